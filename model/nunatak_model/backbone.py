@@ -1,0 +1,59 @@
+"""The backbone: one frozen encoder, shared by every task."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nunatak_model.config import BackboneConfig, Pooling
+from nunatak_model.tokenizer import TextTokenizer
+from nunatak_model.weights import EmbeddingWeights, LayerWeights, Linear
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backbone:
+    """A pretrained encoder; its tensors are never written again."""
+
+    name: str
+    digest: str
+    """SHA-256 over configuration, tokenizer and stored weights; the same at any dtype."""
+    config: BackboneConfig
+    tokenizer: TextTokenizer
+    pooling: Pooling
+    """How the checkpoint was trained to turn token vectors into one."""
+    pooler: Linear | None
+    """The checkpoint's dense layer over the first token, from which heads start; not encoder."""
+    parameters: Mapping[str, Tensor]
+    """All encoder weights by stored name; `embeddings` and `layers` are views of the same."""
+    embeddings: EmbeddingWeights
+    layers: tuple[LayerWeights, ...]
+
+    @property
+    def has_dense(self) -> bool:
+        """Whether heads on this checkpoint have a dense layer with tanh before their output.
+
+        So it is in transformers' classification heads of BERT (the pooler) and RoBERTa, which
+        read the first token.
+        """
+        return self.pooling is Pooling.FIRST
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Number format of the weights."""
+        return self.embeddings.word.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.embeddings.word.device
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of embeddings and layers."""
+        return sum(tensor.numel() for tensor in self.parameters.values())
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of embeddings and layers."""
+        return sum(tensor.nbytes for tensor in self.parameters.values())

@@ -1,0 +1,91 @@
+"""Errors of the model package.
+
+ModelError
++-- BackboneNotFoundError       no such folder, hub id or embedded backbone
++-- UnsupportedBackboneError    a checkpoint of another architecture or in a format we do not read
++-- CorruptBackboneError        the checkpoint's bytes are not those that were expected
++-- InvalidMethodError          a method's settings do not fit the backbone
++-- ParameterMismatchError      parameters are missing, unused or of another shape or dtype
++-- NonFiniteParameterError     a parameter holds NaN or infinity
++-- InvalidTensorsError         bytes that are not safetensors
+"""
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+
+class ModelError(Exception):
+    """Base of every error this package raises on purpose."""
+
+    code: ClassVar[str] = "model_error"
+
+
+class BackboneNotFoundError(ModelError):
+    """No such folder, hub id or embedded backbone."""
+
+    code = "backbone_not_found"
+
+    def __init__(self, source: str, reason: str) -> None:
+        self.source = source
+        self.reason = reason
+        super().__init__(
+            f"no backbone at {source!r}: {reason}; "
+            "expected 'minilm', a checkpoint folder or a hub id"
+        )
+
+
+class UnsupportedBackboneError(ModelError):
+    """A checkpoint of another architecture, or in a format we do not read."""
+
+    code = "unsupported_backbone"
+
+
+class CorruptBackboneError(ModelError):
+    """The checkpoint's bytes are not those that were expected."""
+
+    code = "corrupt_backbone"
+
+
+class InvalidMethodError(ModelError):
+    """A method's settings do not fit the backbone."""
+
+    code = "invalid_method"
+
+
+class ParameterMismatchError(ModelError):
+    """The parameters are not exactly the set that the method and the head declare."""
+
+    code = "parameter_mismatch"
+
+    def __init__(
+        self, *, missing: Iterable[str] = (), unused: Iterable[str] = (), wrong: Iterable[str] = ()
+    ) -> None:
+        self.missing = tuple(sorted(missing))
+        self.unused = tuple(sorted(unused))
+        self.wrong = tuple(wrong)
+        found = [
+            f"{len(names)} {what} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
+            for what, names in (
+                ("missing", self.missing),
+                ("unused", self.unused),
+                ("of another shape or dtype", self.wrong),
+            )
+            if names
+        ]
+        super().__init__(f"parameters do not fit their method and head: {'; '.join(found)}")
+
+
+class NonFiniteParameterError(ModelError):
+    """A parameter holds NaN or infinity."""
+
+    code = "non_finite_parameter"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(f"parameter {name!r} holds NaN or infinity; train or publish it again")
+
+
+class InvalidTensorsError(ModelError):
+    """Bytes that are not safetensors."""
+
+    code = "invalid_tensors"

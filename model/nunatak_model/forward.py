@@ -1,0 +1,228 @@
+"""The mixed forward: any rows of any tasks through one frozen backbone, in one pass.
+
+Axes: tokens = packed tokens of the batch, width = hidden width, rows = rows of a layout,
+labels = labels of a task.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional
+
+from nunatak_model.attention import plan_attention
+from nunatak_model.backbone import Backbone
+from nunatak_model.branch import Branch
+from nunatak_model.config import BackboneConfig, Pooling
+from nunatak_model.encoding import Encoding
+from nunatak_model.heads import apply_head
+from nunatak_model.layer import layer_norm, mix_layer, run_layer
+from nunatak_model.methods import MethodKind
+from nunatak_model.plan import BatchPlan, BranchTraits, Lane, Layout, Stage, plan_batch
+from nunatak_model.weights import EmbeddingWeights
+
+LANES = {
+    MethodKind.HEAD: Lane.TRUNK,
+    MethodKind.LORA: Lane.LORA,
+    MethodKind.BOTTLENECK: Lane.BOTTLENECK,
+    MethodKind.TOPK: Lane.OWN,
+    MethodKind.FULL: Lane.OWN,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One question: this input, to this task version."""
+
+    encoding: Encoding
+    branch: Branch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Batch:
+    """Distinct inputs and branches of the rows, and each row as a pair of indices."""
+
+    inputs: tuple[Encoding, ...]
+    branches: tuple[Branch, ...]
+    pairs: tuple[tuple[int, int], ...]
+
+
+def forward(
+    backbone: Backbone, rows: Sequence[Row], *, dropout: float = 0.0
+) -> list[Float[Tensor, " labels"]]:
+    """Logits of each row, in float32, in the order of the rows.
+
+    Each row's logits are what its task's own model gives for its input alone, whatever else is in
+    the batch. Equal inputs share their trunk; equal rows are computed once.
+
+    Gradients flow to branch parameters that require them. `dropout` (a probability) applies to
+    branch layers and heads, never to the trunk; it asks that all rows have one split depth.
+
+    Semantics:
+        for row in rows:
+            x = embeddings(row.encoding)
+            for layer in range(num_layers):
+                run = row.branch.layers if layer >= split_depth else backbone.layers
+                x = run[layer](x)
+            logits[row] = row.branch.head(pool(x))
+    """
+    if not rows:
+        return []
+    if dropout > 0.0 and len({row.branch.split_depth for row in rows}) > 1:
+        raise ValueError("dropout asks that all rows of a batch have the same split depth")
+    batch = _distinct(rows)
+    plan = plan_batch(
+        batch.pairs,
+        branches=[_traits(branch) for branch in batch.branches],
+        input_lengths=[encoding.num_tokens for encoding in batch.inputs],
+        num_layers=backbone.config.num_layers,
+    )
+    hidden = _embed(backbone, batch, plan.embedding, dropout=dropout)
+    layout = plan.embedding
+    for stage in plan.stages:
+        hidden = _enter_stage(hidden, layout, stage)
+        layout = stage.layout
+        hidden = _run_stage(hidden, backbone, batch, stage, dropout=dropout)
+    return _run_heads(hidden, layout, batch, plan, dropout=dropout)
+
+
+def _distinct(rows: Sequence[Row]) -> _Batch:
+    inputs = dict[Encoding, int]()
+    branches = dict[Branch, int]()
+    pairs = tuple(
+        (
+            inputs.setdefault(row.encoding, len(inputs)),
+            branches.setdefault(row.branch, len(branches)),
+        )
+        for row in rows
+    )
+    return _Batch(inputs=tuple(inputs), branches=tuple(branches), pairs=pairs)
+
+
+def _traits(branch: Branch) -> BranchTraits:
+    return BranchTraits(lane=LANES[branch.spec.method.kind], split_depth=branch.split_depth)
+
+
+def _embed(
+    backbone: Backbone, batch: _Batch, layout: Layout, *, dropout: float
+) -> Float[Tensor, "tokens width"]:
+    config = backbone.config
+    inputs = [batch.inputs[row.input] for row in layout.rows]
+    ids = _packed((encoding.token_ids for encoding in inputs), backbone)
+    types = _packed((encoding.type_ids for encoding in inputs), backbone)
+    positions = _packed((_positions(encoding, config) for encoding in inputs), backbone)
+    parts = list[Tensor]()
+    for span in layout.spans:
+        own = batch.branches[span.branch].embeddings if span.lane is not Lane.TRUNK else None
+        tables = own or backbone.embeddings
+        part = _look_up(tables, ids, types, positions, slice(span.begin, span.end), config)
+        rate = 0.0 if own is None else dropout
+        parts.append(functional.dropout(part, rate, training=rate > 0.0))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _look_up(
+    tables: EmbeddingWeights,
+    ids: Tensor,
+    types: Tensor,
+    positions: Tensor,
+    span: slice,
+    config: BackboneConfig,
+) -> Float[Tensor, "tokens width"]:
+    summed = (
+        functional.embedding(ids[span], tables.word)
+        + functional.embedding(types[span], tables.token_type)
+        + functional.embedding(positions[span], tables.position)
+    )
+    return layer_norm(summed, tables.norm, config)
+
+
+def _positions(encoding: Encoding, config: BackboneConfig) -> Sequence[int]:
+    first = config.position_offset
+    if not config.counts_positions_from_padding or config.padding_id not in encoding.token_ids:
+        return range(first, first + encoding.num_tokens)
+    positions, next_position = list[int](), first
+    for token in encoding.token_ids:
+        is_padding = token == config.padding_id
+        positions.append(config.padding_id if is_padding else next_position)
+        next_position += 0 if is_padding else 1
+    return positions
+
+
+def _packed(lists: Iterable[Sequence[int]], backbone: Backbone) -> Tensor:
+    return torch.tensor(list(chain.from_iterable(lists)), device=backbone.device)
+
+
+def _enter_stage(
+    hidden: Float[Tensor, "tokens width"], before: Layout, stage: Stage
+) -> Float[Tensor, "tokens width"]:
+    """Copy every row of the stage from where it was, or from its trunk row."""
+    if stage.source_rows is None:
+        return hidden
+    tokens = chain.from_iterable(
+        range(before.offsets[row], before.offsets[row + 1]) for row in stage.source_rows
+    )
+    return hidden.index_select(0, torch.tensor(list(tokens), device=hidden.device))
+
+
+def _run_stage(
+    hidden: Float[Tensor, "tokens width"],
+    backbone: Backbone,
+    batch: _Batch,
+    stage: Stage,
+    *,
+    dropout: float,
+) -> Float[Tensor, "tokens width"]:
+    layout = stage.layout
+    attention = plan_attention(layout.lengths, layout.offsets, hidden.device)
+    spans = [span for span in layout.spans if span.lane is not Lane.TRUNK]
+    for index in range(stage.begin_layer, stage.end_layer):
+        overrides = [
+            (slice(span.begin, span.end), batch.branches[span.branch].layers[index])
+            for span in spans
+        ]
+        layer = mix_layer(backbone.layers[index], overrides, num_tokens=layout.num_tokens)
+        hidden = run_layer(
+            hidden, layer, attention, backbone.config, dropout=dropout if spans else 0.0
+        )
+    return hidden
+
+
+def _run_heads(
+    hidden: Float[Tensor, "tokens width"],
+    layout: Layout,
+    batch: _Batch,
+    plan: BatchPlan,
+    *,
+    dropout: float,
+) -> list[Float[Tensor, " labels"]]:
+    row_of = dict(zip(batch.pairs, plan.output_rows, strict=True))
+    poolings = {branch.head.pooling for branch in batch.branches}
+    pooled = {pooling: _pool(hidden, layout, pooling) for pooling in poolings}
+    logits = dict[tuple[int, int], Tensor]()
+    for index, branch in enumerate(batch.branches):
+        pairs = [pair for pair in row_of if pair[1] == index]
+        rows = torch.tensor([row_of[pair] for pair in pairs], device=hidden.device)
+        features = pooled[branch.head.pooling].index_select(0, rows)
+        scores = apply_head(features, branch.head, dropout=dropout)
+        logits |= dict(zip(pairs, scores.unbind(), strict=True))
+    return [logits[pair] for pair in batch.pairs]
+
+
+def _pool(
+    hidden: Float[Tensor, "tokens width"], layout: Layout, pooling: Pooling
+) -> Float[Tensor, "rows width"]:
+    device = hidden.device
+    match pooling:
+        case Pooling.FIRST:
+            return hidden.index_select(0, torch.tensor(layout.offsets[:-1], device=device))
+        case Pooling.MEAN:
+            lengths = torch.tensor(layout.lengths, device=device)
+            row_of_token = torch.repeat_interleave(lengths)
+            # Summed in float32: a sum of many bfloat16 vectors loses the small ones.
+            sums = torch.zeros(len(layout.lengths), hidden.shape[1], device=device)
+            sums = sums.index_add(0, row_of_token, hidden.float())
+            return (sums / lengths.unsqueeze(1)).to(hidden.dtype)

@@ -1,0 +1,128 @@
+"""What every method declares, and how its parameters change a layer."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from nunatak_model.backbone import Backbone
+from nunatak_model.config import BackboneConfig
+from nunatak_model.errors import InvalidMethodError
+from nunatak_model.weights import LayerWeights, Linear, Norm, Shapes
+
+
+class MethodKind(StrEnum):
+    """Names of the methods, as in manifests and on the command line."""
+
+    TOPK = "topk"
+    HEAD = "head"
+    BOTTLENECK = "bottleneck"
+    LORA = "lora"
+    FULL = "full"
+
+
+class LoraTarget(StrEnum):
+    """The linear maps of a layer that can carry a low-rank update."""
+
+    QUERY = "query"
+    KEY = "key"
+    VALUE = "value"
+    ATTENTION_OUTPUT = "attention_output"
+    FEEDFORWARD_IN = "feedforward_in"
+    FEEDFORWARD_OUT = "feedforward_out"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnLayer:
+    """The task runs its own copy of the layer."""
+
+    weights: LayerWeights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraUpdate:
+    """`y += scale * (x @ down.T) @ up.T`."""
+
+    down: Tensor
+    up: Tensor
+    scale: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraLayer:
+    """The frozen layer, with low-rank updates of some of its linear maps."""
+
+    updates: Mapping[LoraTarget, LoraUpdate]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """The two maps of one bottleneck adapter."""
+
+    down: Linear
+    up: Linear
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BottleneckLayer:
+    """The frozen layer, with an adapter in either block and the task's own norms."""
+
+    attention_adapter: Adapter
+    attention_norm: Norm
+    feedforward_adapter: Adapter
+    output_norm: Norm
+
+
+LayerOverride = OwnLayer | LoraLayer | BottleneckLayer
+
+
+class MethodContract(Protocol):
+    """What every member of the union `Method` provides."""
+
+    kind: ClassVar[MethodKind]
+
+    def check(self, config: BackboneConfig) -> None:
+        """Raise `InvalidMethodError` unless the settings fit this backbone."""
+        ...
+
+    def split_depth(self, config: BackboneConfig) -> int | None:
+        """Index of the first layer that differs; None for own embeddings too."""
+        ...
+
+    def parameter_shapes(self, config: BackboneConfig) -> Shapes:
+        """The exact set of tensors of the branch, without the head."""
+        ...
+
+    def initial_parameters(
+        self, backbone: Backbone, generator: torch.Generator
+    ) -> dict[str, Tensor]:
+        """Fresh tensors to train, in float32: copies of the backbone's, or random ones."""
+        ...
+
+    def layer(self, index: int, parameters: Mapping[str, Tensor]) -> LayerOverride:
+        """What runs at layer `index`, which is at or above the split depth."""
+        ...
+
+
+def check_first_layer(first_layer: int, config: BackboneConfig) -> None:
+    """Raise `InvalidMethodError` unless `first_layer` is a layer of the backbone."""
+    if not 0 <= first_layer < config.num_layers:
+        raise InvalidMethodError(
+            f"first_layer must be in [0, {config.num_layers - 1}], got {first_layer} "
+            f"(the backbone has {config.num_layers} layers)"
+        )
+
+
+def copies(backbone: Backbone, names: Shapes) -> dict[str, Tensor]:
+    """Float32 copies of backbone tensors, for a task to change."""
+    return {name: backbone.parameters[name].detach().to(torch.float32, copy=True) for name in names}
+
+
+def normal(
+    shape: tuple[int, ...], *, deviation: float, backbone: Backbone, generator: torch.Generator
+) -> Tensor:
+    """Random normal tensor in float32 on the backbone's device; drawn on the CPU."""
+    return (torch.randn(shape, generator=generator) * deviation).to(backbone.device)

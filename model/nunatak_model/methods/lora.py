@@ -1,0 +1,101 @@
+"""Low-rank updates of linear maps.
+
+Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models" (arXiv:2106.09685), sec. 4.1,
+eq. 3: `h = W0 x + (alpha / r) B A x`. Here `down` is A and `up` is B, initialised as in peft:
+A by Kaiming's uniform rule, B zero.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from nunatak_model.backbone import Backbone
+from nunatak_model.config import BackboneConfig
+from nunatak_model.errors import InvalidMethodError
+from nunatak_model.methods.base import (
+    LayerOverride,
+    LoraLayer,
+    LoraTarget,
+    LoraUpdate,
+    MethodKind,
+    check_first_layer,
+)
+from nunatak_model.weights import Shapes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lora:
+    """Rank-`rank` updates of `targets` in every layer from `first_layer` up."""
+
+    kind: ClassVar[MethodKind] = MethodKind.LORA
+    rank: int = 8
+    alpha: float = 16.0
+    targets: tuple[LoraTarget, ...] = (LoraTarget.QUERY, LoraTarget.VALUE)
+    first_layer: int = 0
+
+    def check(self, config: BackboneConfig) -> None:
+        """Raise `InvalidMethodError` unless rank, targets and first layer make sense."""
+        check_first_layer(self.first_layer, config)
+        if not 1 <= self.rank <= config.hidden_width:
+            raise InvalidMethodError(
+                f"lora rank must be in [1, {config.hidden_width}], got {self.rank}"
+            )
+        if not self.targets or len(set(self.targets)) != len(self.targets):
+            raise InvalidMethodError(
+                f"lora targets must be one or more different ones of {', '.join(LoraTarget)}, "
+                f"got {', '.join(self.targets) or 'none'}"
+            )
+
+    def split_depth(self, config: BackboneConfig) -> int:
+        """The lowest adapted layer."""
+        return self.first_layer
+
+    def parameter_shapes(self, config: BackboneConfig) -> Shapes:
+        """Two tensors per layer and target: `down` [rank, in] and `up` [out, rank]."""
+        shapes: Shapes = {}
+        for layer in range(self.first_layer, config.num_layers):
+            for target in self.targets:
+                out, into = _widths(target, config)
+                shapes[f"layers.{layer}.lora.{target}.down"] = (self.rank, into)
+                shapes[f"layers.{layer}.lora.{target}.up"] = (out, self.rank)
+        return shapes
+
+    def initial_parameters(
+        self, backbone: Backbone, generator: torch.Generator
+    ) -> dict[str, Tensor]:
+        """`down` uniform in +-1/sqrt(in), `up` zero: the first step starts from the backbone."""
+        parameters: dict[str, Tensor] = {}
+        for name, shape in self.parameter_shapes(backbone.config).items():
+            tensor = torch.zeros(shape)
+            if name.endswith(".down"):
+                tensor.uniform_(-1.0, 1.0, generator=generator).div_(math.sqrt(shape[1]))
+            parameters[name] = tensor.to(backbone.device)
+        return parameters
+
+    def layer(self, index: int, parameters: Mapping[str, Tensor]) -> LayerOverride:
+        """The frozen layer with this task's updates."""
+        prefix = f"layers.{index}.lora"
+        return LoraLayer(
+            updates={
+                target: LoraUpdate(
+                    down=parameters[f"{prefix}.{target}.down"],
+                    up=parameters[f"{prefix}.{target}.up"],
+                    scale=self.alpha / self.rank,
+                )
+                for target in self.targets
+            }
+        )
+
+
+def _widths(target: LoraTarget, config: BackboneConfig) -> tuple[int, int]:
+    match target:
+        case LoraTarget.FEEDFORWARD_IN:
+            return config.intermediate_width, config.hidden_width
+        case LoraTarget.FEEDFORWARD_OUT:
+            return config.hidden_width, config.intermediate_width
+        case _:
+            return config.hidden_width, config.hidden_width

@@ -1,0 +1,38 @@
+"""Laws that hold in every test: the marker is the folder, and nothing reaches the network."""
+
+import socket
+from ipaddress import ip_address
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark each test by the folder it lies in."""
+    for item in items:
+        folder = item.path.relative_to(TESTS).parts[0]
+        item.add_marker(getattr(pytest.mark, folder))
+
+
+@pytest.fixture(autouse=True)
+def _only_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refuse connections that would leave the machine."""
+    connect = socket.socket.connect
+
+    def guarded(self: socket.socket, address: object) -> None:
+        if isinstance(address, tuple) and not _is_loopback(str(address[0])):  # pyright: ignore[reportUnknownArgumentType]
+            raise OSError(f"tests must not reach the network, tried {address!r}")
+        connect(self, address)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(socket.socket, "connect", guarded)
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,119 @@
+"""Tiny random backbones: the real code paths in milliseconds."""
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Literal
+
+import torch
+from safetensors.torch import save
+from tokenizers import Tokenizer
+from tokenizers.models import WordPiece
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer
+from tokenizers.processors import TemplateProcessing
+from torch import Tensor
+
+from nunatak_model import Backbone, BackboneConfig, Pooling, load_backbone
+from nunatak_model.bert_family import config_from, source_names
+from nunatak_model.weights import encoder_shapes
+
+Family = Literal["bert", "roberta"]
+
+WIDTH, NUM_HEADS, INTERMEDIATE_WIDTH, NUM_POSITIONS = 32, 4, 48, 66
+SPECIAL = {
+    "bert": ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
+    "roberta": ("<s>", "<pad>", "</s>", "<unk>", "<mask>"),
+}
+CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789.,!?'-:;()@#"
+
+
+def tiny_backbone(
+    *,
+    num_layers: int = 4,
+    seed: int = 0,
+    family: Family = "bert",
+    pooling: Pooling = Pooling.FIRST,
+    dtype: torch.dtype = torch.float32,
+) -> Backbone:
+    """A random backbone of width 32; the same arguments give the same weights."""
+    with tempfile.TemporaryDirectory() as folder:
+        save_tiny_backbone(
+            Path(folder), num_layers=num_layers, seed=seed, family=family, pooling=pooling
+        )
+        return load_backbone(folder, dtype=dtype)
+
+
+def save_tiny_backbone(
+    folder: Path,
+    *,
+    num_layers: int = 4,
+    seed: int = 0,
+    family: Family = "bert",
+    pooling: Pooling = Pooling.FIRST,
+) -> Path:
+    """Write a random backbone in transformers' layout; returns the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    raw = tiny_config(num_layers=num_layers, family=family)
+    (folder / "config.json").write_text(json.dumps(raw))
+    tiny_tokenizer(family).save(str(folder / "tokenizer.json"))
+    weights = _random_weights(config_from(raw), seed)
+    (folder / "model.safetensors").write_bytes(save(weights))
+    if pooling is Pooling.MEAN:
+        (folder / "1_Pooling").mkdir(exist_ok=True)
+        (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    return folder
+
+
+def tiny_config(*, num_layers: int, family: Family) -> dict[str, object]:
+    """The `config.json` of a tiny backbone."""
+    return {
+        "model_type": family,
+        "vocab_size": len(_vocabulary(family)),
+        "hidden_size": WIDTH,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": NUM_HEADS,
+        "intermediate_size": INTERMEDIATE_WIDTH,
+        "max_position_embeddings": NUM_POSITIONS,
+        "type_vocab_size": 2 if family == "bert" else 1,
+        "pad_token_id": 0 if family == "bert" else 1,
+        "layer_norm_eps": 1e-12 if family == "bert" else 1e-5,
+        "hidden_act": "gelu",
+    }
+
+
+def tiny_tokenizer(family: Family) -> Tokenizer:
+    """A tokenizer with one token a character."""
+    padding_first = family == "bert"
+    start, end = ("[CLS]", "[SEP]") if padding_first else ("<s>", "</s>")
+    vocabulary = _vocabulary(family)
+    tokenizer = Tokenizer(WordPiece(vocabulary, unk_token="[UNK]" if padding_first else "<unk>"))
+    tokenizer.normalizer = BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = BertPreTokenizer()
+    pair = f"{start} $A {end} $B:1 {end}:1" if padding_first else f"{start} $A {end} {end} $B {end}"
+    tokenizer.post_processor = TemplateProcessing(
+        single=f"{start} $A {end}",
+        pair=pair,
+        special_tokens=[(start, vocabulary[start]), (end, vocabulary[end])],
+    )
+    return tokenizer
+
+
+def _vocabulary(family: Family) -> dict[str, int]:
+    tokens = [*SPECIAL[family], *CHARACTERS, *(f"##{character}" for character in CHARACTERS)]
+    return {token: index for index, token in enumerate(tokens)}
+
+
+def _random_weights(config: BackboneConfig, seed: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    stored = dict[str, Tensor]()
+    for target, shape in encoder_shapes(config).items():
+        names = source_names(target)
+        rows = shape[0] // len(names)
+        for name in names:
+            tensor = torch.randn((rows, *shape[1:]), generator=generator) * 0.3
+            # Norms scale around one, so that signals neither die nor explode on the way up.
+            stored[name] = 1.0 + 0.1 * tensor if name.endswith("LayerNorm.weight") else tensor
+    for name, shape in (("weight", (WIDTH, WIDTH)), ("bias", (WIDTH,))):
+        stored[f"pooler.dense.{name}"] = torch.randn(shape, generator=generator) * 0.2
+    return stored

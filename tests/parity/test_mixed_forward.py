@@ -1,0 +1,120 @@
+"""The mixed forward against transformers' and peft's own models, row by row."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from doubles.backbones import Family
+from doubles.published import Twin, TwinFactory
+from nunatak_model import (
+    Bottleneck,
+    Encoding,
+    Full,
+    HeadOnly,
+    Lora,
+    LoraTarget,
+    Method,
+    Row,
+    TopK,
+    forward,
+)
+
+NUM_LAYERS = 4
+MAX_TOKENS = 64
+TOLERANCE = 1e-4
+
+METHODS: dict[str, Method] = {
+    "head": HeadOnly(),
+    **{f"topk-{k}": TopK(num_layers=k) for k in range(1, NUM_LAYERS + 1)},
+    **{f"lora-from-{n}": Lora(rank=4, alpha=8.0, first_layer=n) for n in range(NUM_LAYERS)},
+    "lora-all-targets": Lora(rank=3, alpha=6.0, targets=tuple(LoraTarget)),
+    **{f"bottleneck-from-{n}": Bottleneck(size=8, first_layer=n) for n in range(NUM_LAYERS)},
+    "full": Full(),
+}
+
+
+@pytest.fixture(scope="module", params=["bert", "roberta"])
+def factory(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> TwinFactory:
+    family: Family = request.param
+    return TwinFactory(tmp_path_factory.mktemp(family), family=family, num_layers=NUM_LAYERS)
+
+
+@pytest.fixture(scope="module")
+def twins(factory: TwinFactory) -> dict[str, Twin]:
+    return {
+        name: factory.twin(method, num_labels=2 + index % 4)
+        for index, (name, method) in enumerate(METHODS.items())
+    }
+
+
+def random_encoding(chance: random.Random, num_tokens: int, *, num_types: int) -> Encoding:
+    second = chance.randint(0, num_tokens) if num_types > 1 else num_tokens
+    return Encoding(
+        token_ids=tuple(chance.randint(5, 99) for _ in range(num_tokens)),
+        type_ids=tuple(int(position >= second) for position in range(num_tokens)),
+    )
+
+
+def test_tasks_of_the_oracle_differ_from_one_another(twins: dict[str, Twin]) -> None:
+    """Guards the oracle: tasks that all gave one answer would make parity empty."""
+    encoding = random_encoding(random.Random(1), 9, num_types=1)
+
+    answers = [twin.expected(encoding)[:2] for twin in twins.values()]
+
+    for index, answer in enumerate(answers):
+        for other in answers[index + 1 :]:
+            assert (answer - other).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_each_method_alone_equals_its_published_model(
+    name: str, factory: TwinFactory, twins: dict[str, Twin]
+) -> None:
+    chance = random.Random(name)
+    num_types = factory.backbone.config.num_token_types
+
+    for num_tokens in (1, 2, 17, MAX_TOKENS):
+        encoding = random_encoding(chance, num_tokens, num_types=num_types)
+        with torch.inference_mode():
+            (logits,) = forward(
+                factory.backbone, [Row(encoding=encoding, branch=twins[name].branch)]
+            )
+        difference = (logits - twins[name].expected(encoding)).abs().max().item()
+        assert difference <= TOLERANCE
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_each_row_of_a_shuffled_mixed_batch_equals_its_published_model(
+    seed: int, factory: TwinFactory, twins: dict[str, Twin]
+) -> None:
+    chance = random.Random(seed)
+    num_types = factory.backbone.config.num_token_types
+    lengths = [1, MAX_TOKENS, *(chance.randint(1, MAX_TOKENS) for _ in range(6))]
+    encodings = [random_encoding(chance, length, num_types=num_types) for length in lengths]
+    questions = [(name, chance.choice(encodings)) for name in twins for _ in range(2)]
+    questions += [("head", encoding) for encoding in encodings]
+    questions += chance.sample(questions, 5)
+    chance.shuffle(questions)
+    rows = [Row(encoding=encoding, branch=twins[name].branch) for name, encoding in questions]
+
+    with torch.inference_mode():
+        logits = forward(factory.backbone, rows)
+
+    for (name, encoding), answer in zip(questions, logits, strict=True):
+        difference = (answer - twins[name].expected(encoding)).abs().max().item()
+        assert difference <= TOLERANCE, name
+
+
+def test_a_padding_token_inside_a_text_takes_no_position_in_roberta(tmp_path: Path) -> None:
+    factory = TwinFactory(tmp_path, family="roberta", num_layers=2)
+    twin = factory.twin(TopK(num_layers=1))
+    encoding = Encoding(token_ids=(0, 30, 1, 31, 1, 32, 2), type_ids=(0,) * 7)
+
+    with torch.inference_mode():
+        (logits,) = forward(factory.backbone, [Row(encoding=encoding, branch=twin.branch)])
+
+    assert (logits - twin.expected(encoding)).abs().max().item() <= TOLERANCE
