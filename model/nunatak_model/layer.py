@@ -90,7 +90,7 @@ def run_layer(
     block = functional.dropout(block, dropout, training=dropout > 0.0)
     summed = hidden + block
     for span, override in layer.bottleneck:
-        summed[span] += _adapter_update(block[span], override.attention_adapter)
+        summed[span].add_(_adapter_update(block[span], override.attention_adapter))
     hidden = _norm(
         summed, layer, config, lambda own: own.attention_norm, lambda own: own.attention_norm
     )
@@ -103,7 +103,7 @@ def run_layer(
     block = functional.dropout(block, dropout, training=dropout > 0.0)
     summed = hidden + block
     for span, override in layer.bottleneck:
-        summed[span] += _adapter_update(block[span], override.feedforward_adapter)
+        summed[span].add_(_adapter_update(block[span], override.feedforward_adapter))
     return _norm(summed, layer, config, lambda own: own.output_norm, lambda own: own.output_norm)
 
 
@@ -155,7 +155,7 @@ def _add_lora(
     for span, override in layer.lora:
         update = override.updates.get(target)
         if update is not None:
-            y[span] += _lora_update(x[span], update)
+            y[span].add_(_lora_update(x[span], update))
 
 
 def _lora_update(x: Tensor, update: LoraUpdate) -> Tensor:

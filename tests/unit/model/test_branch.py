@@ -1,0 +1,159 @@
+import pytest
+import torch
+from torch import Tensor
+
+from doubles.backbones import tiny_backbone
+from nunatak_model import (
+    Bottleneck,
+    BranchSpec,
+    Full,
+    HeadOnly,
+    HeadSpec,
+    InvalidMethodError,
+    InvalidTensorsError,
+    Lora,
+    Method,
+    NonFiniteParameterError,
+    ParameterMismatchError,
+    Pooling,
+    TopK,
+    build_branch,
+    convert_branch,
+    initial_parameters,
+    parameter_shapes,
+    tensors_from_bytes,
+    tensors_to_bytes,
+)
+
+METHODS: list[Method] = [TopK(num_layers=2), HeadOnly(), Bottleneck(size=5), Lora(rank=3), Full()]
+KINDS = [method.kind.value for method in METHODS]
+BACKBONE = tiny_backbone()
+
+
+def spec_of(method: Method) -> BranchSpec:
+    head = HeadSpec(num_labels=3, pooling=Pooling.FIRST, dense=True)
+    return BranchSpec(method=method, head=head)
+
+
+def fresh(method: Method, seed: int = 0) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return initial_parameters(spec_of(method), BACKBONE, generator=generator)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=KINDS)
+def test_initial_parameters_are_exactly_the_declared_ones(method: Method) -> None:
+    shapes = {name: tuple(tensor.shape) for name, tensor in fresh(method).items()}
+
+    assert shapes == parameter_shapes(spec_of(method), BACKBONE.config)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=KINDS)
+def test_initial_parameters_share_no_memory_with_the_backbone(method: Method) -> None:
+    frozen = {tensor.data_ptr() for tensor in BACKBONE.parameters.values()}
+
+    assert not frozen & {tensor.data_ptr() for tensor in fresh(method).values()}
+
+
+@pytest.mark.parametrize("method", METHODS, ids=KINDS)
+def test_same_seed_gives_the_same_bytes_and_another_seed_others(method: Method) -> None:
+    assert tensors_to_bytes(fresh(method)) == tensors_to_bytes(fresh(method))
+    assert tensors_to_bytes(fresh(method)) != tensors_to_bytes(fresh(method, seed=1))
+
+
+@pytest.mark.parametrize("method", METHODS, ids=KINDS)
+def test_a_branch_references_its_tensors_and_counts_them(method: Method) -> None:
+    parameters = fresh(method)
+
+    branch = build_branch(spec_of(method), BACKBONE.config, parameters)
+
+    assert all(branch.parameters[name] is tensor for name, tensor in parameters.items())
+    assert branch.num_bytes == 4 * (branch.branch_parameters + branch.head_parameters)
+    assert branch.head_parameters == 32 * 32 + 32 + 3 * 32 + 3
+
+
+@pytest.mark.parametrize("method", METHODS, ids=KINDS)
+def test_a_missing_an_unused_and_a_misshapen_tensor_are_named(method: Method) -> None:
+    parameters = fresh(method)
+    del parameters["head.dense.bias"]
+    parameters["layers.99.stray"] = torch.zeros(1)
+    parameters["head.output.bias"] = torch.zeros(4)
+
+    with pytest.raises(ParameterMismatchError) as refused:
+        build_branch(spec_of(method), BACKBONE.config, parameters)
+
+    assert refused.value.missing == ("head.dense.bias",)
+    assert refused.value.unused == ("layers.99.stray",)
+    assert "head.output.bias" in refused.value.wrong[0]
+
+
+def test_tensors_of_two_dtypes_are_refused() -> None:
+    parameters = fresh(HeadOnly())
+    parameters["head.output.bias"] = parameters["head.output.bias"].double()
+
+    with pytest.raises(ParameterMismatchError):
+        build_branch(spec_of(HeadOnly()), BACKBONE.config, parameters)
+
+
+def test_whole_numbers_are_refused() -> None:
+    parameters = {name: tensor.long() for name, tensor in fresh(HeadOnly()).items()}
+
+    with pytest.raises(ParameterMismatchError):
+        build_branch(spec_of(HeadOnly()), BACKBONE.config, parameters)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_value_that_is_not_finite_is_refused_by_name(value: float) -> None:
+    parameters = fresh(TopK(num_layers=1))
+    parameters["layers.3.feedforward_in.weight"][5, 7] = value
+
+    with pytest.raises(NonFiniteParameterError, match=r"layers\.3\.feedforward_in\.weight"):
+        build_branch(spec_of(TopK(num_layers=1)), BACKBONE.config, parameters)
+
+
+def test_huge_but_finite_values_are_accepted() -> None:
+    parameters = fresh(HeadOnly())
+    parameters["head.output.weight"].fill_(3e38)
+
+    build_branch(spec_of(HeadOnly()), BACKBONE.config, parameters)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        TopK(num_layers=5),
+        TopK(num_layers=0),
+        Lora(first_layer=4),
+        Lora(rank=0),
+        Lora(targets=()),
+        Bottleneck(size=0),
+        Bottleneck(first_layer=-1),
+    ],
+    ids=repr,
+)
+def test_settings_that_do_not_fit_the_backbone_are_refused(method: Method) -> None:
+    with pytest.raises(InvalidMethodError, match="got"):
+        parameter_shapes(spec_of(method), BACKBONE.config)
+
+
+def test_converting_halves_the_bytes_and_keeps_the_split_depth() -> None:
+    branch = build_branch(spec_of(TopK()), BACKBONE.config, fresh(TopK()))
+
+    half = convert_branch(branch, BACKBONE.config, dtype=torch.bfloat16, device=torch.device("cpu"))
+
+    assert half.num_bytes * 2 == branch.num_bytes
+    assert half.split_depth == branch.split_depth
+
+
+def test_tensors_survive_a_round_trip_through_bytes() -> None:
+    parameters = fresh(Lora())
+
+    restored = tensors_from_bytes(tensors_to_bytes(parameters))
+
+    assert restored.keys() == parameters.keys()
+    assert all(torch.equal(restored[name], tensor) for name, tensor in parameters.items())
+
+
+@pytest.mark.parametrize("data", [b"", b"x" * 100, b"\x80\x04pickle", b"\xff" * 16])
+def test_bytes_that_are_not_safetensors_are_refused(data: bytes) -> None:
+    with pytest.raises(InvalidTensorsError):
+        tensors_from_bytes(data)

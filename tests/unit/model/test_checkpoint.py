@@ -1,0 +1,135 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load, save
+
+from doubles.backbones import save_tiny_backbone
+from nunatak_model import (
+    BackboneNotFoundError,
+    CorruptBackboneError,
+    Pooling,
+    UnsupportedBackboneError,
+    load_backbone,
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return save_tiny_backbone(tmp_path / "tiny", num_layers=2)
+
+
+def rewrite_weights(folder: Path, rename: dict[str, str] | None = None, prefix: str = "") -> None:
+    tensors = load((folder / "model.safetensors").read_bytes())
+    renamed = dict[str, torch.Tensor]()
+    for name, tensor in tensors.items():
+        new = prefix + name
+        for old_part, new_part in (rename or {}).items():
+            new = new.replace(old_part, new_part)
+        renamed[new] = tensor
+    (folder / "model.safetensors").write_bytes(save(renamed))
+
+
+def test_the_digest_is_of_content_not_of_names_heads_or_dtype(folder: Path) -> None:
+    plain = load_backbone(folder).digest
+    rewrite_weights(folder, prefix="bert.")
+    prefixed = load_backbone(folder, dtype=torch.bfloat16).digest
+    rewrite_weights(
+        folder, {"LayerNorm.weight": "LayerNorm.gamma", ".LayerNorm.bias": ".LayerNorm.beta"}
+    )
+
+    assert plain == prefixed == load_backbone(folder).digest
+
+
+def test_the_digest_sees_weights_tokenizer_and_configuration(folder: Path, tmp_path: Path) -> None:
+    other_weights = save_tiny_backbone(tmp_path / "other", num_layers=2, seed=1)
+    digests = {load_backbone(folder).digest, load_backbone(other_weights).digest}
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_attention_heads": 8}))
+    digests.add(load_backbone(folder).digest)
+    (folder / "config.json").write_text(json.dumps(config))
+    tokenizer = (folder / "tokenizer.json").read_text()
+    (folder / "tokenizer.json").write_text(tokenizer + "\n")
+    digests.add(load_backbone(folder).digest)
+
+    assert len(digests) == 4
+
+
+def test_pooling_is_mean_only_where_the_checkpoint_says_so(tmp_path: Path) -> None:
+    mean = save_tiny_backbone(tmp_path / "mean", pooling=Pooling.MEAN)
+    first = save_tiny_backbone(tmp_path / "first")
+
+    assert load_backbone(mean).pooling is Pooling.MEAN
+    assert load_backbone(first).pooling is Pooling.FIRST
+
+
+def test_a_sharded_checkpoint_is_the_same_backbone(folder: Path) -> None:
+    whole = load_backbone(folder).digest
+    tensors = load((folder / "model.safetensors").read_bytes())
+    names = sorted(tensors)
+    shards = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for file, members in shards.items():
+        (folder / file).write_bytes(save({name: tensors[name] for name in members}))
+    weight_map = {name: file for file, members in shards.items() for name in members}
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    (folder / "model.safetensors").unlink()
+
+    assert load_backbone(folder).digest == whole
+
+
+def test_a_source_that_is_nowhere_is_not_found(tmp_path: Path) -> None:
+    with pytest.raises(BackboneNotFoundError, match="no such folder"):
+        load_backbone(str(tmp_path / "nowhere" / "at" / "all"))
+
+
+@pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_folder_without_one_of_its_files_says_which(folder: Path, missing: str) -> None:
+    (folder / missing).unlink()
+
+    with pytest.raises(UnsupportedBackboneError, match=missing):
+        load_backbone(folder)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"model_type": "gpt2"}, {"position_embedding_type": "relative_key"}, {"hidden_act": "silu"}],
+    ids=str,
+)
+def test_another_architecture_is_refused(folder: Path, change: dict[str, str]) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | change))
+
+    with pytest.raises(UnsupportedBackboneError):
+        load_backbone(folder)
+
+
+def test_a_truncated_checkpoint_is_refused(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+
+    with pytest.raises(CorruptBackboneError):
+        load_backbone(folder)
+
+
+def test_a_checkpoint_without_one_of_its_tensors_is_refused(folder: Path) -> None:
+    rewrite_weights(folder, {"encoder.layer.1.output.dense.bias": "something.else"})
+
+    with pytest.raises(CorruptBackboneError, match=r"layer\.1\.output\.dense\.bias"):
+        load_backbone(folder)
+
+
+def test_a_misshapen_tensor_is_refused(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 50}))
+
+    with pytest.raises(CorruptBackboneError, match="must have shape"):
+        load_backbone(folder)
+
+
+def test_the_embedded_default_is_minilm() -> None:
+    backbone = load_backbone()
+
+    assert (backbone.config.num_layers, backbone.config.hidden_width) == (6, 384)
+    assert backbone.pooling is Pooling.MEAN

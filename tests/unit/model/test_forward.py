@@ -1,0 +1,135 @@
+import random
+
+import pytest
+import torch
+
+from doubles.backbones import tiny_backbone
+from nunatak_model import (
+    Bottleneck,
+    Branch,
+    BranchSpec,
+    Encoding,
+    Full,
+    HeadOnly,
+    HeadSpec,
+    Lora,
+    Method,
+    Pooling,
+    Row,
+    TopK,
+    build_branch,
+    forward,
+    initial_parameters,
+)
+
+METHODS: list[Method] = [
+    HeadOnly(),
+    TopK(num_layers=1),
+    TopK(num_layers=3),
+    Lora(rank=2),
+    Lora(rank=2, first_layer=2),
+    Bottleneck(size=4),
+    Bottleneck(size=4, first_layer=3),
+    Full(),
+]
+BACKBONE = tiny_backbone()
+
+
+def branch_of(method: Method, seed: int, *, pooling: Pooling = Pooling.MEAN) -> Branch:
+    """A branch whose every parameter differs from its initial value."""
+    generator = torch.Generator().manual_seed(seed)
+    head = HeadSpec(num_labels=2 + seed % 3, pooling=pooling, dense=seed % 2 == 0)
+    spec = BranchSpec(method=method, head=head)
+    parameters = initial_parameters(spec, BACKBONE, generator=generator)
+    for tensor in parameters.values():
+        tensor.add_(torch.randn(tensor.shape, generator=generator) * 0.2)
+    return build_branch(spec, BACKBONE.config, parameters)
+
+
+def some_rows(seed: int, count: int) -> list[Row]:
+    chance = random.Random(seed)
+    branches = [
+        branch_of(method, index, pooling=chance.choice(list(Pooling)))
+        for index, method in enumerate(METHODS)
+    ]
+    encodings = [
+        Encoding(token_ids=tuple(chance.randint(5, 99) for _ in range(n)), type_ids=(0,) * n)
+        for n in (1, 2, 3, 9, 9, 30, 64)
+    ]
+    return [
+        Row(encoding=chance.choice(encodings), branch=chance.choice(branches)) for _ in range(count)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_mixed_batch_equals_each_row_alone(seed: int) -> None:
+    rows = some_rows(seed, 40)
+
+    with torch.inference_mode():
+        together = forward(BACKBONE, rows)
+        alone = [forward(BACKBONE, [row])[0] for row in rows]
+
+    for mixed, single in zip(together, alone, strict=True):
+        torch.testing.assert_close(mixed, single, atol=1e-5, rtol=0)
+
+
+def test_the_order_of_rows_only_orders_the_answers() -> None:
+    rows = some_rows(7, 30)
+    order = list(range(30))
+    random.Random(3).shuffle(order)
+
+    with torch.inference_mode():
+        straight = forward(BACKBONE, rows)
+        shuffled = forward(BACKBONE, [rows[index] for index in order])
+
+    for position, index in enumerate(order):
+        torch.testing.assert_close(shuffled[position], straight[index], atol=1e-5, rtol=0)
+
+
+def test_nothing_that_was_read_is_written() -> None:
+    rows = some_rows(5, 30)
+    before = {name: tensor.clone() for name, tensor in BACKBONE.parameters.items()}
+    owned = [{n: t.clone() for n, t in row.branch.parameters.items()} for row in rows]
+
+    with torch.inference_mode():
+        forward(BACKBONE, rows)
+
+    assert all(torch.equal(before[name], t) for name, t in BACKBONE.parameters.items())
+    for row, parameters in zip(rows, owned, strict=True):
+        assert all(torch.equal(parameters[n], t) for n, t in row.branch.parameters.items())
+
+
+def test_no_rows_give_no_logits() -> None:
+    assert forward(BACKBONE, []) == []
+
+
+@pytest.mark.parametrize("method", METHODS, ids=repr)
+def test_gradients_reach_every_parameter_of_the_branch_and_none_of_the_backbone(
+    method: Method,
+) -> None:
+    branch = branch_of(method, 2)
+    for tensor in branch.parameters.values():
+        tensor.requires_grad_()
+    encoding = Encoding(token_ids=tuple(range(5, 25)), type_ids=(0, 1) * 10)
+
+    (logits,) = forward(BACKBONE, [Row(encoding=encoding, branch=branch)], dropout=0.1)
+    names = list(branch.parameters)
+    gradients = torch.autograd.grad(logits.square().sum(), [branch.parameters[n] for n in names])
+
+    assert [n for n, g in zip(names, gradients, strict=True) if not g.any()] == []
+    assert all(tensor.grad is None for tensor in BACKBONE.parameters.values())
+
+
+def test_dropout_changes_the_branch_but_never_the_trunk() -> None:
+    encoding = Encoding(token_ids=tuple(range(5, 25)), type_ids=(0,) * 20)
+    deep = Row(encoding=encoding, branch=branch_of(TopK(num_layers=3), 1))
+
+    with torch.inference_mode():
+        answers = [forward(BACKBONE, [deep], dropout=0.3)[0] for _ in range(4)]
+
+    assert not any(torch.equal(answers[0], answer) for answer in answers[1:])
+
+
+def test_dropout_over_mixed_split_depths_is_refused() -> None:
+    with pytest.raises(ValueError, match="same split depth"):
+        forward(BACKBONE, some_rows(0, 20), dropout=0.1)

@@ -1,0 +1,75 @@
+import pytest
+
+from nunatak_model import HeadSpec, ModelSize, Pooling, model_size, parameters_saved
+from nunatak_model.bert_family import config_from
+
+# Table 1 of "What Would Elsa Do?" (2020): parameters in millions.
+PAPER = {
+    "base": ModelSize(embedding=39.0, per_layer=7.1, output=0.6, num_layers=12),
+    "large": ModelSize(embedding=52.0, per_layer=12.6, output=1.0, num_layers=24),
+}
+SAVED_CELLS = [
+    pytest.param("base", 8, 12, 0.87, id="mt-roberta-base-12-of-12"),
+    pytest.param("base", 8, 9, 0.72, id="mt-roberta-base-9-of-12"),
+    pytest.param("large", 5, 24, 0.80, id="mt-roberta-large-24-of-24"),
+    pytest.param("large", 5, 17, 0.60, id="mt-roberta-large-17-of-24"),
+    pytest.param("base", 4, 12, 0.75, id="xlm-r-base-12-of-12"),
+    pytest.param("base", 4, 8, 0.58, id="xlm-r-base-8-of-12"),
+    pytest.param("large", 4, 24, 0.75, id="xlm-r-large-24-of-24"),
+    pytest.param("large", 4, 19, 0.61, id="xlm-r-large-19-of-24"),
+]
+
+
+def roberta(shape: str) -> ModelSize:
+    """The size of RoBERTa from the shapes of its modules; no weights."""
+    width, num_layers = {"base": (768, 12), "large": (1024, 24)}[shape]
+    config = config_from(
+        {
+            "model_type": "roberta",
+            "vocab_size": 50265,
+            "hidden_size": width,
+            "num_hidden_layers": num_layers,
+            "num_attention_heads": width // 64,
+            "intermediate_size": 4 * width,
+            "max_position_embeddings": 514,
+            "type_vocab_size": 1,
+            "pad_token_id": 1,
+            "layer_norm_eps": 1e-5,
+            "hidden_act": "gelu",
+        }
+    )
+    return model_size(config, HeadSpec(num_labels=2, pooling=Pooling.FIRST, dense=True))
+
+
+@pytest.mark.parametrize(("shape", "num_tasks", "num_frozen", "saved"), SAVED_CELLS)
+def test_formula_gives_every_saved_cell_of_the_paper(
+    shape: str, num_tasks: int, num_frozen: int, saved: float
+) -> None:
+    share = parameters_saved(PAPER[shape], num_tasks=num_tasks, num_frozen=num_frozen)
+
+    assert round(share, 2) == saved
+
+
+@pytest.mark.parametrize(("shape", "num_tasks", "num_frozen", "saved"), SAVED_CELLS)
+def test_module_shapes_alone_give_every_saved_cell_too(
+    shape: str, num_tasks: int, num_frozen: int, saved: float
+) -> None:
+    share = parameters_saved(roberta(shape), num_tasks=num_tasks, num_frozen=num_frozen)
+
+    assert round(share, 2) == saved
+
+
+@pytest.mark.parametrize("shape", ["base", "large"])
+def test_module_shapes_give_the_sizes_of_the_papers_table(shape: str) -> None:
+    ours, paper = roberta(shape), PAPER[shape]
+
+    assert ours.embedding / 1e6 == pytest.approx(paper.embedding, abs=0.11)
+    assert ours.per_layer / 1e6 == pytest.approx(paper.per_layer, abs=0.05)
+    assert ours.output / 1e6 == pytest.approx(paper.output, abs=0.06)
+    assert ours.total / 1e6 == pytest.approx(paper.total, rel=0.002)
+
+
+@pytest.mark.parametrize(("num_tasks", "num_frozen"), [(0, 3), (2, -1), (2, 13)])
+def test_numbers_outside_the_model_are_refused(num_tasks: int, num_frozen: int) -> None:
+    with pytest.raises(ValueError, match="expected at least one task"):
+        parameters_saved(PAPER["base"], num_tasks=num_tasks, num_frozen=num_frozen)
