@@ -1,0 +1,218 @@
+"""The manifest: everything that is true of one task version, as immutable JSON.
+
+A `TaskDraft` is what a publisher hands in; the registry adds the version and thereby makes it a
+`TaskManifest`. Both are frozen, and neither accepts a field it does not know.
+"""
+
+import hashlib
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, model_validator
+
+from nunatak_registry.names import Digest, TaskName
+
+Label = Annotated[str, Field(min_length=1, max_length=200)]
+ProbeText = Annotated[str, Field(max_length=4096)]
+ProbeInput = ProbeText | tuple[ProbeText, ProbeText]
+
+
+class Record(BaseModel):
+    """Base of everything stored: frozen, strict about fields, NaN-free."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class TensorDtype(StrEnum):
+    """Number format of the stored parameters, in safetensors' spelling of torch's names."""
+
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+
+
+class HeadKind(StrEnum):
+    """What the head predicts."""
+
+    SEQUENCE_CLASSIFICATION = "sequence_classification"
+
+
+class ProblemType(StrEnum):
+    """How logits become scores (names as in transformers' `problem_type`)."""
+
+    SINGLE_LABEL = "single_label_classification"
+
+
+class Pooling(StrEnum):
+    """How the token vectors of a text become one vector."""
+
+    MEAN = "mean"
+    FIRST = "first"
+
+
+class HeadRecord(Record):
+    """The head: labels in the order of its logits, and how it reads the encoder's output."""
+
+    kind: HeadKind = HeadKind.SEQUENCE_CLASSIFICATION
+    problem_type: ProblemType = ProblemType.SINGLE_LABEL
+    labels: Annotated[tuple[Label, ...], Field(min_length=2, max_length=10_000)]
+    pooling: Pooling
+    dense: bool = Field(description="a dense layer with tanh stands between pooling and output")
+
+    @model_validator(mode="after")
+    def _labels_are_unique(self) -> "HeadRecord":
+        if len(set(self.labels)) != len(self.labels):
+            raise ValueError("labels must be unique")
+        return self
+
+
+class TopKRecord(Record):
+    """Own copies of the top `num_layers` layers (Lee et al. 2019, arXiv:1911.03090)."""
+
+    kind: Literal["topk"] = "topk"
+    num_layers: Annotated[int, Field(ge=1, le=1000)]
+
+
+class HeadOnlyRecord(Record):
+    """Nothing but a head; the whole backbone is trunk."""
+
+    kind: Literal["head"] = "head"
+
+
+class BottleneckRecord(Record):
+    """Bottleneck adapters and own layer norms from `first_layer` up (He et al. 2021, eq. 1)."""
+
+    kind: Literal["bottleneck"] = "bottleneck"
+    size: Annotated[int, Field(ge=1, le=65_536)]
+    first_layer: Annotated[int, Field(ge=0, le=1000)] = 0
+
+
+class LoraRecord(Record):
+    """Low-rank updates of attention and feed-forward projections (Hu et al. 2021)."""
+
+    kind: Literal["lora"] = "lora"
+    rank: Annotated[int, Field(ge=1, le=65_536)]
+    alpha: Annotated[FiniteFloat, Field(gt=0)]
+    targets: Annotated[tuple[str, ...], Field(min_length=1, max_length=6)]
+    first_layer: Annotated[int, Field(ge=0, le=1000)] = 0
+
+
+class FullRecord(Record):
+    """A full copy: embeddings and every layer are the task's own."""
+
+    kind: Literal["full"] = "full"
+
+
+MethodRecord = Annotated[
+    TopKRecord | HeadOnlyRecord | BottleneckRecord | LoraRecord | FullRecord,
+    Field(discriminator="kind"),
+]
+
+
+class BackboneRecord(Record):
+    """The backbone a task version was trained on; the digest decides, the name is for people."""
+
+    name: Annotated[str, Field(min_length=1, max_length=200)]
+    digest: Digest
+    num_layers: Annotated[int, Field(ge=1, le=1000)]
+    hidden_width: Annotated[int, Field(ge=1, le=1_000_000)]
+
+
+class BlobRecord(Record):
+    """One content-addressed file."""
+
+    role: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,31}$")] = "parameters"
+    sha256: Digest
+    size_bytes: Annotated[int, Field(ge=1)]
+
+
+class ParameterCounts(Record):
+    """Numbers of parameters (not bytes) the task version owns."""
+
+    branch: Annotated[int, Field(ge=0)]
+    head: Annotated[int, Field(ge=0)]
+
+
+class DataRecord(Record):
+    """The examples a version was trained and chosen on."""
+
+    name: Annotated[str, Field(min_length=1, max_length=200)]
+    train_digest: Digest
+    dev_digest: Digest
+    num_train: Annotated[int, Field(ge=1)]
+    num_dev: Annotated[int, Field(ge=1)]
+
+
+class RecipeRecord(Record):
+    """How a version was trained: the settings in full, and their digest."""
+
+    settings: dict[str, JsonValue]
+    digest: Digest
+
+
+class MetricRecord(Record):
+    """One score and the data it was measured on."""
+
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+    value: FiniteFloat
+    data_digest: Digest
+    num_examples: Annotated[int, Field(ge=1)]
+
+
+class ProbeRecord(Record):
+    """A few inputs with the logits they must give: run before a version is served."""
+
+    inputs: Annotated[tuple[ProbeInput, ...], Field(min_length=1, max_length=32)]
+    logits: tuple[tuple[FiniteFloat, ...], ...]
+    tolerance: Annotated[FiniteFloat, Field(gt=0, le=1)] = 1e-4
+
+    @model_validator(mode="after")
+    def _one_row_of_logits_per_input(self) -> "ProbeRecord":
+        if len(self.logits) != len(self.inputs):
+            raise ValueError(f"{len(self.inputs)} probe inputs, but {len(self.logits)} logit rows")
+        return self
+
+
+class TaskDraft(Record):
+    """A task version before the registry has numbered it."""
+
+    schema_version: Literal[1] = 1
+    task: TaskName
+    head: HeadRecord
+    method: MethodRecord
+    split_depth: Annotated[int, Field(ge=0, le=1000)] | None = Field(
+        description="first layer that differs from the backbone; null for a full copy"
+    )
+    backbone: BackboneRecord
+    tokenizer_digest: Digest
+    max_length: Annotated[int, Field(ge=1, le=1_000_000, description="tokens")]
+    dtype: TensorDtype
+    parameter_counts: ParameterCounts
+    blobs: Annotated[tuple[BlobRecord, ...], Field(min_length=1, max_length=16)]
+    probe: ProbeRecord
+    data: DataRecord | None = None
+    recipe: RecipeRecord | None = None
+    metrics: tuple[MetricRecord, ...] = ()
+    created_at: datetime
+    note: Annotated[str, Field(max_length=4096)] = ""
+
+    def content_digest(self) -> str:
+        """SHA-256 over everything but the time of creation: equal content is the same version."""
+        fields = set(TaskDraft.model_fields) - {"created_at"}
+        return hashlib.sha256(self.model_dump_json(include=fields).encode()).hexdigest()
+
+
+class TaskManifest(TaskDraft):
+    """One published, immutable task version."""
+
+    version: Annotated[int, Field(ge=1)]
+
+    @property
+    def reference(self) -> str:
+        """The reference that names exactly this version."""
+        return f"{self.task}/{self.version}"
+
+    def blob(self, role: str) -> BlobRecord | None:
+        """The blob that plays `role`, if there is one."""
+        return next((blob for blob in self.blobs if blob.role == role), None)

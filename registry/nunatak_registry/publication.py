@@ -1,0 +1,48 @@
+"""What a publisher hands in, checked before anything is stored."""
+
+from collections.abc import Mapping
+
+from pydantic import ValidationError
+
+from nunatak_registry.blobs import digest_of
+from nunatak_registry.errors import InvalidManifestError
+from nunatak_registry.manifest import TaskDraft, TaskManifest
+from nunatak_registry.tensors import read_header
+
+
+def check_publication(draft: TaskDraft, blobs: Mapping[str, bytes]) -> None:
+    """Refuse bytes that are not exactly the blobs the draft describes.
+
+    Raises:
+        InvalidManifestError: roles, sizes or digests differ.
+        InvalidArtifactError: a blob is no safetensors file within our limits.
+    """
+    roles = sorted(blob.role for blob in draft.blobs)
+    if roles != sorted(blobs):
+        raise InvalidManifestError(
+            f"the draft of {draft.task!r} describes blobs {roles}, got bytes for {sorted(blobs)}"
+        )
+    for blob in draft.blobs:
+        data = blobs[blob.role]
+        if len(data) != blob.size_bytes:
+            raise InvalidManifestError(
+                f"blob {blob.role!r} must have {blob.size_bytes} bytes, got {len(data)}"
+            )
+        if digest_of(data) != blob.sha256:
+            raise InvalidManifestError(
+                f"blob {blob.role!r} must have SHA-256 {blob.sha256}, got {digest_of(data)}"
+            )
+        read_header(data)
+
+
+def number_draft(draft: TaskDraft, version: int) -> TaskManifest:
+    """Return the manifest of a draft that has been given its number; all fields are checked again.
+
+    Raises:
+        InvalidManifestError: the draft was built past its own checks.
+    """
+    fields = draft.model_dump(include=set(TaskDraft.model_fields), warnings=False)
+    try:
+        return TaskManifest.model_validate({**fields, "version": version})
+    except ValidationError as error:
+        raise InvalidManifestError(f"the draft of {draft.task!r} is invalid: {error}") from error

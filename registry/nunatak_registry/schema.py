@@ -1,0 +1,100 @@
+"""The tables of the index.
+
+A task's row outlives its versions, because its counter keeps a deleted version's number from being
+given out again. Every manifest is stored as the exact text that was published, with its digest.
+"""
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    ForeignKey,
+    ForeignKeyConstraint,
+    String,
+    Text,
+    UniqueConstraint,
+)
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+SCHEMA_VERSION = 1
+
+_NAME = String(64)
+_DIGEST = String(64)
+_TIME = String(40)
+
+
+class Base(DeclarativeBase):
+    """Base of the tables."""
+
+
+class StateRow(Base):
+    """One row: the layout of these tables, and a number that every change raises."""
+
+    __tablename__ = "nunatak_state"
+    __table_args__ = (CheckConstraint("id = 1"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    schema_version: Mapped[int]
+    generation: Mapped[int] = mapped_column(BigInteger)
+
+
+class TaskRow(Base):
+    """A task that has, or once had, a version."""
+
+    __tablename__ = "nunatak_tasks"
+
+    name: Mapped[str] = mapped_column(_NAME, primary_key=True)
+    next_version: Mapped[int]
+
+
+class VersionRow(Base):
+    """One published task version."""
+
+    __tablename__ = "nunatak_versions"
+    __table_args__ = (UniqueConstraint("task", "content_digest"),)
+
+    task: Mapped[str] = mapped_column(_NAME, ForeignKey(TaskRow.name), primary_key=True)
+    version: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    content_digest: Mapped[str] = mapped_column(_DIGEST)
+    manifest: Mapped[str] = mapped_column(Text)
+    manifest_digest: Mapped[str] = mapped_column(_DIGEST)
+    published_at: Mapped[str] = mapped_column(_TIME)
+
+
+class BlobRow(Base):
+    """A version's reference to a blob."""
+
+    __tablename__ = "nunatak_version_blobs"
+    __table_args__ = (
+        ForeignKeyConstraint(["task", "version"], [VersionRow.task, VersionRow.version]),
+    )
+
+    task: Mapped[str] = mapped_column(_NAME, primary_key=True)
+    version: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    digest: Mapped[str] = mapped_column(_DIGEST, primary_key=True, index=True)
+
+
+class AliasRow(Base):
+    """Where an alias points now; the foreign key holds the version it points to."""
+
+    __tablename__ = "nunatak_aliases"
+    __table_args__ = (
+        ForeignKeyConstraint(["task", "version"], [VersionRow.task, VersionRow.version]),
+    )
+
+    task: Mapped[str] = mapped_column(_NAME, primary_key=True)
+    alias: Mapped[str] = mapped_column(_NAME, primary_key=True)
+    version: Mapped[int]
+
+
+class AliasEventRow(Base):
+    """One move of an alias. Rows are only ever added; `id` orders them, the time does not."""
+
+    __tablename__ = "nunatak_alias_events"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    task: Mapped[str] = mapped_column(_NAME, ForeignKey(TaskRow.name), index=True)
+    alias: Mapped[str] = mapped_column(_NAME)
+    kind: Mapped[str] = mapped_column(String(16))
+    from_version: Mapped[int | None]
+    to_version: Mapped[int]
+    at: Mapped[str] = mapped_column(_TIME)

@@ -1,0 +1,373 @@
+"""The registry: publish, resolve, promote, roll back and delete task versions.
+
+Order is what makes it safe: blobs are durable before the row that refers to them, and a row is gone
+before its blobs. A process killed in between leaves at most a blob nobody refers to.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from nunatak_registry.aliases import AliasEvent, AliasEventKind, rollback_target
+from nunatak_registry.blobs import BlobStore
+from nunatak_registry.errors import (
+    AliasConflictError,
+    AliasNotFoundError,
+    InvalidManifestError,
+    NoPreviousVersionError,
+    StoreUnavailableError,
+    TaskNotFoundError,
+    VersionInUseError,
+    VersionNotFoundError,
+)
+from nunatak_registry.index import Change, Index, Snapshot, VersionRecord
+from nunatak_registry.locations import parse_location
+from nunatak_registry.manifest import TaskDraft, TaskManifest
+from nunatak_registry.names import TaskReference, check_alias_name, check_task_name
+from nunatak_registry.publication import check_publication, number_draft
+from nunatak_registry.verification import Finding, orphan, verify_version
+
+Clock = Callable[[], datetime]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSummary:
+    """One task: its versions, ascending, its aliases, and what its bare name stands for."""
+
+    name: str
+    versions: tuple[int, ...]
+    aliases: dict[str, int]
+    manifest: TaskManifest
+
+    @property
+    def latest(self) -> int:
+        """The newest version."""
+        return self.versions[-1]
+
+
+def utc_now() -> datetime:
+    """Return the current time in UTC."""
+    return datetime.now(UTC)
+
+
+class Registry:
+    """A versioned store of tasks. Safe to share between threads and between processes.
+
+    Every method may raise `StoreUnavailableError`, and `InvalidNameError` for a malformed name.
+    """
+
+    def __init__(self, *, index: Index, blobs: BlobStore, clock: Clock) -> None:
+        self._index = index
+        self._blobs = blobs
+        self._clock = clock
+
+    @classmethod
+    def open(cls, location: str | Path, *, clock: Clock = utc_now) -> Self:
+        """Open the registry at a folder or a database URL, creating it where there is none.
+
+        A URL names the root of the blobs too: `postgresql+psycopg://user@host/db?blobs=s3://b/p`.
+        """
+        place = parse_location(location)
+        if place.folder is not None:
+            _create_folder(place.folder)
+        blobs = BlobStore.open(place.blob_root)
+        return cls(index=Index.open(place.index_url), blobs=blobs, clock=clock)
+
+    def close(self) -> None:
+        """Close the connections to the index."""
+        self._index.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def publish(self, draft: TaskDraft, blobs: Mapping[str, bytes]) -> TaskManifest:
+        """Store a task version under the task's next number and return its manifest.
+
+        Atomic: visible whole on return, or not at all. Content that is there already is not stored
+        twice: its version is returned, with the bytes of its blobs written anew.
+
+        Raises:
+            InvalidManifestError: the bytes are not the blobs that the draft describes.
+            InvalidArtifactError: a blob is no safetensors file within our limits.
+        """
+        # Numbered once for the checks alone: a draft that fails them must leave no blob behind.
+        content_digest = number_draft(draft, version=1).content_digest()
+        check_publication(draft, blobs)
+        for data in blobs.values():
+            self._blobs.put(data)
+        with self._index.writing() as change:
+            # A deletion may have swept a shared blob away since. It does so under this lock only.
+            for blob in draft.blobs:
+                if not self._blobs.exists(blob.sha256):
+                    self._blobs.put(blobs[blob.role])
+            existing = change.version_of_content(draft.task, content_digest)
+            if existing is not None:
+                return existing.parse()
+            manifest = number_draft(draft, change.take_version(draft.task))
+            change.add_version(manifest, content_digest, self._clock())
+            return manifest
+
+    def resolve(self, reference: TaskReference | str) -> TaskManifest:
+        """Return the one version that a reference means now.
+
+        A bare name means `name@prod`, or the newest version while there is no alias `prod`.
+
+        Raises:
+            TaskNotFoundError: no such task.
+            AliasNotFoundError: the task has no such alias.
+            VersionNotFoundError: the task has no such version.
+            InvalidManifestError: the stored manifest is damaged.
+        """
+        wanted = TaskReference.parse(str(reference))
+        with self._index.reading() as snapshot:
+            return _find(snapshot, wanted).parse()
+
+    def read_blob(self, manifest: TaskManifest, role: str = "parameters") -> bytes:
+        """Return the bytes of one blob of a version, after checking their size and digest.
+
+        Raises:
+            InvalidManifestError: the manifest has no blob of that role.
+            CorruptBlobError: the stored bytes are missing or damaged.
+        """
+        blob = manifest.blob(role)
+        if blob is None:
+            roles = [blob.role for blob in manifest.blobs]
+            raise InvalidManifestError(
+                f"{manifest.reference} has no blob {role!r}; its blobs: {roles}"
+            )
+        return self._blobs.get(blob.sha256, blob.size_bytes)
+
+    def tasks(self) -> list[TaskSummary]:
+        """Return every task, ordered by name.
+
+        Raises:
+            InvalidManifestError: a manifest that a bare name stands for is damaged.
+        """
+        with self._index.reading() as snapshot:
+            return _summaries(snapshot, None)
+
+    def task(self, name: str) -> TaskSummary:
+        """Return one task.
+
+        Raises:
+            TaskNotFoundError: no such task.
+            InvalidManifestError: the manifest that the bare name stands for is damaged.
+        """
+        with self._index.reading() as snapshot:
+            _require_versions(snapshot, check_task_name(name))
+            return _summaries(snapshot, name)[0]
+
+    def versions(self, name: str) -> list[TaskManifest]:
+        """Return every version of a task, ascending.
+
+        Raises:
+            TaskNotFoundError: no such task.
+            InvalidManifestError: a stored manifest is damaged.
+        """
+        with self._index.reading() as snapshot:
+            _require_versions(snapshot, check_task_name(name))
+            return [record.parse() for record in snapshot.all_versions(name)]
+
+    def promote(
+        self, task: str, alias: str, version: int, *, expected_version: int | None = None
+    ) -> AliasEvent:
+        """Let an alias point to a version, and return the move.
+
+        Compare-and-swap: nothing moves unless the alias points to `expected_version` (0: it must
+        not exist yet; None: wherever it points). An alias that points to `version` already is left
+        alone: no event is added and the generation stays; its last event is returned.
+
+        Raises:
+            TaskNotFoundError: no such task.
+            AliasConflictError: the alias points elsewhere.
+            VersionNotFoundError: the task has no such version.
+        """
+        check_alias_name(alias)
+        with self._index.writing() as change:
+            available = _require_versions(change, check_task_name(task))
+            current = change.aliases(task).get(task, {}).get(alias)
+            _check_expected(task, alias, expected_version, current)
+            if version not in available:
+                raise VersionNotFoundError(task, version, available)
+            if version == current:
+                return change.history(task, alias)[-1]
+            return self._move(change, task, alias, AliasEventKind.PROMOTE, (current, version))
+
+    def rollback(self, task: str, alias: str, *, expected_version: int | None = None) -> AliasEvent:
+        """Let an alias point where it did before its last promotion, and return the move.
+
+        Rollback after rollback goes further back. Versions deleted since are skipped. The same
+        compare-and-swap as in `promote`.
+
+        Raises:
+            TaskNotFoundError: no such task.
+            AliasNotFoundError: the task has no such alias.
+            AliasConflictError: the alias points elsewhere than expected.
+            NoPreviousVersionError: no earlier version is left to go back to.
+        """
+        check_alias_name(alias)
+        with self._index.writing() as change:
+            available = _require_versions(change, check_task_name(task))
+            current = _require_alias(change, task, alias)
+            _check_expected(task, alias, expected_version, current)
+            target = rollback_target(change.history(task, alias), available)
+            if target is None:
+                raise NoPreviousVersionError(task, alias)
+            return self._move(change, task, alias, AliasEventKind.ROLLBACK, (current, target))
+
+    def history(self, task: str, alias: str) -> list[AliasEvent]:
+        """Return every move of an alias, oldest first.
+
+        Raises:
+            TaskNotFoundError: no such task.
+            AliasNotFoundError: the task has no such alias.
+        """
+        check_alias_name(alias)
+        with self._index.reading() as snapshot:
+            _require_versions(snapshot, check_task_name(task))
+            _require_alias(snapshot, task, alias)
+            return snapshot.history(task, alias)
+
+    def delete(self, task: str, version: int) -> None:
+        """Delete a version, and the blobs that no other version refers to.
+
+        Its number is not given out again. Should removing a blob fail, the version is gone all the
+        same, and `verify` reports the blob as an orphan.
+
+        Raises:
+            TaskNotFoundError: no such task.
+            VersionNotFoundError: the task has no such version.
+            VersionInUseError: an alias points to it.
+        """
+        with self._index.writing() as change:
+            available = _require_versions(change, check_task_name(task))
+            if version not in available:
+                raise VersionNotFoundError(task, version, available)
+            aliases = change.aliases(task).get(task, {})
+            holders = tuple(alias for alias, held in aliases.items() if held == version)
+            if holders:
+                raise VersionInUseError(task, version, holders)
+            digests = change.blob_digests(task, version)
+            change.remove_version(task, version)
+        # In a second transaction: no publish can refer to a blob while it is looked up and removed.
+        with self._index.writing() as change:
+            for digest in sorted(digests):
+                if not change.has_blob(digest):
+                    self._blobs.delete(digest)
+
+    def verify(self, task: str | None = None) -> list[Finding]:
+        """Check every version of one task or of all, and report what is wrong.
+
+        Reads every byte. Orphans are looked for only when all tasks are checked. A version that is
+        deleted meanwhile may be reported as damaged.
+
+        Raises:
+            TaskNotFoundError: no such task.
+        """
+        # Blobs are listed before the references are read, so that a publish which ends in between
+        # is not taken for an orphan.
+        stored = set(self._blobs.digests()) if task is None else set[str]()
+        with self._index.reading() as snapshot:
+            if task is not None:
+                _require_versions(snapshot, check_task_name(task))
+            records = snapshot.all_versions(task)
+            orphans = stored - snapshot.blob_digests()
+        findings = [found for record in records for found in verify_version(record, self._blobs)]
+        return findings + [orphan(digest) for digest in sorted(orphans)]
+
+    def generation(self) -> int:
+        """Return a number that every publish, promotion, rollback and deletion raises.
+
+        One tiny query; it sees the changes of other processes too.
+        """
+        with self._index.reading() as snapshot:
+            return snapshot.generation()
+
+    def _move(
+        self,
+        change: Change,
+        task: str,
+        alias: str,
+        kind: AliasEventKind,
+        versions: tuple[int | None, int],
+    ) -> AliasEvent:
+        event = AliasEvent(
+            task=task,
+            alias=alias,
+            kind=kind,
+            from_version=versions[0],
+            to_version=versions[1],
+            at=self._clock(),
+        )
+        change.move_alias(event)
+        return event
+
+
+def _create_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreUnavailableError(
+            f"cannot create the registry folder: {error.strerror}; choose another location"
+        ) from error
+
+
+def _find(snapshot: Snapshot, wanted: TaskReference) -> VersionRecord:
+    task = wanted.task
+    if wanted.alias is not None:
+        record = snapshot.version_of_alias(task, wanted.alias)
+    elif wanted.version is not None:
+        record = snapshot.version(task, wanted.version)
+    else:
+        record = next(iter(snapshot.default_versions(task)), None)
+    if record is not None:
+        return record
+    available = _require_versions(snapshot, task)
+    if wanted.alias is not None:
+        aliases = snapshot.aliases(task).get(task, {})
+        raise AliasNotFoundError(task, wanted.alias, tuple(aliases))
+    raise VersionNotFoundError(task, wanted.version or 0, available)
+
+
+def _require_versions(snapshot: Snapshot, task: str) -> tuple[int, ...]:
+    versions = snapshot.version_numbers(task).get(task)
+    if versions is None:
+        raise TaskNotFoundError(task)
+    return versions
+
+
+def _require_alias(snapshot: Snapshot, task: str, alias: str) -> int:
+    aliases = snapshot.aliases(task).get(task, {})
+    if alias not in aliases:
+        raise AliasNotFoundError(task, alias, tuple(aliases))
+    return aliases[alias]
+
+
+def _check_expected(task: str, alias: str, expected: int | None, current: int | None) -> None:
+    if expected is not None and expected != (current or 0):
+        raise AliasConflictError(task, alias, expected, current or 0)
+
+
+def _summaries(snapshot: Snapshot, task: str | None) -> list[TaskSummary]:
+    versions = snapshot.version_numbers(task)
+    aliases = snapshot.aliases(task)
+    return [
+        TaskSummary(
+            name=record.task,
+            versions=versions[record.task],
+            aliases=aliases.get(record.task, {}),
+            manifest=record.parse(),
+        )
+        for record in snapshot.default_versions(task)
+    ]

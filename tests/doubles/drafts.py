@@ -1,0 +1,88 @@
+"""Tiny valid task drafts with their bytes, for tests of anything that publishes."""
+
+import hashlib
+import json
+import random
+import struct
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+
+from nunatak_registry.manifest import (
+    BackboneRecord,
+    BlobRecord,
+    HeadOnlyRecord,
+    HeadRecord,
+    ParameterCounts,
+    Pooling,
+    ProbeRecord,
+    TaskDraft,
+    TaskManifest,
+    TensorDtype,
+)
+from nunatak_registry.store import Registry
+
+CREATED_AT = datetime(2026, 1, 1, tzinfo=UTC)
+WIDTH = 4
+LABELS = ("no", "yes")
+
+
+def safetensors_bytes(tensors: Mapping[str, tuple[Sequence[int], Sequence[float]]]) -> bytes:
+    """Return a safetensors file of float32 tensors, given as shape and values."""
+    header: dict[str, object] = {}
+    body = b""
+    for name, (shape, values) in tensors.items():
+        data = struct.pack(f"<{len(values)}f", *values)
+        offsets = [len(body), len(body) + len(data)]
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": offsets}
+        body += data
+    return with_header(json.dumps(header).encode(), body)
+
+
+def with_header(header: bytes, body: bytes = b"") -> bytes:
+    """Return the file that has these bytes for a header, whatever they are."""
+    return struct.pack("<Q", len(header)) + header + body
+
+
+def make_draft(
+    task: str = "intent", seed: int = 0, *, note: str = ""
+) -> tuple[TaskDraft, dict[str, bytes]]:
+    """Return a head-only draft and its bytes; equal arguments give equal content.
+
+    `seed` decides the parameters, so two tasks of one seed share their blob.
+    """
+    source = random.Random(seed)
+    values = [source.uniform(-1, 1) for _ in range(len(LABELS) * WIDTH)]
+    data = safetensors_bytes(
+        {
+            "head.output.weight": ((len(LABELS), WIDTH), values),
+            "head.output.bias": ((len(LABELS),), [0.0, 0.0]),
+        }
+    )
+    digest = hashlib.sha256(data).hexdigest()
+    draft = TaskDraft(
+        task=task,
+        head=HeadRecord(labels=LABELS, pooling=Pooling.MEAN, dense=False),
+        method=HeadOnlyRecord(),
+        split_depth=2,
+        backbone=BackboneRecord(name="tiny", digest="b" * 64, num_layers=2, hidden_width=WIDTH),
+        tokenizer_digest="c" * 64,
+        max_length=16,
+        dtype=TensorDtype.FLOAT32,
+        parameter_counts=ParameterCounts(branch=0, head=len(LABELS) * (WIDTH + 1)),
+        blobs=(BlobRecord(sha256=digest, size_bytes=len(data)),),
+        probe=ProbeRecord(inputs=("hello",), logits=((0.0, 1.0),)),
+        created_at=CREATED_AT,
+        note=note,
+    )
+    return draft, {"parameters": data}
+
+
+def publish_one(registry: Registry, task: str = "intent", seed: int = 0) -> TaskManifest:
+    """Publish `make_draft(task, seed)`."""
+    return registry.publish(*make_draft(task, seed))
+
+
+def publish_many(registry: Registry, num_versions: int) -> None:
+    """Publish versions 1 to `num_versions` of the task "intent"."""
+    for seed in range(num_versions):
+        publish_one(registry, seed=seed)

@@ -1,0 +1,39 @@
+"""Every kind of index that the laws of the registry must hold for."""
+
+from collections.abc import Generator
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from doubles.postgres import PostgresServer, find_binaries, private_postgres
+from nunatak_registry import (
+    Registry,
+)
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Generator[PostgresServer]:
+    binaries = find_binaries()
+    if binaries is None:
+        pytest.skip("no PostgreSQL server programs on this machine")
+    with private_postgres(binaries) as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return str(tmp_path / "registry")
+    server: PostgresServer = request.getfixturevalue("postgres")
+    return f"{server.create_database()}&blobs={tmp_path / 'blobs'}"
+
+
+@pytest.fixture
+def registry(location: str) -> Generator[Registry]:
+    ticks = count()
+    with Registry.open(location, clock=lambda: START + timedelta(seconds=next(ticks))) as registry:
+        yield registry

@@ -1,0 +1,117 @@
+"""What every kind of index must do: promote and roll back."""
+
+import pytest
+
+from doubles.drafts import publish_many, publish_one
+from nunatak_registry import (
+    AliasConflictError,
+    AliasEventKind,
+    AliasNotFoundError,
+    NoPreviousVersionError,
+    Registry,
+    VersionNotFoundError,
+)
+
+
+def test_promotion_is_recorded(registry: Registry) -> None:
+    publish_many(registry, 2)
+
+    first = registry.promote("intent", "prod", 1)
+    second = registry.promote("intent", "prod", 2)
+
+    assert (first.kind, first.from_version, first.to_version) == (AliasEventKind.PROMOTE, None, 1)
+    assert (second.from_version, second.to_version) == (1, 2)
+    assert second.at > first.at
+    assert registry.history("intent", "prod") == [first, second]
+
+
+def test_promotion_to_where_the_alias_points_changes_nothing(registry: Registry) -> None:
+    publish_one(registry)
+    first = registry.promote("intent", "prod", 1)
+    generation = registry.generation()
+
+    assert registry.promote("intent", "prod", 1, expected_version=1) == first
+    assert registry.history("intent", "prod") == [first]
+    assert registry.generation() == generation
+
+
+@pytest.mark.parametrize("version", [0, -1, 2, 2**31, 2**70])
+def test_promotion_to_a_missing_version_is_refused(registry: Registry, version: int) -> None:
+    publish_one(registry)
+
+    with pytest.raises(VersionNotFoundError):
+        registry.promote("intent", "prod", version)
+    with pytest.raises(AliasNotFoundError):
+        registry.history("intent", "prod")
+
+
+def test_stale_expectation_moves_nothing(registry: Registry) -> None:
+    publish_many(registry, 3)
+    registry.promote("intent", "prod", 1, expected_version=0)
+    registry.promote("intent", "prod", 2, expected_version=1)
+
+    for expected in (0, 1, 3):
+        with pytest.raises(AliasConflictError) as caught:
+            registry.promote("intent", "prod", 3, expected_version=expected)
+        assert (caught.value.expected, caught.value.actual) == (expected, 2)
+        with pytest.raises(AliasConflictError):
+            registry.rollback("intent", "prod", expected_version=expected)
+
+    assert registry.resolve("intent").version == 2
+
+
+def test_expectation_of_a_version_fails_for_a_new_alias(registry: Registry) -> None:
+    publish_one(registry)
+
+    with pytest.raises(AliasConflictError) as caught:
+        registry.promote("intent", "prod", 1, expected_version=1)
+
+    assert caught.value.actual == 0
+
+
+def test_rollbacks_walk_back_and_promotions_push_again(registry: Registry) -> None:
+    publish_many(registry, 4)
+    for version in (1, 2, 3):
+        registry.promote("intent", "prod", version)
+
+    event = registry.rollback("intent", "prod", expected_version=3)
+    assert (event.kind, event.from_version, event.to_version) == (AliasEventKind.ROLLBACK, 3, 2)
+    assert registry.rollback("intent", "prod").to_version == 1
+    with pytest.raises(NoPreviousVersionError):
+        registry.rollback("intent", "prod")
+
+    registry.promote("intent", "prod", 4)
+    assert registry.rollback("intent", "prod").to_version == 1
+    assert registry.resolve("intent").version == 1
+
+
+def test_rollback_skips_versions_deleted_since(registry: Registry) -> None:
+    publish_many(registry, 3)
+    for version in (1, 2, 3):
+        registry.promote("intent", "prod", version)
+    registry.delete("intent", 2)
+
+    assert registry.rollback("intent", "prod").to_version == 1
+
+
+def test_rollback_with_every_earlier_version_deleted_is_refused(registry: Registry) -> None:
+    publish_many(registry, 2)
+    registry.promote("intent", "prod", 1)
+    registry.promote("intent", "prod", 2)
+    registry.delete("intent", 1)
+
+    with pytest.raises(NoPreviousVersionError):
+        registry.rollback("intent", "prod")
+    assert registry.resolve("intent").version == 2
+
+
+def test_aliases_have_histories_of_their_own(registry: Registry) -> None:
+    publish_many(registry, 2)
+    registry.promote("intent", "prod", 1)
+    registry.promote("intent", "canary", 2)
+
+    with pytest.raises(NoPreviousVersionError):
+        registry.rollback("intent", "canary")
+    with pytest.raises(AliasNotFoundError):
+        registry.rollback("intent", "shadow")
+    assert len(registry.history("intent", "prod")) == 1

@@ -1,0 +1,75 @@
+"""What every kind of index must hold to when threads race."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from doubles.drafts import publish_many, publish_one
+from nunatak_registry import (
+    AliasConflictError,
+    Registry,
+)
+
+
+def test_of_two_racing_promotions_exactly_one_wins(registry: Registry) -> None:
+    publish_many(registry, 3)
+    registry.promote("intent", "prod", 1)
+
+    for _ in range(10):
+        expected = registry.resolve("intent").version
+        start = threading.Barrier(2)
+
+        def race(version: int, expected: int = expected, start: threading.Barrier = start) -> bool:
+            start.wait()
+            try:
+                registry.promote("intent", "prod", version, expected_version=expected)
+            except AliasConflictError:
+                return False
+            return True
+
+        rivals = [version for version in (1, 2, 3) if version != expected]
+        with ThreadPoolExecutor(2) as pool:
+            won = dict(zip(rivals, pool.map(race, rivals), strict=True))
+
+        assert sorted(won.values()) == [False, True]
+        assert won[registry.resolve("intent").version]
+
+
+def test_racing_publishers_of_equal_content_get_one_version(registry: Registry) -> None:
+    start = threading.Barrier(4)
+
+    def race(_: int) -> int:
+        start.wait()
+        return publish_one(registry).version
+
+    with ThreadPoolExecutor(4) as pool:
+        assert set(pool.map(race, range(4))) == {1}
+    assert registry.task("intent").versions == (1,)
+
+
+def test_racing_openers_of_a_new_registry_all_succeed(location: str) -> None:
+    start = threading.Barrier(4)
+
+    def open_and_publish(seed: int) -> int:
+        start.wait()
+        with Registry.open(location) as registry:
+            return publish_one(registry, seed=seed).version
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sorted(pool.map(open_and_publish, range(4))) == [1, 2, 3, 4]
+
+
+def test_publish_and_delete_of_a_shared_blob_never_leave_a_version_without_it(
+    registry: Registry,
+) -> None:
+    publish_one(registry, "keeper", seed=1)
+
+    def publish_and_delete(task: str) -> None:
+        for _ in range(8):
+            registry.delete(task, publish_one(registry, task, seed=0).version)
+        publish_one(registry, task, seed=0)
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(publish_and_delete, ["a", "b", "c"]))
+
+    assert registry.verify() == []
+    assert [summary.versions for summary in registry.tasks()] == [(9,), (9,), (9,), (1,)]

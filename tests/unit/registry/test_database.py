@@ -1,0 +1,74 @@
+import sqlite3
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from doubles.drafts import make_draft
+from nunatak_registry.database import journal_mode
+from nunatak_registry.errors import (
+    StoreUnavailableError,
+)
+from nunatak_registry.store import Registry
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "registry"
+
+
+@pytest.fixture
+def registry(folder: Path) -> Generator[Registry]:
+    with Registry.open(folder) as registry:
+        yield registry
+
+
+def set_schema_version(folder: Path, version: int) -> None:
+    connection = sqlite3.connect(folder / "index.sqlite3")
+    with connection:
+        connection.execute("UPDATE nunatak_state SET schema_version = ?", (version,))
+    connection.close()
+
+
+def test_index_of_a_later_release_is_refused(registry: Registry, folder: Path) -> None:
+    registry.close()
+    set_schema_version(folder, 2)
+
+    with pytest.raises(StoreUnavailableError, match="schema version 2"):
+        Registry.open(folder)
+
+
+def test_index_that_is_no_database_is_unavailable(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "index.sqlite3").write_bytes(b"no database at all" * 100)
+
+    with pytest.raises(StoreUnavailableError, match="not a database"):
+        Registry.open(folder)
+
+
+@pytest.mark.parametrize("database", ["", "/", "/:memory:"])
+def test_sqlite_in_memory_is_refused(tmp_path: Path, database: str) -> None:
+    with pytest.raises(StoreUnavailableError, match="must be a file"):
+        Registry.open(f"sqlite://{database}?blobs={tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("version", "mode"),
+    [((3, 40, 1), "delete"), ((3, 51, 2), "delete"), ((3, 51, 3), "wal"), ((4, 0, 0), "wal")],
+)
+def test_write_ahead_log_is_used_only_where_it_is_safe(
+    version: tuple[int, int, int], mode: str
+) -> None:
+    assert journal_mode(version) == mode
+
+
+def test_index_is_kept_in_the_journal_mode_that_is_safe_here(
+    registry: Registry, folder: Path
+) -> None:
+    registry.publish(*make_draft())
+    connection = sqlite3.connect(folder / "index.sqlite3")
+
+    (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
+    connection.close()
+
+    assert mode == journal_mode(sqlite3.sqlite_version_info)

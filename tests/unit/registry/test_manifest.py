@@ -1,0 +1,81 @@
+from datetime import timedelta
+
+import pytest
+from pydantic import ValidationError
+
+from doubles.drafts import make_draft
+from nunatak_registry.manifest import HeadRecord, Pooling, ProbeRecord, TaskDraft, TaskManifest
+
+
+def make_manifest(version: int = 3) -> TaskManifest:
+    draft, _ = make_draft()
+    return TaskManifest.model_validate({**draft.model_dump(), "version": version})
+
+
+def test_manifest_survives_its_own_json() -> None:
+    manifest = make_manifest()
+
+    assert TaskManifest.model_validate_json(manifest.model_dump_json()) == manifest
+
+
+def test_manifest_names_exactly_its_version() -> None:
+    assert make_manifest(version=3).reference == "intent/3"
+
+
+def test_blob_is_found_by_role_or_not_at_all() -> None:
+    manifest = make_manifest()
+
+    assert manifest.blob("parameters") == manifest.blobs[0]
+    assert manifest.blob("tokenizer") is None
+
+
+def test_content_digest_ignores_the_time_of_creation_and_the_version() -> None:
+    draft, _ = make_draft()
+    later = draft.model_copy(update={"created_at": draft.created_at + timedelta(days=1)})
+
+    assert later.content_digest() == draft.content_digest()
+    assert make_manifest(1).content_digest() == make_manifest(2).content_digest()
+    assert make_manifest(1).content_digest() == draft.content_digest()
+
+
+@pytest.mark.parametrize("other", [make_draft(task="other"), make_draft(seed=1)])
+def test_content_digest_tells_different_content_apart(
+    other: tuple[TaskDraft, dict[str, bytes]],
+) -> None:
+    draft, _ = make_draft()
+
+    assert other[0].content_digest() != draft.content_digest()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({"auto_map": {"AutoModel": "evil.Model"}}, id="unknown-field"),
+        pytest.param({"schema_version": 2}, id="later-schema"),
+        pytest.param({"task": "../x"}, id="hostile-name"),
+        pytest.param({"task": "intent\n"}, id="newline-at-the-end"),
+        pytest.param({"tokenizer_digest": "C" * 64}, id="upper-case-digest"),
+        pytest.param({"blobs": ()}, id="no-blob"),
+        pytest.param({"split_depth": -1}, id="negative-depth"),
+        pytest.param({"method": {"kind": "pickle"}}, id="unknown-method"),
+        pytest.param({"version": 0}, id="version-zero"),
+    ],
+)
+def test_invalid_manifest_is_refused(change: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        TaskManifest.model_validate({**make_manifest().model_dump(), **change})
+
+
+def test_labels_are_unique() -> None:
+    with pytest.raises(ValidationError, match="unique"):
+        HeadRecord(labels=("a", "a"), pooling=Pooling.MEAN, dense=False)
+
+
+def test_probe_has_one_row_of_logits_per_input() -> None:
+    with pytest.raises(ValidationError, match="1 probe inputs, but 2 logit rows"):
+        ProbeRecord(inputs=("a",), logits=((0.0,), (1.0,)))
+
+
+def test_probe_refuses_logits_that_are_no_numbers() -> None:
+    with pytest.raises(ValidationError):
+        ProbeRecord(inputs=("a",), logits=((float("nan"),),))
