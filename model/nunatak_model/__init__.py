@@ -22,7 +22,7 @@ from nunatak_model.errors import (
     ParameterMismatchError,
     UnsupportedBackboneError,
 )
-from nunatak_model.forward import Row, forward
+from nunatak_model.forward import Row, TrunkActivations, forward, run_trunk
 from nunatak_model.heads import HeadKind, HeadSpec
 from nunatak_model.methods import (
     Bottleneck,
@@ -73,6 +73,7 @@ __all__ = [
     "TextInput",
     "TextTokenizer",
     "TopK",
+    "TrunkActivations",
     "UnsupportedBackboneError",
     "build_branch",
     "convert_branch",
@@ -83,6 +84,7 @@ __all__ = [
     "model_size",
     "parameter_shapes",
     "parameters_saved",
+    "run_trunk",
     "tensors_from_bytes",
     "tensors_to_bytes",
 ]

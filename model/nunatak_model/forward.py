@@ -4,7 +4,7 @@ Axes: tokens = packed tokens of the batch, width = hidden width, rows = rows of 
 labels = labels of a task.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -50,16 +50,55 @@ class _Batch:
     pairs: tuple[tuple[int, int], ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrunkActivations:
+    """Hidden states that the trunk gives some inputs: frozen, so good for any task above."""
+
+    depth: int
+    """Index of the layer that reads them."""
+    hidden: Mapping[Encoding, Float[Tensor, "tokens width"]]
+
+
+def run_trunk(backbone: Backbone, inputs: Sequence[Encoding], *, depth: int) -> TrunkActivations:
+    """Run the backbone's embeddings and layers below `depth` on each distinct input."""
+    distinct = tuple(dict.fromkeys(inputs))
+    if not distinct:
+        return TrunkActivations(depth=depth, hidden={})
+    batch = _Batch(inputs=distinct, branches=(), pairs=())
+    plan = plan_batch(
+        [(index, 0) for index in range(len(distinct))],
+        branches=[BranchTraits(lane=Lane.TRUNK, split_depth=depth)],
+        input_lengths=[encoding.num_tokens for encoding in distinct],
+        num_layers=depth,
+    )
+    hidden = _embed(backbone, batch, plan.start, dropout=0.0)
+    for stage in plan.stages:
+        hidden = _run_stage(hidden, backbone, batch, stage, dropout=0.0)
+    rows = torch.split(hidden, list(plan.start.lengths))
+    return TrunkActivations(depth=depth, hidden=dict(zip(distinct, rows, strict=True)))
+
+
 def forward(
-    backbone: Backbone, rows: Sequence[Row], *, dropout: float = 0.0
+    backbone: Backbone,
+    rows: Sequence[Row],
+    *,
+    dropout: float = 0.0,
+    trunk: TrunkActivations | None = None,
 ) -> list[Float[Tensor, " labels"]]:
     """Logits of each row, in float32, in the order of the rows.
 
     Each row's logits are what its task's own model gives for its input alone, whatever else is in
     the batch. Equal inputs share their trunk; equal rows are computed once.
 
-    Gradients flow to branch parameters that require them. `dropout` (a probability) applies to
-    branch layers and heads, never to the trunk; it asks that all rows have one split depth.
+    Gradients flow to branch parameters that require them.
+
+    Args:
+        backbone: the frozen encoder.
+        rows: inputs, each with the branch that is asked.
+        dropout: a probability; applies to branch layers and heads, never to the trunk, and asks
+            that all rows have one split depth.
+        trunk: where to start from, in place of the embeddings; holds every input of the rows, at
+            a depth at or below every split depth.
 
     Semantics:
         for row in rows:
@@ -79,9 +118,13 @@ def forward(
         branches=[_traits(branch) for branch in batch.branches],
         input_lengths=[encoding.num_tokens for encoding in batch.inputs],
         num_layers=backbone.config.num_layers,
+        first_layer=0 if trunk is None else trunk.depth,
     )
-    hidden = _embed(backbone, batch, plan.embedding, dropout=dropout)
-    layout = plan.embedding
+    layout = plan.start
+    if trunk is None:
+        hidden = _embed(backbone, batch, layout, dropout=dropout)
+    else:
+        hidden = torch.cat([trunk.hidden[batch.inputs[row.input]] for row in layout.rows])
     for stage in plan.stages:
         hidden = _enter_stage(hidden, layout, stage)
         layout = stage.layout

@@ -90,9 +90,10 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlan:
-    """A whole forward: embed by the first layout, run the stages, read the outputs."""
+    """A whole forward: fill the first layout, run the stages, read the outputs."""
 
-    embedding: Layout
+    start: Layout
+    """The rows before the first stage, from the embeddings or from trunk activations."""
     stages: tuple[Stage, ...]
     output_rows: tuple[int, ...]
     """For each requested (input, branch) pair, its row in the last layout."""
@@ -104,37 +105,46 @@ def plan_batch(
     branches: Sequence[BranchTraits],
     input_lengths: Sequence[int],
     num_layers: int,
+    first_layer: int = 0,
 ) -> BatchPlan:
     """Plan the forward of (input, branch) pairs, given by index; equal pairs are computed once.
+
+    A forward that starts at a `first_layer` above 0 is given the trunk rows of that depth; no
+    branch may then split below it.
 
     Semantics:
         for input, branch in pairs:
             x = embed(input)
-            for layer in range(num_layers):
+            for layer in range(first_layer, num_layers):
                 x = layer of branch if layer >= its split depth else layer of the backbone
             output = head of branch(x)
     """
     wanted = sorted(set(pairs))
-    layout = _layout(_rows_at(-1, wanted, branches), input_lengths)
-    embedding, stages = layout, list[Stage]()
-    for begin, end in pairwise(_stage_bounds(wanted, branches, num_layers)):
+    layout = _layout(_rows_at(first_layer - 1, wanted, branches), input_lengths)
+    start, stages = layout, list[Stage]()
+    for begin, end in pairwise(_stage_bounds(wanted, branches, first_layer, num_layers)):
         rows = _rows_at(begin, wanted, branches)
         source = None if rows == layout.rows else _source_rows(rows, layout)
         layout = layout if source is None else _layout(rows, input_lengths)
         stages.append(Stage(begin_layer=begin, end_layer=end, layout=layout, source_rows=source))
     row_of = _index(layout.rows)
     return BatchPlan(
-        embedding=embedding,
+        start=start,
         stages=tuple(stages),
         output_rows=tuple(_find(row_of, item, branch) for item, branch in pairs),
     )
 
 
 def _stage_bounds(
-    wanted: Iterable[tuple[int, int]], branches: Sequence[BranchTraits], num_layers: int
+    wanted: Iterable[tuple[int, int]],
+    branches: Sequence[BranchTraits],
+    first_layer: int,
+    num_layers: int,
 ) -> list[int]:
-    depths = {branches[branch].split_depth for _, branch in wanted} - {None}
-    return sorted({0, num_layers} | {depth for depth in depths if depth is not None})
+    depths = {branches[branch].split_depth for _, branch in wanted}
+    if first_layer and any(depth is None or depth < first_layer for depth in depths):
+        raise ValueError(f"a branch splits below layer {first_layer}, where this forward starts")
+    return sorted({first_layer, num_layers} | {depth for depth in depths if depth is not None})
 
 
 def _rows_at(

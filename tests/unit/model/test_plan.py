@@ -55,7 +55,7 @@ def trace(plan: BatchPlan, row: int) -> list[tuple[int, int]]:
         branch = stage.layout.rows[row].branch
         ran = [(layer, branch) for layer in range(stage.begin_layer, stage.end_layer)] + ran
         row = row if stage.source_rows is None else stage.source_rows[row]
-    return [(-1, plan.embedding.rows[row].branch), *ran]
+    return [(-1, plan.start.rows[row].branch), *ran]
 
 
 @settings(derandomize=True, deadline=None)
@@ -84,7 +84,7 @@ def test_every_pair_reads_its_own_input_all_the_way(question: Question) -> None:
         for stage in reversed(plan.stages):
             assert stage.layout.rows[row].input == item
             row = row if stage.source_rows is None else stage.source_rows[row]
-        assert plan.embedding.rows[row].input == item
+        assert plan.start.rows[row].input == item
 
 
 @settings(derandomize=True, deadline=None)
