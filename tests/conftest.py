@@ -1,5 +1,6 @@
 """Laws that hold in every test: the marker is the folder, and nothing reaches the network."""
 
+import os
 import socket
 from ipaddress import ip_address
 from pathlib import Path
@@ -7,6 +8,10 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
+
+# Tiny models gain nothing from a second thread and lose much to its synchronisation. Read when
+# torch is first imported, here and in the processes that tests start.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

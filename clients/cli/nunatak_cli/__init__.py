@@ -1,0 +1,1 @@
+"""The `nunatak` command: a thin face on the other packages, each imported when its command runs."""

@@ -1,0 +1,99 @@
+"""`nunatak serve`: one server process in the foreground."""
+
+# ruff: noqa: PLC0415 - the server is imported when it starts, not for --help
+
+from typing import Annotated
+
+import typer
+
+from nunatak_cli.errors import InvalidOptionError
+from nunatak_cli.failures import needs_extra
+from nunatak_cli.options import BackboneOption, DtypeName, RegistryOption
+
+LIMITS = "Limits (each also by environment: NUNATAK_MAX_INPUTS, ...)"
+
+
+def serve(  # noqa: PLR0913 - one parameter per option is how typer works
+    *,
+    registry: RegistryOption = None,
+    backbone: BackboneOption = None,
+    host: Annotated[
+        str | None,
+        typer.Option(metavar="HOST", help="Address to listen at (127.0.0.1).", show_default=False),
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65_535, metavar="N", help="Port (8080); 0 = any free one."),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="auto|cpu|cuda", help="Where to compute (auto).")
+    ] = None,
+    dtype: Annotated[
+        DtypeName | None,
+        typer.Option(help="Numbers (auto: float32 on a CPU, bfloat16 on CUDA)."),
+    ] = None,
+    max_batch_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Tokens per batch.", rich_help_panel=LIMITS),
+    ] = None,
+    max_batch_rows: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Rows per batch.", rich_help_panel=LIMITS)
+    ] = None,
+    max_inputs: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Texts per request.", rich_help_panel=LIMITS),
+    ] = None,
+    max_queued_requests: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Further ones get 429.", rich_help_panel=LIMITS),
+    ] = None,
+    default_deadline_ms: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="For requests that set none.", rich_help_panel=LIMITS
+        ),
+    ] = None,
+    tokenizer_threads: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Threads that split texts.", rich_help_panel=LIMITS),
+    ] = None,
+    compute_threads: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="Threads of one forward pass; 0 = torch's choice.",
+            rich_help_panel=LIMITS,
+        ),
+    ] = None,
+) -> None:
+    """Serve all tasks of a registry over HTTP, until interrupted."""
+    given = {
+        "registry": registry,
+        "backbone": backbone,
+        "host": host,
+        "port": port,
+        "device": device,
+        "dtype": dtype,
+        "max_batch_tokens": max_batch_tokens,
+        "max_batch_rows": max_batch_rows,
+        "max_inputs": max_inputs,
+        "max_queued_requests": max_queued_requests,
+        "default_deadline_ms": default_deadline_ms,
+        "tokenizer_threads": tokenizer_threads,
+        "compute_threads": compute_threads,
+    }
+    with needs_extra("server"):
+        from pydantic import ValidationError
+
+        from nunatak_server.serve import serve as run_server
+        from nunatak_server.settings import ServerSettings
+    try:
+        settings = ServerSettings.model_validate(
+            {name: value for name, value in given.items() if value is not None}
+        )
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"])) or "settings"
+        raise InvalidOptionError(f"{place}: {first['msg']}") from error
+    run_server(settings)

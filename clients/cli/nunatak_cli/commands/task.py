@@ -1,0 +1,211 @@
+"""`nunatak task`: look at the registry, move aliases, check and delete."""
+
+# ruff: noqa: PLC0415 - heavy imports run when their command does, not for --help
+
+from typing import Annotated
+
+import typer
+
+from nunatak_cli.failures import needs_extra
+from nunatak_cli.options import (
+    AliasOption,
+    BackboneOption,
+    ExpectOption,
+    JsonOption,
+    RegistryOption,
+    example,
+)
+from nunatak_cli.output import console, error_console, print_json
+from nunatak_cli.registries import existing_registry
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the task.")]
+VersionArgument = Annotated[int, typer.Argument(metavar="VERSION", min=1, help="Its number.")]
+
+EXAMPLES = {
+    "list": "nunatak task list",
+    "show": "nunatak task show tone@prod",
+    "history": "nunatak task history tone --alias prod",
+    "promote": "nunatak task promote tone 3 --alias prod --expect 2",
+    "rollback": "nunatak task rollback tone --alias prod",
+    "verify": "nunatak task verify --probe",
+    "delete": "nunatak task delete tone 1",
+}
+
+
+def task_app() -> typer.Typer:
+    """Put the commands of the group together."""
+    app = typer.Typer(
+        name="task",
+        help="Look at tasks and versions, move aliases, check and delete.",
+        no_args_is_help=True,
+        epilog=example(EXAMPLES["promote"]),
+    )
+    commands = {
+        "list": list_tasks,
+        "show": show,
+        "history": history,
+        "promote": promote,
+        "rollback": rollback,
+        "verify": verify,
+        "delete": delete,
+    }
+    for name, command in commands.items():
+        app.command(name, epilog=example(EXAMPLES[name]))(command)
+    return app
+
+
+def list_tasks(*, registry: RegistryOption = None, as_json: JsonOption = False) -> None:
+    """List the tasks with what their bare names serve."""
+    from nunatak_cli.views.tasks import summary_json, task_table
+
+    with existing_registry(registry) as opened:
+        tasks = opened.tasks()
+    if as_json:
+        print_json({"tasks": [summary_json(task) for task in tasks]})
+    elif tasks:
+        console().print(task_table(tasks))
+    else:
+        error_console().print("no tasks yet; publish one with `nunatak train`")
+
+
+def show(
+    reference: Annotated[
+        str, typer.Argument(metavar="REF", help="Task: name, name@alias or name/version.")
+    ],
+    *,
+    registry: RegistryOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show everything about one version: labels, method, metrics, data and recipe."""
+    from nunatak_cli.views.tasks import task_card
+
+    with existing_registry(registry) as opened:
+        manifest = opened.resolve(reference)
+        aliases = opened.task(manifest.task).aliases
+    if as_json:
+        print_json({"aliases": dict(aliases), "manifest": manifest.model_dump(mode="json")})
+    else:
+        console().print(task_card(manifest, aliases))
+
+
+def history(
+    name: NameArgument,
+    *,
+    alias: Annotated[
+        str | None,
+        typer.Option(
+            "--alias", metavar="ALIAS", help="Only this alias. Absent: all.", show_default=False
+        ),
+    ] = None,
+    registry: RegistryOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show every move of a task's aliases, oldest first."""
+    from nunatak_cli.views.tasks import event_json, history_table
+
+    with existing_registry(registry) as opened:
+        aliases = opened.task(name).aliases if alias is None else [alias]
+        moves = [move for each in aliases for move in opened.history(name, each)]
+    moves.sort(key=lambda move: move.at)
+    if as_json:
+        print_json({"task": name, "events": [event_json(move) for move in moves]})
+    elif moves:
+        console().print(history_table(moves))
+    else:
+        error_console().print(f"task {name!r} has no aliases; its newest version is served")
+
+
+def promote(
+    name: NameArgument,
+    version: VersionArgument,
+    *,
+    alias: AliasOption = "prod",
+    expect: ExpectOption = None,
+    registry: RegistryOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Point an alias at a version; running servers follow within moments."""
+    from nunatak_cli.views.tasks import event_json, moved_line
+
+    with existing_registry(registry) as opened:
+        move = opened.promote(name, alias, version, expected_version=expect)
+    if as_json:
+        print_json(event_json(move))
+    else:
+        console().print(moved_line(move))
+
+
+def rollback(
+    name: NameArgument,
+    *,
+    alias: AliasOption = "prod",
+    expect: ExpectOption = None,
+    registry: RegistryOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Point an alias back at the version before; again goes further back."""
+    from nunatak_cli.views.tasks import event_json, moved_line
+
+    with existing_registry(registry) as opened:
+        move = opened.rollback(name, alias, expected_version=expect)
+    if as_json:
+        print_json(event_json(move))
+    else:
+        console().print(moved_line(move))
+
+
+def verify(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME]", help="Only this task. Absent: all.", show_default=False),
+    ] = None,
+    *,
+    probe: Annotated[
+        bool,
+        typer.Option(
+            "--probe", help="Also run each version and compare with the logits it must give."
+        ),
+    ] = False,
+    backbone: BackboneOption = None,
+    registry: RegistryOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check that every version is whole: manifest, size, digest; exit 1 if one is not."""
+    from nunatak_cli.views.checks import check_json, check_of, check_table
+
+    with existing_registry(registry) as opened:
+        checks = [check_of(finding) for finding in opened.verify(name)]
+        if probe:
+            with needs_extra("server"):
+                from nunatak_cli.probing import probe_versions
+            damaged = {check.subject for check in checks}
+            checks += probe_versions(opened, name, skipped=damaged, source=backbone)
+    errors = sum(check.is_error for check in checks)
+    if as_json:
+        print_json({"errors": errors, "checks": [check_json(check) for check in checks]})
+    elif checks:
+        console().print(check_table(checks))
+    else:
+        console().print("every version is whole")
+    if errors:
+        raise typer.Exit(1)
+
+
+def delete(
+    name: NameArgument,
+    version: VersionArgument,
+    *,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    registry: RegistryOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete a version that no alias points to; its number is never used again."""
+    with existing_registry(registry) as opened:
+        reference = opened.resolve(f"{name}/{version}").reference
+        if not yes:
+            typer.confirm(f"Delete {reference} for good?", abort=True, err=True)
+        opened.delete(name, version)
+    if as_json:
+        print_json({"task": name, "version": version, "deleted": True})
+    else:
+        console().print(f"deleted {reference}")

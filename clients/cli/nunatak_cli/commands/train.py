@@ -1,0 +1,194 @@
+"""`nunatak train`: from a file of examples to a published version."""
+
+# ruff: noqa: PLC0415 - torch is imported when training starts, not for --help
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nunatak_cli.failures import needs_extra
+from nunatak_cli.options import (
+    BackboneOption,
+    JsonOption,
+    MethodName,
+    MetricName,
+    RegistryOption,
+)
+from nunatak_cli.output import console, print_json
+from nunatak_cli.registries import created_registry
+
+RECIPE = "Recipe (absent: tuned defaults of the method)"
+METHOD = "Method"
+SETTINGS_OF_METHOD: Mapping[MethodName, frozenset[str]] = {
+    MethodName.TOPK: frozenset({"layers"}),
+    MethodName.HEAD: frozenset(),
+    MethodName.BOTTLENECK: frozenset({"size", "first_layer"}),
+    MethodName.LORA: frozenset({"rank", "alpha", "first_layer"}),
+    MethodName.FULL: frozenset(),
+}
+
+
+def train(  # noqa: PLR0913 - one parameter per option is how typer works
+    *,
+    task: Annotated[str, typer.Option(metavar="NAME", help="Name of the task.")],
+    data: Annotated[
+        str,
+        typer.Option(
+            metavar="PATH",
+            help="Examples with columns text, label and maybe text_pair: JSONL, CSV, TSV or "
+            "Parquet; a folder with train.* and dev.*; or the name of a data set on the hub.",
+        ),
+    ],
+    dev: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="Examples to choose the best epoch by. Absent: a tenth of the data.",
+            show_default=False,
+        ),
+    ] = None,
+    registry: RegistryOption = None,
+    promote: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ALIAS", help="Then point this alias at the version.", show_default=False
+        ),
+    ] = None,
+    note: Annotated[str, typer.Option(metavar="TEXT", help="A remark to keep with it.")] = "",
+    as_json: JsonOption = False,
+    method: Annotated[
+        MethodName, typer.Option(help="What is the task's own.", rich_help_panel=METHOD)
+    ] = MethodName.TOPK,
+    backbone: BackboneOption = None,
+    layers: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="topk: own top layers (2).", rich_help_panel=METHOD),
+    ] = None,
+    size: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="bottleneck: width of the adapters (64).",
+            rich_help_panel=METHOD,
+        ),
+    ] = None,
+    rank: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="lora: rank of the updates (8).", rich_help_panel=METHOD
+        ),
+    ] = None,
+    alpha: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X", help="lora: scale of the updates, times rank (16).", rich_help_panel=METHOD
+        ),
+    ] = None,
+    first_layer: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="bottleneck, lora: layers below stay shared (0).",
+            rich_help_panel=METHOD,
+        ),
+    ] = None,
+    metric: Annotated[
+        MetricName | None, typer.Option(help="Chooses the best epoch.", rich_help_panel=RECIPE)
+    ] = None,
+    positive_label: Annotated[
+        str | None,
+        typer.Option(metavar="LABEL", help="The label f1 is about.", rich_help_panel=RECIPE),
+    ] = None,
+    epochs: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Passes over the data. Absent: more for small data.",
+            rich_help_panel=RECIPE,
+        ),
+    ] = None,
+    learning_rate: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X", help="Of the layers, or of a head alone.", rich_help_panel=RECIPE
+        ),
+    ] = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Examples per step.", rich_help_panel=RECIPE),
+    ] = None,
+    max_length: Annotated[
+        int | None,
+        typer.Option(min=4, metavar="N", help="Tokens read of a text.", rich_help_panel=RECIPE),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="N", help="Same seed, same weights.", rich_help_panel=RECIPE),
+    ] = None,
+) -> None:
+    """Train a task on your examples and publish it as a new version."""
+    chosen = method_settings(
+        method,
+        {
+            "layers": layers,
+            "size": size,
+            "rank": rank,
+            "alpha": alpha,
+            "first_layer": first_layer,
+        },
+    )
+    changes: dict[str, str | float | None] = {
+        "metric": metric,
+        "positive_label": positive_label,
+        "epochs": epochs,
+        # Who asks for a number of epochs gets it, also where the data is small.
+        "min_steps": None if epochs is None else 0,
+        "learning_rate": learning_rate,
+        "batch_size": batch_size,
+        "max_length": max_length,
+        "seed": seed,
+    }
+    with needs_extra("training"):
+        from nunatak_cli.training import TrainRequest, train_and_promote
+        from nunatak_cli.views.training import outcome_json, outcome_table
+    request = TrainRequest(
+        task=task,
+        data=data,
+        dev=dev,
+        note=note,
+        backbone=backbone,
+        method=method,
+        method_settings=chosen,
+        changes={name: value for name, value in changes.items() if value is not None},
+    )
+    with created_registry(registry) as opened:
+        outcome = train_and_promote(request, opened, alias=promote)
+    if as_json:
+        print_json(outcome_json(outcome, alias=promote))
+    else:
+        console().print(outcome_table(outcome))
+        console().print(f"published {outcome.manifest.reference}")
+        if promote is not None:
+            console().print(f"{task}@{promote} -> version {outcome.manifest.version}")
+
+
+def method_settings(method: MethodName, given: Mapping[str, float | None]) -> dict[str, float]:
+    """Return the settings that were given, if they are those of the method.
+
+    Raises:
+        typer.BadParameter: a setting of another method.
+    """
+    chosen = {name: value for name, value in given.items() if value is not None}
+    foreign = [name for name in chosen if name not in SETTINGS_OF_METHOD[method]]
+    if foreign:
+        option = f"--{foreign[0].replace('_', '-')}"
+        owners = " and ".join(
+            owner for owner, names in SETTINGS_OF_METHOD.items() if foreign[0] in names
+        )
+        raise typer.BadParameter(f"{option} belongs to --method {owners}, not to {method}")
+    return chosen

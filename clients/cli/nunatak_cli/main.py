@@ -1,0 +1,52 @@
+"""The `nunatak` command: its groups, and nothing that takes time to import."""
+
+from importlib.metadata import version as distribution_version
+from typing import Annotated
+
+import typer
+
+from nunatak_cli.commands.loadtest import loadtest
+from nunatak_cli.commands.predict import predict
+from nunatak_cli.commands.serve import serve
+from nunatak_cli.commands.task import task_app
+from nunatak_cli.commands.train import train
+from nunatak_cli.failures import FailureGroup
+from nunatak_cli.options import example
+
+VersionOption = Annotated[bool, typer.Option("--version", help="Show the version and leave.")]
+EXAMPLES = {
+    "nunatak": "nunatak train --task tone --data tone.jsonl",
+    "train": "nunatak train --task tone --data tone.jsonl --method topk --layers 2 --promote prod",
+    "predict": 'nunatak predict "Please come at once." --task tone --task intent',
+    "serve": "nunatak serve --registry ./registry --port 8080",
+    "loadtest": "nunatak loadtest --server http://127.0.0.1:8080 --task tone --task intent",
+}
+
+
+def build_app() -> typer.Typer:
+    """Put the commands together."""
+    built = typer.Typer(
+        name="nunatak",
+        cls=FailureGroup,
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_show_locals=False,
+        rich_markup_mode="rich",
+        context_settings={"help_option_names": ["-h", "--help"]},
+        epilog=example(EXAMPLES["nunatak"]),
+    )
+    built.callback(invoke_without_command=True)(start)
+    for command in (train, predict, serve, loadtest):
+        built.command(epilog=example(EXAMPLES[command.__name__]))(command)
+    built.add_typer(task_app())
+    return built
+
+
+def start(*, version: VersionOption = False) -> None:
+    """Serve many text tasks from one frozen transformer backbone."""
+    if version:
+        typer.echo(f"nunatak {distribution_version('nunatak')}")
+        raise typer.Exit
+
+
+app = build_app()

@@ -1,0 +1,1 @@
+"""Results as rich renderables and as JSON values; no command line, no input or output."""

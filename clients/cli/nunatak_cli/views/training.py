@@ -1,0 +1,51 @@
+"""The outcome of a training run, as a table and as JSON."""
+
+from pydantic import JsonValue
+from rich.filesize import decimal
+from rich.table import Table
+
+from nunatak_cli.views.tasks import method_text, shared_text
+from nunatak_training import TrainOutcome
+
+
+def outcome_table(outcome: TrainOutcome) -> Table:
+    """What was trained, and how well it does on the dev examples."""
+    manifest = outcome.manifest
+    counts = manifest.parameter_counts
+    stored = sum(blob.size_bytes for blob in manifest.blobs)
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for metric, value in outcome.metrics.items():
+        table.add_row(f"dev {metric}", f"{value:.4f}")
+    table.add_row("method", method_text(manifest.method))
+    table.add_row("shared layers", shared_text(manifest))
+    table.add_row("labels", str(len(manifest.head.labels)))
+    table.add_row("parameters", f"{counts.branch + counts.head:,}")
+    table.add_row("stored", decimal(stored))
+    table.add_row("best epoch", f"{outcome.best_epoch} of {len(outcome.history)}")
+    table.add_row("time", f"{outcome.seconds:.1f} s")
+    return table
+
+
+def outcome_json(outcome: TrainOutcome, *, alias: str | None) -> dict[str, JsonValue]:
+    """The published version, its scores and the way there."""
+    return {
+        "reference": outcome.manifest.reference,
+        "task": outcome.manifest.task,
+        "version": outcome.manifest.version,
+        "alias": alias,
+        "metrics": {str(metric): value for metric, value in outcome.metrics.items()},
+        "best_epoch": outcome.best_epoch,
+        "epochs": [
+            {
+                "epoch": result.epoch,
+                "train_loss": result.train_loss,
+                "dev_loss": result.dev_loss,
+                "dev_score": result.dev_score,
+                "seconds": result.seconds,
+            }
+            for result in outcome.history
+        ],
+        "seconds": outcome.seconds,
+    }

@@ -1,0 +1,183 @@
+"""The asyncio client: the blocking one with `await`; both run the same calls and retries."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+import httpx
+
+from nunatak_client import calls
+from nunatak_client.calls import AnswerT, Call, PredictOptions
+from nunatak_client.errors import ConnectionFailedError, UnavailableError
+from nunatak_client.payloads import FunctionToApply, Inputs
+from nunatak_client.results import (
+    AliasChange,
+    Eviction,
+    FanOut,
+    MemoryReport,
+    Prediction,
+    Residency,
+    ServerInfo,
+    TaskDetail,
+    TaskSummary,
+)
+from nunatak_client.retries import Attempts, RetryPolicy
+from nunatak_client.transport import DEFAULT_TIMEOUT_S, DEFAULT_URL, server_url, to_reply
+
+
+class AsyncClient:
+    """Talks to one server; keeps connections open, so keep it and share it between coroutines.
+
+    Every method may raise any `NunatakClientError`.
+
+    Args:
+        url: Address of the server.
+        timeout_s: Seconds to wait for an answer, where the call sets no deadline.
+        retries: Further attempts after a refused connection, or a 429 or 503 that invites one;
+            a `RetryPolicy` also sets the delays.
+        transport: Replaces the network.
+        sleep: Waits between attempts.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        retries: int | RetryPolicy = 2,
+        transport: httpx.AsyncBaseTransport | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._http = httpx.AsyncClient(
+            base_url=server_url(url), timeout=timeout_s, transport=transport
+        )
+        self._timeout_s = timeout_s
+        self._policy = RetryPolicy(retries=retries) if isinstance(retries, int) else retries
+        self._sleep = sleep
+        self._clock = clock
+
+    async def predict(
+        self,
+        task: str,
+        inputs: Inputs,
+        *,
+        top_k: int | None = None,
+        function_to_apply: FunctionToApply | str | None = None,
+        deadline_s: float | None = None,
+    ) -> Prediction:
+        """Ask one task about one input or a list of inputs.
+
+        Args:
+            task: `name`, `name@alias` or `name/3`.
+            inputs: A text, a pair of texts as a tuple, or a list of these.
+            top_k: Labels to return per input; all when absent.
+            function_to_apply: `softmax`, `sigmoid` or `none`; by the task's kind when absent.
+            deadline_s: Seconds for everything, further attempts included.
+        """
+        options = PredictOptions(
+            top_k=top_k, function_to_apply=function_to_apply, deadline_s=deadline_s
+        )
+        return await self._run(calls.predict(task, inputs, options))
+
+    async def predict_many(
+        self,
+        inputs: Inputs,
+        tasks: Sequence[str],
+        *,
+        top_k: int | None = None,
+        function_to_apply: FunctionToApply | str | None = None,
+        deadline_s: float | None = None,
+    ) -> FanOut:
+        """Ask several tasks about the same inputs; a task that fails does not fail the others."""
+        options = PredictOptions(
+            top_k=top_k, function_to_apply=function_to_apply, deadline_s=deadline_s
+        )
+        return await self._run(calls.predict_many(inputs, tasks, options))
+
+    async def tasks(self) -> tuple[TaskSummary, ...]:
+        """List the tasks of the server's registry."""
+        return await self._run(calls.tasks())
+
+    async def task(self, reference: str) -> TaskDetail:
+        """Describe a task and the version that `reference` means."""
+        return await self._run(calls.task(reference))
+
+    async def promote(
+        self, task: str, alias: str, version: int, expected_version: int | None = None
+    ) -> AliasChange:
+        """Point `alias` at `version`, which the server loads and probes first.
+
+        Raises:
+            ConflictError: the alias is not at `expected_version` (0: it must not exist yet).
+        """
+        return await self._run(calls.promote(task, alias, version, expected_version))
+
+    async def rollback(
+        self, task: str, alias: str, expected_version: int | None = None
+    ) -> AliasChange:
+        """Point `alias` back at the version before."""
+        return await self._run(calls.rollback(task, alias, expected_version))
+
+    async def preload(self, reference: str) -> Residency:
+        """Bring a task version into memory and check it."""
+        return await self._run(calls.preload(reference))
+
+    async def evict(self, reference: str) -> Eviction:
+        """Drop a task, or the one version that `name/3` names, from memory."""
+        return await self._run(calls.evict(reference))
+
+    async def memory(self) -> MemoryReport:
+        """Report bytes in use, and what one full model per task would take."""
+        return await self._run(calls.memory())
+
+    async def info(self) -> ServerInfo:
+        """Report what the server is."""
+        return await self._run(calls.info())
+
+    async def is_ready(self) -> bool:
+        """Whether the server answers predictions now; asks once, without further attempts."""
+        try:
+            return await self._run(calls.readiness(), RetryPolicy(retries=0))
+        except (ConnectionFailedError, UnavailableError):
+            return False
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def _run(self, call: Call[AnswerT], policy: RetryPolicy | None = None) -> AnswerT:
+        attempts = Attempts(policy or self._policy, deadline_s=call.deadline_s, clock=self._clock)
+        while True:
+            try:
+                response = await self._http.request(
+                    call.method,
+                    call.path,
+                    params=call.query or None,
+                    content=call.content,
+                    headers=attempts.headers(),
+                    timeout=attempts.timeout_s(self._timeout_s),
+                )
+            except httpx.RequestError as error:
+                delay_s = attempts.after_failure(error)
+            else:
+                reply = to_reply(response)
+                retry_s = attempts.after_reply(reply)
+                if retry_s is None:
+                    return call.answer(reply)
+                delay_s = retry_s
+            await self._sleep(delay_s)

@@ -1,0 +1,191 @@
+"""One function per route: arguments in, a complete call out. Shared by both clients."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, Literal, TypeVar
+
+from pydantic import JsonValue
+
+from nunatak_client.errors import InvalidInputError
+from nunatak_client.payloads import (
+    FunctionToApply,
+    Inputs,
+    json_body,
+    path_segment,
+    predict_body,
+    task_target,
+    wire_inputs,
+)
+from nunatak_client.replies import (
+    Reply,
+    ResultT,
+    raise_for_problem,
+    read_fan_out,
+    read_object,
+    read_prediction,
+    read_result,
+)
+from nunatak_client.results import (
+    AliasChange,
+    Eviction,
+    FanOut,
+    MemoryReport,
+    Prediction,
+    Residency,
+    ServerInfo,
+    TaskDetail,
+    TaskSummary,
+)
+
+AnswerT = TypeVar("AnswerT")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call(Generic[AnswerT]):
+    """One request and how to read its reply."""
+
+    method: Literal["GET", "POST", "PUT"]
+    path: str
+    read: Callable[[Reply], AnswerT]
+    query: Mapping[str, str] = field(default_factory=dict[str, str])
+    content: bytes | None = None
+    deadline_s: float | None = None
+
+    def answer(self, reply: Reply) -> AnswerT:
+        """Read `reply`.
+
+        Raises:
+            ApiError: the server refused.
+            InvalidResponseError: the reply does not follow the contract.
+        """
+        raise_for_problem(reply)
+        return self.read(reply)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictOptions:
+    """What a caller may ask of a prediction beside its inputs."""
+
+    top_k: int | None = None
+    function_to_apply: FunctionToApply | str | None = None
+    deadline_s: float | None = None
+
+
+def predict(task: str, inputs: Inputs, options: PredictOptions) -> Call[Prediction]:
+    """Ask one task."""
+    wire = wire_inputs(inputs)
+    target = task_target(task)
+    return Call(
+        method="POST",
+        path=f"{target.path}/predict",
+        query=target.query,
+        content=predict_body(
+            wire, top_k=options.top_k, function_to_apply=options.function_to_apply
+        ),
+        deadline_s=options.deadline_s,
+        read=lambda reply: read_prediction(reply, num_inputs=wire.num_inputs),
+    )
+
+
+def predict_many(inputs: Inputs, tasks: Sequence[str], options: PredictOptions) -> Call[FanOut]:
+    """Ask several tasks about the same inputs.
+
+    Raises:
+        InvalidInputError: `tasks` is one string, where a list of references belongs.
+    """
+    if isinstance(tasks, str):
+        raise InvalidInputError(f"tasks must be a list of task references, got {tasks!r}")
+    wire = wire_inputs(inputs)
+    return Call(
+        method="POST",
+        path="/v1/predict",
+        content=predict_body(
+            wire, tasks=tasks, top_k=options.top_k, function_to_apply=options.function_to_apply
+        ),
+        deadline_s=options.deadline_s,
+        read=lambda reply: read_fan_out(reply, num_inputs=wire.num_inputs, tasks=tasks),
+    )
+
+
+def tasks() -> Call[tuple[TaskSummary, ...]]:
+    """List the tasks."""
+    return Call(method="GET", path="/v1/tasks", read=_read_tasks)
+
+
+def task(reference: str) -> Call[TaskDetail]:
+    """Describe one task and one version of it."""
+    target = task_target(reference)
+    return Call(method="GET", path=target.path, query=target.query, read=_reader(TaskDetail))
+
+
+def promote(name: str, alias: str, version: int, expected_version: int | None) -> Call[AliasChange]:
+    """Point an alias at a version."""
+    body: dict[str, JsonValue] = {"version": version}
+    return Call(
+        method="PUT",
+        path=_alias_path(name, alias),
+        content=json_body(body | _expectation(expected_version)),
+        read=_reader(AliasChange),
+    )
+
+
+def rollback(name: str, alias: str, expected_version: int | None) -> Call[AliasChange]:
+    """Point an alias back at the version before."""
+    return Call(
+        method="POST",
+        path=f"{_alias_path(name, alias)}/rollback",
+        content=json_body(_expectation(expected_version)),
+        read=_reader(AliasChange),
+    )
+
+
+def preload(reference: str) -> Call[Residency]:
+    """Bring a task version into memory."""
+    target = task_target(reference)
+    return Call(
+        method="POST",
+        path=f"{target.path}/preload",
+        query=target.query,
+        read=_reader(Residency),
+    )
+
+
+def evict(reference: str) -> Call[Eviction]:
+    """Drop a task, or one version of it, from memory."""
+    target = task_target(reference)
+    return Call(
+        method="POST", path=f"{target.path}/evict", query=target.query, read=_reader(Eviction)
+    )
+
+
+def memory() -> Call[MemoryReport]:
+    """Ask what is in memory."""
+    return Call(method="GET", path="/v1/memory", read=_reader(MemoryReport))
+
+
+def info() -> Call[ServerInfo]:
+    """Ask what the server is."""
+    return Call(method="GET", path="/info", read=_reader(ServerInfo))
+
+
+def readiness() -> Call[bool]:
+    """Ask whether the server is ready; not ready is an answer here, never an error."""
+    return Call(method="GET", path="/readyz", read=lambda _reply: True)
+
+
+def _reader(kind: type[ResultT]) -> Callable[[Reply], ResultT]:
+    return lambda reply: read_result(kind, read_object(reply))
+
+
+def _read_tasks(reply: Reply) -> tuple[TaskSummary, ...]:
+    listed = read_object(reply).get("tasks")
+    entries = listed if isinstance(listed, list) else [listed]
+    return tuple(read_result(TaskSummary, entry) for entry in entries)
+
+
+def _alias_path(name: str, alias: str) -> str:
+    return f"/v1/tasks/{path_segment('task name', name)}/aliases/{path_segment('alias', alias)}"
+
+
+def _expectation(expected_version: int | None) -> dict[str, JsonValue]:
+    return {} if expected_version is None else {"expected_version": expected_version}

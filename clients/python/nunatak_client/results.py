@@ -1,0 +1,232 @@
+"""What the server answers, as frozen values.
+
+Fields the client does not know are ignored, so that a newer server serves an older client.
+"""
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+
+from nunatak_client.errors import ApiError, error_class
+
+
+class Result(BaseModel):
+    """Base of every answer."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Score(Result):
+    """One label and its score (a probability, or the logit for `function_to_apply="none"`)."""
+
+    label: str
+    score: float
+
+
+Scores = tuple[Score, ...]
+"""The labels of one input, best first."""
+
+
+class Timings(Result):
+    """Where the server spent the time; `None` where a proxy removed the header."""
+
+    queue_ms: float | None = None
+    tokenize_ms: float | None = None
+    compute_ms: float | None = None
+    batch_size: int | None = Field(default=None, description="rows of the batch it ran in")
+
+
+class Prediction(Result):
+    """The answer of one task version, one entry of `outputs` per input, also for a single one."""
+
+    task: str
+    version: int
+    outputs: tuple[Scores, ...]
+    timings: Timings = Timings()
+    request_id: str | None = None
+
+    @property
+    def scores(self) -> Scores:
+        """Labels of the first input, best first."""
+        return self.outputs[0]
+
+    @property
+    def best(self) -> Score:
+        """Best label of the first input."""
+        return self.outputs[0][0]
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Best label of every input."""
+        return tuple(scores[0].label for scores in self.outputs)
+
+
+class FieldProblem(Result):
+    """What is wrong with one field of a request."""
+
+    location: str
+    message: str
+
+
+class Problem(Result):
+    """A refusal as the server words it (RFC 9457)."""
+
+    code: str
+    status: int
+    title: str = ""
+    detail: str = ""
+    errors: tuple[FieldProblem, ...] = ()
+    request_id: str | None = None
+
+    def to_error(self, *, retry_after_s: float | None = None) -> ApiError:
+        """The error to raise for this problem."""
+        fields = "; ".join(f"{field.location}: {field.message}" for field in self.errors)
+        detail = self.detail or self.title or f"the server answered {self.status}"
+        return error_class(self.status)(
+            code=self.code,
+            status=self.status,
+            detail=f"{detail} ({fields})" if fields else detail,
+            request_id=self.request_id,
+            retry_after_s=retry_after_s,
+        )
+
+
+class TaskResult(Result):
+    """The part of one task in a fan-out: either `outputs` or `error`."""
+
+    reference: str
+    task: str | None = None
+    version: int | None = None
+    outputs: tuple[Scores, ...] | None = None
+    error: Problem | None = None
+
+    @model_validator(mode="after")
+    def _is_answer_or_error(self) -> "TaskResult":
+        if (self.outputs is None) == (self.error is None):
+            raise ValueError("a result holds either outputs or an error")
+        return self
+
+    def require(self) -> tuple[Scores, ...]:
+        """Return the outputs.
+
+        Raises:
+            ApiError: this task failed.
+        """
+        if self.outputs is None:
+            raise (self.error or Problem(code="api_error", status=500)).to_error()
+        return self.outputs
+
+    @property
+    def best(self) -> Score:
+        """Best label of the first input; raises `ApiError` where the task failed."""
+        return self.require()[0][0]
+
+
+class FanOut(Result):
+    """The answers of several tasks to the same inputs, in the order they were asked for."""
+
+    results: tuple[TaskResult, ...]
+    timings: Timings = Timings()
+    request_id: str | None = None
+
+    def __getitem__(self, reference: str) -> TaskResult:
+        """The result of the task that was asked for as `reference`."""
+        for result in self.results:
+            if result.reference == reference:
+                return result
+        raise KeyError(reference)
+
+
+class TaskSummary(Result):
+    """One task of the registry; `version` is what its bare name means."""
+
+    name: str
+    version: int
+    versions: tuple[int, ...]
+    aliases: dict[str, int]
+    head: str
+    labels: tuple[str, ...]
+    method: str
+    split_depth: int | None = None
+    resident_versions: tuple[int, ...] = ()
+
+
+class TaskDetail(TaskSummary):
+    """One task with the manifest of one of its versions."""
+
+    manifest: dict[str, JsonValue]
+
+
+class AliasChange(Result):
+    """A move of an alias."""
+
+    task: str
+    alias: str
+    version: int
+    previous_version: int | None = None
+
+
+class Residency(Result):
+    """A task version in the server's memory."""
+
+    task: str
+    version: int
+    resident: bool
+    bytes: int
+
+
+class Eviction(Result):
+    """The versions of a task that were dropped from memory."""
+
+    task: str
+    versions: tuple[int, ...]
+
+
+class BackboneMemory(Result):
+    """What the shared backbone takes."""
+
+    name: str
+    digest: str
+    dtype: str
+    bytes: int
+    parameters: int
+
+
+class TaskMemory(Result):
+    """What one resident task version takes beside the backbone."""
+
+    task: str
+    version: int
+    method: str
+    split_depth: int | None = None
+    bytes: int
+    parameters: int
+
+
+class ProcessMemory(Result):
+    """Memory of the server process as the kernel counts it; `None` where it cannot."""
+
+    rss_bytes: int
+    pss_bytes: int | None = None
+    uss_bytes: int | None = None
+
+
+class MemoryReport(Result):
+    """Bytes in use, and what one full model per resident task would take."""
+
+    backbone: BackboneMemory
+    tasks: tuple[TaskMemory, ...]
+    shared_bytes: int
+    dedicated_bytes: int
+    saved_share: float
+    process: ProcessMemory
+
+
+class ServerInfo(Result):
+    """What a server is."""
+
+    name: str
+    version: str
+    backbone: dict[str, JsonValue]
+    device: str
+    dtype: str
+    registry: str
+    limits: dict[str, JsonValue]

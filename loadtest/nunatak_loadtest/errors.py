@@ -1,0 +1,50 @@
+"""Errors of the load test.
+
+LoadTestError
++-- InvalidSettingsError      settings that no run can follow
++-- LoadGeneratorError        locust did not run to its end
++-- ProcessNotFoundError      the process to watch is not there
++-- ServerStartError          a server process ended before it was ready
+"""
+
+from pathlib import Path
+from typing import ClassVar
+
+
+class LoadTestError(Exception):
+    """Base of every error this package raises on purpose."""
+
+    code: ClassVar[str] = "load_test_error"
+
+
+class InvalidSettingsError(LoadTestError):
+    """Settings that no run can follow."""
+
+    code = "invalid_settings"
+
+
+class LoadGeneratorError(LoadTestError):
+    """Locust did not run to its end."""
+
+    code = "load_generator_failed"
+
+
+class ProcessNotFoundError(LoadTestError):
+    """The process to watch is not there."""
+
+    code = "process_not_found"
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        super().__init__(f"no process {pid} on this machine; give the pid of the server")
+
+
+class ServerStartError(LoadTestError):
+    """A server process ended before it was ready."""
+
+    code = "server_start_failed"
+
+    def __init__(self, exit_code: int, log: Path | None) -> None:
+        self.exit_code = exit_code
+        where = "its messages above say why" if log is None else f"{log.name} says why"
+        super().__init__(f"the server ended with code {exit_code} before it was ready; {where}")

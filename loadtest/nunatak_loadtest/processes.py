@@ -1,0 +1,89 @@
+"""A server process of one's own, for as long as a block of code runs."""
+
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from nunatak_loadtest.errors import ServerStartError
+
+READY = "Nunatak is ready on "
+STOP_TIMEOUT_S = 40
+
+
+class ServerProcess:
+    """Runs `nunatak serve` on a free port of this machine; a context manager.
+
+    Args:
+        registry: folder or URL of the registry to serve.
+        options: further options of `nunatak serve`.
+        log: file for what the server logs; absent: its messages go to standard error.
+    """
+
+    def __init__(
+        self, registry: str | Path, *, options: tuple[str, ...] = (), log: Path | None = None
+    ) -> None:
+        self._command = [
+            sys.executable,
+            *("-m", "nunatak_cli", "serve"),
+            *("--registry", str(registry)),
+            *("--port", "0"),
+            *options,
+        ]
+        self._log = log
+        self._process: subprocess.Popen[str] | None = None
+        self.url = ""
+
+    @property
+    def pid(self) -> int:
+        """The process, while it runs."""
+        if self._process is None:
+            raise RuntimeError("a ServerProcess has a process only between start and stop")
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start the server and wait until it takes requests.
+
+        Raises:
+            ServerStartError: it ended before that; its messages say why.
+        """
+        log = None if self._log is None else self._log.open("w", encoding="utf-8")
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 - our own interpreter; no shell
+                self._command, stdout=subprocess.PIPE, stderr=log, text=True
+            )
+        finally:
+            if log is not None:
+                log.close()
+        for line in self._process.stdout or ():
+            if line.startswith(READY):
+                self.url = line.removeprefix(READY).strip()
+                return
+        raise ServerStartError(self._process.wait(), self._log)
+
+    def stop(self) -> None:
+        """Ask the server to drain and end, and wait for it."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(timeout=STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        self._process = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()

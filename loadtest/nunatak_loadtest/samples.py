@@ -1,0 +1,115 @@
+"""What is kept of each request, and exact statistics over it.
+
+Locust rounds times to two digits before it counts them; percentiles here come from the times
+themselves.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Sample(BaseModel):
+    """One request as its sender saw it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    task: str
+    started_s: float
+    response_ms: float
+    error: str | None = None
+    queue_ms: float | None = None
+    tokenize_ms: float | None = None
+    compute_ms: float | None = None
+    batch_size: int | None = None
+
+
+class Latency(BaseModel):
+    """Response times in milliseconds."""
+
+    model_config = ConfigDict(frozen=True)
+
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+    max_ms: float
+
+    @classmethod
+    def of(cls, times_ms: Iterable[float]) -> Self | None:
+        """Summarise; `None` where there is nothing to summarise."""
+        ordered = sorted(times_ms)
+        if not ordered:
+            return None
+        return cls(
+            p50_ms=percentile(ordered, 50),
+            p95_ms=percentile(ordered, 95),
+            p99_ms=percentile(ordered, 99),
+            max_ms=ordered[-1],
+        )
+
+
+class RequestStatistics(BaseModel):
+    """Requests of one task, or of all; times are those of answered requests only."""
+
+    model_config = ConfigDict(frozen=True)
+
+    requests: int
+    failures: int
+    failure_codes: dict[str, int]
+    requests_per_s: float
+    latency: Latency | None
+    mean_queue_ms: float | None
+    mean_tokenize_ms: float | None
+    mean_compute_ms: float | None
+    mean_batch_size: float | None
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample], *, span_s: float) -> Self:
+        """Summarise samples that were taken within `span_s` seconds."""
+        answered = [sample for sample in samples if sample.error is None]
+        codes = Counter(sample.error for sample in samples if sample.error is not None)
+        return cls(
+            requests=len(samples),
+            failures=len(samples) - len(answered),
+            failure_codes=dict(codes.most_common()),
+            requests_per_s=len(answered) / span_s if span_s > 0 else 0.0,
+            latency=Latency.of(sample.response_ms for sample in answered),
+            mean_queue_ms=_mean(sample.queue_ms for sample in answered),
+            mean_tokenize_ms=_mean(sample.tokenize_ms for sample in answered),
+            mean_compute_ms=_mean(sample.compute_ms for sample in answered),
+            mean_batch_size=_mean(sample.batch_size for sample in answered),
+        )
+
+
+def percentile(ordered: Sequence[float], percent: float) -> float:
+    """The smallest value that at least `percent` per cent of the values do not exceed.
+
+    This is the nearest rank: always a value that was measured, never one in between.
+    """
+    rank = math.ceil(percent / 100 * len(ordered))
+    return ordered[max(rank, 1) - 1]
+
+
+def span_s(samples: Sequence[Sample]) -> float:
+    """Seconds from the first request's start to the last one's end."""
+    if not samples:
+        return 0.0
+    first = min(sample.started_s for sample in samples)
+    last = max(sample.started_s + sample.response_ms / 1000 for sample in samples)
+    return last - first
+
+
+def read_samples(path: Path) -> list[Sample]:
+    """Read the file that the users wrote; there is none where no request was ever made."""
+    if not path.exists():
+        return []
+    return [Sample.model_validate_json(line) for line in path.read_bytes().splitlines()]
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None

@@ -1,0 +1,30 @@
+"""The `nunatak` command run in this process, as a wide terminal without colours shows it."""
+
+import json
+
+from pydantic import JsonValue, TypeAdapter
+from typer.testing import CliRunner
+
+from nunatak_cli.main import app
+
+WIDE = {"COLUMNS": "220", "NO_COLOR": "1", "TERM": "dumb", "NUNATAK_REGISTRY": ""}
+_OBJECT: TypeAdapter[dict[str, JsonValue]] = TypeAdapter(dict[str, JsonValue])
+
+
+class Ran:
+    """What a command left behind."""
+
+    def __init__(self, *, exit_code: int, stdout: str, stderr: str) -> None:
+        self.exit_code = exit_code
+        self.stdout = stdout
+        self.stderr = stderr
+
+    def json(self) -> dict[str, JsonValue]:
+        """Standard output, which must be one JSON object and nothing else."""
+        return _OBJECT.validate_python(json.loads(self.stdout))
+
+
+def nunatak(*arguments: str, typed: str = "") -> Ran:
+    """Run the command; exceptions that it would let through as tracebacks are raised."""
+    result = CliRunner().invoke(app, arguments, input=typed, env=WIDE, catch_exceptions=False)
+    return Ran(exit_code=result.exit_code, stdout=result.stdout, stderr=result.stderr)

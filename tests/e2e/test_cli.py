@@ -1,0 +1,198 @@
+"""The whole way by the command line: train, look, promote, serve, predict, load, verify."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from pydantic import JsonValue
+
+from doubles.backbones import save_tiny_backbone
+from doubles.examples import toy_examples, write_jsonl
+from nunatak_client import Client, ConflictError
+from nunatak_loadtest import LoadReport
+from nunatak_loadtest.processes import ServerProcess
+
+# Three trainings stand behind one fixture, each a process of its own.
+pytestmark = pytest.mark.timeout(300)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Desk:
+    """A registry with tasks `early` (versions 1, 2) and `late`, and the backbone below them."""
+
+    registry: Path
+    backbone: Path
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return {**os.environ, "NUNATAK_REGISTRY": str(self.registry), "COLUMNS": "200"}
+
+    def nunatak(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(  # noqa: S603 - our own interpreter
+            [sys.executable, "-m", "nunatak_cli", *arguments],
+            check=False,
+            capture_output=True,
+            text=True,
+            env=self.environment,
+        )
+
+    def json(self, *arguments: str) -> dict[str, JsonValue]:
+        done = self.nunatak(*arguments, "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Desk:
+    folder = tmp_path_factory.mktemp("desk")
+    made = Desk(
+        registry=folder / "registry", backbone=save_tiny_backbone(folder / "tiny", num_layers=2)
+    )
+    data = write_jsonl(
+        folder / "toy.jsonl",
+        [{"text": example.text, "label": example.label} for example in toy_examples(60)],
+    )
+    runs: dict[tuple[str, str], tuple[str, ...]] = {
+        ("early", "topk"): ("--layers", "1", "--promote", "prod"),
+        ("late", "head"): (),
+    }
+    for (task, method), options in runs.items():
+        trained = made.nunatak(
+            *("train", "--task", task, "--data", str(data), "--method", method),
+            *("--backbone", str(made.backbone), "--max-length", "32", "--epochs", "2", *options),
+        )
+        assert trained.returncode == 0, trained.stderr
+        assert f"published {task}/1" in trained.stdout
+    again = made.json(
+        *("train", "--task", "early", "--data", str(data), "--method", "lora"),
+        *("--backbone", str(made.backbone), "--max-length", "32", "--epochs", "1"),
+        *("--rank", "2"),
+    )
+    assert again["reference"] == "early/2"
+    assert isinstance(again["epochs"], list)
+    assert len(again["epochs"]) == 1
+    return made
+
+
+@pytest.fixture(scope="module")
+def server(desk: Desk) -> Iterator[str]:
+    options = ("--backbone", str(desk.backbone))
+    with ServerProcess(desk.registry, options=options) as process:
+        yield process.url
+
+
+def test_tasks_are_listed_with_what_they_share(desk: Desk) -> None:
+    listed = desk.nunatak("task", "list").stdout
+
+    rows = {line.split()[0]: line for line in listed.splitlines()[1:]}
+    assert "prod = 1" in rows["early"]
+    assert "1 of 2" in rows["early"]
+    assert "1 of 1" in rows["late"]
+
+
+def test_stored_versions_pass_their_probe(desk: Desk) -> None:
+    done = desk.nunatak("task", "verify", "--probe", "--backbone", str(desk.backbone))
+
+    assert done.returncode == 0, done.stdout
+    assert done.stdout == "every version is whole\n"
+
+
+def test_versions_of_another_backbone_are_not_probed(desk: Desk, tmp_path: Path) -> None:
+    other = save_tiny_backbone(tmp_path / "other", num_layers=2, seed=1)
+
+    found = desk.json("task", "verify", "late", "--probe", "--backbone", str(other))
+
+    assert found["errors"] == 0
+    assert isinstance(found["checks"], list)
+    assert len(found["checks"]) == 1
+
+
+def test_server_and_this_process_give_the_same_answers(desk: Desk, server: str) -> None:
+    question = ("predict", "a b a b", "--task", "early", "--task", "late/1", "--task", "early/2")
+
+    asked = desk.json(*question, "--server", server)
+    computed = desk.json(*question, "--backbone", str(desk.backbone))
+
+    assert isinstance(asked["results"], list)
+    assert isinstance(computed["results"], list)
+    for there, here in zip(asked["results"], computed["results"], strict=True):
+        assert isinstance(there, dict)
+        assert isinstance(here, dict)
+        assert (there["reference"], there["version"]) == (here["reference"], here["version"])
+        assert scores(there) == pytest.approx(scores(here), abs=1e-5)
+
+
+def scores(result: Mapping[str, JsonValue]) -> dict[str, float]:
+    outputs = result["outputs"]
+    assert isinstance(outputs, list)
+    return {
+        str(item["label"]): float(str(item["score"])) for item in outputs if isinstance(item, dict)
+    }
+
+
+def test_task_that_is_not_there_is_an_answer_of_its_own(desk: Desk, server: str) -> None:
+    done = desk.nunatak("predict", "a b", "--task", "early", "--task", "nope", "--server", server)
+
+    assert done.returncode == 1
+    assert "error [task_not_found]" in done.stdout
+    assert done.stdout.count("early") >= 1
+
+
+def test_client_reads_every_route_of_a_real_server(server: str) -> None:
+    with Client(server) as client:
+        assert client.is_ready()
+        assert client.info().name == "nunatak"
+        assert {task.name for task in client.tasks()} == {"early", "late"}
+        assert client.task("early/2").manifest["version"] == 2
+        assert client.preload("early/2").resident
+        resident = {(task.task, task.version) for task in client.memory().tasks}
+        assert ("early", 2) in resident
+        assert client.evict("early/2").versions == (2,)
+
+        prediction = client.predict("late", ["a b", ("y z", "z")], top_k=1, deadline_s=20)
+        assert [len(output) for output in prediction.outputs] == [1, 1]
+        assert prediction.timings.compute_ms is not None
+        assert prediction.timings.batch_size is not None
+        assert prediction.request_id
+
+
+def test_client_moves_aliases_with_compare_and_swap(server: str) -> None:
+    with Client(server) as client:
+        assert client.promote("late", "canary", 1, expected_version=0).previous_version is None
+        with pytest.raises(ConflictError):
+            client.promote("late", "canary", 1, expected_version=0)
+
+        client.promote("early", "canary", 1)
+        assert client.promote("early", "canary", 2).previous_version == 1
+        assert client.rollback("early", "canary").version == 1
+
+
+def test_load_test_reports_requests_and_memory(desk: Desk, server: str) -> None:
+    done = desk.nunatak(
+        *("loadtest", "--server", server, "--task", "early", "--task", "late/1"),
+        *("--users", "2", "--duration", "3", "--json"),
+    )
+
+    assert done.returncode == 0, done.stderr
+    report = LoadReport.model_validate_json(done.stdout)
+    assert report.overall.requests > 0
+    assert report.overall.failures == 0
+    assert all(task.requests > 0 and task.latency for task in report.tasks.values())
+    assert report.overall.mean_compute_ms is not None
+    assert 2 < report.span_s < 10
+    assert report.memory.shared_bytes < report.memory.dedicated_bytes
+    assert report.process_peak is not None
+    assert report.process_peak.samples >= 3
+
+
+def test_load_test_of_a_missing_task_measures_nothing(desk: Desk, server: str) -> None:
+    done = desk.nunatak("loadtest", "--server", server, "--task", "nope", "--json")
+
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith("error [task_not_found]: ")

@@ -1,0 +1,27 @@
+"""Laws of the options of `nunatak loadtest`; the run itself is tried end to end."""
+
+from pathlib import Path
+
+from doubles.terminals import nunatak
+
+NOBODY = ("--server", "http://127.0.0.1:9")
+
+
+def test_server_that_is_not_there_is_one_line() -> None:
+    ran = nunatak("loadtest", "--task", "tone", *NOBODY, "--json")
+
+    assert ran.exit_code == 1
+    assert ran.stdout == ""
+    assert ran.stderr.startswith("error [connection_failed]: ")
+
+
+def test_text_file_is_read_before_anything_else(tmp_path: Path) -> None:
+    absent = str(tmp_path / "absent.txt")
+
+    ran = nunatak("loadtest", "--task", "tone", *NOBODY, "--text-file", absent, "--json")
+
+    assert ran.stderr.startswith("error [invalid_settings]: cannot read texts")
+
+
+def test_task_is_required() -> None:
+    assert nunatak("loadtest").exit_code == 2

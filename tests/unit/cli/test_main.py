@@ -1,0 +1,94 @@
+"""Laws of the command as a whole."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import version
+
+import pytest
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from doubles.terminals import nunatak
+from nunatak_cli.main import app
+
+HEAVY = (
+    "torch",
+    "transformers",
+    "datasets",
+    "fastapi",
+    "uvicorn",
+    "locust",
+    "sklearn",
+    "sqlalchemy",
+    "httpx",
+    "nunatak_registry",
+    "nunatak_model",
+)
+
+
+def command_paths() -> Iterator[tuple[str, ...]]:
+    root = get_command(app)
+    assert isinstance(root, TyperGroup)
+    for name, command in root.commands.items():
+        if isinstance(command, TyperGroup):
+            yield from ((name, inner) for inner in command.commands)
+        else:
+            yield (name,)
+
+
+def imported_by(statement: str) -> set[str]:
+    code = f"import sys\n{statement}\nprint(*sys.modules, sep='\\n', file=sys.stderr)"
+    done = subprocess.run(  # noqa: S603 - our own interpreter
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    )
+    return set(done.stderr.split())
+
+
+def test_version_is_that_of_the_distribution() -> None:
+    assert nunatak("--version").stdout == f"nunatak {version('nunatak')}\n"
+
+
+def test_no_arguments_show_the_help() -> None:
+    shown = nunatak().stdout + nunatak("--help").stdout
+
+    assert shown.count("Usage: nunatak") == 2
+
+
+@pytest.mark.parametrize("path", list(command_paths()), ids=" ".join)
+def test_every_command_explains_itself_with_an_example(path: tuple[str, ...]) -> None:
+    ran = nunatak(*path, "--help")
+
+    assert ran.exit_code == 0
+    assert f"Example:  nunatak {' '.join(path)}" in ran.stdout
+    _usage, purpose, *_ = (line.strip() for line in ran.stdout.splitlines() if line.strip())
+    assert purpose.endswith(".")
+
+
+def test_groups_explain_themselves_with_an_example() -> None:
+    for path in ((), ("task",)):
+        assert "Example:  nunatak" in nunatak(*path, "--help").stdout
+
+
+def test_help_imports_nothing_heavy() -> None:
+    statement = (
+        "from nunatak_cli.main import app\ntry: app(['train', '--help'])\nexcept SystemExit: pass"
+    )
+
+    assert imported_by(statement).isdisjoint(HEAVY)
+
+
+@pytest.mark.parametrize("package", ["nunatak_client", "nunatak_registry"])
+def test_light_packages_never_import_torch(package: str) -> None:
+    assert imported_by(f"import {package}").isdisjoint({"torch", "transformers", "fastapi"})
+
+
+def test_load_test_package_does_not_let_locust_patch_this_process() -> None:
+    assert imported_by("import nunatak_loadtest").isdisjoint({"locust", "gevent"})
+
+
+def test_misspelt_command_is_a_usage_error() -> None:
+    ran = nunatak("tarin")
+
+    assert ran.exit_code == 2
+    assert "train" in ran.stderr

@@ -1,0 +1,121 @@
+"""Laws of `nunatak predict` against a server that gives canned answers."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from pydantic import JsonValue
+
+from doubles.terminals import nunatak
+
+TONE: JsonValue = {
+    "reference": "tone",
+    "task": "tone",
+    "version": 3,
+    "outputs": [{"label": "urgent", "score": 0.93}, {"label": "calm", "score": 0.07}],
+}
+MISSING: JsonValue = {
+    "reference": "nope",
+    "error": {"code": "task_not_found", "status": 404, "detail": "no task 'nope'"},
+}
+
+
+@dataclass
+class CannedServer:
+    """Answers each POST with `answer` and remembers what was asked."""
+
+    url: str = ""
+    answer: JsonValue = None
+    bodies: list[JsonValue] = field(default_factory=list[JsonValue])
+
+
+@pytest.fixture
+def server() -> Iterator[CannedServer]:
+    canned = CannedServer()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            length = int(self.headers["content-length"])
+            canned.bodies.append(json.loads(self.rfile.read(length)))
+            answer = json.dumps(canned.answer).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - inherited
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listener:
+        canned.url = f"http://127.0.0.1:{listener.server_port}"
+        thread = Thread(target=listener.serve_forever, args=(0.01,))
+        thread.start()
+        yield canned
+        listener.shutdown()
+        thread.join()
+
+
+def test_server_is_asked_once_for_all_tasks(server: CannedServer) -> None:
+    server.answer = {"results": [TONE]}
+
+    ran = nunatak("predict", "Come.", "--pair", "Why?", "--task", "tone", "--server", server.url)
+
+    assert ran.exit_code == 0
+    assert server.bodies == [{"inputs": {"text": "Come.", "text_pair": "Why?"}, "tasks": ["tone"]}]
+    assert ran.stdout.splitlines()[1].split() == ["tone", "3", "0.9300", "urgent", "calm", "0.0700"]
+
+
+def test_answers_as_json_have_the_shape_of_the_server(server: CannedServer) -> None:
+    server.answer = {"results": [TONE]}
+
+    ran = nunatak("predict", "Come.", "--task", "tone", "--server", server.url, "--json")
+
+    assert ran.json() == {
+        "results": [
+            {
+                "reference": "tone",
+                "version": 3,
+                "outputs": [{"label": "urgent", "score": 0.93}, {"label": "calm", "score": 0.07}],
+            }
+        ]
+    }
+
+
+def test_task_that_fails_does_not_hide_the_others(server: CannedServer) -> None:
+    server.answer = {"results": [MISSING, TONE]}
+
+    ran = nunatak(
+        *("predict", "Come.", "--task", "nope", "--task", "tone"), *("--server", server.url)
+    )
+
+    assert ran.exit_code == 1
+    assert "error [task_not_found]: no task 'nope'" in ran.stdout
+    assert "urgent" in ran.stdout
+
+
+def test_server_that_is_not_there_is_one_line() -> None:
+    ran = nunatak("predict", "Come.", "--task", "tone", "--server", "http://127.0.0.1:9")
+
+    assert ran.exit_code == 1
+    assert ran.stderr.startswith("error [connection_failed]: ")
+    assert ran.stderr.count("\n") == 1
+
+
+def test_address_that_is_no_url_is_one_line() -> None:
+    ran = nunatak("predict", "Come.", "--task", "tone", "--server", "localhost")
+
+    assert ran.stderr.startswith("error [invalid_input]: ")
+
+
+def test_registry_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    ran = nunatak("predict", "Come.", "--task", "tone", "--registry", str(tmp_path / "tpyo"))
+
+    assert ran.stderr.startswith("error [registry_missing]: ")
+
+
+def test_task_is_required() -> None:
+    assert nunatak("predict", "Come.").exit_code == 2

@@ -1,0 +1,216 @@
+"""Laws of `nunatak task` on a small registry."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from doubles.drafts import make_draft
+from doubles.terminals import nunatak
+from nunatak_registry import Registry
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "registry"
+
+
+@pytest.fixture
+def registry(folder: Path) -> Iterator[Registry]:
+    """Task `intent` with versions 1 to 3 and `intent@prod` moved from 1 to 2."""
+    with Registry.open(folder) as opened:
+        for seed in (1, 2, 3):
+            draft, blobs = make_draft(seed=seed, note=f"seed {seed} [draft]")
+            opened.publish(draft, blobs)
+        opened.promote("intent", "prod", 1)
+        opened.promote("intent", "prod", 2)
+        yield opened
+
+
+@pytest.fixture
+def place(registry: Registry, folder: Path) -> tuple[str, str]:
+    assert registry.task("intent").versions == (1, 2, 3)
+    return ("--registry", str(folder))
+
+
+def test_list_shows_what_the_bare_name_serves(place: tuple[str, str]) -> None:
+    ran = nunatak("task", "list", *place)
+
+    assert ran.exit_code == 0
+    assert ran.stdout.split("\n")[1].split()[:4] == ["intent", "2", "of", "3"]
+    assert "prod = 2" in ran.stdout
+
+
+def test_list_as_json_has_the_shape_of_the_server(place: tuple[str, str]) -> None:
+    assert nunatak("task", "list", "--json", *place).json() == {
+        "tasks": [
+            {
+                "name": "intent",
+                "version": 2,
+                "versions": [1, 2, 3],
+                "aliases": {"prod": 2},
+                "head": "sequence_classification",
+                "labels": ["no", "yes"],
+                "method": "head",
+                "split_depth": 2,
+            }
+        ]
+    }
+
+
+def test_empty_registry_says_what_to_do(tmp_path: Path) -> None:
+    ran = nunatak("task", "list", "--registry", str(tmp_path))
+
+    assert ran.exit_code == 0
+    assert ran.stdout == ""
+    assert "nunatak train" in ran.stderr
+
+
+def test_mistyped_folder_is_an_error_and_is_not_created(tmp_path: Path) -> None:
+    ran = nunatak("task", "list", "--registry", str(tmp_path / "tpyo"))
+
+    assert ran.exit_code == 1
+    assert ran.stderr.startswith("error [registry_missing]: ")
+    assert ran.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("reference", "shown"), [("intent", "intent/2"), ("intent@prod", "intent/2"), ("intent/3",) * 2]
+)
+def test_card_shows_the_version_that_the_reference_means(
+    place: tuple[str, str], reference: str, shown: str
+) -> None:
+    ran = nunatak("task", "show", reference, *place)
+
+    assert shown in ran.stdout
+    for expected in ("no, yes", "2 of 2", "tiny", "[draft]", "10 (0 branch, 10 head)"):
+        assert expected in ran.stdout
+
+
+def test_card_as_json_is_the_manifest(place: tuple[str, str], registry: Registry) -> None:
+    shown = nunatak("task", "show", "intent/1", "--json", *place).json()
+
+    assert shown["manifest"] == registry.resolve("intent/1").model_dump(mode="json")
+    assert shown["aliases"] == {"prod": 2}
+
+
+def test_history_shows_every_move(place: tuple[str, str]) -> None:
+    ran = nunatak("task", "history", "intent", *place)
+    lines = [line.split()[-4:] for line in ran.stdout.splitlines()[1:]]
+    assert lines == [["prod", "promote", "-", "1"], ["prod", "promote", "1", "2"]]
+
+    events = nunatak("task", "history", "intent", "--alias", "prod", "--json", *place).json()
+    assert isinstance(events["events"], list)
+    assert len(events["events"]) == 2
+
+
+def test_history_without_aliases_says_so(tmp_path: Path) -> None:
+    draft, blobs = make_draft()
+    with Registry.open(tmp_path) as registry:
+        registry.publish(draft, blobs)
+
+    ran = nunatak("task", "history", "intent", "--registry", str(tmp_path))
+
+    assert ran.exit_code == 0
+    assert "newest version" in ran.stderr
+
+
+def test_promote_moves_the_alias(place: tuple[str, str], registry: Registry) -> None:
+    ran = nunatak("task", "promote", "intent", "3", "--expect", "2", *place)
+
+    assert ran.stdout == "intent@prod -> version 3 (was 2)\n"
+    assert registry.task("intent").aliases == {"prod": 3}
+
+
+def test_promote_that_expects_another_version_changes_nothing(
+    place: tuple[str, str], registry: Registry
+) -> None:
+    ran = nunatak("task", "promote", "intent", "3", "--expect", "1", *place)
+
+    assert ran.exit_code == 1
+    assert ran.stderr.startswith("error [alias_conflict]: ")
+    assert registry.task("intent").aliases == {"prod": 2}
+
+
+def test_new_alias_is_made_by_promoting(place: tuple[str, str]) -> None:
+    moved = nunatak(
+        *("task", "promote", "intent", "3", "--alias", "canary", "--expect", "0", "--json"), *place
+    ).json()
+
+    assert (moved["alias"], moved["version"], moved["previous_version"]) == ("canary", 3, None)
+
+
+def test_rollback_goes_back_until_there_is_nothing_left(place: tuple[str, str]) -> None:
+    first = nunatak("task", "rollback", "intent", *place)
+    second = nunatak("task", "rollback", "intent", *place)
+
+    assert first.stdout == "intent@prod -> version 1 (was 2)\n"
+    assert second.exit_code == 1
+    assert second.stderr.startswith("error [no_previous_version]: ")
+
+
+def test_verify_of_a_whole_registry_finds_nothing(place: tuple[str, str]) -> None:
+    assert nunatak("task", "verify", *place).exit_code == 0
+    assert nunatak("task", "verify", "intent", "--json", *place).json() == {
+        "errors": 0,
+        "checks": [],
+    }
+
+
+def test_verify_names_the_damaged_version_and_fails(
+    place: tuple[str, str], registry: Registry, folder: Path
+) -> None:
+    digest = registry.resolve("intent/1").blobs[0].sha256
+    (blob,) = folder.glob(f"blobs/**/{digest}")
+    blob.unlink()
+
+    ran = nunatak("task", "verify", *place)
+    found = nunatak("task", "verify", "--json", *place).json()
+
+    assert ran.exit_code == 1
+    assert "intent/1" in ran.stdout
+    assert found["errors"] == 1
+
+
+def test_delete_asks_first(place: tuple[str, str], registry: Registry) -> None:
+    refused = nunatak("task", "delete", "intent", "3", *place, typed="n\n")
+    assert refused.exit_code == 1
+    assert registry.task("intent").versions == (1, 2, 3)
+
+    agreed = nunatak("task", "delete", "intent", "3", *place, typed="y\n")
+    assert agreed.stdout.endswith("deleted intent/3\n")
+    assert registry.task("intent").versions == (1, 2)
+
+
+def test_delete_of_a_version_in_use_is_refused(place: tuple[str, str]) -> None:
+    ran = nunatak("task", "delete", "intent", "2", "--yes", *place)
+
+    assert ran.exit_code == 1
+    assert ran.stderr.startswith("error [version_in_use]: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        pytest.param(("show", "nope"), "task_not_found", id="no-task"),
+        pytest.param(("show", "intent/9"), "version_not_found", id="no-version"),
+        pytest.param(("show", "intent@nope"), "alias_not_found", id="no-alias"),
+        pytest.param(("show", "../etc"), "invalid_name", id="hostile-name"),
+        pytest.param(("promote", "intent", "9"), "version_not_found", id="promote-nothing"),
+        pytest.param(("delete", "intent", "9", "--yes"), "version_not_found", id="delete-nothing"),
+    ],
+)
+def test_errors_are_one_line_with_their_code(
+    place: tuple[str, str], arguments: tuple[str, ...], code: str
+) -> None:
+    ran = nunatak("task", *arguments, *place)
+
+    assert ran.exit_code == 1
+    assert ran.stdout == ""
+    assert ran.stderr.startswith(f"error [{code}]: ")
+    assert ran.stderr.count("\n") == 1
+
+
+def test_version_that_is_no_number_is_a_usage_error(place: tuple[str, str]) -> None:
+    assert nunatak("task", "promote", "intent", "three", *place).exit_code == 2

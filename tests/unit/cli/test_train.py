@@ -1,0 +1,79 @@
+"""Laws of the options of `nunatak train`; training itself is tried end to end."""
+
+from pathlib import Path
+
+import pytest
+
+from doubles.terminals import nunatak
+from nunatak_cli.options import MethodName
+from nunatak_cli.training import method_of
+from nunatak_model import Bottleneck, Full, HeadOnly, Lora, Method, TopK
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "method"),
+    [
+        (MethodName.TOPK, {}, TopK()),
+        (MethodName.TOPK, {"layers": 3}, TopK(num_layers=3)),
+        (MethodName.HEAD, {}, HeadOnly()),
+        (MethodName.BOTTLENECK, {"size": 8, "first_layer": 2}, Bottleneck(size=8, first_layer=2)),
+        (MethodName.LORA, {"rank": 4, "alpha": 8.0}, Lora(rank=4, alpha=8.0)),
+        (MethodName.FULL, {}, Full()),
+    ],
+)
+def test_options_become_the_method(
+    name: MethodName, settings: dict[str, float], method: Method
+) -> None:
+    assert method_of(name, settings) == method
+
+
+@pytest.mark.parametrize(
+    ("arguments", "owner"),
+    [
+        (("--rank", "4"), "lora"),
+        (("--method", "lora", "--layers", "2"), "topk"),
+        (("--method", "head", "--first-layer", "2"), "bottleneck and lora"),
+    ],
+)
+def test_option_of_another_method_is_a_usage_error(
+    tmp_path: Path, arguments: tuple[str, ...], owner: str
+) -> None:
+    place = ("--registry", str(tmp_path / "registry"))
+
+    ran = nunatak("train", "--task", "tone", "--data", "x.jsonl", *place, *arguments)
+
+    assert ran.exit_code == 2
+    assert f"belongs to --method {owner}" in ran.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("missing", ["--task", "--data"])
+def test_task_and_data_are_required(missing: str) -> None:
+    given = {"--task": "tone", "--data": "x.jsonl"}
+    del given[missing]
+
+    assert nunatak("train", *(part for pair in given.items() for part in pair)).exit_code == 2
+
+
+def test_broken_data_is_one_line_with_its_place(tmp_path: Path) -> None:
+    data = tmp_path / "broken.jsonl"
+    data.write_text('{"text": "a"}\n', encoding="utf-8")
+
+    ran = nunatak(
+        *("train", "--task", "tone", "--data", str(data)),
+        *("--registry", str(tmp_path / "registry")),
+    )
+
+    assert ran.exit_code == 1
+    assert ran.stderr.startswith("error [")
+    assert "broken.jsonl" in ran.stderr
+    assert ran.stderr.count("\n") == 1
+
+
+def test_malformed_alias_fails_before_any_work(tmp_path: Path) -> None:
+    ran = nunatak(
+        *("train", "--task", "tone", "--data", "absent.jsonl", "--promote", "../prod"),
+        *("--registry", str(tmp_path / "registry")),
+    )
+
+    assert ran.stderr.startswith("error [invalid_name]: ")

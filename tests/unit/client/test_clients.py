@@ -1,0 +1,393 @@
+"""Laws of both clients: every case runs through the blocking and the asyncio one."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TypeVar, cast
+
+import httpx
+import pytest
+from pydantic import JsonValue
+
+from nunatak_client import (
+    ApiError,
+    AsyncClient,
+    Client,
+    ConnectionFailedError,
+    DeadlineExceededError,
+    InvalidInputError,
+    InvalidResponseError,
+    OverloadedError,
+    RetryPolicy,
+    UnavailableError,
+)
+
+URL = "http://tests.invalid"
+PREDICTION: dict[str, JsonValue] = {
+    "task": "tone",
+    "version": 3,
+    "outputs": [{"label": "urgent", "score": 0.9}],
+}
+
+AnswerT = TypeVar("AnswerT")
+Answer = AnswerT | Awaitable[AnswerT]
+Outcome = httpx.Response | Exception
+
+
+@dataclass
+class Network:
+    """Gives the scripted outcomes in turn, records requests, and lets sleeping pass the time."""
+
+    outcomes: list[Outcome]
+    requests: list[httpx.Request] = field(default_factory=list[httpx.Request])
+    sleeps: list[float] = field(default_factory=list[float])
+    now_s: float = 100.0
+
+    def handle(self, request: httpx.Request) -> httpx.Response:
+        self.requests.append(request)
+        outcome = self.outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        # A response belongs to the client that read it, and cases share theirs.
+        return httpx.Response(outcome.status_code, headers=outcome.headers, content=outcome.content)
+
+    def sleep(self, seconds: float) -> None:
+        self.sleeps.append(seconds)
+        self.now_s += seconds
+
+    async def sleep_async(self, seconds: float) -> None:
+        self.sleep(seconds)
+
+    def clock(self) -> float:
+        return self.now_s
+
+
+@dataclass
+class Face:
+    """One of the two clients behind one blocking face, so that each law is written once."""
+
+    open: Callable[[Network, RetryPolicy], Client | AsyncClient]
+
+    def run(
+        self, network: Network, use: Callable[[Client | AsyncClient], Answer[AnswerT]]
+    ) -> AnswerT:
+        client = self.open(network, RetryPolicy(jitter=lambda: 1.0))
+        if isinstance(client, AsyncClient):
+            return asyncio.run(_await_answer(client, use))
+        with client:
+            answer = use(client)
+        assert not isinstance(answer, Awaitable)
+        return answer
+
+
+async def _await_answer(
+    client: AsyncClient, use: Callable[[Client | AsyncClient], Answer[AnswerT]]
+) -> AnswerT:
+    async with client:
+        answer = use(client)
+        return await cast("Awaitable[AnswerT]", answer)
+
+
+def open_blocking(network: Network, policy: RetryPolicy) -> Client:
+    return Client(
+        URL,
+        retries=policy,
+        transport=httpx.MockTransport(network.handle),
+        sleep=network.sleep,
+        clock=network.clock,
+    )
+
+
+def open_asyncio(network: Network, policy: RetryPolicy) -> AsyncClient:
+    return AsyncClient(
+        URL,
+        retries=policy,
+        transport=httpx.MockTransport(network.handle),
+        sleep=network.sleep_async,
+        clock=network.clock,
+    )
+
+
+@pytest.fixture(params=[open_blocking, open_asyncio], ids=["blocking", "asyncio"])
+def face(request: pytest.FixtureRequest) -> Face:
+    return Face(open=request.param)
+
+
+def answer(body: JsonValue, status: int = 200, **headers: str) -> httpx.Response:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return httpx.Response(status, json=body, headers=named)
+
+
+def refusal(status: int, code: str, **headers: str) -> httpx.Response:
+    return answer({"code": code, "status": status, "detail": "no"}, status, **headers)
+
+
+def test_predict_posts_the_contract_and_reads_the_answer(face: Face) -> None:
+    network = Network([answer(PREDICTION, x_queue_ms="1")])
+
+    prediction = face.run(
+        network, lambda client: client.predict("tone/3", "Come at once.", top_k=1)
+    )
+
+    (request,) = network.requests
+    assert request.method == "POST"
+    assert str(request.url) == f"{URL}/v1/tasks/tone/predict?version=3"
+    assert request.headers["content-type"] == "application/json"
+    assert "x-deadline-ms" not in request.headers
+    assert json.loads(request.content) == {
+        "inputs": "Come at once.",
+        "parameters": {"top_k": 1},
+    }
+    assert prediction.best.label == "urgent"
+    assert prediction.timings.queue_ms == 1
+
+
+def test_predict_many_posts_once_for_all_tasks(face: Face) -> None:
+    network = Network([answer({"results": [{"reference": "tone", **PREDICTION}]})])
+
+    fan_out = face.run(network, lambda client: client.predict_many("Come.", ["tone"]))
+
+    assert json.loads(network.requests[0].content) == {"inputs": "Come.", "tasks": ["tone"]}
+    assert fan_out["tone"].best.label == "urgent"
+
+
+def test_predict_many_refuses_a_string_of_tasks(face: Face) -> None:
+    with pytest.raises(InvalidInputError):
+        face.run(Network([]), lambda client: client.predict_many("Come.", "tone"))
+
+
+SUMMARY: dict[str, JsonValue] = {
+    "name": "tone",
+    "version": 3,
+    "versions": [1, 3],
+    "aliases": {"prod": 3},
+    "head": "sequence_classification",
+    "labels": ["calm", "urgent"],
+    "method": "topk",
+    "split_depth": 4,
+    "resident_versions": [3],
+}
+CHANGE: dict[str, JsonValue] = {
+    "task": "tone",
+    "alias": "prod",
+    "version": 3,
+    "previous_version": 1,
+}
+MEMORY: dict[str, JsonValue] = {
+    "backbone": {"name": "b", "digest": "d", "dtype": "float32", "bytes": 9, "parameters": 2},
+    "tasks": [
+        {
+            "task": "tone",
+            "version": 3,
+            "method": "topk",
+            "split_depth": 4,
+            "bytes": 1,
+            "parameters": 1,
+        }
+    ],
+    "shared_bytes": 10,
+    "dedicated_bytes": 20,
+    "saved_share": 0.5,
+    "process": {"rss_bytes": 30, "pss_bytes": None, "uss_bytes": None},
+}
+INFO: dict[str, JsonValue] = {
+    "name": "nunatak",
+    "version": "1",
+    "backbone": {"name": "b"},
+    "device": "cpu",
+    "dtype": "float32",
+    "registry": "folder",
+    "limits": {"max_inputs": 64},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Route:
+    """What a method must ask, and an answer it must be able to read."""
+
+    use: Callable[[Client | AsyncClient], Answer[object]]
+    asks: str
+    body: JsonValue = None
+    answer: JsonValue
+
+
+ROUTES = {
+    "tasks": Route(
+        use=lambda client: client.tasks(), asks="GET /v1/tasks", answer={"tasks": [SUMMARY]}
+    ),
+    "task": Route(
+        use=lambda client: client.task("tone@prod"),
+        asks="GET /v1/tasks/tone@prod",
+        answer={**SUMMARY, "manifest": {"a": 1}},
+    ),
+    "promote": Route(
+        use=lambda client: client.promote("tone", "prod", 3),
+        asks="PUT /v1/tasks/tone/aliases/prod",
+        body={"version": 3},
+        answer=CHANGE,
+    ),
+    "promote-with-expectation": Route(
+        use=lambda client: client.promote("tone", "prod", 3, expected_version=0),
+        asks="PUT /v1/tasks/tone/aliases/prod",
+        body={"version": 3, "expected_version": 0},
+        answer=CHANGE,
+    ),
+    "rollback": Route(
+        use=lambda client: client.rollback("tone", "prod"),
+        asks="POST /v1/tasks/tone/aliases/prod/rollback",
+        body={},
+        answer=CHANGE,
+    ),
+    "preload": Route(
+        use=lambda client: client.preload("tone/3"),
+        asks="POST /v1/tasks/tone/preload?version=3",
+        answer={"task": "tone", "version": 3, "resident": True, "bytes": 5},
+    ),
+    "evict": Route(
+        use=lambda client: client.evict("tone"),
+        asks="POST /v1/tasks/tone/evict",
+        answer={"task": "tone", "versions": [3]},
+    ),
+    "memory": Route(use=lambda client: client.memory(), asks="GET /v1/memory", answer=MEMORY),
+    "info": Route(use=lambda client: client.info(), asks="GET /info", answer=INFO),
+}
+
+
+@pytest.mark.parametrize("route", ROUTES.values(), ids=ROUTES.keys())
+def test_each_method_asks_its_route(face: Face, route: Route) -> None:
+    network = Network([answer(route.answer)])
+
+    result = face.run(network, route.use)
+
+    (request,) = network.requests
+    assert f"{request.method} {request.url.raw_path.decode()}" == route.asks
+    assert (json.loads(request.content) if request.content else None) == route.body
+    assert result
+
+
+@pytest.mark.parametrize(
+    ("outcome", "expected"),
+    [
+        pytest.param(answer({"status": "ready"}), True, id="ready"),
+        pytest.param(refusal(503, "not_ready", retry_after="1"), False, id="not-yet"),
+        pytest.param(httpx.ConnectError("refused"), False, id="nobody-there"),
+    ],
+)
+def test_readiness_is_asked_once_and_never_raises(
+    face: Face, outcome: Outcome, *, expected: bool
+) -> None:
+    network = Network([outcome])
+
+    assert face.run(network, lambda client: client.is_ready()) is expected
+    assert network.sleeps == []
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_invited_retry_waits_at_least_as_asked(face: Face, status: int) -> None:
+    network = Network([refusal(status, "overloaded", retry_after="2"), answer(PREDICTION)])
+
+    assert face.run(network, lambda client: client.predict("tone", "a")).best.label == "urgent"
+    assert network.sleeps == [2]
+
+
+def test_refused_connections_are_retried_with_growing_delays(face: Face) -> None:
+    network = Network(
+        [httpx.ConnectError("refused"), httpx.ConnectTimeout("slow"), answer(PREDICTION)]
+    )
+
+    face.run(network, lambda client: client.predict("tone", "a"))
+
+    assert network.sleeps == [0.1, 0.2]
+
+
+def test_retries_end(face: Face) -> None:
+    network = Network([httpx.ConnectError("refused") for _ in range(3)])
+
+    with pytest.raises(ConnectionFailedError, match=r"tests\.invalid"):
+        face.run(network, lambda client: client.predict("tone", "a"))
+
+    assert len(network.requests) == 3
+
+
+def test_overload_that_outlasts_the_retries_says_when_to_come_back(face: Face) -> None:
+    network = Network([refusal(429, "overloaded", retry_after="1") for _ in range(3)])
+
+    with pytest.raises(OverloadedError) as caught:
+        face.run(network, lambda client: client.predict("tone", "a"))
+
+    assert caught.value.retry_after_s == 1
+
+
+@pytest.mark.parametrize(
+    ("outcome", "expected"),
+    [
+        pytest.param(refusal(503, "draining"), UnavailableError, id="503-without-invitation"),
+        pytest.param(refusal(500, "internal_error"), ApiError, id="500"),
+        pytest.param(
+            refusal(429, "overloaded", retry_after="60"), OverloadedError, id="too-long-a-wait"
+        ),
+        pytest.param(httpx.ReadTimeout("slow"), ConnectionFailedError, id="read-timeout"),
+        pytest.param(httpx.ReadError("reset"), ConnectionFailedError, id="reset"),
+        pytest.param(httpx.DecodingError("gzip"), InvalidResponseError, id="garbled"),
+    ],
+)
+def test_what_may_have_had_an_effect_is_not_retried(
+    face: Face, outcome: Outcome, expected: type[Exception]
+) -> None:
+    network = Network([outcome])
+
+    with pytest.raises(expected):
+        face.run(network, lambda client: client.predict("tone", "a"))
+
+    assert network.sleeps == []
+
+
+def test_deadline_spans_all_attempts(face: Face) -> None:
+    network = Network([refusal(429, "overloaded", retry_after="2"), answer(PREDICTION)])
+
+    face.run(network, lambda client: client.predict("tone", "a", deadline_s=5))
+
+    assert [request.headers["x-deadline-ms"] for request in network.requests] == ["5000", "3000"]
+
+
+def test_no_attempt_starts_after_the_deadline(face: Face) -> None:
+    network = Network([refusal(429, "overloaded", retry_after="2")])
+
+    with pytest.raises(OverloadedError):
+        face.run(network, lambda client: client.predict("tone", "a", deadline_s=1))
+
+    assert network.sleeps == []
+
+
+def test_spent_deadline_sends_nothing(face: Face) -> None:
+    network = Network([])
+
+    with pytest.raises(DeadlineExceededError):
+        face.run(network, lambda client: client.predict("tone", "a", deadline_s=0))
+
+
+@pytest.mark.parametrize("url", ["", "localhost:8080", "ftp://host", "http://", "http://a:port"])
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_address_that_is_no_http_url_is_refused(kind: type[Client | AsyncClient], url: str) -> None:
+    with pytest.raises(InvalidInputError):
+        kind(url)
+
+
+def test_password_in_the_address_stays_out_of_messages() -> None:
+    network = Network([httpx.ReadError("reset")])
+    client = Client(
+        "http://user:secret@tests.invalid", transport=httpx.MockTransport(network.handle)
+    )
+
+    with client, pytest.raises(ConnectionFailedError) as caught:
+        client.info()
+
+    assert "secret" not in str(caught.value)
+
+
+def test_both_clients_have_the_same_methods() -> None:
+    def public(kind: type) -> set[str]:
+        return {name for name in vars(kind) if not name.startswith("_")}
+
+    assert public(Client) - {"close"} == public(AsyncClient) - {"aclose"}

@@ -1,0 +1,99 @@
+"""Laws of the wire format of requests."""
+
+import json
+
+import pytest
+
+from nunatak_client import InvalidInputError
+from nunatak_client.payloads import (
+    FunctionToApply,
+    Inputs,
+    json_body,
+    path_segment,
+    predict_body,
+    task_target,
+    wire_inputs,
+)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "value", "num_inputs"),
+    [
+        pytest.param("a", "a", None, id="one-text"),
+        pytest.param(("a", "b"), {"text": "a", "text_pair": "b"}, None, id="one-pair"),
+        pytest.param(["a"], ["a"], 1, id="list-of-one-stays-a-list"),
+        pytest.param(["a", ("b", "c")], ["a", {"text": "b", "text_pair": "c"}], 2, id="mixed"),
+    ],
+)
+def test_inputs_follow_the_contract(inputs: Inputs, value: object, num_inputs: int | None) -> None:
+    wire = wire_inputs(inputs)
+
+    assert wire.value == value
+    assert wire.num_inputs == num_inputs
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        pytest.param([], id="empty-list"),
+        pytest.param(("a", "b", "c"), id="tuple-of-three-is-no-pair"),
+        pytest.param(["a", 3], id="number"),
+        pytest.param([["a", "b"]], id="list-in-list"),
+        pytest.param([b"bytes"], id="bytes"),
+    ],
+)
+def test_inputs_that_are_no_texts_are_refused_before_sending(inputs: Inputs) -> None:
+    with pytest.raises(InvalidInputError):
+        wire_inputs(inputs)
+
+
+def test_absent_parameters_are_not_sent() -> None:
+    assert json.loads(predict_body(wire_inputs("a"))) == {"inputs": "a"}
+
+
+def test_given_parameters_are_sent() -> None:
+    body = predict_body(
+        wire_inputs("a"), tasks=["t"], top_k=2, function_to_apply=FunctionToApply.SIGMOID
+    )
+
+    assert json.loads(body) == {
+        "inputs": "a",
+        "tasks": ["t"],
+        "parameters": {"top_k": 2, "function_to_apply": "sigmoid"},
+    }
+
+
+def test_text_travels_as_utf8() -> None:
+    assert json_body({"inputs": "Gr\u00fc\u00dfe"}) == '{"inputs":"Gr\u00fc\u00dfe"}'.encode()
+
+
+def test_lone_surrogate_is_refused_before_sending() -> None:
+    with pytest.raises(InvalidInputError, match="surrogate"):
+        json_body({"inputs": "a\ud800"})
+
+
+@pytest.mark.parametrize(
+    ("reference", "path", "query"),
+    [
+        pytest.param("tone", "/v1/tasks/tone", {}, id="name"),
+        pytest.param("tone@prod", "/v1/tasks/tone@prod", {}, id="alias"),
+        pytest.param("tone/3", "/v1/tasks/tone", {"version": "3"}, id="version"),
+        pytest.param("a b?c#d", "/v1/tasks/a%20b%3Fc%23d", {}, id="stays-one-segment"),
+        pytest.param("a/../../x", "/v1/tasks/a", {"version": "../../x"}, id="no-traversal"),
+    ],
+)
+def test_reference_becomes_path_and_query(reference: str, path: str, query: dict[str, str]) -> None:
+    target = task_target(reference)
+
+    assert target.path == path
+    assert target.query == query
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "/3", "../x"])
+def test_reference_that_would_change_the_path_is_refused(name: str) -> None:
+    with pytest.raises(InvalidInputError):
+        task_target(name)
+
+
+def test_alias_is_one_quoted_segment() -> None:
+    assert path_segment("alias", "a/b") == "a%2Fb"

@@ -1,0 +1,184 @@
+"""Laws of reading replies."""
+
+import json
+
+import pytest
+from pydantic import JsonValue
+
+from nunatak_client import (
+    ApiError,
+    ConflictError,
+    DeadlineExceededError,
+    InvalidRequestError,
+    InvalidResponseError,
+    NotFoundError,
+    OverloadedError,
+    Score,
+    Timings,
+    UnavailableError,
+)
+from nunatak_client.replies import Reply, raise_for_problem, read_fan_out, read_prediction
+
+URGENT: dict[str, JsonValue] = {"label": "urgent", "score": 0.9}
+CALM: dict[str, JsonValue] = {"label": "calm", "score": 0.1}
+
+
+def reply(body: JsonValue, status: int = 200, headers: dict[str, str] | None = None) -> Reply:
+    return Reply(status=status, headers=headers or {}, content=json.dumps(body).encode())
+
+
+def prediction(outputs: JsonValue) -> dict[str, JsonValue]:
+    return {"task": "tone", "version": 3, "outputs": outputs}
+
+
+def test_single_input_and_list_of_one_read_the_same() -> None:
+    single = read_prediction(reply(prediction([URGENT, CALM])), num_inputs=None)
+    listed = read_prediction(reply(prediction([[URGENT, CALM]])), num_inputs=1)
+
+    assert single == listed
+    assert single.best == Score(label="urgent", score=0.9)
+    assert single.scores == single.outputs[0]
+    assert single.labels == ("urgent",)
+
+
+def test_headers_become_timings_and_request_id() -> None:
+    headers = {
+        "x-queue-ms": "1.5",
+        "x-tokenize-ms": "0.2",
+        "x-compute-ms": "7",
+        "x-batch-size": "12",
+        "x-request-id": "r1",
+    }
+
+    answer = read_prediction(reply(prediction([URGENT]), headers=headers), num_inputs=None)
+
+    assert answer.timings == Timings(queue_ms=1.5, tokenize_ms=0.2, compute_ms=7, batch_size=12)
+    assert answer.request_id == "r1"
+
+
+@pytest.mark.parametrize("value", ["", "soon", "nan", "inf", "-1"])
+def test_timing_header_that_is_no_duration_counts_as_absent(value: str) -> None:
+    answer = read_prediction(
+        reply(prediction([URGENT]), headers={"x-queue-ms": value}), num_inputs=None
+    )
+
+    assert answer.timings.queue_ms is None
+
+
+def test_fields_of_a_newer_server_are_ignored() -> None:
+    body = prediction([URGENT | {"rank": 1}]) | {"novelty": True}
+
+    assert read_prediction(reply(body), num_inputs=None).best.label == "urgent"
+
+
+@pytest.mark.parametrize(
+    ("body", "num_inputs"),
+    [
+        pytest.param(prediction([[URGENT]]), 2, id="too-few-outputs"),
+        pytest.param(prediction([[]]), 1, id="no-scores"),
+        pytest.param(prediction([]), None, id="nothing"),
+        pytest.param(prediction([{"name": "x"}]), None, id="other-fields"),
+        pytest.param({"task": "tone"}, None, id="missing-fields"),
+        pytest.param([1], None, id="no-object"),
+    ],
+)
+def test_answer_that_breaks_the_contract_is_an_error(
+    body: JsonValue, num_inputs: int | None
+) -> None:
+    with pytest.raises(InvalidResponseError):
+        read_prediction(reply(body), num_inputs=num_inputs)
+
+
+def test_answer_that_is_no_json_is_an_error() -> None:
+    with pytest.raises(InvalidResponseError):
+        read_prediction(Reply(status=200, headers={}, content=b"<html>"), num_inputs=None)
+
+
+def test_fan_out_holds_answers_and_errors_side_by_side() -> None:
+    problem: JsonValue = {"code": "task_not_found", "status": 404, "detail": "no task 'nope'"}
+    body: JsonValue = {
+        "results": [
+            {"reference": "tone", **prediction([URGENT])},
+            {"reference": "nope", "error": problem},
+        ]
+    }
+
+    fan_out = read_fan_out(reply(body), num_inputs=None, tasks=["tone", "nope"])
+
+    assert fan_out["tone"].best.label == "urgent"
+    assert fan_out["tone"].error is None
+    assert fan_out["nope"].outputs is None
+    with pytest.raises(NotFoundError, match="nope"):
+        fan_out["nope"].require()
+    with pytest.raises(KeyError):
+        fan_out["other"]
+
+
+@pytest.mark.parametrize(
+    "results",
+    [
+        pytest.param([], id="answer-missing"),
+        pytest.param([{"reference": "b", **prediction([URGENT])}], id="another-task"),
+        pytest.param([{"reference": "a"}], id="neither-answer-nor-error"),
+        pytest.param(["a"], id="no-object"),
+        pytest.param(None, id="no-list"),
+    ],
+)
+def test_fan_out_that_breaks_the_contract_is_an_error(results: JsonValue) -> None:
+    with pytest.raises(InvalidResponseError):
+        read_fan_out(reply({"results": results}), num_inputs=None, tasks=["a"])
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        (400, InvalidRequestError),
+        (404, NotFoundError),
+        (405, InvalidRequestError),
+        (409, ConflictError),
+        (413, InvalidRequestError),
+        (415, InvalidRequestError),
+        (422, InvalidRequestError),
+        (429, OverloadedError),
+        (500, ApiError),
+        (503, UnavailableError),
+        (504, DeadlineExceededError),
+    ],
+)
+def test_each_status_has_its_error(status: int, expected: type[ApiError]) -> None:
+    body: JsonValue = {"code": "the_code", "status": status, "detail": "why", "request_id": "r7"}
+
+    with pytest.raises(ApiError) as caught:
+        raise_for_problem(reply(body, status, {"retry-after": "2"}))
+
+    assert type(caught.value) is expected
+    assert caught.value.code == "the_code"
+    assert caught.value.status == status
+    assert caught.value.detail == "why"
+    assert caught.value.request_id == "r7"
+    assert caught.value.retry_after_s == 2
+
+
+def test_field_problems_are_part_of_the_message() -> None:
+    body: JsonValue = {
+        "code": "invalid_request",
+        "status": 422,
+        "detail": "the body does not follow the schema",
+        "errors": [{"location": "body.inputs", "message": "field required"}],
+    }
+
+    with pytest.raises(InvalidRequestError, match=r"body\.inputs: field required"):
+        raise_for_problem(reply(body, 422))
+
+
+def test_refusal_without_a_problem_body_is_still_typed() -> None:
+    with pytest.raises(UnavailableError) as caught:
+        raise_for_problem(Reply(status=503, headers={}, content=b"<html>bad gateway</html>"))
+
+    assert caught.value.code == "http_error"
+
+
+def test_date_in_retry_after_counts_as_absent() -> None:
+    dated = Reply(status=503, headers={"retry-after": "Wed, 21 Oct 2026 07:28:00 GMT"}, content=b"")
+
+    assert dated.retry_after_s is None
