@@ -1,0 +1,1 @@
+"""The server: one process that answers for many tasks from one frozen backbone."""

@@ -1,0 +1,1 @@
+"""The HTTP face of the server: parsing, limits, replies and the table of statuses."""

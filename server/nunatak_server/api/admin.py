@@ -1,0 +1,82 @@
+"""Routes of operators: which version an alias means, and which versions are in memory."""
+
+from fastapi import APIRouter, Request, Response
+
+from nunatak_registry import AliasEvent, TaskReference, check_alias_name, check_task_name
+from nunatak_server.api.limits import StrictRoute
+from nunatak_server.api.replies import reply
+from nunatak_server.api.routes import PROBLEMS, VersionQuery, reference_text, runtime_of
+from nunatak_server.api.schemas import (
+    AliasResponse,
+    EvictResponse,
+    PreloadResponse,
+    PromoteRequest,
+    RollbackRequest,
+)
+
+router = APIRouter(route_class=StrictRoute, responses=PROBLEMS)
+
+
+@router.put("/v1/tasks/{task}/aliases/{alias}", response_model=AliasResponse)
+async def promote(request: Request, task: str, alias: str, body: PromoteRequest) -> Response:
+    """Point an alias to a version.
+
+    The version is loaded and probed first: one that cannot be served never gets the alias.
+    """
+    runtime = runtime_of(request)
+    wanted = TaskReference(task=check_task_name(task), version=body.version)
+    check_alias_name(alias)
+    await runtime.residency.preload(await runtime.catalog.resolve(wanted))
+    event = await runtime.catalog.promote(
+        task, alias, body.version, expected_version=body.expected_version
+    )
+    runtime.residency.invalidate()
+    return reply(_alias_fields(event))
+
+
+@router.post("/v1/tasks/{task}/aliases/{alias}/rollback", response_model=AliasResponse)
+async def roll_back(
+    request: Request, task: str, alias: str, body: RollbackRequest | None = None
+) -> Response:
+    """Point an alias to the version it was promoted from; seen by the next request."""
+    runtime = runtime_of(request)
+    check_task_name(task)
+    check_alias_name(alias)
+    expected = body.expected_version if body else None
+    event = await runtime.catalog.rollback(task, alias, expected_version=expected)
+    runtime.residency.invalidate()
+    return reply(_alias_fields(event))
+
+
+@router.post("/v1/tasks/{task}/preload", response_model=PreloadResponse)
+async def preload(request: Request, task: str, version: VersionQuery = None) -> Response:
+    """Load a version, so that the first request for it need not wait."""
+    runtime = runtime_of(request)
+    reference = TaskReference.parse(reference_text(task, version))
+    loaded = await runtime.residency.preload(await runtime.catalog.resolve(reference))
+    return reply(
+        {
+            "task": loaded.manifest.task,
+            "version": loaded.manifest.version,
+            "resident": True,
+            "bytes": loaded.num_bytes,
+        }
+    )
+
+
+@router.post("/v1/tasks/{task}/evict", response_model=EvictResponse)
+async def evict(request: Request, task: str, version: VersionQuery = None) -> Response:
+    """Drop one version of a task, or all, from memory; refused while one is in use."""
+    runtime = runtime_of(request)
+    reference = TaskReference.parse(reference_text(task, version))
+    versions = runtime.residency.evict(reference.task, reference.version)
+    return reply({"task": reference.task, "versions": versions})
+
+
+def _alias_fields(event: AliasEvent) -> dict[str, object]:
+    return {
+        "task": event.task,
+        "alias": event.alias,
+        "version": event.to_version,
+        "previous_version": event.from_version,
+    }

@@ -1,0 +1,51 @@
+"""The context of a request: its id, its header limits, and whether its caller is still there.
+
+Pure ASGI: a middleware that wraps requests in tasks of its own would hide disconnects.
+"""
+
+import re
+import secrets
+from collections.abc import MutableMapping
+from typing import Any, Final
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+REQUEST_ID_HEADER: Final = "x-request-id"
+_STATE_KEY: Final = "nunatak_request_id"
+_SANE_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+
+
+def request_id_of(scope: MutableMapping[str, Any]) -> str | None:
+    """Return the id of the request, if the middleware has seen it."""
+    return scope.get(_STATE_KEY)
+
+
+class RequestIdMiddleware:
+    """Gives every request an id, the caller's own if it is sane, and returns it in a header."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass one request on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _sent_id(scope) or secrets.token_hex(8)
+        scope[_STATE_KEY] = request_id
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = request_id
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+def _sent_id(scope: Scope) -> str | None:
+    wanted = REQUEST_ID_HEADER.encode()
+    for name, value in scope["headers"]:
+        if name == wanted and _SANE_ID.fullmatch(value):
+            return value.decode()
+    return None

@@ -1,0 +1,181 @@
+"""From errors to HTTP: the one table of statuses, and the one shape of a problem."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any, Final
+
+import orjson
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+
+import nunatak_model as model
+import nunatak_registry as registry
+from nunatak_server import errors as server
+from nunatak_server.api.context import REQUEST_ID_HEADER, request_id_of
+
+PROBLEM_TYPE: Final = "application/problem+json"
+MAX_ERROR_ITEMS: Final = 10
+MAX_FIELD_NAME_CHARS: Final = 64
+RETRY_AFTER_S: Final = 1
+
+STATUS_OF: Mapping[type[Exception], HTTPStatus] = {
+    registry.RegistryError: HTTPStatus.INTERNAL_SERVER_ERROR,
+    registry.InvalidNameError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    registry.InvalidManifestError: HTTPStatus.SERVICE_UNAVAILABLE,
+    registry.InvalidArtifactError: HTTPStatus.SERVICE_UNAVAILABLE,
+    registry.TaskNotFoundError: HTTPStatus.NOT_FOUND,
+    registry.VersionNotFoundError: HTTPStatus.NOT_FOUND,
+    registry.AliasNotFoundError: HTTPStatus.NOT_FOUND,
+    registry.AliasConflictError: HTTPStatus.CONFLICT,
+    registry.NoPreviousVersionError: HTTPStatus.CONFLICT,
+    registry.VersionInUseError: HTTPStatus.CONFLICT,
+    registry.CorruptBlobError: HTTPStatus.SERVICE_UNAVAILABLE,
+    registry.StoreUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
+    model.ModelError: HTTPStatus.INTERNAL_SERVER_ERROR,
+    model.BackboneNotFoundError: HTTPStatus.SERVICE_UNAVAILABLE,
+    model.UnsupportedBackboneError: HTTPStatus.SERVICE_UNAVAILABLE,
+    model.CorruptBackboneError: HTTPStatus.SERVICE_UNAVAILABLE,
+    model.InvalidMethodError: HTTPStatus.SERVICE_UNAVAILABLE,
+    model.ParameterMismatchError: HTTPStatus.SERVICE_UNAVAILABLE,
+    model.NonFiniteParameterError: HTTPStatus.SERVICE_UNAVAILABLE,
+    model.InvalidTensorsError: HTTPStatus.SERVICE_UNAVAILABLE,
+    server.ServerError: HTTPStatus.INTERNAL_SERVER_ERROR,
+    server.InvalidSettingsError: HTTPStatus.INTERNAL_SERVER_ERROR,
+    server.RequestError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    server.InvalidJsonError: HTTPStatus.BAD_REQUEST,
+    server.InvalidRequestError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    server.BodyTooLargeError: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    server.ReceiveTimeoutError: HTTPStatus.REQUEST_TIMEOUT,
+    server.UnsupportedMediaTypeError: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+    server.TooManyInputsError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    server.TooManyTasksError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    server.TextTooLongError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    server.EmptyTextError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    server.InvalidTextError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    server.UnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
+    server.OverloadedError: HTTPStatus.TOO_MANY_REQUESTS,
+    server.DeadlineExceededError: HTTPStatus.GATEWAY_TIMEOUT,
+    server.NotReadyError: HTTPStatus.SERVICE_UNAVAILABLE,
+    server.DrainingError: HTTPStatus.SERVICE_UNAVAILABLE,
+    server.EngineFailedError: HTTPStatus.SERVICE_UNAVAILABLE,
+    server.TaskError: HTTPStatus.SERVICE_UNAVAILABLE,
+    server.BackboneMismatchError: HTTPStatus.CONFLICT,
+    server.UnservableTaskError: HTTPStatus.SERVICE_UNAVAILABLE,
+    server.ProbeFailedError: HTTPStatus.SERVICE_UNAVAILABLE,
+    server.TaskUnhealthyError: HTTPStatus.SERVICE_UNAVAILABLE,
+    server.TaskInUseError: HTTPStatus.CONFLICT,
+}
+
+CODE_OF_STATUS: Mapping[int, str] = {
+    HTTPStatus.NOT_FOUND: "route_not_found",
+    HTTPStatus.METHOD_NOT_ALLOWED: "method_not_allowed",
+}
+
+logger = logging.getLogger(__name__)
+
+ProjectError = registry.RegistryError | model.ModelError | server.ServerError
+
+
+def problem_of(error: ProjectError, *, request_id: str | None) -> dict[str, Any]:
+    """Describe an error of the project; its message goes to the caller as it is."""
+    return _problem(error.code, STATUS_OF[type(error)], str(error), request_id)
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Answer every failure of `app`, foreseen or not, with a problem."""
+    for tree in (registry.RegistryError, model.ModelError, server.ServerError):
+        app.add_exception_handler(tree, _answer_project_error)
+    app.add_exception_handler(RequestValidationError, _answer_invalid_request)
+    app.add_exception_handler(HTTPException, _answer_http_error)
+    app.add_exception_handler(Exception, _answer_unforeseen)
+
+
+async def _answer_project_error(request: Request, error: Exception) -> Response:
+    if not isinstance(error, ProjectError):
+        raise error
+    problem = problem_of(error, request_id=request_id_of(request.scope))
+    return _response(problem, headers=_headers_of(error))
+
+
+async def _answer_invalid_request(request: Request, error: Exception) -> Response:
+    if not isinstance(error, RequestValidationError):
+        raise error
+    problem = _problem(
+        server.InvalidRequestError.code,
+        HTTPStatus.UNPROCESSABLE_ENTITY,
+        "the request does not follow its schema; see `errors`, and /docs for the schema",
+        request_id_of(request.scope),
+    )
+    return _response({**problem, "errors": error_items(error.errors())})
+
+
+async def _answer_http_error(request: Request, error: Exception) -> Response:
+    if not isinstance(error, HTTPException):
+        raise error
+    status = HTTPStatus(error.status_code)
+    code = CODE_OF_STATUS.get(status, "http_error")
+    detail = f"{status.phrase}; /docs lists the routes"
+    problem = _problem(code, status, detail, request_id_of(request.scope))
+    return _response(problem, headers=error.headers)
+
+
+async def _answer_unforeseen(request: Request, error: Exception) -> Response:
+    request_id = request_id_of(request.scope)
+    logger.error("request %s failed (%s)", request_id, type(error).__name__)
+    detail = "the server failed; its log tells more under the request id"
+    problem = _problem("internal_error", HTTPStatus.INTERNAL_SERVER_ERROR, detail, request_id)
+    # This answer is given outside of all middleware, so it must name the request itself.
+    return _response(problem, headers={REQUEST_ID_HEADER: request_id or ""})
+
+
+def error_items(errors: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """Say which fields are wrong and why; never what was in them."""
+    return [
+        {"location": _location(error["loc"]), "message": str(error["msg"])[:200]}
+        for error in errors[:MAX_ERROR_ITEMS]
+    ]
+
+
+def _location(path: Sequence[str | int]) -> str:
+    return ".".join(map(_step, path))
+
+
+def _step(step: str | int) -> str:
+    # Keys of the body are the caller's text too: only what looks like a field name is repeated.
+    if isinstance(step, int) or (step.isidentifier() and len(step) <= MAX_FIELD_NAME_CHARS):
+        return str(step)
+    return "?"
+
+
+def _problem(code: str, status: HTTPStatus, detail: str, request_id: str | None) -> dict[str, Any]:
+    return {
+        "type": f"urn:nunatak:problem:{code}",
+        "title": code.replace("_", " ").capitalize(),
+        "status": int(status),
+        "detail": detail,
+        "code": code,
+        "request_id": request_id,
+    }
+
+
+def _headers_of(error: ProjectError) -> dict[str, str]:
+    if isinstance(error, server.OverloadedError):
+        return {"retry-after": str(error.retry_after_s)}
+    if STATUS_OF[type(error)] is HTTPStatus.SERVICE_UNAVAILABLE:
+        return {"retry-after": str(RETRY_AFTER_S)}
+    if isinstance(error, server.BodyTooLargeError | server.ReceiveTimeoutError):
+        # What is left of the body is never read, so the connection cannot be used again.
+        return {"connection": "close"}
+    return {}
+
+
+def _response(problem: Mapping[str, Any], *, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(
+        orjson.dumps(problem),
+        status_code=problem["status"],
+        media_type=PROBLEM_TYPE,
+        headers=dict(headers or {}),
+    )

@@ -1,0 +1,93 @@
+"""Routes of the machinery around the server: health, identity, memory, metrics."""
+
+import asyncio
+from importlib.metadata import version
+
+from fastapi import APIRouter, Request, Response
+
+from nunatak_server.api.limits import StrictRoute
+from nunatak_server.api.replies import backbone_fields, memory_fields, reply
+from nunatak_server.api.routes import PROBLEMS, runtime_of
+from nunatak_server.api.schemas import InfoResponse, MemoryResponse, StatusResponse
+from nunatak_server.memory import measure_process, take_stock
+from nunatak_server.metrics import CONTENT_TYPE
+from nunatak_server.settings import ServerSettings
+
+router = APIRouter(route_class=StrictRoute, responses=PROBLEMS)
+
+PUBLISHED_LIMITS = {
+    "max_body_bytes",
+    "max_inputs",
+    "max_tasks_per_request",
+    "max_text_chars",
+    "max_batch_tokens",
+    "max_batch_rows",
+    "max_queued_requests",
+    "max_queued_tokens",
+    "default_deadline_ms",
+}
+
+
+@router.get("/livez", response_model=StatusResponse)
+async def live() -> Response:
+    """Answer as long as the event loop turns."""
+    return reply({"status": "alive"})
+
+
+@router.get("/readyz", response_model=StatusResponse)
+@router.get("/health", response_model=StatusResponse)
+async def ready(request: Request) -> Response:
+    """Answer 200 while requests are taken: a forward pass has run, and the engine is well."""
+    runtime_of(request).readiness.check()
+    return reply({"status": "ready"})
+
+
+@router.get("/info", response_model=InfoResponse)
+async def info(request: Request) -> Response:
+    """Tell what this server is; of the registry only its kind, for its URL may hold secrets."""
+    runtime = runtime_of(request)
+    backbone = runtime.backbone
+    return reply(
+        {
+            "name": "nunatak",
+            "version": version("nunatak"),
+            "backbone": {
+                **backbone_fields(runtime),
+                "num_layers": backbone.config.num_layers,
+                "hidden_width": backbone.config.hidden_width,
+                "max_tokens": backbone.config.max_tokens,
+            },
+            "device": str(backbone.device),
+            "dtype": str(backbone.dtype).removeprefix("torch."),
+            "registry": registry_kind(runtime.settings),
+            "limits": runtime.settings.model_dump(include=PUBLISHED_LIMITS),
+        }
+    )
+
+
+def registry_kind(settings: ServerSettings) -> str:
+    """Return `folder`, or the kind of database."""
+    scheme, separator, _ = settings.registry.partition("://")
+    return scheme.partition("+")[0] if separator else "folder"
+
+
+@router.get("/v1/memory", response_model=MemoryResponse)
+async def memory(request: Request) -> Response:
+    """Tell what is in memory, and what one full model per task would take."""
+    runtime = runtime_of(request)
+    process = await asyncio.to_thread(measure_process)
+    ledger = take_stock(runtime.backbone, runtime.residency.resident())
+    return reply(memory_fields(runtime, ledger, process))
+
+
+@router.get("/metrics", response_class=Response)
+async def metrics(request: Request) -> Response:
+    """Give all metrics in the Prometheus text format."""
+    runtime = runtime_of(request)
+    tasks = runtime.residency.resident()
+    text = await asyncio.to_thread(
+        runtime.metrics.render,
+        resident_tasks=len(tasks),
+        resident_bytes=take_stock(runtime.backbone, tasks).shared_bytes,
+    )
+    return Response(text, media_type=CONTENT_TYPE)

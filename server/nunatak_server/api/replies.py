@@ -1,0 +1,136 @@
+"""Replies: results of the service and the registry in the shape of the wire format."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import orjson
+from fastapi.responses import Response
+
+from nunatak_model import TextInput
+from nunatak_registry import TaskSummary
+from nunatak_server.api.errors import problem_of
+from nunatak_server.api.schemas import Inputs, TextPair
+from nunatak_server.loading import LoadedTask
+from nunatak_server.memory import MemoryLedger, ProcessMemory
+from nunatak_server.postprocess import LabelScore
+from nunatak_server.prediction import TaskFailure, TaskPrediction, Timings
+from nunatak_server.runtime import Runtime
+
+QUEUE_HEADER: Final = "x-queue-ms"
+TOKENIZE_HEADER: Final = "x-tokenize-ms"
+COMPUTE_HEADER: Final = "x-compute-ms"
+BATCH_SIZE_HEADER: Final = "x-batch-size"
+TASK_VERSION_HEADER: Final = "x-task-version"
+
+
+def reply(content: object, *, headers: Mapping[str, str] | None = None) -> Response:
+    """Return a JSON response; what is sent was made here and needs no second validation."""
+    return Response(
+        orjson.dumps(content), media_type="application/json", headers=dict(headers or {})
+    )
+
+
+def texts_of(inputs: Inputs) -> tuple[TextInput, ...]:
+    """Return the inputs in the terms of the model, one or many alike."""
+    items = inputs if isinstance(inputs, list) else [inputs]
+    return tuple(map(_text, items))
+
+
+def _text(item: str | TextPair) -> TextInput:
+    if isinstance(item, str):
+        return item
+    return item.text if item.text_pair is None else (item.text, item.text_pair)
+
+
+def outputs_as_sent(
+    outputs: Sequence[list[LabelScore]], inputs: Inputs
+) -> list[LabelScore] | list[list[LabelScore]]:
+    """Return a list of rankings if a list was sent, else the one ranking."""
+    return list(outputs) if isinstance(inputs, list) else outputs[0]
+
+
+def prediction_fields(result: TaskPrediction, inputs: Inputs) -> dict[str, Any]:
+    """Return one task's answer."""
+    return {
+        "task": result.task,
+        "version": result.version,
+        "outputs": outputs_as_sent(result.outputs, inputs),
+    }
+
+
+def result_fields(
+    result: TaskPrediction | TaskFailure, inputs: Inputs, *, request_id: str | None
+) -> dict[str, Any]:
+    """Return one task's answer or failure within a request for several."""
+    if isinstance(result, TaskPrediction):
+        return {"reference": result.reference, **prediction_fields(result, inputs)}
+    problem = problem_of(result.error, request_id=request_id)
+    return {"reference": result.reference, "error": problem}
+
+
+def timing_headers(timings: Timings) -> dict[str, str]:
+    """Return where the time of a request went, in milliseconds."""
+    return {
+        QUEUE_HEADER: f"{timings.queue_s * 1000:.3f}",
+        TOKENIZE_HEADER: f"{timings.tokenize_s * 1000:.3f}",
+        COMPUTE_HEADER: f"{timings.compute_s * 1000:.3f}",
+        BATCH_SIZE_HEADER: str(timings.batch_rows),
+    }
+
+
+def summary_fields(summary: TaskSummary, resident: Sequence[LoadedTask]) -> dict[str, Any]:
+    """Return a task, and which of its versions are in memory."""
+    manifest = summary.manifest
+    return {
+        "name": summary.name,
+        "version": manifest.version,
+        "versions": summary.versions,
+        "aliases": summary.aliases,
+        "head": manifest.head.kind,
+        "labels": manifest.head.labels,
+        "method": manifest.method.kind,
+        "split_depth": manifest.split_depth,
+        "resident_versions": [
+            task.manifest.version for task in resident if task.manifest.task == summary.name
+        ],
+    }
+
+
+def backbone_fields(runtime: Runtime) -> dict[str, Any]:
+    """Return the backbone in memory."""
+    backbone = runtime.backbone
+    return {
+        "name": backbone.name,
+        "digest": backbone.digest,
+        "dtype": str(backbone.dtype).removeprefix("torch."),
+        "bytes": backbone.num_bytes,
+        "parameters": backbone.num_parameters,
+    }
+
+
+def memory_fields(runtime: Runtime, ledger: MemoryLedger, process: ProcessMemory) -> dict[str, Any]:
+    """Return the memory ledger."""
+    return {
+        "backbone": backbone_fields(runtime),
+        "tasks": [_task_memory(task) for task in runtime.residency.resident()],
+        "shared_bytes": ledger.shared_bytes,
+        "dedicated_bytes": ledger.dedicated_bytes,
+        "saved_share": ledger.saved_share,
+        "process": {
+            "rss_bytes": process.rss_bytes,
+            "pss_bytes": process.pss_bytes,
+            "uss_bytes": process.uss_bytes,
+        },
+    }
+
+
+def _task_memory(task: LoadedTask) -> dict[str, Any]:
+    branch = task.branch
+    return {
+        "task": task.manifest.task,
+        "version": task.manifest.version,
+        "method": task.manifest.method.kind,
+        "split_depth": branch.split_depth,
+        "bytes": task.num_bytes,
+        "parameters": branch.branch_parameters + branch.head_parameters,
+    }

@@ -1,0 +1,144 @@
+"""Routes of callers: predictions and tasks."""
+
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Header, Query, Request, Response
+
+from nunatak_registry import TaskReference
+from nunatak_server.api.context import request_id_of
+from nunatak_server.api.limits import StrictRoute
+from nunatak_server.api.replies import (
+    TASK_VERSION_HEADER,
+    prediction_fields,
+    reply,
+    result_fields,
+    summary_fields,
+    texts_of,
+    timing_headers,
+)
+from nunatak_server.api.schemas import (
+    PredictManyRequest,
+    PredictManyResponse,
+    PredictRequest,
+    PredictResponse,
+    Problem,
+    TaskListResponse,
+    TaskResponse,
+)
+from nunatak_server.errors import InvalidRequestError
+from nunatak_server.postprocess import ScoreOptions
+from nunatak_server.prediction import (
+    Prediction,
+    PredictionRequest,
+    TaskFailure,
+)
+from nunatak_server.runtime import Runtime
+
+_PROBLEM: Final = {"model": Problem, "description": "Any failure, as application/problem+json"}
+# 422 is named too, or else the schema would show the framework's own shape for it.
+PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {"default": _PROBLEM, 422: _PROBLEM}
+
+DeadlineHeader = Annotated[
+    int | None, Header(alias="x-deadline-ms", ge=1, le=600_000, description="milliseconds")
+]
+VersionQuery = Annotated[str | None, Query(description="a version, instead of what the name means")]
+
+router = APIRouter(route_class=StrictRoute, responses=PROBLEMS)
+
+
+def runtime_of(request: Request) -> Runtime:
+    """Return what the application answers with."""
+    runtime: Runtime = request.app.state.runtime
+    return runtime
+
+
+@router.post("/v1/tasks/{task}/predict", response_model=PredictResponse)
+async def predict(
+    request: Request,
+    task: str,
+    body: PredictRequest,
+    version: VersionQuery = None,
+    deadline_ms: DeadlineHeader = None,
+) -> Response:
+    """Ask one task; `{task}` is `name` or `name@alias`."""
+    return await _predict(request, reference_text(task, version), body, deadline_ms)
+
+
+@router.post("/v1/tasks/{task}/{version}/predict", response_model=PredictResponse)
+async def predict_version(
+    request: Request,
+    task: str,
+    version: str,
+    body: PredictRequest,
+    deadline_ms: DeadlineHeader = None,
+) -> Response:
+    """Ask one version of a task."""
+    return await _predict(request, reference_text(task, version), body, deadline_ms)
+
+
+@router.post("/v1/predict", response_model=PredictManyResponse)
+async def predict_many(
+    request: Request, body: PredictManyRequest, deadline_ms: DeadlineHeader = None
+) -> Response:
+    """Ask several tasks about the same inputs; each answers or fails by itself."""
+    if len(set(body.tasks)) != len(body.tasks):
+        raise InvalidRequestError("tasks must name each task once; remove the repetitions")
+    prediction = await _ask(request, tuple(body.tasks), body, deadline_ms)
+    request_id = request_id_of(request.scope)
+    results = [
+        result_fields(result, body.inputs, request_id=request_id) for result in prediction.results
+    ]
+    return reply({"results": results}, headers=timing_headers(prediction.timings))
+
+
+@router.get("/v1/tasks", response_model=TaskListResponse)
+async def list_tasks(request: Request) -> Response:
+    """List all tasks of the registry."""
+    runtime = runtime_of(request)
+    resident = runtime.residency.resident()
+    summaries = await runtime.catalog.tasks()
+    return reply({"tasks": [summary_fields(summary, resident) for summary in summaries]})
+
+
+@router.get("/v1/tasks/{task}", response_model=TaskResponse)
+async def show_task(request: Request, task: str, version: VersionQuery = None) -> Response:
+    """Show one task, and the manifest of the version that is asked for."""
+    runtime = runtime_of(request)
+    reference = TaskReference.parse(reference_text(task, version))
+    manifest = await runtime.catalog.resolve(reference)
+    summary = await runtime.catalog.task(reference.task)
+    fields = summary_fields(summary, runtime.residency.resident())
+    return reply({**fields, "manifest": manifest.model_dump(mode="json")})
+
+
+def reference_text(task: str, version: str | None) -> str:
+    """Return the reference that a path and a query spell together."""
+    return task if version is None else f"{task}/{version}"
+
+
+async def _predict(
+    request: Request, reference: str, body: PredictRequest, deadline_ms: int | None
+) -> Response:
+    prediction = await _ask(request, (reference,), body, deadline_ms)
+    (result,) = prediction.results
+    if isinstance(result, TaskFailure):
+        raise result.error
+    headers = timing_headers(prediction.timings)
+    headers[TASK_VERSION_HEADER] = f"{result.task}/{result.version}"
+    return reply(prediction_fields(result, body.inputs), headers=headers)
+
+
+async def _ask(
+    request: Request,
+    references: tuple[str, ...],
+    body: PredictRequest,
+    deadline_ms: int | None,
+) -> Prediction:
+    runtime = runtime_of(request)
+    wanted = PredictionRequest(
+        references=references,
+        inputs=texts_of(body.inputs),
+        options=body.parameters.options() if body.parameters else ScoreOptions(),
+        deadline_s=(deadline_ms or runtime.settings.default_deadline_ms) / 1000,
+    )
+    return await runtime.service.predict(wanted)

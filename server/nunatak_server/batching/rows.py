@@ -1,0 +1,57 @@
+"""Rows on their way through the engine: one (text, task version) pair each."""
+
+import asyncio
+from dataclasses import dataclass
+
+from nunatak_model import Branch, Encoding
+from nunatak_server.errors import ServerError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowAnswer:
+    """What the engine computed for one row, and how long that took."""
+
+    logits: list[float]
+    queue_s: float
+    compute_s: float
+    batch_rows: int
+
+
+RowOutcome = RowAnswer | ServerError
+"""Failures travel as values: a row nobody waits for any more then leaves no unread exception."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PendingRow:
+    """A row that waits; its future is resolved once, on the event loop, by the engine."""
+
+    task: str
+    version: int
+    branch: Branch
+    encoding: Encoding
+    group: int
+    trunk_tokens: int
+    branch_tokens: int
+    deadline: float
+    submitted_at: float
+    future: asyncio.Future[RowOutcome]
+
+    @property
+    def trunk_key(self) -> Encoding:
+        """Rows of equal encodings share their trunk row."""
+        return self.encoding
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the caller has gone; may be read from any thread."""
+        return self.future.cancelled()
+
+
+def count_tokens(encoding: Encoding, branch: Branch, *, num_layers: int) -> tuple[int, int]:
+    """Return the tokens a row needs as trunk row and as branch row.
+
+    A branch that owns every layer reads no trunk; a head alone has no layers of its own.
+    """
+    trunk = encoding.num_tokens if branch.split_depth else 0
+    own = encoding.num_tokens if branch.split_depth != num_layers else 0
+    return trunk, own

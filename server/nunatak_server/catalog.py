@@ -1,0 +1,63 @@
+"""The catalog: the registry as the event loop sees it, every call on a small thread pool."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+from nunatak_registry import AliasEvent, Registry, TaskManifest, TaskReference, TaskSummary
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+class Catalog:
+    """Awaitable access to a registry; raises what the registry raises."""
+
+    def __init__(self, registry: Registry, *, num_threads: int = 2) -> None:
+        self._registry = registry
+        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="nunatak-registry")
+
+    async def resolve(self, reference: TaskReference) -> TaskManifest:
+        """Return the manifest of the version that a reference means now."""
+        return await self._call(self._registry.resolve, reference)
+
+    async def generation(self) -> int:
+        """Return a number that changes with every change of the registry."""
+        return await self._call(self._registry.generation)
+
+    async def tasks(self) -> list[TaskSummary]:
+        """Return all tasks."""
+        return await self._call(self._registry.tasks)
+
+    async def task(self, name: str) -> TaskSummary:
+        """Return one task."""
+        return await self._call(self._registry.task, name)
+
+    async def promote(
+        self, task: str, alias: str, version: int, *, expected_version: int | None
+    ) -> AliasEvent:
+        """Point an alias to a version, if it points to the expected one."""
+        return await self._call(
+            self._registry.promote, task, alias, version, expected_version=expected_version
+        )
+
+    async def rollback(self, task: str, alias: str, *, expected_version: int | None) -> AliasEvent:
+        """Point an alias to the version it was promoted from."""
+        return await self._call(
+            self._registry.rollback, task, alias, expected_version=expected_version
+        )
+
+    def close(self) -> None:
+        """End the threads once their calls are done; the registry stays open."""
+        self._pool.shutdown()
+
+    async def _call(
+        self,
+        function: Callable[Parameters, Result],
+        *args: Parameters.args,
+        **kwargs: Parameters.kwargs,
+    ) -> Result:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, partial(function, *args, **kwargs))

@@ -1,0 +1,48 @@
+"""Compute: runs one mixed batch on the device and brings its logits back."""
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from nunatak_model import Backbone, Row, forward
+from nunatak_server.errors import EngineFailedError
+
+
+class BatchCompute:
+    """The forward pass of one backbone, as the engine calls it."""
+
+    def __init__(self, backbone: Backbone) -> None:
+        self._backbone = backbone
+
+    def __call__(self, rows: Sequence[Row]) -> list[list[float]]:
+        """Return the logits of each row, in order.
+
+        Raises:
+            EngineFailedError: the device is lost: no later batch can succeed in this process.
+        """
+        try:
+            with torch.inference_mode():
+                outputs = forward(self._backbone, rows)
+                # One transfer for the batch: a copy per row would wait for the device each time.
+                flat = logits_to_floats(torch.cat(outputs))
+        except torch.OutOfMemoryError:
+            raise
+        except torch.AcceleratorError as error:
+            raise EngineFailedError(type(error).__name__) from error
+        return _split(flat, [output.numel() for output in outputs])
+
+
+def logits_to_floats(logits: Tensor) -> list[float]:
+    """Return a vector of logits as numbers; waits for the device."""
+    return cast("list[float]", logits.float().tolist())  # pyright: ignore[reportUnknownMemberType] - torch leaves it open
+
+
+def _split(flat: list[float], sizes: Sequence[int]) -> list[list[float]]:
+    rows: list[list[float]] = []
+    begin = 0
+    for size in sizes:
+        rows.append(flat[begin : begin + size])
+        begin += size
+    return rows

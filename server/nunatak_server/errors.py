@@ -1,0 +1,279 @@
+"""Errors of the server.
+
+ServerError
++-- InvalidSettingsError      the settings contradict each other or the machine
++-- RequestError              what the caller sent cannot be answered as it stands
+|   +-- InvalidJsonError          the body is not strict UTF-8 JSON
+|   +-- InvalidRequestError       a well-formed request with an impossible value
+|   +-- BodyTooLargeError         more bytes than the server takes
+|   +-- ReceiveTimeoutError       the body did not arrive in time
+|   +-- UnsupportedMediaTypeError the body is not declared as JSON
+|   +-- TooManyInputsError        more texts than one request may carry
+|   +-- TooManyTasksError         more tasks than one request may name
+|   +-- TextTooLongError          more characters than one text may have
+|   +-- EmptyTextError            a text with nothing to read in it
+|   +-- InvalidTextError          a text that no tokenizer can take
++-- UnavailableError          the request is fine, the server cannot serve it now
+|   +-- OverloadedError           too much is queued already
+|   +-- DeadlineExceededError     the deadline passed first
+|   +-- NotReadyError             the server is starting or its engine has stopped
+|   +-- DrainingError             the server is shutting down
+|   +-- EngineFailedError         the device or the engine is lost: the process must be restarted
++-- TaskError                 one task version cannot be served; its neighbours can
+    +-- BackboneMismatchError     trained on another backbone or tokenizer
+    +-- UnservableTaskError       manifest and parameters contradict each other
+    +-- ProbeFailedError          the version does not reproduce its recorded logits
+    +-- TaskUnhealthyError        the version computes no finite logits
+    +-- TaskInUseError            an eviction of a version that answers requests right now
+"""
+
+from typing import ClassVar
+
+
+class ServerError(Exception):
+    """Base of every error this package raises on purpose."""
+
+    code: ClassVar[str] = "server_error"
+
+
+class InvalidSettingsError(ServerError):
+    """The settings contradict each other or the machine they run on."""
+
+    code = "invalid_settings"
+
+
+class RequestError(ServerError):
+    """Base: what the caller sent cannot be answered as it stands."""
+
+    code = "invalid_request"
+
+
+class InvalidJsonError(RequestError):
+    """The body is not strict JSON in UTF-8."""
+
+    code = "invalid_json"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the body must be JSON in UTF-8 (RFC 8259: no NaN, no Infinity, no lone surrogates)"
+        )
+
+
+class InvalidRequestError(RequestError):
+    """A well-formed request with an impossible value."""
+
+
+class BodyTooLargeError(RequestError):
+    """More bytes than the server takes, whether declared or counted."""
+
+    code = "body_too_large"
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        super().__init__(f"the body may have at most {limit_bytes} bytes; send fewer texts")
+
+
+class ReceiveTimeoutError(RequestError):
+    """The body did not arrive in time."""
+
+    code = "receive_timeout"
+
+    def __init__(self, limit_s: float) -> None:
+        self.limit_s = limit_s
+        super().__init__(f"the body must arrive within {limit_s:g} seconds")
+
+
+class UnsupportedMediaTypeError(RequestError):
+    """The body is not declared as JSON."""
+
+    code = "unsupported_media_type"
+
+    def __init__(self) -> None:
+        super().__init__("the body must be declared as 'content-type: application/json'")
+
+
+class TooManyInputsError(RequestError):
+    """More texts than one request may carry."""
+
+    code = "too_many_inputs"
+
+    def __init__(self, count: int, limit: int) -> None:
+        self.count = count
+        self.limit = limit
+        super().__init__(f"a request carries at most {limit} inputs, got {count}; split it")
+
+
+class TooManyTasksError(RequestError):
+    """More tasks than one request may name."""
+
+    code = "too_many_tasks"
+
+    def __init__(self, count: int, limit: int) -> None:
+        self.count = count
+        self.limit = limit
+        super().__init__(f"a request names at most {limit} tasks, got {count}; split it")
+
+
+class TextTooLongError(RequestError):
+    """More characters than one text may have; checked before any tokenization."""
+
+    code = "text_too_long"
+
+    def __init__(self, position: int, num_chars: int, limit_chars: int) -> None:
+        self.position = position
+        self.num_chars = num_chars
+        self.limit_chars = limit_chars
+        super().__init__(
+            f"input {position} has {num_chars} characters, at most {limit_chars} are read; "
+            "send the part that matters"
+        )
+
+
+class EmptyTextError(RequestError):
+    """A text with nothing to read in it."""
+
+    code = "empty_text"
+
+    def __init__(self, position: int) -> None:
+        self.position = position
+        super().__init__(f"input {position} is empty or only white space; leave it out")
+
+
+class InvalidTextError(RequestError):
+    """A text that no tokenizer can take."""
+
+    code = "invalid_text"
+
+    def __init__(self, position: int, reason: str) -> None:
+        self.position = position
+        self.reason = reason
+        super().__init__(f"input {position} contains {reason}; remove it")
+
+
+class UnavailableError(ServerError):
+    """Base: the request is fine, the server cannot serve it now."""
+
+    code = "unavailable"
+
+
+class OverloadedError(UnavailableError):
+    """Too much is queued already: refused at once rather than answered late."""
+
+    code = "overloaded"
+
+    def __init__(self, resource: str, limit: int, *, retry_after_s: int) -> None:
+        self.resource = resource
+        self.limit = limit
+        self.retry_after_s = retry_after_s
+        super().__init__(
+            f"the queue is full ({limit} {resource}); retry after {retry_after_s} seconds"
+        )
+
+
+class DeadlineExceededError(UnavailableError):
+    """The deadline passed before the answer; rows still queued were never computed."""
+
+    code = "deadline_exceeded"
+
+    def __init__(self) -> None:
+        super().__init__("the deadline passed before the answer; allow more time or send less")
+
+
+class NotReadyError(UnavailableError):
+    """The server is still starting, or its engine has stopped."""
+
+    code = "not_ready"
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(f"the server is not ready: {reason}")
+
+
+class DrainingError(UnavailableError):
+    """The server finishes what it has accepted and takes nothing new."""
+
+    code = "draining"
+
+    def __init__(self) -> None:
+        super().__init__("the server is shutting down; send the request to another one")
+
+
+class EngineFailedError(UnavailableError):
+    """The device or the engine is lost; only a new process can serve again."""
+
+    code = "engine_failed"
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(f"the engine has failed ({reason}); restart the server")
+
+
+class TaskError(ServerError):
+    """Base: one task version cannot be served; its neighbours can."""
+
+    code = "task_error"
+
+
+class BackboneMismatchError(TaskError):
+    """A task version trained on another backbone or tokenizer than the one served."""
+
+    code = "backbone_mismatch"
+
+    def __init__(self, reference: str, part: str, wanted: str, served: str) -> None:
+        self.reference = reference
+        self.part = part
+        self.wanted = wanted
+        self.served = served
+        super().__init__(
+            f"{reference} was trained on {part} {wanted}, this server runs {served}; "
+            "serve it with its own backbone or train it again"
+        )
+
+
+class UnservableTaskError(TaskError):
+    """The manifest and the parameters of a version contradict each other or the backbone."""
+
+    code = "invalid_artifact"
+
+    def __init__(self, reference: str, reason: str) -> None:
+        self.reference = reference
+        self.reason = reason
+        super().__init__(f"{reference} cannot be served: {reason}; publish it again")
+
+
+class ProbeFailedError(TaskError):
+    """A version that does not reproduce the logits its publisher recorded."""
+
+    code = "probe_failed"
+
+    def __init__(self, reference: str, position: int, reason: str) -> None:
+        self.reference = reference
+        self.position = position
+        self.reason = reason
+        super().__init__(f"{reference} fails its parity probe at input {position}: {reason}")
+
+
+class TaskUnhealthyError(TaskError):
+    """A version whose forward pass fails or gives logits that are not finite."""
+
+    code = "task_unhealthy"
+
+    def __init__(self, task: str, version: int, reason: str) -> None:
+        self.task = task
+        self.version = version
+        self.reason = reason
+        super().__init__(f"{task}/{version} {reason}; roll it back")
+
+
+class TaskInUseError(TaskError):
+    """An eviction of a version that answers requests right now."""
+
+    code = "task_in_use"
+
+    def __init__(self, task: str, version: int, num_leases: int) -> None:
+        self.task = task
+        self.version = version
+        self.num_leases = num_leases
+        super().__init__(
+            f"{task}/{version} is answering {num_leases} requests; retry when they are done"
+        )

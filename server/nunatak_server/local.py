@@ -1,0 +1,87 @@
+"""Predictions in this process, without HTTP: the same service and engine, called synchronously."""
+
+import asyncio
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from nunatak_model import Backbone, TextInput
+from nunatak_registry import Registry
+from nunatak_server.errors import EngineFailedError
+from nunatak_server.postprocess import ScoreOptions
+from nunatak_server.prediction import Prediction, PredictionRequest
+from nunatak_server.runtime import Runtime
+from nunatak_server.settings import ServerSettings
+
+
+class LocalPredictor:
+    """Answers as a server would; a context manager, to be used from one thread."""
+
+    def __init__(
+        self, registry: Registry, backbone: Backbone, *, settings: ServerSettings | None = None
+    ) -> None:
+        self._registry = registry
+        self._backbone = backbone
+        self._settings = settings or ServerSettings()
+        self._runner = asyncio.Runner()
+        self._runtime: Runtime | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Start the threads and run a first forward pass; raises what `Runtime.start` raises."""
+        self._runner.run(self._start())
+
+    def predict(
+        self,
+        inputs: Sequence[TextInput],
+        tasks: Sequence[str],
+        *,
+        options: ScoreOptions | None = None,
+    ) -> Prediction:
+        """Ask every task about every input; an answer or a failure for each task.
+
+        Raises:
+            ServerError: the request as a whole cannot be answered.
+        """
+        request = PredictionRequest(
+            references=tuple(tasks),
+            inputs=tuple(inputs),
+            options=options or ScoreOptions(),
+            deadline_s=self._settings.default_deadline_ms / 1000,
+        )
+        return self._runner.run(self._predict(request))
+
+    def close(self) -> None:
+        """End the threads; the registry stays open."""
+        if self._runtime is not None:
+            self._runner.run(self._runtime.aclose())
+        self._runner.close()
+
+    async def _start(self) -> None:
+        self._runtime = Runtime(
+            settings=self._settings,
+            backbone=self._backbone,
+            registry=self._registry,
+            on_fatal=_leave_to_callers,
+        )
+        await self._runtime.start()
+
+    async def _predict(self, request: PredictionRequest) -> Prediction:
+        if self._runtime is None:
+            raise RuntimeError("a LocalPredictor must be started before it predicts")
+        return await self._runtime.service.predict(request)
+
+
+def _leave_to_callers(_: EngineFailedError) -> None:
+    """Do nothing more: the engine has logged it, and every prediction fails with its reason."""

@@ -1,0 +1,108 @@
+"""Metrics: what the server counts and times, in the Prometheus text format.
+
+Labels are bounded: task names are taken from the registry, never from a request, and outcomes are
+error codes. All methods may be called from any thread.
+"""
+
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from nunatak_server.engine import BatchReport
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+MAX_TASK_LABELS: Final = 1000
+UNKNOWN_TASK: Final = "unknown"
+OTHER_TASK: Final = "other"
+OK: Final = "ok"
+
+SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+ROWS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+TOKENS: Final = (16, 64, 256, 1024, 2048, 4096, 8192, 16_384, 65_536)
+
+
+class Metrics:
+    """One set of metrics; an application owns its own, so that two can live in one process."""
+
+    def __init__(self) -> None:
+        registry = CollectorRegistry()
+        self._registry = registry
+        self._task_labels: set[str] = set()
+        self._requests = Counter(
+            "nunatak_requests", "Answers by task", ["task", "outcome"], registry=registry
+        )
+        self._queue = _seconds("queue", "Time a request's rows waited", registry)
+        self._tokenize = _seconds("tokenize", "Time to tokenize a request", registry)
+        self._compute = _seconds("compute", "Time of a batch on the device", registry)
+        self._load = _seconds("load", "Time to load and probe a task version", registry)
+        self._batch_rows = Histogram(
+            "nunatak_batch_rows", "Rows of a batch", buckets=ROWS, registry=registry
+        )
+        self._batch_tokens = Histogram(
+            "nunatak_batch_tokens", "Tokens of a batch", buckets=TOKENS, registry=registry
+        )
+        self._batch_tasks = Histogram(
+            "nunatak_batch_tasks", "Task versions in a batch", buckets=ROWS, registry=registry
+        )
+        self._shared_rows = Counter(
+            "nunatak_shared_trunk_rows",
+            "Rows that read a trunk row which another row of their batch had paid for",
+            registry=registry,
+        )
+        self._loads = Counter(
+            "nunatak_loads", "Attempts to load a task version", ["outcome"], registry=registry
+        )
+        self._evictions = Counter(
+            "nunatak_evictions", "Task versions dropped from memory", registry=registry
+        )
+        self._resident_tasks = Gauge(
+            "nunatak_resident_tasks", "Task versions in memory", registry=registry
+        )
+        self._resident_bytes = Gauge(
+            "nunatak_resident_bytes", "Bytes of backbone and task versions", registry=registry
+        )
+
+    def observe_request(self, task: str | None, outcome: str) -> None:
+        """Count one answer of one task; None is a task that is not known to be registered."""
+        self._requests.labels(self._task_label(task), outcome).inc()
+
+    def observe_stages(self, *, queue_s: float, tokenize_s: float) -> None:
+        """Record how long the stages of one request took."""
+        self._queue.observe(queue_s)
+        self._tokenize.observe(tokenize_s)
+
+    def observe_batch(self, report: BatchReport) -> None:
+        """Record one batch."""
+        self._compute.observe(report.compute_s)
+        self._batch_rows.observe(report.num_rows)
+        self._batch_tokens.observe(report.num_tokens)
+        self._batch_tasks.observe(report.num_tasks)
+        self._shared_rows.inc(report.num_shared_rows)
+
+    def observe_load(self, *, seconds: float, succeeded: bool) -> None:
+        """Record one attempt to load a version."""
+        self._loads.labels(OK if succeeded else "failed").inc()
+        self._load.observe(seconds)
+
+    def observe_evictions(self, count: int) -> None:
+        """Record versions dropped from memory."""
+        self._evictions.inc(count)
+
+    def render(self, *, resident_tasks: int, resident_bytes: int) -> bytes:
+        """Return all metrics as text, with the memory held now; may take milliseconds."""
+        self._resident_tasks.set(resident_tasks)
+        self._resident_bytes.set(resident_bytes)
+        return generate_latest(self._registry)
+
+    def _task_label(self, task: str | None) -> str:
+        if task is None:
+            return UNKNOWN_TASK
+        if task not in self._task_labels:
+            if len(self._task_labels) >= MAX_TASK_LABELS:
+                return OTHER_TASK
+            self._task_labels.add(task)
+        return task
+
+
+def _seconds(stage: str, documentation: str, registry: CollectorRegistry) -> Histogram:
+    return Histogram(f"nunatak_{stage}_seconds", documentation, buckets=SECONDS, registry=registry)

@@ -1,0 +1,46 @@
+"""Readiness: whether this process takes requests now."""
+
+from enum import StrEnum
+from typing import assert_never
+
+from nunatak_server.errors import DrainingError, NotReadyError
+
+
+class State(StrEnum):
+    """The life of a server process, in order; FAILED ends it from anywhere."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    FAILED = "failed"
+
+
+class Readiness:
+    """The one place that knows the state of the process; owned by the event loop thread."""
+
+    def __init__(self) -> None:
+        self.state = State.STARTING
+
+    def move_to(self, state: State) -> None:
+        """Change the state; a failed process stays failed."""
+        if self.state is not State.FAILED:
+            self.state = state
+
+    def check(self) -> None:
+        """Return if requests are taken.
+
+        Raises:
+            NotReadyError: the process is starting or has failed.
+            DrainingError: the process is shutting down.
+        """
+        match self.state:
+            case State.READY:
+                return
+            case State.STARTING:
+                raise NotReadyError("it is starting")
+            case State.FAILED:
+                raise NotReadyError("the engine has failed")
+            case State.DRAINING:
+                raise DrainingError
+            case _:
+                assert_never(self.state)

@@ -1,0 +1,189 @@
+"""The runtime: everything a process needs to answer, put together; no transport.
+
+It belongs to the event loop on which it is started.
+"""
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable
+
+import torch
+
+from nunatak_model import (
+    Backbone,
+    BranchSpec,
+    HeadOnly,
+    HeadSpec,
+    build_branch,
+    convert_branch,
+    initial_parameters,
+    load_backbone,
+)
+from nunatak_registry import Registry, TaskManifest
+from nunatak_server.admission import Admission
+from nunatak_server.batching.rows import PendingRow, RowAnswer
+from nunatak_server.catalog import Catalog
+from nunatak_server.compute import BatchCompute
+from nunatak_server.devices import resolve_device, resolve_dtype
+from nunatak_server.engine import Engine
+from nunatak_server.errors import EngineFailedError
+from nunatak_server.loading import PARAMETERS_ROLE, LoadedTask, load_task
+from nunatak_server.metrics import Metrics
+from nunatak_server.readiness import Readiness, State
+from nunatak_server.residency import Residency
+from nunatak_server.service import PredictionService, RequestLimits, Stages
+from nunatak_server.settings import ServerSettings
+from nunatak_server.tokenization import Tokenization
+from nunatak_server.watch import RegistryWatch
+
+WARM_UP_TEXT = "ready"
+
+logger = logging.getLogger(__name__)
+
+
+def load_serving_backbone(settings: ServerSettings) -> Backbone:
+    """Load the backbone that the settings name, on their device and in their number format.
+
+    Raises:
+        InvalidSettingsError: there is no such device.
+        ModelError: there is no such backbone, or it cannot be read.
+    """
+    device = resolve_device(settings.device)
+    return load_backbone(
+        settings.backbone, dtype=resolve_dtype(settings.dtype, device), device=device
+    )
+
+
+class Runtime:
+    """Owns threads and state of one serving process; `start` before use, `aclose` after."""
+
+    def __init__(
+        self,
+        *,
+        settings: ServerSettings,
+        backbone: Backbone,
+        registry: Registry,
+        on_fatal: Callable[[EngineFailedError], None],
+    ) -> None:
+        self.settings = settings
+        self.backbone = backbone
+        self.registry = registry
+        self.readiness = Readiness()
+        self.metrics = Metrics()
+        self.catalog = Catalog(registry)
+        self._on_fatal = on_fatal
+        self._engine = Engine(
+            compute=BatchCompute(backbone),
+            limits=settings.batch_limits(longest_row_tokens=backbone.config.max_tokens),
+            observer=self.metrics,
+            on_fatal=self._fail,
+        )
+        self._tokenization = Tokenization(
+            backbone.tokenizer, num_threads=settings.tokenizer_threads
+        )
+        self.residency = Residency(
+            resolve=self.catalog.resolve,
+            load=self._load,
+            observer=self.metrics,
+            num_threads=settings.load_threads,
+        )
+        self.service = PredictionService(
+            readiness=self.readiness,
+            limits=RequestLimits(
+                max_inputs=settings.max_inputs,
+                max_tasks=settings.max_tasks_per_request,
+                max_text_chars=settings.max_text_chars,
+            ),
+            stages=Stages(
+                admission=Admission(
+                    max_requests=settings.max_queued_requests,
+                    max_tokens=settings.max_queued_tokens,
+                ),
+                residency=self.residency,
+                tokenization=self._tokenization,
+                engine=self._engine,
+            ),
+            metrics=self.metrics,
+            num_layers=backbone.config.num_layers,
+        )
+        self._watch = RegistryWatch(
+            generation=self.catalog.generation,
+            on_change=self.residency.invalidate,
+            interval_s=settings.registry_poll_ms / 1000,
+        )
+        self._watching: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Start the threads, run a real forward pass, and then take requests.
+
+        Raises:
+            ServerError: the forward pass fails.
+        """
+        if self.settings.compute_threads:
+            torch.set_num_threads(self.settings.compute_threads)
+        self._engine.start()
+        await self._warm_up()
+        self._watching = asyncio.create_task(self._watch.run())
+        self._watching.add_done_callback(self._check_watch)
+        self.readiness.move_to(State.READY)
+
+    def begin_drain(self) -> None:
+        """Take no new requests; those in flight are answered."""
+        self.readiness.move_to(State.DRAINING)
+
+    async def aclose(self) -> None:
+        """Answer what is in flight, then end all threads; the registry stays open."""
+        self.begin_drain()
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+        await self.residency.aclose()
+        await self._engine.aclose()
+        await asyncio.to_thread(self._tokenization.close)
+        await asyncio.to_thread(self.catalog.close)
+
+    def _load(self, manifest: TaskManifest) -> LoadedTask:
+        data = self.registry.read_blob(manifest, PARAMETERS_ROLE)
+        return load_task(manifest, data, self.backbone)
+
+    async def _warm_up(self) -> None:
+        """Answer one row: readiness promises that this process can compute."""
+        backbone = self.backbone
+        (encoding,) = backbone.tokenizer.encode([WARM_UP_TEXT], max_length=8)
+        head = HeadSpec(num_labels=2, pooling=backbone.pooling, dense=backbone.has_dense)
+        spec = BranchSpec(method=HeadOnly(), head=head)
+        parameters = initial_parameters(spec, backbone, generator=torch.Generator().manual_seed(0))
+        branch = convert_branch(
+            build_branch(spec, backbone.config, parameters),
+            backbone.config,
+            dtype=backbone.dtype,
+            device=backbone.device,
+        )
+        row = PendingRow(
+            task="warm-up",
+            version=0,
+            branch=branch,
+            encoding=encoding,
+            group=-1,
+            trunk_tokens=encoding.num_tokens,
+            branch_tokens=0,
+            deadline=math.inf,
+            submitted_at=0.0,
+            future=asyncio.get_running_loop().create_future(),
+        )
+        self._engine.submit([row])
+        outcome = await row.future
+        if not isinstance(outcome, RowAnswer):
+            raise outcome
+
+    def _fail(self, error: EngineFailedError) -> None:
+        self.readiness.move_to(State.FAILED)
+        self._on_fatal(error)
+
+    def _check_watch(self, watching: asyncio.Task[None]) -> None:
+        if watching.cancelled():
+            return
+        error = watching.exception()
+        logger.critical("the registry watch has failed", exc_info=error)
+        self._fail(EngineFailedError(f"registry watch: {type(error).__name__}"))

@@ -1,0 +1,86 @@
+"""Settings of the server process: every limit, with its unit in the name.
+
+Read once from the environment (prefix `NUNATAK_`) or given by the caller, then frozen and handed
+down as values; no other module reads the environment.
+"""
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from nunatak_model import DEFAULT_BACKBONE
+from nunatak_registry import default_location
+from nunatak_server.batching.planner import BatchLimits
+from nunatak_server.errors import InvalidSettingsError
+
+Count = Annotated[int, Field(ge=1, le=2**31)]
+Milliseconds = Annotated[int, Field(ge=1, le=600_000)]
+Seconds = Annotated[int, Field(ge=1, le=86_400)]
+
+
+class ServingDtype(StrEnum):
+    """Number format of the forward pass; `auto` is float32 on a CPU and bfloat16 on CUDA."""
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+class ServerSettings(BaseSettings):
+    """Everything an operator may choose; each field is also `NUNATAK_<NAME>` in the environment."""
+
+    model_config = SettingsConfigDict(env_prefix="NUNATAK_", frozen=True, extra="forbid")
+
+    registry: str = Field(default_factory=default_location, description="folder or database URL")
+    backbone: str = Field(
+        default=DEFAULT_BACKBONE, description="`minilm`, a local folder, or a hub id"
+    )
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65_535, description="0 = any free port")] = 8080
+    device: str = Field(default="auto", description="`auto`, `cpu`, `cuda` or `cuda:1`")
+    dtype: ServingDtype = ServingDtype.AUTO
+
+    max_body_bytes: Count = 1024 * 1024
+    max_inputs: Annotated[int, Field(ge=1, le=4096, description="texts per request")] = 64
+    max_tasks_per_request: Annotated[int, Field(ge=1, le=4096)] = 64
+    max_text_chars: Count = Field(
+        default=16_384, description="per text, before tokenization: 32 characters x 512 tokens"
+    )
+
+    max_batch_tokens: Count = Field(
+        default=4096, description="distinct trunk inputs plus branch rows of one forward pass"
+    )
+    max_batch_rows: Count = Field(default=64, description="(text, task) pairs of one forward pass")
+    max_queued_requests: Count = 1024
+    max_queued_tokens: Count = 262_144
+    default_deadline_ms: Milliseconds = 30_000
+
+    registry_poll_ms: Milliseconds = Field(
+        default=100, description="how soon changes made by other processes are seen"
+    )
+    tokenizer_threads: Annotated[int, Field(ge=1, le=256)] = 1
+    load_threads: Annotated[int, Field(ge=1, le=64)] = 2
+    compute_threads: Annotated[int, Field(ge=0, le=1024, description="0 = torch's own choice")] = 0
+
+    keep_alive_s: Seconds = Field(default=75, description="idle connections; above the proxy's")
+    grace_s: Seconds = Field(default=30, description="for requests in flight at shutdown")
+    receive_timeout_s: Seconds = Field(default=10, description="for a request to arrive whole")
+
+    def batch_limits(self, *, longest_row_tokens: int) -> BatchLimits:
+        """Return the limits of one batch, once it is certain that every row can be served.
+
+        Raises:
+            InvalidSettingsError: a row of `longest_row_tokens`, counted as trunk and as branch,
+                would not fit an empty batch and so would block the queue for ever.
+        """
+        needed = 2 * longest_row_tokens
+        if self.max_batch_tokens < needed:
+            raise InvalidSettingsError(
+                f"max_batch_tokens must be at least {needed} (trunk and branch of one text of "
+                f"{longest_row_tokens} tokens), got {self.max_batch_tokens}; "
+                "raise NUNATAK_MAX_BATCH_TOKENS"
+            )
+        return BatchLimits(max_tokens=self.max_batch_tokens, max_rows=self.max_batch_rows)

@@ -1,0 +1,56 @@
+"""A real server process on a free port."""
+
+import contextlib
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+
+SCRIPT = """
+from nunatak_server.serve import serve
+from nunatak_server.settings import ServerSettings
+
+serve(ServerSettings(), announce=lambda address: print(address, flush=True))
+"""
+START_LIMIT_S = 90
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerProcess:
+    """A running server."""
+
+    process: "subprocess.Popen[str]"
+    address: str
+
+
+@contextlib.contextmanager
+def server_process(
+    *, registry: Path, backbone: Path, **settings: object
+) -> Generator[ServerProcess]:
+    """Start a server process; it is killed at the end if it has not ended by itself."""
+    values = {"registry": registry, "backbone": backbone, "port": 0, "compute_threads": 1}
+    environment = {f"NUNATAK_{name.upper()}": str(v) for name, v in (values | settings).items()}
+    with subprocess.Popen(  # noqa: S603 - our own interpreter and script
+        [sys.executable, "-c", SCRIPT],
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield ServerProcess(process=process, address=_first_line(process))
+        finally:
+            process.kill()
+
+
+def _first_line(process: "subprocess.Popen[str]") -> str:
+    output = process.stdout
+    assert output is not None
+    lines: queue.Queue[str] = queue.Queue()
+    threading.Thread(target=lambda: lines.put(output.readline()), daemon=True).start()
+    line = lines.get(timeout=START_LIMIT_S).strip()
+    assert line.startswith("http://"), "the server ended before it was ready"
+    return line

@@ -1,0 +1,152 @@
+"""Doubles for the server: a clock set by hand, observers, a store, and a server on a real port."""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncGenerator, Generator
+from concurrent.futures import Future
+
+import httpx
+
+from doubles.drafts import make_draft
+from nunatak_model import Backbone, Branch
+from nunatak_registry import Registry, TaskManifest, TaskNotFoundError, TaskReference
+from nunatak_server.app import create_app
+from nunatak_server.engine import BatchReport
+from nunatak_server.loading import LoadedTask
+from nunatak_server.residency import Residency
+from nunatak_server.serve import DrainingServer
+from nunatak_server.settings import ServerSettings
+
+
+class ManualClock:
+    """A clock that moves when told to."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class RecordingObserver:
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.batches: list[BatchReport] = []
+        self.loads: list[bool] = []
+        self.num_evicted = 0
+
+    def observe_batch(self, report: BatchReport) -> None:
+        self.batches.append(report)
+
+    def observe_load(self, *, seconds: float, succeeded: bool) -> None:
+        assert seconds >= 0
+        self.loads.append(succeeded)
+
+    def observe_evictions(self, count: int) -> None:
+        self.num_evicted += count
+
+
+class FakeStore:
+    """Resolves and loads from memory; either can be held up, and loads can fail."""
+
+    def __init__(self, branch: Branch) -> None:
+        self.branch = branch
+        self.manifests: dict[TaskReference, TaskManifest] = {}
+        self.num_resolved = 0
+        self.loaded: list[str] = []
+        self.broken: dict[str, Exception] = {}
+        self.may_load = threading.Event()
+        self.may_load.set()
+        self.is_resolving = asyncio.Event()
+        self.may_resolve = asyncio.Event()
+        self.may_resolve.set()
+
+    def add(self, task: str, version: int = 1) -> TaskReference:
+        draft, _ = make_draft(task=task, seed=version)
+        manifest = TaskManifest(**draft.model_dump(), version=version)
+        reference = TaskReference(task=task)
+        self.manifests[reference] = manifest
+        self.manifests[TaskReference(task=task, version=version)] = manifest
+        return reference
+
+    async def resolve(self, reference: TaskReference) -> TaskManifest:
+        self.num_resolved += 1
+        found = self.manifests.get(reference)
+        self.is_resolving.set()
+        await self.may_resolve.wait()
+        if found is None:
+            raise TaskNotFoundError(reference.task)
+        return found
+
+    def load(self, manifest: TaskManifest) -> LoadedTask:
+        self.may_load.wait(timeout=60)
+        self.loaded.append(manifest.reference)
+        if manifest.reference in self.broken:
+            raise self.broken[manifest.reference]
+        return LoadedTask(manifest=manifest, branch=self.branch, num_bytes=self.branch.num_bytes)
+
+
+def make_residency(
+    store: FakeStore,
+    *,
+    clock: ManualClock | None = None,
+    observer: RecordingObserver | None = None,
+) -> Residency:
+    return Residency(
+        resolve=store.resolve,
+        load=store.load,
+        observer=observer or RecordingObserver(),
+        num_threads=2,
+        clock=clock or ManualClock(),
+    )
+
+
+def make_settings(**changes: object) -> ServerSettings:
+    """Return settings that read nothing from this machine."""
+    values: dict[str, object] = {"registry": "unused", "port": 0, "registry_poll_ms": 20}
+    return ServerSettings.model_validate(values | changes)
+
+
+@contextlib.asynccontextmanager
+async def running_client(
+    backbone: Backbone, registry: Registry, settings: ServerSettings | None = None
+) -> AsyncGenerator[httpx.AsyncClient]:
+    """Run the real application in this event loop, without sockets."""
+    async with (
+        running_transport(backbone, registry, settings) as transport,
+        httpx.AsyncClient(transport=transport, base_url="http://test") as client,
+    ):
+        yield client
+
+
+@contextlib.asynccontextmanager
+async def running_transport(
+    backbone: Backbone, registry: Registry, settings: ServerSettings | None = None
+) -> AsyncGenerator[httpx.ASGITransport]:
+    """Run the real application, and yield the way to it, which leads there even after its end."""
+    app = create_app(settings or make_settings(), backbone=backbone, registry=registry)
+    async with app.router.lifespan_context(app):
+        yield httpx.ASGITransport(app)
+
+
+@contextlib.contextmanager
+def running_server(
+    backbone: Backbone, registry: Registry, settings: ServerSettings | None = None
+) -> Generator[str]:
+    """Run the real server on a free port in a thread; yields its address."""
+    address: Future[str] = Future()
+    server = DrainingServer(
+        settings or make_settings(),
+        backbone=backbone,
+        registry=registry,
+        announce=address.set_result,
+    )
+    thread = threading.Thread(target=server.run, name="test-server")
+    thread.start()
+    try:
+        yield address.result(timeout=60)
+    finally:
+        server.should_exit = True
+        thread.join()

@@ -1,0 +1,93 @@
+import asyncio
+import dataclasses
+import threading
+from collections.abc import Generator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import ClassVar, SupportsIndex, overload
+
+import httpx
+import pytest
+import torch
+
+from doubles.backbones import tiny_backbone
+from doubles.serving import make_settings, running_client
+from doubles.tasks import publish_tiny_task
+from nunatak_model import Backbone, Method, TopK
+from nunatak_model.weights import LayerWeights
+from nunatak_registry import Registry
+from nunatak_server.serve import DrainingServer
+
+PREDICT = "/v1/tasks/tone/predict"
+
+
+class FragileLayers(tuple[LayerWeights, ...]):
+    """The layers of a backbone on a device that can be lost."""
+
+    __slots__ = ()
+    is_lost: ClassVar[bool] = False
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> LayerWeights: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[LayerWeights, ...]: ...
+    def __getitem__(self, index: SupportsIndex | slice) -> LayerWeights | tuple[LayerWeights, ...]:
+        if FragileLayers.is_lost:
+            raise torch.AcceleratorError("device-side assert triggered")
+        return super().__getitem__(index)
+
+
+@pytest.fixture
+def backbone() -> Generator[Backbone]:
+    sound = tiny_backbone()
+    yield dataclasses.replace(sound, layers=FragileLayers(sound.layers))
+    FragileLayers.is_lost = False
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Generator[Registry]:
+    method: Method = TopK(num_layers=1)
+    with Registry.open(tmp_path) as opened:
+        publish_tiny_task(opened, tiny_backbone(), method=method)
+        yield opened
+
+
+def test_a_lost_device_turns_readiness_off_at_once(backbone: Backbone, registry: Registry) -> None:
+    async def scenario() -> None:
+        async with running_client(backbone, registry) as client:
+            assert (await client.post(PREDICT, json={"inputs": "x"})).status_code == 200
+
+            FragileLayers.is_lost = True
+            answers = await asyncio.gather(
+                *(client.post(PREDICT, json={"inputs": "x"}) for _ in range(5))
+            )
+            ready = await client.get("/readyz")
+
+            assert {answer.status_code for answer in answers} == {503}
+            assert {answer.json()["code"] for answer in answers} == {"not_ready"}
+            assert (ready.status_code, ready.json()["code"]) == (503, "not_ready")
+            assert (await client.get("/livez")).status_code == 200
+
+    asyncio.run(scenario())
+
+
+def test_a_lost_device_ends_the_server_with_its_reason(
+    backbone: Backbone, registry: Registry
+) -> None:
+    address: Future[str] = Future()
+    server = DrainingServer(
+        make_settings(), backbone=backbone, registry=registry, announce=address.set_result
+    )
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    url = address.result(timeout=60)
+
+    with httpx.Client(base_url=url) as client:
+        assert client.post(PREDICT, json={"inputs": "x"}).status_code == 200
+        FragileLayers.is_lost = True
+        assert client.post(PREDICT, json={"inputs": "x"}).status_code == 503
+    thread.join(timeout=60)
+
+    assert not thread.is_alive()
+    assert server.failure is not None
+    assert server.failure.reason == "AcceleratorError"

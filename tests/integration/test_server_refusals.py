@@ -1,0 +1,282 @@
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, AsyncIterator, Generator
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+
+from doubles.backbones import tiny_backbone
+from doubles.serving import make_settings, running_client
+from doubles.tasks import publish_tiny_task
+from nunatak_model import Backbone
+from nunatak_registry import Registry
+
+CANARY = "swordfish"
+PREDICT = "/v1/tasks/tone/predict"
+
+BODIES: dict[str, tuple[str, int, str]] = {
+    "not-json": ("inputs", 400, "invalid_json"),
+    "nan": ('{"inputs": NaN}', 400, "invalid_json"),
+    "nan-in-parameters": ('{"inputs": "x", "parameters": {"top_k": NaN}}', 400, "invalid_json"),
+    "overflow": ('{"inputs": 1e999}', 400, "invalid_json"),
+    "lone-surrogate": ('{"inputs": "\\ud800"}', 400, "invalid_json"),
+    "too-deep": ('{"inputs": ' + "[" * 3000 + "]" * 3000 + "}", 400, "invalid_json"),
+    "empty-object": ("{}", 422, "invalid_request"),
+    "a-list": ('["swordfish"]', 422, "invalid_request"),
+    "a-number": ('{"inputs": 7}', 422, "invalid_request"),
+    "null": ('{"inputs": null}', 422, "invalid_request"),
+    "true": ('{"inputs": true}', 422, "invalid_request"),
+    "no-inputs": ('{"inputs": []}', 422, "invalid_request"),
+    "number-in-list": ('{"inputs": ["swordfish", 7]}', 422, "invalid_request"),
+    "list-in-list": ('{"inputs": [["swordfish"]]}', 422, "invalid_request"),
+    "unknown-field": ('{"inputs": "x", "my swordfish": 1}', 422, "invalid_request"),
+    "unknown-item-field": ('{"inputs": {"text": "x", "t": "y"}}', 422, "invalid_request"),
+    "pair-without-text": ('{"inputs": {"text_pair": "swordfish"}}', 422, "invalid_request"),
+    "top-k-zero": ('{"inputs": "x", "parameters": {"top_k": 0}}', 422, "invalid_request"),
+    "top-k-true": ('{"inputs": "x", "parameters": {"top_k": true}}', 422, "invalid_request"),
+    "top-k-text": ('{"inputs": "x", "parameters": {"top_k": "1"}}', 422, "invalid_request"),
+    "top-k-float": ('{"inputs": "x", "parameters": {"top_k": 1.5}}', 422, "invalid_request"),
+    "function": (
+        '{"inputs": "x", "parameters": {"function_to_apply": "swordfish"}}',
+        422,
+        "invalid_request",
+    ),
+    "empty-text": ('{"inputs": ""}', 422, "empty_text"),
+    "white-space": ('{"inputs": [" \\n"]}', 422, "empty_text"),
+    "empty-pair": ('{"inputs": {"text": "x", "text_pair": ""}}', 422, "empty_text"),
+    "nul": ('{"inputs": "swordfish\\u0000"}', 422, "invalid_text"),
+    "huge-text": ('{"inputs": "' + CANARY * 5000 + '"}', 422, "text_too_long"),
+    "too-many": ('{"inputs": [' + ",".join(['"x"'] * 65) + "]}", 422, "too_many_inputs"),
+    "many-faults": ('{"inputs": [' + ",".join(["7"] * 300_000) + "]}", 422, "invalid_request"),
+    "many-texts": ('{"inputs": [' + ",".join(['"x"'] * 250_000) + "]}", 422, "invalid_request"),
+    "many-fields": (
+        "{" + ",".join(f'"{index}":1' for index in range(90_000)) + "}",
+        422,
+        "invalid_request",
+    ),
+}
+
+HOSTILE_NAMES = [
+    "%2e%2e",
+    "%252e%252e",
+    "..%5c..%5cwindows",
+    "a%5cb",
+    "tone%00",
+    "tone%0a",
+    "tone%0d%0aset-cookie:x",
+    "%00",
+    "TONE",
+    "t\u00f6ne",
+    "t\u043ene",
+    "%ff%fe",
+    "%c0%ae",
+    "tone..x",
+    "-tone",
+    ".tone",
+    "tone@",
+    "tone@@prod",
+    "tone@prod@x",
+    "tone@PROD",
+    "@prod",
+    "~",
+    "*",
+    "tone;drop",
+    "tone'--",
+    "tone%20",
+    "a" * 65,
+    "a" * 4000,
+    "\u202etone",
+]
+
+
+@pytest.fixture(scope="module")
+def backbone() -> Backbone:
+    return tiny_backbone()
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Generator[Registry]:
+    with Registry.open(tmp_path_factory.mktemp("registry")) as opened:
+        publish_tiny_task(opened, backbone)
+        yield opened
+
+
+@asynccontextmanager
+async def surviving_client(
+    backbone: Backbone, registry: Registry
+) -> AsyncGenerator[httpx.AsyncClient]:
+    """A client of a server that must be well at the end."""
+    settings = make_settings(max_body_bytes=1024 * 1024)
+    async with running_client(backbone, registry, settings) as client:
+        yield client
+        assert (await client.get("/readyz")).status_code == 200
+        assert (await client.post(PREDICT, json={"inputs": "well?"})).status_code == 200
+
+
+def check_problem(answer: httpx.Response, status: int, code: str) -> None:
+    problem = answer.json()
+    assert (answer.status_code, problem["code"]) == (status, code)
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert problem["type"] == f"urn:nunatak:problem:{code}"
+    assert problem["status"] == status
+    assert problem["request_id"] == answer.headers["x-request-id"]
+    assert CANARY not in answer.text
+    assert len(answer.content) < 4096
+
+
+@pytest.mark.parametrize(("body", "status", "code"), BODIES.values(), ids=BODIES.keys())
+def test_bad_bodies_get_their_documented_problem(
+    backbone: Backbone, registry: Registry, body: str, status: int, code: str
+) -> None:
+    async def scenario() -> None:
+        async with surviving_client(backbone, registry) as client:
+            answer = await client.post(
+                PREDICT, content=body, headers={"content-type": "application/json"}
+            )
+            check_problem(answer, status, code)
+
+    asyncio.run(scenario())
+
+
+def test_hostile_names_are_refused_on_every_route(backbone: Backbone, registry: Registry) -> None:
+    async def scenario() -> None:
+        async with surviving_client(backbone, registry) as client:
+            for name in HOSTILE_NAMES:
+                for method, path, body in (
+                    ("POST", f"/v1/tasks/{name}/predict", {"inputs": "x"}),
+                    ("GET", f"/v1/tasks/{name}", None),
+                    ("POST", f"/v1/tasks/{name}/preload", None),
+                    ("POST", f"/v1/tasks/{name}/evict", None),
+                    ("PUT", f"/v1/tasks/{name}/aliases/prod", {"version": 1}),
+                    ("PUT", f"/v1/tasks/tone/aliases/{name}", {"version": 1}),
+                    ("POST", f"/v1/tasks/{name}/aliases/prod/rollback", {}),
+                ):
+                    answer = await client.request(method, path, json=body)
+                    assert answer.status_code in {404, 405, 422}, (name, path, answer.text)
+                    assert answer.json()["code"] in {
+                        "invalid_name",
+                        "route_not_found",
+                        "method_not_allowed",
+                    }
+        assert registry.task("tone").aliases == {}
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        ("/v1/tasks/nope/predict", "task_not_found"),
+        ("/v1/tasks/tone/9/predict", "version_not_found"),
+        ("/v1/tasks/tone@beta/predict", "alias_not_found"),
+        ("/v1/tasks/tone@prod/1/predict", "invalid_name"),
+        ("/v1/tasks/tone/0/predict", "invalid_name"),
+        ("/v1/tasks/tone/-1/predict", "invalid_name"),
+        ("/v1/tasks/tone/99999999999/predict", "invalid_name"),
+        ("/v1/tasks/tone/predict?version=latest", "invalid_name"),
+        ("/v1/tasks/tone/predict?version=", "invalid_name"),
+        ("/v1/nope", "route_not_found"),
+        ("/v1/tasks/tone/predict/", "route_not_found"),
+    ],
+)
+def test_what_is_not_there_is_told_by_code(
+    backbone: Backbone, registry: Registry, path: str, code: str
+) -> None:
+    async def scenario() -> None:
+        async with surviving_client(backbone, registry) as client:
+            answer = await client.post(path, json={"inputs": "x"})
+            check_problem(answer, 422 if code == "invalid_name" else 404, code)
+
+    asyncio.run(scenario())
+
+
+def test_a_wrong_method_is_told_so(backbone: Backbone, registry: Registry) -> None:
+    async def scenario() -> None:
+        async with surviving_client(backbone, registry) as client:
+            answer = await client.delete(PREDICT)
+            check_problem(answer, 405, "method_not_allowed")
+            assert answer.headers["allow"] == "POST"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "media_type", ["", "text/plain", "application/x-www-form-urlencoded", "application/jsonx"]
+)
+def test_another_media_type_is_refused(
+    backbone: Backbone, registry: Registry, media_type: str
+) -> None:
+    async def scenario() -> None:
+        async with surviving_client(backbone, registry) as client:
+            answer = await client.post(
+                PREDICT, content='{"inputs": "x"}', headers={"content-type": media_type}
+            )
+            check_problem(answer, 415, "unsupported_media_type")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "600001", "soon", "1.5", "NaN", ""])
+def test_an_impossible_deadline_is_refused(
+    backbone: Backbone, registry: Registry, value: str
+) -> None:
+    async def scenario() -> None:
+        async with surviving_client(backbone, registry) as client:
+            answer = await client.post(
+                PREDICT, json={"inputs": "x"}, headers={"x-deadline-ms": value}
+            )
+            check_problem(answer, 422, "invalid_request")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_declared", [True, False])
+def test_a_body_over_the_limit_is_refused_declared_or_chunked(
+    backbone: Backbone, registry: Registry, *, is_declared: bool
+) -> None:
+    chunk = b" " * 65_536
+    num_sent = itertools.count()
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(160):
+            next(num_sent)
+            yield chunk
+
+    async def scenario() -> None:
+        async with surviving_client(backbone, registry) as client:
+            headers = {"content-type": "application/json"}
+            content = chunk * 160 if is_declared else chunks()
+            answer = await client.post(PREDICT, content=content, headers=headers)
+            check_problem(answer, 413, "body_too_large")
+        assert next(num_sent) <= 18
+
+    asyncio.run(scenario())
+
+
+def test_a_task_may_be_named_once(backbone: Backbone, registry: Registry) -> None:
+    async def scenario() -> None:
+        async with surviving_client(backbone, registry) as client:
+            for tasks, code in (
+                (["tone", "tone"], "invalid_request"),
+                ([], "invalid_request"),
+                ([""], "invalid_request"),
+                (["a" * 201], "invalid_request"),
+                ([f"task-{index}" for index in range(65)], "too_many_tasks"),
+            ):
+                answer = await client.post("/v1/predict", json={"inputs": "x", "tasks": tasks})
+                check_problem(answer, 422, code)
+
+    asyncio.run(scenario())
+
+
+def test_unknown_names_make_no_metric(backbone: Backbone, registry: Registry) -> None:
+    async def scenario() -> None:
+        async with surviving_client(backbone, registry) as client:
+            for index in range(50):
+                await client.post(f"/v1/tasks/nope-{index}/predict", json={"inputs": "x"})
+            text = (await client.get("/metrics")).text
+            assert "nope" not in text
+            assert 'outcome="task_not_found",task="unknown"} 50.0' in text
+
+    asyncio.run(scenario())

@@ -1,0 +1,255 @@
+import asyncio
+import hashlib
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from doubles.backbones import tiny_backbone
+from doubles.serving import running_client
+from doubles.tasks import publish_tiny_task, tiny_task
+from nunatak_model import Backbone, tensors_from_bytes, tensors_to_bytes
+from nunatak_registry import BlobRecord, Registry, TaskManifest
+
+PREDICT = "/v1/tasks/tone/predict"
+
+
+@pytest.fixture(scope="module")
+def backbone() -> Backbone:
+    return tiny_backbone()
+
+
+@pytest.fixture
+def registry(tmp_path: Path, backbone: Backbone) -> Generator[Registry]:
+    with Registry.open(tmp_path) as opened:
+        publish_tiny_task(opened, backbone, seed=1)
+        publish_tiny_task(opened, backbone, seed=2)
+        opened.promote("tone", "prod", 1)
+        yield opened
+
+
+def blob_file(folder: Path, manifest: TaskManifest) -> Path:
+    (file,) = folder.rglob(f"*{manifest.blobs[0].sha256}*")
+    return file
+
+
+def overwrite(file: Path, change: Callable[[bytes], bytes]) -> None:
+    data = file.read_bytes()
+    file.unlink()
+    file.write_bytes(change(data))
+
+
+def publish_with_nan(registry: Registry, backbone: Backbone, task: str) -> TaskManifest:
+    """Publish a version whose digests are right and whose numbers are not."""
+    draft, blobs = tiny_task(backbone, task=task)
+    tensors = tensors_from_bytes(blobs["parameters"])
+    next(iter(tensors.values())).view(-1)[0] = float("nan")
+    data = tensors_to_bytes(tensors)
+    blob = BlobRecord(sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data))
+    return registry.publish(draft.model_copy(update={"blobs": (blob,)}), {"parameters": data})
+
+
+async def version_served(client: httpx.AsyncClient) -> int:
+    answer = await client.post(PREDICT, json={"inputs": "hello"})
+    assert answer.status_code == 200, answer.text
+    version: int = answer.json()["version"]
+    return version
+
+
+def test_a_promotion_is_visible_to_the_next_request(backbone: Backbone, registry: Registry) -> None:
+    async def scenario() -> None:
+        async with running_client(backbone, registry) as client:
+            assert await version_served(client) == 1
+
+            moved = await client.put(
+                "/v1/tasks/tone/aliases/prod", json={"version": 2, "expected_version": 1}
+            )
+
+            assert moved.json() == {
+                "task": "tone",
+                "alias": "prod",
+                "version": 2,
+                "previous_version": 1,
+            }
+            assert await version_served(client) == 2
+
+    asyncio.run(scenario())
+
+
+def test_a_rollback_is_visible_to_the_next_request(backbone: Backbone, registry: Registry) -> None:
+    async def scenario() -> None:
+        async with running_client(backbone, registry) as client:
+            await client.put("/v1/tasks/tone/aliases/prod", json={"version": 2})
+            assert await version_served(client) == 2
+
+            moved = await client.post("/v1/tasks/tone/aliases/prod/rollback")
+
+            assert (moved.status_code, moved.json()["version"]) == (200, 1)
+            assert await version_served(client) == 1
+            again = await client.post("/v1/tasks/tone/aliases/prod/rollback", json={})
+            assert (again.status_code, again.json()["code"]) == (409, "no_previous_version")
+
+    asyncio.run(scenario())
+
+
+def test_a_stale_expectation_moves_nothing(backbone: Backbone, registry: Registry) -> None:
+    async def scenario() -> None:
+        async with running_client(backbone, registry) as client:
+            refused = await client.put(
+                "/v1/tasks/tone/aliases/prod", json={"version": 2, "expected_version": 2}
+            )
+
+            assert (refused.status_code, refused.json()["code"]) == (409, "alias_conflict")
+            assert await version_served(client) == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_promotion_by_another_process_is_seen_within_a_second(
+    backbone: Backbone, registry: Registry, tmp_path: Path
+) -> None:
+    script = textwrap.dedent("""
+        import sys
+        from nunatak_registry import Registry
+        with Registry.open(sys.argv[1]) as registry:
+            registry.promote("tone", "prod", 2)
+    """)
+
+    async def scenario() -> None:
+        async with running_client(backbone, registry) as client:
+            assert await version_served(client) == 1
+            await asyncio.to_thread(
+                subprocess.run, [sys.executable, "-c", script, str(tmp_path)], check=True
+            )
+            async with asyncio.timeout(1):
+                while await version_served(client) != 2:
+                    pass
+
+    asyncio.run(scenario())
+
+
+def test_an_explicit_version_ignores_aliases(backbone: Backbone, registry: Registry) -> None:
+    async def scenario() -> None:
+        async with running_client(backbone, registry) as client:
+            answer = await client.post("/v1/tasks/tone/2/predict", json={"inputs": "x"})
+
+            assert answer.json()["version"] == 2
+            assert await version_served(client) == 1
+
+    asyncio.run(scenario())
+
+
+def test_preload_and_evict_change_what_is_resident(backbone: Backbone, registry: Registry) -> None:
+    async def scenario() -> None:
+        async with running_client(backbone, registry) as client:
+
+            async def resident() -> list[int]:
+                tasks = (await client.get("/v1/memory")).json()["tasks"]
+                return [task["version"] for task in tasks]
+
+            loaded = (await client.post("/v1/tasks/tone/preload?version=2")).json()
+            assert (loaded["version"], loaded["resident"]) == (2, True)
+            assert loaded["bytes"] > 0
+            await client.post("/v1/tasks/tone@prod/preload")
+            assert await resident() == [1, 2]
+
+            one = await client.post("/v1/tasks/tone/evict?version=2")
+            assert one.json() == {"task": "tone", "versions": [2]}
+            assert await resident() == [1]
+            assert (await client.post("/v1/tasks/tone/evict")).json()["versions"] == [1]
+            assert (await client.post("/v1/tasks/nope/evict")).json()["versions"] == []
+            assert await version_served(client) == 1
+
+    asyncio.run(scenario())
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "truncated": lambda data: data[: len(data) // 2],
+    "longer": lambda data: data + b"\0",
+    "bit-flipped": lambda data: data[:-9] + bytes([data[-9] ^ 1]) + data[-8:],
+    "empty": lambda _: b"",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
+def test_a_damaged_version_is_refused_and_its_neighbours_answer(
+    backbone: Backbone, registry: Registry, tmp_path: Path, damage: Callable[[bytes], bytes]
+) -> None:
+    sick = publish_tiny_task(registry, backbone, task="sick", seed=9)
+    overwrite(blob_file(tmp_path, sick), damage)
+
+    async def scenario() -> None:
+        async with running_client(backbone, registry) as client:
+            answer = await client.post(
+                "/v1/predict", json={"inputs": "hello", "tasks": ["sick", "tone"]}
+            )
+            sick_result, tone_result = answer.json()["results"]
+            alone = await client.post("/v1/tasks/sick/predict", json={"inputs": "x"})
+
+            assert sick_result["error"]["code"] == "corrupt_blob"
+            assert tone_result["version"] == 1
+            assert (alone.status_code, alone.json()["code"]) == (503, "corrupt_blob")
+            assert int(alone.headers["retry-after"]) >= 1
+            assert (await client.get("/readyz")).status_code == 200
+
+    asyncio.run(scenario())
+
+
+def test_a_version_with_nan_is_refused_and_never_gets_an_alias(
+    backbone: Backbone, registry: Registry
+) -> None:
+    sick = publish_with_nan(registry, backbone, "tone")
+
+    async def scenario() -> None:
+        async with running_client(backbone, registry) as client:
+            answer = await client.post(
+                f"/v1/tasks/tone/{sick.version}/predict", json={"inputs": "x"}
+            )
+            moved = await client.put("/v1/tasks/tone/aliases/prod", json={"version": sick.version})
+
+            assert (answer.status_code, answer.json()["code"]) == (503, "non_finite_parameter")
+            assert (moved.status_code, moved.json()["code"]) == (503, "non_finite_parameter")
+            assert await version_served(client) == 1
+
+    asyncio.run(scenario())
+    assert registry.task("tone").aliases == {"prod": 1}
+
+
+def test_a_task_of_another_backbone_is_a_conflict(backbone: Backbone, registry: Registry) -> None:
+    publish_tiny_task(registry, tiny_backbone(seed=99), task="foreign")
+
+    async def scenario() -> None:
+        async with running_client(backbone, registry) as client:
+            answer = await client.post("/v1/tasks/foreign/predict", json={"inputs": "x"})
+
+            assert (answer.status_code, answer.json()["code"]) == (409, "backbone_mismatch")
+            assert await version_served(client) == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_restored_version_is_served_again(
+    backbone: Backbone, registry: Registry, tmp_path: Path
+) -> None:
+    sick = publish_tiny_task(registry, backbone, task="sick", seed=9)
+    file = blob_file(tmp_path, sick)
+    sound = file.read_bytes()
+    overwrite(file, lambda data: data[:10])
+
+    async def scenario() -> None:
+        async with running_client(backbone, registry) as client:
+            broken = await client.post("/v1/tasks/sick/predict", json={"inputs": "x"})
+            assert broken.status_code == 503
+
+            overwrite(file, lambda _: sound)
+            loaded = await client.post("/v1/tasks/sick/preload")
+
+            assert loaded.status_code == 200
+            answer = await client.post("/v1/tasks/sick/predict", json={"inputs": "x"})
+            assert answer.status_code == 200
+
+    asyncio.run(scenario())

@@ -1,0 +1,178 @@
+"""From a file of examples to a version that another process could load."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import JsonValue
+
+from doubles.backbones import save_tiny_backbone, tiny_backbone
+from doubles.examples import RecordingReport, rows_of, toy_examples, write_jsonl
+from nunatak_model import (
+    Backbone,
+    Bottleneck,
+    BranchSpec,
+    Full,
+    HeadOnly,
+    HeadSpec,
+    Lora,
+    Method,
+    Row,
+    TextInput,
+    TopK,
+    build_branch,
+    forward,
+    load_backbone,
+    tensors_from_bytes,
+)
+from nunatak_model import Pooling as ModelPooling
+from nunatak_registry import InvalidNameError, Registry, TaskManifest
+from nunatak_training import (
+    DataError,
+    Metric,
+    TrainOutcome,
+    TrainSettings,
+    default_recipe,
+    fit_task,
+    load_task_data,
+    train,
+)
+from nunatak_training.records import method_of
+
+METHODS = [
+    pytest.param(TopK(num_layers=1), id="topk"),
+    pytest.param(HeadOnly(), id="head"),
+    pytest.param(Bottleneck(size=8), id="bottleneck"),
+    pytest.param(Lora(rank=4), id="lora"),
+    pytest.param(Full(), id="full"),
+]
+QUICK: dict[str, JsonValue] = {"epochs": 3, "min_steps": 0, "batch_size": 16, "max_length": 32}
+
+
+@pytest.fixture(name="backbone", scope="module")
+def make_backbone() -> Backbone:
+    return tiny_backbone(num_layers=3)
+
+
+@pytest.fixture(name="folder")
+def make_folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "toy"
+    folder.mkdir()
+    write_jsonl(folder / "train.jsonl", rows_of(toy_examples(64, seed=1)))
+    write_jsonl(folder / "dev.jsonl", rows_of(toy_examples(16, seed=2)))
+    return folder
+
+
+@pytest.fixture(name="registry")
+def open_registry(tmp_path: Path) -> Iterator[Registry]:
+    with Registry.open(tmp_path / "registry") as registry:
+        yield registry
+
+
+def settings(method: Method, data: Path, *, task: str = "toy") -> TrainSettings:
+    return TrainSettings(task=task, data=data, recipe=default_recipe(method, changes=QUICK))
+
+
+def logits_of(
+    manifest: TaskManifest, registry: Registry, backbone: Backbone, text: TextInput
+) -> list[float]:
+    """What a server that knows only the registry and the backbone answers."""
+    head = HeadSpec(
+        num_labels=len(manifest.head.labels),
+        pooling=ModelPooling(manifest.head.pooling.value),
+        dense=manifest.head.dense,
+    )
+    spec = BranchSpec(method=method_of(manifest.method), head=head)
+    parameters = tensors_from_bytes(registry.read_blob(manifest))
+    branch = build_branch(spec, backbone.config, parameters)
+    (encoding,) = backbone.tokenizer.encode([text], max_length=manifest.max_length)
+    with torch.inference_mode():
+        (logits,) = forward(backbone, [Row(encoding=encoding, branch=branch)])
+    return [float(value) for value in logits]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_is_served_is_what_was_trained(
+    method: Method, folder: Path, tmp_path: Path, registry: Registry, backbone: Backbone
+) -> None:
+    outcome = train(settings(method, folder), registry=registry, backbone=backbone)
+
+    trained = fit_task(
+        load_task_data(folder),
+        settings(method, folder).recipe,
+        backbone,
+        report=RecordingReport(),
+    )
+    branch = build_branch(trained.spec, backbone.config, trained.parameters)
+    with Registry.open(tmp_path / "registry") as reopened:
+        manifest = reopened.resolve("toy")
+        assert manifest == outcome.manifest
+        for text, probed in zip(manifest.probe.inputs, manifest.probe.logits, strict=True):
+            (encoding,) = backbone.tokenizer.encode([text], max_length=32)
+            (expected,) = forward(backbone, [Row(encoding=encoding, branch=branch)])
+            served = torch.tensor(logits_of(manifest, reopened, backbone, text))
+            torch.testing.assert_close(served, expected.detach(), rtol=0, atol=1e-5)
+            torch.testing.assert_close(served, torch.tensor(probed), rtol=0, atol=1e-5)
+
+
+def test_training_again_finds_the_version_that_exists(
+    folder: Path, registry: Registry, backbone: Backbone
+) -> None:
+    first, second = (
+        train(settings(Lora(rank=4), folder), registry=registry, backbone=backbone)
+        for _ in range(2)
+    )
+
+    assert first.manifest.version == second.manifest.version == 1
+
+
+def test_backbone_is_loaded_where_the_recipe_says(
+    folder: Path, tmp_path: Path, registry: Registry
+) -> None:
+    path = save_tiny_backbone(tmp_path / "tiny")
+    recipe = default_recipe(HeadOnly(), backbone=str(path), changes=QUICK)
+
+    outcome = train(TrainSettings(task="toy", data=folder, recipe=recipe), registry=registry)
+
+    loaded = load_backbone(path)
+    assert outcome.manifest.backbone.digest == loaded.digest
+    assert outcome.manifest.recipe is not None
+    assert outcome.manifest.recipe.settings["backbone"] == loaded.name
+
+
+def test_outcome_tells_scores_and_course(
+    folder: Path, registry: Registry, backbone: Backbone
+) -> None:
+    report = RecordingReport()
+
+    outcome: TrainOutcome = train(
+        settings(TopK(num_layers=1), folder), registry=registry, backbone=backbone, report=report
+    )
+
+    assert outcome.manifest.metrics[0].value == outcome.metrics[Metric.ACCURACY]
+    assert outcome.history == tuple(report.epochs)
+    assert outcome.history[outcome.best_epoch - 1].dev_score == outcome.metrics[Metric.ACCURACY]
+    assert outcome.seconds > sum(epoch.seconds for epoch in outcome.history)
+
+
+def test_broken_data_publishes_nothing(
+    folder: Path, registry: Registry, backbone: Backbone
+) -> None:
+    write_jsonl(folder / "dev.jsonl", [{"text": "", "label": "early"}])
+
+    with pytest.raises(DataError, match=r"dev\.jsonl:1"):
+        train(settings(HeadOnly(), folder), registry=registry, backbone=backbone)
+
+    assert registry.tasks() == []
+
+
+def test_malformed_task_name_is_refused_before_anything_is_read(
+    tmp_path: Path, registry: Registry, backbone: Backbone
+) -> None:
+    with pytest.raises(InvalidNameError):
+        train(
+            settings(HeadOnly(), tmp_path / "nowhere", task="../toy"),
+            registry=registry,
+            backbone=backbone,
+        )

@@ -1,0 +1,73 @@
+from typing import cast
+
+import pytest
+import torch
+
+from doubles.backbones import tiny_backbone
+from doubles.tasks import random_parameters, spec_of
+from nunatak_model import Backbone, Branch, HeadOnly, Lora, Row, TopK, build_branch, forward
+from nunatak_server.compute import BatchCompute
+from nunatak_server.errors import EngineFailedError
+
+
+class LostDevice:
+    """Takes the place of a branch on a device that is gone."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __getattr__(self, name: str) -> object:
+        raise self._error
+
+
+@pytest.fixture(scope="module")
+def backbone() -> Backbone:
+    return tiny_backbone()
+
+
+def branches(backbone: Backbone) -> list[Branch]:
+    specs = [
+        spec_of(backbone, TopK(num_layers=1), num_labels=3),
+        spec_of(backbone, HeadOnly(), num_labels=5),
+        spec_of(backbone, Lora(rank=2), num_labels=2),
+    ]
+    return [
+        build_branch(spec, backbone.config, random_parameters(spec, backbone, seed=seed))
+        for seed, spec in enumerate(specs)
+    ]
+
+
+def test_each_row_gets_its_own_logits_whatever_their_number(backbone: Backbone) -> None:
+    encodings = backbone.tokenizer.encode(["one", "another text"], max_length=16)
+    rows = [
+        Row(encoding=encoding, branch=branch)
+        for branch in branches(backbone)
+        for encoding in encodings
+    ]
+
+    logits = BatchCompute(backbone)(rows)
+
+    assert [len(row) for row in logits] == [3, 3, 5, 5, 2, 2]
+    for row, found in zip(rows, logits, strict=True):
+        with torch.inference_mode():
+            (alone,) = forward(backbone, [row])
+        assert found == pytest.approx([float(logit) for logit in alone], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (torch.AcceleratorError("device-side assert"), EngineFailedError),
+        (torch.OutOfMemoryError("no room"), torch.OutOfMemoryError),
+        (RuntimeError("shapes"), RuntimeError),
+    ],
+    ids=["device-lost", "out-of-memory", "own-fault"],
+)
+def test_only_a_lost_device_is_the_end_of_the_engine(
+    backbone: Backbone, error: Exception, expected: type[Exception]
+) -> None:
+    (encoding,) = backbone.tokenizer.encode(["one"], max_length=8)
+    row = Row(encoding=encoding, branch=cast("Branch", LostDevice(error)))
+
+    with pytest.raises(expected):
+        BatchCompute(backbone)([row])

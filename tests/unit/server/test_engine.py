@@ -1,0 +1,289 @@
+import asyncio
+import itertools
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from doubles.backbones import tiny_backbone
+from doubles.serving import ManualClock, RecordingObserver
+from doubles.tasks import random_parameters, spec_of
+from nunatak_model import Branch, Encoding, HeadOnly, Row, build_branch
+from nunatak_server.batching.planner import BatchLimits
+from nunatak_server.batching.rows import PendingRow, RowAnswer, RowOutcome
+from nunatak_server.engine import Engine
+from nunatak_server.errors import (
+    DeadlineExceededError,
+    EngineFailedError,
+    NotReadyError,
+    TaskUnhealthyError,
+)
+
+LIMITS = BatchLimits(max_tokens=64, max_rows=4)
+POISON = 666
+_counter = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def branch() -> Branch:
+    backbone = tiny_backbone(num_layers=1)
+    spec = spec_of(backbone, HeadOnly(), num_labels=2)
+    return build_branch(spec, backbone.config, random_parameters(spec, backbone, seed=0))
+
+
+class FakeCompute:
+    """Answers each row with its first token; breaks on poisoned rows; can be held up."""
+
+    def __init__(self, failure: Exception | None = None) -> None:
+        self.failure = failure
+        self.batches: list[list[int]] = []
+        self.has_begun = threading.Event()
+        self.may_finish = threading.Event()
+        self.may_finish.set()
+
+    def __call__(self, rows: Sequence[Row]) -> list[list[float]]:
+        tokens = [row.encoding.token_ids[0] for row in rows]
+        self.batches.append(tokens)
+        self.has_begun.set()
+        self.may_finish.wait(timeout=60)
+        if POISON in tokens and self.failure is not None:
+            raise self.failure
+        return [[float(token), -1.0] for token in tokens]
+
+
+def make_engine(
+    compute: FakeCompute,
+    *,
+    fatal: list[EngineFailedError] | None = None,
+    clock: ManualClock | None = None,
+    observer: RecordingObserver | None = None,
+) -> Engine:
+    return Engine(
+        compute=compute,
+        limits=LIMITS,
+        observer=observer or RecordingObserver(),
+        on_fatal=(fatal if fatal is not None else []).append,
+        clock=clock or ManualClock(),
+    )
+
+
+def make_row(branch: Branch, token: int, *, task: str = "tone", deadline: float = 10) -> PendingRow:
+    future: asyncio.Future[RowOutcome] = asyncio.get_running_loop().create_future()
+    return PendingRow(
+        task=task,
+        version=1,
+        branch=branch,
+        encoding=Encoding(token_ids=(token, 2), type_ids=(0, 0)),
+        group=next(_counter),
+        trunk_tokens=2,
+        branch_tokens=0,
+        deadline=deadline,
+        submitted_at=0.0,
+        future=future,
+    )
+
+
+def logits_of(outcome: RowOutcome) -> list[float]:
+    assert isinstance(outcome, RowAnswer)
+    return outcome.logits
+
+
+def test_every_row_gets_its_own_answer(branch: Branch) -> None:
+    async def scenario() -> None:
+        compute, observer = FakeCompute(), RecordingObserver()
+        engine = make_engine(compute, observer=observer)
+        engine.start()
+        rows = [make_row(branch, token) for token in range(50)]
+
+        for row in rows:
+            engine.submit([row])
+        outcomes = [await row.future for row in rows]
+        await engine.aclose()
+
+        assert [logits_of(outcome)[0] for outcome in outcomes] == list(range(50))
+        assert sum(report.num_rows for report in observer.batches) == 50
+        assert max(map(len, compute.batches)) <= LIMITS.max_rows
+
+    asyncio.run(scenario())
+
+
+def test_what_arrives_while_a_batch_runs_forms_the_next_one(branch: Branch) -> None:
+    async def scenario() -> None:
+        compute = FakeCompute()
+        compute.may_finish.clear()
+        engine = make_engine(compute)
+        engine.start()
+        first, *others = [make_row(branch, token) for token in range(4)]
+
+        engine.submit([first])
+        await asyncio.to_thread(compute.has_begun.wait, 60)
+        for row in others:
+            engine.submit([row])
+        compute.may_finish.set()
+        for row in (first, *others):
+            await row.future
+        await engine.aclose()
+
+        assert compute.batches == [[0], [1, 2, 3]]
+
+    asyncio.run(scenario())
+
+
+def test_a_row_past_its_deadline_is_told_so_and_never_computed(branch: Branch) -> None:
+    async def scenario() -> None:
+        compute = FakeCompute()
+        engine = make_engine(compute, clock=ManualClock(now=5))
+        late, timely = make_row(branch, 1, deadline=5), make_row(branch, 2, deadline=6)
+        engine.start()
+
+        engine.submit([late, timely])
+        outcomes = [await late.future, await timely.future]
+        await engine.aclose()
+
+        assert isinstance(outcomes[0], DeadlineExceededError)
+        assert logits_of(outcomes[1])[0] == 2
+        assert compute.batches == [[2]]
+
+    asyncio.run(scenario())
+
+
+def test_rows_nobody_waits_for_are_never_computed(branch: Branch) -> None:
+    async def scenario() -> None:
+        compute = FakeCompute()
+        engine = make_engine(compute)
+        gone, waiting = make_row(branch, 1), make_row(branch, 2)
+        gone.future.cancel()
+        engine.start()
+
+        engine.submit([gone, waiting])
+        await waiting.future
+        await engine.aclose()
+
+        assert compute.batches == [[2]]
+
+    asyncio.run(scenario())
+
+
+def test_a_caller_that_leaves_during_the_batch_disturbs_nobody(branch: Branch) -> None:
+    async def scenario() -> None:
+        compute = FakeCompute()
+        compute.may_finish.clear()
+        engine = make_engine(compute)
+        gone, waiting = make_row(branch, 1), make_row(branch, 2)
+        engine.start()
+        engine.submit([gone, waiting])
+        await asyncio.to_thread(compute.has_begun.wait, 60)
+
+        gone.future.cancel()
+        compute.may_finish.set()
+
+        assert logits_of(await waiting.future)[0] == 2
+        await engine.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_a_task_that_breaks_a_batch_fails_alone(branch: Branch) -> None:
+    async def scenario() -> None:
+        compute = FakeCompute(failure=RuntimeError("shape mismatch"))
+        engine = make_engine(compute)
+        good, bad = make_row(branch, 1, task="good"), make_row(branch, POISON, task="bad")
+        engine.start()
+
+        engine.submit([good, bad])
+        outcomes = [await good.future, await bad.future]
+        again = make_row(branch, 3)
+        engine.submit([again])
+
+        assert logits_of(outcomes[0])[0] == 1
+        assert isinstance(outcomes[1], TaskUnhealthyError)
+        assert "shape mismatch" not in str(outcomes[1])
+        assert logits_of(await again.future)[0] == 3
+        await engine.aclose()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_logits_that_are_not_finite_fail_their_row_alone(branch: Branch, value: float) -> None:
+    class Poisoned(FakeCompute):
+        def __call__(self, rows: Sequence[Row]) -> list[list[float]]:
+            return [
+                [value if token == POISON else token, 0.0] for token, _ in super().__call__(rows)
+            ]
+
+    async def scenario() -> None:
+        engine = make_engine(Poisoned())
+        good, bad = make_row(branch, 1), make_row(branch, POISON)
+        engine.start()
+
+        engine.submit([good, bad])
+
+        assert logits_of(await good.future)[0] == 1
+        outcome = await bad.future
+        assert isinstance(outcome, TaskUnhealthyError)
+        assert outcome.code == "task_unhealthy"
+        await engine.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_a_lost_device_answers_everybody_and_is_reported_once(branch: Branch) -> None:
+    async def scenario() -> None:
+        compute = FakeCompute(failure=EngineFailedError("AcceleratorError"))
+        compute.may_finish.clear()
+        fatal: list[EngineFailedError] = []
+        engine = make_engine(compute, fatal=fatal)
+        in_batch, queued = make_row(branch, POISON), make_row(branch, 1)
+        engine.start()
+        engine.submit([in_batch])
+        await asyncio.to_thread(compute.has_begun.wait, 60)
+        engine.submit([queued])
+
+        compute.may_finish.set()
+        outcomes = [await in_batch.future, await queued.future]
+        await engine.aclose()
+
+        assert all(isinstance(outcome, NotReadyError) for outcome in outcomes)
+        assert [error.reason for error in fatal] == ["AcceleratorError"]
+        with pytest.raises(NotReadyError):
+            engine.submit([make_row(branch, 2)])
+
+    asyncio.run(scenario())
+
+
+def test_a_failure_of_the_engine_itself_is_never_silent(branch: Branch) -> None:
+    class BrokenClock(ManualClock):
+        def __call__(self) -> float:
+            raise ArithmeticError
+
+    async def scenario() -> None:
+        fatal: list[EngineFailedError] = []
+        engine = make_engine(FakeCompute(), fatal=fatal, clock=BrokenClock())
+        row = make_row(branch, 1)
+        engine.start()
+
+        engine.submit([row])
+        outcome = await row.future
+        await engine.aclose()
+
+        assert isinstance(outcome, NotReadyError)
+        assert [error.reason for error in fatal] == ["ArithmeticError"]
+
+    asyncio.run(scenario())
+
+
+def test_closing_answers_what_was_accepted_and_refuses_the_rest(branch: Branch) -> None:
+    async def scenario() -> None:
+        engine = make_engine(FakeCompute())
+        rows = [make_row(branch, token) for token in range(20)]
+        engine.start()
+        engine.submit(rows)
+
+        await engine.aclose()
+
+        assert [logits_of(await row.future)[0] for row in rows] == list(range(20))
+        with pytest.raises(NotReadyError):
+            engine.submit([make_row(branch, 1)])
+
+    asyncio.run(scenario())

@@ -1,0 +1,31 @@
+import pytest
+
+from nunatak_server.api.limits import parse_json
+from nunatak_server.errors import InvalidJsonError
+
+REFUSED = {
+    "nothing": b" ",
+    "not-json": b"inputs=hello",
+    "nan": b'{"a": NaN}',
+    "infinity": b'{"a": -Infinity}',
+    "overflow": b'{"a": 1e999}',
+    "lone-surrogate": b'{"a": "\\ud800"}',
+    "not-utf8": b'{"a": "\xff"}',
+    "utf-16": '{"a": 1}'.encode("utf-16"),
+    "byte-order-mark": b'\xef\xbb\xbf{"a": 1}',
+    "too-deep": b"[" * 5000 + b"]" * 5000,
+    "trailing-comma": b'{"a": 1,}',
+    "two-values": b"{}{}",
+}
+
+
+@pytest.mark.parametrize("body", REFUSED.values(), ids=REFUSED.keys())
+def test_what_is_not_strict_json_is_refused_without_repeating_it(body: bytes) -> None:
+    with pytest.raises(InvalidJsonError) as refused:
+        parse_json(body)
+
+    assert str(refused.value) == str(InvalidJsonError())
+
+
+def test_strict_json_is_parsed() -> None:
+    assert parse_json('{"a": ["\u00e9", 1.5, null]}'.encode()) == {"a": ["\u00e9", 1.5, None]}

@@ -1,0 +1,154 @@
+import pytest
+import torch
+
+from doubles.backbones import tiny_backbone
+from doubles.tasks import tiny_task
+from nunatak_model import (
+    Backbone,
+    Bottleneck,
+    Full,
+    HeadOnly,
+    Lora,
+    Method,
+    NonFiniteParameterError,
+    ParameterMismatchError,
+    TopK,
+    tensors_from_bytes,
+    tensors_to_bytes,
+)
+from nunatak_registry import LoraRecord, ProbeRecord, TaskDraft, TaskManifest, TensorDtype
+from nunatak_server.errors import BackboneMismatchError, ProbeFailedError, UnservableTaskError
+from nunatak_server.loading import load_task, probe_tolerance
+
+METHODS = [TopK(num_layers=2), HeadOnly(), Bottleneck(size=4), Lora(rank=2), Full()]
+
+
+@pytest.fixture(scope="module")
+def backbone() -> Backbone:
+    return tiny_backbone()
+
+
+def numbered(draft: TaskDraft, **changes: object) -> TaskManifest:
+    return TaskManifest.model_validate({**draft.model_dump(), "version": 1, **changes})
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.kind)
+def test_every_method_loads_and_passes_its_probe(backbone: Backbone, method: Method) -> None:
+    draft, blobs = tiny_task(backbone, method=method)
+
+    task = load_task(numbered(draft), blobs["parameters"], backbone)
+
+    assert task.key == ("tone", 1)
+    assert task.branch.split_depth == draft.split_depth
+    assert task.num_bytes == task.branch.num_bytes > 0
+
+
+def test_a_version_serves_in_the_format_of_the_backbone() -> None:
+    backbone = tiny_backbone()
+    half = tiny_backbone(dtype=torch.bfloat16)
+    draft, blobs = tiny_task(backbone, method=HeadOnly())
+
+    full_size = load_task(numbered(draft), blobs["parameters"], backbone)
+    half_size = load_task(numbered(draft), blobs["parameters"], half)
+
+    assert half.digest == backbone.digest
+    assert half_size.num_bytes * 2 == full_size.num_bytes
+
+
+@pytest.mark.parametrize("part", ["backbone", "tokenizer"])
+def test_another_backbone_or_tokenizer_is_refused(backbone: Backbone, part: str) -> None:
+    draft, blobs = tiny_task(backbone)
+    other = "0" * 64
+    changes: dict[str, object] = (
+        {"tokenizer_digest": other}
+        if part == "tokenizer"
+        else {"backbone": draft.backbone.model_copy(update={"digest": other}).model_dump()}
+    )
+
+    with pytest.raises(BackboneMismatchError, match=part):
+        load_task(numbered(draft, **changes), blobs["parameters"], backbone)
+
+
+def test_parameters_of_another_set_are_refused(backbone: Backbone) -> None:
+    draft, blobs = tiny_task(backbone)
+    tensors = tensors_from_bytes(blobs["parameters"])
+    name = next(iter(tensors))
+    renamed = {("x" + key if key == name else key): value for key, value in tensors.items()}
+
+    with pytest.raises(ParameterMismatchError, match="missing"):
+        load_task(numbered(draft), tensors_to_bytes(renamed), backbone)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_parameters_that_are_not_finite_are_refused(backbone: Backbone, value: float) -> None:
+    draft, blobs = tiny_task(backbone)
+    tensors = tensors_from_bytes(blobs["parameters"])
+    next(iter(tensors.values())).view(-1)[0] = value
+
+    with pytest.raises(NonFiniteParameterError):
+        load_task(numbered(draft), tensors_to_bytes(tensors), backbone)
+
+
+def test_a_dtype_other_than_declared_is_refused(backbone: Backbone) -> None:
+    draft, blobs = tiny_task(backbone)
+
+    with pytest.raises(UnservableTaskError, match="float32"):
+        load_task(numbered(draft, dtype=TensorDtype.FLOAT16), blobs["parameters"], backbone)
+
+
+def test_a_wrong_split_depth_is_refused(backbone: Backbone) -> None:
+    draft, blobs = tiny_task(backbone)
+
+    with pytest.raises(UnservableTaskError, match="splits at layer 3"):
+        load_task(numbered(draft, split_depth=1), blobs["parameters"], backbone)
+
+
+def test_more_tokens_than_the_backbone_reads_are_refused(backbone: Backbone) -> None:
+    draft, blobs = tiny_task(backbone)
+    too_many = backbone.config.max_tokens + 1
+
+    with pytest.raises(UnservableTaskError, match="at most"):
+        load_task(numbered(draft, max_length=too_many), blobs["parameters"], backbone)
+
+
+def test_an_unknown_lora_target_is_refused(backbone: Backbone) -> None:
+    draft, blobs = tiny_task(backbone, method=Lora(rank=2))
+    method = LoraRecord(rank=2, alpha=16, targets=("imports.os",))
+
+    with pytest.raises(UnservableTaskError):
+        load_task(numbered(draft, method=method.model_dump()), blobs["parameters"], backbone)
+
+
+def test_permuted_labels_fail_the_probe(backbone: Backbone) -> None:
+    draft, blobs = tiny_task(backbone)
+    tensors = tensors_from_bytes(blobs["parameters"])
+    for name in ("head.output.weight", "head.output.bias"):
+        tensors[name] = tensors[name].roll(1, dims=0).contiguous()
+
+    with pytest.raises(ProbeFailedError, match="differ"):
+        load_task(numbered(draft), tensors_to_bytes(tensors), backbone)
+
+
+def test_a_probe_for_another_number_of_labels_fails(backbone: Backbone) -> None:
+    draft, blobs = tiny_task(backbone)
+    probe = ProbeRecord(inputs=("hello",), logits=((1.0, 2.0),))
+
+    with pytest.raises(ProbeFailedError, match="3 logits, 2 were recorded"):
+        load_task(numbered(draft, probe=probe.model_dump()), blobs["parameters"], backbone)
+
+
+def test_a_version_that_overflows_fails_its_probe(backbone: Backbone) -> None:
+    draft, blobs = tiny_task(backbone, method=HeadOnly())
+    tensors = {
+        name: torch.full_like(tensor, torch.finfo(torch.float32).max)
+        for name, tensor in tensors_from_bytes(blobs["parameters"]).items()
+    }
+
+    with pytest.raises(ProbeFailedError):
+        load_task(numbered(draft), tensors_to_bytes(tensors), backbone)
+
+
+def test_float32_allows_what_was_recorded_and_half_precision_more() -> None:
+    assert probe_tolerance(1e-4, (100.0, -1.0), torch.float32) == 1e-4
+    assert probe_tolerance(1e-4, (0.5, -1.0), torch.bfloat16) == pytest.approx(0.1)
+    assert probe_tolerance(1e-4, (5.0, -10.0), torch.float16) == pytest.approx(0.2)

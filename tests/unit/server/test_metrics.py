@@ -1,0 +1,50 @@
+from nunatak_server.engine import BatchReport
+from nunatak_server.metrics import MAX_TASK_LABELS, Metrics
+
+
+def rendered(metrics: Metrics) -> str:
+    return metrics.render(resident_tasks=2, resident_bytes=300).decode()
+
+
+def test_requests_are_counted_by_task_and_outcome() -> None:
+    metrics = Metrics()
+
+    metrics.observe_request("tone", "ok")
+    metrics.observe_request("tone", "ok")
+    metrics.observe_request(None, "overloaded")
+
+    text = rendered(metrics)
+    assert 'nunatak_requests_total{outcome="ok",task="tone"} 2.0' in text
+    assert 'nunatak_requests_total{outcome="overloaded",task="unknown"} 1.0' in text
+
+
+def test_task_labels_are_bounded() -> None:
+    metrics = Metrics()
+
+    for index in range(MAX_TASK_LABELS + 500):
+        metrics.observe_request(f"task-{index}", "ok")
+
+    text = rendered(metrics)
+    assert text.count("nunatak_requests_total{") == MAX_TASK_LABELS + 1
+    assert 'nunatak_requests_total{outcome="ok",task="other"} 500.0' in text
+
+
+def test_batches_and_memory_are_shown() -> None:
+    metrics = Metrics()
+    report = BatchReport(num_rows=5, num_tokens=90, num_tasks=3, num_shared_rows=4, compute_s=0.002)
+
+    metrics.observe_batch(report)
+
+    text = rendered(metrics)
+    assert "nunatak_shared_trunk_rows_total 4.0" in text
+    assert "nunatak_batch_rows_sum 5.0" in text
+    assert "nunatak_resident_tasks 2.0" in text
+    assert "nunatak_resident_bytes 300.0" in text
+
+
+def test_two_applications_in_one_process_keep_their_own_metrics() -> None:
+    first, second = Metrics(), Metrics()
+
+    first.observe_request("tone", "ok")
+
+    assert "tone" not in rendered(second)

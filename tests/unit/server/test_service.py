@@ -1,0 +1,231 @@
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from doubles.backbones import tiny_backbone
+from doubles.serving import FakeStore, make_residency
+from doubles.tasks import random_parameters, spec_of
+from nunatak_model import Backbone, Branch, TopK, build_branch
+from nunatak_registry import StoreUnavailableError
+from nunatak_server.admission import Admission
+from nunatak_server.batching.rows import PendingRow, RowAnswer
+from nunatak_server.errors import DeadlineExceededError, DrainingError, TaskUnhealthyError
+from nunatak_server.metrics import Metrics
+from nunatak_server.postprocess import ScoreOptions
+from nunatak_server.prediction import (
+    Prediction,
+    PredictionRequest,
+    TaskFailure,
+    TaskPrediction,
+)
+from nunatak_server.readiness import Readiness, State
+from nunatak_server.residency import Residency
+from nunatak_server.service import PredictionService, RequestLimits, Stages
+from nunatak_server.tokenization import Tokenization
+
+LOGITS = [0.0, 1.0]
+
+
+class FakeEngine:
+    """Answers at once, with a failure for sick tasks; or never."""
+
+    def __init__(self, *, sick: frozenset[str] = frozenset()) -> None:
+        self.sick = sick
+        self.is_silent = False
+        self.rows: list[PendingRow] = []
+        self.has_rows = asyncio.Event()
+
+    def submit(self, rows: Sequence[PendingRow]) -> None:
+        self.rows.extend(rows)
+        self.has_rows.set()
+        for index, row in enumerate(() if self.is_silent else rows):
+            if row.task in self.sick:
+                row.future.set_result(TaskUnhealthyError(row.task, row.version, "is sick"))
+            else:
+                answer = RowAnswer(
+                    logits=LOGITS, queue_s=0.1 * index, compute_s=0.5, batch_rows=len(rows)
+                )
+                row.future.set_result(answer)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    service: PredictionService
+    engine: FakeEngine
+    store: FakeStore
+    residency: Residency
+    admission: Admission
+    readiness: Readiness
+    metrics: Metrics
+
+    async def ask(self, *tasks: str, deadline_s: float = 60) -> Prediction:
+        request = PredictionRequest(
+            references=tasks, inputs=("a", "b"), options=ScoreOptions(), deadline_s=deadline_s
+        )
+        return await self.service.predict(request)
+
+
+@pytest.fixture(scope="module")
+def backbone() -> Backbone:
+    return tiny_backbone(num_layers=2)
+
+
+@pytest.fixture(scope="module")
+def branch(backbone: Backbone) -> Branch:
+    spec = spec_of(backbone, TopK(num_layers=1), num_labels=2)
+    return build_branch(spec, backbone.config, random_parameters(spec, backbone, seed=0))
+
+
+def make_bench(backbone: Backbone, branch: Branch, *, sick: frozenset[str] = frozenset()) -> Bench:
+    store, engine, readiness, metrics = (
+        FakeStore(branch),
+        FakeEngine(sick=sick),
+        Readiness(),
+        Metrics(),
+    )
+    residency = make_residency(store)
+    admission = Admission(max_requests=10, max_tokens=1000)
+    stages = Stages(
+        admission=admission,
+        residency=residency,
+        tokenization=Tokenization(backbone.tokenizer, num_threads=1),
+        engine=engine,
+    )
+    service = PredictionService(
+        readiness=readiness,
+        limits=RequestLimits(max_inputs=8, max_tasks=8, max_text_chars=100),
+        stages=stages,
+        metrics=metrics,
+        num_layers=backbone.config.num_layers,
+    )
+    readiness.move_to(State.READY)
+    return Bench(
+        service=service,
+        engine=engine,
+        store=store,
+        residency=residency,
+        admission=admission,
+        readiness=readiness,
+        metrics=metrics,
+    )
+
+
+def test_results_come_in_the_order_of_the_references(backbone: Backbone, branch: Branch) -> None:
+    async def scenario() -> None:
+        bench = make_bench(backbone, branch, sick=frozenset({"sick"}))
+        for task in ("one", "two", "sick"):
+            bench.store.add(task)
+
+        prediction = await bench.ask("two", "nope", "sick", "one")
+
+        two, nope, sick, one = prediction.results
+        assert isinstance(two, TaskPrediction)
+        assert isinstance(one, TaskPrediction)
+        assert isinstance(nope, TaskFailure)
+        assert isinstance(sick, TaskFailure)
+        assert (two.task, one.task) == ("two", "one")
+        assert [ranking[0]["label"] for ranking in one.outputs] == ["yes", "yes"]
+        assert (nope.error.code, sick.error.code) == ("task_not_found", "task_unhealthy")
+
+    asyncio.run(scenario())
+
+
+def test_rows_of_one_text_form_one_group_with_one_trunk(backbone: Backbone, branch: Branch) -> None:
+    async def scenario() -> None:
+        bench = make_bench(backbone, branch)
+        bench.store.add("one")
+        bench.store.add("two")
+
+        await bench.ask("one", "two")
+        await bench.ask("one")
+
+        first, second, third, fourth, later, _ = bench.engine.rows
+        assert (first.task, second.task, third.task, fourth.task) == ("one", "one", "two", "two")
+        assert first.group == third.group != second.group == fourth.group
+        assert first.trunk_key == third.trunk_key == later.trunk_key
+        assert later.group not in {first.group, second.group}
+        assert (first.trunk_tokens, first.branch_tokens) == (3, 3)
+
+    asyncio.run(scenario())
+
+
+def test_timings_are_those_of_the_slowest_row(backbone: Backbone, branch: Branch) -> None:
+    async def scenario() -> None:
+        bench = make_bench(backbone, branch)
+        bench.store.add("one")
+
+        timings = (await bench.ask("one")).timings
+
+        assert (timings.queue_s, timings.compute_s, timings.batch_rows) == (0.1, 0.5, 2)
+
+    asyncio.run(scenario())
+
+
+def test_a_caller_that_leaves_frees_everything_it_held(backbone: Backbone, branch: Branch) -> None:
+    async def scenario() -> None:
+        bench = make_bench(backbone, branch)
+        bench.store.add("one")
+        bench.engine.is_silent = True
+        asking = asyncio.create_task(bench.ask("one"))
+        await bench.engine.has_rows.wait()
+        assert bench.admission.num_requests == 1
+        assert bench.admission.num_tokens > 0
+
+        asking.cancel()
+        await asyncio.wait([asking])
+
+        assert all(row.is_cancelled for row in bench.engine.rows)
+        assert (bench.admission.num_requests, bench.admission.num_tokens) == (0, 0)
+        assert bench.residency.evict("one") == (1,)
+
+    asyncio.run(scenario())
+
+
+def test_a_deadline_that_passes_frees_everything_too(backbone: Backbone, branch: Branch) -> None:
+    async def scenario() -> None:
+        bench = make_bench(backbone, branch)
+        bench.store.add("one")
+        bench.engine.is_silent = True
+
+        with pytest.raises(DeadlineExceededError):
+            await bench.ask("one", deadline_s=0.05)
+
+        assert all(row.is_cancelled for row in bench.engine.rows)
+        assert (bench.admission.num_requests, bench.admission.num_tokens) == (0, 0)
+        assert bench.residency.evict("one") == (1,)
+
+    asyncio.run(scenario())
+
+
+def test_a_draining_process_takes_no_new_requests(backbone: Backbone, branch: Branch) -> None:
+    async def scenario() -> None:
+        bench = make_bench(backbone, branch)
+        bench.store.add("one")
+        bench.readiness.move_to(State.DRAINING)
+
+        with pytest.raises(DrainingError):
+            await bench.ask("one")
+        assert bench.engine.rows == []
+
+    asyncio.run(scenario())
+
+
+def test_only_tasks_that_exist_become_labels(backbone: Backbone, branch: Branch) -> None:
+    async def scenario() -> None:
+        bench = make_bench(backbone, branch)
+        bench.store.add("one")
+        bench.store.add("broken")
+        bench.store.broken["broken/1"] = StoreUnavailableError("gone")
+
+        await bench.ask("one", "nope", "UPPER", "broken")
+
+        text = bench.metrics.render(resident_tasks=0, resident_bytes=0).decode()
+        assert 'outcome="ok",task="one"} 1.0' in text
+        assert 'outcome="task_not_found",task="unknown"} 1.0' in text
+        assert 'outcome="invalid_name",task="unknown"} 1.0' in text
+        assert "nope" not in text
+        assert "UPPER" not in text
+
+    asyncio.run(scenario())

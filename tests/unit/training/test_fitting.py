@@ -1,0 +1,154 @@
+import pytest
+import torch
+from pydantic import JsonValue
+
+from doubles.backbones import tiny_backbone
+from doubles.examples import toy_data
+from nunatak_model import (
+    Backbone,
+    Bottleneck,
+    Full,
+    HeadOnly,
+    InvalidMethodError,
+    Lora,
+    Method,
+    Pooling,
+    TopK,
+    initial_parameters,
+    parameter_shapes,
+    tensors_to_bytes,
+)
+from nunatak_training import (
+    InvalidRecipeError,
+    Metric,
+    Recipe,
+    SilentReport,
+    TrainedTask,
+    branch_logits,
+    default_recipe,
+    fit_task,
+)
+from nunatak_training.fitting import branch_spec
+
+METHODS = [
+    pytest.param(TopK(num_layers=2), id="topk"),
+    pytest.param(HeadOnly(), id="head"),
+    pytest.param(Bottleneck(size=8), id="bottleneck"),
+    pytest.param(Bottleneck(size=8, first_layer=1), id="bottleneck-upper"),
+    pytest.param(Lora(rank=4), id="lora"),
+    pytest.param(Full(), id="full"),
+]
+
+
+@pytest.fixture(name="backbone", scope="module")
+def make_backbone() -> Backbone:
+    return tiny_backbone(num_layers=3, pooling=Pooling.MEAN)
+
+
+def quick_recipe(method: Method, **changes: JsonValue) -> Recipe:
+    # Width 32 wants larger steps than the widths that the defaults are made for.
+    quick: dict[str, JsonValue] = {
+        "epochs": 12,
+        "min_steps": 0,
+        "batch_size": 8,
+        "max_length": 32,
+        "learning_rate": 5e-3,
+        "head_learning_rate": 2e-2,
+    }
+    return default_recipe(method, changes={**quick, **changes})
+
+
+def trained(method: Method, backbone: Backbone, **changes: JsonValue) -> TrainedTask:
+    return fit_task(toy_data(), quick_recipe(method, **changes), backbone, report=SilentReport())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_learns_a_separable_task(method: Method, backbone: Backbone) -> None:
+    result = trained(method, backbone)
+
+    # Half is chance; what a frozen random encoder shows of a text allows for no more than this.
+    assert result.scores[Metric.ACCURACY] >= 0.85
+    assert result.history[-1].train_loss < result.history[0].train_loss
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_backbone_is_bit_identical_after_training(method: Method, backbone: Backbone) -> None:
+    before = {name: tensor.clone() for name, tensor in backbone.parameters.items()}
+
+    trained(method, backbone, epochs=1)
+
+    assert all(torch.equal(backbone.parameters[name], before[name]) for name in before)
+    assert not any(tensor.requires_grad for tensor in backbone.parameters.values())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_exactly_the_declared_parameters_are_trained(method: Method, backbone: Backbone) -> None:
+    result = trained(method, backbone, epochs=1)
+
+    generator = torch.Generator().manual_seed(result.recipe.seed)
+    initial = initial_parameters(result.spec, backbone, generator=generator)
+    assert not any(torch.equal(result.parameters[name], initial[name]) for name in initial)
+    shapes = {name: tuple(tensor.shape) for name, tensor in result.parameters.items()}
+    assert shapes == parameter_shapes(result.spec, backbone.config)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_same_seed_gives_the_same_bytes(method: Method, backbone: Backbone) -> None:
+    first, second = (trained(method, backbone, epochs=2, dropout=0.2) for _ in range(2))
+
+    assert tensors_to_bytes(first.parameters) == tensors_to_bytes(second.parameters)
+    assert first.scores == second.scores
+
+
+def test_another_seed_gives_other_bytes(backbone: Backbone) -> None:
+    first, second = (trained(Lora(rank=4), backbone, epochs=1, seed=seed) for seed in (0, 1))
+
+    assert tensors_to_bytes(first.parameters) != tensors_to_bytes(second.parameters)
+
+
+def test_recipe_metric_comes_first_and_accuracy_is_there_too(backbone: Backbone) -> None:
+    result = trained(HeadOnly(), backbone, metric="f1", positive_label="late")
+
+    assert list(result.scores) == [Metric.F1, Metric.ACCURACY]
+
+
+def test_scores_are_those_of_the_returned_parameters(backbone: Backbone) -> None:
+    result = trained(TopK(num_layers=1), backbone)
+    inputs = [example.model_input for example in result.data.dev.examples]
+    encodings = backbone.tokenizer.encode(inputs, max_length=result.recipe.max_length)
+
+    logits = branch_logits(backbone, result.spec, result.parameters)(encodings, dropout=0.0)
+
+    expected = [result.data.labels.index(it.label) for it in result.data.dev.examples]
+    hits = logits.argmax(dim=1) == torch.tensor(expected)
+    assert hits.float().mean().item() == result.scores[Metric.ACCURACY]
+
+
+def test_head_follows_the_backbone_unless_the_recipe_says_otherwise(backbone: Backbone) -> None:
+    own = branch_spec(default_recipe(HeadOnly()), backbone, num_labels=3).head
+    changes: dict[str, JsonValue] = {"pooling": "first", "dense": True}
+    changed = branch_spec(default_recipe(HeadOnly(), changes=changes), backbone, num_labels=3).head
+
+    assert (own.num_labels, own.pooling, own.dense) == (3, Pooling.MEAN, False)
+    assert (changed.pooling, changed.dense) == (Pooling.FIRST, True)
+
+
+def test_method_that_does_not_fit_the_backbone_is_refused(backbone: Backbone) -> None:
+    with pytest.raises(InvalidMethodError, match="topk layers"):
+        trained(TopK(num_layers=9), backbone)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        pytest.param({"max_length": 512}, "max_length must be at most", id="too-long"),
+        pytest.param(
+            {"metric": "f1", "positive_label": "yes"}, "positive_label must be one of", id="label"
+        ),
+    ],
+)
+def test_recipe_that_does_not_fit_is_refused(
+    backbone: Backbone, changes: dict[str, JsonValue], problem: str
+) -> None:
+    with pytest.raises(InvalidRecipeError, match=problem):
+        trained(HeadOnly(), backbone, **changes)

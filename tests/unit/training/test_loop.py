@@ -1,0 +1,194 @@
+"""The loop alone: a linear classifier over token counts stands in for the encoder."""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from doubles.examples import RecordingReport
+from nunatak_model import Encoding, HeadOnly
+from nunatak_training import Recipe, TrainingDivergedError, default_recipe
+from nunatak_training.loop import EncodedSet, FitResult, fit, predict
+
+VOCABULARY = 6
+SETTINGS = {"epochs": 4, "min_steps": 0, "batch_size": 8, "learning_rate": 0.1}
+
+
+class CountingClassifier:
+    """Logits linear in the counts of a text's tokens, scaled to show when `scale` is not 1."""
+
+    def __init__(self, *, scale: float = 1.0) -> None:
+        self.parameters = {
+            "head.output.weight": torch.zeros(2, VOCABULARY),
+            "head.output.bias": torch.zeros(2),
+        }
+        self.seen_dropout: set[float] = set()
+        self.seen_batches: list[int] = []
+        self._scale = scale
+
+    def __call__(self, encodings: Sequence[Encoding], *, dropout: float) -> Tensor:
+        self.seen_dropout.add(dropout)
+        self.seen_batches.append(len(encodings))
+        counts = torch.stack(
+            [
+                torch.bincount(torch.tensor(encoding.token_ids), minlength=VOCABULARY).float()
+                for encoding in encodings
+            ]
+        )
+        counts = torch.nn.functional.dropout(counts, dropout, training=dropout > 0)
+        weight, bias = self.parameters["head.output.weight"], self.parameters["head.output.bias"]
+        return (counts @ weight.T + bias) * self._scale
+
+
+def encoding(*token_ids: int) -> Encoding:
+    return Encoding(token_ids=token_ids, type_ids=(0,) * len(token_ids))
+
+
+def separable(count: int, *, seed: int) -> EncodedSet:
+    """Tokens of label 1 come from the upper half of the vocabulary."""
+    source = random.Random(seed)
+    middle = VOCABULARY // 2
+    targets = [number % 2 for number in range(count)]
+    encodings = [
+        encoding(*(source.randrange(middle) + target * middle for _ in range(source.randint(2, 5))))
+        for target in targets
+    ]
+    return EncodedSet(encodings=tuple(encodings), targets=torch.tensor(targets))
+
+
+TRAIN, DEV = separable(36, seed=1), separable(10, seed=2)
+
+
+def accuracy(logits: Tensor) -> float:
+    return (logits.argmax(dim=1) == DEV.targets).float().mean().item()
+
+
+def fitted(
+    classifier: CountingClassifier,
+    recipe: Recipe | None = None,
+    report: RecordingReport | None = None,
+) -> FitResult:
+    return fit(
+        classifier.parameters,
+        classifier,
+        train=TRAIN,
+        dev=DEV,
+        recipe=recipe or default_recipe(HeadOnly(), changes=dict(SETTINGS)),
+        dev_score=accuracy,
+        report=report or RecordingReport(),
+    )
+
+
+def test_loop_learns_what_can_be_learnt() -> None:
+    result = fitted(CountingClassifier())
+
+    assert result.history[-1].train_loss < result.history[0].train_loss
+    assert result.history[result.best_epoch - 1].dev_score == 1.0
+
+
+def test_same_seed_gives_the_same_bits_and_another_seed_others() -> None:
+    def weights(seed: int) -> Tensor:
+        recipe = default_recipe(HeadOnly(), changes={**SETTINGS, "seed": seed})
+        return fitted(CountingClassifier(), recipe).parameters["head.output.weight"]
+
+    assert torch.equal(weights(3), weights(3))
+    assert not torch.equal(weights(3), weights(4))
+
+
+def test_random_state_of_the_caller_is_left_alone() -> None:
+    before = torch.get_rng_state()
+
+    fitted(CountingClassifier())
+
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_result_is_the_epoch_with_the_best_score() -> None:
+    scores = iter([0.1, 0.9, 0.9, 0.2])
+    classifier = CountingClassifier()
+    snapshots: list[Tensor] = []
+
+    def scripted(_: Tensor) -> float:
+        snapshots.append(classifier.parameters["head.output.weight"].detach().clone())
+        return next(scores)
+
+    result = fit(
+        classifier.parameters,
+        classifier,
+        train=TRAIN,
+        dev=DEV,
+        recipe=default_recipe(HeadOnly(), changes=dict(SETTINGS)),
+        dev_score=scripted,
+        report=RecordingReport(),
+    )
+
+    losses = [epoch.dev_loss for epoch in result.history]
+    assert losses[2] < losses[1], "between equal scores the lower loss is to win"
+    assert result.best_epoch == 3
+    assert torch.equal(result.parameters["head.output.weight"], snapshots[2])
+
+
+def test_every_example_is_seen_once_an_epoch_and_dropout_is_off_on_dev() -> None:
+    classifier = CountingClassifier()
+    recipe = default_recipe(HeadOnly(), changes={**SETTINGS, "epochs": 1, "dropout": 0.3})
+
+    fitted(classifier, recipe)
+
+    assert classifier.seen_batches == [8, 8, 8, 8, 4, 10]
+    assert classifier.seen_dropout == {0.3, 0.0}
+
+
+def test_report_hears_of_every_step_and_epoch() -> None:
+    report = RecordingReport()
+
+    result = fitted(CountingClassifier(), report=report)
+
+    assert (report.num_steps, report.num_epochs) == (20, 4)
+    assert len(report.losses) == 20
+    assert tuple(report.epochs) == result.history
+    assert report.times_ended == 1
+
+
+def test_loss_that_is_no_number_stops_the_run_at_its_step() -> None:
+    report = RecordingReport()
+
+    with pytest.raises(TrainingDivergedError, match="lower the learning rate") as caught:
+        fitted(CountingClassifier(scale=float("inf")), report=report)
+
+    assert caught.value.step == 1
+    assert report.times_ended == 1
+
+
+def test_gradient_that_is_no_number_stops_the_run_before_it_moves_anything() -> None:
+    # The square root has a finite value and an infinite slope at zero.
+    parameters = {"head.output.weight": torch.zeros(2)}
+
+    def logits(encodings: Sequence[Encoding], *, dropout: float) -> Tensor:
+        del dropout
+        return parameters["head.output.weight"].sqrt().expand(len(encodings), 2)
+
+    with pytest.raises(TrainingDivergedError):
+        fit(
+            parameters,
+            logits,
+            train=TRAIN,
+            dev=DEV,
+            recipe=default_recipe(HeadOnly(), changes=dict(SETTINGS)),
+            dev_score=accuracy,
+            report=RecordingReport(),
+        )
+
+    assert torch.equal(parameters["head.output.weight"], torch.zeros(2))
+
+
+def test_predictions_come_in_the_order_asked_for() -> None:
+    classifier = CountingClassifier()
+    classifier.parameters["head.output.weight"][0] = torch.arange(VOCABULARY)
+    texts = [encoding(5, 5, 5), encoding(1), encoding(2, 3)] * 50
+
+    logits = predict(classifier, texts)
+
+    assert torch.equal(logits[:, 0], torch.tensor([15.0, 1.0, 5.0] * 50))
+    assert not logits.requires_grad

@@ -1,0 +1,116 @@
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from hashlib import sha256
+
+import pytest
+
+from doubles.backbones import tiny_backbone
+from doubles.examples import toy_data
+from nunatak_model import Backbone, Bottleneck, Full, HeadOnly, Lora, Method, TopK, tensors_to_bytes
+from nunatak_registry import TaskDraft
+from nunatak_training import (
+    Example,
+    SilentReport,
+    TrainedTask,
+    default_recipe,
+    draft_task,
+    fit_task,
+)
+from nunatak_training.publishing import MAX_PROBE_CHARS, probe_inputs
+
+CREATED_AT = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture(name="backbone", scope="module")
+def make_backbone() -> Backbone:
+    return tiny_backbone(num_layers=3)
+
+
+def trained(method: Method, backbone: Backbone) -> TrainedTask:
+    changes = {"epochs": 1, "min_steps": 0, "batch_size": 16, "max_length": 32}
+    recipe = default_recipe(method, changes=dict(changes))
+    return fit_task(toy_data(), recipe, backbone, report=SilentReport())
+
+
+def drafted(result: TrainedTask, backbone: Backbone) -> TaskDraft:
+    data = tensors_to_bytes(result.parameters)
+    return draft_task(result, backbone, data, task="toy", created_at=CREATED_AT, note="a note")
+
+
+@pytest.mark.parametrize(
+    ("method", "split_depth"),
+    [
+        pytest.param(TopK(num_layers=1), 2, id="topk"),
+        pytest.param(HeadOnly(), 3, id="head"),
+        pytest.param(Bottleneck(size=4, first_layer=1), 1, id="bottleneck"),
+        pytest.param(Lora(rank=2), 0, id="lora"),
+        pytest.param(Full(), None, id="full"),
+    ],
+)
+def test_split_depth_and_counts_follow_the_method(
+    method: Method, split_depth: int | None, backbone: Backbone
+) -> None:
+    result = trained(method, backbone)
+
+    draft = drafted(result, backbone)
+
+    sizes = {name: tensor.numel() for name, tensor in result.parameters.items()}
+    head = sum(size for name, size in sizes.items() if name.startswith("head."))
+    assert draft.method.kind == method.kind.value
+    assert draft.split_depth == split_depth
+    assert draft.parameter_counts.head == head
+    assert draft.parameter_counts.branch == sum(sizes.values()) - head
+
+
+def test_manifest_says_what_was_trained_on_what(backbone: Backbone) -> None:
+    result = trained(HeadOnly(), backbone)
+    data = tensors_to_bytes(result.parameters)
+
+    draft = drafted(result, backbone)
+
+    assert draft.data is not None
+    assert draft.recipe is not None
+    assert draft.head.labels == ("early", "late")
+    assert draft.backbone.digest == backbone.digest
+    assert draft.tokenizer_digest == backbone.tokenizer.digest
+    assert draft.max_length == 32
+    assert (draft.data.num_train, draft.data.num_dev) == (64, 16)
+    assert draft.data.train_digest == result.data.train.digest
+    assert draft.recipe.settings == result.recipe.settings()
+    assert draft.recipe.digest == result.recipe.digest
+    assert [(it.name, it.data_digest) for it in draft.metrics] == [
+        ("accuracy", result.data.dev.digest)
+    ]
+    assert draft.blobs[0].sha256 == sha256(data).hexdigest()
+    assert draft.note == "a note"
+
+
+def test_equal_training_gives_equal_content(backbone: Backbone) -> None:
+    first, second = (drafted(trained(Lora(rank=2), backbone), backbone) for _ in range(2))
+
+    assert first.content_digest() == second.content_digest()
+
+
+def texts(*lengths: int) -> list[Example]:
+    return [Example(text="x" * length, label="a") for length in lengths]
+
+
+@pytest.mark.parametrize(
+    ("examples", "lengths"),
+    [
+        pytest.param(texts(9, 1, 5, 7, 3, 8, 2), [1, 3, 7, 9], id="spread-from-short-to-long"),
+        pytest.param(texts(4, 4, 2), [2, 4], id="no-input-twice"),
+        pytest.param(texts(3), [3], id="a-single-one"),
+        pytest.param(texts(2, 10_000), [2, MAX_PROBE_CHARS], id="cut-to-what-a-manifest-holds"),
+    ],
+)
+def test_probe_inputs_have_different_lengths(
+    examples: Sequence[Example], lengths: list[int]
+) -> None:
+    assert [len(text) for text in probe_inputs(examples)] == lengths
+
+
+def test_probe_may_mix_texts_and_pairs() -> None:
+    pair = Example(text="xy", text_pair="z", label="a")
+
+    assert probe_inputs([pair, Example(text="xyz", label="a")]) == (("xy", "z"), "xyz")

@@ -1,0 +1,223 @@
+# pyarrow ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+import gzip
+from pathlib import Path
+
+import pytest
+from pyarrow import Table, parquet
+
+from nunatak_training import (
+    DataError,
+    DataNotFoundError,
+    Example,
+    InvalidRowError,
+    MissingColumnError,
+    UnreadableFileError,
+    load_examples,
+)
+
+JSONL = (
+    '{"text": "hello", "label": "greeting", "source": "mail"}\n'
+    '{"text": "two plus two", "text_pair": "four", "label": "sum"}\n'
+)
+CSV = 'text,text_pair,label,source\nhello,there,greeting,mail\n"two, plus two",four,sum,mail\n'
+EXPECTED_JSONL = [
+    Example(text="hello", label="greeting"),
+    Example(text="two plus two", text_pair="four", label="sum"),
+]
+EXPECTED_CSV = [
+    Example(text="hello", text_pair="there", label="greeting"),
+    Example(text="two, plus two", text_pair="four", label="sum"),
+]
+
+
+def written(folder: Path, name: str, content: str | bytes) -> Path:
+    path = folder / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def test_jsonl_gives_its_rows_in_order_and_ignores_other_fields(tmp_path: Path) -> None:
+    assert load_examples(written(tmp_path, "train.jsonl", JSONL)) == EXPECTED_JSONL
+
+
+def test_compressed_jsonl_reads_as_the_plain_file(tmp_path: Path) -> None:
+    path = written(tmp_path, "train.jsonl.gz", gzip.compress(JSONL.encode()))
+
+    assert load_examples(path) == EXPECTED_JSONL
+
+
+def test_csv_and_tsv_give_the_same_rows(tmp_path: Path) -> None:
+    tsv = CSV.replace('"two, plus two"', "two; plus two").replace(",", "\t").replace(";", ",")
+
+    assert load_examples(written(tmp_path, "train.csv", CSV)) == EXPECTED_CSV
+    assert load_examples(written(tmp_path, "train.tsv", tsv)) == EXPECTED_CSV
+
+
+def test_csv_keeps_line_breaks_inside_quotes(tmp_path: Path) -> None:
+    path = written(tmp_path, "train.csv", 'text,label\n"one\ntwo",a\n')
+
+    assert load_examples(path) == [Example(text="one\ntwo", label="a")]
+
+
+def test_parquet_gives_its_rows_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "train.parquet"
+    columns = {"text": ["hello", "bye"], "text_pair": [None, "now"], "label": [0, 1], "id": [7, 8]}
+    parquet.write_table(Table.from_pydict(columns), path)
+
+    assert load_examples(path) == [
+        Example(text="hello", label="0"),
+        Example(text="bye", text_pair="now", label="1"),
+    ]
+
+
+def test_byte_order_mark_and_blank_lines_are_no_rows(tmp_path: Path) -> None:
+    path = written(tmp_path, "train.jsonl", "\ufeff" + JSONL + "\n  \n")
+
+    assert load_examples(path) == EXPECTED_JSONL
+
+
+@pytest.mark.parametrize(
+    ("value", "label"),
+    [
+        pytest.param('"a"', "a", id="string"),
+        pytest.param("3", "3", id="integer"),
+        pytest.param("-1", "-1", id="negative-integer"),
+        pytest.param("true", "true", id="true"),
+        pytest.param("false", "false", id="false"),
+    ],
+)
+def test_labels_become_strings(tmp_path: Path, value: str, label: str) -> None:
+    path = written(tmp_path, "train.jsonl", f'{{"text": "x", "label": {value}}}\n')
+
+    assert load_examples(path)[0].label == label
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        pytest.param("{", "not a JSON object", id="broken-json"),
+        pytest.param('["x", "a"]', "expected a JSON object, got list", id="no-object"),
+        pytest.param("[" * 100_000, "not a JSON object", id="endless-nesting"),
+        pytest.param('{"text": 3, "label": "a"}', "'text' must be a string", id="text-number"),
+        pytest.param('{"text": " ", "label": "a"}', "'text' is empty", id="text-empty"),
+        pytest.param('{"text": null, "label": "a"}', "got nothing", id="text-null"),
+        pytest.param(
+            '{"text": "x", "text_pair": "", "label": "a"}', "'text_pair' is empty", id="pair-empty"
+        ),
+        pytest.param('{"text": "x", "label": ""}', "1 to 200 characters", id="label-empty"),
+        pytest.param('{"text": "x", "label": 0.5}', "got float", id="label-float"),
+        pytest.param('{"text": "x", "label": null}', "got nothing", id="label-null"),
+        pytest.param(f'{{"text": "x", "label": "{"a" * 201}"}}', "got 201", id="label-too-long"),
+        pytest.param('{"text": "\\ud800", "label": "a"}', "lone surrogate", id="text-surrogate"),
+        pytest.param('{"text": "x", "label": "\\udfff"}', "lone surrogate", id="label-surrogate"),
+    ],
+)
+def test_broken_row_is_named_by_file_and_line(tmp_path: Path, row: str, problem: str) -> None:
+    path = written(tmp_path, "train.jsonl", f"{JSONL}{row}\n")
+
+    with pytest.raises(InvalidRowError) as caught:
+        load_examples(path)
+
+    assert caught.value.where == "train.jsonl:3"
+    assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "where", "column"),
+    [
+        pytest.param("a.jsonl", '{"text": "x"}\n', "a.jsonl:1", "label", id="jsonl"),
+        pytest.param("a.csv", "sentence,label\nx,a\n", "a.csv:1", "text", id="csv"),
+        pytest.param("a.tsv", "text\tclass\nx\ta\n", "a.tsv:1", "label", id="tsv"),
+    ],
+)
+def test_missing_column_is_named_with_what_was_found(
+    tmp_path: Path, name: str, content: str, where: str, column: str
+) -> None:
+    with pytest.raises(MissingColumnError) as caught:
+        load_examples(written(tmp_path, name, content))
+
+    assert caught.value.where == where
+    assert caught.value.column == column
+    assert caught.value.found
+
+
+def test_parquet_without_a_column_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "train.parquet"
+    parquet.write_table(Table.from_pydict({"text": ["x"]}), path)
+
+    with pytest.raises(MissingColumnError, match="no column 'label'; found 'text'"):
+        load_examples(path)
+
+
+def test_parquet_row_is_named_by_number(tmp_path: Path) -> None:
+    path = tmp_path / "train.parquet"
+    parquet.write_table(Table.from_pydict({"text": ["x", None], "label": ["a", "b"]}), path)
+
+    with pytest.raises(InvalidRowError) as caught:
+        load_examples(path)
+
+    assert caught.value.where == "train.parquet:2"
+
+
+@pytest.mark.parametrize(
+    ("content", "where"),
+    [
+        pytest.param("text,label\nx,a\ny\n", "a.csv:3", id="too-few-fields"),
+        pytest.param("text,label\nx,a,b\n", "a.csv:2", id="too-many-fields"),
+        pytest.param('text,label\n"x\ny",a\nz\n', "a.csv:4", id="after-a-long-field"),
+        pytest.param('text,label\nx,a\n"y,a\n', "a.csv:3", id="open-quote"),
+        pytest.param('text,label\nx,a\n"y"z,a\n', "a.csv:3", id="text-after-quote"),
+    ],
+)
+def test_broken_csv_row_is_named_by_its_first_line(
+    tmp_path: Path, content: str, where: str
+) -> None:
+    with pytest.raises(InvalidRowError) as caught:
+        load_examples(written(tmp_path, "a.csv", content))
+
+    assert caught.value.where == where
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "where"),
+    [
+        pytest.param("a.jsonl", JSONL.encode() + b'{"text": "\xff"}\n', "a.jsonl:3", id="jsonl"),
+        pytest.param("a.csv", b"text,label\nx,a\n\xe4,b\n", "a.csv:3", id="csv"),
+    ],
+)
+def test_bytes_that_are_not_utf8_are_named_by_line(
+    tmp_path: Path, name: str, content: bytes, where: str
+) -> None:
+    with pytest.raises(UnreadableFileError, match="not UTF-8") as caught:
+        load_examples(written(tmp_path, name, content))
+
+    assert caught.value.where == where
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        pytest.param("a.jsonl.gz", b"no gzip", id="not-gzip"),
+        pytest.param("a.jsonl.gz", gzip.compress(JSONL.encode())[:-12], id="truncated-gzip"),
+        pytest.param("a.parquet", b"no parquet", id="not-parquet"),
+        pytest.param("a.csv", b"", id="empty-csv"),
+        pytest.param("a.csv", b"text,text,label\nx,y,a\n", id="column-twice"),
+        pytest.param("a.txt", b"hello", id="unknown-type"),
+    ],
+)
+def test_unreadable_file_is_refused(tmp_path: Path, name: str, content: bytes) -> None:
+    with pytest.raises(UnreadableFileError) as caught:
+        load_examples(written(tmp_path, name, content))
+
+    assert caught.value.where.startswith(name)
+
+
+def test_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataNotFoundError) as caught:
+        load_examples(tmp_path / "train.jsonl")
+
+    error: DataError = caught.value
+    assert error.where == "train.jsonl"

@@ -1,0 +1,73 @@
+import pytest
+from pydantic import JsonValue
+
+from nunatak_model import Bottleneck, Full, HeadOnly, Lora, LoraTarget, Method, TopK
+from nunatak_training import InvalidRecipeError, Metric, Recipe, default_recipe
+from nunatak_training.records import method_of, method_record
+
+METHODS = [
+    pytest.param(TopK(num_layers=3), id="topk"),
+    pytest.param(HeadOnly(), id="head"),
+    pytest.param(Bottleneck(size=16, first_layer=2), id="bottleneck"),
+    pytest.param(Lora(rank=4, alpha=8.0, targets=(LoraTarget.KEY,), first_layer=1), id="lora"),
+    pytest.param(Full(), id="full"),
+]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_method_survives_its_record(method: Method) -> None:
+    assert method_of(method_record(method)) == method
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_recipe_survives_its_settings(method: Method) -> None:
+    recipe = default_recipe(method)
+
+    assert Recipe.model_validate(recipe.settings()) == recipe
+    assert method_of(recipe.method) == method
+
+
+def test_head_alone_learns_faster_than_layers_and_a_head_faster_than_its_layers() -> None:
+    head = default_recipe(HeadOnly())
+    layers = default_recipe(TopK())
+
+    assert layers.head_learning_rate is not None
+    assert layers.learning_rate < layers.head_learning_rate < head.learning_rate
+
+
+def test_changes_replace_single_settings() -> None:
+    recipe = default_recipe(TopK(), changes={"epochs": 7, "metric": "f1_macro"})
+
+    assert recipe.epochs == 7
+    assert recipe.metric is Metric.F1_MACRO
+    assert recipe.learning_rate == default_recipe(TopK()).learning_rate
+
+
+def test_named_epochs_are_not_stretched_to_reach_a_number_of_steps() -> None:
+    assert default_recipe(TopK()).min_steps > 0
+    assert default_recipe(TopK(), changes={"epochs": 2}).min_steps == 0
+    assert default_recipe(TopK(), changes={"epochs": 2, "min_steps": 9}).min_steps == 9
+
+
+def test_any_change_changes_the_digest() -> None:
+    recipe = default_recipe(TopK())
+
+    assert recipe.digest == default_recipe(TopK()).digest
+    assert recipe.digest != default_recipe(TopK(), changes={"seed": 1}).digest
+    assert recipe.digest != default_recipe(TopK(num_layers=1)).digest
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        pytest.param({"epoch": 3}, "epoch: ", id="unknown-setting"),
+        pytest.param({"epochs": 0}, "epochs: ", id="no-epochs"),
+        pytest.param({"learning_rate": -1e-4}, "learning_rate: ", id="negative-rate"),
+        pytest.param({"dropout": 1.0}, "dropout: ", id="all-dropped"),
+        pytest.param({"metric": "f1"}, "need each other", id="f1-without-label"),
+        pytest.param({"positive_label": "yes"}, "need each other", id="label-without-f1"),
+    ],
+)
+def test_settings_that_do_not_fit_are_named(changes: dict[str, JsonValue], problem: str) -> None:
+    with pytest.raises(InvalidRecipeError, match=problem):
+        default_recipe(TopK(), changes=changes)

@@ -1,0 +1,202 @@
+# The datasets library ships no stubs.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from datasets import ClassLabel, Dataset, Features, Value
+
+from doubles.examples import rows_of, toy_examples, write_jsonl
+from nunatak_training import (
+    DataNotFoundError,
+    ExampleSet,
+    InvalidRowError,
+    MissingColumnError,
+    TooFewExamplesError,
+    UnknownLabelError,
+    load_examples,
+    load_task_data,
+)
+from nunatak_training.data.hub import HubReference
+
+TRAIN = toy_examples(40, seed=1)
+DEV = toy_examples(10, seed=2)
+
+
+class DatasetShelf:
+    """Data sets by name, in memory."""
+
+    def __init__(self, **splits: Dataset) -> None:
+        self._splits = splits
+        self.asked: list[HubReference] = []
+
+    def __call__(self, reference: HubReference) -> Mapping[str, Dataset]:
+        self.asked.append(reference)
+        return self._splits
+
+
+def labelled(texts: list[str], classes: list[int]) -> Dataset:
+    features = Features({"text": Value("string"), "label": ClassLabel(names=["no", "yes"])})
+    return Dataset.from_dict({"text": texts, "label": classes}, features=features)
+
+
+@pytest.mark.parametrize("dev_name", ["dev", "validation"])
+def test_folder_gives_train_and_dev(tmp_path: Path, dev_name: str) -> None:
+    folder = tmp_path / "toy"
+    folder.mkdir()
+    write_jsonl(folder / "train.jsonl", rows_of(TRAIN))
+    write_jsonl(folder / f"{dev_name}.jsonl", rows_of(DEV))
+
+    data = load_task_data(folder)
+
+    assert data.name == "toy"
+    assert data.train.examples == TRAIN
+    assert data.dev.examples == DEV
+    assert data.labels == ("early", "late")
+
+
+def test_named_dev_file_replaces_every_other(tmp_path: Path) -> None:
+    train = write_jsonl(tmp_path / "train.jsonl", rows_of(TRAIN))
+    dev = write_jsonl(tmp_path / "other.jsonl", rows_of(DEV))
+
+    data = load_task_data(str(train), dev=dev)
+
+    assert data.train.examples == TRAIN
+    assert data.dev.examples == DEV
+
+
+def test_drawn_dev_split_is_a_tenth_of_every_class(tmp_path: Path) -> None:
+    rows = rows_of(TRAIN) + [{"text": f"rare {number}", "label": "rare"} for number in range(2)]
+    path = write_jsonl(tmp_path / "all.jsonl", rows)
+
+    data = load_task_data(path)
+
+    assert Counter(it.label for it in data.dev.examples) == {"early": 2, "late": 2, "rare": 1}
+    assert sorted(
+        [*data.train.examples, *data.dev.examples], key=lambda it: (it.text, it.label)
+    ) == sorted(load_examples(path), key=lambda it: (it.text, it.label))
+
+
+def test_drawn_dev_split_depends_on_the_seed_alone(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "all.jsonl", rows_of(TRAIN))
+
+    def dev(seed: int) -> ExampleSet:
+        return load_task_data(path, seed=seed).dev
+
+    assert dev(0) == dev(0)
+    assert dev(0) != dev(1)
+
+
+def test_dev_label_that_no_train_row_has_is_named(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "train.jsonl", rows_of(TRAIN))
+    write_jsonl(tmp_path / "dev.jsonl", [*rows_of(DEV), {"text": "m", "label": "middle"}])
+
+    with pytest.raises(UnknownLabelError) as caught:
+        load_task_data(tmp_path)
+
+    assert caught.value.where == "dev.jsonl:11"
+    assert caught.value.label == "middle"
+
+
+def test_class_with_one_train_example_is_named(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "all.jsonl", [*rows_of(TRAIN), {"text": "m", "label": "one"}])
+
+    with pytest.raises(TooFewExamplesError, match="label 'one' has 1 train example") as caught:
+        load_task_data(path)
+
+    assert caught.value.where == "all.jsonl:41"
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        pytest.param([], id="no-rows"),
+        pytest.param([{"text": "x", "label": "a"}, {"text": "y", "label": "a"}], id="one-label"),
+    ],
+)
+def test_fewer_than_two_labels_are_refused(tmp_path: Path, rows: list[dict[str, object]]) -> None:
+    path = write_jsonl(tmp_path / "all.jsonl", rows)
+
+    with pytest.raises(TooFewExamplesError, match="at least 2 labels"):
+        load_task_data(path)
+
+
+def test_empty_dev_file_is_refused(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "train.jsonl", rows_of(TRAIN))
+    write_jsonl(tmp_path / "dev.jsonl", [])
+
+    with pytest.raises(TooFewExamplesError, match="no dev examples"):
+        load_task_data(tmp_path)
+
+
+def test_folder_without_train_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataNotFoundError, match=r"train\.jsonl"):
+        load_task_data(tmp_path)
+
+
+@pytest.mark.parametrize("source", [Path("nowhere"), "trian.jsonl", "./nowhere", "/nowhere"])
+def test_missing_path_is_refused_without_a_search_elsewhere(source: str | Path) -> None:
+    shelf = DatasetShelf()
+
+    with pytest.raises(DataNotFoundError, match="no such file or folder"):
+        load_task_data(source, load_dataset=shelf)
+
+    assert shelf.asked == []
+
+
+@pytest.mark.parametrize(
+    ("source", "reference"),
+    [
+        pytest.param("datasets:imdb", HubReference(name="imdb"), id="prefix"),
+        pytest.param(
+            "datasets:owner/set:small", HubReference(name="owner/set", config="small"), id="config"
+        ),
+        pytest.param("imdb-of-nowhere", HubReference(name="imdb-of-nowhere"), id="no-such-path"),
+    ],
+)
+def test_name_that_is_no_path_is_a_data_set(source: str, reference: HubReference) -> None:
+    texts = [f"text {number}" for number in range(4)]
+    shelf = DatasetShelf(
+        train=labelled(texts, [0, 1, 0, 1]), validation=labelled(texts[:2], [1, 0])
+    )
+
+    data = load_task_data(source, load_dataset=shelf)
+
+    assert shelf.asked == [reference]
+    assert data.name == str(reference)
+    assert [example.label for example in data.train.examples] == ["no", "yes", "no", "yes"]
+    assert [example.label for example in data.dev.examples] == ["yes", "no"]
+
+
+def test_data_set_without_validation_gets_a_drawn_dev_split() -> None:
+    texts = [f"text {number}" for number in range(40)]
+    shelf = DatasetShelf(train=labelled(texts, [0, 1] * 20), test=labelled(texts, [0, 1] * 20))
+
+    data = load_task_data("datasets:toy", load_dataset=shelf)
+
+    assert (len(data.train), len(data.dev)) == (36, 4)
+
+
+def test_data_set_without_train_split_is_refused() -> None:
+    shelf = DatasetShelf(test=labelled(["x"], [0]))
+
+    with pytest.raises(DataNotFoundError, match="no split 'train'"):
+        load_task_data("datasets:toy", load_dataset=shelf)
+
+
+def test_unlabelled_row_of_a_data_set_is_named() -> None:
+    shelf = DatasetShelf(train=labelled(["x", "y"], [0, -1]))
+
+    with pytest.raises(InvalidRowError) as caught:
+        load_task_data("datasets:toy", load_dataset=shelf)
+
+    assert caught.value.where == "toy/train:2"
+
+
+def test_data_set_with_other_columns_is_refused() -> None:
+    shelf = DatasetShelf(train=Dataset.from_dict({"sentence": ["x"], "label": ["a"]}))
+
+    with pytest.raises(MissingColumnError, match="found 'sentence', 'label'"):
+        load_task_data("datasets:toy", load_dataset=shelf)
