@@ -13,12 +13,12 @@ from dedicated import measure_growth
 from rich.console import Console
 from rich.table import Table
 
+from nunatak_artifact import LoadedTask, load_task
 from nunatak_client import Client, MemoryReport
 from nunatak_loadtest.processes import ServerProcess
 from nunatak_model import Backbone, Bottleneck, Lora, Method, Row, TopK, load_backbone
 from nunatak_model import forward as mixed_forward
 from nunatak_registry import Registry
-from nunatak_server.loading import LoadedTask, load_task
 from nunatak_training import ProgressBar, TrainOutcome, TrainSettings, default_recipe, train
 
 HERE = Path(__file__).parent

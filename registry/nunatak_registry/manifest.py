@@ -51,6 +51,17 @@ class Pooling(StrEnum):
     FIRST = "first"
 
 
+class LoraTarget(StrEnum):
+    """The linear maps of a layer that can carry a low-rank update."""
+
+    QUERY = "query"
+    KEY = "key"
+    VALUE = "value"
+    ATTENTION_OUTPUT = "attention_output"
+    FEEDFORWARD_IN = "feedforward_in"
+    FEEDFORWARD_OUT = "feedforward_out"
+
+
 class HeadRecord(Record):
     """The head: labels in the order of its logits, and how it reads the encoder's output."""
 
@@ -94,7 +105,7 @@ class LoraRecord(Record):
     kind: Literal["lora"] = "lora"
     rank: Annotated[int, Field(ge=1, le=65_536)]
     alpha: Annotated[FiniteFloat, Field(gt=0)]
-    targets: Annotated[tuple[str, ...], Field(min_length=1, max_length=6)]
+    targets: Annotated[tuple[LoraTarget, ...], Field(min_length=1, max_length=6)]
     first_layer: Annotated[int, Field(ge=0, le=1000)] = 0
 
 

@@ -20,9 +20,6 @@ ServerError
 |   +-- DrainingError             the server is shutting down
 |   +-- EngineFailedError         the device or the engine is lost: the process must be restarted
 +-- TaskError                 one task version cannot be served; its neighbours can
-    +-- BackboneMismatchError     trained on another backbone or tokenizer
-    +-- UnservableTaskError       manifest and parameters contradict each other
-    +-- ProbeFailedError          the version does not reproduce its recorded logits
     +-- TaskUnhealthyError        the version computes no finite logits
     +-- TaskInUseError            an eviction of a version that answers requests right now
 """
@@ -212,45 +209,6 @@ class TaskError(ServerError):
     """Base: one task version cannot be served; its neighbours can."""
 
     code = "task_error"
-
-
-class BackboneMismatchError(TaskError):
-    """A task version trained on another backbone or tokenizer than the one served."""
-
-    code = "backbone_mismatch"
-
-    def __init__(self, reference: str, part: str, wanted: str, served: str) -> None:
-        self.reference = reference
-        self.part = part
-        self.wanted = wanted
-        self.served = served
-        super().__init__(
-            f"{reference} was trained on {part} {wanted}, this server runs {served}; "
-            "serve it with its own backbone or train it again"
-        )
-
-
-class UnservableTaskError(TaskError):
-    """The manifest and the parameters of a version contradict each other or the backbone."""
-
-    code = "invalid_artifact"
-
-    def __init__(self, reference: str, reason: str) -> None:
-        self.reference = reference
-        self.reason = reason
-        super().__init__(f"{reference} cannot be served: {reason}; publish it again")
-
-
-class ProbeFailedError(TaskError):
-    """A version that does not reproduce the logits its publisher recorded."""
-
-    code = "probe_failed"
-
-    def __init__(self, reference: str, position: int, reason: str) -> None:
-        self.reference = reference
-        self.position = position
-        self.reason = reason
-        super().__init__(f"{reference} fails its parity probe at input {position}: {reason}")
 
 
 class TaskUnhealthyError(TaskError):

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import psutil
 
+from nunatak_artifact import LoadedTask
 from nunatak_model import Backbone, dedicated_parameters
-from nunatak_server.loading import LoadedTask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

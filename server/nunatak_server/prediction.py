@@ -4,14 +4,14 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from nunatak_artifact import ArtifactError, LoadedTask
 from nunatak_model import ModelError, TextInput
 from nunatak_registry import RegistryError, TaskManifest
 from nunatak_server.batching.rows import RowAnswer, RowOutcome
 from nunatak_server.errors import ServerError
-from nunatak_server.loading import LoadedTask
 from nunatak_server.postprocess import LabelScore, ScoreOptions, label_scores
 
-KnownError = RegistryError | ModelError | ServerError
+KnownError = RegistryError | ModelError | ArtifactError | ServerError
 """What one task of a request may fail with, while the others answer."""
 
 

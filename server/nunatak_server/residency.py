@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
+from nunatak_artifact import ArtifactError, LoadedTask
 from nunatak_model import ModelError
 from nunatak_registry import RegistryError, TaskManifest, TaskReference
 from nunatak_server.errors import ServerError, TaskInUseError, TaskUnhealthyError
-from nunatak_server.loading import LoadedTask
 
 # Bounds a hostile stream of `name/1`, `name/2`, ... ; far above the references in real use.
 MAX_CACHED_REFERENCES = 10_000
@@ -197,7 +197,7 @@ def _key(manifest: TaskManifest) -> VersionKey:
 
 
 def _as_known(error: Exception, key: VersionKey) -> Exception:
-    if isinstance(error, (RegistryError, ModelError, ServerError)):
+    if isinstance(error, (RegistryError, ModelError, ArtifactError, ServerError)):
         return error
     # Such as memory that cannot be had: this version cannot be served, all others can.
     return TaskUnhealthyError(*key, f"cannot be loaded ({type(error).__name__})")

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import torch
 
+from nunatak_artifact import PARAMETERS_ROLE, LoadedTask, load_task
 from nunatak_model import (
     Backbone,
     BranchSpec,
@@ -28,7 +29,6 @@ from nunatak_server.compute import BatchCompute
 from nunatak_server.devices import resolve_device, resolve_dtype
 from nunatak_server.engine import Engine
 from nunatak_server.errors import EngineFailedError
-from nunatak_server.loading import PARAMETERS_ROLE, LoadedTask, load_task
 from nunatak_server.metrics import Metrics
 from nunatak_server.readiness import Readiness, State
 from nunatak_server.residency import Residency

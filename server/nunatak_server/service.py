@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from nunatak_artifact import ArtifactError, LoadedTask
 from nunatak_model import Encoding, ModelError
 from nunatak_registry import (
     InvalidNameError,
@@ -29,7 +30,6 @@ from nunatak_server.errors import (
     TooManyInputsError,
     TooManyTasksError,
 )
-from nunatak_server.loading import LoadedTask
 from nunatak_server.metrics import OK, Metrics
 from nunatak_server.prediction import (
     KnownError,
@@ -44,7 +44,7 @@ from nunatak_server.readiness import Readiness
 from nunatak_server.residency import Residency
 from nunatak_server.tokenization import Tokenization, check_texts
 
-KNOWN_ERRORS = (RegistryError, ModelError, ServerError)
+KNOWN_ERRORS = (RegistryError, ModelError, ArtifactError, ServerError)
 # Failures that do not prove that the task exists; all others come after its resolution.
 UNPROVEN_TASK = (InvalidNameError, TaskNotFoundError, StoreUnavailableError)
 # Ranking this many scores takes about a millisecond; more would hold up the event loop.

@@ -9,11 +9,11 @@ from concurrent.futures import Future
 import httpx
 
 from doubles.drafts import make_draft
+from nunatak_artifact import LoadedTask
 from nunatak_model import Backbone, Branch
 from nunatak_registry import Registry, TaskManifest, TaskNotFoundError, TaskReference
 from nunatak_server.app import create_app
 from nunatak_server.engine import BatchReport
-from nunatak_server.loading import LoadedTask
 from nunatak_server.residency import Residency
 from nunatak_server.serve import DrainingServer
 from nunatak_server.settings import ServerSettings

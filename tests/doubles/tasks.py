@@ -1,20 +1,16 @@
 """Tiny task versions that a real server can load: random parameters, true probes."""
 
-import hashlib
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import torch
 from torch import Tensor
 
+from nunatak_artifact import Provenance, draft_task
 from nunatak_model import (
     Backbone,
-    Bottleneck,
     BranchSpec,
-    Full,
-    HeadOnly,
     HeadSpec,
-    Lora,
     Method,
     Row,
     TextInput,
@@ -22,25 +18,11 @@ from nunatak_model import (
     build_branch,
     forward,
     initial_parameters,
-    tensors_to_bytes,
 )
 from nunatak_registry import (
-    BackboneRecord,
-    BlobRecord,
-    BottleneckRecord,
-    FullRecord,
-    HeadOnlyRecord,
-    HeadRecord,
-    LoraRecord,
-    MethodRecord,
-    ParameterCounts,
-    Pooling,
-    ProbeRecord,
     Registry,
     TaskDraft,
     TaskManifest,
-    TensorDtype,
-    TopKRecord,
 )
 
 CREATED_AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -61,37 +43,17 @@ def tiny_task(
 ) -> tuple[TaskDraft, dict[str, bytes]]:
     """Return a draft on `backbone` and its bytes; equal arguments give equal content."""
     spec = spec_of(backbone, method, num_labels=len(labels))
-    parameters = random_parameters(spec, backbone, seed=seed)
-    branch = build_branch(spec, backbone.config, parameters)
-    data = tensors_to_bytes(parameters)
-    logits = logits_alone(backbone, spec, parameters, PROBE_INPUTS, max_length=max_length)
-    digest = hashlib.sha256(data).hexdigest()
-    draft = TaskDraft(
-        task=task,
-        head=HeadRecord(
-            labels=tuple(labels),
-            pooling=Pooling(spec.head.pooling.value),
-            dense=spec.head.dense,
-        ),
-        method=record_of(method),
-        split_depth=branch.split_depth,
-        backbone=BackboneRecord(
-            name=backbone.name,
-            digest=backbone.digest,
-            num_layers=backbone.config.num_layers,
-            hidden_width=backbone.config.hidden_width,
-        ),
-        tokenizer_digest=backbone.tokenizer.digest,
+    draft = draft_task(
+        task,
+        spec=spec,
+        labels=tuple(labels),
+        parameters=random_parameters(spec, backbone, seed=seed),
+        backbone=backbone,
         max_length=max_length,
-        dtype=TensorDtype.FLOAT32,
-        parameter_counts=ParameterCounts(
-            branch=branch.branch_parameters, head=branch.head_parameters
-        ),
-        blobs=(BlobRecord(sha256=digest, size_bytes=len(data)),),
-        probe=ProbeRecord(inputs=PROBE_INPUTS, logits=tuple(map(tuple, logits))),
-        created_at=CREATED_AT,
+        probe_inputs=PROBE_INPUTS,
+        provenance=Provenance(created_at=CREATED_AT),
     )
-    return draft, {"parameters": data}
+    return draft.manifest, dict(draft.blobs)
 
 
 def publish_tiny_task(
@@ -140,23 +102,3 @@ def logits_alone(
             (logits,) = forward(backbone, [Row(encoding=encoding, branch=branch)])
         rows.append([float(logit) for logit in logits])
     return rows
-
-
-def record_of(method: Method) -> MethodRecord:
-    """Return a method as the manifest records it."""
-    match method:
-        case TopK():
-            return TopKRecord(num_layers=method.num_layers)
-        case HeadOnly():
-            return HeadOnlyRecord()
-        case Bottleneck():
-            return BottleneckRecord(size=method.size, first_layer=method.first_layer)
-        case Lora():
-            return LoraRecord(
-                rank=method.rank,
-                alpha=method.alpha,
-                targets=tuple(target.value for target in method.targets),
-                first_layer=method.first_layer,
-            )
-        case Full():
-            return FullRecord()

@@ -9,6 +9,7 @@ from pydantic import JsonValue
 
 from doubles.backbones import save_tiny_backbone, tiny_backbone
 from doubles.examples import RecordingReport, rows_of, toy_examples, write_jsonl
+from nunatak_artifact import method_of
 from nunatak_model import (
     Backbone,
     Bottleneck,
@@ -38,7 +39,6 @@ from nunatak_training import (
     load_task_data,
     train,
 )
-from nunatak_training.records import method_of
 
 METHODS = [
     pytest.param(TopK(num_layers=1), id="topk"),

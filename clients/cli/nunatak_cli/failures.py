@@ -16,6 +16,7 @@ from nunatak_cli.output import error_console
 
 OUR_PACKAGES = frozenset(
     {
+        "nunatak_artifact",
         "nunatak_cli",
         "nunatak_client",
         "nunatak_loadtest",

@@ -2,11 +2,10 @@
 
 from collections.abc import Collection
 
+from nunatak_artifact import ArtifactError, load_task
 from nunatak_cli.views.checks import Check
 from nunatak_model import DEFAULT_BACKBONE, Backbone, ModelError, load_backbone
 from nunatak_registry import Registry, RegistryError, TaskManifest
-from nunatak_server.errors import ServerError
-from nunatak_server.loading import load_task
 
 
 def probe_versions(
@@ -38,6 +37,6 @@ def _probe(registry: Registry, manifest: TaskManifest, backbone: Backbone) -> Ch
         )
     try:
         load_task(manifest, registry.read_blob(manifest), backbone)
-    except (RegistryError, ModelError, ServerError) as error:
+    except (RegistryError, ModelError, ArtifactError) as error:
         return Check(subject=manifest.reference, kind=error.code, is_error=True, message=str(error))
     return None

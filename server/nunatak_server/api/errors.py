@@ -11,6 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
+import nunatak_artifact as artifact
 import nunatak_model as model
 import nunatak_registry as registry
 from nunatak_server import errors as server
@@ -42,6 +43,10 @@ STATUS_OF: Mapping[type[Exception], HTTPStatus] = {
     model.ParameterMismatchError: HTTPStatus.SERVICE_UNAVAILABLE,
     model.NonFiniteParameterError: HTTPStatus.SERVICE_UNAVAILABLE,
     model.InvalidTensorsError: HTTPStatus.SERVICE_UNAVAILABLE,
+    artifact.ArtifactError: HTTPStatus.INTERNAL_SERVER_ERROR,
+    artifact.BackboneMismatchError: HTTPStatus.CONFLICT,
+    artifact.UnservableTaskError: HTTPStatus.SERVICE_UNAVAILABLE,
+    artifact.ProbeFailedError: HTTPStatus.SERVICE_UNAVAILABLE,
     server.ServerError: HTTPStatus.INTERNAL_SERVER_ERROR,
     server.InvalidSettingsError: HTTPStatus.INTERNAL_SERVER_ERROR,
     server.RequestError: HTTPStatus.UNPROCESSABLE_ENTITY,
@@ -62,9 +67,6 @@ STATUS_OF: Mapping[type[Exception], HTTPStatus] = {
     server.DrainingError: HTTPStatus.SERVICE_UNAVAILABLE,
     server.EngineFailedError: HTTPStatus.SERVICE_UNAVAILABLE,
     server.TaskError: HTTPStatus.SERVICE_UNAVAILABLE,
-    server.BackboneMismatchError: HTTPStatus.CONFLICT,
-    server.UnservableTaskError: HTTPStatus.SERVICE_UNAVAILABLE,
-    server.ProbeFailedError: HTTPStatus.SERVICE_UNAVAILABLE,
     server.TaskUnhealthyError: HTTPStatus.SERVICE_UNAVAILABLE,
     server.TaskInUseError: HTTPStatus.CONFLICT,
 }
@@ -76,7 +78,9 @@ CODE_OF_STATUS: Mapping[int, str] = {
 
 logger = logging.getLogger(__name__)
 
-ProjectError = registry.RegistryError | model.ModelError | server.ServerError
+ProjectError = (
+    registry.RegistryError | model.ModelError | artifact.ArtifactError | server.ServerError
+)
 
 
 def problem_of(error: ProjectError, *, request_id: str | None) -> dict[str, Any]:
@@ -86,7 +90,7 @@ def problem_of(error: ProjectError, *, request_id: str | None) -> dict[str, Any]
 
 def install_error_handlers(app: FastAPI) -> None:
     """Answer every failure of `app`, foreseen or not, with a problem."""
-    for tree in (registry.RegistryError, model.ModelError, server.ServerError):
+    for tree in ProjectError.__args__:
         app.add_exception_handler(tree, _answer_project_error)
     app.add_exception_handler(RequestValidationError, _answer_invalid_request)
     app.add_exception_handler(HTTPException, _answer_http_error)

@@ -6,11 +6,11 @@ from typing import Any, Final
 import orjson
 from fastapi.responses import Response
 
+from nunatak_artifact import LoadedTask
 from nunatak_model import TextInput
 from nunatak_registry import TaskSummary
 from nunatak_server.api.errors import problem_of
 from nunatak_server.api.schemas import Inputs, TextPair
-from nunatak_server.loading import LoadedTask
 from nunatak_server.memory import MemoryLedger, ProcessMemory
 from nunatak_server.postprocess import LabelScore
 from nunatak_server.prediction import TaskFailure, TaskPrediction, Timings

@@ -4,7 +4,14 @@ import pytest
 from pydantic import ValidationError
 
 from doubles.drafts import make_draft
-from nunatak_registry.manifest import HeadRecord, Pooling, ProbeRecord, TaskDraft, TaskManifest
+from nunatak_registry.manifest import (
+    HeadRecord,
+    LoraRecord,
+    Pooling,
+    ProbeRecord,
+    TaskDraft,
+    TaskManifest,
+)
 
 
 def make_manifest(version: int = 3) -> TaskManifest:
@@ -79,3 +86,9 @@ def test_probe_has_one_row_of_logits_per_input() -> None:
 def test_probe_refuses_logits_that_are_no_numbers() -> None:
     with pytest.raises(ValidationError):
         ProbeRecord(inputs=("a",), logits=((float("nan"),),))
+
+
+@pytest.mark.parametrize("target", ["imports.os", "QUERY", "query ", ""])
+def test_a_lora_target_that_no_layer_has_is_refused(target: str) -> None:
+    with pytest.raises(ValidationError):
+        LoraRecord.model_validate({"rank": 2, "alpha": 4.0, "targets": [target]})

@@ -5,10 +5,10 @@ import pytest
 from doubles.backbones import tiny_backbone
 from doubles.serving import FakeStore, ManualClock, RecordingObserver, make_residency
 from doubles.tasks import random_parameters, spec_of
+from nunatak_artifact import LoadedTask
 from nunatak_model import Branch, HeadOnly, build_branch
 from nunatak_registry import CorruptBlobError, TaskNotFoundError, TaskReference
 from nunatak_server.errors import TaskInUseError, TaskUnhealthyError
-from nunatak_server.loading import LoadedTask
 from nunatak_server.residency import FAILURE_MEMORY_S
 
 

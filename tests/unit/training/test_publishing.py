@@ -13,7 +13,7 @@ from nunatak_training import (
     SilentReport,
     TrainedTask,
     default_recipe,
-    draft_task,
+    draft_trained,
     fit_task,
 )
 from nunatak_training.publishing import MAX_PROBE_CHARS, probe_inputs
@@ -33,8 +33,8 @@ def trained(method: Method, backbone: Backbone) -> TrainedTask:
 
 
 def drafted(result: TrainedTask, backbone: Backbone) -> TaskDraft:
-    data = tensors_to_bytes(result.parameters)
-    return draft_task(result, backbone, data, task="toy", created_at=CREATED_AT, note="a note")
+    draft = draft_trained(result, backbone, task="toy", created_at=CREATED_AT, note="a note")
+    return draft.manifest
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
 import pytest
 from pydantic import JsonValue
 
+from nunatak_artifact import method_of, method_record
 from nunatak_model import Bottleneck, Full, HeadOnly, Lora, LoraTarget, Method, TopK
 from nunatak_training import InvalidRecipeError, Metric, Recipe, default_recipe
-from nunatak_training.records import method_of, method_record
 
 METHODS = [
     pytest.param(TopK(num_layers=3), id="topk"),

@@ -1,0 +1,30 @@
+"""Task versions between registry and model: manifest and bytes here, branches there."""
+
+from nunatak_artifact.drafting import PARAMETERS_ROLE, Draft, Provenance, draft_task
+from nunatak_artifact.errors import (
+    ArtifactError,
+    BackboneMismatchError,
+    ProbeFailedError,
+    UnservableTaskError,
+)
+from nunatak_artifact.loading import LoadedTask, load_task
+from nunatak_artifact.probing import probe_tolerance
+from nunatak_artifact.records import branch_spec, head_record, method_of, method_record
+
+__all__ = [
+    "PARAMETERS_ROLE",
+    "ArtifactError",
+    "BackboneMismatchError",
+    "Draft",
+    "LoadedTask",
+    "ProbeFailedError",
+    "Provenance",
+    "UnservableTaskError",
+    "branch_spec",
+    "draft_task",
+    "head_record",
+    "load_task",
+    "method_of",
+    "method_record",
+    "probe_tolerance",
+]

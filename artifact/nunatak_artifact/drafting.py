@@ -1,0 +1,100 @@
+"""Drafting: from trained parameters to what the registry publishes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from hashlib import sha256
+
+from torch import Tensor
+
+from nunatak_artifact.probing import record_probe
+from nunatak_artifact.records import head_record, method_record
+from nunatak_model import (
+    Backbone,
+    BranchSpec,
+    TextInput,
+    build_branch,
+    tensors_from_bytes,
+    tensors_to_bytes,
+)
+from nunatak_registry.manifest import (
+    BackboneRecord,
+    BlobRecord,
+    DataRecord,
+    MetricRecord,
+    ParameterCounts,
+    RecipeRecord,
+    TaskDraft,
+    TensorDtype,
+)
+
+PARAMETERS_ROLE = "parameters"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """How a task version came about, as far as it is known."""
+
+    created_at: datetime
+    data: DataRecord | None = None
+    recipe: RecipeRecord | None = None
+    metrics: tuple[MetricRecord, ...] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A manifest without a version, and the blobs it speaks of: `registry.publish(*draft)`."""
+
+    manifest: TaskDraft
+    blobs: Mapping[str, bytes]
+
+
+def draft_task(  # noqa: PLR0913 - what a version is made of
+    task: str,
+    *,
+    spec: BranchSpec,
+    labels: tuple[str, ...],
+    parameters: Mapping[str, Tensor],
+    backbone: Backbone,
+    max_length: int,
+    probe_inputs: Sequence[TextInput],
+    provenance: Provenance,
+) -> Draft:
+    """Describe and serialise a task version of float32 parameters.
+
+    Counts and probe are taken from the serialised bytes, so they hold for what a server will read.
+
+    Raises:
+        ModelError: the parameters do not fit method, head and backbone, or are not finite.
+    """
+    data = tensors_to_bytes(parameters)
+    branch = build_branch(spec, backbone.config, tensors_from_bytes(data))
+    manifest = TaskDraft(
+        task=task,
+        head=head_record(spec.head, labels),
+        method=method_record(spec.method),
+        split_depth=branch.split_depth,
+        backbone=BackboneRecord(
+            name=backbone.name,
+            digest=backbone.digest,
+            num_layers=backbone.config.num_layers,
+            hidden_width=backbone.config.hidden_width,
+        ),
+        tokenizer_digest=backbone.tokenizer.digest,
+        max_length=max_length,
+        dtype=TensorDtype.FLOAT32,
+        parameter_counts=ParameterCounts(
+            branch=branch.branch_parameters, head=branch.head_parameters
+        ),
+        blobs=(
+            BlobRecord(role=PARAMETERS_ROLE, sha256=sha256(data).hexdigest(), size_bytes=len(data)),
+        ),
+        probe=record_probe(branch, backbone, probe_inputs, max_length=max_length),
+        data=provenance.data,
+        recipe=provenance.recipe,
+        metrics=provenance.metrics,
+        created_at=provenance.created_at,
+        note=provenance.note,
+    )
+    return Draft(manifest=manifest, blobs={PARAMETERS_ROLE: data})

@@ -1,0 +1,92 @@
+"""Loading: from a manifest and verified bytes to a task version that may be served.
+
+Fails closed: whatever does not fit exactly is refused here, before any caller can see it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nunatak_artifact.errors import BackboneMismatchError, UnservableTaskError
+from nunatak_artifact.probing import run_probe
+from nunatak_artifact.records import branch_spec
+from nunatak_model import Backbone, Branch, build_branch, convert_branch, tensors_from_bytes
+from nunatak_registry import TaskManifest, TensorDtype
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedTask:
+    """One immutable task version in memory."""
+
+    manifest: TaskManifest
+    branch: Branch
+    num_bytes: int
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Task and version: what identifies it among the resident ones."""
+        return self.manifest.task, self.manifest.version
+
+
+def load_task(manifest: TaskManifest, data: bytes, backbone: Backbone) -> LoadedTask:
+    """Build a task version on `backbone` from its parameters, and prove that it answers right.
+
+    Raises:
+        BackboneMismatchError: it was trained on another backbone or tokenizer.
+        UnservableTaskError: manifest, parameters and backbone contradict each other.
+        ProbeFailedError: it does not reproduce its recorded logits.
+        ModelError: the tensors are not those that method and head need, or not finite.
+    """
+    _check_backbone(manifest, backbone)
+    spec = branch_spec(manifest.head, manifest.method)
+    parameters = tensors_from_bytes(data)
+    _check_dtype(manifest, parameters)
+    stored = build_branch(spec, backbone.config, parameters)
+    if stored.split_depth != manifest.split_depth:
+        raise UnservableTaskError(
+            manifest.reference,
+            f"its method splits at layer {stored.split_depth}, "
+            f"its manifest says {manifest.split_depth}",
+        )
+    branch = convert_branch(stored, backbone.config, dtype=backbone.dtype, device=backbone.device)
+    run_probe(manifest, branch, backbone)
+    return LoadedTask(manifest=manifest, branch=branch, num_bytes=branch.num_bytes)
+
+
+def _check_backbone(manifest: TaskManifest, backbone: Backbone) -> None:
+    reference = manifest.reference
+    if manifest.backbone.digest != backbone.digest:
+        wanted = f"{manifest.backbone.name} ({manifest.backbone.digest[:12]})"
+        served = f"{backbone.name} ({backbone.digest[:12]})"
+        raise BackboneMismatchError(reference, "backbone", wanted, served)
+    if manifest.tokenizer_digest != backbone.tokenizer.digest:
+        wanted, served = manifest.tokenizer_digest[:12], backbone.tokenizer.digest[:12]
+        raise BackboneMismatchError(reference, "tokenizer", wanted, served)
+    if manifest.max_length > backbone.config.max_tokens:
+        raise UnservableTaskError(
+            reference,
+            f"it reads up to {manifest.max_length} tokens, "
+            f"its backbone at most {backbone.config.max_tokens}",
+        )
+
+
+def _check_dtype(manifest: TaskManifest, parameters: Mapping[str, Tensor]) -> None:
+    expected = _torch_dtype(manifest.dtype)
+    for name, tensor in parameters.items():
+        if tensor.dtype is not expected:
+            raise UnservableTaskError(
+                manifest.reference,
+                f"parameter {name!r} is {tensor.dtype}, its manifest says {manifest.dtype}",
+            )
+
+
+def _torch_dtype(dtype: TensorDtype) -> torch.dtype:
+    match dtype:
+        case TensorDtype.FLOAT32:
+            return torch.float32
+        case TensorDtype.FLOAT16:
+            return torch.float16
+        case TensorDtype.BFLOAT16:
+            return torch.bfloat16

@@ -1,0 +1,72 @@
+"""The parity probe: a few inputs with logits, recorded at publication, checked at loading."""
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import torch
+
+from nunatak_artifact.errors import ProbeFailedError
+from nunatak_model import Backbone, Branch, Encoding, Row, TextInput, forward
+from nunatak_registry.manifest import ProbeRecord, TaskManifest
+
+RELATIVE_TOLERANCE: Mapping[torch.dtype, float] = {
+    # Half-precision formats keep 8 or 11 significant bits per value; what a dozen layers make of
+    # that was measured at a few percent of the largest logit. A wrong label order, layer or
+    # backbone is off by the size of the logits themselves.
+    torch.bfloat16: 0.1,
+    torch.float16: 0.02,
+}
+
+
+def record_probe(
+    branch: Branch, backbone: Backbone, inputs: Sequence[TextInput], *, max_length: int
+) -> ProbeRecord:
+    """Record what a branch answers to `inputs`."""
+    encodings = backbone.tokenizer.encode(inputs, max_length=max_length)
+    # One at a time: a probe says what a row gives alone, whatever it is batched with later.
+    logits = tuple(tuple(_logits(backbone, branch, encoding)) for encoding in encodings)
+    return ProbeRecord(inputs=tuple(inputs), logits=logits)
+
+
+def run_probe(manifest: TaskManifest, branch: Branch, backbone: Backbone) -> None:
+    """Check that a branch answers as recorded.
+
+    Raises:
+        ProbeFailedError: it does not.
+    """
+    probe = manifest.probe
+    encodings = backbone.tokenizer.encode(probe.inputs, max_length=manifest.max_length)
+    for position, (encoding, expected) in enumerate(zip(encodings, probe.logits, strict=True)):
+        actual = _logits(backbone, branch, encoding)
+        problem = _difference(probe.tolerance, expected, actual, backbone.dtype)
+        if problem is not None:
+            raise ProbeFailedError(manifest.reference, position, problem)
+
+
+def probe_tolerance(recorded: float, expected: Sequence[float], dtype: torch.dtype) -> float:
+    """Return the largest allowed difference of a logit when serving in `dtype`.
+
+    In float32 it is what the publisher recorded; half-precision formats add their own rounding,
+    in proportion to the largest recorded logit.
+    """
+    scale = max(1.0, *(abs(logit) for logit in expected))
+    return max(recorded, RELATIVE_TOLERANCE.get(dtype, 0.0) * scale)
+
+
+def _logits(backbone: Backbone, branch: Branch, encoding: Encoding) -> list[float]:
+    with torch.inference_mode():
+        (output,) = forward(backbone, [Row(encoding=encoding, branch=branch)])
+    return cast("list[float]", output.tolist())  # pyright: ignore[reportUnknownMemberType] - torch leaves it open
+
+
+def _difference(
+    recorded: float, expected: Sequence[float], actual: Sequence[float], dtype: torch.dtype
+) -> str | None:
+    if len(expected) != len(actual):
+        return f"{len(actual)} logits, {len(expected)} were recorded"
+    tolerance = probe_tolerance(recorded, expected, dtype)
+    error = max(abs(a - b) for a, b in zip(expected, actual, strict=True))
+    # Written so that NaN, which compares false with everything, fails.
+    if not error <= tolerance:
+        return f"logits differ by {error:.3g} from the recorded ones, {tolerance:.3g} is allowed"
+    return None

@@ -1,0 +1,88 @@
+"""Branches as maths (`nunatak_model`) and as records (`nunatak_registry`), and back."""
+
+from nunatak_model import (
+    Bottleneck,
+    BranchSpec,
+    Full,
+    HeadKind,
+    HeadOnly,
+    HeadSpec,
+    Lora,
+    LoraTarget,
+    Method,
+    Pooling,
+    TopK,
+)
+from nunatak_registry import manifest as records
+from nunatak_registry.manifest import (
+    BottleneckRecord,
+    FullRecord,
+    HeadOnlyRecord,
+    HeadRecord,
+    LoraRecord,
+    MethodRecord,
+    TopKRecord,
+)
+
+
+def method_record(method: Method) -> MethodRecord:
+    """Return the record of a method."""
+    match method:
+        case TopK():
+            return TopKRecord(num_layers=method.num_layers)
+        case HeadOnly():
+            return HeadOnlyRecord()
+        case Bottleneck():
+            return BottleneckRecord(size=method.size, first_layer=method.first_layer)
+        case Lora():
+            return LoraRecord(
+                rank=method.rank,
+                alpha=method.alpha,
+                targets=tuple(records.LoraTarget(target.value) for target in method.targets),
+                first_layer=method.first_layer,
+            )
+        case Full():
+            return FullRecord()
+
+
+def method_of(record: MethodRecord) -> Method:
+    """Return the method that a record describes."""
+    match record:
+        case TopKRecord():
+            return TopK(num_layers=record.num_layers)
+        case HeadOnlyRecord():
+            return HeadOnly()
+        case BottleneckRecord():
+            return Bottleneck(size=record.size, first_layer=record.first_layer)
+        case LoraRecord():
+            return Lora(
+                rank=record.rank,
+                alpha=record.alpha,
+                targets=tuple(LoraTarget(target.value) for target in record.targets),
+                first_layer=record.first_layer,
+            )
+        case FullRecord():
+            return Full()
+
+
+def head_record(spec: HeadSpec, labels: tuple[str, ...]) -> HeadRecord:
+    """Return the record of a head whose logits stand for `labels`, in this order."""
+    return HeadRecord(
+        kind=records.HeadKind(spec.kind.value),
+        labels=labels,
+        pooling=records.Pooling(spec.pooling.value),
+        dense=spec.dense,
+    )
+
+
+def branch_spec(head: HeadRecord, method: MethodRecord) -> BranchSpec:
+    """Return the branch that the records of a manifest describe."""
+    return BranchSpec(
+        method=method_of(method),
+        head=HeadSpec(
+            kind=HeadKind(head.kind.value),
+            num_labels=len(head.labels),
+            pooling=Pooling(head.pooling.value),
+            dense=head.dense,
+        ),
+    )

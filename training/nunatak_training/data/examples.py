@@ -1,0 +1,74 @@
+"""Examples and the sets they form, with a digest over their content."""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from nunatak_model import TextInput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """One labelled text, or pair of texts."""
+
+    text: str
+    text_pair: str | None = None
+    label: str
+
+    @property
+    def model_input(self) -> TextInput:
+        """The example as the tokenizer takes it."""
+        return self.text if self.text_pair is None else (self.text, self.text_pair)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadExample:
+    """An example and the place it was read from, for messages: `train.jsonl:17`."""
+
+    where: str
+    example: Example
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExampleSet:
+    """Examples in a fixed order."""
+
+    examples: tuple[Example, ...]
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over the rows in order, whatever file format they came in."""
+        state = hashlib.sha256()
+        for example in self.examples:
+            row = [example.text, example.text_pair, example.label]
+            state.update(json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode())
+            state.update(b"\n")
+        return state.hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskData:
+    """All a task is trained and chosen on; `labels` is the order of its logits."""
+
+    name: str
+    train: ExampleSet
+    dev: ExampleSet
+    labels: tuple[str, ...]
+
+
+def sorted_labels(labels: Iterable[str]) -> tuple[str, ...]:
+    """Order distinct labels: by value where all are integers, else by code point."""
+    distinct = set(labels)
+    if all(_is_integer(label) for label in distinct):
+        # "01" and "1" are two labels with one value: the text settles their order.
+        return tuple(sorted(distinct, key=lambda label: (int(label), label)))
+    return tuple(sorted(distinct))
+
+
+def _is_integer(label: str) -> bool:
+    digits = label.removeprefix("-")
+    return digits.isascii() and digits.isdecimal() and len(digits) <= 18

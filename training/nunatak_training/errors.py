@@ -1,0 +1,110 @@
+"""Errors of training.
+
+TrainingError
++-- DataError                   examples that cannot be trained on; the message starts with where
+|   +-- DataNotFoundError       no such file, folder, split or data set
+|   +-- UnreadableFileError     a file that is not what its name says (format, encoding)
+|   +-- MissingColumnError      a file without a column that is needed
+|   +-- InvalidRowError         one row that breaks the rules of an example
+|   +-- UnknownLabelError       a dev row with a label that no train row has
+|   +-- TooFewExamplesError     a data set, class or split that is too small to learn from
++-- InvalidRecipeError          settings that contradict each other or the data
++-- TrainingDivergedError       the loss or a gradient stopped being a number
+"""
+
+from typing import ClassVar
+
+
+class TrainingError(Exception):
+    """Base of every error this package raises on purpose."""
+
+    code: ClassVar[str] = "training_error"
+
+
+class DataError(TrainingError):
+    """Examples that cannot be trained on.
+
+    `where` names the place as people look for it: `train.jsonl:17` or `train.jsonl`.
+    """
+
+    code = "invalid_data"
+
+    def __init__(self, where: str, problem: str) -> None:
+        self.where = where
+        self.problem = problem
+        super().__init__(f"{where}: {problem}")
+
+
+class DataNotFoundError(DataError):
+    """No such file, folder, split or data set."""
+
+    code = "data_not_found"
+
+
+class UnreadableFileError(DataError):
+    """A file that is not what its name says."""
+
+    code = "unreadable_file"
+
+
+class MissingColumnError(DataError):
+    """A file without a column that is needed."""
+
+    code = "missing_column"
+
+    def __init__(self, where: str, column: str, found: tuple[str, ...]) -> None:
+        self.column = column
+        self.found = found
+        shown = ", ".join(map(repr, found[:20])) or "none"
+        super().__init__(
+            where,
+            f"no column {column!r}; found {shown}. Needed: 'text', 'label' and, for pairs, "
+            "'text_pair'",
+        )
+
+
+class InvalidRowError(DataError):
+    """One row that breaks the rules of an example."""
+
+    code = "invalid_row"
+
+
+class UnknownLabelError(DataError):
+    """A dev row with a label that no train row has."""
+
+    code = "unknown_label"
+
+    def __init__(self, where: str, label: str, known: tuple[str, ...]) -> None:
+        self.label = label
+        self.known = known
+        super().__init__(
+            where,
+            f"label {label!r} does not occur in the train examples, whose labels are "
+            f"{', '.join(map(repr, known[:20]))}",
+        )
+
+
+class TooFewExamplesError(DataError):
+    """A data set, class or split that is too small to learn from."""
+
+    code = "too_few_examples"
+
+
+class InvalidRecipeError(TrainingError):
+    """Settings that contradict each other or the data."""
+
+    code = "invalid_recipe"
+
+
+class TrainingDivergedError(TrainingError):
+    """The loss or a gradient stopped being a number; nothing was published."""
+
+    code = "training_diverged"
+
+    def __init__(self, step: int, learning_rate: float) -> None:
+        self.step = step
+        self.learning_rate = learning_rate
+        super().__init__(
+            f"the loss or its gradient is not finite at step {step} (learning rate "
+            f"{learning_rate:g}); lower the learning rate, or raise warmup_share"
+        )

@@ -1,0 +1,98 @@
+"""From a trained task to a published version."""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from nunatak_artifact import Draft, Provenance, draft_task
+from nunatak_model import Backbone, TextInput
+from nunatak_registry import Registry
+from nunatak_registry.manifest import DataRecord, MetricRecord, RecipeRecord, TaskManifest
+from nunatak_training.data import Example
+from nunatak_training.fitting import TrainedTask
+
+NUM_PROBE_INPUTS = 4
+MAX_PROBE_CHARS = 4096
+
+
+def publish(
+    trained: TrainedTask,
+    registry: Registry,
+    backbone: Backbone,
+    *,
+    task: str,
+    created_at: datetime,
+    note: str = "",
+) -> TaskManifest:
+    """Publish a trained task as the next version of `task`, or find the version it equals.
+
+    Raises:
+        RegistryError: the registry refuses it or cannot be written; nothing is visible then.
+    """
+    draft = draft_trained(trained, backbone, task=task, created_at=created_at, note=note)
+    return registry.publish(draft.manifest, draft.blobs)
+
+
+def draft_trained(
+    trained: TrainedTask,
+    backbone: Backbone,
+    *,
+    task: str,
+    created_at: datetime,
+    note: str = "",
+) -> Draft:
+    """Describe and serialise a trained task."""
+    recipe = trained.recipe
+    return draft_task(
+        task,
+        spec=trained.spec,
+        labels=trained.data.labels,
+        parameters=trained.parameters,
+        backbone=backbone,
+        max_length=recipe.max_length,
+        probe_inputs=probe_inputs(trained.data.dev.examples),
+        provenance=Provenance(
+            created_at=created_at,
+            data=_data_record(trained),
+            recipe=RecipeRecord(settings=recipe.settings(), digest=recipe.digest),
+            metrics=_metric_records(trained),
+            note=note,
+        ),
+    )
+
+
+def probe_inputs(examples: Sequence[Example]) -> tuple[TextInput, ...]:
+    """Choose up to four different inputs, from the shortest to the longest."""
+    distinct = sorted({_cut(example) for example in examples}, key=_order)
+    last = len(distinct) - 1
+    positions = {round(last * part / (NUM_PROBE_INPUTS - 1)) for part in range(NUM_PROBE_INPUTS)}
+    return tuple(distinct[position] for position in sorted(positions))
+
+
+def _data_record(trained: TrainedTask) -> DataRecord:
+    data = trained.data
+    return DataRecord(
+        name=data.name,
+        train_digest=data.train.digest,
+        dev_digest=data.dev.digest,
+        num_train=len(data.train),
+        num_dev=len(data.dev),
+    )
+
+
+def _metric_records(trained: TrainedTask) -> tuple[MetricRecord, ...]:
+    dev = trained.data.dev
+    return tuple(
+        MetricRecord(name=metric.value, value=value, data_digest=dev.digest, num_examples=len(dev))
+        for metric, value in trained.scores.items()
+    )
+
+
+def _cut(example: Example) -> TextInput:
+    text = example.text[:MAX_PROBE_CHARS]
+    return text if example.text_pair is None else (text, example.text_pair[:MAX_PROBE_CHARS])
+
+
+def _order(text: TextInput) -> tuple[int, tuple[str, ...]]:
+    """Sort by length, then by content, so that equal data gives an equal probe."""
+    parts = (text,) if isinstance(text, str) else text
+    return sum(map(len, parts)), parts

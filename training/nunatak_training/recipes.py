@@ -1,0 +1,140 @@
+"""Recipes: every setting of one training run, with defaults per method."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
+
+from nunatak_artifact import method_record
+from nunatak_model import (
+    DEFAULT_BACKBONE,
+    Bottleneck,
+    Full,
+    HeadOnly,
+    Lora,
+    Method,
+    Pooling,
+    TopK,
+)
+from nunatak_registry.manifest import MethodRecord
+from nunatak_training.errors import InvalidRecipeError
+from nunatak_training.metrics import Metric
+
+MIN_STEPS = 300
+"""A few hundred examples are learnt in about so many steps, whatever the method."""
+
+LearningRate = Annotated[float, Field(gt=0, le=1)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Recipe(BaseModel):
+    """Every setting of one training run; together with the data it fixes the result."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    backbone: Annotated[str, Field(min_length=1)] = DEFAULT_BACKBONE
+    method: MethodRecord
+    pooling: Pooling | None = Field(default=None, description="null: as the backbone was trained")
+    dense: bool | None = Field(default=None, description="null: as is usual for the backbone")
+    max_length: Annotated[int, Field(ge=4, le=1_000_000, description="tokens")] = 128
+    epochs: Annotated[int, Field(ge=1, le=10_000)]
+    min_steps: Annotated[
+        int, Field(ge=0, le=1_000_000, description="small data gets more epochs to reach it")
+    ]
+    batch_size: Annotated[int, Field(ge=1, le=65_536)]
+    learning_rate: LearningRate = Field(description="of the branch, or of a head alone")
+    head_learning_rate: LearningRate | None = Field(
+        default=None, description="null: `learning_rate`"
+    )
+    weight_decay: Share = 0.01
+    warmup_share: Share = Field(default=0.06, description="of all steps; then linear decay to 0")
+    dropout: Share = 0.1
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    metric: Metric = Metric.ACCURACY
+    positive_label: str | None = Field(default=None, description="the label whose F1 `f1` reports")
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+
+    @model_validator(mode="after")
+    def _f1_names_its_label(self) -> "Recipe":
+        if (self.metric is Metric.F1) != (self.positive_label is not None):
+            raise ValueError("metric 'f1' and positive_label need each other")
+        return self
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over all settings."""
+        settings = json.dumps(self.settings(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(settings.encode()).hexdigest()
+
+    def settings(self) -> dict[str, JsonValue]:
+        """Return all settings as JSON values."""
+        return self.model_dump(mode="json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Defaults:
+    epochs: int
+    batch_size: int
+    learning_rate: float
+    head_learning_rate: float | None
+
+
+def default_recipe(
+    method: Method,
+    *,
+    backbone: str = DEFAULT_BACKBONE,
+    changes: Mapping[str, JsonValue] | None = None,
+) -> Recipe:
+    """Return the recipe for a method, with `changes` of single settings by name.
+
+    Who names `epochs` gets that many: `min_steps` is then 0 unless it is named too.
+
+    Raises:
+        InvalidRecipeError: a change names no setting, or its value does not fit.
+    """
+    defaults = _defaults_of(method)
+    recipe = Recipe(
+        backbone=backbone,
+        method=method_record(method),
+        epochs=defaults.epochs,
+        min_steps=MIN_STEPS,
+        batch_size=defaults.batch_size,
+        learning_rate=defaults.learning_rate,
+        head_learning_rate=defaults.head_learning_rate,
+    )
+    changes = changes or {}
+    freed: dict[str, JsonValue] = {"min_steps": 0} if "epochs" in changes else {}
+    return changed_recipe(recipe, {**freed, **changes})
+
+
+def changed_recipe(recipe: Recipe, changes: Mapping[str, JsonValue]) -> Recipe:
+    """Return a copy with single settings changed by name.
+
+    Raises:
+        InvalidRecipeError: a change names no setting, or its value does not fit.
+    """
+    try:
+        return Recipe.model_validate({**recipe.settings(), **changes})
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(map(str, problem['loc'])) or 'recipe'}: {problem['msg']}"
+            for problem in error.errors(include_url=False)
+        )
+        raise InvalidRecipeError(problems) from error
+
+
+def _defaults_of(method: Method) -> _Defaults:
+    match method:
+        case HeadOnly():
+            return _Defaults(epochs=5, batch_size=32, learning_rate=1e-2, head_learning_rate=None)
+        case TopK():
+            return _Defaults(epochs=2, batch_size=32, learning_rate=1e-4, head_learning_rate=1e-3)
+        case Bottleneck():
+            return _Defaults(epochs=3, batch_size=16, learning_rate=5e-4, head_learning_rate=1e-3)
+        case Lora():
+            return _Defaults(epochs=4, batch_size=16, learning_rate=1e-3, head_learning_rate=2e-3)
+        case Full():
+            return _Defaults(epochs=2, batch_size=32, learning_rate=5e-5, head_learning_rate=1e-3)

@@ -1,0 +1,97 @@
+"""What a run tells while it goes on, and two ways to listen."""
+
+import sys
+from dataclasses import dataclass
+from typing import NoReturn, Protocol
+
+from tqdm import tqdm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochResult:
+    """One pass over the train examples, and what the dev examples say after it.
+
+    Of a run of very many epochs only some are scored and have a result.
+    """
+
+    epoch: int
+    """From 1."""
+    train_loss: float
+    dev_loss: float
+    dev_score: float
+    """In the recipe's metric."""
+    seconds: float
+
+
+class Report(Protocol):
+    """Is told how a run goes, from the thread that trains."""
+
+    def started(self, *, num_steps: int, num_epochs: int) -> None:
+        """Training begins."""
+        ...
+
+    def stepped(self, *, loss: float) -> None:
+        """One optimizer step is done."""
+        ...
+
+    def evaluated(self, result: EpochResult) -> None:
+        """One epoch is done and was scored."""
+        ...
+
+    def ended(self) -> None:
+        """Training is over, with or without success."""
+        ...
+
+
+class SilentReport:
+    """Tells nobody."""
+
+    def started(self, *, num_steps: int, num_epochs: int) -> None:
+        """Do nothing."""
+
+    def stepped(self, *, loss: float) -> None:
+        """Do nothing."""
+
+    def evaluated(self, result: EpochResult) -> None:
+        """Do nothing."""
+
+    def ended(self) -> None:
+        """Do nothing."""
+
+
+class ProgressBar:
+    """A bar on standard error; nothing at all where that is no terminal."""
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self._bar: tqdm[NoReturn] | None = None
+
+    def started(self, *, num_steps: int, num_epochs: int) -> None:
+        """Show an empty bar."""
+        self._bar = tqdm(
+            total=num_steps,
+            desc=f"{self._label} ({num_epochs} epochs)",
+            unit="step",
+            disable=not sys.stderr.isatty(),
+        )
+
+    def stepped(self, *, loss: float) -> None:
+        """Advance the bar."""
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
+            self._bar.update()
+
+    def evaluated(self, result: EpochResult) -> None:
+        """Print the score of the epoch above the bar."""
+        if self._bar is not None and not self._bar.disable:
+            self._bar.write(
+                f"epoch {result.epoch}: dev score {result.dev_score:.4f}, "
+                f"dev loss {result.dev_loss:.4f}, train loss {result.train_loss:.4f}",
+                file=sys.stderr,
+            )
+
+    def ended(self) -> None:
+        """Leave the bar as it stands."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
