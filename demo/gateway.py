@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from dedicated import measure_growth
 from rich.console import Console
 from rich.table import Table
@@ -23,7 +24,9 @@ from nunatak_training import ProgressBar, TrainOutcome, TrainSettings, default_r
 
 HERE = Path(__file__).parent
 REGISTRY = HERE.parent / ".nunatak" / "demo"
+EPOCHS = 6
 ROUNDS = 15
+WIDTH_WITHOUT_TERMINAL = 120
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,21 +41,29 @@ class Question:
 
 QUESTIONS = (
     Question(
-        task="intent", asks="what is wanted?", method=TopK(num_layers=2), shown="top 2 layers"
+        task="intent",
+        asks="what is wanted?",
+        method=TopK(num_layers=2),
+        shown="top 2 layers",
     ),
     Question(
         task="attack",
-        asks="is it an attack?",
-        method=Lora(first_layer=3),
-        shown="LoRA, rank 8, layers 3-5",
+        asks="an attack?",
+        method=Lora(rank=8, first_layer=3),
+        shown="LoRA rank 8, layers 3-5",
     ),
     Question(
         task="personal_data",
-        asks="personal data in it?",
+        asks="personal data?",
+        method=TopK(num_layers=1),
+        shown="top layer",
+    ),
+    Question(
+        task="tone",
+        asks="in what tone?",
         method=Bottleneck(size=64, first_layer=3),
         shown="bottleneck 64, layers 3-5",
     ),
-    Question(task="tone", asks="in what tone?", method=TopK(num_layers=1), shown="top layer"),
 )
 
 PROMPTS = (
@@ -69,6 +80,8 @@ PROMPTS = (
 def main() -> None:
     """Run the demo from beginning to end."""
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=WIDTH_WITHOUT_TERMINAL)
     console.rule("[bold]Four tasks, four methods, one frozen backbone")
     backbone = load_backbone()
     with Registry.open(REGISTRY) as registry:
@@ -81,6 +94,8 @@ def main() -> None:
 
     log = REGISTRY / "server.log"
     with ServerProcess(REGISTRY, log=log) as server, Client(server.url) as client:
+        for question in QUESTIONS:
+            client.preload(question.task)
         console.rule("[bold]Seven fresh prompts, each asked of all four tasks in one call")
         console.print(answers_table(client))
         memory = client.memory()
@@ -95,7 +110,8 @@ def main() -> None:
         "\n[bold]Go on:[/bold]\n"
         f"  nunatak task list --registry {shown(REGISTRY)}\n"
         f"  nunatak serve --registry {shown(REGISTRY)}\n"
-        '  nunatak predict "Where is my parcel?!" --task tone --task intent\n'
+        '  nunatak predict "Where is my parcel?!" --task tone --task intent '
+        f"--registry {shown(REGISTRY)}\n"
         "  nunatak train --task mood --data yours.jsonl --method topk --layers 2 "
         f"--registry {shown(REGISTRY)}\n"
     )
@@ -106,7 +122,7 @@ def train_task(question: Question, registry: Registry, backbone: Backbone) -> Tr
     settings = TrainSettings(
         task=question.task,
         data=HERE / "data" / question.task,
-        recipe=default_recipe(question.method),
+        recipe=default_recipe(question.method, changes={"epochs": EPOCHS}),
     )
     return train(settings, registry=registry, backbone=backbone, report=ProgressBar(question.task))
 
@@ -134,7 +150,10 @@ def training_table(outcomes: list[TrainOutcome]) -> Table:
 def answers_table(client: Client) -> Table:
     """Every prompt with the best label and its score from each task."""
     names = [question.task for question in QUESTIONS]
-    table = Table("prompt", *(f"{q.task}\n[dim]{q.asks}" for q in QUESTIONS), "ms")
+    table = Table("prompt", show_lines=True)
+    for question in QUESTIONS:
+        table.add_column(f"{question.task}\n[dim]{question.asks}", no_wrap=True)
+    table.add_column("ms", justify="right")
     for prompt in PROMPTS:
         started = time.perf_counter()
         answers = client.predict_many(prompt, names)
@@ -142,7 +161,7 @@ def answers_table(client: Client) -> Table:
         best = [answers[name].best for name in names]
         table.add_row(
             prompt,
-            *(f"{score.label} [dim]{score.score:.2f}" for score in best),
+            *(f"{score.label}\n[dim]{score.score:.2f}" for score in best),
             f"{elapsed_ms:.0f}",
         )
     return table
@@ -188,8 +207,6 @@ def fan_out_line(backbone: Backbone, tasks: list[LoadedTask]) -> str:
 
 def seconds_of(backbone: Backbone, batches: list[list[Row]]) -> float:
     """Wall time of one forward per batch."""
-    import torch  # noqa: PLC0415 - only here
-
     started = time.perf_counter()
     with torch.inference_mode():
         for rows in batches:

@@ -23,7 +23,7 @@ def outcome_table(outcome: TrainOutcome) -> Table:
     table.add_row("labels", str(len(manifest.head.labels)))
     table.add_row("parameters", f"{counts.branch + counts.head:,}")
     table.add_row("stored", decimal(stored))
-    table.add_row("best epoch", f"{outcome.best_epoch} of {len(outcome.history)}")
+    table.add_row("best epoch", f"{outcome.best_epoch} of {outcome.history[-1].epoch}")
     table.add_row("time", f"{outcome.seconds:.1f} s")
     return table
 

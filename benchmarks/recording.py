@@ -1,0 +1,123 @@
+"""Figures: every measured number that a document quotes, one JSON line each.
+
+A benchmark appends its figures itself; `render_figures.py` makes tables of them. Identifiers are
+stable, so that a later run can be held against an earlier one.
+"""
+
+import json
+import platform
+import subprocess
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+
+FIGURES = Path(__file__).parent.parent / "docs" / "results" / "figures.jsonl"
+PACKAGES = ("torch", "transformers", "tokenizers", "peft")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One measured number with all that is needed to measure it again."""
+
+    id: str
+    value: float
+    unit: str
+    goal: str | None
+    """What it is held against, such as `>= 2.7`; None if it is only reported."""
+    met: bool | None
+    low: float
+    high: float
+    runs: int
+    command: str
+    commit: str
+    date: str
+    hardware: str
+    versions: dict[str, str]
+    reason: str | None = None
+    """Why a goal was missed."""
+
+
+def record(
+    identifier: str,
+    samples: Sequence[float],
+    *,
+    unit: str,
+    command: str,
+    goal: str | None = None,
+    reason: str | None = None,
+    file: Path = FIGURES,
+) -> Figure:
+    """Append the median of `samples`, with their range, as a figure."""
+    value = median(samples)
+    figure = Figure(
+        id=identifier,
+        value=_rounded(value),
+        unit=unit,
+        goal=goal,
+        met=None if goal is None else meets(value, goal),
+        low=_rounded(min(samples)),
+        high=_rounded(max(samples)),
+        runs=len(samples),
+        command=command,
+        commit=_commit(),
+        date=datetime.now(UTC).date().isoformat(),
+        hardware=hardware(),
+        versions={name: version(name) for name in PACKAGES},
+        reason=reason,
+    )
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a", encoding="utf-8") as lines:
+        lines.write(json.dumps(asdict(figure)) + "\n")
+    return figure
+
+
+def meets(value: float, goal: str) -> bool:
+    """Whether a value meets a goal such as `>= 2.7` or `<= 1.05`."""
+    match goal.split():
+        case [">=", bound]:
+            return value >= float(bound)
+        case ["<=", bound]:
+            return value <= float(bound)
+        case _:
+            raise ValueError(f"a goal reads '>= NUMBER' or '<= NUMBER', got {goal!r}")
+
+
+def latest(file: Path = FIGURES) -> dict[str, Figure]:
+    """The newest figure of each identifier."""
+    if not file.exists():
+        return {}
+    figures = [Figure(**json.loads(line)) for line in file.read_text().splitlines() if line]
+    return {figure.id: figure for figure in figures}
+
+
+def hardware() -> str:
+    """Processor, its cores and memory, in one line."""
+    cpu = platform.processor() or platform.machine()
+    cores, memory = "?", "?"
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        lines = info.read_text().splitlines()
+        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+        cpu, cores = (names[0] if names else cpu), str(len(names) or "?")
+        total = Path("/proc/meminfo").read_text().split()[1]
+        memory = f"{round(int(total) / 1024**2)} GiB"
+    return f"{cpu}, {cores} cores, {memory}"
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.5g}")
+
+
+def _commit() -> str:
+    """Short id of the commit that was measured; marked where the tree has changes."""
+    finished = subprocess.run(
+        ["git", "describe", "--always", "--dirty"],  # noqa: S607 - whichever git is on the path
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return finished.stdout.strip() or "unknown"

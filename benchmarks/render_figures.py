@@ -1,0 +1,46 @@
+"""Renders the figures of docs/results/figures.jsonl as the table of docs/results/README.md."""
+
+from pathlib import Path
+
+from recording import FIGURES, Figure, latest
+
+PAGE = FIGURES.parent / "README.md"
+HEAD = """# Results
+
+Measured figures, the newest of each identifier. Every line of `figures.jsonl` holds the command,
+commit, date, hardware and package versions it was measured with; this table is made from it by
+`make figures`.
+
+| figure | value | range (runs) | goal | met | command | hardware, date |
+|---|---|---|---|---|---|---|
+"""
+NOTES = "\n## Goals missed\n\n"
+
+
+def main() -> None:
+    """Write the page."""
+    figures = latest()
+    PAGE.write_text(page(figures), encoding="utf-8")
+    print(f"{len(figures)} figures in {PAGE.relative_to(Path.cwd())}")
+
+
+def page(figures: dict[str, Figure]) -> str:
+    """The whole page."""
+    ordered = [figures[identifier] for identifier in sorted(figures)]
+    missed = [figure for figure in ordered if figure.met is False]
+    notes = "".join(f"- `{it.id}`: {it.reason or 'reason not found yet'}\n" for it in missed)
+    return HEAD + "".join(map(row, ordered)) + (NOTES + notes if missed else "")
+
+
+def row(figure: Figure) -> str:
+    """One line of the table."""
+    met = {None: "", True: "yes", False: "no"}[figure.met]
+    return (
+        f"| `{figure.id}` | {figure.value:g} {figure.unit} | {figure.low:g} to {figure.high:g} "
+        f"({figure.runs}) | {figure.goal or ''} | {met} | `{figure.command}` "
+        f"| {figure.hardware}, {figure.date} |\n"
+    )
+
+
+if __name__ == "__main__":
+    main()

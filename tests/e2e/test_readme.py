@@ -1,0 +1,54 @@
+"""The README's commands, run in its order in a real shell."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nunatak_loadtest.processes import ServerProcess
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+ADDRESS = "http://127.0.0.1:8080"
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+def commands(block: str) -> list[str]:
+    lines = (line.partition("  #")[0].strip() for line in block.splitlines())
+    return [line for line in lines if line.startswith("nunatak ")]
+
+
+def run(words: list[str], environment: dict[str, str]) -> str:
+    finished = subprocess.run(  # noqa: S603 - the README's own commands; no shell
+        words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert finished.returncode == 0, f"{shlex.join(words)}\n{finished.stdout}{finished.stderr}"
+    return finished.stdout
+
+
+@pytest.mark.timeout(300)
+def test_the_story_of_the_readme_works_as_written(tmp_path: Path) -> None:
+    registry = tmp_path / "registry"
+    environment = {**os.environ, "NUNATAK_REGISTRY": str(registry), "COLUMNS": "120"}
+    program = Path(sys.executable).with_name("nunatak")
+    before, asking, moving = [found for block in blocks("sh") if (found := commands(block))]
+    (snippet,) = blocks("python")
+    assert before.pop() == "nunatak serve --port 8080"
+
+    for command in before:
+        run([str(program), *shlex.split(command)[1:]], environment)
+    with ServerProcess(registry, log=tmp_path / "server.log") as server:
+        for command in [*asking, *moving]:
+            words = shlex.split(command.replace(ADDRESS, server.url))[1:]
+            run([str(program), *words], environment)
+        printed = run([sys.executable, "-c", snippet.replace(ADDRESS, server.url)], environment)
+
+    assert "of the memory saved" in printed
+    assert "attack" in printed
