@@ -22,7 +22,6 @@ from nunatak_model.methods import (
     LayerOverride,
     LoraLayer,
     LoraTarget,
-    LoraUpdate,
     OwnLayer,
 )
 from nunatak_model.weights import LayerWeights, Linear, Norm
@@ -155,11 +154,8 @@ def _add_lora(
     for span, override in layer.lora:
         update = override.updates.get(target)
         if update is not None:
-            y[span].add_(_lora_update(x[span], update))
-
-
-def _lora_update(x: Tensor, update: LoraUpdate) -> Tensor:
-    return functional.linear(functional.linear(x, update.down), update.up) * update.scale
+            inner = functional.linear(x[span], update.down)
+            y[span].addmm_(inner, update.up.t(), alpha=update.scale)
 
 
 def _adapter_update(block: Tensor, adapter: Adapter) -> Tensor:
