@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 DATA ?= ../shared/data
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check format bench real figures serve clean
+.PHONY: help install demo test check format bench real torture figures serve clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -44,6 +44,9 @@ bench: $(VENV)/.dev  ## measure the mixed forward against dedicated models
 
 real: $(VENV)/.dev  ## train, serve and score five real data sets (DATA=folder)
 	$(BIN)/python benchmarks/real_data.py --data $(DATA)
+
+torture: $(VENV)/.dev  ## kill, fail, corrupt and race the registry, for a quarter of an hour
+	PYTHONPATH=tests $(BIN)/python benchmarks/torture_registry.py
 
 figures: $(VENV)/.dev  ## render docs/results from figures.jsonl
 	$(BIN)/python benchmarks/render_figures.py

@@ -1,9 +1,11 @@
 """Task versions between registry and model: manifest and bytes here, branches there."""
 
 from nunatak_artifact.drafting import PARAMETERS_ROLE, Draft, Provenance, draft_task
+from nunatak_artifact.effects import check_effect
 from nunatak_artifact.errors import (
     ArtifactError,
     BackboneMismatchError,
+    NoEffectError,
     ProbeFailedError,
     UnservableTaskError,
 )
@@ -17,10 +19,12 @@ __all__ = [
     "BackboneMismatchError",
     "Draft",
     "LoadedTask",
+    "NoEffectError",
     "ProbeFailedError",
     "Provenance",
     "UnservableTaskError",
     "branch_spec",
+    "check_effect",
     "draft_task",
     "head_record",
     "load_task",

@@ -7,6 +7,7 @@ from hashlib import sha256
 
 from torch import Tensor
 
+from nunatak_artifact.effects import check_effect
 from nunatak_artifact.probing import record_probe
 from nunatak_artifact.records import head_record, method_record
 from nunatak_model import (
@@ -23,6 +24,7 @@ from nunatak_registry.manifest import (
     DataRecord,
     MetricRecord,
     ParameterCounts,
+    ProblemType,
     RecipeRecord,
     TaskDraft,
     TensorDtype,
@@ -55,6 +57,7 @@ def draft_task(  # noqa: PLR0913 - what a version is made of
     *,
     spec: BranchSpec,
     labels: tuple[str, ...],
+    problem_type: ProblemType | None = None,
     parameters: Mapping[str, Tensor],
     backbone: Backbone,
     max_length: int,
@@ -66,13 +69,15 @@ def draft_task(  # noqa: PLR0913 - what a version is made of
     Counts and probe are taken from the serialised bytes, so they hold for what a server will read.
 
     Raises:
+        NoEffectError: the parameters leave every layer as the backbone has it.
         ModelError: the parameters do not fit method, head and backbone, or are not finite.
     """
     data = tensors_to_bytes(parameters)
     branch = build_branch(spec, backbone.config, tensors_from_bytes(data))
+    check_effect(task, branch, backbone)
     manifest = TaskDraft(
         task=task,
-        head=head_record(spec.head, labels),
+        head=head_record(spec.head, labels, problem_type),
         method=method_record(spec.method),
         split_depth=branch.split_depth,
         backbone=BackboneRecord(

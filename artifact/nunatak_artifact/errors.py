@@ -3,6 +3,7 @@
 ArtifactError
 +-- BackboneMismatchError     trained on another backbone or tokenizer
 +-- UnservableTaskError       manifest and parameters contradict each other
++-- NoEffectError             an adapter or own layers that change nothing
 +-- ProbeFailedError          the version does not reproduce its recorded logits
 """
 
@@ -40,6 +41,21 @@ class UnservableTaskError(ArtifactError):
         self.reference = reference
         self.reason = reason
         super().__init__(f"{reference} cannot be served: {reason}; publish it again")
+
+
+class NoEffectError(ArtifactError):
+    """Parameters that leave every layer exactly as the backbone has it."""
+
+    code = "no_effect"
+
+    def __init__(self, reference: str, method: str) -> None:
+        self.reference = reference
+        self.method = method
+        super().__init__(
+            f"{reference} must change what the backbone computes, but its {method} parameters "
+            "change no layer; check that the trained weights were exported, or publish it as "
+            "method 'head'"
+        )
 
 
 class ProbeFailedError(ArtifactError):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nunatak_artifact.effects import check_effect
 from nunatak_artifact.errors import BackboneMismatchError, UnservableTaskError
 from nunatak_artifact.probing import run_probe
 from nunatak_artifact.records import branch_spec
@@ -36,6 +37,7 @@ def load_task(manifest: TaskManifest, data: bytes, backbone: Backbone) -> Loaded
     Raises:
         BackboneMismatchError: it was trained on another backbone or tokenizer.
         UnservableTaskError: manifest, parameters and backbone contradict each other.
+        NoEffectError: its parameters change nothing.
         ProbeFailedError: it does not reproduce its recorded logits.
         ModelError: the tensors are not those that method and head need, or not finite.
     """
@@ -50,6 +52,7 @@ def load_task(manifest: TaskManifest, data: bytes, backbone: Backbone) -> Loaded
             f"its method splits at layer {stored.split_depth}, "
             f"its manifest says {manifest.split_depth}",
         )
+    check_effect(manifest.reference, stored, backbone)
     branch = convert_branch(stored, backbone.config, dtype=backbone.dtype, device=backbone.device)
     run_probe(manifest, branch, backbone)
     return LoadedTask(manifest=manifest, branch=branch, num_bytes=branch.num_bytes)

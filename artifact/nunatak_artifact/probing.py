@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 import torch
+from torch import Tensor
 
 from nunatak_artifact.errors import ProbeFailedError
 from nunatak_model import Backbone, Branch, Encoding, Row, TextInput, forward
-from nunatak_registry.manifest import ProbeRecord, TaskManifest
+from nunatak_registry.manifest import ProbeLogits, ProbeRecord, TaskManifest
 
 RELATIVE_TOLERANCE: Mapping[torch.dtype, float] = {
     # Half-precision formats keep 8 or 11 significant bits per value; what a dozen layers make of
@@ -24,7 +25,7 @@ def record_probe(
     """Record what a branch answers to `inputs`."""
     encodings = backbone.tokenizer.encode(inputs, max_length=max_length)
     # One at a time: a probe says what a row gives alone, whatever it is batched with later.
-    logits = tuple(tuple(_logits(backbone, branch, encoding)) for encoding in encodings)
+    logits = tuple(_recorded(_logits(backbone, branch, encoding)) for encoding in encodings)
     return ProbeRecord(inputs=tuple(inputs), logits=logits)
 
 
@@ -38,7 +39,7 @@ def run_probe(manifest: TaskManifest, branch: Branch, backbone: Backbone) -> Non
     encodings = backbone.tokenizer.encode(probe.inputs, max_length=manifest.max_length)
     for position, (encoding, expected) in enumerate(zip(encodings, probe.logits, strict=True)):
         actual = _logits(backbone, branch, encoding)
-        problem = _difference(probe.tolerance, expected, actual, backbone.dtype)
+        problem = _difference(probe.tolerance, torch.tensor(expected), actual, backbone.dtype)
         if problem is not None:
             raise ProbeFailedError(manifest.reference, position, problem)
 
@@ -53,20 +54,34 @@ def probe_tolerance(recorded: float, expected: Sequence[float], dtype: torch.dty
     return max(recorded, RELATIVE_TOLERANCE.get(dtype, 0.0) * scale)
 
 
-def _logits(backbone: Backbone, branch: Branch, encoding: Encoding) -> list[float]:
+def _logits(backbone: Backbone, branch: Branch, encoding: Encoding) -> Tensor:
     with torch.inference_mode():
         (output,) = forward(backbone, [Row(encoding=encoding, branch=branch)])
-    return cast("list[float]", output.tolist())  # pyright: ignore[reportUnknownMemberType] - torch leaves it open
+    return output.cpu()
+
+
+def _recorded(logits: Tensor) -> ProbeLogits:
+    if logits.dim() == 1:
+        return _floats(logits)
+    return tuple(_floats(token) for token in logits)
+
+
+def _floats(logits: Tensor) -> tuple[float, ...]:
+    return tuple(cast("list[float]", logits.tolist()))  # pyright: ignore[reportUnknownMemberType] - torch leaves it open
 
 
 def _difference(
-    recorded: float, expected: Sequence[float], actual: Sequence[float], dtype: torch.dtype
+    recorded: float, expected: Tensor, actual: Tensor, dtype: torch.dtype
 ) -> str | None:
-    if len(expected) != len(actual):
-        return f"{len(actual)} logits, {len(expected)} were recorded"
-    tolerance = probe_tolerance(recorded, expected, dtype)
-    error = max(abs(a - b) for a, b in zip(expected, actual, strict=True))
+    if expected.shape != actual.shape:
+        return f"{_shape(actual)} logits, {_shape(expected)} were recorded"
+    tolerance = probe_tolerance(recorded, _floats(expected.flatten()), dtype)
+    error = (actual - expected).abs().max().item()
     # Written so that NaN, which compares false with everything, fails.
     if not error <= tolerance:
         return f"logits differ by {error:.3g} from the recorded ones, {tolerance:.3g} is allowed"
     return None
+
+
+def _shape(logits: Tensor) -> str:
+    return " x ".join(map(str, logits.shape))

@@ -65,12 +65,22 @@ def method_of(record: MethodRecord) -> Method:
             return Full()
 
 
-def head_record(spec: HeadSpec, labels: tuple[str, ...]) -> HeadRecord:
-    """Return the record of a head whose logits stand for `labels`, in this order."""
+def head_record(
+    spec: HeadSpec,
+    labels: tuple[str, ...],
+    problem_type: records.ProblemType | None = None,
+) -> HeadRecord:
+    """Return the record of a head whose logits stand for `labels`, in this order.
+
+    `problem_type` belongs to sequence classification; where absent, each text has one label.
+    """
+    if problem_type is None and spec.kind is HeadKind.SEQUENCE_CLASSIFICATION:
+        problem_type = records.ProblemType.SINGLE_LABEL
     return HeadRecord(
         kind=records.HeadKind(spec.kind.value),
+        problem_type=problem_type,
         labels=labels,
-        pooling=records.Pooling(spec.pooling.value),
+        pooling=None if spec.pooling is None else records.Pooling(spec.pooling.value),
         dense=spec.dense,
     )
 
@@ -81,8 +91,8 @@ def branch_spec(head: HeadRecord, method: MethodRecord) -> BranchSpec:
         method=method_of(method),
         head=HeadSpec(
             kind=HeadKind(head.kind.value),
-            num_labels=len(head.labels),
-            pooling=Pooling(head.pooling.value),
+            num_labels=head.num_outputs,
+            pooling=None if head.pooling is None else Pooling(head.pooling.value),
             dense=head.dense,
         ),
     )

@@ -11,10 +11,11 @@ from nunatak_model.branch import (
 )
 from nunatak_model.checkpoint import DEFAULT_BACKBONE, load_backbone
 from nunatak_model.config import Activation, BackboneConfig, Pooling
-from nunatak_model.encoding import Encoding, TextInput
+from nunatak_model.encoding import Alignment, Encoding, TextInput
 from nunatak_model.errors import (
     BackboneNotFoundError,
     CorruptBackboneError,
+    InvalidHeadError,
     InvalidMethodError,
     InvalidTensorsError,
     ModelError,
@@ -46,6 +47,7 @@ from nunatak_model.tokenizer import TextTokenizer
 __all__ = [
     "DEFAULT_BACKBONE",
     "Activation",
+    "Alignment",
     "Backbone",
     "BackboneConfig",
     "BackboneNotFoundError",
@@ -58,6 +60,7 @@ __all__ = [
     "HeadKind",
     "HeadOnly",
     "HeadSpec",
+    "InvalidHeadError",
     "InvalidMethodError",
     "InvalidTensorsError",
     "Lora",

@@ -1,9 +1,25 @@
-"""A tokenized text: what the encoder reads."""
+"""A tokenized text: what the encoder reads, and where its tokens lie in the text."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 TextInput = str | tuple[str, str]
 """A text, or a pair of texts that is read as one sequence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alignment:
+    """Where each token of an encoding comes from; special tokens come from nowhere."""
+
+    tokens: tuple[str, ...]
+    """In the spelling of the vocabulary; an unknown token is spelt as in the text."""
+    offsets: tuple[tuple[int, int], ...]
+    """Begin and end in its text, in characters."""
+    text_ids: tuple[int | None, ...]
+    """0 for the first text, 1 for the second of a pair, None for special tokens."""
+    word_ids: tuple[int | None, ...]
+    """Which word of its text, as the tokenizer splits words; None for special tokens."""
+    continues_word: tuple[bool, ...]
+    """Whether the token before belongs to the same word of running text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,6 +28,8 @@ class Encoding:
 
     token_ids: tuple[int, ...]
     type_ids: tuple[int, ...]
+    alignment: Alignment | None = field(default=None, compare=False, repr=False)
+    """No part of equality: the encoder does not read it."""
 
     @property
     def num_tokens(self) -> int:

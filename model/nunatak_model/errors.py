@@ -5,6 +5,7 @@ ModelError
 +-- UnsupportedBackboneError    a checkpoint of another architecture or in a format we do not read
 +-- CorruptBackboneError        the checkpoint's bytes are not those that were expected
 +-- InvalidMethodError          a method's settings do not fit the backbone
++-- InvalidHeadError            a head whose shape contradicts its kind
 +-- ParameterMismatchError      parameters are missing, unused or of another shape or dtype
 +-- NonFiniteParameterError     a parameter holds NaN or infinity
 +-- InvalidTensorsError         bytes that are not safetensors
@@ -50,6 +51,12 @@ class InvalidMethodError(ModelError):
     """A method's settings do not fit the backbone."""
 
     code = "invalid_method"
+
+
+class InvalidHeadError(ModelError):
+    """A head whose shape contradicts its kind."""
+
+    code = "invalid_head"
 
 
 class ParameterMismatchError(ModelError):

@@ -1,9 +1,10 @@
 """The mixed forward: any rows of any tasks through one frozen backbone, in one pass.
 
 Axes: tokens = packed tokens of the batch, width = hidden width, rows = rows of a layout,
-labels = labels of a task.
+labels = outputs of a task, *vectors = the tokens of a row for token heads, nothing for others.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -16,9 +17,9 @@ from torch.nn import functional
 from nunatak_model.attention import plan_attention
 from nunatak_model.backbone import Backbone
 from nunatak_model.branch import Branch
-from nunatak_model.config import BackboneConfig, Pooling
+from nunatak_model.config import BackboneConfig
 from nunatak_model.encoding import Encoding
-from nunatak_model.heads import apply_head
+from nunatak_model.heads import apply_head, pool
 from nunatak_model.layer import layer_norm, mix_layer, run_layer
 from nunatak_model.methods import MethodKind
 from nunatak_model.plan import BatchPlan, BranchTraits, Lane, Layout, Stage, plan_batch
@@ -84,8 +85,10 @@ def forward(
     *,
     dropout: float = 0.0,
     trunk: TrunkActivations | None = None,
-) -> list[Float[Tensor, " labels"]]:
+) -> list[Float[Tensor, "*vectors labels"]]:
     """Logits of each row, in float32, in the order of the rows.
+
+    Sequence heads give one vector a row, [labels]; token heads one a token, [tokens, labels].
 
     Each row's logits are what its task's own model gives for its input alone, whatever else is in
     the batch. Equal inputs share their trunk; equal rows are computed once.
@@ -106,7 +109,7 @@ def forward(
             for layer in range(num_layers):
                 run = row.branch.layers if layer >= split_depth else backbone.layers
                 x = run[layer](x)
-            logits[row] = row.branch.head(pool(x))
+            logits[row] = row.branch.head(pool(x) if it pools else x)
     """
     if not rows:
         return []
@@ -205,8 +208,14 @@ def _enter_stage(
     """Copy every row of the stage from where it was, or from its trunk row."""
     if stage.source_rows is None:
         return hidden
+    return _select_rows(hidden, before, stage.source_rows)
+
+
+def _select_rows(
+    hidden: Float[Tensor, "tokens width"], layout: Layout, rows: Iterable[int]
+) -> Float[Tensor, "selected width"]:
     tokens = chain.from_iterable(
-        range(before.offsets[row], before.offsets[row + 1]) for row in stage.source_rows
+        range(layout.offsets[row], layout.offsets[row + 1]) for row in rows
     )
     return hidden.index_select(0, torch.tensor(list(tokens), device=hidden.device))
 
@@ -241,31 +250,23 @@ def _run_heads(
     plan: BatchPlan,
     *,
     dropout: float,
-) -> list[Float[Tensor, " labels"]]:
+) -> list[Float[Tensor, "*vectors labels"]]:
     row_of = dict(zip(batch.pairs, plan.output_rows, strict=True))
+    pairs_of: dict[Branch, list[tuple[int, int]]] = defaultdict(list)
+    for pair in row_of:
+        pairs_of[batch.branches[pair[1]]].append(pair)
     poolings = {branch.head.pooling for branch in batch.branches}
-    pooled = {pooling: _pool(hidden, layout, pooling) for pooling in poolings}
+    pooled = {each: pool(hidden, layout.lengths, each) for each in poolings if each is not None}
     logits = dict[tuple[int, int], Tensor]()
-    for index, branch in enumerate(batch.branches):
-        pairs = [pair for pair in row_of if pair[1] == index]
-        rows = torch.tensor([row_of[pair] for pair in pairs], device=hidden.device)
-        features = pooled[branch.head.pooling].index_select(0, rows)
-        scores = apply_head(features, branch.head, dropout=dropout)
-        logits |= dict(zip(pairs, scores.unbind(), strict=True))
+    for branch, pairs in pairs_of.items():
+        rows = [row_of[pair] for pair in pairs]
+        if branch.head.pooling is None:
+            features = _select_rows(hidden, layout, rows)
+            sizes = [layout.lengths[row] for row in rows]
+            scores = torch.split(apply_head(features, branch.head, dropout=dropout), sizes)
+        else:
+            index = torch.tensor(rows, device=hidden.device)
+            features = pooled[branch.head.pooling].index_select(0, index)
+            scores = apply_head(features, branch.head, dropout=dropout).unbind()
+        logits |= dict(zip(pairs, scores, strict=True))
     return [logits[pair] for pair in batch.pairs]
-
-
-def _pool(
-    hidden: Float[Tensor, "tokens width"], layout: Layout, pooling: Pooling
-) -> Float[Tensor, "rows width"]:
-    device = hidden.device
-    match pooling:
-        case Pooling.FIRST:
-            return hidden.index_select(0, torch.tensor(layout.offsets[:-1], device=device))
-        case Pooling.MEAN:
-            lengths = torch.tensor(layout.lengths, device=device)
-            row_of_token = torch.repeat_interleave(lengths)
-            # Summed in float32: a sum of many bfloat16 vectors loses the small ones.
-            sums = torch.zeros(len(layout.lengths), hidden.shape[1], device=device)
-            sums = sums.index_add(0, row_of_token, hidden.float())
-            return (sums / lengths.unsqueeze(1)).to(hidden.dtype)

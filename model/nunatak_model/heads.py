@@ -1,13 +1,16 @@
-"""Heads: pooled token vectors to logits.
+"""Heads: token vectors to logits.
 
-The classification heads of transformers are one family here: pool the token vectors (first token
-or mean), optionally a dense layer with tanh (BERT's pooler, RoBERTa's `classifier.dense`), then
-the output layer.
+The heads of transformers are two families here. A sequence head pools the token vectors (first
+token or mean), optionally runs a dense layer with tanh (BERT's pooler, RoBERTa's
+`classifier.dense`), then the output layer. A token head is an output layer on every token: one
+label a token (`...ForTokenClassification`), or a start and an end score (`qa_outputs` of
+`...ForQuestionAnswering`).
 
-Axes: rows = texts of one task, width = hidden width, labels = labels of the task.
+Axes: tokens = packed tokens of the rows, rows = texts, width = hidden width, labels = outputs of
+the task.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -18,6 +21,7 @@ from torch.nn import functional
 
 from nunatak_model.backbone import Backbone
 from nunatak_model.config import BackboneConfig, Pooling
+from nunatak_model.errors import InvalidHeadError
 from nunatak_model.weights import Linear, Shapes, linear_from, linear_shapes
 
 INITIAL_DEVIATION = 0.02
@@ -28,29 +32,65 @@ class HeadKind(StrEnum):
     """What the head predicts."""
 
     SEQUENCE_CLASSIFICATION = "sequence_classification"
+    TOKEN_CLASSIFICATION = "token_classification"  # noqa: S105 - a kind, no secret
+    QUESTION_ANSWERING = "question_answering"
+    RANKING = "ranking"
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether logits are given for every token, rather than once for a text."""
+        return self in {HeadKind.TOKEN_CLASSIFICATION, HeadKind.QUESTION_ANSWERING}
+
+    @property
+    def fixed_outputs(self) -> int | None:
+        """The number of outputs where the kind decides it: start and end, or one score."""
+        match self:
+            case HeadKind.QUESTION_ANSWERING:
+                return 2
+            case HeadKind.RANKING:
+                return 1
+            case HeadKind.SEQUENCE_CLASSIFICATION | HeadKind.TOKEN_CLASSIFICATION:
+                return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadSpec:
-    """The shape of a head."""
+    """The shape of a head; only sequence heads have a pooling, and may have a dense layer."""
 
     kind: HeadKind = HeadKind.SEQUENCE_CLASSIFICATION
     num_labels: int
-    pooling: Pooling
-    dense: bool
+    pooling: Pooling | None = None
+    dense: bool = False
+
+    def check(self) -> None:
+        """Raise `InvalidHeadError` unless the shape fits the kind."""
+        wanted = self.kind.fixed_outputs
+        if self.num_labels < 1 or wanted not in {None, self.num_labels}:
+            raise InvalidHeadError(
+                f"a {self.kind} head has {wanted or 'at least 1'} outputs, got {self.num_labels}"
+            )
+        if self.kind.reads_tokens and (self.pooling is not None or self.dense):
+            raise InvalidHeadError(f"a {self.kind} head has neither pooling nor dense layer")
+        if not self.kind.reads_tokens and self.pooling is None:
+            raise InvalidHeadError(f"a {self.kind} head needs a pooling: mean or first")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """The parameters of one head."""
+    """The parameters of one head; a head without pooling reads every token."""
 
-    pooling: Pooling
+    pooling: Pooling | None
     dense: Linear | None
     output: Linear
 
 
 def head_shapes(spec: HeadSpec, config: BackboneConfig) -> Shapes:
-    """The exact set of tensors of a head."""
+    """The exact set of tensors of a head.
+
+    Raises:
+        InvalidHeadError: the shape contradicts the kind.
+    """
+    spec.check()
     width = config.hidden_width
     dense = linear_shapes("head.dense", out=width, into=width) if spec.dense else {}
     return {**dense, **linear_shapes("head.output", out=spec.num_labels, into=width)}
@@ -83,11 +123,27 @@ def head_from(spec: HeadSpec, parameters: Mapping[str, Tensor]) -> Head:
     )
 
 
+def pool(
+    hidden: Float[Tensor, "tokens width"], lengths: Sequence[int], pooling: Pooling
+) -> Float[Tensor, "rows width"]:
+    """One vector for each of the rows, which lie packed one after another."""
+    sizes = torch.tensor(lengths, device=hidden.device)
+    match pooling:
+        case Pooling.FIRST:
+            return hidden.index_select(0, sizes.cumsum(0) - sizes)
+        case Pooling.MEAN:
+            row_of_token = torch.repeat_interleave(sizes)
+            # Summed in float32: a sum of many bfloat16 vectors loses the small ones.
+            sums = torch.zeros(len(lengths), hidden.shape[1], device=hidden.device)
+            sums = sums.index_add(0, row_of_token, hidden.float())
+            return (sums / sizes.unsqueeze(1)).to(hidden.dtype)
+
+
 def apply_head(
-    pooled: Float[Tensor, "rows width"], head: Head, *, dropout: float
-) -> Float[Tensor, "rows labels"]:
-    """Logits of the rows of one task, in float32."""
-    features = functional.dropout(pooled, dropout, training=dropout > 0.0)
+    features: Float[Tensor, "vectors width"], head: Head, *, dropout: float
+) -> Float[Tensor, "vectors labels"]:
+    """Logits in float32, for pooled vectors of one task or for all its token vectors."""
+    features = functional.dropout(features, dropout, training=dropout > 0.0)
     if head.dense is not None:
         features = torch.tanh(functional.linear(features, head.dense.weight, head.dense.bias))
         features = functional.dropout(features, dropout, training=dropout > 0.0)

@@ -10,6 +10,7 @@ from nunatak_registry.errors import (
     InvalidNameError,
     NoPreviousVersionError,
     RegistryError,
+    StoreReadOnlyError,
     StoreUnavailableError,
     TaskNotFoundError,
     VersionInUseError,
@@ -39,12 +40,15 @@ from nunatak_registry.manifest import (
     TopKRecord,
 )
 from nunatak_registry.names import DEFAULT_ALIAS, TaskReference, check_alias_name, check_task_name
-from nunatak_registry.store import Registry, TaskSummary
+from nunatak_registry.store import Registry
+from nunatak_registry.summaries import DamagedTask, TaskSummary
 from nunatak_registry.tensors import TensorEntry, read_header
+from nunatak_registry.upkeep import DEFAULT_GRACE_S, Collected
 from nunatak_registry.verification import Finding, FindingKind
 
 __all__ = [
     "DEFAULT_ALIAS",
+    "DEFAULT_GRACE_S",
     "AliasConflictError",
     "AliasEvent",
     "AliasEventKind",
@@ -52,7 +56,9 @@ __all__ = [
     "BackboneRecord",
     "BlobRecord",
     "BottleneckRecord",
+    "Collected",
     "CorruptBlobError",
+    "DamagedTask",
     "DataRecord",
     "Finding",
     "FindingKind",
@@ -74,6 +80,7 @@ __all__ = [
     "RecipeRecord",
     "Registry",
     "RegistryError",
+    "StoreReadOnlyError",
     "StoreUnavailableError",
     "TaskDraft",
     "TaskManifest",

@@ -2,14 +2,54 @@
 
 import hashlib
 import re
+import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
 from typing import Self
 
 from nunatak_registry.errors import CorruptBlobError
 from nunatak_registry.files import Files, open_files
 
-_KEY = re.compile(r"sha256/([0-9a-f]{2})/(\1[0-9a-f]{62})")
+MAX_BLOB_BYTES = 4 * 1024**3
+"""A full float32 copy of the largest encoder of the family, XLM-R large, has 2.2 GB."""
+
+_BLOB_KEY = re.compile(r"sha256/([0-9a-f]{2})/(\1[0-9a-f]{62})")
+_TEMPORARY_KEY = re.compile(r"sha256/[0-9a-f]{2}/\.[0-9a-f]{32}\.tmp")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_QUARANTINE = "quarantine"
+
+
+class FileKind(StrEnum):
+    """What a key under the root says that it is."""
+
+    BLOB = "blob"
+    TEMPORARY = "temporary"
+    STRANGER = "stranger"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredFile:
+    """Something under the root; a blob's bytes have not been looked at."""
+
+    key: str
+    kind: FileKind
+
+    @classmethod
+    def at(cls, key: str) -> Self:
+        """Return what the key says it is."""
+        return cls(key=key, kind=_kind(key))
+
+    @property
+    def is_among_blobs(self) -> bool:
+        """Whether it lies where only blobs and their folders may."""
+        return self.key.partition("/")[0] == "sha256"
+
+    @property
+    def digest(self) -> str:
+        """The last part of the key: of a blob, its digest."""
+        return self.key.rpartition("/")[2]
 
 
 def digest_of(data: bytes) -> str:
@@ -42,7 +82,7 @@ class BlobStore:
             StoreUnavailableError: the place cannot be reached, or is full.
         """
         digest = digest_of(data)
-        self._files.write(_key(digest), data)
+        self._files.write(blob_key(digest), data)
         return digest
 
     def get(self, digest: str, size: int) -> bytes:
@@ -52,7 +92,9 @@ class BlobStore:
             CorruptBlobError: missing, not a plain file, of another size, or of another digest.
             StoreUnavailableError: the place cannot be reached.
         """
-        data = self._files.read(_key(digest), size + 1)
+        if size > MAX_BLOB_BYTES:
+            raise CorruptBlobError(digest, f"may have {MAX_BLOB_BYTES} bytes at most, not {size}")
+        data = self._files.read(blob_key(digest), size + 1)
         if data is None:
             raise CorruptBlobError(digest, "is missing or no plain file")
         if len(data) != size:
@@ -68,29 +110,75 @@ class BlobStore:
         Raises:
             StoreUnavailableError: the place cannot be reached.
         """
-        return self._files.exists(_key(digest))
+        return self._files.exists(blob_key(digest))
 
-    def delete(self, digest: str) -> None:
-        """Remove the blob, if it is there.
+    def check_writable(self) -> None:
+        """Refuse once a write may have been lost.
 
         Raises:
-            StoreUnavailableError: the place cannot be reached or written.
+            StoreReadOnlyError: an fsync has failed since the store was opened.
         """
-        self._files.delete(_key(digest))
+        self._files.check_writable()
 
-    def digests(self) -> Iterator[str]:
-        """Yield the digest of every blob there is, in no order; other files are passed over.
+    def files(self) -> Iterator[StoredFile]:
+        """Yield everything under the root but what is in quarantine, in no order.
 
         Raises:
             StoreUnavailableError: the place cannot be reached.
         """
         for key in self._files.list_keys():
-            found = _KEY.fullmatch(key)
-            if found is not None:
-                yield found[2]
+            if not key.startswith(f"{_QUARANTINE}/"):
+                yield StoredFile.at(key)
+
+    def is_sound(self, digest: str) -> bool:
+        """Tell whether the bytes stored under a digest have that digest.
+
+        Raises:
+            StoreUnavailableError: the place cannot be reached.
+        """
+        data = self._files.read(blob_key(digest), MAX_BLOB_BYTES + 1)
+        return data is not None and digest_of(data) == digest
+
+    def modified(self, file: StoredFile) -> datetime | None:
+        """Return when a file was written last, in UTC; None where it has gone since.
+
+        Raises:
+            StoreUnavailableError: the place cannot be reached.
+        """
+        return self._files.modified(file.key)
+
+    def remove(self, file: StoredFile) -> None:
+        """Remove a file, if it is there.
+
+        Raises:
+            StoreUnavailableError: the place cannot be reached or written.
+        """
+        self._files.delete(file.key)
+
+    def quarantine(self, key: str) -> str | None:
+        """Move what lies at `key` out of the way and return its new key; None where nothing does.
+
+        Raises:
+            StoreUnavailableError: the place cannot be reached or written.
+        """
+        target = f"{_QUARANTINE}/{uuid.uuid4().hex}/{key.rpartition('/')[2]}"
+        return target if self._files.move(key, target) else None
 
 
-def _key(digest: str) -> str:
+def blob_key(digest: str) -> str:
+    """Return where the blob of a digest lies, relative to the root.
+
+    Raises:
+        CorruptBlobError: it is no SHA-256 digest.
+    """
     if _DIGEST.fullmatch(digest) is None:
         raise CorruptBlobError(digest[:64], "has no SHA-256 digest for a name")
     return f"sha256/{digest[:2]}/{digest}"
+
+
+def _kind(key: str) -> FileKind:
+    if _BLOB_KEY.fullmatch(key) is not None:
+        return FileKind.BLOB
+    if _TEMPORARY_KEY.fullmatch(key) is not None:
+        return FileKind.TEMPORARY
+    return FileKind.STRANGER

@@ -24,7 +24,7 @@ from sqlalchemy import (
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from nunatak_registry.errors import StoreUnavailableError
+from nunatak_registry.errors import StoreReadOnlyError, StoreUnavailableError
 from nunatak_registry.schema import SCHEMA_VERSION, Base, StateRow
 
 BUSY_TIMEOUT_S = 10.0
@@ -37,9 +37,13 @@ _FIRST_SAFE_WAL = (3, 51, 3)
 _CREATION_LOCK = 0x6E756E6174616B
 
 
+# After one of these nobody knows what the disk holds; PostgreSQL stops its server by itself.
+_FAILED_SYNCS = {sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC}
+
+
 def journal_mode(sqlite_version: tuple[int, ...]) -> str:
     """Return the journal mode that is safe with this release of SQLite."""
-    return "wal" if sqlite_version >= _FIRST_SAFE_WAL else "delete"
+    return "wal" if sqlite_version >= _FIRST_SAFE_WAL else "truncate"
 
 
 class Database:
@@ -48,13 +52,14 @@ class Database:
     def __init__(self, *, reader: Engine, writer: Engine) -> None:
         self._reader = reader
         self._writer = writer
+        self._sync_failure: str | None = None
 
     @classmethod
     def open(cls, url: URL) -> Self:
-        """Connect, and create the tables where there are none.
+        """Connect, create the tables where there are none, and upgrade those of older releases.
 
         Raises:
-            StoreUnavailableError: unreachable, of another kind, or laid out by another release.
+            StoreUnavailableError: unreachable, of another kind, or laid out by a later release.
         """
         with _refusals():
             reader, writer = _engines(url)
@@ -78,9 +83,26 @@ class Database:
     @contextmanager
     def writing(self) -> Generator[Connection]:
         """Yield a connection that no other writer runs beside; commits unless the body raises."""
-        with _refusals(), self._writer.connect() as connection, connection.begin():
+        if self._sync_failure is not None:
+            raise StoreReadOnlyError(self._sync_failure)
+        with (
+            _refusals(),
+            self._failed_sync_is_final(),
+            self._writer.connect() as connection,
+            connection.begin(),
+        ):
             connection.execute(select(StateRow.id).with_for_update())
             yield connection
+
+    @contextmanager
+    def _failed_sync_is_final(self) -> Generator[None]:
+        try:
+            yield
+        except DBAPIError as error:
+            if getattr(error.orig, "sqlite_errorcode", None) in _FAILED_SYNCS:
+                self._sync_failure = "an fsync of the index failed"
+                raise StoreReadOnlyError(self._sync_failure) from error
+            raise
 
 
 def raise_generation(connection: Connection) -> None:
@@ -111,12 +133,9 @@ def _prepare(reader: Engine, writer: Engine) -> None:
     if is_new:
         _create_tables(writer)
     with reader.connect() as connection, connection.begin():
-        found = connection.execute(select(StateRow.schema_version)).scalar_one()
-    if found != SCHEMA_VERSION:
-        raise StoreUnavailableError(
-            f"the index has schema version {found}, this release reads {SCHEMA_VERSION}; "
-            "use the release that wrote it"
-        )
+        found = _schema_version(connection)
+    if found < SCHEMA_VERSION:
+        _upgrade_tables(writer)
 
 
 def _create_tables(writer: Engine) -> None:
@@ -133,6 +152,27 @@ def _create_tables(writer: Engine) -> None:
             )
 
 
+def _schema_version(connection: Connection) -> int:
+    found = connection.execute(select(StateRow.schema_version)).scalar_one()
+    if not 1 <= found <= SCHEMA_VERSION:
+        raise StoreUnavailableError(
+            f"the index has schema version {found}, this release reads 1 to {SCHEMA_VERSION}; "
+            "use the release that wrote it"
+        )
+    return found
+
+
+def _upgrade_tables(writer: Engine) -> None:
+    from nunatak_registry.migrations import upgrade  # noqa: PLC0415 - alembic is slow to import
+
+    with writer.connect() as connection, connection.begin():
+        connection.execute(select(StateRow.id).with_for_update())
+        # Another opener may have been first.
+        found = _schema_version(connection)
+        if found < SCHEMA_VERSION:
+            upgrade(connection, found)
+
+
 def _sqlite_engine(url: URL) -> Engine:
     if url.database in {None, "", ":memory:"}:
         raise StoreUnavailableError("a SQLite index must be a file, got a database in memory")
@@ -144,7 +184,10 @@ def _sqlite_engine(url: URL) -> Engine:
     def configure(connection: DBAPIConnection, _record: object) -> None:
         cursor = connection.cursor()
         cursor.execute("PRAGMA foreign_keys = ON")
-        cursor.execute("PRAGMA synchronous = FULL")
+        # Mode "delete" with FULL does not sync the folder after the journal is gone: a power loss
+        # could bring the journal back, and with it undo a commit that was acknowledged. EXTRA does,
+        # and mode "truncate" syncs the emptied journal itself.
+        cursor.execute("PRAGMA synchronous = EXTRA")
         cursor.execute(f"PRAGMA journal_mode = {mode}")
         found = str(next(iter(cursor.fetchall()))[0])
         cursor.close()
@@ -184,3 +227,8 @@ def _refusals() -> Generator[None]:
         cause = error.orig if isinstance(error, DBAPIError) else error
         reason = str(cause).strip().partition("\n")[0] or type(cause).__name__
         raise StoreUnavailableError(f"the registry index refused: {reason}") from error
+    except UnicodeDecodeError as error:
+        # SQLite's own message quotes the damaged bytes, and its driver cannot read them.
+        raise StoreUnavailableError(
+            "the registry index refused: it is damaged; restore it from a backup"
+        ) from error

@@ -12,6 +12,7 @@ RegistryError
 +-- VersionInUseError         a deletion of a version that an alias points to
 +-- CorruptBlobError          bytes on disk are missing or do not match their recorded digest
 +-- StoreUnavailableError     the index or the blob store cannot be reached or written
+    +-- StoreReadOnlyError    an fsync failed: no writes until the registry is opened anew
 """
 
 from typing import ClassVar
@@ -144,3 +145,16 @@ class StoreUnavailableError(RegistryError):
     """The index or the blob store cannot be reached, read or written."""
 
     code = "store_unavailable"
+
+
+class StoreReadOnlyError(StoreUnavailableError):
+    """A write after a failed fsync; reads go on."""
+
+    code = "store_read_only"
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(
+            f"the registry takes no changes since {reason}; check the disk, open the registry "
+            "anew (restart the process) and run `nunatak task verify`"
+        )

@@ -6,7 +6,7 @@ transaction that no other writer runs beside; what it does becomes visible all a
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,7 +18,9 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Select,
+    String,
     and_,
+    cast,
     delete,
     func,
     insert,
@@ -28,10 +30,18 @@ from sqlalchemy import (
 
 from nunatak_registry.aliases import AliasEvent, AliasEventKind
 from nunatak_registry.database import Database, raise_generation
-from nunatak_registry.errors import InvalidManifestError
+from nunatak_registry.errors import InvalidManifestError, StoreUnavailableError
 from nunatak_registry.manifest import TaskManifest
 from nunatak_registry.names import DEFAULT_ALIAS, MAX_VERSION
-from nunatak_registry.schema import AliasEventRow, AliasRow, BlobRow, StateRow, TaskRow, VersionRow
+from nunatak_registry.schema import (
+    AliasEventRow,
+    AliasRow,
+    BlobRow,
+    RetiredBlobRow,
+    StateRow,
+    TaskRow,
+    VersionRow,
+)
 
 VersionQuery: TypeAlias = "Select[str, int, str, str]"
 
@@ -107,20 +117,23 @@ class Snapshot:
 
     def default_versions(self, task: str | None = None) -> list[VersionRecord]:
         """Return what bare names stand for, of one task or of all, ordered by task."""
-        newest = (
-            select(VersionRow.task, func.max(VersionRow.version).label("version"))
-            .group_by(VersionRow.task)
+        highest = select(VersionRow.task, func.max(VersionRow.version).label("version"))
+        if task is not None:
+            highest = highest.where(VersionRow.task == task)
+        newest = highest.group_by(VersionRow.task).subquery()
+        # The limit takes nothing away. It keeps SQLite from merging the two queries, in which case
+        # it reads every version of a task to find one.
+        default = and_(AliasRow.task == newest.c.task, AliasRow.alias == DEFAULT_ALIAS)
+        chosen = (
+            select(
+                newest.c.task, func.coalesce(AliasRow.version, newest.c.version).label("version")
+            )
+            .outerjoin(AliasRow, default)
+            .limit(MAX_VERSION)
             .subquery()
         )
-        query = (
-            _VERSIONS.join(newest, VersionRow.task == newest.c.task)
-            .outerjoin(
-                AliasRow, and_(AliasRow.task == VersionRow.task, AliasRow.alias == DEFAULT_ALIAS)
-            )
-            .where(VersionRow.version == func.coalesce(AliasRow.version, newest.c.version))
-            .order_by(VersionRow.task)
-        )
-        return self._all(query if task is None else query.where(VersionRow.task == task))
+        is_chosen = and_(VersionRow.task == chosen.c.task, VersionRow.version == chosen.c.version)
+        return self._all(_VERSIONS.join(chosen, is_chosen).order_by(VersionRow.task))
 
     def all_versions(self, task: str | None = None) -> list[VersionRecord]:
         """Return every version of one task or of all, ordered by task and number."""
@@ -129,13 +142,23 @@ class Snapshot:
 
     def version_numbers(self, task: str | None = None) -> dict[str, tuple[int, ...]]:
         """Return the numbers of the versions there are, ascending, of one task or of all."""
-        query = select(VersionRow.task, VersionRow.version).order_by(VersionRow.version)
+        # One row a task: rows cost more than the numbers in them.
+        numbers = func.aggregate_strings(cast(VersionRow.version, String), ",")
+        query = select(VersionRow.task, numbers).group_by(VersionRow.task)
         if task is not None:
             query = query.where(VersionRow.task == task)
-        numbers: defaultdict[str, tuple[int, ...]] = defaultdict(tuple)
-        for name, version in self._connection.execute(query):
-            numbers[name] += (version,)
-        return dict(numbers)
+        rows = self._connection.execute(query)
+        with _damage_of("the numbers of the versions"):
+            return {name: tuple(sorted(map(int, listed.split(",")))) for name, listed in rows}
+
+    def has_version(self, task: str, version: int | None = None) -> bool:
+        """Tell whether a task has this version, or any."""
+        if version is not None and not 1 <= version <= MAX_VERSION:
+            return False
+        query = select(VersionRow.version).where(VersionRow.task == task).limit(1)
+        if version is not None:
+            query = query.where(VersionRow.version == version)
+        return self._connection.execute(query).first() is not None
 
     def aliases(self, task: str | None = None) -> dict[str, dict[str, int]]:
         """Return where aliases point, by task and by alias, of one task or of all."""
@@ -155,17 +178,19 @@ class Snapshot:
             .where(row.task == task, row.alias == alias)
             .order_by(row.id)
         )
-        return [
-            AliasEvent(
-                task=task,
-                alias=alias,
-                kind=AliasEventKind(kind),
-                from_version=from_version,
-                to_version=to_version,
-                at=datetime.fromisoformat(at),
-            )
-            for kind, from_version, to_version, at in self._connection.execute(query)
-        ]
+        rows = self._connection.execute(query)
+        with _damage_of(f"the history of alias {alias!r} of task {task!r}"):
+            return [
+                AliasEvent(
+                    task=task,
+                    alias=alias,
+                    kind=AliasEventKind(kind),
+                    from_version=from_version,
+                    to_version=to_version,
+                    at=datetime.fromisoformat(at),
+                )
+                for kind, from_version, to_version, at in rows
+            ]
 
     def blob_digests(self, task: str | None = None, version: int | None = None) -> set[str]:
         """Return the digests of the blobs that versions refer to, narrowed as told."""
@@ -180,6 +205,36 @@ class Snapshot:
         """Tell whether any version refers to a blob."""
         query = select(BlobRow.digest).where(BlobRow.digest == digest).limit(1)
         return self._connection.execute(query).first() is not None
+
+    def retired_since(self, digest: str) -> datetime | None:
+        """Return when a blob lost its last reference, if a deletion took it."""
+        query = select(RetiredBlobRow.at).where(RetiredBlobRow.digest == digest)
+        at = self._connection.execute(query).scalar_one_or_none()
+        with _damage_of(f"the time at which blob {digest[:12]}... retired"):
+            return None if at is None else datetime.fromisoformat(at)
+
+    def blob_references(self) -> dict[tuple[str, int], set[str]]:
+        """Return the digests of the blobs of every version, as the index counts them."""
+        references: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
+        for task, version, digest in self._connection.execute(
+            select(BlobRow.task, BlobRow.version, BlobRow.digest)
+        ):
+            references[task, version].add(digest)
+        return dict(references)
+
+    def integrity_problems(self) -> list[str]:
+        """Return what the database itself finds wrong with its file, where it can tell."""
+        if self._connection.dialect.name != "sqlite":
+            return []
+        rows = self._connection.exec_driver_sql("PRAGMA integrity_check").scalars()
+        strays = self._connection.exec_driver_sql("PRAGMA foreign_key_check").all()
+        broken = [f"row {row[1]} of {row[0]} refers to no row of {row[2]}" for row in strays]
+        return [str(row) for row in rows if row != "ok"] + broken
+
+    def next_versions(self) -> dict[str, int]:
+        """Return the number that each task gives out next."""
+        rows = self._connection.execute(select(TaskRow.name, TaskRow.next_version))
+        return {name: version for name, version in rows}  # noqa: C416 - rows are no tuples
 
     def _one(self, query: VersionQuery) -> VersionRecord | None:
         return next(iter(self._all(query)), None)
@@ -223,6 +278,7 @@ class Change(Snapshot):
         )
         digests = sorted({blob.sha256 for blob in manifest.blobs})
         self._connection.execute(insert(BlobRow), [{**key, "digest": digest} for digest in digests])
+        self.forget_retired(digests)
         raise_generation(self._connection)
 
     def move_alias(self, event: AliasEvent) -> None:
@@ -248,11 +304,25 @@ class Change(Snapshot):
         )
         raise_generation(self._connection)
 
-    def remove_version(self, task: str, version: int) -> None:
-        """Forget a version that no alias points to."""
+    def remove_version(self, task: str, version: int, at: datetime) -> None:
+        """Forget a version that no alias points to; blobs that were only its own retire."""
+        digests = sorted(self.blob_digests(task, version))
         for row in (BlobRow, VersionRow):
             self._connection.execute(delete(row).where(row.task == task, row.version == version))
+        retired = [digest for digest in digests if not self.has_blob(digest)]
+        self.forget_retired(retired)
+        if retired:
+            self._connection.execute(
+                insert(RetiredBlobRow),
+                [{"digest": digest, "at": at.isoformat()} for digest in retired],
+            )
         raise_generation(self._connection)
+
+    def forget_retired(self, digests: Collection[str]) -> None:
+        """Drop the notes on blobs that are referred to again, or gone."""
+        self._connection.execute(
+            delete(RetiredBlobRow).where(RetiredBlobRow.digest.in_(sorted(digests)))
+        )
 
 
 class Index:
@@ -294,6 +364,17 @@ _VERSIONS: VersionQuery = select(
 
 def _alias_points_to_version() -> ColumnElement[bool]:
     return and_(AliasRow.task == VersionRow.task, AliasRow.version == VersionRow.version)
+
+
+@contextmanager
+def _damage_of(what: str) -> Generator[None]:
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        # A column of SQLite holds whatever its bytes say, not what its type says.
+        raise StoreUnavailableError(
+            f"{what} in the index cannot be read: {error}; restore the index from a backup"
+        ) from error
 
 
 def _digest_of(document: str) -> str:

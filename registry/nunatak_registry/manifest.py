@@ -13,9 +13,14 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, model
 
 from nunatak_registry.names import Digest, TaskName
 
+MAX_LABELS = 10_000
+MIN_WINDOW_TOKENS = 8
+"""Special tokens of a pair, and a few to share between a question and its context."""
+
 Label = Annotated[str, Field(min_length=1, max_length=200)]
 ProbeText = Annotated[str, Field(max_length=4096)]
 ProbeInput = ProbeText | tuple[ProbeText, ProbeText]
+ProbeLogits = tuple[FiniteFloat, ...] | tuple[tuple[FiniteFloat, ...], ...]
 
 
 class Record(BaseModel):
@@ -36,12 +41,22 @@ class HeadKind(StrEnum):
     """What the head predicts."""
 
     SEQUENCE_CLASSIFICATION = "sequence_classification"
+    TOKEN_CLASSIFICATION = "token_classification"  # noqa: S105 - a kind, no secret
+    QUESTION_ANSWERING = "question_answering"
+    RANKING = "ranking"
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether logits are given for every token, rather than once for a text."""
+        return self in {HeadKind.TOKEN_CLASSIFICATION, HeadKind.QUESTION_ANSWERING}
 
 
 class ProblemType(StrEnum):
-    """How logits become scores (names as in transformers' `problem_type`)."""
+    """What sequence classification predicts (names as in transformers' `problem_type`)."""
 
     SINGLE_LABEL = "single_label_classification"
+    MULTI_LABEL = "multi_label_classification"
+    REGRESSION = "regression"
 
 
 class Pooling(StrEnum):
@@ -63,19 +78,68 @@ class LoraTarget(StrEnum):
 
 
 class HeadRecord(Record):
-    """The head: labels in the order of its logits, and how it reads the encoder's output."""
+    """The head: labels in the order of its logits, and how it reads the encoder's output.
+
+    Only classification has labels; regression names its one value by one. Only sequence
+    classification has a problem type. Heads that read tokens have neither pooling nor dense layer.
+    """
 
     kind: HeadKind = HeadKind.SEQUENCE_CLASSIFICATION
-    problem_type: ProblemType = ProblemType.SINGLE_LABEL
-    labels: Annotated[tuple[Label, ...], Field(min_length=2, max_length=10_000)]
-    pooling: Pooling
+    problem_type: ProblemType | None = ProblemType.SINGLE_LABEL
+    labels: Annotated[tuple[Label, ...], Field(max_length=MAX_LABELS)]
+    pooling: Pooling | None
     dense: bool = Field(description="a dense layer with tanh stands between pooling and output")
+
+    @property
+    def num_outputs(self) -> int:
+        """Logits of a text, or of each token."""
+        match self.kind:
+            case HeadKind.SEQUENCE_CLASSIFICATION | HeadKind.TOKEN_CLASSIFICATION:
+                return len(self.labels)
+            case HeadKind.QUESTION_ANSWERING:
+                return 2
+            case HeadKind.RANKING:
+                return 1
 
     @model_validator(mode="after")
     def _labels_are_unique(self) -> "HeadRecord":
         if len(set(self.labels)) != len(self.labels):
             raise ValueError("labels must be unique")
         return self
+
+    @model_validator(mode="after")
+    def _fits_its_kind(self) -> "HeadRecord":
+        is_sequence_classification = self.kind is HeadKind.SEQUENCE_CLASSIFICATION
+        if (self.problem_type is not None) != is_sequence_classification:
+            raise ValueError(
+                "sequence classification has a problem_type and no other kind has, "
+                f"got {self.problem_type} for {self.kind}"
+            )
+        if (self.pooling is None) != self.kind.reads_tokens:
+            raise ValueError(
+                "heads that read tokens have no pooling and all others have one, "
+                f"got {self.pooling} for {self.kind}"
+            )
+        if self.dense and self.kind.reads_tokens:
+            raise ValueError(f"a {self.kind} head has no dense layer")
+        fewest, most = self._label_bounds()
+        if not fewest <= len(self.labels) <= most:
+            raise ValueError(
+                f"expected {fewest} to {most} labels for {self.problem_type or self.kind}, "
+                f"got {len(self.labels)}"
+            )
+        return self
+
+    def _label_bounds(self) -> tuple[int, int]:
+        match self.kind, self.problem_type:
+            case HeadKind.SEQUENCE_CLASSIFICATION, ProblemType.REGRESSION:
+                return 1, 1
+            case HeadKind.SEQUENCE_CLASSIFICATION, ProblemType.MULTI_LABEL:
+                return 1, MAX_LABELS
+            case ((HeadKind.SEQUENCE_CLASSIFICATION | HeadKind.TOKEN_CLASSIFICATION), _):
+                return 2, MAX_LABELS
+            case ((HeadKind.QUESTION_ANSWERING | HeadKind.RANKING), _):
+                return 0, 0
 
 
 class TopKRecord(Record):
@@ -172,16 +236,26 @@ class MetricRecord(Record):
 
 
 class ProbeRecord(Record):
-    """A few inputs with the logits they must give: run before a version is served."""
+    """A few inputs with the logits they must give: run before a version is served.
+
+    A pair is a question with its context, or a query with a document, where the head reads such.
+    """
 
     inputs: Annotated[tuple[ProbeInput, ...], Field(min_length=1, max_length=32)]
-    logits: tuple[tuple[FiniteFloat, ...], ...]
+    logits: tuple[ProbeLogits, ...] = Field(description="per token for heads that read tokens")
     tolerance: Annotated[FiniteFloat, Field(gt=0, le=1)] = 1e-4
 
     @model_validator(mode="after")
     def _one_row_of_logits_per_input(self) -> "ProbeRecord":
         if len(self.logits) != len(self.inputs):
             raise ValueError(f"{len(self.inputs)} probe inputs, but {len(self.logits)} logit rows")
+        return self
+
+    @model_validator(mode="after")
+    def _tokens_have_equally_many_logits(self) -> "ProbeRecord":
+        for row in self.logits:
+            if len({len(token) for token in row if isinstance(token, tuple)}) > 1:
+                raise ValueError("the tokens of a probe input must have equally many logits")
         return self
 
 
@@ -207,6 +281,15 @@ class TaskDraft(Record):
     metrics: tuple[MetricRecord, ...] = ()
     created_at: datetime
     note: Annotated[str, Field(max_length=4096)] = ""
+
+    @model_validator(mode="after")
+    def _windows_hold_something(self) -> "TaskDraft":
+        if self.head.kind.reads_tokens and self.max_length < MIN_WINDOW_TOKENS:
+            raise ValueError(
+                f"max_length of a {self.head.kind} task must be at least {MIN_WINDOW_TOKENS} "
+                f"tokens, got {self.max_length}"
+            )
+        return self
 
     def content_digest(self) -> str:
         """SHA-256 over everything but the time of creation: equal content is the same version."""

@@ -53,6 +53,16 @@ class TaskReference:
             return cls(task=check_task_name(name), version=check_version(version))
         return cls(task=check_task_name(name))
 
+    def check(self) -> None:
+        """Refuse names that break the grammar; one that `parse` returned never does.
+
+        Raises:
+            InvalidNameError: the task or the alias is no name.
+        """
+        check_task_name(self.task)
+        if self.alias is not None:
+            check_alias_name(self.alias)
+
     def __str__(self) -> str:
         if self.alias is not None:
             return f"{self.task}@{self.alias}"

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from pydantic import ValidationError
 
-from nunatak_registry.blobs import digest_of
-from nunatak_registry.errors import InvalidManifestError
+from nunatak_registry.blobs import MAX_BLOB_BYTES, digest_of
+from nunatak_registry.errors import InvalidArtifactError, InvalidManifestError
 from nunatak_registry.manifest import TaskDraft, TaskManifest
 from nunatak_registry.tensors import read_header
 
@@ -23,6 +23,10 @@ def check_publication(draft: TaskDraft, blobs: Mapping[str, bytes]) -> None:
             f"the draft of {draft.task!r} describes blobs {roles}, got bytes for {sorted(blobs)}"
         )
     for blob in draft.blobs:
+        if blob.size_bytes > MAX_BLOB_BYTES:
+            raise InvalidArtifactError(
+                f"blob {blob.role!r} may have {MAX_BLOB_BYTES} bytes at most, got {blob.size_bytes}"
+            )
         data = blobs[blob.role]
         if len(data) != blob.size_bytes:
             raise InvalidManifestError(

@@ -15,7 +15,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 _NAME = String(64)
 _DIGEST = String(64)
@@ -71,6 +71,15 @@ class BlobRow(Base):
     task: Mapped[str] = mapped_column(_NAME, primary_key=True)
     version: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     digest: Mapped[str] = mapped_column(_DIGEST, primary_key=True, index=True)
+
+
+class RetiredBlobRow(Base):
+    """A blob whose last reference is gone, and since when: readers may still be at it."""
+
+    __tablename__ = "nunatak_retired_blobs"
+
+    digest: Mapped[str] = mapped_column(_DIGEST, primary_key=True)
+    at: Mapped[str] = mapped_column(_TIME)
 
 
 class AliasRow(Base):

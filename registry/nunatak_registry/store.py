@@ -1,11 +1,11 @@
 """The registry: publish, resolve, promote, roll back and delete task versions.
 
-Order is what makes it safe: blobs are durable before the row that refers to them, and a row is gone
-before its blobs. A process killed in between leaves at most a blob nobody refers to.
+Order is what makes it safe: blobs are durable before the row that refers to them, and outlive it by
+a grace period. A process killed in between leaves at most a blob nobody refers to.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -24,28 +24,16 @@ from nunatak_registry.errors import (
     VersionNotFoundError,
 )
 from nunatak_registry.index import Change, Index, Snapshot, VersionRecord
+from nunatak_registry.local_files import create_durable_folder
 from nunatak_registry.locations import parse_location
 from nunatak_registry.manifest import TaskDraft, TaskManifest
 from nunatak_registry.names import TaskReference, check_alias_name, check_task_name
 from nunatak_registry.publication import check_publication, number_draft
-from nunatak_registry.verification import Finding, orphan, verify_version
+from nunatak_registry.summaries import DamagedTask, TaskSummary, summarize
+from nunatak_registry.upkeep import DEFAULT_GRACE_S, Collected, Upkeep
+from nunatak_registry.verification import Finding
 
 Clock = Callable[[], datetime]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskSummary:
-    """One task: its versions, ascending, its aliases, and what its bare name stands for."""
-
-    name: str
-    versions: tuple[int, ...]
-    aliases: dict[str, int]
-    manifest: TaskManifest
-
-    @property
-    def latest(self) -> int:
-        """The newest version."""
-        return self.versions[-1]
 
 
 def utc_now() -> datetime:
@@ -63,6 +51,7 @@ class Registry:
         self._index = index
         self._blobs = blobs
         self._clock = clock
+        self._upkeep = Upkeep(index=index, blobs=blobs, clock=clock)
 
     @classmethod
     def open(cls, location: str | Path, *, clock: Clock = utc_now) -> Self:
@@ -106,7 +95,7 @@ class Registry:
         check_publication(draft, blobs)
         for data in blobs.values():
             self._blobs.put(data)
-        with self._index.writing() as change:
+        with self._writing() as change:
             # A deletion may have swept a shared blob away since. It does so under this lock only.
             for blob in draft.blobs:
                 if not self._blobs.exists(blob.sha256):
@@ -129,7 +118,10 @@ class Registry:
             VersionNotFoundError: the task has no such version.
             InvalidManifestError: the stored manifest is damaged.
         """
-        wanted = TaskReference.parse(str(reference))
+        wanted = (
+            reference if isinstance(reference, TaskReference) else TaskReference.parse(reference)
+        )
+        wanted.check()
         with self._index.reading() as snapshot:
             return _find(snapshot, wanted).parse()
 
@@ -149,13 +141,14 @@ class Registry:
         return self._blobs.get(blob.sha256, blob.size_bytes)
 
     def tasks(self) -> list[TaskSummary]:
-        """Return every task, ordered by name.
-
-        Raises:
-            InvalidManifestError: a manifest that a bare name stands for is damaged.
-        """
+        """Return every task, ordered by name, but those that `damaged_tasks` names."""
         with self._index.reading() as snapshot:
-            return _summaries(snapshot, None)
+            return [found for found in summarize(snapshot) if isinstance(found, TaskSummary)]
+
+    def damaged_tasks(self) -> list[DamagedTask]:
+        """Return the tasks whose bare names stand for a version with a damaged manifest."""
+        with self._index.reading() as snapshot:
+            return [found for found in summarize(snapshot) if isinstance(found, DamagedTask)]
 
     def task(self, name: str) -> TaskSummary:
         """Return one task.
@@ -165,8 +158,11 @@ class Registry:
             InvalidManifestError: the manifest that the bare name stands for is damaged.
         """
         with self._index.reading() as snapshot:
-            _require_versions(snapshot, check_task_name(name))
-            return _summaries(snapshot, name)[0]
+            _require_task(snapshot, check_task_name(name))
+            (found,) = summarize(snapshot, name)
+        if isinstance(found, DamagedTask):
+            raise found.error
+        return found
 
     def versions(self, name: str) -> list[TaskManifest]:
         """Return every version of a task, ascending.
@@ -176,7 +172,7 @@ class Registry:
             InvalidManifestError: a stored manifest is damaged.
         """
         with self._index.reading() as snapshot:
-            _require_versions(snapshot, check_task_name(name))
+            _require_task(snapshot, check_task_name(name))
             return [record.parse() for record in snapshot.all_versions(name)]
 
     def promote(
@@ -194,12 +190,11 @@ class Registry:
             VersionNotFoundError: the task has no such version.
         """
         check_alias_name(alias)
-        with self._index.writing() as change:
-            available = _require_versions(change, check_task_name(task))
+        with self._writing() as change:
+            _require_task(change, check_task_name(task))
             current = change.aliases(task).get(task, {}).get(alias)
             _check_expected(task, alias, expected_version, current)
-            if version not in available:
-                raise VersionNotFoundError(task, version, available)
+            _require_version(change, task, version)
             if version == current:
                 return change.history(task, alias)[-1]
             return self._move(change, task, alias, AliasEventKind.PROMOTE, (current, version))
@@ -217,7 +212,7 @@ class Registry:
             NoPreviousVersionError: no earlier version is left to go back to.
         """
         check_alias_name(alias)
-        with self._index.writing() as change:
+        with self._writing() as change:
             available = _require_versions(change, check_task_name(task))
             current = _require_alias(change, task, alias)
             _check_expected(task, alias, expected_version, current)
@@ -235,56 +230,54 @@ class Registry:
         """
         check_alias_name(alias)
         with self._index.reading() as snapshot:
-            _require_versions(snapshot, check_task_name(task))
+            _require_task(snapshot, check_task_name(task))
             _require_alias(snapshot, task, alias)
             return snapshot.history(task, alias)
 
     def delete(self, task: str, version: int) -> None:
-        """Delete a version, and the blobs that no other version refers to.
+        """Delete a version; its number is not given out again.
 
-        Its number is not given out again. Should removing a blob fail, the version is gone all the
-        same, and `verify` reports the blob as an orphan.
+        Its blobs stay until `gc` finds them unused for a grace period, so that whoever resolved the
+        version before, in whatever process, can still read it.
 
         Raises:
             TaskNotFoundError: no such task.
             VersionNotFoundError: the task has no such version.
             VersionInUseError: an alias points to it.
         """
-        with self._index.writing() as change:
-            available = _require_versions(change, check_task_name(task))
-            if version not in available:
-                raise VersionNotFoundError(task, version, available)
+        with self._writing() as change:
+            _require_version(change, check_task_name(task), version)
             aliases = change.aliases(task).get(task, {})
             holders = tuple(alias for alias, held in aliases.items() if held == version)
             if holders:
                 raise VersionInUseError(task, version, holders)
-            digests = change.blob_digests(task, version)
-            change.remove_version(task, version)
-        # In a second transaction: no publish can refer to a blob while it is looked up and removed.
-        with self._index.writing() as change:
-            for digest in sorted(digests):
-                if not change.has_blob(digest):
-                    self._blobs.delete(digest)
+            change.remove_version(task, version, self._clock())
 
-    def verify(self, task: str | None = None) -> list[Finding]:
+    def verify(self, task: str | None = None, *, quarantine: bool = False) -> list[Finding]:
         """Check every version of one task or of all, and report what is wrong.
 
-        Reads every byte. Orphans are looked for only when all tasks are checked. A version that is
-        deleted meanwhile may be reported as damaged.
+        Reads every byte. Leftovers, strangers and the index as a whole are looked at only when all
+        tasks are checked. With `quarantine`, bad files are moved to the folder of that name beside
+        the blobs, never deleted. A version that is deleted and collected meanwhile may be reported
+        as damaged.
 
         Raises:
             TaskNotFoundError: no such task.
         """
-        # Blobs are listed before the references are read, so that a publish which ends in between
-        # is not taken for an orphan.
-        stored = set(self._blobs.digests()) if task is None else set[str]()
-        with self._index.reading() as snapshot:
-            if task is not None:
-                _require_versions(snapshot, check_task_name(task))
-            records = snapshot.all_versions(task)
-            orphans = stored - snapshot.blob_digests()
-        findings = [found for record in records for found in verify_version(record, self._blobs)]
-        return findings + [orphan(digest) for digest in sorted(orphans)]
+        if task is not None:
+            with self._index.reading() as snapshot:
+                _require_task(snapshot, check_task_name(task))
+        findings = self._upkeep.verify(task)
+        return self._upkeep.quarantine(findings) if quarantine and findings else findings
+
+    def gc(self, grace_s: float = DEFAULT_GRACE_S) -> Collected:
+        """Remove what no version needs: blobs of deleted versions, leftovers of killed writers.
+
+        Nothing that was written, or that lost its last version, less than `grace_s` seconds ago is
+        removed. The grace period is what protects readers: it must be longer than any of them
+        takes from resolving a version to having read it, plus the difference of the hosts' clocks.
+        """
+        return self._upkeep.collect(grace_s)
 
     def generation(self) -> int:
         """Return a number that every publish, promotion, rollback and deletion raises.
@@ -293,6 +286,12 @@ class Registry:
         """
         with self._index.reading() as snapshot:
             return snapshot.generation()
+
+    @contextmanager
+    def _writing(self) -> Generator[Change]:
+        with self._index.writing() as change:
+            self._blobs.check_writable()
+            yield change
 
     def _move(
         self,
@@ -316,7 +315,7 @@ class Registry:
 
 def _create_folder(folder: Path) -> None:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        create_durable_folder(folder)
     except OSError as error:
         raise StoreUnavailableError(
             f"cannot create the registry folder: {error.strerror}; choose another location"
@@ -347,6 +346,16 @@ def _require_versions(snapshot: Snapshot, task: str) -> tuple[int, ...]:
     return versions
 
 
+def _require_task(snapshot: Snapshot, task: str) -> None:
+    if not snapshot.has_version(task):
+        raise TaskNotFoundError(task)
+
+
+def _require_version(snapshot: Snapshot, task: str, version: int) -> None:
+    if not snapshot.has_version(task, version):
+        raise VersionNotFoundError(task, version, _require_versions(snapshot, task))
+
+
 def _require_alias(snapshot: Snapshot, task: str, alias: str) -> int:
     aliases = snapshot.aliases(task).get(task, {})
     if alias not in aliases:
@@ -357,17 +366,3 @@ def _require_alias(snapshot: Snapshot, task: str, alias: str) -> int:
 def _check_expected(task: str, alias: str, expected: int | None, current: int | None) -> None:
     if expected is not None and expected != (current or 0):
         raise AliasConflictError(task, alias, expected, current or 0)
-
-
-def _summaries(snapshot: Snapshot, task: str | None) -> list[TaskSummary]:
-    versions = snapshot.version_numbers(task)
-    aliases = snapshot.aliases(task)
-    return [
-        TaskSummary(
-            name=record.task,
-            versions=versions[record.task],
-            aliases=aliases.get(record.task, {}),
-            manifest=record.parse(),
-        )
-        for record in snapshot.default_versions(task)
-    ]

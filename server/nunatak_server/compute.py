@@ -17,7 +17,7 @@ class BatchCompute:
         self._backbone = backbone
 
     def __call__(self, rows: Sequence[Row]) -> list[list[float]]:
-        """Return the logits of each row, in order.
+        """Return the logits of each row, in order; those of tokens one after another.
 
         Raises:
             EngineFailedError: the device is lost: no later batch can succeed in this process.
@@ -26,7 +26,7 @@ class BatchCompute:
             with torch.inference_mode():
                 outputs = forward(self._backbone, rows)
                 # One transfer for the batch: a copy per row would wait for the device each time.
-                flat = logits_to_floats(torch.cat(outputs))
+                flat = logits_to_floats(torch.cat([output.flatten() for output in outputs]))
         except torch.OutOfMemoryError:
             raise
         except torch.AcceleratorError as error:

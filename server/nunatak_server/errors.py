@@ -13,6 +13,7 @@ ServerError
 |   +-- TextTooLongError          more characters than one text may have
 |   +-- EmptyTextError            a text with nothing to read in it
 |   +-- InvalidTextError          a text that no tokenizer can take
+|   +-- WrongInputKindError       an input of a kind that the task's head does not answer
 +-- UnavailableError          the request is fine, the server cannot serve it now
 |   +-- OverloadedError           too much is queued already
 |   +-- DeadlineExceededError     the deadline passed first
@@ -24,6 +25,7 @@ ServerError
     +-- TaskInUseError            an eviction of a version that answers requests right now
 """
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 
@@ -97,7 +99,10 @@ class TooManyInputsError(RequestError):
     def __init__(self, count: int, limit: int) -> None:
         self.count = count
         self.limit = limit
-        super().__init__(f"a request carries at most {limit} inputs, got {count}; split it")
+        super().__init__(
+            f"a request carries at most {limit} inputs, documents of queries included, "
+            f"got {count}; split it"
+        )
 
 
 class TooManyTasksError(RequestError):
@@ -145,6 +150,22 @@ class InvalidTextError(RequestError):
         self.position = position
         self.reason = reason
         super().__init__(f"input {position} contains {reason}; remove it")
+
+
+class WrongInputKindError(RequestError):
+    """An input of a kind that the task's head does not answer; other tasks of the request may."""
+
+    code = "wrong_input_kind"
+
+    def __init__(self, position: int, kind: str, *, head: str, wanted: Sequence[str]) -> None:
+        self.position = position
+        self.kind = kind
+        self.head = head
+        self.wanted = tuple(wanted)
+        super().__init__(
+            f"input {position} is a {kind}, a {head.replace('_', ' ')} task answers "
+            f"{' or '.join(wanted)}; send what it reads, or ask another task"
+        )
 
 
 class UnavailableError(ServerError):

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from nunatak_model import Backbone, TextInput
+from nunatak_model import Backbone
 from nunatak_registry import Registry
 from nunatak_server.errors import EngineFailedError
-from nunatak_server.postprocess import ScoreOptions
+from nunatak_server.inputs import TaskInput
+from nunatak_server.outputs import PredictionOptions
 from nunatak_server.prediction import Prediction, PredictionRequest
 from nunatak_server.runtime import Runtime
 from nunatak_server.settings import ServerSettings
@@ -44,10 +45,10 @@ class LocalPredictor:
 
     def predict(
         self,
-        inputs: Sequence[TextInput],
+        inputs: Sequence[TaskInput],
         tasks: Sequence[str],
         *,
-        options: ScoreOptions | None = None,
+        options: PredictionOptions | None = None,
     ) -> Prediction:
         """Ask every task about every input; an answer or a failure for each task.
 
@@ -57,7 +58,7 @@ class LocalPredictor:
         request = PredictionRequest(
             references=tuple(tasks),
             inputs=tuple(inputs),
-            options=options or ScoreOptions(),
+            options=options or PredictionOptions(),
             deadline_s=self._settings.default_deadline_ms / 1000,
         )
         return self._runner.run(self._predict(request))

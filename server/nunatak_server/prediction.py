@@ -1,15 +1,18 @@
 """Predictions: what is asked, what is answered, and how logits of rows become answers of tasks."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from nunatak_artifact import ArtifactError, LoadedTask
-from nunatak_model import ModelError, TextInput
-from nunatak_registry import RegistryError, TaskManifest
+from nunatak_model import ModelError
+from nunatak_registry import HeadKind, RegistryError
 from nunatak_server.batching.rows import RowAnswer, RowOutcome
 from nunatak_server.errors import ServerError
-from nunatak_server.postprocess import LabelScore, ScoreOptions, label_scores
+from nunatak_server.inputs import TaskInput
+from nunatak_server.outputs import Output, PredictionOptions, ReadRow, output_of
+from nunatak_server.postprocess import Join
+from nunatak_server.tokenization import Encodings
 
 KnownError = RegistryError | ModelError | ArtifactError | ServerError
 """What one task of a request may fail with, while the others answer."""
@@ -20,19 +23,28 @@ class PredictionRequest:
     """What is asked: every task about every input."""
 
     references: tuple[str, ...]
-    inputs: tuple[TextInput, ...]
-    options: ScoreOptions
+    inputs: tuple[TaskInput, ...]
+    options: PredictionOptions
     deadline_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AskedTask:
+    """A task that can answer, and what it reads for each input."""
+
+    task: LoadedTask
+    encodings: Sequence[Encodings]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskPrediction:
-    """One task version's answer: a ranking of labels for each input."""
+    """One task version's answer: one output for each input."""
 
     reference: str
     task: str
     version: int
-    outputs: tuple[list[LabelScore], ...]
+    head: HeadKind
+    outputs: tuple[Output, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,20 +75,21 @@ class Prediction:
 
 def results_of(
     request: PredictionRequest,
-    found: Sequence[LoadedTask | KnownError],
+    asked: Sequence[AskedTask | KnownError],
     outcomes: Sequence[RowOutcome],
+    *,
+    join: Join,
 ) -> tuple[TaskPrediction | TaskFailure, ...]:
     """Turn outcomes, task by task and input by input, into one result per reference.
 
-    `found` holds, for each reference, the task that was asked or the reason why none was; only
-    tasks have outcomes.
+    `asked` holds, for each reference, the task that was asked or the reason why none was; only
+    tasks have outcomes, one for each of their encodings.
     """
     remaining = iter(outcomes)
     results: list[TaskPrediction | TaskFailure] = []
-    for reference, task in zip(request.references, found, strict=True):
-        if isinstance(task, LoadedTask):
-            own = list(itertools.islice(remaining, len(request.inputs)))
-            results.append(_result(reference, task.manifest, own, request.options))
+    for reference, task in zip(request.references, asked, strict=True):
+        if isinstance(task, AskedTask):
+            results.append(_result(reference, request, task, remaining, join))
         else:
             results.append(TaskFailure(reference=reference, error=task))
     return tuple(results)
@@ -84,25 +97,28 @@ def results_of(
 
 def _result(
     reference: str,
-    manifest: TaskManifest,
-    outcomes: Sequence[RowOutcome],
-    options: ScoreOptions,
+    request: PredictionRequest,
+    asked: AskedTask,
+    remaining: Iterator[RowOutcome],
+    join: Join,
 ) -> TaskPrediction | TaskFailure:
-    outputs: list[list[LabelScore]] = []
-    for outcome in outcomes:
-        if isinstance(outcome, ServerError):
-            return TaskFailure(reference=reference, error=outcome)
-        scores = label_scores(
-            outcome.logits,
-            labels=manifest.head.labels,
-            problem_type=manifest.head.problem_type,
-            options=options,
-        )
-        outputs.append(scores)
+    manifest = asked.task.manifest
+    outputs: list[Output] = []
+    # Every outcome of the task is taken, also after a failure: the next ones are another task's.
+    counts = [len(encodings) for encodings in asked.encodings]
+    taken = [list(itertools.islice(remaining, count)) for count in counts]
+    for item, encodings, outcomes in zip(request.inputs, asked.encodings, taken, strict=True):
+        rows: list[ReadRow] = []
+        for encoding, outcome in zip(encodings, outcomes, strict=True):
+            if isinstance(outcome, ServerError):
+                return TaskFailure(reference=reference, error=outcome)
+            rows.append(ReadRow(encoding=encoding, logits=outcome.logits))
+        outputs.append(output_of(manifest.head, item, rows, options=request.options, join=join))
     return TaskPrediction(
         reference=reference,
         task=manifest.task,
         version=manifest.version,
+        head=manifest.head.kind,
         outputs=tuple(outputs),
     )
 

@@ -106,6 +106,7 @@ class Runtime:
             ),
             metrics=self.metrics,
             num_layers=backbone.config.num_layers,
+            join=backbone.tokenizer.join,
         )
         self._watch = RegistryWatch(
             generation=self.catalog.generation,

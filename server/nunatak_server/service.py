@@ -1,6 +1,6 @@
-"""The service: one request from admission to labelled scores, whatever carried it here.
+"""The service: one request from admission to outputs, whatever carried it here.
 
-    admit -> resolve and load -> lease -> tokenize -> submit rows -> await answers -> scores
+    admit -> resolve and load -> lease -> tokenize -> submit rows -> await answers -> outputs
 
 A request for several tasks fails per task; it fails as a whole only for what all its tasks share
 (the texts, admission, the deadline).
@@ -9,8 +9,10 @@ A request for several tasks fails per task; it fails as a whole only for what al
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from nunatak_artifact import ArtifactError, LoadedTask
@@ -30,8 +32,12 @@ from nunatak_server.errors import (
     TooManyInputsError,
     TooManyTasksError,
 )
+from nunatak_server.inputs import find_misfit, texts_to_read
 from nunatak_server.metrics import OK, Metrics
+from nunatak_server.outputs import reading_of
+from nunatak_server.postprocess import Join
 from nunatak_server.prediction import (
+    AskedTask,
     KnownError,
     Prediction,
     PredictionRequest,
@@ -47,8 +53,8 @@ from nunatak_server.tokenization import Tokenization, check_texts
 KNOWN_ERRORS = (RegistryError, ModelError, ArtifactError, ServerError)
 # Failures that do not prove that the task exists; all others come after its resolution.
 UNPROVEN_TASK = (InvalidNameError, TaskNotFoundError, StoreUnavailableError)
-# Ranking this many scores takes about a millisecond; more would hold up the event loop.
-MAX_SCORES_ON_LOOP = 2000
+# Making outputs of this many logits takes about a millisecond; more would hold up the event loop.
+MAX_LOGITS_ON_LOOP = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +95,7 @@ class PredictionService:
         stages: Stages,
         metrics: Metrics,
         num_layers: int,
+        join: Join,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._readiness = readiness
@@ -96,6 +103,7 @@ class PredictionService:
         self._stages = stages
         self._metrics = metrics
         self._num_layers = num_layers
+        self._join = join
         self._clock = clock
         self._groups = itertools.count()
 
@@ -129,8 +137,9 @@ class PredictionService:
                 raise
 
     def _check(self, request: PredictionRequest) -> None:
-        if len(request.inputs) > self._limits.max_inputs:
-            raise TooManyInputsError(len(request.inputs), self._limits.max_inputs)
+        num_inputs = sum(len(texts_to_read(item)) for item in request.inputs)
+        if num_inputs > self._limits.max_inputs:
+            raise TooManyInputsError(num_inputs, self._limits.max_inputs)
         if len(request.references) > self._limits.max_tasks:
             raise TooManyTasksError(len(request.references), self._limits.max_tasks)
         check_texts(request.inputs, max_chars=self._limits.max_text_chars)
@@ -138,19 +147,23 @@ class PredictionService:
     async def _answer(
         self, request: PredictionRequest, permit: Permit, deadline: float
     ) -> Prediction:
-        found = await self._find_all(request.references)
+        found = [
+            (find_misfit(request.inputs, item.manifest.head.kind) or item)
+            if isinstance(item, LoadedTask)
+            else item
+            for item in await self._find_all(request.references)
+        ]
         tasks = [task for task in found if isinstance(task, LoadedTask)]
         with self._stages.residency.lease(tasks):
             started = self._clock()
-            lengths = {task.manifest.max_length for task in tasks}
-            encodings = await self._stages.tokenization.encode(request.inputs, max_lengths=lengths)
+            asked = await self._read(request, found)
             tokenize_s = self._clock() - started
-            rows = self._rows(tasks, encodings, deadline)
+            rows = self._rows([task for task in asked if isinstance(task, AskedTask)], deadline)
             permit.take_tokens(sum(row.trunk_tokens + row.branch_tokens for row in rows))
             outcomes = await self._compute(rows)
         timings = timings_of(outcomes, tokenize_s)
         self._metrics.observe_stages(queue_s=timings.queue_s, tokenize_s=tokenize_s)
-        results = await _rank(request, found, outcomes)
+        results = await self._conclude(request, asked, outcomes)
         return Prediction(results=results, timings=timings)
 
     async def _find_all(self, references: Sequence[str]) -> list[LoadedTask | KnownError]:
@@ -173,27 +186,36 @@ class PredictionService:
         except KNOWN_ERRORS as error:
             return error
 
-    def _rows(
-        self,
-        tasks: Sequence[LoadedTask],
-        encodings: Mapping[int, list[Encoding]],
-        deadline: float,
-    ) -> list[PendingRow]:
-        """Return one row per task and input, task by task."""
+    async def _read(
+        self, request: PredictionRequest, found: Sequence[LoadedTask | KnownError]
+    ) -> list[AskedTask | KnownError]:
+        """Tokenize the inputs for every task that was found."""
+        tasks = [item for item in found if isinstance(item, LoadedTask)]
+        readings = [reading_of(task.manifest, request.options) for task in tasks]
+        encodings = await self._stages.tokenization.encode(request.inputs, readings=readings)
+        asked = (
+            AskedTask(task=task, encodings=encodings[reading])
+            for task, reading in zip(tasks, readings, strict=True)
+        )
+        return [next(asked) if isinstance(item, LoadedTask) else item for item in found]
+
+    def _rows(self, asked: Sequence[AskedTask], deadline: float) -> list[PendingRow]:
+        """Return one row for each encoding of each task, task by task and input by input."""
         loop = asyncio.get_running_loop()
         now = self._clock()
-        num_inputs = max(map(len, encodings.values()), default=0)
-        groups = [next(self._groups) for _ in range(num_inputs)]
+        # Equal encodings of one request share a trunk row, so they should meet in one batch.
+        groups: dict[Encoding, int] = defaultdict(lambda: next(self._groups))
         rows: list[PendingRow] = []
-        for task in tasks:
-            for group, encoding in zip(groups, encodings[task.manifest.max_length], strict=True):
+        for each in asked:
+            task = each.task
+            for encoding in itertools.chain.from_iterable(each.encodings):
                 trunk, own = count_tokens(encoding, task.branch, num_layers=self._num_layers)
                 row = PendingRow(
                     task=task.manifest.task,
                     version=task.manifest.version,
                     branch=task.branch,
                     encoding=encoding,
-                    group=group,
+                    group=groups[encoding],
                     trunk_tokens=trunk,
                     branch_tokens=own,
                     deadline=deadline,
@@ -213,16 +235,17 @@ class PredictionService:
             for row in rows:
                 row.future.cancel()
 
-
-async def _rank(
-    request: PredictionRequest,
-    found: Sequence[LoadedTask | KnownError],
-    outcomes: Sequence[RowOutcome],
-) -> tuple[TaskPrediction | TaskFailure, ...]:
-    num_scores = sum(len(outcome.logits) for outcome in outcomes if isinstance(outcome, RowAnswer))
-    if num_scores <= MAX_SCORES_ON_LOOP:
-        return results_of(request, found, outcomes)
-    return await asyncio.to_thread(results_of, request, found, outcomes)
+    async def _conclude(
+        self,
+        request: PredictionRequest,
+        asked: Sequence[AskedTask | KnownError],
+        outcomes: Sequence[RowOutcome],
+    ) -> tuple[TaskPrediction | TaskFailure, ...]:
+        conclude = partial(results_of, request, asked, outcomes, join=self._join)
+        answers = (outcome for outcome in outcomes if isinstance(outcome, RowAnswer))
+        if sum(len(answer.logits) for answer in answers) <= MAX_LOGITS_ON_LOOP:
+            return conclude()
+        return await asyncio.to_thread(conclude)
 
 
 def _metric_labels(result: TaskPrediction | TaskFailure) -> tuple[str | None, str]:

@@ -3,10 +3,19 @@
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Protocol
 
 from nunatak_model import Encoding, TextInput
 from nunatak_server.errors import EmptyTextError, InvalidTextError, TextTooLongError
+from nunatak_server.inputs import TaskInput, strings_in, texts_to_read
+
+MAX_DEFAULT_STRIDE = 128
+"""As in the reference implementation of BERT (Devlin et al. 2019) for SQuAD."""
+
+Encodings = tuple[Encoding, ...]
+"""What is read for one input: windows of one text, or one pair for each document."""
 
 
 class Encoder(Protocol):
@@ -16,8 +25,28 @@ class Encoder(Protocol):
         """Tokenize and truncate each input."""
         ...
 
+    def encode_windows(
+        self, inputs: Sequence[TextInput], *, max_length: int, stride: int
+    ) -> list[Encodings]:
+        """Tokenize each input whole, as overlapping windows."""
+        ...
 
-def check_texts(inputs: Sequence[TextInput], *, max_chars: int) -> None:
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """How a task reads; tasks of equal readings share their encodings. Lengths are in tokens."""
+
+    max_length: int
+    stride: int | None
+    """What neighbouring windows share; None: nothing is windowed, long texts are cut."""
+
+
+def default_stride(max_length: int) -> int:
+    """Return what neighbouring windows share where the caller does not say."""
+    return min(MAX_DEFAULT_STRIDE, max_length // 2)
+
+
+def check_texts(inputs: Sequence[TaskInput], *, max_chars: int) -> None:
     """Return if every text can be tokenized at bounded cost.
 
     Tokenizers truncate after tokenizing, so the length is capped here, in characters.
@@ -28,7 +57,7 @@ def check_texts(inputs: Sequence[TextInput], *, max_chars: int) -> None:
         InvalidTextError: a text holds NUL or a lone surrogate.
     """
     for position, item in enumerate(inputs):
-        for text in (item,) if isinstance(item, str) else item:
+        for text in strings_in(item):
             _check_text(text, position, max_chars)
 
 
@@ -53,12 +82,12 @@ class Tokenization:
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="nunatak-tokenize")
 
     async def encode(
-        self, inputs: Sequence[TextInput], *, max_lengths: Iterable[int]
-    ) -> Mapping[int, list[Encoding]]:
-        """Encode the inputs once for each maximal length, in tokens."""
+        self, inputs: Sequence[TaskInput], *, readings: Iterable[Reading]
+    ) -> Mapping[Reading, list[Encodings]]:
+        """Encode every input once for each distinct reading."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(
-            self._pool, self._encode_each, inputs, frozenset(max_lengths)
+            self._pool, self._encode_each, inputs, frozenset(readings)
         )
 
     def close(self) -> None:
@@ -66,9 +95,22 @@ class Tokenization:
         self._pool.shutdown()
 
     def _encode_each(
-        self, inputs: Sequence[TextInput], max_lengths: frozenset[int]
-    ) -> dict[int, list[Encoding]]:
-        return {
-            max_length: self._encoder.encode(inputs, max_length=max_length)
-            for max_length in max_lengths
-        }
+        self, inputs: Sequence[TaskInput], readings: frozenset[Reading]
+    ) -> dict[Reading, list[Encodings]]:
+        texts = [texts_to_read(item) for item in inputs]
+        flat = list(chain.from_iterable(texts))
+        found = dict[Reading, list[Encodings]]()
+        for reading in readings:
+            encodings = iter(self._encode(flat, reading))
+            found[reading] = [
+                tuple(chain.from_iterable(islice(encodings, len(item)))) for item in texts
+            ]
+        return found
+
+    def _encode(self, texts: Sequence[TextInput], reading: Reading) -> list[Encodings]:
+        if reading.stride is None:
+            whole = self._encoder.encode(texts, max_length=reading.max_length)
+            return [(encoding,) for encoding in whole]
+        return self._encoder.encode_windows(
+            texts, max_length=reading.max_length, stride=reading.stride
+        )

@@ -14,11 +14,16 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from transformers import (
     BertConfig,
+    BertForQuestionAnswering,
     BertForSequenceClassification,
+    BertForTokenClassification,
     PreTrainedModel,
     RobertaConfig,
+    RobertaForQuestionAnswering,
     RobertaForSequenceClassification,
+    RobertaForTokenClassification,
 )
+from transformers.modeling_outputs import QuestionAnsweringModelOutput
 
 from doubles.backbones import Family, tiny_config, tiny_tokenizer
 from nunatak_model import (
@@ -28,6 +33,7 @@ from nunatak_model import (
     BranchSpec,
     Encoding,
     Full,
+    HeadKind,
     HeadOnly,
     HeadSpec,
     Lora,
@@ -40,6 +46,26 @@ from nunatak_model import (
 )
 from nunatak_model.bert_family import source_names
 
+MODEL_CLASSES: dict[Family, dict[HeadKind, type[PreTrainedModel]]] = {
+    "bert": {
+        HeadKind.SEQUENCE_CLASSIFICATION: BertForSequenceClassification,
+        HeadKind.TOKEN_CLASSIFICATION: BertForTokenClassification,
+        HeadKind.QUESTION_ANSWERING: BertForQuestionAnswering,
+        HeadKind.RANKING: BertForSequenceClassification,
+    },
+    "roberta": {
+        HeadKind.SEQUENCE_CLASSIFICATION: RobertaForSequenceClassification,
+        HeadKind.TOKEN_CLASSIFICATION: RobertaForTokenClassification,
+        HeadKind.QUESTION_ANSWERING: RobertaForQuestionAnswering,
+        HeadKind.RANKING: RobertaForSequenceClassification,
+    },
+}
+PEFT_TASKS = {
+    HeadKind.SEQUENCE_CLASSIFICATION: "SEQ_CLS",
+    HeadKind.TOKEN_CLASSIFICATION: "TOKEN_CLS",
+    HeadKind.QUESTION_ANSWERING: "QUESTION_ANS",
+    HeadKind.RANKING: "SEQ_CLS",
+}
 PEFT_TARGETS = {
     "query": "attention.self.query",
     "key": "attention.self.key",
@@ -50,7 +76,7 @@ PEFT_TARGETS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Twin:
     """One task twice: as its own library runs it, and as a branch."""
 
@@ -65,6 +91,8 @@ class Twin:
                 token_type_ids=torch.tensor([encoding.type_ids]),
                 attention_mask=torch.ones(1, encoding.num_tokens, dtype=torch.long),
             )
+        if isinstance(output, QuestionAnsweringModelOutput):
+            return torch.stack([output["start_logits"][0], output["end_logits"][0]], dim=-1)
         return output.logits[0]
 
 
@@ -75,16 +103,23 @@ class TwinFactory:
         self.family: Family = family
         self.num_layers = num_layers
         self._generator = torch.Generator().manual_seed(0)
-        base = self._model(num_labels=2)
+        base = self._model(HeadSpec(num_labels=2))
         _randomise(base, self._generator, deviation=0.3)
         self._base = {name: tensor.clone() for name, tensor in base.state_dict().items()}
         base.save_pretrained(folder)  # pyright: ignore[reportUnknownMemberType] - untyped options
         tiny_tokenizer(family).save(str(folder / "tokenizer.json"))
         self.backbone: Backbone = load_backbone(folder)
 
-    def twin(self, method: Method, *, num_labels: int = 3) -> Twin:
-        """A task of this method with random parameters."""
-        model = self._copy_of_base(num_labels)
+    def twin(
+        self,
+        method: Method,
+        *,
+        kind: HeadKind = HeadKind.SEQUENCE_CLASSIFICATION,
+        num_labels: int = 3,
+    ) -> Twin:
+        """A task of this method and head with random parameters."""
+        head = head_of(kind, num_labels=num_labels)
+        model = self._copy_of_base(head)
         _randomise_head(model, self._generator)
         match method:
             case HeadOnly():
@@ -95,34 +130,32 @@ class TwinFactory:
             case Full():
                 _randomise(model, self._generator, deviation=0.3)
             case Lora():
-                return self._lora_twin(model, method, num_labels)
+                return self._lora_twin(model, method, head)
             case Bottleneck():
                 self._add_adapters(model, method)
-        return Twin(model=model.eval(), branch=self._branch(method, num_labels, _stored(model)))
+        return Twin(model=model.eval(), branch=self._branch(method, head, _stored(model)))
 
-    def _model(self, num_labels: int) -> PreTrainedModel:
+    def _model(self, head: HeadSpec) -> PreTrainedModel:
         raw = tiny_config(num_layers=self.num_layers, family=self.family)
-        if self.family == "bert":
-            config = BertConfig(**raw, id2label=_labels(num_labels))  # pyright: ignore[reportArgumentType]
-            return BertForSequenceClassification(config)
-        config = RobertaConfig(**raw, id2label=_labels(num_labels))  # pyright: ignore[reportArgumentType]
-        return RobertaForSequenceClassification(config)
+        make = BertConfig if self.family == "bert" else RobertaConfig
+        config = make(**raw, id2label=_labels(head.num_labels))  # pyright: ignore[reportArgumentType]
+        return MODEL_CLASSES[self.family][head.kind](config)
 
-    def _copy_of_base(self, num_labels: int) -> PreTrainedModel:
-        model = self._model(num_labels)
+    def _copy_of_base(self, head: HeadSpec) -> PreTrainedModel:
+        model = self._model(head)
         shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
-        same = {n: t.clone() for n, t in self._base.items() if t.shape == shapes[n]}
+        same = {n: t.clone() for n, t in self._base.items() if t.shape == shapes.get(n)}
         model.load_state_dict(same, strict=False)
         return model
 
     def _layers(self, model: PreTrainedModel) -> nn.ModuleList:
         return model.get_submodule(f"{self.family}.encoder.layer")  # pyright: ignore[reportReturnType]
 
-    def _lora_twin(self, model: PreTrainedModel, method: Lora, num_labels: int) -> Twin:
+    def _lora_twin(self, model: PreTrainedModel, method: Lora, head: HeadSpec) -> Twin:
         layers = "|".join(str(index) for index in range(method.first_layer, self.num_layers))
         targets = "|".join(PEFT_TARGETS[target] for target in method.targets)
         config = LoraConfig(
-            task_type="SEQ_CLS",
+            task_type=PEFT_TASKS[head.kind],
             r=method.rank,
             lora_alpha=int(method.alpha),
             lora_dropout=0.0,
@@ -136,7 +169,9 @@ class TwinFactory:
         for name, tensor in adapted.state_dict().items():
             plain = name.removeprefix("base_model.model.").replace(".base_layer", "")
             stored[plain.replace(".modules_to_save.default", "")] = tensor
-        return Twin(model=adapted.eval(), branch=self._branch(method, num_labels, stored))
+        # The model inside the wrapper: peft's own for question answering drops the token types.
+        inner = adapted.get_base_model().eval()
+        return Twin(model=inner, branch=self._branch(method, head, stored))
 
     def _add_adapters(self, model: PreTrainedModel, method: Bottleneck) -> None:
         for layer in list(self._layers(model))[method.first_layer :]:
@@ -149,14 +184,21 @@ class TwinFactory:
                 _randomise(block.get_submodule("up"), self._generator, deviation=0.3)
                 _randomise(block.get_submodule("LayerNorm"), self._generator, deviation=0.3)
 
-    def _branch(self, method: Method, num_labels: int, stored: Mapping[str, Tensor]) -> Branch:
-        head = HeadSpec(num_labels=num_labels, pooling=Pooling.FIRST, dense=True)
+    def _branch(self, method: Method, head: HeadSpec, stored: Mapping[str, Tensor]) -> Branch:
         spec = BranchSpec(method=method, head=head)
         parameters = {
-            name: _find(stored, name, self.family)
+            name: _find(stored, name, self.family, head.kind)
             for name in parameter_shapes(spec, self.backbone.config)
         }
         return build_branch(spec, self.backbone.config, parameters)
+
+
+def head_of(kind: HeadKind, *, num_labels: int) -> HeadSpec:
+    """The head that transformers' class of this kind has."""
+    outputs = kind.fixed_outputs or num_labels
+    if kind.reads_tokens:
+        return HeadSpec(kind=kind, num_labels=outputs)
+    return HeadSpec(kind=kind, num_labels=outputs, pooling=Pooling.FIRST, dense=True)
 
 
 def _labels(num_labels: int) -> dict[int, str]:
@@ -178,9 +220,12 @@ def _stored(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 
-def _find(stored: Mapping[str, Tensor], name: str, family: Family) -> Tensor:
+def _find(stored: Mapping[str, Tensor], name: str, family: Family, head: HeadKind) -> Tensor:
     """Our tensor `name` out of a published model's state."""
     match name.split("."):
+        case ["head", _, kind] if head.reads_tokens:
+            is_answer = head is HeadKind.QUESTION_ANSWERING
+            return stored[f"{'qa_outputs' if is_answer else 'classifier'}.{kind}"]
         case ["head", part, kind]:
             bert = {"dense": "bert.pooler.dense", "output": "classifier"}
             roberta = {"dense": "classifier.dense", "output": "classifier.out_proj"}
@@ -206,5 +251,5 @@ def _randomise(module: nn.Module, generator: torch.Generator, *, deviation: floa
 
 def _randomise_head(model: nn.Module, generator: torch.Generator) -> None:
     for name, parameter in model.named_parameters():
-        if "classifier" in name or "pooler" in name:
+        if any(part in name for part in ("classifier", "pooler", "qa_outputs")):
             parameter.data = torch.randn(parameter.shape, generator=generator) * 0.3

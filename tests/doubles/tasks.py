@@ -10,6 +10,7 @@ from nunatak_artifact import Provenance, draft_task
 from nunatak_model import (
     Backbone,
     BranchSpec,
+    HeadKind,
     HeadSpec,
     Method,
     Row,
@@ -20,6 +21,7 @@ from nunatak_model import (
     initial_parameters,
 )
 from nunatak_registry import (
+    ProblemType,
     Registry,
     TaskDraft,
     TaskManifest,
@@ -40,13 +42,17 @@ def tiny_task(
     labels: Sequence[str] = LABELS,
     seed: int = 0,
     max_length: int = MAX_LENGTH,
+    kind: HeadKind = HeadKind.SEQUENCE_CLASSIFICATION,
+    problem_type: ProblemType | None = None,
 ) -> tuple[TaskDraft, dict[str, bytes]]:
     """Return a draft on `backbone` and its bytes; equal arguments give equal content."""
-    spec = spec_of(backbone, method, num_labels=len(labels))
+    has_labels = kind.fixed_outputs is None
+    spec = spec_of(backbone, method, num_labels=len(labels), kind=kind)
     draft = draft_task(
         task,
         spec=spec,
-        labels=tuple(labels),
+        labels=tuple(labels) if has_labels else (),
+        problem_type=problem_type,
         parameters=random_parameters(spec, backbone, seed=seed),
         backbone=backbone,
         max_length=max_length,
@@ -64,15 +70,36 @@ def publish_tiny_task(
     method: Method = TOP_LAYER,
     labels: Sequence[str] = LABELS,
     seed: int = 0,
+    kind: HeadKind = HeadKind.SEQUENCE_CLASSIFICATION,
+    problem_type: ProblemType | None = None,
 ) -> TaskManifest:
     """Publish `tiny_task` and return its manifest."""
-    draft, blobs = tiny_task(backbone, task=task, method=method, labels=labels, seed=seed)
+    draft, blobs = tiny_task(
+        backbone,
+        task=task,
+        method=method,
+        labels=labels,
+        seed=seed,
+        kind=kind,
+        problem_type=problem_type,
+    )
     return registry.publish(draft, blobs)
 
 
-def spec_of(backbone: Backbone, method: Method, *, num_labels: int) -> BranchSpec:
+def spec_of(
+    backbone: Backbone,
+    method: Method,
+    *,
+    num_labels: int,
+    kind: HeadKind = HeadKind.SEQUENCE_CLASSIFICATION,
+) -> BranchSpec:
     """Return what the branch of a tiny task is made of."""
-    head = HeadSpec(num_labels=num_labels, pooling=backbone.pooling, dense=backbone.has_dense)
+    outputs = kind.fixed_outputs or num_labels
+    if kind.reads_tokens:
+        return BranchSpec(method=method, head=HeadSpec(kind=kind, num_labels=outputs))
+    head = HeadSpec(
+        kind=kind, num_labels=outputs, pooling=backbone.pooling, dense=backbone.has_dense
+    )
     return BranchSpec(method=method, head=head)
 
 
@@ -100,5 +127,5 @@ def logits_alone(
     for encoding in backbone.tokenizer.encode(inputs, max_length=max_length):
         with torch.inference_mode():
             (logits,) = forward(backbone, [Row(encoding=encoding, branch=branch)])
-        rows.append([float(logit) for logit in logits])
+        rows.append([float(logit) for logit in logits.flatten()])
     return rows

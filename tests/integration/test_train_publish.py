@@ -78,6 +78,7 @@ def logits_of(
     manifest: TaskManifest, registry: Registry, backbone: Backbone, text: TextInput
 ) -> list[float]:
     """What a server that knows only the registry and the backbone answers."""
+    assert manifest.head.pooling is not None
     head = HeadSpec(
         num_labels=len(manifest.head.labels),
         pooling=ModelPooling(manifest.head.pooling.value),

@@ -2,14 +2,27 @@
 
 from collections.abc import Sequence
 
-from nunatak_cli.views.answers import Answer
-from nunatak_client import Client, TaskResult, TextInput
+from nunatak_cli.views.answers import Answer, Item
+from nunatak_client import (
+    Classification,
+    Client,
+    Entity,
+    Input,
+    Parameters,
+    Predicted,
+    QuestionAnswering,
+    RankingOutputs,
+    TaskResult,
+    TokenClassification,
+)
 
 
-def ask_server(server: str, source: TextInput, tasks: Sequence[str]) -> list[Answer]:
+def ask_server(
+    server: str, source: Input, tasks: Sequence[str], *, parameters: Parameters
+) -> list[Answer]:
     """Ask every task in one request."""
     with Client(server) as client:
-        fan_out = client.predict_many(source, tasks)
+        fan_out = client.predict_many(source, tasks, parameters=parameters)
     return [_answer(result) for result in fan_out.results]
 
 
@@ -19,13 +32,25 @@ def _answer(result: TaskResult) -> Answer:
         return Answer(
             reference=result.reference,
             version=None,
-            scores=(),
+            items=(),
             error_code=problem.code,
             error_message=problem.detail or problem.title,
         )
-    (scores,) = result.require()
     return Answer(
-        reference=result.reference,
-        version=result.version,
-        scores=tuple((score.label, score.score) for score in scores),
+        reference=result.reference, version=result.version, items=_items(result.require())
     )
+
+
+def _items(predicted: Predicted) -> tuple[Item, ...]:
+    """What the task says about the one input, as the server wrote it."""
+    match predicted:
+        case TokenClassification(outputs=outputs):
+            return tuple(_entity(entity) for entity in outputs[0])
+        case Classification() | QuestionAnswering() | RankingOutputs():
+            return tuple(item.model_dump(exclude_none=True) for item in predicted.outputs[0])
+
+
+def _entity(entity: Entity) -> Item:
+    is_group = entity.index is None
+    place = entity.model_dump(exclude={"label"}, exclude_none=True)
+    return {"entity_group" if is_group else "entity": entity.label, **place}

@@ -2,23 +2,44 @@
 
 from collections.abc import Sequence
 
+from pydantic import JsonValue, TypeAdapter
+
 from nunatak_cli.registries import existing_location
 from nunatak_cli.views.answers import Answer
-from nunatak_model import DEFAULT_BACKBONE, TextInput, load_backbone
+from nunatak_client import Input, Parameters, Query, Question
+from nunatak_model import DEFAULT_BACKBONE, load_backbone
 from nunatak_registry import Registry
+from nunatak_server import inputs
+from nunatak_server.api import questions
 from nunatak_server.local import LocalPredictor
 from nunatak_server.prediction import TaskFailure, TaskPrediction
 
 
 def ask_here(
-    source: TextInput, tasks: Sequence[str], *, registry: str | None, backbone: str | None
+    source: Input,
+    tasks: Sequence[str],
+    *,
+    parameters: Parameters,
+    registry: str | None,
+    backbone: str | None,
 ) -> list[Answer]:
     """Load the tasks and ask them."""
+    options = questions.Parameters.model_validate(parameters.wire()).options()
     with Registry.open(existing_location(registry)) as opened:
         loaded = load_backbone(backbone or DEFAULT_BACKBONE)
         with LocalPredictor(opened, loaded) as predictor:
-            prediction = predictor.predict([source], tasks)
+            prediction = predictor.predict([_input(source)], tasks, options=options)
     return [_answer(result) for result in prediction.results]
+
+
+def _input(source: Input) -> inputs.TaskInput:
+    match source:
+        case Question():
+            return inputs.Question(question=source.question, context=source.context)
+        case Query():
+            return inputs.Query(query=source.query, documents=tuple(source.documents))
+        case _:
+            return source
 
 
 def _answer(result: TaskPrediction | TaskFailure) -> Answer:
@@ -26,13 +47,13 @@ def _answer(result: TaskPrediction | TaskFailure) -> Answer:
         return Answer(
             reference=result.reference,
             version=None,
-            scores=(),
+            items=(),
             error_code=result.error.code,
             error_message=str(result.error),
         )
-    (scores,) = result.outputs
+    items = TypeAdapter(tuple[dict[str, JsonValue], ...])
     return Answer(
         reference=result.reference,
         version=result.version,
-        scores=tuple((score["label"], score["score"]) for score in scores),
+        items=items.validate_python(result.outputs[0]),
     )

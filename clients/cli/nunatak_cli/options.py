@@ -60,6 +60,17 @@ class MetricName(StrEnum):
     MATTHEWS_CORRELATION = "matthews_correlation"
 
 
+class AggregationName(StrEnum):
+    """What becomes of labelled tokens that belong together."""
+
+    NONE = "none"
+    SIMPLE = "simple"
+    FIRST = "first"
+    AVERAGE = "average"
+    MAX = "max"
+    WORD = "word"
+
+
 class DtypeName(StrEnum):
     """Number formats the server runs in."""
 

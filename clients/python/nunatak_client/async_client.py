@@ -11,7 +11,7 @@ import httpx
 from nunatak_client import calls
 from nunatak_client.calls import AnswerT, Call, PredictOptions
 from nunatak_client.errors import ConnectionFailedError, UnavailableError
-from nunatak_client.payloads import FunctionToApply, Inputs
+from nunatak_client.payloads import FunctionToApply, Inputs, Parameters
 from nunatak_client.results import (
     AliasChange,
     Eviction,
@@ -67,19 +67,24 @@ class AsyncClient:
         *,
         top_k: int | None = None,
         function_to_apply: FunctionToApply | str | None = None,
+        parameters: Parameters | None = None,
         deadline_s: float | None = None,
     ) -> Prediction:
         """Ask one task about one input or a list of inputs.
 
         Args:
             task: `name`, `name@alias` or `name/3`.
-            inputs: A text, a pair of texts as a tuple, or a list of these.
-            top_k: Labels to return per input; all when absent.
+            inputs: A text, a pair of texts as a tuple, a `Question`, a `Query`, or a list of these.
+            top_k: Labels, documents or answers per input; absent: all, but of answers one.
             function_to_apply: `softmax`, `sigmoid` or `none`; by the task's kind when absent.
+            parameters: What else to show, for tasks that do not classify whole texts.
             deadline_s: Seconds for everything, further attempts included.
         """
         options = PredictOptions(
-            top_k=top_k, function_to_apply=function_to_apply, deadline_s=deadline_s
+            top_k=top_k,
+            function_to_apply=function_to_apply,
+            parameters=parameters,
+            deadline_s=deadline_s,
         )
         return await self._run(calls.predict(task, inputs, options))
 
@@ -90,11 +95,15 @@ class AsyncClient:
         *,
         top_k: int | None = None,
         function_to_apply: FunctionToApply | str | None = None,
+        parameters: Parameters | None = None,
         deadline_s: float | None = None,
     ) -> FanOut:
         """Ask several tasks about the same inputs; a task that fails does not fail the others."""
         options = PredictOptions(
-            top_k=top_k, function_to_apply=function_to_apply, deadline_s=deadline_s
+            top_k=top_k,
+            function_to_apply=function_to_apply,
+            parameters=parameters,
+            deadline_s=deadline_s,
         )
         return await self._run(calls.predict_many(inputs, tasks, options))
 

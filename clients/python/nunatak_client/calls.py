@@ -10,6 +10,8 @@ from nunatak_client.errors import InvalidInputError
 from nunatak_client.payloads import (
     FunctionToApply,
     Inputs,
+    Parameters,
+    WireInputs,
     json_body,
     path_segment,
     predict_body,
@@ -68,6 +70,7 @@ class PredictOptions:
 
     top_k: int | None = None
     function_to_apply: FunctionToApply | str | None = None
+    parameters: Parameters | None = None
     deadline_s: float | None = None
 
 
@@ -79,9 +82,7 @@ def predict(task: str, inputs: Inputs, options: PredictOptions) -> Call[Predicti
         method="POST",
         path=f"{target.path}/predict",
         query=target.query,
-        content=predict_body(
-            wire, top_k=options.top_k, function_to_apply=options.function_to_apply
-        ),
+        content=_predict_body(wire, options),
         deadline_s=options.deadline_s,
         read=lambda reply: read_prediction(reply, num_inputs=wire.num_inputs),
     )
@@ -99,9 +100,7 @@ def predict_many(inputs: Inputs, tasks: Sequence[str], options: PredictOptions) 
     return Call(
         method="POST",
         path="/v1/predict",
-        content=predict_body(
-            wire, tasks=tasks, top_k=options.top_k, function_to_apply=options.function_to_apply
-        ),
+        content=_predict_body(wire, options, tasks=tasks),
         deadline_s=options.deadline_s,
         read=lambda reply: read_fan_out(reply, num_inputs=wire.num_inputs, tasks=tasks),
     )
@@ -171,6 +170,18 @@ def info() -> Call[ServerInfo]:
 def readiness() -> Call[bool]:
     """Ask whether the server is ready; not ready is an answer here, never an error."""
     return Call(method="GET", path="/readyz", read=lambda _reply: True)
+
+
+def _predict_body(
+    wire: WireInputs, options: PredictOptions, *, tasks: Sequence[str] | None = None
+) -> bytes:
+    return predict_body(
+        wire,
+        tasks=tasks,
+        top_k=options.top_k,
+        function_to_apply=options.function_to_apply,
+        parameters=options.parameters,
+    )
 
 
 def _reader(kind: type[ResultT]) -> Callable[[Reply], ResultT]:

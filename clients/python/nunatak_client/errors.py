@@ -4,6 +4,7 @@ NunatakClientError
 +-- InvalidInputError           an argument that cannot be sent; nothing was sent
 +-- ConnectionFailedError       no answer: refused, reset, unreachable or timed out
 +-- InvalidResponseError        an answer that is not the one the contract promises
++-- WrongHeadError              a part of an answer that a task of this kind does not give
 +-- ApiError                    the server refused; `code` is its stable name for the reason
     +-- InvalidRequestError     400, 405, 413, 415, 422: the request itself is at fault
     +-- NotFoundError           404: no such task, version or alias
@@ -38,6 +39,20 @@ class InvalidResponseError(NunatakClientError):
     """The answer does not follow the contract: another server, or a proxy in between."""
 
     code = "invalid_response"
+
+
+class WrongHeadError(NunatakClientError):
+    """A part of an answer was read that a task of this kind does not give."""
+
+    code = "wrong_head"
+
+    def __init__(self, head: str, wanted: str) -> None:
+        self.head = head
+        self.wanted = wanted
+        super().__init__(
+            f"only a {wanted} task answers with this, got the answer of a {head} task; "
+            "read the property of its kind, or `outputs`"
+        )
 
 
 class ApiError(NunatakClientError):

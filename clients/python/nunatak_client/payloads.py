@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from urllib.parse import quote
 
@@ -13,7 +13,26 @@ from nunatak_client.errors import InvalidInputError
 TextInput = str | tuple[str, str]
 """A text, or a pair of texts."""
 
-Inputs = TextInput | Sequence[TextInput]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A question, to be answered by a part of its context."""
+
+    question: str
+    context: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """A query, and the documents to order by how well they answer it."""
+
+    query: str
+    documents: Sequence[str]
+
+
+Input = TextInput | Question | Query
+
+Inputs = Input | Sequence[Input]
 """One input, or a list of inputs. A tuple is always one pair; several inputs are a list."""
 
 
@@ -23,6 +42,44 @@ class FunctionToApply(StrEnum):
     SOFTMAX = "softmax"
     SIGMOID = "sigmoid"
     NONE = "none"
+
+
+class AggregationStrategy(StrEnum):
+    """What becomes of labelled tokens that belong together."""
+
+    NONE = "none"
+    SIMPLE = "simple"
+    FIRST = "first"
+    AVERAGE = "average"
+    MAX = "max"
+    WORD = "word"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameters:
+    """What to show of token labels, answers and rankings; absent means the server's default.
+
+    `aggregation_strategy`, `ignore_labels` and `stride` are of token classification, `doc_stride`,
+    `max_answer_len` and `handle_impossible_answer` of question answering, `return_documents` of
+    ranking. Lengths are in tokens.
+    """
+
+    aggregation_strategy: AggregationStrategy | None = None
+    ignore_labels: tuple[str, ...] | None = None
+    stride: int | None = None
+    doc_stride: int | None = None
+    max_answer_len: int | None = None
+    handle_impossible_answer: bool | None = None
+    return_documents: bool | None = None
+
+    def wire(self) -> dict[str, JsonValue]:
+        """Write those that are given."""
+        given: dict[str, JsonValue] = {
+            name: value for name, value in asdict(self).items() if value is not None
+        }
+        if self.ignore_labels is not None:
+            given["ignore_labels"] = list(self.ignore_labels)
+        return given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +102,9 @@ def wire_inputs(inputs: Inputs) -> WireInputs:
     """Write one input or a list of inputs as JSON.
 
     Raises:
-        InvalidInputError: not a text, not a pair, or an empty list.
+        InvalidInputError: something else than texts, pairs, questions or queries, or an empty list.
     """
-    if isinstance(inputs, str | tuple):
+    if isinstance(inputs, str | tuple | Question | Query):
         return WireInputs(value=_wire_input(inputs), num_inputs=None)
     items = [_wire_input(item) for item in inputs]
     if not items:
@@ -61,18 +118,19 @@ def predict_body(
     tasks: Sequence[str] | None = None,
     top_k: int | None = None,
     function_to_apply: FunctionToApply | str | None = None,
+    parameters: Parameters | None = None,
 ) -> bytes:
     """Write the body of a predict request; `tasks` makes it a fan-out."""
     body: dict[str, JsonValue] = {"inputs": inputs.value}
     if tasks is not None:
         body["tasks"] = list(tasks)
-    parameters: dict[str, JsonValue] = {}
+    wanted = Parameters().wire() if parameters is None else parameters.wire()
     if top_k is not None:
-        parameters["top_k"] = top_k
+        wanted["top_k"] = top_k
     if function_to_apply is not None:
-        parameters["function_to_apply"] = str(function_to_apply)
-    if parameters:
-        body["parameters"] = parameters
+        wanted["function_to_apply"] = str(function_to_apply)
+    if wanted:
+        body["parameters"] = wanted
     return json_body(body)
 
 
@@ -121,11 +179,24 @@ def _wire_input(item: object) -> JsonValue:
             return item
         case tuple((str() as text, str() as text_pair)):
             return {"text": text, "text_pair": text_pair}
+        case Question(question=str() as question, context=str() as context):
+            return {"question": question, "context": context}
+        case Query(query=str() as query, documents=documents):
+            return {"query": query, "documents": _wire_documents(documents)}
         case _:
             raise InvalidInputError(
-                "an input must be a text or a pair (text, text_pair), "
+                "an input must be a text, a pair (text, text_pair), a Question or a Query, "
                 f"got {_shape(item)}; pass several inputs as a list"
             )
+
+
+def _wire_documents(documents: Sequence[object]) -> list[JsonValue]:
+    found: list[JsonValue] = [document for document in documents if isinstance(document, str)]
+    if isinstance(documents, str) or not found or len(found) != len(documents):
+        raise InvalidInputError(
+            f"documents must be a list of at least one text, got {_shape(documents)}"
+        )
+    return found
 
 
 def _shape(item: object) -> str:

@@ -7,7 +7,8 @@ from typing import TypeVar
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from nunatak_client.errors import InvalidResponseError, error_class
-from nunatak_client.results import FanOut, Prediction, Problem, Result, Timings
+from nunatak_client.outputs import HeadKind, Result
+from nunatak_client.results import FanOut, Prediction, Problem, Timings
 
 ResultT = TypeVar("ResultT", bound=Result)
 
@@ -70,7 +71,7 @@ def read_result(kind: type[ResultT], content: object) -> ResultT:
 def read_prediction(reply: Reply, *, num_inputs: int | None) -> Prediction:
     """Read the answer of one task."""
     body = read_object(reply)
-    return read_result(Prediction, _with_nested_outputs(body, num_inputs) | _trail(reply))
+    return read_result(Prediction, _with_predicted(body, num_inputs) | _trail(reply))
 
 
 def read_fan_out(reply: Reply, *, num_inputs: int | None, tasks: Sequence[str]) -> FanOut:
@@ -78,7 +79,7 @@ def read_fan_out(reply: Reply, *, num_inputs: int | None, tasks: Sequence[str]) 
     results = read_object(reply).get("results")
     entries = results if isinstance(results, list) else []
     nested = [
-        _with_nested_outputs(entry, num_inputs) if isinstance(entry, dict) else entry
+        _with_predicted(entry, num_inputs) if isinstance(entry, dict) else entry
         for entry in entries
     ]
     fan_out = read_result(FanOut, {"results": nested} | _trail(reply))
@@ -99,18 +100,18 @@ def read_timings(headers: Mapping[str, str]) -> Timings:
     )
 
 
-def _with_nested_outputs(
-    body: dict[str, JsonValue], num_inputs: int | None
-) -> dict[str, JsonValue]:
-    """One list of scores per input, also where the input came without a list."""
+def _with_predicted(body: dict[str, JsonValue], num_inputs: int | None) -> dict[str, JsonValue]:
+    """Put head and outputs together, one entry per input also where it came without a list."""
     outputs = body.get("outputs")
     if outputs is None:
         return body
     nested: JsonValue = [outputs] if num_inputs is None else outputs
     wanted = num_inputs or 1
-    if not (isinstance(nested, list) and len(nested) == wanted and all(nested)):
+    if not (isinstance(nested, list) and len(nested) == wanted):
         raise InvalidResponseError(f"asked about {wanted} inputs, got outputs for another number")
-    return {**body, "outputs": nested}
+    # Servers that know one kind of task only do not name it.
+    head = body.get("head", HeadKind.SEQUENCE_CLASSIFICATION)
+    return {**body, "predicted": {"head": head, "outputs": nested}}
 
 
 def _trail(reply: Reply) -> dict[str, object]:

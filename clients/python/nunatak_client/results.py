@@ -3,26 +3,22 @@
 Fields the client does not know are ignored, so that a newer server serves an older client.
 """
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import Field, JsonValue, model_validator
 
 from nunatak_client.errors import ApiError, error_class
+from nunatak_client.outputs import (
+    Answered,
+    Answers,
+    Entities,
+    HeadKind,
+    Predicted,
+    Ranking,
+    Result,
+    Scores,
+)
 
-
-class Result(BaseModel):
-    """Base of every answer."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-class Score(Result):
-    """One label and its score (a probability, or the logit for `function_to_apply="none"`)."""
-
-    label: str
-    score: float
-
-
-Scores = tuple[Score, ...]
-"""The labels of one input, best first."""
+Outputs = tuple[Scores, ...] | tuple[Entities, ...] | tuple[Answers, ...] | tuple[Ranking, ...]
+"""One entry per input, also for a single one; of which type, the task's head tells."""
 
 
 class Timings(Result):
@@ -34,29 +30,28 @@ class Timings(Result):
     batch_size: int | None = Field(default=None, description="rows of the batch it ran in")
 
 
-class Prediction(Result):
-    """The answer of one task version, one entry of `outputs` per input, also for a single one."""
+class Prediction(Answered):
+    """The answer of one task version."""
 
     task: str
     version: int
-    outputs: tuple[Scores, ...]
+    predicted: Predicted
     timings: Timings = Timings()
     request_id: str | None = None
 
     @property
-    def scores(self) -> Scores:
-        """Labels of the first input, best first."""
-        return self.outputs[0]
+    def head(self) -> HeadKind:
+        """The kind of the task."""
+        return self.predicted.head
 
     @property
-    def best(self) -> Score:
-        """Best label of the first input."""
-        return self.outputs[0][0]
+    def outputs(self) -> Outputs:
+        """What the task says about every input."""
+        return self.predicted.outputs
 
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Best label of every input."""
-        return tuple(scores[0].label for scores in self.outputs)
+    def require(self) -> Predicted:
+        """Return what the task says."""
+        return self.predicted
 
 
 class FieldProblem(Result):
@@ -89,35 +84,35 @@ class Problem(Result):
         )
 
 
-class TaskResult(Result):
-    """The part of one task in a fan-out: either `outputs` or `error`."""
+class TaskResult(Answered):
+    """The part of one task in a fan-out: either `predicted` or `error`."""
 
     reference: str
     task: str | None = None
     version: int | None = None
-    outputs: tuple[Scores, ...] | None = None
+    predicted: Predicted | None = None
     error: Problem | None = None
 
     @model_validator(mode="after")
     def _is_answer_or_error(self) -> "TaskResult":
-        if (self.outputs is None) == (self.error is None):
+        if (self.predicted is None) == (self.error is None):
             raise ValueError("a result holds either outputs or an error")
         return self
 
-    def require(self) -> tuple[Scores, ...]:
-        """Return the outputs.
+    @property
+    def outputs(self) -> Outputs | None:
+        """What the task says about every input; None where it failed."""
+        return None if self.predicted is None else self.predicted.outputs
+
+    def require(self) -> Predicted:
+        """Return what the task says.
 
         Raises:
             ApiError: this task failed.
         """
-        if self.outputs is None:
+        if self.predicted is None:
             raise (self.error or Problem(code="api_error", status=500)).to_error()
-        return self.outputs
-
-    @property
-    def best(self) -> Score:
-        """Best label of the first input; raises `ApiError` where the task failed."""
-        return self.require()[0][0]
+        return self.predicted
 
 
 class FanOut(Result):

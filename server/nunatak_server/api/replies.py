@@ -7,12 +7,12 @@ import orjson
 from fastapi.responses import Response
 
 from nunatak_artifact import LoadedTask
-from nunatak_model import TextInput
 from nunatak_registry import TaskSummary
 from nunatak_server.api.errors import problem_of
-from nunatak_server.api.schemas import Inputs, TextPair
+from nunatak_server.api.questions import Inputs, Item, QueryInput, QuestionInput, TextPair
+from nunatak_server.inputs import Query, Question, TaskInput
 from nunatak_server.memory import MemoryLedger, ProcessMemory
-from nunatak_server.postprocess import LabelScore
+from nunatak_server.outputs import Output
 from nunatak_server.prediction import TaskFailure, TaskPrediction, Timings
 from nunatak_server.runtime import Runtime
 
@@ -30,22 +30,26 @@ def reply(content: object, *, headers: Mapping[str, str] | None = None) -> Respo
     )
 
 
-def texts_of(inputs: Inputs) -> tuple[TextInput, ...]:
-    """Return the inputs in the terms of the model, one or many alike."""
+def inputs_of(inputs: Inputs) -> tuple[TaskInput, ...]:
+    """Return the inputs in the terms of the service, one or many alike."""
     items = inputs if isinstance(inputs, list) else [inputs]
-    return tuple(map(_text, items))
+    return tuple(map(_input, items))
 
 
-def _text(item: str | TextPair) -> TextInput:
-    if isinstance(item, str):
-        return item
-    return item.text if item.text_pair is None else (item.text, item.text_pair)
+def _input(item: Item) -> TaskInput:
+    match item:
+        case str():
+            return item
+        case TextPair():
+            return item.text if item.text_pair is None else (item.text, item.text_pair)
+        case QuestionInput():
+            return Question(question=item.question, context=item.context)
+        case QueryInput():
+            return Query(query=item.query, documents=tuple(item.documents))
 
 
-def outputs_as_sent(
-    outputs: Sequence[list[LabelScore]], inputs: Inputs
-) -> list[LabelScore] | list[list[LabelScore]]:
-    """Return a list of rankings if a list was sent, else the one ranking."""
+def outputs_as_sent(outputs: Sequence[Output], inputs: Inputs) -> Output | list[Output]:
+    """Return a list of outputs if a list was sent, else the one output."""
     return list(outputs) if isinstance(inputs, list) else outputs[0]
 
 
@@ -54,6 +58,7 @@ def prediction_fields(result: TaskPrediction, inputs: Inputs) -> dict[str, Any]:
     return {
         "task": result.task,
         "version": result.version,
+        "head": result.head,
         "outputs": outputs_as_sent(result.outputs, inputs),
     }
 

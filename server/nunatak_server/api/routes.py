@@ -9,11 +9,11 @@ from nunatak_server.api.context import request_id_of
 from nunatak_server.api.limits import StrictRoute
 from nunatak_server.api.replies import (
     TASK_VERSION_HEADER,
+    inputs_of,
     prediction_fields,
     reply,
     result_fields,
     summary_fields,
-    texts_of,
     timing_headers,
 )
 from nunatak_server.api.schemas import (
@@ -26,7 +26,7 @@ from nunatak_server.api.schemas import (
     TaskResponse,
 )
 from nunatak_server.errors import InvalidRequestError
-from nunatak_server.postprocess import ScoreOptions
+from nunatak_server.outputs import PredictionOptions
 from nunatak_server.prediction import (
     Prediction,
     PredictionRequest,
@@ -137,8 +137,8 @@ async def _ask(
     runtime = runtime_of(request)
     wanted = PredictionRequest(
         references=references,
-        inputs=texts_of(body.inputs),
-        options=body.parameters.options() if body.parameters else ScoreOptions(),
+        inputs=inputs_of(body.inputs),
+        options=body.parameters.options() if body.parameters else PredictionOptions(),
         deadline_s=(deadline_ms or runtime.settings.default_deadline_ms) / 1000,
     )
     return await runtime.service.predict(wanted)

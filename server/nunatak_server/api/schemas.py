@@ -1,80 +1,15 @@
-"""The wire format: strict, frozen, and without fields that nobody declared."""
+"""The wire format: whole requests and responses."""
 
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    model_validator,
-)
+from pydantic import Field
 
-from nunatak_registry import TaskManifest
-from nunatak_server.postprocess import ScoreFunction, ScoreOptions
+from nunatak_registry import HeadKind, TaskManifest
+from nunatak_server.api.messages import MAX_ITEMS, Message
+from nunatak_server.api.questions import Inputs, Parameters
 
 Reference = Annotated[str, Field(min_length=1, max_length=200, examples=["tone", "tone@prod"])]
 Version = Annotated[int, Field(ge=1, le=2**31 - 1)]
-
-
-# Above every setting; what is longer is refused before its items are looked at, because listing
-# the faults of a million items would hold up the event loop.
-MAX_ITEMS = 4096
-MAX_FIELDS = 64
-
-
-class Message(BaseModel):
-    """Base of everything that is sent or received."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _has_few_fields(cls, value: object) -> object:
-        match value:
-            case dict() if len(cast("dict[str, object]", value)) > MAX_FIELDS:
-                raise ValueError(f"an object may have at most {MAX_FIELDS} fields")
-            case _:
-                return value
-
-
-class TextPair(Message):
-    """A text, or two texts that are read together."""
-
-    text: str
-    text_pair: str | None = None
-
-
-def _input_kind(value: object) -> str:
-    if isinstance(value, list):
-        return "list"
-    return "text" if isinstance(value, str) else "pair"
-
-
-# Tags choose the one schema that is meant, so that errors speak of that one alone.
-Item = Annotated[
-    Annotated[str, Tag("text")] | Annotated[TextPair, Tag("pair")], Discriminator(_input_kind)
-]
-Inputs = Annotated[
-    Annotated[str, Tag("text")]
-    | Annotated[TextPair, Tag("pair")]
-    | Annotated[list[Item], Tag("list"), Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)],
-    Discriminator(_input_kind),
-]
-
-
-class Parameters(Message):
-    """How logits are shown."""
-
-    top_k: Annotated[int, Field(ge=1)] | None = Field(None, description="null = all labels")
-    function_to_apply: Annotated[ScoreFunction, Field(strict=False)] | None = Field(
-        None, description="null = by problem type"
-    )
-
-    def options(self) -> ScoreOptions:
-        """Return the same in the terms of the service."""
-        return ScoreOptions(function=self.function_to_apply, top_k=self.top_k)
 
 
 class PredictRequest(Message):
@@ -97,12 +32,61 @@ class ScoredLabel(Message):
     score: float
 
 
+class LabelledToken(Message):
+    """One token or word of a text, by its place and its characters."""
+
+    entity: str
+    score: float
+    index: int
+    word: str
+    start: int
+    end: int
+
+
+class LabelledGroup(Message):
+    """Neighbouring tokens of one label."""
+
+    entity_group: str
+    score: float
+    word: str
+    start: int
+    end: int
+
+
+class FoundAnswer(Message):
+    """A part of the context, by its characters."""
+
+    answer: str
+    score: float
+    start: int
+    end: int
+
+
+class ScoredDocument(Message):
+    """A document by its position in the query."""
+
+    index: int
+    score: float
+    document: str | None = None
+
+
+Output = (
+    list[ScoredLabel]
+    | list[LabelledToken]
+    | list[LabelledGroup]
+    | list[FoundAnswer]
+    | list[ScoredDocument]
+)
+"""What a task says about one input, by its head."""
+
+
 class PredictResponse(Message):
-    """Labels, best first; one list per input if a list was sent."""
+    """What the task says; one output per input if a list was sent."""
 
     task: str
     version: int
-    outputs: list[ScoredLabel] | list[list[ScoredLabel]]
+    head: HeadKind
+    outputs: Output | list[Output]
 
 
 class ErrorItem(Message):
@@ -130,7 +114,8 @@ class TaskResult(Message):
     reference: str
     task: str
     version: int
-    outputs: list[ScoredLabel] | list[list[ScoredLabel]]
+    head: HeadKind
+    outputs: Output | list[Output]
 
 
 class TaskError(Message):

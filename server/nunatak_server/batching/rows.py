@@ -9,7 +9,7 @@ from nunatak_server.errors import ServerError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowAnswer:
-    """What the engine computed for one row, and how long that took."""
+    """What the engine computed for one row (token after token), and how long that took."""
 
     logits: list[float]
     queue_s: float

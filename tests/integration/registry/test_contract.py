@@ -172,16 +172,18 @@ def test_deletion_of_a_missing_version_is_refused(registry: Registry, version: i
         registry.delete("intent", version)
 
 
-def test_deletion_removes_the_blob_with_its_last_reference(registry: Registry) -> None:
+def test_collection_removes_the_blob_with_its_last_reference(registry: Registry) -> None:
     one = publish_one(registry, "a", seed=7)
     two = publish_one(registry, "b", seed=7)
     assert one.blobs == two.blobs
 
     registry.delete("a", 1)
+    assert registry.gc(grace_s=0).removed_blobs == ()
     assert registry.read_blob(two)
     assert registry.verify() == []
 
     registry.delete("b", 1)
+    assert registry.gc(grace_s=0).removed_blobs == (two.blobs[0].sha256,)
     with pytest.raises(RegistryError):
         registry.read_blob(two)
     assert registry.verify() == []

@@ -14,6 +14,7 @@ from nunatak_model import (
     Backbone,
     Bottleneck,
     Full,
+    HeadKind,
     HeadOnly,
     Lora,
     Method,
@@ -46,6 +47,25 @@ def test_every_method_loads_and_passes_its_probe(backbone: Backbone, method: Met
     assert task.key == ("tone", 1)
     assert task.branch.split_depth == draft.split_depth
     assert task.num_bytes == task.branch.num_bytes > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", HeadKind)
+def test_every_kind_of_head_loads_and_passes_its_probe(kind: HeadKind, dtype: torch.dtype) -> None:
+    draft, blobs = tiny_task(tiny_backbone(), kind=kind)
+
+    task = load_task(numbered(draft), blobs["parameters"], tiny_backbone(dtype=dtype))
+
+    assert task.branch.spec.head.kind is kind
+    assert task.manifest.head.num_outputs == task.branch.spec.head.num_labels
+
+
+def test_a_token_probe_of_another_length_fails(backbone: Backbone) -> None:
+    draft, blobs = tiny_task(backbone, kind=HeadKind.QUESTION_ANSWERING)
+    probe = draft.probe.model_copy(update={"logits": (((0.0, 1.0),),) * 2})
+
+    with pytest.raises(ProbeFailedError, match="18 x 2 logits, 1 x 2 were recorded"):
+        load_task(numbered(draft, probe=probe.model_dump()), blobs["parameters"], backbone)
 
 
 def test_a_version_serves_in_the_format_of_the_backbone() -> None:

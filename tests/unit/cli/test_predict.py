@@ -85,6 +85,80 @@ def test_answers_as_json_have_the_shape_of_the_server(server: CannedServer) -> N
     }
 
 
+PLACE: dict[str, JsonValue] = {"score": 0.75, "word": "ann", "start": 0, "end": 3}
+KINDS: dict[str, tuple[JsonValue, str]] = {
+    "token_classification": (
+        [{"entity": "B-PER", **PLACE, "index": 1}, {"entity_group": "ORG", **PLACE}],
+        "0.7500 ann [B-PER] ann [ORG] 0.7500",
+    ),
+    "question_answering": (
+        [
+            {"answer": "ann", "score": 0.75, "start": 0, "end": 3},
+            {"answer": "", "score": 0.25, "start": 0, "end": 0},
+        ],
+        "0.7500 ann (no answer) 0.2500",
+    ),
+    "ranking": (
+        [{"index": 1, "score": 0.75, "document": "bob"}, {"index": 0, "score": 0.25}],
+        "0.7500 bob document 0 0.2500",
+    ),
+}
+
+
+@pytest.mark.parametrize("head", KINDS)
+def test_every_kind_is_shown_and_written_as_the_server_sent_it(
+    server: CannedServer, head: str
+) -> None:
+    outputs, shown = KINDS[head]
+    answer: JsonValue = {"task": "t", "version": 3, "head": head, "outputs": outputs}
+    server.answer = {"results": [{"reference": "t", **answer}]}
+
+    ran = nunatak("predict", "Come.", "--task", "t", "--server", server.url)
+    written = nunatak("predict", "Come.", "--task", "t", "--server", server.url, "--json")
+
+    assert " ".join(ran.stdout.splitlines()[1].split()) == f"t 3 {shown}"
+    assert written.json() == {"results": [{"reference": "t", "version": 3, "outputs": outputs}]}
+
+
+def test_a_text_without_entities_is_shown_as_such(server: CannedServer) -> None:
+    answer: JsonValue = {"task": "t", "version": 3, "head": "token_classification", "outputs": []}
+    server.answer = {"results": [{"reference": "t", **answer}]}
+
+    ran = nunatak("predict", "Come.", "--task", "t", "--server", server.url)
+
+    assert "nothing found" in ran.stdout
+
+
+def test_questions_documents_and_aggregation_are_sent(server: CannedServer) -> None:
+    server.answer = {"results": [MISSING]}
+    rest = ("--task", "nope", "--server", server.url)
+
+    nunatak("predict", "Ann came.", "--question", "Who?", *rest)
+    nunatak("predict", "Who?", "--document", "Ann", "--document", "Bob", *rest)
+    nunatak("predict", "Ann came.", "--aggregation", "simple", *rest)
+
+    assert server.bodies == [
+        {"inputs": {"question": "Who?", "context": "Ann came."}, "tasks": ["nope"]},
+        {
+            "inputs": {"query": "Who?", "documents": ["Ann", "Bob"]},
+            "tasks": ["nope"],
+            "parameters": {"return_documents": True},
+        },
+        {
+            "inputs": "Ann came.",
+            "tasks": ["nope"],
+            "parameters": {"aggregation_strategy": "simple"},
+        },
+    ]
+
+
+def test_two_kinds_of_input_at_once_are_one_line() -> None:
+    ran = nunatak("predict", "Come.", "--task", "tone", "--pair", "Why?", "--question", "Who?")
+
+    assert ran.exit_code != 0
+    assert ran.stderr.startswith("error [invalid_option]: ")
+
+
 def test_task_that_fails_does_not_hide_the_others(server: CannedServer) -> None:
     server.answer = {"results": [MISSING, TONE]}
 

@@ -1,5 +1,6 @@
 """Laws of `nunatak task` on a small registry."""
 
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,7 +8,8 @@ import pytest
 
 from doubles.drafts import make_draft
 from doubles.terminals import nunatak
-from nunatak_registry import Registry
+from nunatak_cli.commands.task import collect
+from nunatak_registry import DEFAULT_GRACE_S, Registry
 
 
 @pytest.fixture
@@ -171,6 +173,55 @@ def test_verify_names_the_damaged_version_and_fails(
     assert ran.exit_code == 1
     assert "intent/1" in ran.stdout
     assert found["errors"] == 1
+
+
+def test_verify_moves_damaged_files_aside_when_told(
+    place: tuple[str, str], registry: Registry, folder: Path
+) -> None:
+    digest = registry.resolve("intent/1").blobs[0].sha256
+    (blob,) = folder.glob(f"blobs/**/{digest}")
+    blob.chmod(0o644)
+    blob.write_bytes(b"damaged")
+
+    nunatak("task", "verify", *place)
+    assert blob.exists()
+
+    ran = nunatak("task", "verify", "--quarantine", "--json", *place)
+    assert ran.exit_code == 1
+    assert "moved to quarantine/" in ran.stdout
+    assert not blob.exists()
+    (moved,) = folder.glob(f"blobs/quarantine/*/{digest}")
+    assert moved.read_bytes() == b"damaged"
+
+
+def test_gc_spares_what_was_in_use_within_the_grace_period(
+    place: tuple[str, str], registry: Registry
+) -> None:
+    held = registry.resolve("intent/3")
+    registry.delete("intent", 3)
+
+    assert nunatak("task", "gc", *place).stdout == (
+        "removed 0 blobs and 0 temporary files; 1 too young\n"
+    )
+    assert registry.read_blob(held)
+
+
+def test_gc_removes_what_no_version_needs(place: tuple[str, str], registry: Registry) -> None:
+    digest = registry.resolve("intent/3").blobs[0].sha256
+    registry.delete("intent", 3)
+
+    assert nunatak("task", "gc", "--grace", "0", "--json", *place).json() == {
+        "removed_blobs": [digest],
+        "removed_temporary": 0,
+        "kept_young": 0,
+    }
+    assert registry.verify() == []
+
+
+def test_grace_of_the_command_is_that_of_the_registry() -> None:
+    parameters = inspect.signature(collect).parameters
+
+    assert parameters["grace"].default == DEFAULT_GRACE_S
 
 
 def test_delete_asks_first(place: tuple[str, str], registry: Registry) -> None:

@@ -6,8 +6,12 @@ import pytest
 
 from nunatak_client import InvalidInputError
 from nunatak_client.payloads import (
+    AggregationStrategy,
     FunctionToApply,
     Inputs,
+    Parameters,
+    Query,
+    Question,
     json_body,
     path_segment,
     predict_body,
@@ -23,6 +27,18 @@ from nunatak_client.payloads import (
         pytest.param(("a", "b"), {"text": "a", "text_pair": "b"}, None, id="one-pair"),
         pytest.param(["a"], ["a"], 1, id="list-of-one-stays-a-list"),
         pytest.param(["a", ("b", "c")], ["a", {"text": "b", "text_pair": "c"}], 2, id="mixed"),
+        pytest.param(
+            Question(question="q", context="c"),
+            {"question": "q", "context": "c"},
+            None,
+            id="one-question",
+        ),
+        pytest.param(
+            [Query(query="q", documents=("a", "b"))],
+            [{"query": "q", "documents": ["a", "b"]}],
+            1,
+            id="list-of-one-query",
+        ),
     ],
 )
 def test_inputs_follow_the_contract(inputs: Inputs, value: object, num_inputs: int | None) -> None:
@@ -40,11 +56,32 @@ def test_inputs_follow_the_contract(inputs: Inputs, value: object, num_inputs: i
         pytest.param(["a", 3], id="number"),
         pytest.param([["a", "b"]], id="list-in-list"),
         pytest.param([b"bytes"], id="bytes"),
+        pytest.param(Query(query="q", documents=()), id="no-documents"),
+        pytest.param(Query(query="q", documents="documents"), id="one-string-of-documents"),
     ],
 )
 def test_inputs_that_are_no_texts_are_refused_before_sending(inputs: Inputs) -> None:
     with pytest.raises(InvalidInputError):
         wire_inputs(inputs)
+
+
+def test_parameters_of_all_kinds_are_sent_together() -> None:
+    parameters = Parameters(
+        aggregation_strategy=AggregationStrategy.SIMPLE,
+        ignore_labels=(),
+        stride=0,
+        handle_impossible_answer=False,
+    )
+
+    body = json.loads(predict_body(wire_inputs("a"), top_k=2, parameters=parameters))
+
+    assert body["parameters"] == {
+        "aggregation_strategy": "simple",
+        "ignore_labels": [],
+        "stride": 0,
+        "handle_impossible_answer": False,
+        "top_k": 2,
+    }
 
 
 def test_absent_parameters_are_not_sent() -> None:

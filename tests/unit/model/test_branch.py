@@ -7,8 +7,10 @@ from nunatak_model import (
     Bottleneck,
     BranchSpec,
     Full,
+    HeadKind,
     HeadOnly,
     HeadSpec,
+    InvalidHeadError,
     InvalidMethodError,
     InvalidTensorsError,
     Lora,
@@ -133,6 +135,23 @@ def test_huge_but_finite_values_are_accepted() -> None:
 def test_settings_that_do_not_fit_the_backbone_are_refused(method: Method) -> None:
     with pytest.raises(InvalidMethodError, match="got"):
         parameter_shapes(spec_of(method), BACKBONE.config)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        HeadSpec(num_labels=2),
+        HeadSpec(num_labels=0, pooling=Pooling.MEAN),
+        HeadSpec(kind=HeadKind.RANKING, num_labels=2, pooling=Pooling.MEAN),
+        HeadSpec(kind=HeadKind.QUESTION_ANSWERING, num_labels=3),
+        HeadSpec(kind=HeadKind.TOKEN_CLASSIFICATION, num_labels=3, pooling=Pooling.MEAN),
+        HeadSpec(kind=HeadKind.TOKEN_CLASSIFICATION, num_labels=3, dense=True),
+    ],
+    ids=repr,
+)
+def test_a_head_that_contradicts_its_kind_is_refused(head: HeadSpec) -> None:
+    with pytest.raises(InvalidHeadError):
+        parameter_shapes(BranchSpec(method=HeadOnly(), head=head), BACKBONE.config)
 
 
 def test_converting_halves_the_bytes_and_keeps_the_split_depth() -> None:

@@ -1,6 +1,9 @@
 from concurrent.futures import ThreadPoolExecutor
 
-from doubles.backbones import tiny_backbone
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from doubles.backbones import Family, tiny_backbone, tiny_tokenizer
 
 TOKENIZER = tiny_backbone(num_layers=1).tokenizer
 
@@ -35,3 +38,106 @@ def test_equal_texts_give_equal_encodings_and_others_do_not() -> None:
     assert first == again
     assert hash(first) == hash(again)
     assert first != other
+
+
+LONG = "the quick brown fox. jumps-over 13 lazy dogs! " * 6
+FAMILIES = ("bert", "roberta")
+
+
+def published_tokenizer(family: Family) -> PreTrainedTokenizerFast:
+    """The same tokenizer as transformers runs it."""
+    start, end, padding, unknown = {
+        "bert": ("[CLS]", "[SEP]", "[PAD]", "[UNK]"),
+        "roberta": ("<s>", "</s>", "<pad>", "<unk>"),
+    }[family]
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tiny_tokenizer(family),
+        cls_token=start,
+        sep_token=end,
+        pad_token=padding,
+        unk_token=unknown,
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("max_length", "stride"), [(16, 0), (16, 5), (33, 12), (512, 64)])
+def test_windows_of_a_text_are_those_of_transformers(
+    family: Family, max_length: int, stride: int
+) -> None:
+    tokenizer = tiny_backbone(num_layers=1, family=family).tokenizer
+    expected = published_tokenizer(family)(
+        LONG,
+        truncation=True,
+        max_length=max_length,
+        stride=stride,
+        return_overflowing_tokens=True,
+        return_offsets_mapping=True,
+    )
+
+    (windows,) = tokenizer.encode_windows([LONG], max_length=max_length, stride=stride)
+
+    assert [list(window.token_ids) for window in windows] == expected["input_ids"]
+    offsets = [list(window.alignment.offsets) for window in windows if window.alignment]
+    assert offsets == expected["offset_mapping"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_only_the_context_of_a_question_is_windowed(family: Family) -> None:
+    tokenizer = tiny_backbone(num_layers=1, family=family).tokenizer
+    expected = published_tokenizer(family)(
+        "who jumps?",
+        LONG,
+        truncation="only_second",
+        max_length=40,
+        stride=7,
+        return_overflowing_tokens=True,
+        return_offsets_mapping=True,
+    )
+
+    (windows,) = tokenizer.encode_windows([("who jumps?", LONG)], max_length=40, stride=7)
+
+    assert [list(window.token_ids) for window in windows] == expected["input_ids"]
+    for index, window in enumerate(windows):
+        assert window.alignment is not None
+        assert list(window.alignment.offsets) == expected["offset_mapping"][index]
+        assert list(window.alignment.text_ids) == expected.sequence_ids(index)
+        assert list(window.alignment.word_ids) == expected.word_ids(index)
+
+
+def test_a_long_question_leaves_half_of_every_window_to_the_context() -> None:
+    (windows,) = TOKENIZER.encode_windows([("q" * 80, "c" * 100)], max_length=23, stride=50)
+
+    text_ids = [window.alignment.text_ids for window in windows if window.alignment]
+    assert {ids.count(0) for ids in text_ids} == {10}
+    assert all(ids.count(1) <= 10 for ids in text_ids)
+    assert len(windows) == 19
+
+
+def test_windows_hold_every_token_of_the_text() -> None:
+    (windows,) = TOKENIZER.encode_windows([LONG], max_length=20, stride=3)
+
+    seen = {
+        place for window in windows if window.alignment for place in window.alignment.offsets
+    } - {(0, 0)}
+    letters = {place for place, letter in enumerate(LONG) if letter != " "}
+    assert {begin for begin, _ in seen} == letters
+
+
+def test_a_text_that_fits_is_one_window_equal_to_its_plain_encoding() -> None:
+    for text in ("a word", ("a word", "another")):
+        (plain,) = TOKENIZER.encode([text], max_length=40)
+        ((window,),) = TOKENIZER.encode_windows([text], max_length=40, stride=8)
+
+        assert window == plain
+        assert hash(window) == hash(plain)
+        assert window.alignment is not None
+
+
+def test_tokens_know_their_words_and_unknown_ones_their_spelling() -> None:
+    ((window,),) = TOKENIZER.encode_windows(["Abc, d\u20ac"], max_length=40, stride=8)
+
+    alignment = window.alignment
+    assert alignment is not None
+    assert alignment.word_ids == (None, 0, 0, 0, 1, 2, None)
+    assert alignment.tokens[1:-1] == ("a", "##b", "##c", ",", "d\u20ac")
+    assert alignment.continues_word[1:-1] == (False, True, True, False, False)

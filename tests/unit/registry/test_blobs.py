@@ -7,9 +7,9 @@ from uuid import uuid4
 
 import pytest
 
-from nunatak_registry.blobs import BlobStore, digest_of
+from nunatak_registry.blobs import BlobStore, FileKind, StoredFile, blob_key, digest_of
 from nunatak_registry.errors import CorruptBlobError, StoreUnavailableError
-from nunatak_registry.files import LocalFiles
+from nunatak_registry.local_files import LocalFiles
 
 DATA = b"sixteen bytes !!"
 DIGEST = digest_of(DATA)
@@ -19,6 +19,10 @@ KEY = f"sha256/{DIGEST[:2]}/{DIGEST}"
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     return tmp_path / "blobs"
+
+
+def digests(store: BlobStore) -> list[str]:
+    return [file.digest for file in store.files() if file.kind is FileKind.BLOB]
 
 
 @pytest.fixture(params=["path", "file-url", "memory-url"])
@@ -40,7 +44,7 @@ def test_put_of_equal_bytes_changes_nothing(store: BlobStore) -> None:
     store.put(DATA)
     store.put(DATA)
 
-    assert list(store.digests()) == [DIGEST]
+    assert digests(store) == [DIGEST]
     assert store.get(DIGEST, len(DATA)) == DATA
 
 
@@ -57,12 +61,19 @@ def test_blob_of_another_size_is_corrupt(store: BlobStore, size: int) -> None:
         store.get(DIGEST, size)
 
 
+def test_blob_beyond_the_cap_is_not_read(store: BlobStore) -> None:
+    store.put(DATA)
+
+    with pytest.raises(CorruptBlobError, match="at most"):
+        store.get(DIGEST, 2**62)
+
+
 @pytest.mark.parametrize("digest", ["", "../../etc/passwd", DIGEST.upper(), DIGEST + "\n", "a/b"])
 def test_no_path_is_made_from_what_is_no_digest(store: BlobStore, digest: str) -> None:
     with pytest.raises(CorruptBlobError):
         store.exists(digest)
     with pytest.raises(CorruptBlobError):
-        store.delete(digest)
+        store.quarantine(blob_key(digest))
     with pytest.raises(CorruptBlobError):
         store.get(digest, 1)
 
@@ -71,15 +82,15 @@ def test_deleted_blob_is_gone_and_may_be_deleted_again(store: BlobStore) -> None
     store.put(DATA)
     assert store.exists(DIGEST)
 
-    store.delete(DIGEST)
-    store.delete(DIGEST)
+    store.remove(StoredFile.at(KEY))
+    store.remove(StoredFile.at(KEY))
 
     assert not store.exists(DIGEST)
-    assert list(store.digests()) == []
+    assert digests(store) == []
 
 
 def test_digests_of_a_store_never_written_are_none(store: BlobStore) -> None:
-    assert list(store.digests()) == []
+    assert digests(store) == []
     assert not store.exists(DIGEST)
 
 
@@ -117,7 +128,7 @@ def test_strangers_in_the_folder_are_no_digests(root: Path) -> None:
     (root / "sha256" / "zz").mkdir()
     (root / "sha256" / "zz" / DIGEST).write_bytes(DATA)
 
-    assert list(store.digests()) == [DIGEST]
+    assert digests(store) == [DIGEST]
 
 
 def truncate(path: Path) -> None:

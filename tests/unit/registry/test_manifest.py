@@ -92,3 +92,90 @@ def test_probe_refuses_logits_that_are_no_numbers() -> None:
 def test_a_lora_target_that_no_layer_has_is_refused(target: str) -> None:
     with pytest.raises(ValidationError):
         LoraRecord.model_validate({"rank": 2, "alpha": 4.0, "targets": [target]})
+
+
+def head(**changes: object) -> dict[str, object]:
+    fields: dict[str, object] = {
+        "kind": "sequence_classification",
+        "problem_type": "single_label_classification",
+        "labels": ["a", "b"],
+        "pooling": "mean",
+        "dense": False,
+    }
+    return fields | changes
+
+
+TOKEN_HEAD: dict[str, object] = {"problem_type": None, "pooling": None}
+
+
+@pytest.mark.parametrize(
+    ("fields", "num_outputs"),
+    [
+        pytest.param(head(), 2, id="single-label"),
+        pytest.param(head(problem_type="multi_label_classification"), 2, id="multi-label"),
+        pytest.param(
+            head(problem_type="multi_label_classification", labels=["a"]), 1, id="one-of-many"
+        ),
+        pytest.param(head(problem_type="regression", labels=["stars"]), 1, id="regression"),
+        pytest.param(head(kind="token_classification", **TOKEN_HEAD), 2, id="tokens"),
+        pytest.param(head(kind="question_answering", **TOKEN_HEAD, labels=[]), 2, id="answers"),
+        pytest.param(head(kind="ranking", problem_type=None, labels=[]), 1, id="ranking"),
+    ],
+)
+def test_every_kind_of_head_has_its_outputs(fields: dict[str, object], num_outputs: int) -> None:
+    record = HeadRecord.model_validate(fields)
+
+    assert record.num_outputs == num_outputs
+    assert HeadRecord.model_validate_json(record.model_dump_json()) == record
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        pytest.param(head(labels=["a"]), "2 to 10000 labels", id="one-label"),
+        pytest.param(head(problem_type="regression"), "1 to 1 labels", id="two-values"),
+        pytest.param(head(problem_type=None), "problem_type", id="no-problem-type"),
+        pytest.param(head(pooling=None), "pooling", id="no-pooling"),
+        pytest.param(head(kind="ranking", problem_type=None), "0 to 0 labels", id="ranked-labels"),
+        pytest.param(head(kind="ranking", labels=[]), "problem_type", id="ranked-problem"),
+        pytest.param(
+            head(kind="token_classification", problem_type=None), "pooling", id="pooled-tokens"
+        ),
+        pytest.param(
+            head(kind="question_answering", **TOKEN_HEAD), "0 to 0 labels", id="labelled-answers"
+        ),
+        pytest.param(
+            head(kind="token_classification", **TOKEN_HEAD, dense=True), "dense", id="dense-tokens"
+        ),
+        pytest.param(head(kind="translation"), "kind", id="unknown-kind"),
+    ],
+)
+def test_a_head_that_contradicts_its_kind_is_refused(
+    fields: dict[str, object], reason: str
+) -> None:
+    with pytest.raises(ValidationError, match=reason):
+        HeadRecord.model_validate(fields)
+
+
+def test_a_head_of_before_there_were_kinds_reads_the_same() -> None:
+    record = HeadRecord.model_validate_json('{"labels":["a","b"],"pooling":"mean","dense":true}')
+
+    assert record.model_dump(mode="json") == head(dense=True)
+
+
+def test_tokens_of_a_probe_have_equally_many_logits() -> None:
+    probe = ProbeRecord(inputs=("a",), logits=(((0.0, 1.0), (2.0, 3.0)),))
+
+    assert ProbeRecord.model_validate_json(probe.model_dump_json()) == probe
+    with pytest.raises(ValidationError, match="equally many"):
+        ProbeRecord(inputs=("a",), logits=(((0.0, 1.0), (2.0,)),))
+
+
+def test_windows_too_short_for_a_question_are_refused() -> None:
+    fields = make_manifest().model_dump() | {
+        "head": head(kind="question_answering", **TOKEN_HEAD, labels=[]),
+        "max_length": 7,
+    }
+
+    with pytest.raises(ValidationError, match="at least 8"):
+        TaskManifest.model_validate(fields)

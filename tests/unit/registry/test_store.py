@@ -8,15 +8,15 @@ import pytest
 from sqlalchemy import URL
 
 from doubles.drafts import make_draft, safetensors_bytes
-from nunatak_registry.blobs import BlobStore, digest_of
+from nunatak_registry.blobs import MAX_BLOB_BYTES, BlobStore, digest_of
 from nunatak_registry.errors import (
     CorruptBlobError,
     InvalidArtifactError,
     InvalidManifestError,
     StoreUnavailableError,
 )
-from nunatak_registry.files import LocalFiles
 from nunatak_registry.index import Index
+from nunatak_registry.local_files import LocalFiles
 from nunatak_registry.manifest import BlobRecord, TaskDraft
 from nunatak_registry.store import Registry, utc_now
 from nunatak_registry.verification import FindingKind
@@ -69,8 +69,10 @@ def test_folder_holds_the_index_and_the_blobs_and_nothing_else(
     digest = manifest.blobs[0].sha256
 
     files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    expected = [f"blobs/sha256/{digest[:2]}/{digest}", "index.sqlite3"]
 
-    assert files == [f"blobs/sha256/{digest[:2]}/{digest}", "index.sqlite3"]
+    # SQLite keeps its emptied journal.
+    assert [name for name in files if not name.startswith("index.sqlite3-")] == expected
 
 
 @pytest.mark.parametrize("names", [(), ("parameters", "more"), ("more",)])
@@ -100,6 +102,17 @@ def test_bytes_of_another_size_are_refused(registry: Registry, folder: Path) -> 
         registry.publish(draft, {"parameters": blobs["parameters"] + b"x"})
 
     assert blob_paths(folder) == []
+
+
+def test_a_blob_beyond_the_cap_is_refused_unread(registry: Registry) -> None:
+    draft, blobs = make_draft()
+    (record,) = draft.blobs
+    huge = draft.model_copy(
+        update={"blobs": (record.model_copy(update={"size_bytes": MAX_BLOB_BYTES + 1}),)}
+    )
+
+    with pytest.raises(InvalidArtifactError, match="at most"):
+        registry.publish(huge, blobs)
 
 
 def test_other_bytes_of_the_same_size_are_refused(registry: Registry, folder: Path) -> None:
@@ -192,15 +205,16 @@ class UnclearableFiles(LocalFiles):
         raise StoreUnavailableError(f"cannot delete {key}")
 
 
-def test_deletion_cut_short_leaves_an_orphan_and_no_version(folder: Path) -> None:
+def test_collection_cut_short_leaves_an_orphan_and_no_version(folder: Path) -> None:
     folder.mkdir()
     index = Index.open(URL.create("sqlite", database=str(folder / "index.sqlite3")))
     files = UnclearableFiles(folder / "blobs")
 
     with Registry(index=index, blobs=BlobStore(files), clock=utc_now) as registry:
         registry.publish(*make_draft())
+        registry.delete("intent", 1)
         with pytest.raises(StoreUnavailableError):
-            registry.delete("intent", 1)
+            registry.gc(grace_s=0)
 
         assert registry.tasks() == []
         assert [found.kind for found in registry.verify()] == [FindingKind.ORPHAN]
@@ -313,15 +327,12 @@ def test_blob_whose_header_is_bad_is_reported(registry: Registry, folder: Path) 
     assert FindingKind.HEADER in {found.kind for found in registry.verify()}
 
 
-def test_orphan_is_the_only_finding_that_is_no_error(registry: Registry, folder: Path) -> None:
-    registry.publish(*make_draft())
-    write_rows(folder, "DELETE FROM nunatak_version_blobs")
-    write_rows(folder, "DELETE FROM nunatak_versions")
-
-    (finding,) = registry.verify()
-
-    assert finding.kind is FindingKind.ORPHAN
-    assert [kind for kind in FindingKind if not kind.is_error] == [FindingKind.ORPHAN]
+def test_what_no_version_needs_is_no_error() -> None:
+    assert {kind for kind in FindingKind if not kind.is_error} == {
+        FindingKind.ORPHAN,
+        FindingKind.TEMPORARY,
+        FindingKind.STRANGER,
+    }
 
 
 def test_folder_that_is_a_file_is_unavailable(tmp_path: Path) -> None:
@@ -367,3 +378,62 @@ def test_two_processes_publish_every_version_exactly_once(folder: Path) -> None:
         assert len(digests) == 100
         assert registry.generation() == 100
         assert registry.verify() == []
+
+
+def test_damaged_manifest_hides_its_task_alone(registry: Registry, folder: Path) -> None:
+    registry.publish(*make_draft("bad", 1))
+    registry.publish(*make_draft("good", 2))
+    write_rows(folder, "UPDATE nunatak_versions SET manifest = '{}' WHERE task = 'bad'")
+
+    assert [task.name for task in registry.tasks()] == ["good"]
+    assert [(task.name, task.version) for task in registry.damaged_tasks()] == [("bad", 1)]
+    with pytest.raises(InvalidManifestError):
+        registry.task("bad")
+
+
+def test_no_task_is_damaged_in_a_sound_registry(registry: Registry) -> None:
+    registry.publish(*make_draft())
+
+    assert registry.damaged_tasks() == []
+
+
+@pytest.mark.parametrize(
+    ("statement", "subject"),
+    [
+        pytest.param("DELETE FROM nunatak_version_blobs", "intent/1", id="blob-row"),
+        pytest.param("UPDATE nunatak_aliases SET version = 9", "intent@prod", id="alias"),
+        pytest.param("UPDATE nunatak_alias_events SET to_version = 9", "intent@prod", id="history"),
+        pytest.param("UPDATE nunatak_tasks SET next_version = 1", "intent", id="counter"),
+    ],
+)
+def test_index_that_contradicts_itself_is_reported(
+    registry: Registry, folder: Path, statement: str, subject: str
+) -> None:
+    registry.publish(*make_draft())
+    registry.promote("intent", "prod", 1)
+    write_rows(folder, statement)
+
+    assert subject in {
+        found.subject for found in registry.verify() if found.kind is FindingKind.INDEX
+    }
+
+
+def test_blob_that_the_index_has_forgotten_is_not_collected(
+    registry: Registry, folder: Path
+) -> None:
+    manifest = registry.publish(*make_draft())
+    write_rows(folder, "DELETE FROM nunatak_version_blobs")
+
+    assert registry.gc(grace_s=-60).removed_blobs == ()
+    assert registry.read_blob(manifest)
+
+
+def test_damaged_history_is_refused(registry: Registry, folder: Path) -> None:
+    registry.publish(*make_draft())
+    registry.promote("intent", "prod", 1)
+    write_rows(folder, "UPDATE nunatak_alias_events SET at = 'yesterday'")
+
+    with pytest.raises(StoreUnavailableError, match="history"):
+        registry.history("intent", "prod")
+    assert registry.resolve("intent").version == 1
+    assert "intent@prod" in {found.subject for found in registry.verify()}

@@ -13,7 +13,7 @@ from nunatak_server.admission import Admission
 from nunatak_server.batching.rows import PendingRow, RowAnswer
 from nunatak_server.errors import DeadlineExceededError, DrainingError, TaskUnhealthyError
 from nunatak_server.metrics import Metrics
-from nunatak_server.postprocess import ScoreOptions
+from nunatak_server.outputs import PredictionOptions
 from nunatak_server.prediction import (
     Prediction,
     PredictionRequest,
@@ -62,7 +62,7 @@ class Bench:
 
     async def ask(self, *tasks: str, deadline_s: float = 60) -> Prediction:
         request = PredictionRequest(
-            references=tasks, inputs=("a", "b"), options=ScoreOptions(), deadline_s=deadline_s
+            references=tasks, inputs=("a", "b"), options=PredictionOptions(), deadline_s=deadline_s
         )
         return await self.service.predict(request)
 
@@ -99,6 +99,7 @@ def make_bench(backbone: Backbone, branch: Branch, *, sick: frozenset[str] = fro
         stages=stages,
         metrics=metrics,
         num_layers=backbone.config.num_layers,
+        join=backbone.tokenizer.join,
     )
     readiness.move_to(State.READY)
     return Bench(
@@ -126,7 +127,8 @@ def test_results_come_in_the_order_of_the_references(backbone: Backbone, branch:
         assert isinstance(nope, TaskFailure)
         assert isinstance(sick, TaskFailure)
         assert (two.task, one.task) == ("two", "one")
-        assert [ranking[0]["label"] for ranking in one.outputs] == ["yes", "yes"]
+        best = [output[0] for output in one.outputs]
+        assert [item["label"] for item in best if "label" in item] == ["yes", "yes"]
         assert (nope.error.code, sick.error.code) == ("task_not_found", "task_unhealthy")
 
     asyncio.run(scenario())

@@ -11,7 +11,8 @@ from nunatak_server.errors import (
     ServerError,
     TextTooLongError,
 )
-from nunatak_server.tokenization import Tokenization, check_texts
+from nunatak_server.inputs import Query, Question
+from nunatak_server.tokenization import Reading, Tokenization, check_texts, default_stride
 
 REFUSED = {
     "empty": ("", EmptyTextError),
@@ -35,10 +36,23 @@ class SpyEncoder:
             Encoding(token_ids=tuple(range(max_length)), type_ids=(0,) * max_length) for _ in inputs
         ]
 
+    def encode_windows(
+        self, inputs: Sequence[TextInput], *, max_length: int, stride: int
+    ) -> list[tuple[Encoding, ...]]:
+        whole = self.encode(inputs, max_length=max_length)
+        return [(encoding,) * (stride + 1) for encoding in whole]
+
 
 @pytest.mark.parametrize(("text", "error"), REFUSED.values(), ids=REFUSED.keys())
 def test_texts_that_cannot_be_read_are_refused(text: str, error: type[ServerError]) -> None:
-    for item in (text, ("fine", text), (text, "fine")):
+    for item in (
+        text,
+        ("fine", text),
+        (text, "fine"),
+        Question(question=text, context="fine"),
+        Question(question="fine", context=text),
+        Query(query="fine", documents=("fine", text)),
+    ):
         with pytest.raises(error, match="input 1"):
             check_texts(["fine", item], max_chars=100)
 
@@ -59,16 +73,34 @@ def test_errors_never_repeat_the_text(text: str, error: type[ServerError]) -> No
     assert canary not in str(refused.value)
 
 
-def test_inputs_are_encoded_once_per_length_and_off_the_event_loop() -> None:
+def test_inputs_are_encoded_once_per_reading_and_off_the_event_loop() -> None:
     encoder = SpyEncoder()
     tokenization = Tokenization(encoder, num_threads=1)
+    short, long = Reading(max_length=4, stride=None), Reading(max_length=8, stride=None)
 
-    encodings = asyncio.run(tokenization.encode(["x", "y"], max_lengths=[4, 8, 4]))
+    encodings = asyncio.run(tokenization.encode(["x", "y"], readings=[short, long, short]))
     tokenization.close()
 
-    assert {length: [e.num_tokens for e in es] for length, es in encodings.items()} == {
-        4: [4, 4],
-        8: [8, 8],
+    lengths = {
+        reading: [[encoding.num_tokens for encoding in item] for item in items]
+        for reading, items in encodings.items()
     }
+    assert lengths == {short: [[4], [4]], long: [[8], [8]]}
     assert sorted(length for _, length in encoder.calls) == [4, 8]
     assert all(name.startswith("nunatak-tokenize") for name, _ in encoder.calls)
+
+
+def test_each_input_keeps_its_documents_and_its_windows() -> None:
+    tokenization = Tokenization(SpyEncoder(), num_threads=1)
+    whole, windows = Reading(max_length=4, stride=None), Reading(max_length=4, stride=2)
+    query = Query(query="q", documents=("a", "b", "c"))
+
+    encodings = asyncio.run(tokenization.encode(["x", query], readings=[whole, windows]))
+    tokenization.close()
+
+    assert [len(item) for item in encodings[whole]] == [1, 3]
+    assert [len(item) for item in encodings[windows]] == [3, 9]
+
+
+def test_windows_share_at_most_half_of_their_length_by_default() -> None:
+    assert [default_stride(length) for length in (8, 64, 256, 512)] == [4, 32, 128, 128]

@@ -7,12 +7,14 @@ from typing import Annotated
 import typer
 
 from nunatak_cli.failures import needs_extra
-from nunatak_cli.options import BackboneOption, JsonOption, RegistryOption
+from nunatak_cli.options import AggregationName, BackboneOption, JsonOption, RegistryOption
 from nunatak_cli.output import console, print_json
 
 
-def predict(
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="The text to ask about.")],
+def predict(  # noqa: PLR0913 - one parameter per option is how typer works
+    text: Annotated[
+        str, typer.Argument(metavar="TEXT", help="The text, context or query to ask about.")
+    ],
     *,
     task: Annotated[
         list[str],
@@ -23,6 +25,18 @@ def predict(
     pair: Annotated[
         str | None,
         typer.Option(metavar="TEXT", help="Second text, for tasks about pairs of texts."),
+    ] = None,
+    question: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="Question about TEXT, for question answering."),
+    ] = None,
+    document: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="Document to rank for TEXT. Repeat for several."),
+    ] = None,
+    aggregation: Annotated[
+        AggregationName | None,
+        typer.Option(help="How token labels are put together. Absent: not at all."),
     ] = None,
     server: Annotated[
         str | None,
@@ -35,17 +49,21 @@ def predict(
     as_json: JsonOption = False,
 ) -> None:
     """Ask one or more tasks about a text; exit 1 if one of them fails."""
+    from nunatak_cli.sources import parameters_of, source_of
     from nunatak_cli.views.answers import answer_json, answer_table
 
-    source = text if pair is None else (text, pair)
+    source = source_of(text, pair=pair, question=question, documents=document or ())
+    parameters = parameters_of(source, aggregation=aggregation)
     if server is not None:
         from nunatak_cli.asking import ask_server
 
-        answers = ask_server(server, source, task)
+        answers = ask_server(server, source, task, parameters=parameters)
     else:
         with needs_extra("server"):
             from nunatak_cli.local import ask_here
-        answers = ask_here(source, task, registry=registry, backbone=backbone)
+        answers = ask_here(
+            source, task, parameters=parameters, registry=registry, backbone=backbone
+        )
     if as_json:
         print_json({"results": [answer_json(answer) for answer in answers]})
     else:

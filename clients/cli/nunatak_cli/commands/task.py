@@ -1,4 +1,4 @@
-"""`nunatak task`: look at the registry, move aliases, check and delete."""
+"""`nunatak task`: look at the registry, move aliases, check, delete and clean."""
 
 # ruff: noqa: PLC0415 - heavy imports run when their command does, not for --help
 
@@ -29,6 +29,7 @@ EXAMPLES = {
     "rollback": "nunatak task rollback tone --alias prod",
     "verify": "nunatak task verify --probe",
     "delete": "nunatak task delete tone 1",
+    "gc": "nunatak task gc --grace 86400",
 }
 
 
@@ -36,7 +37,7 @@ def task_app() -> typer.Typer:
     """Put the commands of the group together."""
     app = typer.Typer(
         name="task",
-        help="Look at tasks and versions, move aliases, check and delete.",
+        help="Look at tasks and versions, move aliases, check, delete and clean.",
         no_args_is_help=True,
         epilog=example(EXAMPLES["promote"]),
     )
@@ -48,6 +49,7 @@ def task_app() -> typer.Typer:
         "rollback": rollback,
         "verify": verify,
         "delete": delete,
+        "gc": collect,
     }
     for name, command in commands.items():
         app.command(name, epilog=example(EXAMPLES[name]))(command)
@@ -166,6 +168,12 @@ def verify(
             "--probe", help="Also run each version and compare with the logits it must give."
         ),
     ] = False,
+    quarantine: Annotated[
+        bool,
+        typer.Option(
+            "--quarantine", help="Also move damaged files aside; nothing is ever deleted."
+        ),
+    ] = False,
     backbone: BackboneOption = None,
     registry: RegistryOption = None,
     as_json: JsonOption = False,
@@ -174,7 +182,7 @@ def verify(
     from nunatak_cli.views.checks import check_json, check_of, check_table
 
     with existing_registry(registry) as opened:
-        checks = [check_of(finding) for finding in opened.verify(name)]
+        checks = [check_of(finding) for finding in opened.verify(name, quarantine=quarantine)]
         if probe:
             with needs_extra("server"):
                 from nunatak_cli.probing import probe_versions
@@ -209,3 +217,36 @@ def delete(
         print_json({"task": name, "version": version, "deleted": True})
     else:
         console().print(f"deleted {reference}")
+
+
+def collect(
+    *,
+    grace: Annotated[
+        float,
+        typer.Option(
+            "--grace",
+            metavar="SECONDS",
+            min=0,
+            help="Spare what was in use or written within this time; keep it above the longest "
+            "load and publish.",
+        ),
+    ] = 3600.0,
+    registry: RegistryOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove the blobs of deleted versions, and what killed writers left."""
+    with existing_registry(registry) as opened:
+        collected = opened.gc(grace)
+    if as_json:
+        print_json(
+            {
+                "removed_blobs": list(collected.removed_blobs),
+                "removed_temporary": collected.removed_temporary,
+                "kept_young": collected.kept_young,
+            }
+        )
+    else:
+        console().print(
+            f"removed {len(collected.removed_blobs)} blobs and "
+            f"{collected.removed_temporary} temporary files; {collected.kept_young} too young"
+        )

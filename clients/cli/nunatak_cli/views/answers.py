@@ -1,22 +1,25 @@
 """Answers of several tasks to one text, as a table and as JSON; whoever answered."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from pydantic import JsonValue
 from rich.table import Table
 from rich.text import Text
 
-SHOWN_LABELS = 3
+SHOWN_ITEMS = 3
+
+Item = Mapping[str, JsonValue]
+"""One label, entity, answer or document with its score, in the shape of the server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What one task says: labels with scores, best first, or why it says nothing."""
+    """What one task says, best first (entities: in the order of the text), or why nothing."""
 
     reference: str
     version: int | None
-    scores: tuple[tuple[str, float], ...]
+    items: tuple[Item, ...]
     error_code: str | None = None
     error_message: str = ""
 
@@ -35,15 +38,30 @@ def answer_table(answers: Iterable[Answer]) -> Table:
             problem = Text(f"error [{answer.error_code}]: {answer.error_message}", style="red")
             table.add_row(answer.reference, version, "-", problem, "")
             continue
-        (label, score), *others = answer.scores
+        shown = [(_text(item), f"{item['score']:.4f}") for item in answer.items[:SHOWN_ITEMS]]
+        text, score = shown[0] if shown else ("nothing found", "-")
         table.add_row(
             answer.reference,
             version,
-            f"{score:.4f}",
-            Text(label, style="bold"),
-            ", ".join(f"{name} {value:.4f}" for name, value in others[: SHOWN_LABELS - 1]),
+            score,
+            Text(text, style="bold"),
+            ", ".join(f"{text} {score}" for text, score in shown[1:]),
         )
     return table
+
+
+def _text(item: Item) -> str:
+    match item:
+        case {"label": label}:
+            return str(label)
+        case {"word": word, "entity": label} | {"word": word, "entity_group": label}:
+            return f"{word} [{label}]"
+        case {"answer": answer}:
+            return str(answer) or "(no answer)"
+        case {"document": document}:
+            return str(document)
+        case _:
+            return f"document {item['index']}"
 
 
 def answer_json(answer: Answer) -> dict[str, JsonValue]:
@@ -54,5 +72,5 @@ def answer_json(answer: Answer) -> dict[str, JsonValue]:
     return {
         "reference": answer.reference,
         "version": answer.version,
-        "outputs": [{"label": label, "score": score} for label, score in answer.scores],
+        "outputs": [dict(item) for item in answer.items],
     }

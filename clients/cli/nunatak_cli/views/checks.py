@@ -21,11 +21,12 @@ class Check:
 
 def check_of(finding: Finding) -> Check:
     """A finding of the registry's own check."""
+    moved = f"; moved to {finding.moved_to}" if finding.moved_to is not None else ""
     return Check(
         subject=finding.subject,
         kind=finding.kind.value,
         is_error=finding.kind.is_error,
-        message=finding.message,
+        message=finding.message + moved,
     )
 
 

@@ -5,7 +5,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nunatak_registry import ProblemType
-from nunatak_server.postprocess import LabelScore, ScoreFunction, ScoreOptions, label_scores
+from nunatak_server.postprocess import (
+    LabelScore,
+    ScoreFunction,
+    ScoreOptions,
+    default_function,
+    label_scores,
+)
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 
@@ -55,3 +61,28 @@ def test_none_shows_the_logits_themselves() -> None:
 @pytest.mark.parametrize(("top_k", "count"), [(1, 1), (2, 2), (99, 3), (None, 3)])
 def test_top_k_bounds_the_labels(top_k: int | None, count: int) -> None:
     assert len(scores_of([1.0, 2.0, 3.0], ScoreOptions(top_k=top_k))) == count
+
+
+def test_each_problem_type_has_its_own_function() -> None:
+    functions = [default_function(problem_type) for problem_type in ProblemType]
+
+    assert functions == [ScoreFunction.SOFTMAX, ScoreFunction.SIGMOID, ScoreFunction.NONE]
+
+
+def test_labels_of_a_multi_label_task_do_not_compete() -> None:
+    scores = label_scores(
+        [9.0, 8.0, -9.0],
+        labels=["a", "b", "c"],
+        problem_type=ProblemType.MULTI_LABEL,
+        options=ScoreOptions(),
+    )
+
+    assert [item["score"] > 0.99 for item in scores] == [True, True, False]
+
+
+def test_a_regression_gives_its_raw_value() -> None:
+    scores = label_scores(
+        [4.25], labels=["stars"], problem_type=ProblemType.REGRESSION, options=ScoreOptions()
+    )
+
+    assert scores == [{"label": "stars", "score": 4.25}]

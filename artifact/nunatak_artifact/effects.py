@@ -1,0 +1,53 @@
+"""Whether a branch differs from the backbone at all.
+
+An adapter whose keys were renamed, whose training never ran or whose layers were copied unchanged
+loads without complaint and answers like the bare backbone. Only here can that be seen.
+"""
+
+import torch
+
+from nunatak_artifact.errors import NoEffectError
+from nunatak_model import Backbone, Branch, HeadOnly
+from nunatak_model.methods import BottleneckLayer, LoraLayer
+from nunatak_model.methods.base import Adapter, LayerOverride, LoraUpdate
+
+
+def check_effect(reference: str, branch: Branch, backbone: Backbone) -> None:
+    """Refuse a branch that claims to change layers and changes none.
+
+    Costs one pass over the parameters up to the first that differs.
+
+    Raises:
+        NoEffectError: every layer computes exactly what the backbone's does.
+    """
+    method = branch.spec.method
+    if isinstance(method, HeadOnly):
+        return
+    if not _owns_other_values(branch, backbone) and not any(map(_adds, branch.layers.values())):
+        raise NoEffectError(reference, method.kind.value)
+
+
+def _owns_other_values(branch: Branch, backbone: Backbone) -> bool:
+    return any(
+        not torch.equal(tensor.to(frozen.device, frozen.dtype), frozen)
+        for name, tensor in branch.parameters.items()
+        if (frozen := backbone.parameters.get(name)) is not None
+    )
+
+
+def _adds(layer: LayerOverride) -> bool:
+    match layer:
+        case LoraLayer():
+            return any(map(_updates, layer.updates.values()))
+        case BottleneckLayer():
+            return _answers(layer.attention_adapter) or _answers(layer.feedforward_adapter)
+        case _:
+            return False
+
+
+def _updates(update: LoraUpdate) -> bool:
+    return bool(update.up.any()) and bool(update.down.any())
+
+
+def _answers(adapter: Adapter) -> bool:
+    return bool(adapter.up.weight.any()) or bool(adapter.up.bias.any())

@@ -1,0 +1,155 @@
+"""Upkeep of a registry: verification, quarantine and garbage collection.
+
+Files are moved or removed only under the writers' lock, after a second look: what a publisher has
+healed or referred to in the meantime stays where it is.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from itertools import islice
+
+from nunatak_registry.blobs import BlobStore, FileKind, StoredFile
+from nunatak_registry.errors import StoreUnavailableError
+from nunatak_registry.index import Change, Index, Snapshot
+from nunatak_registry.verification import (
+    Finding,
+    check_counters,
+    index_finding,
+    leftover,
+    verify_version,
+)
+
+DEFAULT_GRACE_S = 3600.0
+"""Longer than a load or a publish takes, also from a slow bucket."""
+
+_FILES_PER_LOCK = 64
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collected:
+    """What a garbage collection did."""
+
+    removed_blobs: tuple[str, ...]
+    removed_temporary: int
+    kept_young: int
+    """Files that belong to no version, but not yet for the grace period."""
+
+
+class Upkeep:
+    """Checks and cleans one registry. Safe beside readers and writers in other processes."""
+
+    def __init__(self, *, index: Index, blobs: BlobStore, clock: Callable[[], datetime]) -> None:
+        self._index = index
+        self._blobs = blobs
+        self._clock = clock
+
+    def verify(self, task: str | None) -> list[Finding]:
+        """Return what is wrong with one task, or with the whole registry."""
+        # Files are listed before the references are read, so that a publish which ends in between
+        # is not taken for an orphan.
+        stored = [] if task is not None else list(self._blobs.files())
+        with self._index.reading() as snapshot:
+            records = snapshot.all_versions(task)
+            counted = snapshot.blob_references()
+            findings = list(_check_index(snapshot, task))
+            referenced = snapshot.blob_digests()
+        for record in records:
+            key = (record.task, record.version)
+            findings += verify_version(record, counted.get(key, set()), self._blobs)
+        spare = [
+            file
+            for file in stored
+            if file.kind is not FileKind.BLOB or file.digest not in referenced
+        ]
+        findings += [leftover(file, self._blobs) for file in sorted(spare, key=lambda f: f.key)]
+        return findings
+
+    def quarantine(self, findings: Sequence[Finding]) -> list[Finding]:
+        """Move the files that are to blame out of the way; return the findings, amended."""
+        places: dict[str, str | None] = {}
+        with self._index.writing():
+            self._blobs.check_writable()
+            for finding in findings:
+                if finding.key is not None and finding.key not in places:
+                    places[finding.key] = self._move(finding.key)
+        return [
+            finding if finding.key is None else replace(finding, moved_to=places[finding.key])
+            for finding in findings
+        ]
+
+    def collect(self, grace_s: float) -> Collected:
+        """Remove blobs without a version and temporary files, both at least `grace_s` old."""
+        self._blobs.check_writable()
+        before = self._clock() - timedelta(seconds=grace_s)
+        with self._index.reading() as snapshot:
+            # Any digest that a manifest mentions is spared, even if the index does not count it,
+            # and even if the manifest is damaged.
+            spared = snapshot.blob_digests()
+            for record in snapshot.all_versions():
+                spared.update(_DIGEST.findall(record.manifest))
+        candidates = (
+            file
+            for file in self._blobs.files()
+            if file.kind is FileKind.TEMPORARY
+            or (file.kind is FileKind.BLOB and file.digest not in spared)
+        )
+        removed, kept = list[StoredFile](), 0
+        while batch := list(islice(candidates, _FILES_PER_LOCK)):
+            with self._index.writing() as change:
+                gone = [file for file in batch if self._remove(change, file, before)]
+                change.forget_retired([file.digest for file in gone])
+            removed += gone
+            kept += len(batch) - len(gone)
+        return Collected(
+            removed_blobs=tuple(
+                sorted(file.digest for file in removed if file.kind is FileKind.BLOB)
+            ),
+            removed_temporary=sum(file.kind is FileKind.TEMPORARY for file in removed),
+            kept_young=kept,
+        )
+
+    def _move(self, key: str) -> str | None:
+        file = StoredFile.at(key)
+        if file.kind is FileKind.BLOB and self._blobs.is_sound(file.digest):
+            return None
+        return self._blobs.quarantine(key)
+
+    def _remove(self, change: Change, file: StoredFile, before: datetime) -> bool:
+        written = self._blobs.modified(file)
+        if written is None or written > before:
+            return False
+        if file.kind is FileKind.BLOB:
+            if change.has_blob(file.digest):
+                return False
+            retired = change.retired_since(file.digest)
+            if retired is not None and retired > before:
+                return False
+        self._blobs.remove(file)
+        return True
+
+
+def _check_index(snapshot: Snapshot, task: str | None) -> Iterator[Finding]:
+    versions = snapshot.version_numbers(task)
+    if task is None:
+        yield from (index_finding("index", problem) for problem in snapshot.integrity_problems())
+    yield from check_counters(snapshot.next_versions(), versions)
+    for name, aliases in snapshot.aliases(task).items():
+        for alias, version in aliases.items():
+            yield from _check_alias(snapshot, f"{name}@{alias}", version, versions.get(name, ()))
+
+
+def _check_alias(
+    snapshot: Snapshot, reference: str, version: int, versions: tuple[int, ...]
+) -> Iterator[Finding]:
+    if version not in versions:
+        yield index_finding(reference, f"points to version {version}, which is missing")
+    try:
+        history = snapshot.history(*reference.split("@"))
+    except StoreUnavailableError as error:
+        yield index_finding(reference, f"has a history that cannot be read ({error})")
+        return
+    if not history or history[-1].to_version != version:
+        yield index_finding(reference, f"points to version {version}, its history does not")

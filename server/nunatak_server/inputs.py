@@ -1,0 +1,97 @@
+"""Inputs: what callers ask about, which heads can answer it, and the texts that are read for it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from nunatak_model import TextInput
+from nunatak_registry import HeadKind
+from nunatak_server.errors import WrongInputKindError
+
+
+class InputKind(StrEnum):
+    """What one input is."""
+
+    TEXT = "text"
+    PAIR = "pair"
+    QUESTION = "question"
+    QUERY = "query"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A question, to be answered by a part of its context."""
+
+    question: str
+    context: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """A query, and the documents to order by how well they answer it."""
+
+    query: str
+    documents: tuple[str, ...]
+
+
+TaskInput = TextInput | Question | Query
+
+
+def input_kind(item: TaskInput) -> InputKind:
+    """Tell the kind of an input."""
+    match item:
+        case str():
+            return InputKind.TEXT
+        case tuple():
+            return InputKind.PAIR
+        case Question():
+            return InputKind.QUESTION
+        case Query():
+            return InputKind.QUERY
+
+
+def input_kinds_of(head: HeadKind) -> tuple[InputKind, ...]:
+    """Return the kinds of input that a head can answer."""
+    match head:
+        case HeadKind.SEQUENCE_CLASSIFICATION:
+            return InputKind.TEXT, InputKind.PAIR
+        case HeadKind.TOKEN_CLASSIFICATION:
+            return (InputKind.TEXT,)
+        case HeadKind.QUESTION_ANSWERING:
+            return (InputKind.QUESTION,)
+        case HeadKind.RANKING:
+            return (InputKind.QUERY,)
+
+
+def find_misfit(inputs: Sequence[TaskInput], head: HeadKind) -> WrongInputKindError | None:
+    """Return why a head cannot answer the inputs, or None if it can."""
+    wanted = input_kinds_of(head)
+    for position, item in enumerate(inputs):
+        kind = input_kind(item)
+        if kind not in wanted:
+            return WrongInputKindError(position, kind, head=head, wanted=wanted)
+    return None
+
+
+def strings_in(item: TaskInput) -> tuple[str, ...]:
+    """Return every string that an input holds, once."""
+    match item:
+        case str():
+            return (item,)
+        case tuple():
+            return item
+        case Question():
+            return item.question, item.context
+        case Query():
+            return item.query, *item.documents
+
+
+def texts_to_read(item: TaskInput) -> tuple[TextInput, ...]:
+    """Return what the encoder reads for an input: one text or pair, or one for each document."""
+    match item:
+        case Question():
+            return ((item.question, item.context),)
+        case Query():
+            return tuple((item.query, document) for document in item.documents)
+        case _:
+            return (item,)

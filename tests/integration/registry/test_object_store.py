@@ -1,0 +1,132 @@
+"""Blobs in a bucket: an S3 server as a process of its own, under either kind of index."""
+
+import threading
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from doubles.drafts import make_draft, publish_one
+from doubles.object_stores import ObjectStore, object_store
+from doubles.postgres import PostgresServer
+from nunatak_registry import (
+    CorruptBlobError,
+    FindingKind,
+    Registry,
+    StoreUnavailableError,
+)
+
+LATER = datetime(2100, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture(scope="module")
+def server() -> Generator[ObjectStore]:
+    with object_store() as server:
+        yield server
+
+
+@pytest.fixture
+def bucket(server: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> str:
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    return server.create_bucket()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def location(request: pytest.FixtureRequest, tmp_path: Path, bucket: str) -> str:
+    blobs = f"blobs=s3://{bucket}/tasks"
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'index.db'}?{blobs}"
+    postgres: PostgresServer = request.getfixturevalue("postgres")
+    return f"{postgres.create_database()}&{blobs}"
+
+
+@pytest.fixture
+def registry(location: str) -> Generator[Registry]:
+    with Registry.open(location, clock=lambda: LATER) as registry:
+        yield registry
+
+
+def put(server: ObjectStore, bucket: str, key: str, data: bytes) -> None:
+    client = server.client()
+    client.put_object(Bucket=bucket, Key=f"tasks/{key}", Body=data)
+
+
+def keys(server: ObjectStore, bucket: str) -> list[str]:
+    client = server.client()
+    return [entry["Key"] for entry in client.list_objects_v2(Bucket=bucket).get("Contents", [])]
+
+
+def test_versions_live_and_die_in_a_bucket(
+    registry: Registry, location: str, server: ObjectStore, bucket: str
+) -> None:
+    manifest = publish_one(registry, seed=0)
+    publish_one(registry, seed=1)
+    registry.promote("intent", "prod", 2)
+    with Registry.open(location) as other:
+        assert other.read_blob(other.resolve("intent/1")) == make_draft(seed=0)[1]["parameters"]
+    assert registry.verify() == []
+
+    registry.delete("intent", 1)
+    assert registry.read_blob(manifest)
+    assert registry.gc(grace_s=0).removed_blobs == (manifest.blobs[0].sha256,)
+    assert registry.verify() == []
+    assert len(keys(server, bucket)) == 1
+
+
+def test_damaged_object_is_refused_quarantined_and_healed(
+    registry: Registry, server: ObjectStore, bucket: str
+) -> None:
+    bad, good = publish_one(registry, "bad", seed=0), publish_one(registry, "good", seed=1)
+    digest = bad.blobs[0].sha256
+    put(server, bucket, f"sha256/{digest[:2]}/{digest}", b"damaged")
+
+    with pytest.raises(CorruptBlobError):
+        registry.read_blob(bad)
+    (finding,) = registry.verify(quarantine=True)
+    assert (finding.subject, finding.kind) == ("bad/1", FindingKind.BLOB)
+    assert f"tasks/{finding.moved_to}" in keys(server, bucket)
+    assert registry.read_blob(good)
+
+    assert publish_one(registry, "bad", seed=0) == bad
+    assert registry.verify() == []
+
+
+def test_strange_objects_are_found(registry: Registry, server: ObjectStore, bucket: str) -> None:
+    publish_one(registry)
+    put(server, bucket, "README", b"hello")
+    put(server, bucket, "sha256/ab/README", b"hello")
+
+    found = {finding.subject: finding.moved_to for finding in registry.verify(quarantine=True)}
+
+    assert found.keys() == {"README", "sha256/ab/README"}
+    assert found["README"] is None
+    assert found["sha256/ab/README"] is not None
+
+
+def test_racing_publishers_lose_nothing(registry: Registry) -> None:
+    start = threading.Barrier(4)
+
+    def publish(worker: int) -> None:
+        start.wait()
+        for seed in range(4):
+            publish_one(registry, f"task{worker}", seed=seed)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(publish, range(4)))
+
+    assert [task.versions for task in registry.tasks()] == [(1, 2, 3, 4)] * 4
+    assert registry.verify() == []
+
+
+def test_bucket_that_does_not_exist_is_unavailable_and_leaves_no_version(
+    tmp_path: Path, bucket: str
+) -> None:
+    location = f"sqlite:///{tmp_path / 'index.db'}?blobs=s3://no-{bucket}/tasks"
+
+    with Registry.open(location) as registry:
+        with pytest.raises(StoreUnavailableError, match="object store"):
+            publish_one(registry)
+        assert registry.tasks() == []

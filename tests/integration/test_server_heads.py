@@ -1,0 +1,283 @@
+"""Every kind of head over HTTP: alone, together in one batch, and refused what it cannot answer."""
+
+import asyncio
+from collections.abc import Generator
+from typing import Any
+
+import httpx
+import pytest
+
+from doubles.backbones import tiny_backbone
+from doubles.serving import make_settings, running_client, running_server
+from doubles.tasks import logits_alone, publish_tiny_task, random_parameters, spec_of
+from nunatak_client import (
+    AggregationStrategy,
+    Classification,
+    Client,
+    InvalidRequestError,
+    Parameters,
+    Query,
+    Question,
+    QuestionAnswering,
+    RankingOutputs,
+    TokenClassification,
+)
+from nunatak_model import Backbone, Bottleneck, HeadKind, HeadOnly, Lora, Method, TextInput, TopK
+from nunatak_registry import ProblemType, Registry
+
+TOPIC, TAGS, STARS, NAMES, ANSWERS, RANKS = "topic", "tags", "stars", "names", "answers", "ranks"
+METHODS: dict[str, Method] = {
+    TOPIC: TopK(num_layers=1),
+    TAGS: Lora(rank=2),
+    STARS: HeadOnly(),
+    NAMES: TopK(num_layers=2),
+    ANSWERS: Bottleneck(size=4, first_layer=1),
+    RANKS: Lora(rank=2, first_layer=2),
+}
+KINDS = {
+    TOPIC: HeadKind.SEQUENCE_CLASSIFICATION,
+    TAGS: HeadKind.SEQUENCE_CLASSIFICATION,
+    STARS: HeadKind.SEQUENCE_CLASSIFICATION,
+    NAMES: HeadKind.TOKEN_CLASSIFICATION,
+    ANSWERS: HeadKind.QUESTION_ANSWERING,
+    RANKS: HeadKind.RANKING,
+}
+PROBLEMS = {TAGS: ProblemType.MULTI_LABEL, STARS: ProblemType.REGRESSION}
+LABELS = {TOPIC: ("calm", "urgent"), TAGS: ("a", "b", "c"), STARS: ("stars",), NAMES: ("O", "B-X")}
+TEXT = "ann met bob in oslo."
+LONG = "ann met bob in oslo, and cy came. " * 8
+QUESTION = {"question": "who came?", "context": LONG}
+QUERY = {"query": "who came?", "documents": ["ann", "bob and cy", "nobody"]}
+
+
+@pytest.fixture(scope="module")
+def backbone() -> Backbone:
+    return tiny_backbone()
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Generator[Registry]:
+    with Registry.open(tmp_path_factory.mktemp("registry")) as opened:
+        for name, kind in KINDS.items():
+            publish_tiny_task(
+                opened,
+                backbone,
+                task=name,
+                method=METHODS[name],
+                labels=LABELS.get(name, ()),
+                kind=kind,
+                problem_type=PROBLEMS.get(name),
+            )
+        yield opened
+
+
+def logits_of(backbone: Backbone, name: str, inputs: list[TextInput]) -> list[list[float]]:
+    num_labels = len(LABELS.get(name, ()))
+    spec = spec_of(backbone, METHODS[name], num_labels=num_labels, kind=KINDS[name])
+    return logits_alone(backbone, spec, random_parameters(spec, backbone, seed=0), inputs)
+
+
+async def ask(client: httpx.AsyncClient, name: str, body: dict[str, Any]) -> Any:  # noqa: ANN401 - JSON
+    answer = await client.post(f"/v1/tasks/{name}/predict", json=body)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["head"] == KINDS[name]
+    return answer.json()["outputs"]
+
+
+def test_a_fan_out_over_all_kinds_answers_what_each_can(
+    backbone: Backbone, registry: Registry
+) -> None:
+    async def scenario() -> None:
+        async with running_client(backbone, registry) as client:
+            for inputs, able in (
+                (TEXT, {TOPIC, TAGS, STARS, NAMES}),
+                ({"text": TEXT, "text_pair": "where?"}, {TOPIC, TAGS, STARS}),
+                (QUESTION, {ANSWERS}),
+                (QUERY, {RANKS}),
+                ([TEXT, QUESTION], set[str]()),
+            ):
+                answer = await client.post(
+                    "/v1/predict", json={"inputs": inputs, "tasks": list(KINDS)}
+                )
+                assert answer.status_code == 200
+                results = {result["reference"]: result for result in answer.json()["results"]}
+                assert {name for name, result in results.items() if "outputs" in result} == able
+                refused = [result["error"] for result in results.values() if "error" in result]
+                assert {(it["code"], it["status"]) for it in refused} <= {("wrong_input_kind", 422)}
+
+    asyncio.run(scenario())
+
+
+def test_rows_of_all_kinds_in_one_batch_answer_as_each_alone(
+    backbone: Backbone, registry: Registry
+) -> None:
+    bodies: dict[str, dict[str, Any]] = {
+        TOPIC: {"inputs": [TEXT, LONG]},
+        TAGS: {"inputs": [TEXT]},
+        STARS: {"inputs": [TEXT]},
+        NAMES: {"inputs": [TEXT, LONG], "parameters": {"ignore_labels": []}},
+        ANSWERS: {"inputs": [QUESTION], "parameters": {"top_k": 3}},
+        RANKS: {"inputs": [QUERY]},
+    }
+
+    async def scenario() -> None:
+        async with running_client(backbone, registry) as client:
+            alone = {name: await ask(client, name, body) for name, body in bodies.items()}
+            names = [name for name in bodies for _ in range(3)]
+            together = await asyncio.gather(*(ask(client, name, bodies[name]) for name in names))
+
+        for name, outputs in zip(names, together, strict=True):
+            assert numbers_in(outputs) == pytest.approx(numbers_in(alone[name]), abs=1e-4)
+            assert words_in(outputs) == words_in(alone[name])
+
+    asyncio.run(scenario())
+
+
+def numbers_in(outputs: list[list[dict[str, Any]]]) -> list[float]:
+    return [
+        value for row in outputs for item in row for value in item.values() if value != str(value)
+    ]
+
+
+def words_in(outputs: list[list[dict[str, Any]]]) -> list[str]:
+    return [
+        value for row in outputs for item in row for value in item.values() if value == str(value)
+    ]
+
+
+def test_multi_label_and_regression_have_their_own_scores(
+    backbone: Backbone, registry: Registry
+) -> None:
+    async def scenario() -> None:
+        async with running_client(backbone, registry) as client:
+            tags = await ask(client, TAGS, {"inputs": TEXT})
+            raw = await ask(
+                client, TAGS, {"inputs": TEXT, "parameters": {"function_to_apply": "none"}}
+            )
+            (stars,) = await ask(client, STARS, {"inputs": TEXT})
+
+        (row,) = logits_of(backbone, TAGS, [TEXT])
+        assert {item["label"]: item["score"] for item in raw} == pytest.approx(
+            dict(zip(LABELS[TAGS], row, strict=True)), abs=1e-4
+        )
+        assert sum(item["score"] for item in tags) != pytest.approx(1)
+        assert stars == {
+            "label": "stars",
+            "score": pytest.approx(logits_of(backbone, STARS, [TEXT])[0][0], abs=1e-4),
+        }
+
+    asyncio.run(scenario())
+
+
+def test_a_ranking_orders_documents_by_the_logits_of_their_pairs(
+    backbone: Backbone, registry: Registry
+) -> None:
+    async def scenario() -> None:
+        async with running_client(backbone, registry) as client:
+            parameters = {"function_to_apply": "none", "return_documents": True, "top_k": 2}
+            ranked = await ask(client, RANKS, {"inputs": QUERY, "parameters": parameters})
+
+        pairs: list[TextInput] = [("who came?", document) for document in QUERY["documents"]]
+        logits = [row[0] for row in logits_of(backbone, RANKS, pairs)]
+        order = sorted(range(3), key=lambda index: -logits[index])[:2]
+        assert [item["index"] for item in ranked] == order
+        assert [item["score"] for item in ranked] == pytest.approx(
+            [logits[index] for index in order], abs=1e-4
+        )
+        assert [item["document"] for item in ranked] == [QUERY["documents"][i] for i in order]
+
+    asyncio.run(scenario())
+
+
+def test_a_long_text_is_labelled_to_its_end(backbone: Backbone, registry: Registry) -> None:
+    async def scenario() -> None:
+        async with running_client(backbone, registry) as client:
+            parameters: dict[str, Any] = {"ignore_labels": [], "aggregation_strategy": "word"}
+            words = await ask(client, NAMES, {"inputs": LONG, "parameters": parameters})
+
+        assert [LONG[item["start"] : item["end"]] for item in words] == [
+            part
+            for word in LONG.split()
+            for part in ((word[:-1], word[-1]) if word[-1] in ",." else (word,))
+        ]
+        assert [item["index"] for item in words] == list(range(len(words)))
+
+    asyncio.run(scenario())
+
+
+def test_answers_are_parts_of_the_context(backbone: Backbone, registry: Registry) -> None:
+    async def scenario() -> None:
+        async with running_client(backbone, registry) as client:
+            plain = await ask(client, ANSWERS, {"inputs": QUESTION})
+            parameters = {"top_k": 5, "max_answer_len": 3, "doc_stride": 4}
+            many = await ask(client, ANSWERS, {"inputs": QUESTION, "parameters": parameters})
+
+        assert len(plain) == 1
+        assert len(many) == 5
+        for item in many:
+            assert item["answer"] == LONG[item["start"] : item["end"]]
+            assert len(item["answer"].replace(" ", "")) <= 3
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("inputs", "location"),
+    [
+        ({"question": "who?"}, "body.inputs.question.context"),
+        ({"query": "who?", "documents": []}, "body.inputs.query.documents"),
+        ({"query": "who?", "documents": ["a", 1]}, "body.inputs.query.documents.1"),
+        ([{"question": "who?", "context": "x", "text": "y"}], "body.inputs.list.0.question.text"),
+    ],
+)
+def test_errors_speak_of_the_kind_that_was_meant(
+    backbone: Backbone, registry: Registry, inputs: object, location: str
+) -> None:
+    async def scenario() -> None:
+        async with running_client(backbone, registry) as client:
+            answer = await client.post(f"/v1/tasks/{ANSWERS}/predict", json={"inputs": inputs})
+
+        assert answer.status_code == 422
+        assert [item["location"] for item in answer.json()["errors"]] == [location]
+
+    asyncio.run(scenario())
+
+
+def test_documents_count_as_inputs(backbone: Backbone, registry: Registry) -> None:
+    async def scenario() -> None:
+        async with running_client(backbone, registry, make_settings(max_inputs=2)) as client:
+            answer = await client.post(f"/v1/tasks/{RANKS}/predict", json={"inputs": QUERY})
+
+        assert (answer.status_code, answer.json()["code"]) == (422, "too_many_inputs")
+
+    asyncio.run(scenario())
+
+
+def test_the_client_reads_every_kind(backbone: Backbone, registry: Registry) -> None:
+    question = Question(question="who came?", context=LONG)
+    query = Query(query="who came?", documents=["ann", "bob and cy"])
+    grouped = Parameters(aggregation_strategy=AggregationStrategy.SIMPLE, ignore_labels=())
+
+    with running_server(backbone, registry) as address, Client(address) as client:
+        topic = client.predict(TOPIC, TEXT)
+        tokens = client.predict(NAMES, TEXT, parameters=Parameters(ignore_labels=()))
+        groups = client.predict(NAMES, [TEXT, LONG], parameters=grouped)
+        answer = client.predict(ANSWERS, question, top_k=2)
+        ranking = client.predict(RANKS, query)
+        fan_out = client.predict_many(TEXT, list(KINDS))
+        with pytest.raises(InvalidRequestError) as refused:
+            client.predict(ANSWERS, TEXT)
+
+    assert isinstance(topic.predicted, Classification)
+    assert isinstance(tokens.predicted, TokenClassification)
+    assert isinstance(answer.predicted, QuestionAnswering)
+    assert isinstance(ranking.predicted, RankingOutputs)
+    assert topic.best.label in LABELS[TOPIC]
+    assert [entity.index for entity in tokens.entities] == list(range(1, len(tokens.entities) + 1))
+    assert {entity.label for entity in groups.entities} <= {"O", "X"}
+    assert len(groups.outputs) == 2
+    assert len(answer.answers) == 2
+    assert sorted(document.index for document in ranking.ranking) == [0, 1]
+    assert fan_out[NAMES].error is None
+    assert fan_out[ANSWERS].error is not None
+    assert refused.value.code == "wrong_input_kind"

@@ -1,0 +1,80 @@
+"""What the documents say is so."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from nunatak_cli.main import app
+from nunatak_server.api.errors import STATUS_OF
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+MAKE_TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+PUBLIC_BASES = {"registry_error", "model_error", "artifact_error", "server_error"}
+"""Codes of classes that are only ever raised as one of their subclasses."""
+NOT_OVER_HTTP = {"invalid_settings"}
+
+
+def shell_lines(text: str) -> list[str]:
+    """Commands of the fenced `sh` blocks, with continued lines joined and comments dropped."""
+    blocks = re.findall(r"```sh\n(.*?)```", text, flags=re.DOTALL)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    return [line.partition("  #")[0].strip() for line in lines if line.strip()]
+
+
+COMMANDS = shell_lines(README)
+
+
+def test_the_readme_has_commands() -> None:
+    assert "make demo" in COMMANDS
+    assert "make test" in COMMANDS
+    assert any(command.startswith("nunatak train") for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", [it for it in COMMANDS if it.startswith("make ")])
+def test_every_make_target_of_the_readme_exists(command: str) -> None:
+    assert set(shlex.split(command)[1:]) <= MAKE_TARGETS
+
+
+@pytest.mark.parametrize("command", [it for it in COMMANDS if it.startswith("nunatak ")])
+def test_every_option_of_the_readmes_commands_exists(command: str) -> None:
+    words = shlex.split(command)[1:]
+    path = [word for word in words[:2] if word in {"train", "serve", "predict", "loadtest", "task"}]
+    if path == ["task"]:
+        path.append(words[1])
+
+    shown = CliRunner().invoke(app, [*path, "--help"], env={"COLUMNS": "200", "TERM": "dumb"})
+
+    assert shown.exit_code == 0
+    for option in (word for word in words if word.startswith("--")):
+        assert option in shown.output
+
+
+@pytest.mark.parametrize("code", sorted({error.code for error in STATUS_OF}))  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType, reportUnknownArgumentType, reportAttributeAccessIssue]
+def test_every_error_code_is_documented(code: str) -> None:
+    documented = (ROOT / "docs" / "http.md").read_text(encoding="utf-8")
+
+    assert code in PUBLIC_BASES | NOT_OVER_HTTP or f"`{code}`" in documented
+
+
+def test_every_link_of_the_documents_leads_somewhere() -> None:
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
+        for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} -> {target}"
+
+
+def test_light_packages_import_no_torch() -> None:
+    program = (
+        "import sys, nunatak_client, nunatak_registry, nunatak_cli.main; "
+        "print(sorted({'torch', 'transformers', 'fastapi'} & set(sys.modules)))"
+    )
+    finished = subprocess.run(  # noqa: S603 - our own interpreter; no shell
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+
+    assert finished.stdout.strip() == "[]"

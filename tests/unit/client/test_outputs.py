@@ -1,0 +1,105 @@
+"""Laws of typed results: each kind of task has its own, and none is taken for another."""
+
+import json
+
+import pytest
+from pydantic import JsonValue
+
+from nunatak_client import (
+    Answer,
+    Entity,
+    HeadKind,
+    InvalidResponseError,
+    Prediction,
+    RankedDocument,
+    Score,
+    WrongHeadError,
+)
+from nunatak_client.replies import Reply, read_fan_out, read_prediction
+
+PLACE: dict[str, JsonValue] = {"score": 0.9, "word": "ann", "start": 0, "end": 3}
+OUTPUTS: dict[HeadKind, list[JsonValue]] = {
+    HeadKind.SEQUENCE_CLASSIFICATION: [{"label": "calm", "score": 0.9}],
+    HeadKind.TOKEN_CLASSIFICATION: [
+        {"entity": "B-PER", "index": 1, **PLACE},
+        {"entity_group": "PER", **PLACE},
+    ],
+    HeadKind.QUESTION_ANSWERING: [{"answer": "ann", "score": 0.9, "start": 0, "end": 3}],
+    HeadKind.RANKING: [{"index": 1, "score": 0.9, "document": "ann"}, {"index": 0, "score": 0.1}],
+}
+
+
+def read(head: HeadKind, outputs: JsonValue) -> Prediction:
+    body: JsonValue = {"task": "t", "version": 1, "head": head.value, "outputs": outputs}
+    return read_prediction(
+        Reply(status=200, headers={}, content=json.dumps(body).encode()), num_inputs=None
+    )
+
+
+def test_every_kind_reads_as_its_own_class() -> None:
+    found = {head: read(head, outputs) for head, outputs in OUTPUTS.items()}
+
+    assert all(prediction.head is head for head, prediction in found.items())
+    assert found[HeadKind.SEQUENCE_CLASSIFICATION].best == Score(label="calm", score=0.9)
+    token, group = found[HeadKind.TOKEN_CLASSIFICATION].entities
+    assert token == Entity(label="B-PER", score=0.9, word="ann", start=0, end=3, index=1)
+    assert (group.label, group.index) == ("PER", None)
+    (answer,) = found[HeadKind.QUESTION_ANSWERING].answers
+    assert answer == Answer(answer="ann", score=0.9, start=0, end=3)
+    assert found[HeadKind.RANKING].ranking == (
+        RankedDocument(index=1, score=0.9, document="ann"),
+        RankedDocument(index=0, score=0.1),
+    )
+
+
+@pytest.mark.parametrize("head", HeadKind)
+@pytest.mark.parametrize("name", ["best", "scores", "labels", "entities", "answers", "ranking"])
+def test_what_a_kind_does_not_give_is_refused_by_name(head: HeadKind, name: str) -> None:
+    owners = {
+        "entities": HeadKind.TOKEN_CLASSIFICATION,
+        "answers": HeadKind.QUESTION_ANSWERING,
+        "ranking": HeadKind.RANKING,
+    }
+    owner = owners.get(name, HeadKind.SEQUENCE_CLASSIFICATION)
+    prediction = read(head, OUTPUTS[head])
+
+    if head is owner:
+        assert getattr(prediction, name)
+    else:
+        with pytest.raises(WrongHeadError, match=owner):
+            getattr(prediction, name)
+
+
+def test_a_text_may_hold_no_entities_and_a_context_no_answers() -> None:
+    assert read(HeadKind.TOKEN_CLASSIFICATION, []).entities == ()
+    assert read(HeadKind.QUESTION_ANSWERING, []).answers == ()
+
+
+@pytest.mark.parametrize("head", [HeadKind.SEQUENCE_CLASSIFICATION, HeadKind.RANKING])
+def test_a_text_has_labels_and_a_query_documents(head: HeadKind) -> None:
+    with pytest.raises(InvalidResponseError):
+        read(head, [])
+
+
+def test_an_unknown_kind_is_not_guessed() -> None:
+    body: JsonValue = {"task": "t", "version": 1, "head": "translation", "outputs": []}
+
+    with pytest.raises(InvalidResponseError):
+        read_prediction(
+            Reply(status=200, headers={}, content=json.dumps(body).encode()), num_inputs=None
+        )
+
+
+def test_a_fan_out_holds_several_kinds() -> None:
+    results: list[JsonValue] = [
+        {"reference": head.value, "task": "t", "version": 1, "head": head.value, "outputs": outputs}
+        for head, outputs in OUTPUTS.items()
+    ]
+    reply = Reply(status=200, headers={}, content=json.dumps({"results": results}).encode())
+
+    fan_out = read_fan_out(reply, num_inputs=None, tasks=[head.value for head in OUTPUTS])
+
+    assert fan_out["sequence_classification"].best.label == "calm"
+    assert fan_out["token_classification"].entities[1].label == "PER"
+    assert fan_out["question_answering"].answers[0].answer == "ann"
+    assert fan_out["ranking"].ranking[0].document == "ann"

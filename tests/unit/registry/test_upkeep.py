@@ -1,0 +1,241 @@
+import os
+from collections.abc import Generator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from doubles.drafts import make_draft, publish_one
+from nunatak_registry.blobs import digest_of
+from nunatak_registry.store import Registry
+from nunatak_registry.verification import Finding, FindingKind
+
+
+@dataclass
+class ManualClock:
+    now: datetime
+
+    def __call__(self) -> datetime:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += timedelta(seconds=seconds)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "registry"
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(datetime.now(UTC))
+
+
+@pytest.fixture
+def registry(folder: Path, clock: ManualClock) -> Generator[Registry]:
+    with Registry.open(folder, clock=clock) as registry:
+        yield registry
+
+
+def path_of(folder: Path, seed: int) -> Path:
+    digest = digest_of(make_draft(seed=seed)[1]["parameters"])
+    return folder / "blobs" / "sha256" / digest[:2] / digest
+
+
+def write_aged(path: Path, data: bytes, *, age_s: float) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    moment = datetime.now(UTC).timestamp() - age_s
+    os.utime(path, (moment, moment))
+
+
+def test_deleted_version_can_be_read_until_it_is_collected(
+    registry: Registry, clock: ManualClock
+) -> None:
+    held = publish_one(registry)
+    clock.advance(10_000)
+    registry.delete("intent", 1)
+
+    clock.advance(3599)
+    early = registry.gc()
+    assert registry.read_blob(held) == make_draft()[1]["parameters"]
+    assert (early.removed_blobs, early.kept_young) == ((), 1)
+
+    clock.advance(2)
+    assert registry.gc().removed_blobs == (held.blobs[0].sha256,)
+    assert registry.verify() == []
+
+
+def test_grace_starts_anew_when_a_blob_is_published_and_deleted_again(
+    registry: Registry, clock: ManualClock
+) -> None:
+    publish_one(registry)
+    registry.delete("intent", 1)
+    clock.advance(5000)
+    publish_one(registry)
+    assert registry.gc().removed_blobs == ()
+    registry.delete("intent", 2)
+
+    clock.advance(3000)
+    assert registry.gc().removed_blobs == ()
+    clock.advance(1000)
+    assert len(registry.gc().removed_blobs) == 1
+
+
+def test_blob_of_a_publish_under_way_is_not_collected(registry: Registry, folder: Path) -> None:
+    publish_one(registry)
+    write_aged(path_of(folder, 1), make_draft(seed=1)[1]["parameters"], age_s=60)
+
+    assert registry.gc().kept_young == 1
+    assert path_of(folder, 1).exists()
+
+
+def test_leftovers_of_killed_writers_are_collected(registry: Registry, folder: Path) -> None:
+    publish_one(registry)
+    old = path_of(folder, 0).parent / f".{uuid4().hex}.tmp"
+    young = path_of(folder, 0).parent / f".{uuid4().hex}.tmp"
+    write_aged(old, b"cut short", age_s=7200)
+    write_aged(young, b"under way", age_s=60)
+    write_aged(path_of(folder, 1), make_draft(seed=1)[1]["parameters"], age_s=7200)
+
+    collected = registry.gc()
+
+    assert (len(collected.removed_blobs), collected.removed_temporary) == (1, 1)
+    assert collected.kept_young == 1
+    assert (old.exists(), young.exists()) == (False, True)
+
+
+def test_collection_never_touches_strangers(registry: Registry, folder: Path) -> None:
+    stranger = path_of(folder, 0).parent / "README"
+    write_aged(stranger, b"hello", age_s=7200)
+
+    registry.gc(grace_s=0)
+
+    assert stranger.read_bytes() == b"hello"
+
+
+def test_only_a_full_check_looks_for_leftovers(registry: Registry, folder: Path) -> None:
+    publish_one(registry)
+    write_aged(path_of(folder, 1), make_draft(seed=1)[1]["parameters"], age_s=0)
+
+    assert registry.verify("intent") == []
+    assert [finding.kind for finding in registry.verify()] == [FindingKind.ORPHAN]
+
+
+def found_and_moved(registry: Registry) -> list[tuple[FindingKind, bool]]:
+    found = registry.verify(quarantine=True)
+    return [(finding.kind, finding.moved_to is not None) for finding in found]
+
+
+def moved_file(folder: Path, finding: Finding) -> Path:
+    assert finding.moved_to is not None
+    return folder / "blobs" / finding.moved_to
+
+
+def test_damaged_blob_is_quarantined_whole_and_the_others_are_served(
+    registry: Registry, folder: Path
+) -> None:
+    publish_one(registry, "bad", seed=0)
+    good = publish_one(registry, "good", seed=1)
+    path = path_of(folder, 0)
+    path.chmod(0o644)
+    path.write_bytes(b"damaged")
+
+    (finding,) = registry.verify(quarantine=True)
+
+    assert (finding.subject, finding.kind) == ("bad/1", FindingKind.BLOB)
+    assert moved_file(folder, finding).read_bytes() == b"damaged"
+    assert not path.exists()
+    assert registry.read_blob(good) == make_draft(seed=1)[1]["parameters"]
+    assert found_and_moved(registry) == [(FindingKind.BLOB, False)]
+
+
+def test_publishing_again_heals_what_was_quarantined(registry: Registry, folder: Path) -> None:
+    draft, blobs = make_draft()
+    manifest = registry.publish(draft, blobs)
+    path_of(folder, 0).unlink()
+    path_of(folder, 0).mkdir()
+    registry.verify(quarantine=True)
+
+    assert registry.publish(draft, blobs) == manifest
+    assert registry.verify() == []
+
+
+def test_blob_shared_by_two_versions_is_moved_once_and_reported_twice(
+    registry: Registry, folder: Path
+) -> None:
+    publish_one(registry, "a")
+    publish_one(registry, "b")
+    path_of(folder, 0).chmod(0o644)
+    path_of(folder, 0).write_bytes(b"damaged")
+
+    first, second = registry.verify(quarantine=True)
+
+    assert (first.subject, second.subject) == ("a/1", "b/1")
+    assert first.moved_to == second.moved_to is not None
+
+
+def make_stranger(kind: str, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    match kind:
+        case "pipe":
+            os.mkfifo(path)
+        case "link":
+            path.symlink_to("/")
+        case "folder":
+            path.mkdir()
+            (path / "inner").write_bytes(b"")
+        case _:
+            path.write_bytes(b"")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "folder", "file"])
+@pytest.mark.parametrize("place", ["sha256/ab/stranger", "sha256/ab/" + "c" * 64])
+def test_stranger_among_the_blobs_is_quarantined(
+    registry: Registry, folder: Path, kind: str, place: str
+) -> None:
+    publish_one(registry)
+    make_stranger(kind, folder / "blobs" / place)
+
+    (finding,) = registry.verify(quarantine=True)
+
+    assert (finding.subject, finding.kind) == (place, FindingKind.STRANGER)
+    assert os.path.lexists(moved_file(folder, finding))
+    assert registry.verify() == []
+
+
+def test_orphan_of_other_bytes_is_a_stranger(registry: Registry, folder: Path) -> None:
+    write_aged(path_of(folder, 0), b"other bytes", age_s=7200)
+
+    assert found_and_moved(registry) == [(FindingKind.STRANGER, True)]
+
+
+def test_stranger_beside_the_blobs_is_reported_and_left_alone(
+    registry: Registry, folder: Path
+) -> None:
+    publish_one(registry)
+    (folder / "blobs" / "README").write_bytes(b"hello")
+
+    assert found_and_moved(registry) == [(FindingKind.STRANGER, False)]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_link_in_place_of_a_blob_folder_is_not_followed(
+    registry: Registry, folder: Path, tmp_path: Path, depth: int
+) -> None:
+    draft, blobs = make_draft()
+    registry.publish(draft, blobs)
+    path = path_of(folder, 0)
+    place = path.parents[depth - 1]
+    place.rename(tmp_path / "elsewhere")
+    place.symlink_to(tmp_path / "elsewhere")
+
+    kinds = {finding.kind for finding in registry.verify(quarantine=True)}
+
+    assert kinds == {FindingKind.BLOB, FindingKind.STRANGER}
+    assert not os.path.lexists(place)
+    registry.publish(draft, blobs)
+    assert registry.verify() == []
