@@ -47,6 +47,10 @@ Kills, steps and damage run on a file system in memory where there is one, races
 the disk. Not covered: loss of power with unsynced writes dropped (only the order of the syncs is
 checked), and kills at every step with the index in PostgreSQL.
 
+A promotion waits for five fsyncs, with 100 versions as with 10,000. On the disk it was measured on
+one fsync took from 0.1 ms to 4 ms, depending on who else wrote to it: beside other jobs a promotion
+took 20 to 24 ms, which is the disk's share of it and more than the goal.
+
 ## Run it
 
 `make torture` takes about a quarter of an hour. One campaign alone: `PYTHONPATH=tests
