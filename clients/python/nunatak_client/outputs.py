@@ -1,5 +1,6 @@
 """What tasks say about inputs: one class of results for each kind of head."""
 
+from abc import abstractmethod
 from enum import StrEnum
 from typing import Annotated, Literal
 
@@ -116,9 +117,9 @@ class Answered(Result):
     task of another kind.
     """
 
+    @abstractmethod
     def require(self) -> Predicted:
         """Return what the task says, or raise why it says nothing."""
-        raise NotImplementedError
 
     @property
     def scores(self) -> Scores:
