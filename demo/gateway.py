@@ -4,6 +4,7 @@ Trains four tasks by four methods, publishes them, serves them with `nunatak ser
 about fresh prompts in one call each, and shows what sharing saves in memory and in time.
 """
 
+import argparse
 import statistics
 import time
 from dataclasses import dataclass
@@ -79,21 +80,29 @@ PROMPTS = (
 
 def main() -> None:
     """Run the demo from beginning to end."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--epochs", type=int, default=EPOCHS, help="passes over each task's data")
+    parser.add_argument("--registry", type=Path, default=REGISTRY, help="where tasks are published")
+    arguments = parser.parse_args()
+    folder: Path = arguments.registry
     console = Console()
     if not console.is_terminal:
         console = Console(width=WIDTH_WITHOUT_TERMINAL)
     console.rule("[bold]Four tasks, four methods, one frozen backbone")
     backbone = load_backbone()
-    with Registry.open(REGISTRY) as registry:
-        outcomes = [train_task(question, registry, backbone) for question in QUESTIONS]
+    with Registry.open(folder) as registry:
+        outcomes = [
+            train_task(question, registry, backbone, epochs=arguments.epochs)
+            for question in QUESTIONS
+        ]
         tasks = [
             load_task(outcome.manifest, registry.read_blob(outcome.manifest), backbone)
             for outcome in outcomes
         ]
     console.print(training_table(outcomes))
 
-    log = REGISTRY / "server.log"
-    with ServerProcess(REGISTRY, log=log) as server, Client(server.url) as client:
+    log = folder / "server.log"
+    with ServerProcess(folder, log=log) as server, Client(server.url) as client:
         for question in QUESTIONS:
             client.preload(question.task)
         console.rule("[bold]Seven fresh prompts, each asked of all four tasks in one call")
@@ -101,28 +110,28 @@ def main() -> None:
         memory = client.memory()
     console.rule("[bold]What sharing saves")
     console.print(
-        memory_table(
-            memory, measure_growth(REGISTRY, "shared"), measure_growth(REGISTRY, "dedicated")
-        )
+        memory_table(memory, measure_growth(folder, "shared"), measure_growth(folder, "dedicated"))
     )
     console.print(fan_out_line(backbone, tasks))
     console.print(
         "\n[bold]Go on:[/bold]\n"
-        f"  nunatak task list --registry {shown(REGISTRY)}\n"
-        f"  nunatak serve --registry {shown(REGISTRY)}\n"
+        f"  nunatak task list --registry {shown(folder)}\n"
+        f"  nunatak serve --registry {shown(folder)}\n"
         '  nunatak predict "Where is my parcel?!" --task tone --task intent '
-        f"--registry {shown(REGISTRY)}\n"
+        f"--registry {shown(folder)}\n"
         "  nunatak train --task mood --data yours.jsonl --method topk --layers 2 "
-        f"--registry {shown(REGISTRY)}\n"
+        f"--registry {shown(folder)}\n"
     )
 
 
-def train_task(question: Question, registry: Registry, backbone: Backbone) -> TrainOutcome:
+def train_task(
+    question: Question, registry: Registry, backbone: Backbone, *, epochs: int
+) -> TrainOutcome:
     """Train and publish one task; the same data and recipe find the version that exists."""
     settings = TrainSettings(
         task=question.task,
         data=HERE / "data" / question.task,
-        recipe=default_recipe(question.method, changes={"epochs": EPOCHS}),
+        recipe=default_recipe(question.method, changes={"epochs": epochs}),
     )
     return train(settings, registry=registry, backbone=backbone, report=ProgressBar(question.task))
 

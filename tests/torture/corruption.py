@@ -1,0 +1,228 @@
+"""Stores damaged at random: what is damaged must be found, and all else be served as it was."""
+
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from doubles.drafts import make_draft
+from nunatak_registry import (
+    Finding,
+    FindingKind,
+    Registry,
+    RegistryError,
+    StoreUnavailableError,
+    TaskManifest,
+)
+from torture.mutants import Mutant, open_registry
+from torture.tally import Tally
+
+TASKS = ("a", "b", "c")
+VERSIONS_PER_TASK = 3
+INDEX = "index.sqlite3"
+
+Damage = Callable[[random.Random, Path], None]
+Answers = dict[str, bytes | str]
+
+
+def flip(source: random.Random, path: Path) -> None:
+    """Change one byte."""
+    data = bytearray(path.read_bytes())
+    position = source.randrange(len(data))
+    data[position] ^= source.randrange(1, 256)
+    rewrite(path, bytes(data))
+
+
+def truncate(source: random.Random, path: Path) -> None:
+    """Cut the end off."""
+    data = path.read_bytes()
+    rewrite(path, data[: source.randrange(len(data))])
+
+
+def lengthen(source: random.Random, path: Path) -> None:
+    """Append bytes."""
+    rewrite(path, path.read_bytes() + source.randbytes(source.randrange(1, 100)))
+
+
+def blank(source: random.Random, path: Path) -> None:
+    """Replace a stretch by zeros."""
+    data = bytearray(path.read_bytes())
+    begin = source.randrange(len(data))
+    end = min(len(data), begin + source.randrange(1, 512))
+    data[begin:end] = bytes(b ^ 0xFF for b in data[begin:end])
+    rewrite(path, bytes(data))
+
+
+def swap(source: random.Random, path: Path) -> None:
+    """Exchange the contents of two blobs."""
+    others = [other for other in path.parent.parent.glob("*/*") if other != path]
+    other = source.choice(others)
+    mine, theirs = path.read_bytes(), other.read_bytes()
+    rewrite(path, theirs)
+    rewrite(other, mine)
+
+
+def link(_: random.Random, path: Path) -> None:
+    """Put a link to the same bytes elsewhere in the file's place."""
+    elsewhere = path.parents[4] / f"elsewhere-{path.name}"
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
+
+
+def pipe(_: random.Random, path: Path) -> None:
+    """Put a pipe in the file's place."""
+    path.unlink()
+    os.mkfifo(path)
+
+
+def folder(_: random.Random, path: Path) -> None:
+    """Put a folder in the file's place."""
+    path.unlink()
+    path.mkdir()
+
+
+def remove(_: random.Random, path: Path) -> None:
+    """Take the file away."""
+    path.unlink()
+
+
+def add_file(source: random.Random, path: Path) -> None:
+    """Put a file beside the blobs that is none."""
+    (path.parent / "README").write_bytes(source.randbytes(10))
+
+
+def add_false_blob(source: random.Random, path: Path) -> None:
+    """Put a file among the blobs whose name does not fit its bytes."""
+    digest = f"{source.getrandbits(256):064x}"
+    place = path.parent.parent / digest[:2]
+    place.mkdir(exist_ok=True)
+    (place / digest).write_bytes(source.randbytes(100))
+
+
+def add_link(_: random.Random, path: Path) -> None:
+    """Put a link out of the store beside the blobs."""
+    (path.parent / "READABLE").symlink_to("/")
+
+
+BLOB_DAMAGES: tuple[Damage, ...] = (
+    *(flip, truncate, lengthen, blank, swap, link, pipe, folder, remove),
+    *(add_file, add_false_blob, add_link),
+)
+INDEX_DAMAGES: tuple[Damage, ...] = (flip, truncate, blank)
+INDEX_SHARE = 0.3
+
+
+def make_store(place: Path) -> Answers:
+    """Fill a registry; return all that its readers may ever be told."""
+    with Registry.open(place) as registry:
+        for task in TASKS:
+            for version in range(1, VERSIONS_PER_TASK + 1):
+                registry.publish(*make_draft(task, seed=10 * TASKS.index(task) + version))
+            registry.promote(task, "prod", 1)
+            registry.promote(task, "prod", 2)
+        return answers(registry)
+
+
+def answers(registry: Registry) -> Answers:
+    """Ask for everything; a refusal is an answer, recorded as its code."""
+    told: Answers = {}
+    for task in TASKS:
+        for reference in (task, *(f"{task}/{n}" for n in range(1, VERSIONS_PER_TASK + 1))):
+            try:
+                manifest: TaskManifest = registry.resolve(reference)
+                told[reference] = manifest.model_dump_json().encode() + registry.read_blob(manifest)
+            except RegistryError as error:
+                told[reference] = error.code
+        try:
+            moves = [event.to_version for event in registry.history(task, "prod")]
+            told[f"{task} history"] = repr(moves).encode()
+        except RegistryError as error:
+            told[f"{task} history"] = error.code
+    return told
+
+
+def corrupt_stores(
+    scratch: Path, *, num_stores: int, seed: int, mutant: Mutant | None = None
+) -> Tally:
+    """Damage stores, one way each; look at what they say of themselves and answer."""
+    tally = Tally(campaign="corrupted stores", seed=seed)
+    source = random.Random(seed)
+    template = scratch / "template"
+    expected = make_store(template)
+    for number in range(num_stores):
+        store = scratch / f"store{number}"
+        shutil.copytree(template, store)
+        blobs = sorted((store / "blobs" / "sha256").glob("*/*"))
+        is_of_index = source.random() < INDEX_SHARE
+        damage = source.choice(INDEX_DAMAGES if is_of_index else BLOB_DAMAGES)
+        damage(source, store / INDEX if is_of_index else source.choice(blobs))
+        tally.injected += 1
+        problem = examine(tally, store, expected, mutant, is_of_index=is_of_index)
+        if problem is None:
+            tally.survived += 1
+        else:
+            tally.note(f"store {number}, {damage.__name__}, index {is_of_index}: {problem}")
+        shutil.rmtree(store)
+        for leftover in scratch.glob("elsewhere-*"):
+            leftover.unlink()
+    return tally
+
+
+def examine(
+    tally: Tally, store: Path, expected: Answers, mutant: Mutant | None, *, is_of_index: bool
+) -> str | None:
+    """Return what one damaged store does that it must not."""
+    try:
+        with open_registry(str(store), mutant) as registry:
+            findings = registry.verify(quarantine=True)
+            told = answers(registry)
+            again = registry.verify()
+    except StoreUnavailableError as error:
+        if is_of_index:
+            return None
+        tally.lost += 1
+        return f"the whole store is refused: {error}"
+    except Exception as error:  # noqa: BLE001 - the campaign counts whatever comes
+        tally.wrong += 1
+        return f"{type(error).__name__}: {error}"
+    false = [name for name, answer in told.items() if isinstance(answer, bytes)
+             and answer != expected[name]]  # fmt: skip
+    if false:
+        tally.wrong += 1
+        return f"false answers to {false}"
+    refused = {name for name, answer in told.items() if isinstance(answer, str)}
+    return _law_of_findings(tally, findings, again, refused, is_of_index=is_of_index)
+
+
+def _law_of_findings(
+    tally: Tally,
+    findings: list[Finding],
+    again: list[Finding],
+    refused: set[str],
+    *,
+    is_of_index: bool,
+) -> str | None:
+    if is_of_index:
+        # A byte of a free page or of a time changes no answer, and need not be found.
+        if refused and not findings:
+            tally.wrong += 1
+            return f"refuses {refused}, finds nothing"
+        return None
+    blamed = {finding.subject for finding in findings}
+    if not findings:
+        tally.wrong += 1
+        return "the damage was not found"
+    if not {name for name in refused if "/" in name} <= blamed:
+        tally.lost += 1
+        return f"refuses {refused}, blames {blamed}"
+    if any(finding.kind is FindingKind.STRANGER for finding in again):
+        tally.wrong += 1
+        return "not all was quarantined"
+    return None
+
+
+def rewrite(path: Path, data: bytes) -> None:
+    """Replace the bytes of a read-only file in place."""
+    path.chmod(0o644)
+    path.write_bytes(data)

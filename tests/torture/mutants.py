@@ -1,0 +1,163 @@
+"""Planted bugs: the negative controls. A check that catches none of them proves nothing.
+
+Each is a registry put together from parts that leave out, or do too early, one step that the
+registry's promises rest on.
+"""
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from pathlib import Path
+
+from sqlalchemy import URL
+
+from nunatak_registry import Registry, StoreUnavailableError
+from nunatak_registry.blobs import BlobStore, StoredFile, blob_key
+from nunatak_registry.files import Files
+from nunatak_registry.index import Index
+from nunatak_registry.local_files import LocalFiles
+from nunatak_registry.store import utc_now
+
+
+class Mutant(StrEnum):
+    """The bugs there are."""
+
+    SKIP_FILE_SYNC = "skip-file-sync"
+    SKIP_FOLDER_SYNC = "skip-folder-sync"
+    WRITE_IN_PLACE = "write-in-place"
+    ROW_BEFORE_BLOB = "row-before-blob"
+    BLOB_GONE_BEFORE_ROW = "blob-gone-before-row"
+    ACKNOWLEDGE_EARLY = "acknowledge-early"
+    SWALLOW_ERRORS = "swallow-errors"
+    TRUST_BYTES = "trust-bytes"
+    OVERLOOK_STRANGERS = "overlook-strangers"
+    SKIP_COMPARE = "skip-compare"
+    NAMES_AS_PATHS = "names-as-paths"
+
+
+def open_registry(location: str, mutant: Mutant | None = None) -> Registry:
+    """Open a registry, of a folder if it is to have a bug."""
+    match mutant:
+        case Mutant.SKIP_FILE_SYNC | Mutant.SKIP_FOLDER_SYNC:
+            _skip_syncs(of_folders=mutant is Mutant.SKIP_FOLDER_SYNC)
+        case Mutant.TRUST_BYTES:
+            return _assemble(location, LocalFiles, TrustingBlobs)
+        case Mutant.BLOB_GONE_BEFORE_ROW:
+            return _assemble(location, LocalFiles, kind=HastyRegistry)
+        case Mutant() if mutant in _FILES_OF:
+            return _assemble(location, _FILES_OF[mutant])
+        case _:
+            # Planted where operations are acknowledged, compared and named: by their callers.
+            pass
+    return Registry.open(location)
+
+
+class InPlaceFiles(LocalFiles):
+    """Writes a file where it is read."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.root = root
+
+    def write(self, key: str, data: bytes) -> None:
+        path = self.root / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        with path.open("wb", buffering=0) as file:
+            file.write(data[: len(data) // 2])
+            file.write(data[len(data) // 2 :])
+
+
+class LateFiles(LocalFiles):
+    """Says that a file is written, and writes it before the next."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.pending: dict[str, bytes] = {}
+
+    def write(self, key: str, data: bytes) -> None:
+        pending, self.pending = self.pending, {key: data}
+        for late_key, late_data in pending.items():
+            super().write(late_key, late_data)
+
+    def exists(self, key: str) -> bool:
+        return key in self.pending or super().exists(key)
+
+
+class HopefulFiles(LocalFiles):
+    """Takes every write for a success."""
+
+    def write(self, key: str, data: bytes) -> None:
+        with contextlib.suppress(StoreUnavailableError):
+            super().write(key, data)
+
+    def check_writable(self) -> None:
+        return
+
+    def exists(self, key: str) -> bool:
+        return True
+
+
+class BlindFiles(LocalFiles):
+    """Lists plain files alone."""
+
+    def list_keys(self) -> Iterator[str]:
+        return (key for key in super().list_keys() if self.exists(key) and "READ" not in key)
+
+
+class TrustingBlobs(BlobStore):
+    """Returns whatever bytes are there."""
+
+    def __init__(self, files: Files) -> None:
+        super().__init__(files)
+        self.files_below = files
+
+    def get(self, digest: str, size: int) -> bytes:
+        return self.files_below.read(blob_key(digest), size) or b""
+
+
+class HastyRegistry(Registry):
+    """Removes the blobs of a version before its row."""
+
+    blobs_below: BlobStore
+
+    def delete(self, task: str, version: int) -> None:
+        manifest = self.resolve(f"{task}/{version}")
+        self.blobs_below.remove(StoredFile.at(blob_key(manifest.blobs[0].sha256)))
+        super().delete(task, version)
+
+
+_FILES_OF: Mapping[Mutant, type[LocalFiles]] = {
+    Mutant.WRITE_IN_PLACE: InPlaceFiles,
+    Mutant.ROW_BEFORE_BLOB: LateFiles,
+    Mutant.SWALLOW_ERRORS: HopefulFiles,
+    Mutant.OVERLOOK_STRANGERS: BlindFiles,
+}
+
+
+def _assemble(
+    location: str,
+    files: type[LocalFiles],
+    blobs: type[BlobStore] = BlobStore,
+    kind: type[Registry] = Registry,
+) -> Registry:
+    Registry.open(location).close()
+    folder = Path(location)
+    store = blobs(files(folder / "blobs"))
+    index = Index.open(URL.create("sqlite", database=str(folder / "index.sqlite3")))
+    registry = kind(index=index, blobs=store, clock=utc_now)
+    if isinstance(registry, HastyRegistry):
+        registry.blobs_below = store
+    return registry
+
+
+def _skip_syncs(*, of_folders: bool) -> None:
+    sync = os.fsync
+
+    def partial(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode) != of_folders:
+            sync(descriptor)
+
+    os.fsync = partial

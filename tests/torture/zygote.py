@@ -1,0 +1,97 @@
+"""A process that has imported everything and forks a child for each life it is told to live.
+
+Reads one JSON life per line. Prints `pid N`, what the child prints, and `over` at its end; after
+one more line of input it buries the child and prints `status N`.
+"""
+
+import ctypes
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import psycopg
+
+from nunatak_registry import RegistryError
+from torture.mutants import Mutant, open_registry
+from torture.operations import Operation
+
+PRELOADED = (psycopg,)
+FAILED, BROKEN = 3, 4
+"""Exit statuses: refused by an error of the registry; ended by any other."""
+
+
+def main() -> None:
+    """Serve lives until the input ends."""
+    for line in iter(sys.stdin.readline, ""):
+        life = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            os._exit(live(life))
+        say(f"pid {child}")
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+        say("over")
+        # Until the driver has read this, its kill must not hit another process of that number.
+        sys.stdin.readline()
+        _, status = os.waitpid(child, 0)
+        say(f"status {status}")
+
+
+def live(life: Mapping[str, Any]) -> int:
+    """Open the registry, run the operations, and log each before and after it ran."""
+    log = os.open(life["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    operations = [Operation(**fields) for fields in life["operations"]]
+    mutant = Mutant(life["mutant"]) if life["mutant"] else None
+    try:
+        with open_registry(life["location"], mutant) as registry:
+            say("ready")
+            arm(life["fault"])
+            for number, operation in enumerate(operations):
+                if mutant is Mutant.ACKNOWLEDGE_EARLY:
+                    os.write(log, f"{number}\n".encode())
+                operation.run(registry)
+                if mutant is not Mutant.ACKNOWLEDGE_EARLY:
+                    os.write(log, f"{number}\n".encode())
+    except RegistryError as error:
+        os.write(log, f"! {error.code}: {error}\n".encode())
+        return FAILED
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the driver must learn of it
+        os.write(log, f"? {type(error).__name__}: {error}\n".encode())
+        return BROKEN
+    finally:
+        seen = counted_calls()
+        os.write(log, f"= {seen}\n".encode())
+    return 0
+
+
+def arm(fault: Mapping[str, Any] | None) -> None:
+    """Arm the preloaded library, if the life has a fault."""
+    if fault is None:
+        return
+    trace = -1
+    if fault["trace"]:
+        trace = os.open(fault["trace"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    ctypes.CDLL(None).nunatak_arm(
+        fault["folder"].encode(),
+        ctypes.c_int(fault["kinds"]),
+        ctypes.c_long(fault["nth"]),
+        ctypes.c_int(fault["error"]),
+        ctypes.c_int(fault["persistent"]),
+        ctypes.c_int(trace),
+    )
+
+
+def counted_calls() -> int:
+    """Return how many calls the preloaded library has counted; 0 without it."""
+    seen = getattr(ctypes.CDLL(None), "nunatak_seen", None)
+    return 0 if seen is None else int(seen())
+
+
+def say(text: str) -> None:
+    """Print one line at once, with one system call."""
+    os.write(1, f"{text}\n".encode())
+
+
+if __name__ == "__main__":
+    main()
