@@ -229,7 +229,7 @@ def _run_stage(
     dropout: float,
 ) -> Float[Tensor, "tokens width"]:
     layout = stage.layout
-    attention = plan_attention(layout.lengths, layout.offsets, hidden.device)
+    attention = plan_attention(layout.lengths)
     spans = [span for span in layout.spans if span.lane is not Lane.TRUNK]
     for index in range(stage.begin_layer, stage.end_layer):
         overrides = [
