@@ -58,7 +58,8 @@ def attend(
     """
     width = qkv.shape[1] // 3
     outputs = list[Tensor]()
-    for run, rows in zip(plan, qkv.split([run.num_tokens for run in plan]), strict=True):
+    parts = torch.split(qkv, [run.num_tokens for run in plan])
+    for run, rows in zip(plan, parts, strict=True):
         heads = rows.view(run.num_rows, run.length, 3, num_heads, width // num_heads)
         query, key, value = heads.permute(2, 0, 3, 1, 4)
         context = functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout)

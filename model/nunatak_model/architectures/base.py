@@ -6,7 +6,6 @@ Axes: tokens = packed tokens of the rows, width = hidden width.
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -67,12 +66,6 @@ class Architecture(Protocol):
         """What the first layer reads, for rows packed one after another."""
         ...
 
-    def plan_layers(
-        self,
-        lengths: Sequence[int],
-        offsets: Sequence[int],
-        config: BackboneConfig,
-        device: torch.device,
-    ) -> RunLayer:
+    def plan_layers(self, lengths: Sequence[int], config: BackboneConfig) -> RunLayer:
         """Prepare what layers share over packed rows of these lengths."""
         ...

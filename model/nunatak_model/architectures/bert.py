@@ -150,9 +150,7 @@ def embed(
     return layer_norm(summed, tables.norm, epsilon=config.layer_norm_epsilon)
 
 
-def plan_layers(
-    lengths: Sequence[int], offsets: Sequence[int], config: BackboneConfig, device: torch.device
-) -> RunLayer:
+def plan_layers(lengths: Sequence[int], config: BackboneConfig) -> RunLayer:
     """Prepare attention over rows of these lengths; all layers share it."""
     attention = plan_attention(lengths)
 
