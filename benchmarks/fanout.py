@@ -96,7 +96,7 @@ def branch_of(backbone: Backbone, seed: int) -> Branch:
     branch = build_branch(
         spec, backbone.config, initial_parameters(spec, backbone, generator=generator)
     )
-    return convert_branch(branch, backbone.config, dtype=backbone.dtype, device=backbone.device)
+    return convert_branch(branch, backbone)
 
 
 def save(model: BertForSequenceClassification, folder: Path) -> None:

@@ -8,6 +8,7 @@ import torch
 
 from nunatak_artifact.errors import NoEffectError
 from nunatak_model import Backbone, Branch, HeadOnly
+from nunatak_model.linear import plain
 from nunatak_model.overrides import (
     Adapter,
     BottleneckLayer,
@@ -34,7 +35,7 @@ def check_effect(reference: str, branch: Branch, backbone: Backbone) -> None:
 
 def _owns_other_values(branch: Branch, backbone: Backbone) -> bool:
     return any(
-        not torch.equal(tensor.to(frozen.device, frozen.dtype), frozen)
+        not torch.equal(tensor.to(frozen.device, frozen.dtype), plain(frozen))
         for name, tensor in branch.parameters.items()
         if (frozen := backbone.parameters.get(name)) is not None
     )

@@ -53,7 +53,7 @@ def load_task(manifest: TaskManifest, data: bytes, backbone: Backbone) -> Loaded
             f"its manifest says {manifest.split_depth}",
         )
     check_effect(manifest.reference, stored, backbone)
-    branch = convert_branch(stored, backbone.config, dtype=backbone.dtype, device=backbone.device)
+    branch = convert_branch(stored, backbone)
     run_probe(manifest, branch, backbone)
     return LoadedTask(manifest=manifest, branch=branch, num_bytes=branch.num_bytes)
 

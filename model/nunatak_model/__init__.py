@@ -1,6 +1,6 @@
 """The maths of Nunatak: backbone, branches, heads and the mixed forward. No web, no threads."""
 
-from nunatak_model.backbone import Backbone
+from nunatak_model.backbone import Backbone, pack_backbone
 from nunatak_model.branch import (
     Branch,
     BranchSpec,
@@ -85,6 +85,7 @@ __all__ = [
     "initial_parameters",
     "load_backbone",
     "model_size",
+    "pack_backbone",
     "parameter_shapes",
     "parameters_saved",
     "run_trunk",

@@ -1,14 +1,15 @@
 """The backbone: one frozen encoder, shared by every task."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from nunatak_model.config import BackboneConfig, Pooling
+from nunatak_model.linear import can_pack, packed
 from nunatak_model.tokenizer import TextTokenizer
-from nunatak_model.weights import EmbeddingWeights, LayerWeights, Linear
+from nunatak_model.weights import EmbeddingWeights, LayerWeights, Linear, layer_from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +40,11 @@ class Backbone:
         return self.pooling is Pooling.FIRST
 
     @property
+    def is_packed(self) -> bool:
+        """Whether its linear maps are laid out for serving, and take no gradients."""
+        return any(tensor.is_mkldnn for tensor in self.parameters.values())
+
+    @property
     def dtype(self) -> torch.dtype:
         """Number format of the weights."""
         return self.embeddings.word.dtype
@@ -57,3 +63,18 @@ class Backbone:
     def num_bytes(self) -> int:
         """Bytes of embeddings and layers."""
         return sum(tensor.nbytes for tensor in self.parameters.values())
+
+
+def pack_backbone(backbone: Backbone) -> Backbone:
+    """The same backbone with its linear maps packed for serving, where the processor gains by it.
+
+    Branches follow by `convert_branch`. Elsewhere the backbone itself is returned.
+    """
+    if not can_pack(backbone.dtype, backbone.device):
+        return backbone
+    parameters = packed(backbone.parameters)
+    return replace(
+        backbone,
+        parameters=parameters,
+        layers=tuple(layer_from(parameters, index) for index in range(len(backbone.layers))),
+    )

@@ -10,6 +10,7 @@ from nunatak_model.backbone import Backbone
 from nunatak_model.config import BackboneConfig
 from nunatak_model.errors import NonFiniteParameterError, ParameterMismatchError
 from nunatak_model.heads import Head, HeadSpec, head_from, head_shapes, initial_head
+from nunatak_model.linear import packed
 from nunatak_model.methods import Full, Method
 from nunatak_model.overrides import LayerOverride
 from nunatak_model.weights import EmbeddingWeights, Shapes, embeddings_from
@@ -94,6 +95,26 @@ def build_branch(
         NonFiniteParameterError: a tensor holds NaN or infinity.
     """
     _check_parameters(parameters, parameter_shapes(spec, config))
+    return _arrange(spec, config, parameters)
+
+
+def convert_branch(branch: Branch, backbone: Backbone) -> Branch:
+    """The same branch in the number format, place and layout of its backbone, to be served.
+
+    Raises:
+        NonFiniteParameterError: a parameter does not fit the number format.
+    """
+    parameters = {
+        name: tensor.to(device=backbone.device, dtype=backbone.dtype)
+        for name, tensor in branch.parameters.items()
+    }
+    _check_finite(parameters)
+    if backbone.is_packed:
+        parameters = packed(parameters)
+    return _arrange(branch.spec, backbone.config, parameters)
+
+
+def _arrange(spec: BranchSpec, config: BackboneConfig, parameters: Mapping[str, Tensor]) -> Branch:
     split_depth = spec.split_depth(config)
     return Branch(
         spec=spec,
@@ -106,16 +127,6 @@ def build_branch(
         },
         head=head_from(spec.head, parameters),
     )
-
-
-def convert_branch(
-    branch: Branch, config: BackboneConfig, *, dtype: torch.dtype, device: torch.device
-) -> Branch:
-    """The same branch with its parameters in another number format or place."""
-    parameters = {
-        name: tensor.to(device=device, dtype=dtype) for name, tensor in branch.parameters.items()
-    }
-    return build_branch(branch.spec, config, parameters)
 
 
 def _check_parameters(parameters: Mapping[str, Tensor], shapes: Shapes) -> None:
@@ -134,6 +145,10 @@ def _check_parameters(parameters: Mapping[str, Tensor], shapes: Shapes) -> None:
     missing, unused = shapes.keys() - parameters.keys(), parameters.keys() - shapes.keys()
     if missing or unused or wrong:
         raise ParameterMismatchError(missing=missing, unused=unused, wrong=wrong)
+    _check_finite(parameters)
+
+
+def _check_finite(parameters: Mapping[str, Tensor]) -> None:
     for name, tensor in parameters.items():
         # A finite sum proves every entry finite, and is far cheaper than looking at each; a sum
         # that merely overflowed is settled by the exact look.

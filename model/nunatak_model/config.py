@@ -5,11 +5,12 @@ from enum import StrEnum
 
 
 class Activation(StrEnum):
-    """Non-linearity between the two feed-forward products (transformers' names)."""
+    """Non-linearity between two linear maps (transformers' names)."""
 
     GELU = "gelu"
     GELU_TANH = "gelu_new"
     RELU = "relu"
+    TANH = "tanh"
 
 
 class Pooling(StrEnum):

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from nunatak_model.config import Activation
+from nunatak_model.linear import apply_linear
 from nunatak_model.overrides import (
     Adapter,
     BottleneckLayer,
@@ -66,16 +67,19 @@ def mix_layer(
 
 
 def mixed_linear(
-    x: Float[Tensor, "tokens width"], layer: MixedLayer, pick: Callable[[LayerWeights], Linear]
+    x: Float[Tensor, "tokens width"],
+    layer: MixedLayer,
+    pick: Callable[[LayerWeights], Linear],
+    *,
+    activation: Activation | None = None,
 ) -> Float[Tensor, "tokens out"]:
     """Run a linear map, frozen or a task's own, without low-rank updates."""
     parts = list[Tensor]()
     if layer.frozen_end:
         frozen = pick(layer.frozen)
-        parts.append(functional.linear(x[: layer.frozen_end], frozen.weight, frozen.bias))
+        parts.append(apply_linear(x[: layer.frozen_end], frozen, activation=activation))
     for span, weights in layer.own:
-        own = pick(weights)
-        parts.append(functional.linear(x[span], own.weight, own.bias))
+        parts.append(apply_linear(x[span], pick(weights), activation=activation))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -104,18 +108,36 @@ def layer_norm(
     return functional.layer_norm(x, norm.weight.shape, norm.weight, norm.bias, epsilon)
 
 
+def has_lora(layer: MixedLayer, target: LoraTarget) -> bool:
+    """Whether any task updates this linear map."""
+    return any(target in override.updates for _, override in layer.lora)
+
+
 def add_lora(
     y: Float[Tensor, "tokens out"],
     x: Float[Tensor, "tokens width"],
     layer: MixedLayer,
     target: LoraTarget,
 ) -> None:
-    """Add the low-rank updates of `target` to its output, in place."""
+    """Add the low-rank updates of `target` to its output, in place.
+
+    They are computed in float32 on the processor: its bfloat16 products cost more to call than to
+    compute at these sizes.
+    """
+    if not has_lora(layer, target):
+        return
+    # Rows of one lane are neighbours, so that one copy serves all their tasks.
+    lane = slice(layer.lora[0][0].start, layer.lora[-1][0].stop)
+    dtype = torch.float32 if y.device.type == "cpu" else y.dtype
+    inputs, sums = x[lane].to(dtype), y[lane].to(dtype)
     for span, override in layer.lora:
         update = override.updates.get(target)
         if update is not None:
-            inner = functional.linear(x[span], update.down)
-            y[span].addmm_(inner, update.up.t(), alpha=update.scale)
+            rows = slice(span.start - lane.start, span.stop - lane.start)
+            inner = functional.linear(inputs[rows], update.down.to(dtype))
+            sums[rows].addmm_(inner, update.up.to(dtype).t(), alpha=update.scale)
+    if dtype is not y.dtype:
+        y[lane] = sums
 
 
 def add_adapters(
@@ -129,17 +151,6 @@ def add_adapters(
         summed[span].add_(_adapter_update(block[span], pick(override)))
 
 
-def activate(x: Tensor, activation: Activation) -> Tensor:
-    """Apply the non-linearity of the feed-forward block."""
-    match activation:
-        case Activation.GELU:
-            return functional.gelu(x)
-        case Activation.GELU_TANH:
-            return functional.gelu(x, approximate="tanh")
-        case Activation.RELU:
-            return functional.relu(x)
-
-
 def _adapter_update(block: Tensor, adapter: Adapter) -> Tensor:
-    inner = torch.tanh(functional.linear(block, adapter.down.weight, adapter.down.bias))
-    return functional.linear(inner, adapter.up.weight, adapter.up.bias)
+    inner = apply_linear(block, adapter.down, activation=Activation.TANH)
+    return apply_linear(inner, adapter.up)

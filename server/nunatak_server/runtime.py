@@ -20,6 +20,7 @@ from nunatak_model import (
     convert_branch,
     initial_parameters,
     load_backbone,
+    pack_backbone,
 )
 from nunatak_registry import Registry, TaskManifest
 from nunatak_server.admission import Admission
@@ -50,9 +51,8 @@ def load_serving_backbone(settings: ServerSettings) -> Backbone:
         ModelError: there is no such backbone, or it cannot be read.
     """
     device = resolve_device(settings.device)
-    return load_backbone(
-        settings.backbone, dtype=resolve_dtype(settings.dtype, device), device=device
-    )
+    dtype = resolve_dtype(settings.dtype, device)
+    return pack_backbone(load_backbone(settings.backbone, dtype=dtype, device=device))
 
 
 class Runtime:
@@ -155,12 +155,7 @@ class Runtime:
         head = HeadSpec(num_labels=2, pooling=backbone.pooling, dense=backbone.has_dense)
         spec = BranchSpec(method=HeadOnly(), head=head)
         parameters = initial_parameters(spec, backbone, generator=torch.Generator().manual_seed(0))
-        branch = convert_branch(
-            build_branch(spec, backbone.config, parameters),
-            backbone.config,
-            dtype=backbone.dtype,
-            device=backbone.device,
-        )
+        branch = convert_branch(build_branch(spec, backbone.config, parameters), backbone)
         row = PendingRow(
             task="warm-up",
             version=0,

@@ -20,11 +20,12 @@ from nunatak_model.attention import AttentionPlan, attend, plan_attention
 from nunatak_model.config import Activation, BackboneConfig
 from nunatak_model.encoding import Encoding
 from nunatak_model.errors import UnsupportedBackboneError
+from nunatak_model.linear import activate
 from nunatak_model.mixed_layer import (
     MixedLayer,
-    activate,
     add_adapters,
     add_lora,
+    has_lora,
     layer_norm,
     mixed_linear,
     mixed_norm,
@@ -200,9 +201,7 @@ def _run_layer(
         epsilon=epsilon,
     )
 
-    inner = mixed_linear(hidden, layer, lambda weights: weights.feedforward_in)
-    add_lora(inner, hidden, layer, LoraTarget.FEEDFORWARD_IN)
-    inner = activate(inner, config.activation)
+    inner = _feedforward_in(hidden, layer, config.activation)
     block = mixed_linear(inner, layer, lambda weights: weights.feedforward_out)
     add_lora(block, inner, layer, LoraTarget.FEEDFORWARD_OUT)
     block = functional.dropout(block, dropout, training=dropout > 0.0)
@@ -211,6 +210,19 @@ def _run_layer(
     return mixed_norm(
         summed, layer, lambda own: own.output_norm, lambda own: own.output_norm, epsilon=epsilon
     )
+
+
+def _feedforward_in(
+    hidden: Float[Tensor, "tokens width"], layer: MixedLayer, activation: Activation
+) -> Float[Tensor, "tokens inner"]:
+    """Activated inner vectors; updates come before the activation, which then cannot be fused."""
+    if not has_lora(layer, LoraTarget.FEEDFORWARD_IN):
+        return mixed_linear(
+            hidden, layer, lambda weights: weights.feedforward_in, activation=activation
+        )
+    inner = mixed_linear(hidden, layer, lambda weights: weights.feedforward_in)
+    add_lora(inner, hidden, layer, LoraTarget.FEEDFORWARD_IN)
+    return activate(inner, activation)
 
 
 def _positions(encoding: Encoding, config: BackboneConfig) -> Sequence[int]:

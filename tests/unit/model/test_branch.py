@@ -157,7 +157,7 @@ def test_a_head_that_contradicts_its_kind_is_refused(head: HeadSpec) -> None:
 def test_converting_halves_the_bytes_and_keeps_the_split_depth() -> None:
     branch = build_branch(spec_of(TopK()), BACKBONE.config, fresh(TopK()))
 
-    half = convert_branch(branch, BACKBONE.config, dtype=torch.bfloat16, device=torch.device("cpu"))
+    half = convert_branch(branch, tiny_backbone(dtype=torch.bfloat16))
 
     assert half.num_bytes * 2 == branch.num_bytes
     assert half.split_depth == branch.split_depth

@@ -74,6 +74,50 @@ def test_mixed_batch_equals_each_row_alone(seed: int) -> None:
         torch.testing.assert_close(mixed, single, atol=1e-5, rtol=0)
 
 
+def other_words(row: Row, seed: int) -> Row:
+    chance = random.Random(seed)
+    ids = tuple(chance.randint(5, 99) for _ in range(row.encoding.num_tokens))
+    return Row(encoding=Encoding(token_ids=ids, type_ids=row.encoding.type_ids), branch=row.branch)
+
+
+@pytest.mark.parametrize("kept", range(0, 16, 3))
+def test_other_rows_of_the_same_shapes_leave_the_bits_of_a_row_unchanged(kept: int) -> None:
+    branches = [branch_of(method, index) for index, method in enumerate(METHODS)]
+    drafts = [
+        Row(
+            encoding=Encoding(token_ids=(5,) * n, type_ids=(0,) * n),
+            branch=branches[n % len(branches)],
+        )
+        for n in range(3, 19)
+    ]
+    first = [other_words(row, seed) for seed, row in enumerate(drafts)]
+    second = [
+        row if index == kept else other_words(row, 100 + index) for index, row in enumerate(first)
+    ]
+
+    with torch.inference_mode():
+        before, after = forward(BACKBONE, first), forward(BACKBONE, second)
+
+    assert torch.equal(before[kept], after[kept])
+    assert not any(
+        torch.equal(before[index], after[index]) for index in range(len(first)) if index != kept
+    )
+
+
+def test_a_row_that_overflows_disturbs_no_other() -> None:
+    rows = some_rows(11, 12)
+    wild = branch_of(Lora(rank=2), 3)
+    for tensor in wild.parameters.values():
+        tensor.fill_(3e38)
+    with torch.inference_mode():
+        alone = forward(BACKBONE, rows)
+        beside = forward(BACKBONE, [*rows, Row(encoding=rows[0].encoding, branch=wild)])
+
+    assert not torch.isfinite(beside[-1]).all()
+    for one, other in zip(alone, beside[:-1], strict=True):
+        torch.testing.assert_close(other, one, atol=1e-5, rtol=0)
+
+
 def test_the_order_of_rows_only_orders_the_answers() -> None:
     rows = some_rows(7, 30)
     order = list(range(30))
