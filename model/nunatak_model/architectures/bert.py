@@ -7,6 +7,7 @@ Axes: tokens = packed tokens of the rows, width = hidden width.
 
 import json
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -153,22 +154,15 @@ def embed(
 
 def plan_layers(lengths: Sequence[int], config: BackboneConfig) -> RunLayer:
     """Prepare attention over rows of these lengths; all layers share it."""
-    attention = plan_attention(lengths)
-
-    def run(
-        hidden: Float[Tensor, "tokens width"], layer: MixedLayer, *, dropout: float
-    ) -> Float[Tensor, "tokens width"]:
-        return _run_layer(hidden, layer, attention, config, dropout=dropout)
-
-    return run
+    return partial(_run_layer, attention=plan_attention(lengths), config=config)
 
 
 def _run_layer(
     hidden: Float[Tensor, "tokens width"],
     layer: MixedLayer,
+    *,
     attention: AttentionPlan,
     config: BackboneConfig,
-    *,
     dropout: float,
 ) -> Float[Tensor, "tokens width"]:
     """Run one layer; every row's result is what its own task's layer gives for it alone.
