@@ -22,11 +22,15 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import accumulate, groupby, pairwise
+from operator import attrgetter
 
 TRUNK = -1
 """Branch index of a trunk row."""
 EMBEDDINGS = -1
 """The depth below layer 0, at which rows come from the embeddings."""
+
+
+_ORDER = attrgetter("lane", "branch", "input")
 
 
 class Lane(IntEnum):
@@ -38,9 +42,9 @@ class Lane(IntEnum):
     OWN = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRow:
-    """A row of a stage; the field order is the sort order."""
+    """A row of a stage; rows lie in the order of their fields."""
 
     lane: Lane
     branch: int
@@ -109,18 +113,18 @@ class BatchPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Route:
-    """The way of one pair: a trunk row in layers `[enter, leave)`, a row of its own above."""
+    """The way of one pair: its trunk row in layers `[enter, leave)`, a row of its own above."""
 
+    trunk: PlannedRow
     own: PlannedRow
     enter: int
     leave: int
 
     def row_at(self, depth: int) -> PlannedRow | None:
         """The row that stands for the pair in layer `depth`; None before it enters."""
-        # A head alone has no layers of its own: its row stays with the trunk to the end.
-        if depth >= self.leave and self.own.lane is not Lane.TRUNK:
+        if depth >= self.leave:
             return self.own
-        return _trunk_row(self.own.input) if depth >= self.enter else None
+        return self.trunk if depth >= self.enter else None
 
 
 def plan_batch(
@@ -144,18 +148,13 @@ def plan_batch(
                 x = layer of branch if layer >= its split depth else layer of the backbone
             output = head of branch(x)
     """
-    routes = [
-        _route(item, branch, branches[branch], held_depths[item] if held_depths else ())
-        for item, branch in sorted(set(pairs))
-    ]
+    routes = _routes(pairs, branches, held_depths)
     layout = _layout(_rows_at(EMBEDDINGS, routes), input_lengths)
     start, stages = layout, list[Stage]()
-    # The last of them has no layers: there, held states enter that only heads read.
-    for begin, end in pairwise([*_stage_bounds(routes, num_layers), num_layers]):
+    for begin, end in pairwise(_stage_bounds(routes, num_layers)):
         stage = _stage(begin, end, routes, layout, input_lengths)
-        if begin < end or stage.source_rows is not None:
-            layout = stage.layout
-            stages.append(stage)
+        layout = stage.layout
+        stages.append(stage)
     row_of = _index(layout.rows)
     return BatchPlan(
         start=start,
@@ -164,28 +163,42 @@ def plan_batch(
     )
 
 
-def _route(item: int, branch: int, traits: BranchTraits, held: Collection[int]) -> _Route:
-    leave = EMBEDDINGS if traits.split_depth is None else traits.split_depth
-    return _Route(
-        own=PlannedRow(lane=traits.lane, branch=branch, input=item),
-        enter=max((depth for depth in held if depth <= leave), default=EMBEDDINGS),
-        leave=leave,
-    )
+def _routes(
+    pairs: Iterable[tuple[int, int]],
+    branches: Sequence[BranchTraits],
+    held_depths: Sequence[Collection[int]],
+) -> list[_Route]:
+    wanted = sorted(set(pairs))
+    trunk = {item: _trunk_row(item) for item, _ in wanted}
+    routes = list[_Route]()
+    for item, branch in wanted:
+        traits = branches[branch]
+        own = trunk[item]  # of a head alone, whose row stays with the trunk to the end
+        if traits.lane is not Lane.TRUNK:
+            own = PlannedRow(lane=traits.lane, branch=branch, input=item)
+        leave = EMBEDDINGS if traits.split_depth is None else traits.split_depth
+        held = held_depths[item] if held_depths else ()
+        enter = max((depth for depth in held if depth <= leave), default=EMBEDDINGS)
+        routes.append(_Route(trunk=trunk[item], own=own, enter=enter, leave=leave))
+    return routes
 
 
 def _trunk_row(item: int) -> PlannedRow:
     return PlannedRow(lane=Lane.TRUNK, branch=TRUNK, input=item)
 
 
-def _stage_bounds(routes: Iterable[_Route], num_layers: int) -> list[int]:
+def _stage_bounds(routes: Sequence[_Route], num_layers: int) -> list[int]:
     depths = {depth for route in routes for depth in (route.enter, route.leave)}
-    return sorted({max(depth, 0) for depth in depths} | {num_layers})
+    bounds = sorted({max(depth, 0) for depth in depths} | {num_layers})
+    # A last stage without layers, where held states enter that only heads read.
+    is_read_by_heads = any(route.enter == num_layers for route in routes)
+    return [*bounds, num_layers] if is_read_by_heads else bounds
 
 
 def _rows_at(depth: int, routes: Iterable[_Route]) -> tuple[PlannedRow, ...]:
     """The rows that run layer `depth` (or come from the embeddings), in lane order."""
     rows = {route.row_at(depth) for route in routes}
-    return tuple(sorted(row for row in rows if row is not None))
+    return tuple(sorted((row for row in rows if row is not None), key=_ORDER))
 
 
 def _stage(
