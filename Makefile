@@ -41,6 +41,7 @@ format: $(VENV)/.dev  ## format the sources
 
 bench: $(VENV)/.dev  ## measure the mixed forward against dedicated models
 	$(BIN)/python benchmarks/fanout.py
+	$(BIN)/python benchmarks/trunk_cache.py
 
 real: $(VENV)/.dev  ## train, serve and score five real data sets (DATA=folder)
 	$(BIN)/python benchmarks/real_data.py --data $(DATA)

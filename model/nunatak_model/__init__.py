@@ -23,7 +23,7 @@ from nunatak_model.errors import (
     ParameterMismatchError,
     UnsupportedBackboneError,
 )
-from nunatak_model.forward import Row, TrunkActivations, forward, run_trunk
+from nunatak_model.forward import Row, forward, run_trunk
 from nunatak_model.heads import HeadKind, HeadSpec
 from nunatak_model.methods import (
     Bottleneck,
@@ -43,6 +43,8 @@ from nunatak_model.savings import (
 )
 from nunatak_model.tensors import tensors_from_bytes, tensors_to_bytes
 from nunatak_model.tokenizer import TextTokenizer
+from nunatak_model.trunk import TrunkActivations, TrunkSource, TrunkStates, trunk_source
+from nunatak_model.trunk_cache import TrunkCache, TrunkCacheStats
 
 __all__ = [
     "DEFAULT_BACKBONE",
@@ -77,6 +79,10 @@ __all__ = [
     "TextTokenizer",
     "TopK",
     "TrunkActivations",
+    "TrunkCache",
+    "TrunkCacheStats",
+    "TrunkSource",
+    "TrunkStates",
     "UnsupportedBackboneError",
     "build_branch",
     "convert_branch",
@@ -91,4 +97,5 @@ __all__ = [
     "run_trunk",
     "tensors_from_bytes",
     "tensors_to_bytes",
+    "trunk_source",
 ]

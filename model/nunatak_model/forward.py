@@ -5,9 +5,10 @@ labels = outputs of a task, *vectors = the tokens of a row for token heads, noth
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby
+from itertools import accumulate, chain, groupby
+from operator import attrgetter
 
 import torch
 from jaxtyping import Float
@@ -22,6 +23,9 @@ from nunatak_model.heads import apply_head, pool
 from nunatak_model.methods import MethodKind
 from nunatak_model.mixed_layer import mix_layer
 from nunatak_model.plan import TRUNK, BatchPlan, BranchTraits, Lane, Layout, Stage, plan_batch
+from nunatak_model.trunk import TrunkActivations, TrunkSource, TrunkStates, trunk_source
+
+_num_tokens = attrgetter("num_tokens")
 
 LANES = {
     MethodKind.HEAD: Lane.TRUNK,
@@ -49,15 +53,6 @@ class _Batch:
     pairs: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrunkActivations:
-    """Hidden states that the trunk gives some inputs: frozen, so good for any task above."""
-
-    depth: int
-    """Index of the layer that reads them."""
-    hidden: Mapping[Encoding, Float[Tensor, "tokens width"]]
-
-
 def run_trunk(backbone: Backbone, inputs: Sequence[Encoding], *, depth: int) -> TrunkActivations:
     """Run the backbone's embeddings and layers below `depth` on each distinct input."""
     distinct = tuple(dict.fromkeys(inputs))
@@ -82,7 +77,7 @@ def forward(
     rows: Sequence[Row],
     *,
     dropout: float = 0.0,
-    trunk: TrunkActivations | None = None,
+    trunk: TrunkStates | None = None,
 ) -> list[Float[Tensor, "*vectors labels"]]:
     """Logits of each row, in float32, in the order of the rows.
 
@@ -98,8 +93,9 @@ def forward(
         rows: inputs, each with the branch that is asked.
         dropout: a probability; applies to branch layers and heads, never to the trunk, and asks
             that all rows have one split depth.
-        trunk: where to start from, in place of the embeddings; holds every input of the rows, at
-            a depth at or below every split depth.
+        trunk: states of earlier batches. Each input starts from the deepest one that is held at
+            or below its split depths, and every state that a branch starts from and that had to be
+            computed is offered. It changes no answer by more than the order of sums does.
 
     Semantics:
         for row in rows:
@@ -114,34 +110,33 @@ def forward(
     if dropout > 0.0 and len({row.branch.split_depth for row in rows}) > 1:
         raise ValueError("dropout asks that all rows of a batch have the same split depth")
     batch = _distinct(rows)
+    sources = [] if trunk is None else [trunk_source(backbone, it) for it in batch.inputs]
     plan = plan_batch(
         batch.pairs,
         branches=[_traits(branch) for branch in batch.branches],
         input_lengths=[encoding.num_tokens for encoding in batch.inputs],
         num_layers=backbone.config.num_layers,
-        first_layer=0 if trunk is None else trunk.depth,
+        held_depths=[] if trunk is None else [trunk.depths(source) for source in sources],
     )
+    # Read before the first is offered, which may drop others.
+    held = _read_states(trunk, plan, sources)
     layout = plan.start
-    if trunk is None:
-        hidden = _embed(backbone, batch, layout, dropout=dropout)
-    else:
-        hidden = torch.cat([trunk.hidden[batch.inputs[row.input]] for row in layout.rows])
-    for stage in plan.stages:
-        hidden = _enter_stage(hidden, layout, stage)
+    hidden = _embed(backbone, batch, layout, dropout=dropout) if layout.rows else _empty(backbone)
+    for stage, states in zip(plan.stages, held, strict=True):
+        hidden = _enter_stage(hidden, layout, stage, states)
         layout = stage.layout
         hidden = _run_stage(hidden, backbone, batch, stage, dropout=dropout)
+        _offer_states(trunk, hidden, stage, sources)
     return _run_heads(hidden, layout, batch, plan, dropout=dropout)
 
 
 def _distinct(rows: Sequence[Row]) -> _Batch:
-    inputs = dict[Encoding, int]()
+    # Inputs of one length become neighbours, which share a call of attention.
+    encodings = sorted(dict.fromkeys(row.encoding for row in rows), key=_num_tokens)
+    inputs = {encoding: index for index, encoding in enumerate(encodings)}
     branches = dict[Branch, int]()
     pairs = tuple(
-        (
-            inputs.setdefault(row.encoding, len(inputs)),
-            branches.setdefault(row.branch, len(branches)),
-        )
-        for row in rows
+        (inputs[row.encoding], branches.setdefault(row.branch, len(branches))) for row in rows
     )
     return _Batch(inputs=tuple(inputs), branches=tuple(branches), pairs=pairs)
 
@@ -164,21 +159,58 @@ def _embed(
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
+def _empty(backbone: Backbone) -> Float[Tensor, "0 width"]:
+    """No tokens: where all inputs are held, nothing comes from the embeddings."""
+    shape = (0, backbone.config.hidden_width)
+    return torch.empty(shape, dtype=backbone.dtype, device=backbone.device)
+
+
+def _read_states(
+    trunk: TrunkStates | None, plan: BatchPlan, sources: Sequence[TrunkSource]
+) -> list[list[Float[Tensor, "_ width"]]]:
+    """The held states that enter each stage."""
+    if trunk is None:
+        return [[] for _ in plan.stages]
+    return [
+        [trunk.read(sources[item], stage.begin_layer) for item in stage.entering]
+        for stage in plan.stages
+    ]
+
+
+def _offer_states(
+    trunk: TrunkStates | None,
+    hidden: Float[Tensor, "tokens width"],
+    stage: Stage,
+    sources: Sequence[TrunkSource],
+) -> None:
+    if trunk is None:
+        return
+    layout = stage.layout
+    for row in stage.kept_rows:
+        state = hidden[layout.offsets[row] : layout.offsets[row + 1]]
+        trunk.offer(sources[layout.rows[row].input], stage.end_layer, state)
+
+
 def _enter_stage(
-    hidden: Float[Tensor, "tokens width"], before: Layout, stage: Stage
+    hidden: Float[Tensor, "tokens width"],
+    before: Layout,
+    stage: Stage,
+    entering: Sequence[Float[Tensor, "_ width"]],
 ) -> Float[Tensor, "tokens width"]:
-    """Copy every row of the stage from where it was, or from its trunk row."""
+    """Copy every row of the stage from where it was, or from its trunk row, or held state."""
     if stage.source_rows is None:
         return hidden
-    return _select_rows(hidden, before, stage.source_rows)
+    if not entering:
+        return _select_rows(hidden, before.offsets, stage.source_rows)
+    lengths = [*before.lengths, *map(len, entering)]
+    offsets = tuple(accumulate(lengths, initial=0))
+    return _select_rows(torch.cat([hidden, *entering]), offsets, stage.source_rows)
 
 
 def _select_rows(
-    hidden: Float[Tensor, "tokens width"], layout: Layout, rows: Iterable[int]
+    hidden: Float[Tensor, "tokens width"], offsets: Sequence[int], rows: Iterable[int]
 ) -> Float[Tensor, "selected width"]:
-    tokens = chain.from_iterable(
-        range(layout.offsets[row], layout.offsets[row + 1]) for row in rows
-    )
+    tokens = chain.from_iterable(range(offsets[row], offsets[row + 1]) for row in rows)
     return hidden.index_select(0, torch.tensor(list(tokens), device=hidden.device))
 
 
@@ -223,7 +255,7 @@ def _run_heads(
     for branch, pairs in pairs_of.items():
         rows = [row_of[pair] for pair in pairs]
         if branch.head.pooling is None:
-            features = _select_rows(hidden, layout, rows)
+            features = _select_rows(hidden, layout.offsets, rows)
             sizes = [layout.lengths[row] for row in rows]
             scores = torch.split(apply_head(features, branch.head, dropout=dropout), sizes)
         else:

@@ -5,9 +5,11 @@ Two kinds of rows walk up the layers:
 - trunk rows, one per distinct input that somebody above still needs;
 - branch rows, one per distinct (input, branch) pair that has passed its split depth.
 
-Between two split depths nothing changes, so the walk falls into stages. At the start of a stage
-each new branch row is copied from its input's trunk row, and trunk rows that nobody needs any more
-are dropped. Within a stage rows lie in lanes, ordered by what they share with the backbone:
+A trunk row enters at the embeddings or, where the state of its input at some depth is held from an
+earlier batch, at that depth. Between two depths at which a row enters or splits nothing changes, so
+the walk falls into stages. At the start of a stage each new branch row is copied from its input's
+trunk row, and trunk rows that nobody needs any more are dropped. Within a stage rows lie in lanes,
+ordered by what they share with the backbone:
 
     trunk | lora | bottleneck | own
     '----- frozen products ----'
@@ -16,13 +18,19 @@ are dropped. Within a stage rows lie in lanes, ordered by what they share with t
 so that everything that runs frozen weights is one contiguous range of tokens.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import accumulate, groupby, pairwise
+from operator import attrgetter
 
 TRUNK = -1
 """Branch index of a trunk row."""
+EMBEDDINGS = -1
+"""The depth below layer 0, at which rows come from the embeddings."""
+
+
+_ORDER = attrgetter("lane", "branch", "input")
 
 
 class Lane(IntEnum):
@@ -34,9 +42,9 @@ class Lane(IntEnum):
     OWN = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRow:
-    """A row of a stage; the field order is the sort order."""
+    """A row of a stage; rows lie in the order of their fields."""
 
     lane: Lane
     branch: int
@@ -84,8 +92,12 @@ class Stage:
     begin_layer: int
     end_layer: int
     layout: Layout
+    entering: tuple[int, ...]
+    """Inputs whose held state at `begin_layer` enters, as trunk rows behind the layout before."""
     source_rows: tuple[int, ...] | None
-    """Row of the layout before that each row is copied from; None if nothing changed."""
+    """Row of the layout before, or behind it, that each row is copied from; None: no change."""
+    kept_rows: tuple[int, ...]
+    """Trunk rows that some branch leaves at `end_layer`: their states there are worth holding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,10 +105,26 @@ class BatchPlan:
     """A whole forward: fill the first layout, run the stages, read the outputs."""
 
     start: Layout
-    """The rows before the first stage, from the embeddings or from trunk activations."""
+    """The rows that come from the embeddings; none if all inputs are held."""
     stages: tuple[Stage, ...]
     output_rows: tuple[int, ...]
     """For each requested (input, branch) pair, its row in the last layout."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Route:
+    """The way of one pair: its trunk row in layers `[enter, leave)`, a row of its own above."""
+
+    trunk: PlannedRow
+    own: PlannedRow
+    enter: int
+    leave: int
+
+    def row_at(self, depth: int) -> PlannedRow | None:
+        """The row that stands for the pair in layer `depth`; None before it enters."""
+        if depth >= self.leave:
+            return self.own
+        return self.trunk if depth >= self.enter else None
 
 
 def plan_batch(
@@ -105,28 +133,28 @@ def plan_batch(
     branches: Sequence[BranchTraits],
     input_lengths: Sequence[int],
     num_layers: int,
-    first_layer: int = 0,
+    held_depths: Sequence[Collection[int]] = (),
 ) -> BatchPlan:
     """Plan the forward of (input, branch) pairs, given by index; equal pairs are computed once.
 
-    A forward that starts at a `first_layer` above 0 is given the trunk rows of that depth; no
-    branch may then split below it.
+    `held_depths` gives, for each input, the depths at which its trunk state is held; without it
+    none is. Each pair starts from the deepest of them that is not above its split depth.
 
     Semantics:
         for input, branch in pairs:
-            x = embed(input)
-            for layer in range(first_layer, num_layers):
+            enter = deepest held depth <= split depth of branch, else 0
+            x = held state of input at enter, else embed(input)
+            for layer in range(enter, num_layers):
                 x = layer of branch if layer >= its split depth else layer of the backbone
             output = head of branch(x)
     """
-    wanted = sorted(set(pairs))
-    layout = _layout(_rows_at(first_layer - 1, wanted, branches), input_lengths)
+    routes = _routes(pairs, branches, held_depths)
+    layout = _layout(_rows_at(EMBEDDINGS, routes), input_lengths)
     start, stages = layout, list[Stage]()
-    for begin, end in pairwise(_stage_bounds(wanted, branches, first_layer, num_layers)):
-        rows = _rows_at(begin, wanted, branches)
-        source = None if rows == layout.rows else _source_rows(rows, layout)
-        layout = layout if source is None else _layout(rows, input_lengths)
-        stages.append(Stage(begin_layer=begin, end_layer=end, layout=layout, source_rows=source))
+    for begin, end in pairwise(_stage_bounds(routes, num_layers)):
+        stage = _stage(begin, end, routes, layout, input_lengths)
+        layout = stage.layout
+        stages.append(stage)
     row_of = _index(layout.rows)
     return BatchPlan(
         start=start,
@@ -135,30 +163,68 @@ def plan_batch(
     )
 
 
-def _stage_bounds(
-    wanted: Iterable[tuple[int, int]],
+def _routes(
+    pairs: Iterable[tuple[int, int]],
     branches: Sequence[BranchTraits],
-    first_layer: int,
-    num_layers: int,
-) -> list[int]:
-    depths = {branches[branch].split_depth for _, branch in wanted}
-    if first_layer and any(depth is None or depth < first_layer for depth in depths):
-        raise ValueError(f"a branch splits below layer {first_layer}, where this forward starts")
-    return sorted({first_layer, num_layers} | {depth for depth in depths if depth is not None})
-
-
-def _rows_at(
-    depth: int, wanted: Sequence[tuple[int, int]], branches: Sequence[BranchTraits]
-) -> tuple[PlannedRow, ...]:
-    """The rows that run layer `depth` (-1: the embeddings), in lane order."""
-    rows = set[PlannedRow]()
+    held_depths: Sequence[Collection[int]],
+) -> list[_Route]:
+    wanted = sorted(set(pairs))
+    trunk = {item: _trunk_row(item) for item, _ in wanted}
+    routes = list[_Route]()
     for item, branch in wanted:
         traits = branches[branch]
-        if traits.split_depth is None or traits.split_depth <= depth:
-            rows.add(PlannedRow(lane=traits.lane, branch=branch, input=item))
-        else:
-            rows.add(PlannedRow(lane=Lane.TRUNK, branch=TRUNK, input=item))
-    return tuple(sorted(rows))
+        own = trunk[item]  # of a head alone, whose row stays with the trunk to the end
+        if traits.lane is not Lane.TRUNK:
+            own = PlannedRow(lane=traits.lane, branch=branch, input=item)
+        leave = EMBEDDINGS if traits.split_depth is None else traits.split_depth
+        held = held_depths[item] if held_depths else ()
+        enter = max((depth for depth in held if depth <= leave), default=EMBEDDINGS)
+        routes.append(_Route(trunk=trunk[item], own=own, enter=enter, leave=leave))
+    return routes
+
+
+def _trunk_row(item: int) -> PlannedRow:
+    return PlannedRow(lane=Lane.TRUNK, branch=TRUNK, input=item)
+
+
+def _stage_bounds(routes: Sequence[_Route], num_layers: int) -> list[int]:
+    depths = {depth for route in routes for depth in (route.enter, route.leave)}
+    bounds = sorted({max(depth, 0) for depth in depths} | {num_layers})
+    # A last stage without layers, where held states enter that only heads read.
+    is_read_by_heads = any(route.enter == num_layers for route in routes)
+    return [*bounds, num_layers] if is_read_by_heads else bounds
+
+
+def _rows_at(depth: int, routes: Iterable[_Route]) -> tuple[PlannedRow, ...]:
+    """The rows that run layer `depth` (or come from the embeddings), in lane order."""
+    rows = {route.row_at(depth) for route in routes}
+    return tuple(sorted((row for row in rows if row is not None), key=_ORDER))
+
+
+def _stage(
+    begin: int,
+    end: int,
+    routes: Sequence[_Route],
+    before: Layout,
+    input_lengths: Sequence[int],
+) -> Stage:
+    rows = _rows_at(begin, routes)
+    entering = tuple(sorted({route.own.input for route in routes if route.enter == begin}))
+    is_changed = rows != before.rows
+    layout = _layout(rows, input_lengths) if is_changed else before
+    kept = {route.own.input for route in routes if route.enter <= begin < end == route.leave}
+    return Stage(
+        begin_layer=begin,
+        end_layer=end,
+        layout=layout,
+        entering=entering,
+        source_rows=_source_rows(rows, before, entering) if is_changed else None,
+        kept_rows=tuple(
+            position
+            for position, row in enumerate(rows)
+            if row.branch == TRUNK and row.input in kept
+        ),
+    )
 
 
 def _layout(rows: tuple[PlannedRow, ...], input_lengths: Sequence[int]) -> Layout:
@@ -188,6 +254,8 @@ def _find(row_of: dict[tuple[int, int], int], item: int, branch: int) -> int:
     return row_of[item, TRUNK] if own is None else own
 
 
-def _source_rows(rows: Sequence[PlannedRow], before: Layout) -> tuple[int, ...]:
-    row_of = _index(before.rows)
+def _source_rows(
+    rows: Sequence[PlannedRow], before: Layout, entering: Iterable[int]
+) -> tuple[int, ...]:
+    row_of = _index([*before.rows, *map(_trunk_row, entering)])
     return tuple(_find(row_of, row.input, row.branch) for row in rows)

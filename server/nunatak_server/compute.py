@@ -6,15 +6,19 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from nunatak_model import Backbone, Row, forward
+from nunatak_model import Backbone, Row, TrunkStates, forward
 from nunatak_server.errors import EngineFailedError
 
 
 class BatchCompute:
-    """The forward pass of one backbone, as the engine calls it."""
+    """The forward pass of one backbone, as the engine calls it: on its thread alone.
 
-    def __init__(self, backbone: Backbone) -> None:
+    With `trunk`, what is frozen is read from there where it was computed before.
+    """
+
+    def __init__(self, backbone: Backbone, *, trunk: TrunkStates | None = None) -> None:
         self._backbone = backbone
+        self._trunk = trunk
 
     def __call__(self, rows: Sequence[Row]) -> list[list[float]]:
         """Return the logits of each row, in order; those of tokens one after another.
@@ -24,7 +28,7 @@ class BatchCompute:
         """
         try:
             with torch.inference_mode():
-                outputs = forward(self._backbone, rows)
+                outputs = forward(self._backbone, rows, trunk=self._trunk)
                 # One transfer for the batch: a copy per row would wait for the device each time.
                 flat = logits_to_floats(torch.cat([output.flatten() for output in outputs]))
         except torch.OutOfMemoryError:

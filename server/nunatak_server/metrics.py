@@ -7,6 +7,7 @@ error codes. All methods may be called from any thread.
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.registry import Collector
 
 from nunatak_server.engine import BatchReport
 
@@ -61,6 +62,10 @@ class Metrics:
         self._resident_bytes = Gauge(
             "nunatak_resident_bytes", "Bytes of backbone and task versions", registry=registry
         )
+
+    def include(self, collector: Collector) -> None:
+        """Render what `collector` yields along with the rest, whenever that is."""
+        self._registry.register(collector)
 
     def observe_request(self, task: str | None, outcome: str) -> None:
         """Count one answer of one task; None is a task that is not known to be registered."""

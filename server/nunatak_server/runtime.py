@@ -16,6 +16,7 @@ from nunatak_model import (
     BranchSpec,
     HeadOnly,
     HeadSpec,
+    TrunkCache,
     build_branch,
     convert_branch,
     initial_parameters,
@@ -25,6 +26,7 @@ from nunatak_model import (
 from nunatak_registry import Registry, TaskManifest
 from nunatak_server.admission import Admission
 from nunatak_server.batching.rows import PendingRow, RowAnswer
+from nunatak_server.cache_metrics import TrunkCacheCollector
 from nunatak_server.catalog import Catalog
 from nunatak_server.compute import BatchCompute
 from nunatak_server.devices import resolve_device, resolve_dtype
@@ -70,11 +72,15 @@ class Runtime:
         self.backbone = backbone
         self.registry = registry
         self.readiness = Readiness()
+        self.trunk_cache = TrunkCache(max_bytes=settings.trunk_cache_bytes)
         self.metrics = Metrics()
+        self.metrics.include(TrunkCacheCollector(lambda: self.trunk_cache.stats))
         self.catalog = Catalog(registry)
         self._on_fatal = on_fatal
         self._engine = Engine(
-            compute=BatchCompute(backbone),
+            compute=BatchCompute(
+                backbone, trunk=self.trunk_cache if settings.trunk_cache_bytes else None
+            ),
             limits=settings.batch_limits(longest_row_tokens=backbone.config.max_tokens),
             observer=self.metrics,
             on_fatal=self._fail,

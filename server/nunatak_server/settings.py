@@ -54,6 +54,10 @@ class ServerSettings(BaseSettings):
         default=4096, description="distinct trunk inputs plus branch rows of one forward pass"
     )
     max_batch_rows: Count = Field(default=64, description="(text, task) pairs of one forward pass")
+    trunk_cache_bytes: Annotated[int, Field(ge=0, le=2**40)] = Field(
+        default=256 * 1024**2,
+        description="trunk states of texts asked before, on the device; 0 = none",
+    )
     max_queued_requests: Count = 1024
     max_queued_tokens: Count = 262_144
     default_deadline_ms: Milliseconds = 30_000

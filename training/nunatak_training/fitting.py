@@ -19,7 +19,8 @@ from nunatak_model import (
     HeadKind,
     HeadSpec,
     Row,
-    TrunkActivations,
+    TrunkCache,
+    TrunkStates,
     build_branch,
     forward,
     initial_parameters,
@@ -30,7 +31,9 @@ from nunatak_training.loop import BatchLogits, EncodedSet, fit, predict
 from nunatak_training.metrics import Metric, score
 from nunatak_training.recipes import Recipe
 from nunatak_training.report import EpochResult, Report
-from nunatak_training.trunk import cached_trunk
+
+MAX_TRUNK_BYTES = 2 * 1024**3
+"""For the trunk states of a data set, which are then computed once and not in every epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +63,7 @@ def fit_task(data: TaskData, recipe: Recipe, backbone: Backbone, *, report: Repo
     generator = torch.Generator().manual_seed(recipe.seed)
     parameters = initial_parameters(spec, backbone, generator=generator)
     train, dev = (_encoded(part, data, recipe, backbone) for part in (data.train, data.dev))
-    trunk = cached_trunk(
-        backbone, [*train.encodings, *dev.encodings], depth=spec.split_depth(backbone.config)
-    )
+    trunk = TrunkCache(max_bytes=MAX_TRUNK_BYTES)
 
     def dev_score(logits: Float[Tensor, "examples labels"]) -> float:
         return _score(recipe.metric, logits, data, recipe)
@@ -104,12 +105,12 @@ def branch_logits(
     backbone: Backbone,
     spec: BranchSpec,
     parameters: Mapping[str, Tensor],
-    trunk: TrunkActivations | None = None,
+    trunk: TrunkStates | None = None,
 ) -> BatchLogits:
     """Return the function from encodings to logits that these parameters define.
 
-    It refers to the tensors, so it follows them when they are trained. With `trunk` it starts from
-    there, and takes only encodings that are in it.
+    It refers to the tensors, so it follows them when they are trained. With `trunk` it starts each
+    encoding from its state there, where there is one.
 
     Raises:
         ModelError: the parameters are not those of `spec`.

@@ -196,6 +196,18 @@ class TaskMemory(Result):
     parameters: int
 
 
+class TrunkCacheMemory(Result):
+    """Trunk states the server holds beside the parameters, and what became of them so far."""
+
+    bytes: int
+    max_bytes: int
+    states: int
+    hits: int
+    misses: int
+    evictions: int
+    saved_tokens: int
+
+
 class ProcessMemory(Result):
     """Memory of the server process as the kernel counts it; `None` where it cannot."""
 
@@ -212,6 +224,8 @@ class MemoryReport(Result):
     shared_bytes: int
     dedicated_bytes: int
     saved_share: float
+    trunk_cache: TrunkCacheMemory | None = None
+    """`None` from servers that have none."""
     process: ProcessMemory
 
 

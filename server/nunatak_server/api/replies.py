@@ -7,6 +7,7 @@ import orjson
 from fastapi.responses import Response
 
 from nunatak_artifact import LoadedTask
+from nunatak_model import TrunkCacheStats
 from nunatak_registry import TaskSummary
 from nunatak_server.api.errors import problem_of
 from nunatak_server.api.questions import Inputs, Item, QueryInput, QuestionInput, TextPair
@@ -121,11 +122,24 @@ def memory_fields(runtime: Runtime, ledger: MemoryLedger, process: ProcessMemory
         "shared_bytes": ledger.shared_bytes,
         "dedicated_bytes": ledger.dedicated_bytes,
         "saved_share": ledger.saved_share,
+        "trunk_cache": _trunk_cache_memory(runtime.trunk_cache.stats),
         "process": {
             "rss_bytes": process.rss_bytes,
             "pss_bytes": process.pss_bytes,
             "uss_bytes": process.uss_bytes,
         },
+    }
+
+
+def _trunk_cache_memory(stats: TrunkCacheStats) -> dict[str, Any]:
+    return {
+        "bytes": stats.num_bytes,
+        "max_bytes": stats.max_bytes,
+        "states": stats.num_states,
+        "hits": stats.hits,
+        "misses": stats.misses,
+        "evictions": stats.evictions,
+        "saved_tokens": stats.saved_tokens,
     }
 
 

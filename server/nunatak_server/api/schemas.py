@@ -218,6 +218,18 @@ class TaskMemory(Message):
     parameters: int
 
 
+class TrunkCacheMemory(Message):
+    """Trunk states held beside the parameters, and what became of them since the start."""
+
+    bytes: int
+    max_bytes: int
+    states: int
+    hits: int
+    misses: int
+    evictions: int
+    saved_tokens: int
+
+
 class ProcessMemoryResponse(Message):
     """What the operating system counts."""
 
@@ -234,6 +246,7 @@ class MemoryResponse(Message):
     shared_bytes: int
     dedicated_bytes: int
     saved_share: float
+    trunk_cache: TrunkCacheMemory
     process: ProcessMemoryResponse
 
 

@@ -11,6 +11,7 @@ from doubles.terminals import nunatak
         pytest.param(("--port", "65536"), id="port"),
         pytest.param(("--dtype", "int4"), id="dtype"),
         pytest.param(("--max-inputs", "0"), id="limit"),
+        pytest.param(("--trunk-cache-bytes", "-1"), id="budget"),
     ],
 )
 def test_option_out_of_range_is_a_usage_error(arguments: tuple[str, ...]) -> None:

@@ -189,6 +189,15 @@ MEMORY: dict[str, JsonValue] = {
     "shared_bytes": 10,
     "dedicated_bytes": 20,
     "saved_share": 0.5,
+    "trunk_cache": {
+        "bytes": 4,
+        "max_bytes": 8,
+        "states": 1,
+        "hits": 2,
+        "misses": 1,
+        "evictions": 0,
+        "saved_tokens": 6,
+    },
     "process": {"rss_bytes": 30, "pss_bytes": None, "uss_bytes": None},
 }
 INFO: dict[str, JsonValue] = {

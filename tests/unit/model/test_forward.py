@@ -20,7 +20,6 @@ from nunatak_model import (
     build_branch,
     forward,
     initial_parameters,
-    run_trunk,
 )
 
 METHODS: list[Method] = [
@@ -178,27 +177,3 @@ def test_dropout_changes_the_branch_but_never_the_trunk() -> None:
 def test_dropout_over_mixed_split_depths_is_refused() -> None:
     with pytest.raises(ValueError, match="same split depth"):
         forward(BACKBONE, some_rows(0, 20), dropout=0.1)
-
-
-@pytest.mark.parametrize("method", METHODS[:-1], ids=repr)
-def test_starting_from_trunk_activations_equals_starting_from_the_embeddings(
-    method: Method,
-) -> None:
-    branch = branch_of(method, 3)
-    rows = [Row(encoding=row.encoding, branch=branch) for row in some_rows(2, 12)]
-
-    with torch.inference_mode():
-        expected = forward(BACKBONE, rows)
-        for depth in range((branch.split_depth or 0) + 1):
-            trunk = run_trunk(BACKBONE, [row.encoding for row in rows], depth=depth)
-            answers = forward(BACKBONE, rows, trunk=trunk)
-            for answer, wanted in zip(answers, expected, strict=True):
-                torch.testing.assert_close(answer, wanted, atol=1e-5, rtol=0)
-
-
-def test_trunk_activations_above_a_split_depth_are_refused() -> None:
-    row = Row(encoding=some_rows(0, 1)[0].encoding, branch=branch_of(TopK(num_layers=3), 0))
-    trunk = run_trunk(BACKBONE, [row.encoding], depth=2)
-
-    with pytest.raises(ValueError, match="splits below layer 2"):
-        forward(BACKBONE, [row], trunk=trunk)

@@ -3,7 +3,7 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nunatak_model.plan import TRUNK, BatchPlan, BranchTraits, Lane, plan_batch
+from nunatak_model.plan import EMBEDDINGS, TRUNK, BatchPlan, BranchTraits, Lane, plan_batch
 
 NUM_LAYERS = 5
 
@@ -15,6 +15,13 @@ class Question:
     pairs: list[tuple[int, int]]
     branches: list[BranchTraits]
     lengths: list[int]
+    held: list[set[int]]
+
+    def entry(self, item: int, branch: int) -> int:
+        """The deepest held depth at or below the split depth of the branch."""
+        depth = self.branches[branch].split_depth
+        usable = [held for held in self.held[item] if depth is not None and held <= depth]
+        return max(usable, default=EMBEDDINGS)
 
     def plan(self) -> BatchPlan:
         return plan_batch(
@@ -22,6 +29,7 @@ class Question:
             branches=self.branches,
             input_lengths=self.lengths,
             num_layers=NUM_LAYERS,
+            held_depths=self.held,
         )
 
 
@@ -44,18 +52,49 @@ def questions(draw: st.DrawFn) -> Question:
     traits = draw(st.lists(branches(), min_size=1, max_size=6))
     pair = st.tuples(st.integers(0, len(lengths) - 1), st.integers(0, len(traits) - 1))
     pairs = draw(st.lists(pair, min_size=1, max_size=12))
-    return Question(pairs=pairs, branches=traits, lengths=lengths)
+    depths = st.sets(st.integers(0, NUM_LAYERS), max_size=3)
+    held = draw(st.lists(depths, min_size=len(lengths), max_size=len(lengths)))
+    return Question(pairs=pairs, branches=traits, lengths=lengths, held=held)
 
 
-def trace(plan: BatchPlan, row: int) -> list[tuple[int, int]]:
-    """Who ran each layer on the way to `row` of the last layout: (layer, branch or TRUNK)."""
-    ran = list[tuple[int, int]]()
-    for index in range(len(plan.stages) - 1, -1, -1):
-        stage = plan.stages[index]
-        branch = stage.layout.rows[row].branch
-        ran = [(layer, branch) for layer in range(stage.begin_layer, stage.end_layer)] + ran
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """How a row of the last layout came about."""
+
+    ran: list[tuple[int, int]]
+    """Who ran each layer: (layer, branch or TRUNK); layer -1 is the embeddings."""
+    inputs: set[int]
+    """The inputs it read on the way."""
+    entered: int
+    """Depth of the held state it started from."""
+
+
+def way_to(plan: BatchPlan, row: int) -> Way:
+    ran, inputs = list[tuple[int, int]](), set[int]()
+    layouts = [plan.start, *(stage.layout for stage in plan.stages)]
+    for before, stage in zip(layouts[-2::-1], reversed(plan.stages), strict=True):
+        planned = stage.layout.rows[row]
+        inputs.add(planned.input)
+        layers = range(stage.begin_layer, stage.end_layer)
+        ran = [(layer, planned.branch) for layer in layers] + ran
         row = row if stage.source_rows is None else stage.source_rows[row]
-    return [(-1, plan.start.rows[row].branch), *ran]
+        if row >= len(before.rows):
+            inputs.add(stage.entering[row - len(before.rows)])
+            return Way(ran=ran, inputs=inputs, entered=stage.begin_layer)
+    first = plan.start.rows[row]
+    ran = [(EMBEDDINGS, first.branch), *ran]
+    return Way(ran=ran, inputs=inputs | {first.input}, entered=EMBEDDINGS)
+
+
+@settings(derandomize=True, deadline=None)
+@given(questions())
+def test_every_pair_enters_at_the_deepest_state_that_is_held_below_its_split_depth(
+    question: Question,
+) -> None:
+    plan = question.plan()
+
+    for (item, branch), row in zip(question.pairs, plan.output_rows, strict=True):
+        assert way_to(plan, row).entered == question.entry(item, branch)
 
 
 @settings(derandomize=True, deadline=None)
@@ -65,13 +104,14 @@ def test_every_pair_runs_the_trunk_below_its_split_depth_and_its_branch_above(
 ) -> None:
     plan = question.plan()
 
-    for (_, branch), row in zip(question.pairs, plan.output_rows, strict=True):
+    for (item, branch), row in zip(question.pairs, plan.output_rows, strict=True):
         depth = question.branches[branch].split_depth
-        first_own = -1 if depth is None else depth
+        first_own = EMBEDDINGS if depth is None else depth
         expected = [
-            (layer, branch if layer >= first_own else TRUNK) for layer in range(-1, NUM_LAYERS)
+            (layer, branch if layer >= first_own else TRUNK)
+            for layer in range(question.entry(item, branch), NUM_LAYERS)
         ]
-        assert trace(plan, row) == expected
+        assert way_to(plan, row).ran == expected
 
 
 @settings(derandomize=True, deadline=None)
@@ -79,12 +119,8 @@ def test_every_pair_runs_the_trunk_below_its_split_depth_and_its_branch_above(
 def test_every_pair_reads_its_own_input_all_the_way(question: Question) -> None:
     plan = question.plan()
 
-    for (item, _), final_row in zip(question.pairs, plan.output_rows, strict=True):
-        row = final_row
-        for stage in reversed(plan.stages):
-            assert stage.layout.rows[row].input == item
-            row = row if stage.source_rows is None else stage.source_rows[row]
-        assert plan.start.rows[row].input == item
+    for (item, _), row in zip(question.pairs, plan.output_rows, strict=True):
+        assert way_to(plan, row).inputs == {item}
 
 
 @settings(derandomize=True, deadline=None)
@@ -99,10 +135,31 @@ def test_no_row_is_computed_twice_and_none_that_nobody_needs(question: Question)
         needed = {
             item
             for item, branch in wanted
-            if (question.branches[branch].split_depth or 0) > stage.begin_layer
+            if question.entry(item, branch)
+            <= stage.begin_layer
+            < (question.branches[branch].split_depth or 0)
         }
         assert len(rows) == len(set(rows))
-        assert trunk == needed
+        if stage.begin_layer < NUM_LAYERS:
+            assert trunk == needed
+
+
+@settings(derandomize=True, deadline=None)
+@given(questions())
+def test_exactly_the_states_that_branches_start_from_and_were_computed_are_kept(
+    question: Question,
+) -> None:
+    plan = question.plan()
+
+    kept = [
+        (stage.layout.rows[row].input, stage.end_layer)
+        for stage in plan.stages
+        for row in stage.kept_rows
+    ]
+
+    used = {(item, question.branches[branch].split_depth or 0) for item, branch in question.pairs}
+    computed = {(item, depth) for item, depth in used if depth and depth not in question.held[item]}
+    assert sorted(kept) == sorted(computed)
 
 
 @settings(derandomize=True, deadline=None)
@@ -126,3 +183,25 @@ def test_five_tasks_on_one_text_share_one_trunk_row() -> None:
 
     assert [len(stage.layout.rows) for stage in plan.stages] == [1, 5]
     assert [(stage.begin_layer, stage.end_layer) for stage in plan.stages] == [(0, 3), (3, 5)]
+
+
+def test_states_held_for_every_split_depth_leave_no_trunk_to_run() -> None:
+    plan = plan_batch(
+        [(0, 0), (0, 1), (0, 2)],
+        branches=[
+            BranchTraits(lane=Lane.LORA, split_depth=1),
+            BranchTraits(lane=Lane.OWN, split_depth=3),
+            BranchTraits(lane=Lane.TRUNK, split_depth=NUM_LAYERS),
+        ],
+        input_lengths=[7],
+        num_layers=NUM_LAYERS,
+        held_depths=[{1, 3, NUM_LAYERS}],
+    )
+
+    assert plan.start.rows == ()
+    assert [[row.branch for row in stage.layout.rows] for stage in plan.stages] == [
+        [0],
+        [0, 1],
+        [TRUNK, 0, 1],
+    ]
+    assert [stage.begin_layer for stage in plan.stages] == [1, 3, NUM_LAYERS]

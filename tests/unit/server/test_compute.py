@@ -5,7 +5,17 @@ import torch
 
 from doubles.backbones import tiny_backbone
 from doubles.tasks import random_parameters, spec_of
-from nunatak_model import Backbone, Branch, HeadOnly, Lora, Row, TopK, build_branch, forward
+from nunatak_model import (
+    Backbone,
+    Branch,
+    HeadOnly,
+    Lora,
+    Row,
+    TopK,
+    TrunkCache,
+    build_branch,
+    forward,
+)
 from nunatak_server.compute import BatchCompute
 from nunatak_server.errors import EngineFailedError
 
@@ -52,6 +62,24 @@ def test_each_row_gets_its_own_logits_whatever_their_number(backbone: Backbone) 
         with torch.inference_mode():
             (alone,) = forward(backbone, [row])
         assert found == pytest.approx([float(logit) for logit in alone], abs=1e-4)
+
+
+def test_what_is_read_from_a_trunk_cache_changes_no_answer(backbone: Backbone) -> None:
+    encodings = backbone.tokenizer.encode(["one", "another text"], max_length=16)
+    rows = [
+        Row(encoding=encoding, branch=branch)
+        for branch in branches(backbone)
+        for encoding in encodings
+    ]
+    trunk = TrunkCache(max_bytes=2**20)
+    compute = BatchCompute(backbone, trunk=trunk)
+
+    answers = [compute(rows) for _ in range(3)]
+
+    assert trunk.stats.hits == 2 * trunk.stats.misses > 0
+    for logits in answers:
+        for found, expected in zip(logits, BatchCompute(backbone)(rows), strict=True):
+            assert found == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize(

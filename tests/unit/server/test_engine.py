@@ -1,17 +1,27 @@
 import asyncio
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import pytest
+from torch import Tensor
 
 from doubles.backbones import tiny_backbone
 from doubles.serving import ManualClock, RecordingObserver
 from doubles.tasks import random_parameters, spec_of
-from nunatak_model import Branch, Encoding, HeadOnly, Row, build_branch
+from nunatak_model import (
+    Branch,
+    Encoding,
+    HeadOnly,
+    Row,
+    TrunkCache,
+    TrunkSource,
+    build_branch,
+)
 from nunatak_server.batching.planner import BatchLimits
 from nunatak_server.batching.rows import PendingRow, RowAnswer, RowOutcome
-from nunatak_server.engine import Engine
+from nunatak_server.compute import BatchCompute
+from nunatak_server.engine import Compute, Engine
 from nunatak_server.errors import (
     DeadlineExceededError,
     EngineFailedError,
@@ -51,8 +61,28 @@ class FakeCompute:
         return [[float(token), -1.0] for token in tokens]
 
 
+class WatchedCache(TrunkCache):
+    """A trunk cache that remembers which threads use it."""
+
+    def __init__(self) -> None:
+        super().__init__(max_bytes=2**20)
+        self.threads: set[str] = set()
+
+    def depths(self, source: TrunkSource) -> Collection[int]:
+        self.threads.add(threading.current_thread().name)
+        return super().depths(source)
+
+    def read(self, source: TrunkSource, depth: int) -> Tensor:
+        self.threads.add(threading.current_thread().name)
+        return super().read(source, depth)
+
+    def offer(self, source: TrunkSource, depth: int, state: Tensor) -> None:
+        self.threads.add(threading.current_thread().name)
+        super().offer(source, depth, state)
+
+
 def make_engine(
-    compute: FakeCompute,
+    compute: Compute,
     *,
     fatal: list[EngineFailedError] | None = None,
     clock: ManualClock | None = None,
@@ -269,6 +299,25 @@ def test_a_failure_of_the_engine_itself_is_never_silent(branch: Branch) -> None:
 
         assert isinstance(outcome, NotReadyError)
         assert [error.reason for error in fatal] == ["ArithmeticError"]
+
+    asyncio.run(scenario())
+
+
+def test_the_trunk_cache_is_used_on_the_engine_thread_alone(branch: Branch) -> None:
+    async def scenario() -> None:
+        cache = WatchedCache()
+        engine = make_engine(BatchCompute(tiny_backbone(num_layers=1), trunk=cache))
+        engine.start()
+
+        for token in (5, 6, 5, 6, 5):
+            rows = [make_row(branch, token) for _ in range(3)]
+            engine.submit(rows)
+            outcomes = await asyncio.gather(*(row.future for row in rows))
+            assert all(isinstance(outcome, RowAnswer) for outcome in outcomes)
+        await engine.aclose()
+
+        assert cache.threads == {"nunatak-engine"}
+        assert (cache.stats.hits, cache.stats.misses) == (3, 2)
 
     asyncio.run(scenario())
 

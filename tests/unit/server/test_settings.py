@@ -32,7 +32,13 @@ def test_settings_are_frozen() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("max_inputs", 0), ("port", 70_000), ("dtype", "int4"), ("default_deadline_ms", -1)],
+    [
+        ("max_inputs", 0),
+        ("port", 70_000),
+        ("dtype", "int4"),
+        ("default_deadline_ms", -1),
+        ("trunk_cache_bytes", -1),
+    ],
 )
 def test_impossible_values_are_refused(name: str, value: object) -> None:
     with pytest.raises(ValidationError):

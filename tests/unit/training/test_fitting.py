@@ -14,6 +14,7 @@ from nunatak_model import (
     Method,
     Pooling,
     TopK,
+    TrunkCache,
     initial_parameters,
     parameter_shapes,
     tensors_to_bytes,
@@ -152,3 +153,19 @@ def test_recipe_that_does_not_fit_is_refused(
 ) -> None:
     with pytest.raises(InvalidRecipeError, match=problem):
         trained(HeadOnly(), backbone, **changes)
+
+
+def test_what_is_frozen_runs_once_however_often_it_is_trained_on(backbone: Backbone) -> None:
+    recipe = quick_recipe(TopK(num_layers=1))
+    spec = branch_spec(recipe, backbone, num_labels=2)
+    parameters = initial_parameters(spec, backbone, generator=torch.Generator().manual_seed(0))
+    texts = [example.text for example in toy_data().train.examples]
+    encodings = backbone.tokenizer.encode(texts, max_length=recipe.max_length)
+    trunk = TrunkCache(max_bytes=2**20)
+    logits = branch_logits(backbone, spec, parameters, trunk)
+
+    for _ in range(3):
+        logits(encodings, dropout=0.1)
+
+    assert trunk.stats.misses == len(set(encodings))
+    assert trunk.stats.hits == 2 * len(set(encodings))

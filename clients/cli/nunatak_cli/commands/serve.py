@@ -53,6 +53,15 @@ def serve(  # noqa: PLR0913 - one parameter per option is how typer works
             min=1, metavar="N", help="For requests that set none.", rich_help_panel=LIMITS
         ),
     ] = None,
+    trunk_cache_bytes: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="For what is frozen of texts asked before (256 MiB); 0 = none.",
+            rich_help_panel=LIMITS,
+        ),
+    ] = None,
     tokenizer_threads: Annotated[
         int | None,
         typer.Option(min=1, metavar="N", help="Threads that split texts.", rich_help_panel=LIMITS),
@@ -80,6 +89,7 @@ def serve(  # noqa: PLR0913 - one parameter per option is how typer works
         "max_inputs": max_inputs,
         "max_queued_requests": max_queued_requests,
         "default_deadline_ms": default_deadline_ms,
+        "trunk_cache_bytes": trunk_cache_bytes,
         "tokenizer_threads": tokenizer_threads,
         "compute_threads": compute_threads,
     }

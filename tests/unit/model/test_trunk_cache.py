@@ -1,0 +1,163 @@
+import dataclasses
+import weakref
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from torch import Tensor
+
+from nunatak_model import TrunkCache, TrunkSource
+
+WIDTH = 4
+STATE_BYTES = 4 * WIDTH
+"""Of one token in float32."""
+
+
+def source_of(*token_ids: int) -> TrunkSource:
+    return TrunkSource(
+        backbone="digest",
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        token_ids=token_ids,
+        type_ids=(0,) * len(token_ids),
+    )
+
+
+def state_of(source: TrunkSource, value: float = 0.0) -> Tensor:
+    return torch.full((len(source.token_ids), WIDTH), value)
+
+
+def test_a_state_is_read_as_it_was_offered() -> None:
+    cache, source = TrunkCache(max_bytes=1000), source_of(1, 2)
+
+    cache.offer(source, 3, state_of(source, 7.0))
+
+    assert set(cache.depths(source)) == {3}
+    assert torch.equal(cache.read(source, 3), state_of(source, 7.0))
+
+
+def test_what_becomes_of_the_batch_afterwards_changes_no_state() -> None:
+    cache, source = TrunkCache(max_bytes=1000), source_of(1)
+    batch = torch.zeros(10, WIDTH)
+
+    cache.offer(source, 3, batch[4:5])
+    batch.fill_(9.0)
+
+    assert torch.equal(cache.read(source, 3), state_of(source))
+
+
+def test_a_state_keeps_neither_its_batch_nor_a_graph_alive() -> None:
+    cache, source = TrunkCache(max_bytes=1000), source_of(1)
+    batch = torch.zeros(1000, WIDTH, requires_grad=True) * 2
+    gone = weakref.ref(batch.untyped_storage())
+
+    cache.offer(source, 3, batch[4:5])
+    del batch
+
+    state = cache.read(source, 3)
+    assert state.untyped_storage().nbytes() == STATE_BYTES
+    assert not state.requires_grad
+    assert gone() is None
+
+
+def test_the_least_recently_used_state_is_dropped_first() -> None:
+    cache = TrunkCache(max_bytes=2 * STATE_BYTES)
+    old, new, newest = source_of(1), source_of(2), source_of(3)
+    cache.offer(old, 3, state_of(old))
+    cache.offer(new, 3, state_of(new))
+
+    cache.read(old, 3)
+    cache.offer(newest, 3, state_of(newest))
+
+    assert [list(cache.depths(it)) for it in (old, new, newest)] == [[3], [], [3]]
+    assert cache.stats.evictions == 1
+
+
+def test_a_state_above_the_whole_budget_drops_nothing() -> None:
+    cache = TrunkCache(max_bytes=2 * STATE_BYTES)
+    small, large = source_of(1), source_of(1, 2, 3)
+    cache.offer(small, 3, state_of(small))
+
+    cache.offer(large, 3, state_of(large))
+
+    assert list(cache.depths(small)) == [3]
+    assert list(cache.depths(large)) == []
+
+
+def test_reads_are_hits_and_offers_are_misses() -> None:
+    cache, source = TrunkCache(max_bytes=1000), source_of(1, 2, 3)
+
+    cache.offer(source, 3, state_of(source))
+    cache.offer(source, 5, state_of(source))
+    cache.read(source, 3)
+
+    stats = cache.stats
+    assert (stats.hits, stats.misses, stats.saved_tokens) == (1, 2, 3)
+    assert (stats.num_states, stats.num_bytes, stats.max_bytes) == (2, 6 * STATE_BYTES, 1000)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"backbone": "another"},
+        {"dtype": torch.bfloat16},
+        {"device": torch.device("meta")},
+        {"token_ids": (1, 3)},
+        {"type_ids": (0, 1)},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_sources_that_differ_in_anything_share_no_state(changes: dict[str, object]) -> None:
+    cache, source = TrunkCache(max_bytes=1000), source_of(1, 2)
+
+    cache.offer(source, 3, state_of(source))
+
+    assert list(cache.depths(dataclasses.replace(source, **changes))) == []  # pyright: ignore[reportArgumentType] - one field each
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Any uses of a cache, beside a list from the least to the most recently used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = TrunkCache(max_bytes=5 * STATE_BYTES)
+        self.held: list[tuple[int, int]] = []
+
+    @rule(size=st.integers(1, 6), depth=st.integers(1, 3))
+    def offer(self, size: int, depth: int) -> None:
+        source = source_of(*range(size))
+        self.cache.offer(source, depth, state_of(source, float(depth)))
+        if size > 5 or (size, depth) in self.held:
+            return
+        self.held.append((size, depth))
+        while sum(size for size, _ in self.held) > 5:
+            self.held.pop(0)
+
+    @rule(data=st.data())
+    def read(self, data: st.DataObject) -> None:
+        if not self.held:
+            return
+        used = data.draw(st.sampled_from(self.held))
+        size, depth = used
+        source = source_of(*range(size))
+        assert torch.equal(self.cache.read(source, depth), state_of(source, float(depth)))
+        self.held.remove(used)
+        self.held.append(used)
+
+    @invariant()
+    def holds_what_was_used_last_and_counts_its_bytes(self) -> None:
+        for size in range(1, 7):
+            depths = self.cache.depths(source_of(*range(size)))
+            assert set(depths) == {depth for held, depth in self.held if held == size}
+        stats = self.cache.stats
+        assert stats.num_states == len(self.held)
+        assert stats.num_bytes == sum(size for size, _ in self.held) * STATE_BYTES
+        assert stats.num_bytes <= stats.max_bytes
+
+
+TestCacheAgainstAList = CacheMachine.TestCase
+TestCacheAgainstAList.settings = settings(
+    derandomize=True, deadline=None, max_examples=50, stateful_step_count=20
+)
