@@ -10,7 +10,14 @@ from nunatak_model.branch import (
     parameter_shapes,
 )
 from nunatak_model.checkpoint import DEFAULT_BACKBONE, load_backbone
-from nunatak_model.config import Activation, BackboneConfig, Pooling
+from nunatak_model.config import (
+    TANH_BLOCK,
+    Activation,
+    BackboneConfig,
+    DenseBlock,
+    HeadNorm,
+    Pooling,
+)
 from nunatak_model.encoding import Alignment, Encoding, TextInput
 from nunatak_model.errors import (
     BackboneNotFoundError,
@@ -24,7 +31,7 @@ from nunatak_model.errors import (
     UnsupportedBackboneError,
 )
 from nunatak_model.forward import Row, TrunkActivations, forward, run_trunk
-from nunatak_model.heads import HeadKind, HeadSpec
+from nunatak_model.heads import HeadKind, HeadSpec, default_head
 from nunatak_model.methods import (
     Bottleneck,
     Full,
@@ -46,6 +53,7 @@ from nunatak_model.tokenizer import TextTokenizer
 
 __all__ = [
     "DEFAULT_BACKBONE",
+    "TANH_BLOCK",
     "Activation",
     "Alignment",
     "Backbone",
@@ -55,9 +63,11 @@ __all__ = [
     "Branch",
     "BranchSpec",
     "CorruptBackboneError",
+    "DenseBlock",
     "Encoding",
     "Full",
     "HeadKind",
+    "HeadNorm",
     "HeadOnly",
     "HeadSpec",
     "InvalidHeadError",
@@ -81,6 +91,7 @@ __all__ = [
     "build_branch",
     "convert_branch",
     "dedicated_parameters",
+    "default_head",
     "forward",
     "initial_parameters",
     "load_backbone",

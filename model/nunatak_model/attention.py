@@ -9,7 +9,7 @@ and value of all heads side by side, width = hidden width.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -30,8 +30,8 @@ class Bucket:
 
     num_rows: int
     length: int
-    mask: Bool[Tensor, "rows 1 1 length"] | None
-    """True where a token is real; None if every row fills the bucket."""
+    mask: Bool[Tensor, "#rows 1 #length length"] | None
+    """True where a query may see a key; None if all may see all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +67,13 @@ def plan_attention(
         buckets=tuple(buckets),
         gather=torch.tensor(gather, device=device),
         restore=torch.tensor(restore, device=device),
+    )
+
+
+def narrow(plan: AttentionPlan, *, reach: int, device: torch.device) -> AttentionPlan:
+    """The same rows, with tokens that see only `reach` neighbours to either side."""
+    return replace(
+        plan, buckets=tuple(_narrow_bucket(each, reach, device) for each in plan.buckets)
     )
 
 
@@ -119,3 +126,15 @@ def _bucket(lengths: Sequence[int], device: torch.device) -> Bucket:
         return Bucket(num_rows=len(lengths), length=longest, mask=None)
     real = torch.arange(longest) < torch.tensor(lengths).unsqueeze(1)
     return Bucket(num_rows=len(lengths), length=longest, mask=real[:, None, None, :].to(device))
+
+
+def _narrow_bucket(bucket: Bucket, reach: int, device: torch.device) -> Bucket:
+    if bucket.length <= reach + 1:
+        return bucket
+    places = torch.arange(bucket.length, device=device)
+    distance = (places.unsqueeze(1) - places).abs()
+    near = distance <= reach
+    if bucket.mask is None:
+        return replace(bucket, mask=near[None, None])
+    # Padding out of reach of every real token sees itself: a softmax over nothing is no number.
+    return replace(bucket, mask=near & (bucket.mask | (distance == 0)))

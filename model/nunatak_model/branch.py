@@ -104,7 +104,7 @@ def build_branch(
             index: spec.method.layer(index, parameters)
             for index in range(split_depth or 0, config.num_layers)
         },
-        head=head_from(spec.head, parameters),
+        head=head_from(spec.head, config, parameters),
     )
 
 

@@ -65,10 +65,32 @@ def mix_layer(
     )
 
 
+def mixed_qkv(
+    x: Float[Tensor, "tokens width"], layer: MixedLayer
+) -> Float[Tensor, "tokens three_width"]:
+    """Project to query, key and value, with their low-rank updates."""
+    qkv = _linear(x, layer, lambda weights: weights.qkv)
+    width = qkv.shape[1] // 3
+    for part, target in enumerate((LoraTarget.QUERY, LoraTarget.KEY, LoraTarget.VALUE)):
+        _add_lora(qkv[:, part * width : (part + 1) * width], x, layer, target)
+    return qkv
+
+
 def mixed_linear(
+    x: Float[Tensor, "tokens width"],
+    layer: MixedLayer,
+    pick: Callable[[LayerWeights], Linear],
+    target: LoraTarget,
+) -> Float[Tensor, "tokens out"]:
+    """Run a linear map, frozen or a task's own, with its low-rank updates."""
+    y = _linear(x, layer, pick)
+    _add_lora(y, x, layer, target)
+    return y
+
+
+def _linear(
     x: Float[Tensor, "tokens width"], layer: MixedLayer, pick: Callable[[LayerWeights], Linear]
 ) -> Float[Tensor, "tokens out"]:
-    """Run a linear map, frozen or a task's own, without low-rank updates."""
     parts = list[Tensor]()
     if layer.frozen_end:
         frozen = pick(layer.frozen)
@@ -82,18 +104,21 @@ def mixed_linear(
 def mixed_norm(
     x: Float[Tensor, "tokens width"],
     layer: MixedLayer,
-    pick: Callable[[LayerWeights], Norm],
-    pick_bottleneck: Callable[[BottleneckLayer], Norm],
+    pick: Callable[[LayerWeights], Norm | None],
+    pick_bottleneck: Callable[[BottleneckLayer], Norm | None],
     *,
     epsilon: float,
 ) -> Float[Tensor, "tokens width"]:
-    """Run a layer norm: frozen, of a bottleneck, or of a task's own layer."""
-    pieces = list[tuple[slice, Norm]]()
+    """Run a layer norm, if the layer has it: frozen, of a bottleneck, or of a task's own layer."""
+    if pick(layer.frozen) is None:
+        return x
+    pieces = list[tuple[slice, Norm | None]]()
     if layer.shared_norm_end:
         pieces.append((slice(0, layer.shared_norm_end), pick(layer.frozen)))
     pieces += [(span, pick_bottleneck(override)) for span, override in layer.bottleneck]
     pieces += [(span, pick(weights)) for span, weights in layer.own]
-    normed = [layer_norm(x[span], norm, epsilon=epsilon) for span, norm in pieces]
+    # Rows of one layer all have the norm; the filter tells the type checker.
+    normed = [layer_norm(x[span], norm, epsilon=epsilon) for span, norm in pieces if norm]
     return normed[0] if len(normed) == 1 else torch.cat(normed)
 
 
@@ -104,7 +129,7 @@ def layer_norm(
     return functional.layer_norm(x, norm.weight.shape, norm.weight, norm.bias, epsilon)
 
 
-def add_lora(
+def _add_lora(
     y: Float[Tensor, "tokens out"],
     x: Float[Tensor, "tokens width"],
     layer: MixedLayer,
@@ -130,7 +155,7 @@ def add_adapters(
 
 
 def activate(x: Tensor, activation: Activation) -> Tensor:
-    """Apply the non-linearity of the feed-forward block."""
+    """Apply a non-linearity."""
     match activation:
         case Activation.GELU:
             return functional.gelu(x)
@@ -138,6 +163,8 @@ def activate(x: Tensor, activation: Activation) -> Tensor:
             return functional.gelu(x, approximate="tanh")
         case Activation.RELU:
             return functional.relu(x)
+        case Activation.TANH:
+            return torch.tanh(x)
 
 
 def _adapter_update(block: Tensor, adapter: Adapter) -> Tensor:
