@@ -71,7 +71,10 @@ def plan_attention(
 
 
 def narrow(plan: AttentionPlan, *, reach: int, device: torch.device) -> AttentionPlan:
-    """The same rows, with tokens that see only `reach` neighbours to either side."""
+    """The same rows, with tokens that see only `reach` neighbours to either side.
+
+    A mask over full products: what lies out of reach is computed and thrown away.
+    """
     return replace(
         plan, buckets=tuple(_narrow_bucket(each, reach, device) for each in plan.buckets)
     )

@@ -3,7 +3,8 @@
 Whatever tasks share with the backbone is one product over all their tokens; whatever is a task's
 own runs on its span alone.
 
-Axes: tokens = packed tokens of the batch, width = hidden width, out = output width of a map.
+Axes: tokens = packed tokens of the batch, width = hidden width, out = output width of a map,
+three_width = query, key and value side by side.
 """
 
 from collections.abc import Callable, Sequence
@@ -105,19 +106,24 @@ def mixed_norm(
     x: Float[Tensor, "tokens width"],
     layer: MixedLayer,
     pick: Callable[[LayerWeights], Norm | None],
-    pick_bottleneck: Callable[[BottleneckLayer], Norm | None],
+    pick_bottleneck: Callable[[BottleneckLayer], Norm | None] | None,
     *,
     epsilon: float,
 ) -> Float[Tensor, "tokens width"]:
-    """Run a layer norm, if the layer has it: frozen, of a bottleneck, or of a task's own layer."""
+    """Run a layer norm, if the layer has it: frozen, of a bottleneck, or of a task's own layer.
+
+    Where bottlenecks have no such norm of their own (`pick_bottleneck` is None), theirs is frozen.
+    """
     if pick(layer.frozen) is None:
         return x
     pieces = list[tuple[slice, Norm | None]]()
-    if layer.shared_norm_end:
-        pieces.append((slice(0, layer.shared_norm_end), pick(layer.frozen)))
-    pieces += [(span, pick_bottleneck(override)) for span, override in layer.bottleneck]
+    frozen_end = layer.frozen_end if pick_bottleneck is None else layer.shared_norm_end
+    if frozen_end:
+        pieces.append((slice(0, frozen_end), pick(layer.frozen)))
+    if pick_bottleneck is not None:
+        pieces += [(span, pick_bottleneck(override)) for span, override in layer.bottleneck]
     pieces += [(span, pick(weights)) for span, weights in layer.own]
-    # Rows of one layer all have the norm; the filter tells the type checker.
+    # All rows of a layer have the norm or none has; the filter only narrows the type.
     normed = [layer_norm(x[span], norm, epsilon=epsilon) for span, norm in pieces if norm]
     return normed[0] if len(normed) == 1 else torch.cat(normed)
 

@@ -266,13 +266,7 @@ def _run_layer(
     block = functional.dropout(block, dropout, training=dropout > 0.0)
     hidden = hidden + block
     add_adapters(hidden, block, layer, lambda own: own.feedforward_adapter)
-    return mixed_norm(
-        hidden,
-        layer,
-        lambda own: own.final_norm,
-        lambda _: layer.frozen.final_norm,
-        epsilon=epsilon,
-    )
+    return mixed_norm(hidden, layer, lambda own: own.final_norm, None, epsilon=epsilon)
 
 
 def _rotary(
