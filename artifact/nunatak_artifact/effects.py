@@ -56,4 +56,4 @@ def _updates(update: LoraUpdate) -> bool:
 
 
 def _answers(adapter: Adapter) -> bool:
-    return bool(adapter.up.weight.any()) or bool(adapter.up.bias.any())
+    return any(bool(it.any()) for it in (adapter.up.weight, adapter.up.bias) if it is not None)

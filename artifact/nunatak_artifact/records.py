@@ -1,10 +1,13 @@
 """Branches as maths (`nunatak_model`) and as records (`nunatak_registry`), and back."""
 
 from nunatak_model import (
+    Activation,
     Bottleneck,
     BranchSpec,
+    DenseBlock,
     Full,
     HeadKind,
+    HeadNorm,
     HeadOnly,
     HeadSpec,
     Lora,
@@ -16,6 +19,7 @@ from nunatak_model import (
 from nunatak_registry import manifest as records
 from nunatak_registry.manifest import (
     BottleneckRecord,
+    DenseBlockRecord,
     FullRecord,
     HeadOnlyRecord,
     HeadRecord,
@@ -82,6 +86,11 @@ def head_record(
         labels=labels,
         pooling=None if spec.pooling is None else records.Pooling(spec.pooling.value),
         dense=spec.dense,
+        block=DenseBlockRecord(
+            activation=records.Activation(spec.block.activation.value),
+            bias=spec.block.bias,
+            norm=records.HeadNorm(spec.block.norm.value),
+        ),
     )
 
 
@@ -94,5 +103,10 @@ def branch_spec(head: HeadRecord, method: MethodRecord) -> BranchSpec:
             num_labels=head.num_outputs,
             pooling=None if head.pooling is None else Pooling(head.pooling.value),
             dense=head.dense,
+            block=DenseBlock(
+                activation=Activation(head.block.activation.value),
+                bias=head.block.bias,
+                norm=HeadNorm(head.block.norm.value),
+            ),
         ),
     )

@@ -10,7 +10,14 @@ from nunatak_model.branch import (
     parameter_shapes,
 )
 from nunatak_model.checkpoint import DEFAULT_BACKBONE, load_backbone
-from nunatak_model.config import Activation, BackboneConfig, Pooling
+from nunatak_model.config import (
+    TANH_BLOCK,
+    Activation,
+    BackboneConfig,
+    DenseBlock,
+    HeadNorm,
+    Pooling,
+)
 from nunatak_model.encoding import Alignment, Encoding, TextInput
 from nunatak_model.errors import (
     BackboneNotFoundError,
@@ -24,7 +31,7 @@ from nunatak_model.errors import (
     UnsupportedBackboneError,
 )
 from nunatak_model.forward import Row, forward, run_trunk
-from nunatak_model.heads import HeadKind, HeadSpec
+from nunatak_model.heads import HeadKind, HeadSpec, default_head
 from nunatak_model.methods import (
     Bottleneck,
     Full,
@@ -48,6 +55,7 @@ from nunatak_model.trunk_cache import TrunkCache, TrunkCacheStats
 
 __all__ = [
     "DEFAULT_BACKBONE",
+    "TANH_BLOCK",
     "Activation",
     "Alignment",
     "Backbone",
@@ -57,9 +65,11 @@ __all__ = [
     "Branch",
     "BranchSpec",
     "CorruptBackboneError",
+    "DenseBlock",
     "Encoding",
     "Full",
     "HeadKind",
+    "HeadNorm",
     "HeadOnly",
     "HeadSpec",
     "InvalidHeadError",
@@ -87,6 +97,7 @@ __all__ = [
     "build_branch",
     "convert_branch",
     "dedicated_parameters",
+    "default_head",
     "forward",
     "initial_parameters",
     "load_backbone",

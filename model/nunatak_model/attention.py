@@ -9,11 +9,11 @@ width = hidden width.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
 
@@ -24,6 +24,8 @@ class AttentionRun:
 
     num_rows: int
     length: int
+    mask: Bool[Tensor, "length length"] | None = None
+    """True where a query may see a key; None if all may see all."""
 
     @property
     def num_tokens(self) -> int:
@@ -40,6 +42,14 @@ def plan_attention(lengths: Sequence[int]) -> AttentionPlan:
         AttentionRun(num_rows=sum(1 for _ in rows), length=length)
         for length, rows in groupby(lengths)
     )
+
+
+def narrow(plan: AttentionPlan, *, reach: int, device: torch.device) -> AttentionPlan:
+    """The same rows, with tokens that see only `reach` neighbours to either side.
+
+    A mask over full products: what lies out of reach is computed and thrown away.
+    """
+    return tuple(_narrow_run(run, reach, device) for run in plan)
 
 
 def attend(
@@ -62,6 +72,15 @@ def attend(
     for run, rows in zip(plan, parts, strict=True):
         heads = rows.view(run.num_rows, run.length, 3, num_heads, width // num_heads)
         query, key, value = heads.permute(2, 0, 3, 1, 4)
-        context = functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout)
+        context = functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=run.mask, dropout_p=dropout
+        )
         outputs.append(context.transpose(1, 2).reshape(run.num_tokens, width))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def _narrow_run(run: AttentionRun, reach: int, device: torch.device) -> AttentionRun:
+    if run.length <= reach + 1:
+        return run
+    places = torch.arange(run.length, device=device)
+    return replace(run, mask=(places.unsqueeze(1) - places).abs() <= reach)

@@ -9,7 +9,7 @@ from torch import Tensor
 from nunatak_model.config import BackboneConfig, Pooling
 from nunatak_model.linear import can_pack, packed
 from nunatak_model.tokenizer import TextTokenizer
-from nunatak_model.weights import EmbeddingWeights, LayerWeights, Linear, layer_from
+from nunatak_model.weights import EmbeddingWeights, LayerWeights, Linear, Norm, layer_from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,20 +24,13 @@ class Backbone:
     pooling: Pooling
     """How the checkpoint was trained to turn token vectors into one."""
     pooler: Linear | None
-    """The checkpoint's dense layer over the first token, from which heads start; not encoder."""
+    """The checkpoint's dense layer after pooling, from which heads start; not encoder."""
+    pooler_norm: Norm | None
+    """The norm after it, where the architecture has one there."""
     parameters: Mapping[str, Tensor]
     """All encoder weights by stored name; `embeddings` and `layers` are views of the same."""
     embeddings: EmbeddingWeights
     layers: tuple[LayerWeights, ...]
-
-    @property
-    def has_dense(self) -> bool:
-        """Whether heads on this checkpoint have a dense layer with tanh before their output.
-
-        So it is in transformers' classification heads of BERT (the pooler) and RoBERTa, which
-        read the first token.
-        """
-        return self.pooling is Pooling.FIRST
 
     @property
     def is_packed(self) -> bool:

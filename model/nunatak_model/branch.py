@@ -125,7 +125,7 @@ def _arrange(spec: BranchSpec, config: BackboneConfig, parameters: Mapping[str, 
             index: spec.method.layer(index, parameters)
             for index in range(split_depth or 0, config.num_layers)
         },
-        head=head_from(spec.head, parameters),
+        head=head_from(spec.head, config, parameters),
     )
 
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -25,7 +25,7 @@ from nunatak_model.errors import (
     UnsupportedBackboneError,
 )
 from nunatak_model.tokenizer import TextTokenizer
-from nunatak_model.weights import Linear, embeddings_from, layer_from
+from nunatak_model.weights import embeddings_from, layer_from, linear_from, norm_if_any
 
 DEFAULT_BACKBONE = "minilm"
 MINILM_NAME = "sentence-transformers/all-MiniLM-L6-v2"
@@ -95,7 +95,8 @@ def _download(hub_id: str) -> Path:
 
 
 def _load_folder(folder: Path, name: str, dtype: torch.dtype, device: torch.device) -> Backbone:
-    config = config_from(json.loads(_read(folder / "config.json")))
+    raw: dict[str, Any] = json.loads(_read(folder / "config.json"))
+    config = config_from(raw)
     definition = _read(folder / "tokenizer.json")
     tokenizer = TextTokenizer(definition, num_token_types=config.num_token_types)
     digest = hashlib.sha256(
@@ -108,14 +109,18 @@ def _load_folder(folder: Path, name: str, dtype: torch.dtype, device: torch.devi
             digest.update(f"{target} {tensor.dtype} {list(tensor.shape)}\n".encode())
             digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
             parameters[target] = tensor.to(device=device, dtype=dtype, copy=True)
-        pooler = _pooler(stored, config, dtype, device)
+        pooler = {
+            name: tensor.to(device=device, dtype=dtype, copy=True)
+            for name, tensor in _pooler_tensors(stored, config)
+        }
     return Backbone(
         name=name,
         digest=digest.hexdigest(),
         config=config,
         tokenizer=tokenizer,
-        pooling=_pooling(folder),
-        pooler=pooler,
+        pooling=_pooling(folder, raw),
+        pooler=linear_from(pooler, "head.dense") if "head.dense.weight" in pooler else None,
+        pooler_norm=norm_if_any(pooler, "head.norm"),
         parameters=parameters,
         embeddings=embeddings_from(parameters),
         layers=tuple(layer_from(parameters, index) for index in range(config.num_layers)),
@@ -209,22 +214,21 @@ def _find(stored: Stored, name: str) -> Tensor:
     raise CorruptBackboneError(f"the checkpoint has no tensor {name!r}")
 
 
-def _pooler(
-    stored: Stored, config: BackboneConfig, dtype: torch.dtype, device: torch.device
-) -> Linear | None:
-    name = f"{_prefix(stored, config)}pooler.dense"
-    if f"{name}.weight" not in stored:
-        return None
-    weight, bias = (
-        _find(stored, f"{name}.{part}").to(device=device, dtype=dtype, copy=True)
-        for part in ("weight", "bias")
-    )
-    return Linear(weight=weight, bias=bias)
+def _pooler_tensors(stored: Stored, config: BackboneConfig) -> Iterator[tuple[str, Tensor]]:
+    """What heads start from, under our names, as far as the checkpoint has it."""
+    prefix = _prefix(stored, config)
+    for target, source in architecture_of(config).HEAD_SOURCES.items():
+        for part in ("weight", "bias"):
+            # Some architectures count it as part of the encoder, others as part of a head.
+            names = (f"{prefix}{source}.{part}", f"{source}.{part}")
+            found = next((name for name in names if name in stored), None)
+            if found is not None:
+                yield f"{target}.{part}", _find(stored, found)
 
 
-def _pooling(folder: Path) -> Pooling:
-    """Mean where sentence-transformers says so, else the first token, as the family was trained."""
+def _pooling(folder: Path, raw: Mapping[str, Any]) -> Pooling:
+    """Mean where sentence-transformers or the configuration says so, else the first token."""
     path = folder / "1_Pooling" / "config.json"
     if path.exists() and json.loads(path.read_bytes()).get("pooling_mode_mean_tokens"):
         return Pooling.MEAN
-    return Pooling.FIRST
+    return Pooling.MEAN if raw.get("classifier_pooling") == "mean" else Pooling.FIRST

@@ -3,14 +3,25 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from nunatak_model.errors import UnsupportedBackboneError
+
 
 class Activation(StrEnum):
-    """Non-linearity between two linear maps (transformers' names)."""
+    """Non-linearity between two linear maps, or in a head (transformers' names)."""
 
     GELU = "gelu"
     GELU_TANH = "gelu_new"
     RELU = "relu"
     TANH = "tanh"
+
+    @classmethod
+    def of(cls, setting: str, name: str) -> "Activation":
+        """Read a setting of `config.json`; raise `UnsupportedBackboneError` at another name."""
+        if name not in set(cls):
+            raise UnsupportedBackboneError(
+                f"{setting} must be one of {', '.join(cls)}, got {name!r}"
+            )
+        return cls(name)
 
 
 class Pooling(StrEnum):
@@ -18,6 +29,27 @@ class Pooling(StrEnum):
 
     MEAN = "mean"
     FIRST = "first"
+
+
+class HeadNorm(StrEnum):
+    """Layer norm of a head's dense block."""
+
+    NONE = "none"
+    GAIN = "gain"
+    GAIN_AND_OFFSET = "gain_and_offset"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseBlock:
+    """What stands between pooling and output of a head: `norm(activation(dense(x)))`."""
+
+    activation: Activation
+    bias: bool
+    norm: HeadNorm
+
+
+TANH_BLOCK = DenseBlock(activation=Activation.TANH, bias=True, norm=HeadNorm.NONE)
+"""BERT's pooler and RoBERTa's `classifier.dense`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +64,7 @@ class BackboneConfig:
     num_heads: int
     intermediate_width: int
     num_positions: int
-    """Rows of the position table."""
+    """Positions the encoder knows; rows of the table where positions are learned."""
     position_offset: int
     """Position of the first token: 0 in BERT, padding id + 1 in RoBERTa."""
     num_token_types: int

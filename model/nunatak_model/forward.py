@@ -223,7 +223,9 @@ def _run_stage(
     dropout: float,
 ) -> Float[Tensor, "tokens width"]:
     layout = stage.layout
-    run_layer = architecture_of(backbone.config).plan_layers(layout.lengths, backbone.config)
+    run_layer = architecture_of(backbone.config).plan_layers(
+        layout.lengths, backbone.config, hidden.device
+    )
     spans = [span for span in layout.spans if span.lane is not Lane.TRUNK]
     for index in range(stage.begin_layer, stage.end_layer):
         overrides = [

@@ -1,10 +1,10 @@
 """Heads: token vectors to logits.
 
 The heads of transformers are two families here. A sequence head pools the token vectors (first
-token or mean), optionally runs a dense layer with tanh (BERT's pooler, RoBERTa's
-`classifier.dense`), then the output layer. A token head is an output layer on every token: one
-label a token (`...ForTokenClassification`), or a start and an end score (`qa_outputs` of
-`...ForQuestionAnswering`).
+token or mean), optionally runs a dense block (BERT's pooler, RoBERTa's `classifier.dense`,
+ModernBERT's `head`), then the output layer. A token head runs on every token, mostly without a
+dense block: one label a token (`...ForTokenClassification`), or a start and an end score
+(`qa_outputs` of `...ForQuestionAnswering`).
 
 Axes: tokens = packed tokens of the rows, rows = texts, width = hidden width, labels = outputs of
 the task.
@@ -19,10 +19,28 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
+from nunatak_model.architectures import architecture_of
 from nunatak_model.backbone import Backbone
-from nunatak_model.config import BackboneConfig, Pooling
+from nunatak_model.config import (
+    TANH_BLOCK,
+    Activation,
+    BackboneConfig,
+    DenseBlock,
+    HeadNorm,
+    Pooling,
+)
 from nunatak_model.errors import InvalidHeadError
-from nunatak_model.weights import Linear, Shapes, linear_from, linear_shapes
+from nunatak_model.linear import activate
+from nunatak_model.mixed_layer import layer_norm
+from nunatak_model.weights import (
+    Linear,
+    Norm,
+    Shapes,
+    linear_from,
+    linear_shapes,
+    norm_if_any,
+    norm_shapes,
+)
 
 INITIAL_DEVIATION = 0.02
 """`initializer_range` of BERT and RoBERTa."""
@@ -55,12 +73,14 @@ class HeadKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadSpec:
-    """The shape of a head; only sequence heads have a pooling, and may have a dense layer."""
+    """The shape of a head; only sequence heads have a pooling."""
 
     kind: HeadKind = HeadKind.SEQUENCE_CLASSIFICATION
     num_labels: int
     pooling: Pooling | None = None
     dense: bool = False
+    block: DenseBlock = TANH_BLOCK
+    """What the dense layer looks like, where there is one."""
 
     def check(self) -> None:
         """Raise `InvalidHeadError` unless the shape fits the kind."""
@@ -69,10 +89,12 @@ class HeadSpec:
             raise InvalidHeadError(
                 f"a {self.kind} head has {wanted or 'at least 1'} outputs, got {self.num_labels}"
             )
-        if self.kind.reads_tokens and (self.pooling is not None or self.dense):
-            raise InvalidHeadError(f"a {self.kind} head has neither pooling nor dense layer")
+        if self.kind.reads_tokens and self.pooling is not None:
+            raise InvalidHeadError(f"a {self.kind} head has no pooling, got {self.pooling}")
         if not self.kind.reads_tokens and self.pooling is None:
             raise InvalidHeadError(f"a {self.kind} head needs a pooling: mean or first")
+        if not self.dense and self.block != TANH_BLOCK:
+            raise InvalidHeadError(f"a head without dense layer has no block, got {self.block}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +103,23 @@ class Head:
 
     pooling: Pooling | None
     dense: Linear | None
+    activation: Activation
+    norm: Norm | None
+    norm_epsilon: float
     output: Linear
+
+
+def default_head(backbone: Backbone, *, kind: HeadKind, num_labels: int) -> HeadSpec:
+    """The head that transformers' classes put on this checkpoint."""
+    pooling = None if kind.reads_tokens else backbone.pooling
+    block = architecture_of(backbone.config).dense_block(backbone.config, pooling)
+    return HeadSpec(
+        kind=kind,
+        num_labels=num_labels,
+        pooling=pooling,
+        dense=block is not None,
+        block=block or TANH_BLOCK,
+    )
 
 
 def head_shapes(spec: HeadSpec, config: BackboneConfig) -> Shapes:
@@ -92,33 +130,44 @@ def head_shapes(spec: HeadSpec, config: BackboneConfig) -> Shapes:
     """
     spec.check()
     width = config.hidden_width
-    dense = linear_shapes("head.dense", out=width, into=width) if spec.dense else {}
-    return {**dense, **linear_shapes("head.output", out=spec.num_labels, into=width)}
+    shapes: Shapes = {}
+    if spec.dense:
+        shapes |= linear_shapes("head.dense", out=width, into=width, bias=spec.block.bias)
+        match spec.block.norm:
+            case HeadNorm.NONE:
+                pass
+            case HeadNorm.GAIN:
+                shapes |= norm_shapes("head.norm", width, bias=False)
+            case HeadNorm.GAIN_AND_OFFSET:
+                shapes |= norm_shapes("head.norm", width)
+    return {**shapes, **linear_shapes("head.output", out=spec.num_labels, into=width)}
 
 
 def initial_head(
     spec: HeadSpec, backbone: Backbone, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """Random output layer; the dense layer starts from the checkpoint's pooler if there is one."""
+    """Random output layer; the dense block starts from the checkpoint's if it has one."""
     parameters = {
-        name: (
-            torch.randn(shape, generator=generator) * INITIAL_DEVIATION
-            if name.endswith(".weight")
-            else torch.zeros(shape)
-        ).to(backbone.device)
+        name: _initial(name, shape, generator).to(backbone.device)
         for name, shape in head_shapes(spec, backbone.config).items()
     }
-    if spec.dense and backbone.pooler is not None:
-        parameters["head.dense.weight"] = backbone.pooler.weight.to(torch.float32, copy=True)
-        parameters["head.dense.bias"] = backbone.pooler.bias.to(torch.float32, copy=True)
+    for prefix, part in (("head.dense", backbone.pooler), ("head.norm", backbone.pooler_norm)):
+        if part is None:
+            continue
+        for name, tensor in ((f"{prefix}.weight", part.weight), (f"{prefix}.bias", part.bias)):
+            if name in parameters and tensor is not None:
+                parameters[name] = tensor.to(torch.float32, copy=True)
     return parameters
 
 
-def head_from(spec: HeadSpec, parameters: Mapping[str, Tensor]) -> Head:
+def head_from(spec: HeadSpec, config: BackboneConfig, parameters: Mapping[str, Tensor]) -> Head:
     """Pick a head out of named tensors."""
     return Head(
         pooling=spec.pooling,
         dense=linear_from(parameters, "head.dense") if spec.dense else None,
+        activation=spec.block.activation,
+        norm=norm_if_any(parameters, "head.norm"),
+        norm_epsilon=config.layer_norm_epsilon,
         output=linear_from(parameters, "head.output"),
     )
 
@@ -145,6 +194,17 @@ def apply_head(
     """Logits in float32, for pooled vectors of one task or for all its token vectors."""
     features = functional.dropout(features, dropout, training=dropout > 0.0)
     if head.dense is not None:
-        features = torch.tanh(functional.linear(features, head.dense.weight, head.dense.bias))
+        features = functional.linear(features, head.dense.weight, head.dense.bias)
+        features = activate(features, head.activation)
+        if head.norm is not None:
+            features = layer_norm(features, head.norm, epsilon=head.norm_epsilon)
         features = functional.dropout(features, dropout, training=dropout > 0.0)
     return functional.linear(features, head.output.weight, head.output.bias).float()
+
+
+def _initial(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    if name.endswith(".bias"):
+        return torch.zeros(shape)
+    if name.startswith("head.norm."):
+        return torch.ones(shape)
+    return torch.randn(shape, generator=generator) * INITIAL_DEVIATION

@@ -3,7 +3,8 @@
 Whatever tasks share with the backbone is one product over all their tokens; whatever is a task's
 own runs on its span alone.
 
-Axes: tokens = packed tokens of the batch, width = hidden width, out = output width of a map.
+Axes: tokens = packed tokens of the batch, width = hidden width, out = output width of a map,
+three_width = query, key and value side by side.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from nunatak_model.config import Activation
-from nunatak_model.linear import apply_linear
+from nunatak_model.linear import activate, apply_linear
 from nunatak_model.overrides import (
     Adapter,
     BottleneckLayer,
@@ -66,14 +67,42 @@ def mix_layer(
     )
 
 
+def mixed_qkv(
+    x: Float[Tensor, "tokens width"], layer: MixedLayer
+) -> Float[Tensor, "tokens three_width"]:
+    """Project to query, key and value, with their low-rank updates."""
+    qkv = _linear(x, layer, lambda weights: weights.qkv, None)
+    width = qkv.shape[1] // 3
+    for part, target in enumerate((LoraTarget.QUERY, LoraTarget.KEY, LoraTarget.VALUE)):
+        _add_lora(qkv[:, part * width : (part + 1) * width], x, layer, target)
+    return qkv
+
+
 def mixed_linear(
     x: Float[Tensor, "tokens width"],
     layer: MixedLayer,
     pick: Callable[[LayerWeights], Linear],
+    target: LoraTarget,
     *,
     activation: Activation | None = None,
 ) -> Float[Tensor, "tokens out"]:
-    """Run a linear map, frozen or a task's own, without low-rank updates."""
+    """Run a linear map, frozen or a task's own, with its low-rank updates, and an activation.
+
+    Updates come before the activation, which is then not part of the product.
+    """
+    if not _has_lora(layer, target):
+        return _linear(x, layer, pick, activation)
+    y = _linear(x, layer, pick, None)
+    _add_lora(y, x, layer, target)
+    return y if activation is None else activate(y, activation)
+
+
+def _linear(
+    x: Float[Tensor, "tokens width"],
+    layer: MixedLayer,
+    pick: Callable[[LayerWeights], Linear],
+    activation: Activation | None,
+) -> Float[Tensor, "tokens out"]:
     parts = list[Tensor]()
     if layer.frozen_end:
         frozen = pick(layer.frozen)
@@ -86,18 +115,26 @@ def mixed_linear(
 def mixed_norm(
     x: Float[Tensor, "tokens width"],
     layer: MixedLayer,
-    pick: Callable[[LayerWeights], Norm],
-    pick_bottleneck: Callable[[BottleneckLayer], Norm],
+    pick: Callable[[LayerWeights], Norm | None],
+    pick_bottleneck: Callable[[BottleneckLayer], Norm | None] | None,
     *,
     epsilon: float,
 ) -> Float[Tensor, "tokens width"]:
-    """Run a layer norm: frozen, of a bottleneck, or of a task's own layer."""
-    pieces = list[tuple[slice, Norm]]()
-    if layer.shared_norm_end:
-        pieces.append((slice(0, layer.shared_norm_end), pick(layer.frozen)))
-    pieces += [(span, pick_bottleneck(override)) for span, override in layer.bottleneck]
+    """Run a layer norm, if the layer has it: frozen, of a bottleneck, or of a task's own layer.
+
+    Where bottlenecks have no such norm of their own (`pick_bottleneck` is None), theirs is frozen.
+    """
+    if pick(layer.frozen) is None:
+        return x
+    pieces = list[tuple[slice, Norm | None]]()
+    frozen_end = layer.frozen_end if pick_bottleneck is None else layer.shared_norm_end
+    if frozen_end:
+        pieces.append((slice(0, frozen_end), pick(layer.frozen)))
+    if pick_bottleneck is not None:
+        pieces += [(span, pick_bottleneck(override)) for span, override in layer.bottleneck]
     pieces += [(span, pick(weights)) for span, weights in layer.own]
-    normed = [layer_norm(x[span], norm, epsilon=epsilon) for span, norm in pieces]
+    # All rows of a layer have the norm or none has; the filter only narrows the type.
+    normed = [layer_norm(x[span], norm, epsilon=epsilon) for span, norm in pieces if norm]
     return normed[0] if len(normed) == 1 else torch.cat(normed)
 
 
@@ -108,12 +145,11 @@ def layer_norm(
     return functional.layer_norm(x, norm.weight.shape, norm.weight, norm.bias, epsilon)
 
 
-def has_lora(layer: MixedLayer, target: LoraTarget) -> bool:
-    """Whether any task updates this linear map."""
+def _has_lora(layer: MixedLayer, target: LoraTarget) -> bool:
     return any(target in override.updates for _, override in layer.lora)
 
 
-def add_lora(
+def _add_lora(
     y: Float[Tensor, "tokens out"],
     x: Float[Tensor, "tokens width"],
     layer: MixedLayer,
@@ -124,7 +160,7 @@ def add_lora(
     They are computed in float32 on the processor: its bfloat16 products cost more to call than to
     compute at these sizes.
     """
-    if not has_lora(layer, target):
+    if not _has_lora(layer, target):
         return
     # Rows of one lane are neighbours, so that one copy serves all their tasks.
     lane = slice(layer.lora[0][0].start, layer.lora[-1][0].stop)

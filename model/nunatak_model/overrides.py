@@ -56,7 +56,7 @@ class BottleneckLayer:
     """The frozen layer, with an adapter in either block and the task's own norms."""
 
     attention_adapter: Adapter
-    attention_norm: Norm
+    attention_norm: Norm | None
     feedforward_adapter: Adapter
     output_norm: Norm
 

@@ -15,60 +15,71 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Linear:
-    """`y = x @ weight.T + bias`."""
+    """`y = x @ weight.T + bias`; some architectures have no bias."""
 
     weight: Float[Tensor, "out in"]
-    bias: Float[Tensor, " out"]
+    bias: Float[Tensor, " out"] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Norm:
-    """Gain and offset of a layer norm."""
+    """Gain and offset of a layer norm; some architectures have no offset."""
 
     weight: Float[Tensor, " width"]
-    bias: Float[Tensor, " width"]
+    bias: Float[Tensor, " width"] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingWeights:
-    """Embedding tables and the norm over their sum."""
+    """Embedding tables, of which some architectures have only the first, and their norm."""
 
     word: Float[Tensor, "vocab width"]
-    position: Float[Tensor, "positions width"]
-    token_type: Float[Tensor, "types width"]
+    position: Float[Tensor, "positions width"] | None
+    token_type: Float[Tensor, "types width"] | None
     norm: Norm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
-    """One transformer layer."""
+    """One transformer layer; its two norms stand after their blocks or before them."""
 
     qkv: Linear
     attention_output: Linear
-    attention_norm: Norm
+    attention_norm: Norm | None
+    """Of the attention block; None where the first layer reads embeddings that are normalised."""
     feedforward_in: Linear
     feedforward_out: Linear
     output_norm: Norm
+    """Of the feed-forward block."""
+    final_norm: Norm | None
+    """Over the output of the last layer, where norms stand before their blocks."""
 
 
-def linear_shapes(prefix: str, *, out: int, into: int) -> Shapes:
+def linear_shapes(prefix: str, *, out: int, into: int, bias: bool = True) -> Shapes:
     """Names and shapes of a linear map."""
-    return {f"{prefix}.weight": (out, into), f"{prefix}.bias": (out,)}
+    weight: Shapes = {f"{prefix}.weight": (out, into)}
+    return {**weight, f"{prefix}.bias": (out,)} if bias else weight
 
 
-def norm_shapes(prefix: str, width: int) -> Shapes:
+def norm_shapes(prefix: str, width: int, *, bias: bool = True) -> Shapes:
     """Names and shapes of a layer norm."""
-    return {f"{prefix}.weight": (width,), f"{prefix}.bias": (width,)}
+    weight: Shapes = {f"{prefix}.weight": (width,)}
+    return {**weight, f"{prefix}.bias": (width,)} if bias else weight
 
 
 def linear_from(tensors: Mapping[str, Tensor], prefix: str) -> Linear:
     """Pick a linear map out of named tensors."""
-    return Linear(weight=tensors[f"{prefix}.weight"], bias=tensors[f"{prefix}.bias"])
+    return Linear(weight=tensors[f"{prefix}.weight"], bias=tensors.get(f"{prefix}.bias"))
 
 
 def norm_from(tensors: Mapping[str, Tensor], prefix: str) -> Norm:
     """Pick a layer norm out of named tensors."""
-    return Norm(weight=tensors[f"{prefix}.weight"], bias=tensors[f"{prefix}.bias"])
+    return Norm(weight=tensors[f"{prefix}.weight"], bias=tensors.get(f"{prefix}.bias"))
+
+
+def norm_if_any(tensors: Mapping[str, Tensor], prefix: str) -> Norm | None:
+    """Pick a layer norm out of named tensors, if it is there."""
+    return norm_from(tensors, prefix) if f"{prefix}.weight" in tensors else None
 
 
 def layer_from(tensors: Mapping[str, Tensor], layer: int) -> LayerWeights:
@@ -77,10 +88,11 @@ def layer_from(tensors: Mapping[str, Tensor], layer: int) -> LayerWeights:
     return LayerWeights(
         qkv=linear_from(tensors, f"{prefix}.qkv"),
         attention_output=linear_from(tensors, f"{prefix}.attention_output"),
-        attention_norm=norm_from(tensors, f"{prefix}.attention_norm"),
+        attention_norm=norm_if_any(tensors, f"{prefix}.attention_norm"),
         feedforward_in=linear_from(tensors, f"{prefix}.feedforward_in"),
         feedforward_out=linear_from(tensors, f"{prefix}.feedforward_out"),
         output_norm=norm_from(tensors, f"{prefix}.output_norm"),
+        final_norm=norm_if_any(tensors, f"{prefix}.final_norm"),
     )
 
 
@@ -88,7 +100,7 @@ def embeddings_from(tensors: Mapping[str, Tensor]) -> EmbeddingWeights:
     """Pick the embeddings out of named tensors."""
     return EmbeddingWeights(
         word=tensors["embeddings.word"],
-        position=tensors["embeddings.position"],
-        token_type=tensors["embeddings.token_type"],
+        position=tensors.get("embeddings.position"),
+        token_type=tensors.get("embeddings.token_type"),
         norm=norm_from(tensors, "embeddings.norm"),
     )

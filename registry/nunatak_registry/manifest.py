@@ -66,6 +66,23 @@ class Pooling(StrEnum):
     FIRST = "first"
 
 
+class Activation(StrEnum):
+    """Non-linearity of a head's dense block (names as in transformers)."""
+
+    GELU = "gelu"
+    GELU_TANH = "gelu_new"
+    RELU = "relu"
+    TANH = "tanh"
+
+
+class HeadNorm(StrEnum):
+    """Layer norm of a head's dense block."""
+
+    NONE = "none"
+    GAIN = "gain"
+    GAIN_AND_OFFSET = "gain_and_offset"
+
+
 class LoraTarget(StrEnum):
     """The linear maps of a layer that can carry a low-rank update."""
 
@@ -77,18 +94,36 @@ class LoraTarget(StrEnum):
     FEEDFORWARD_OUT = "feedforward_out"
 
 
+class DenseBlockRecord(Record):
+    """What stands between pooling and output of a head."""
+
+    activation: Activation
+    bias: bool
+    norm: HeadNorm
+
+
+TANH_BLOCK = DenseBlockRecord(activation=Activation.TANH, bias=True, norm=HeadNorm.NONE)
+"""BERT's pooler and RoBERTa's `classifier.dense`."""
+
+
 class HeadRecord(Record):
     """The head: labels in the order of its logits, and how it reads the encoder's output.
 
     Only classification has labels; regression names its one value by one. Only sequence
-    classification has a problem type. Heads that read tokens have neither pooling nor dense layer.
+    classification has a problem type. Heads that read tokens have no pooling.
     """
 
     kind: HeadKind = HeadKind.SEQUENCE_CLASSIFICATION
     problem_type: ProblemType | None = ProblemType.SINGLE_LABEL
     labels: Annotated[tuple[Label, ...], Field(max_length=MAX_LABELS)]
     pooling: Pooling | None
-    dense: bool = Field(description="a dense layer with tanh stands between pooling and output")
+    dense: bool = Field(description="a dense block stands between pooling and output")
+    # Left out where default: equal content has the digest that it had before this field.
+    block: DenseBlockRecord = Field(
+        default=TANH_BLOCK,
+        exclude_if=TANH_BLOCK.__eq__,
+        description="what the dense block is made of",
+    )
 
     @property
     def num_outputs(self) -> int:
@@ -120,8 +155,8 @@ class HeadRecord(Record):
                 "heads that read tokens have no pooling and all others have one, "
                 f"got {self.pooling} for {self.kind}"
             )
-        if self.dense and self.kind.reads_tokens:
-            raise ValueError(f"a {self.kind} head has no dense layer")
+        if not self.dense and self.block != TANH_BLOCK:
+            raise ValueError(f"a head that is not dense has no block, got {self.block!r}")
         fewest, most = self._label_bounds()
         if not fewest <= len(self.labels) <= most:
             raise ValueError(

@@ -14,11 +14,12 @@ from nunatak_artifact import PARAMETERS_ROLE, LoadedTask, load_task
 from nunatak_model import (
     Backbone,
     BranchSpec,
+    HeadKind,
     HeadOnly,
-    HeadSpec,
     TrunkCache,
     build_branch,
     convert_branch,
+    default_head,
     initial_parameters,
     load_backbone,
     pack_backbone,
@@ -158,7 +159,7 @@ class Runtime:
         """Answer one row: readiness promises that this process can compute."""
         backbone = self.backbone
         (encoding,) = backbone.tokenizer.encode([WARM_UP_TEXT], max_length=8)
-        head = HeadSpec(num_labels=2, pooling=backbone.pooling, dense=backbone.has_dense)
+        head = default_head(backbone, kind=HeadKind.SEQUENCE_CLASSIFICATION, num_labels=2)
         spec = BranchSpec(method=HeadOnly(), head=head)
         parameters = initial_parameters(spec, backbone, generator=torch.Generator().manual_seed(0))
         branch = convert_branch(build_branch(spec, backbone.config, parameters), backbone)

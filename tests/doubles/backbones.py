@@ -8,21 +8,29 @@ from typing import Literal
 import torch
 from safetensors.torch import save
 from tokenizers import Tokenizer
-from tokenizers.models import WordPiece
+from tokenizers.models import BPE, WordPiece
 from tokenizers.normalizers import BertNormalizer
-from tokenizers.pre_tokenizers import BertPreTokenizer
+from tokenizers.pre_tokenizers import BertPreTokenizer, ByteLevel
 from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 
 from nunatak_model import Backbone, BackboneConfig, Pooling, load_backbone
 from nunatak_model.architectures import architecture_of, config_from, encoder_shapes
 
-Family = Literal["bert", "roberta"]
+Family = Literal["bert", "roberta", "modernbert"]
 
 WIDTH, NUM_HEADS, INTERMEDIATE_WIDTH, NUM_POSITIONS = 32, 4, 48, 66
+WINDOW = 8
+"""Tokens that a token of a local layer sees, itself not counted."""
 SPECIAL = {
     "bert": ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
     "roberta": ("<s>", "<pad>", "</s>", "<unk>", "<mask>"),
+    "modernbert": ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
+}
+POOLER: dict[str, dict[str, tuple[int, ...]]] = {
+    "bert": {"pooler.dense.weight": (WIDTH, WIDTH), "pooler.dense.bias": (WIDTH,)},
+    "roberta": {"pooler.dense.weight": (WIDTH, WIDTH), "pooler.dense.bias": (WIDTH,)},
+    "modernbert": {"head.dense.weight": (WIDTH, WIDTH), "head.norm.weight": (WIDTH,)},
 }
 CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789.,!?'-:;()@#"
 
@@ -66,6 +74,8 @@ def save_tiny_backbone(
 
 def tiny_config(*, num_layers: int, family: Family) -> dict[str, object]:
     """The `config.json` of a tiny backbone."""
+    if family == "modernbert":
+        return _tiny_modernbert_config(num_layers)
     return {
         "model_type": family,
         "vocab_size": len(_vocabulary(family)),
@@ -81,8 +91,29 @@ def tiny_config(*, num_layers: int, family: Family) -> dict[str, object]:
     }
 
 
+def _tiny_modernbert_config(num_layers: int) -> dict[str, object]:
+    return {
+        "model_type": "modernbert",
+        "vocab_size": len(_vocabulary("modernbert")),
+        "hidden_size": WIDTH,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": NUM_HEADS,
+        "intermediate_size": INTERMEDIATE_WIDTH,
+        "max_position_embeddings": NUM_POSITIONS,
+        "local_attention": WINDOW,
+        "global_attn_every_n_layers": 2,
+        "pad_token_id": 0,
+        "bos_token_id": 2,
+        "eos_token_id": 3,
+        "cls_token_id": 2,
+        "sep_token_id": 3,
+    }
+
+
 def tiny_tokenizer(family: Family) -> Tokenizer:
-    """A tokenizer with one token a character."""
+    """A tokenizer with one token a character, or a byte in ModernBERT."""
+    if family == "modernbert":
+        return _byte_tokenizer()
     padding_first = family == "bert"
     start, end = ("[CLS]", "[SEP]") if padding_first else ("<s>", "</s>")
     vocabulary = _vocabulary(family)
@@ -98,7 +129,22 @@ def tiny_tokenizer(family: Family) -> Tokenizer:
     return tokenizer
 
 
+def _byte_tokenizer() -> Tokenizer:
+    vocabulary = _vocabulary("modernbert")
+    tokenizer = Tokenizer(BPE(vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    tokenizer.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B [SEP]",
+        special_tokens=[("[CLS]", vocabulary["[CLS]"]), ("[SEP]", vocabulary["[SEP]"])],
+    )
+    return tokenizer
+
+
 def _vocabulary(family: Family) -> dict[str, int]:
+    if family == "modernbert":
+        tokens = [*SPECIAL[family], *sorted(ByteLevel.alphabet())]
+        return {token: index for index, token in enumerate(tokens)}
     tokens = [*SPECIAL[family], *CHARACTERS, *(f"##{character}" for character in CHARACTERS)]
     return {token: index for index, token in enumerate(tokens)}
 
@@ -112,7 +158,8 @@ def _random_weights(config: BackboneConfig, seed: int) -> dict[str, Tensor]:
         for name in names:
             tensor = torch.randn((rows, *shape[1:]), generator=generator) * 0.3
             # Norms scale around one, so that signals neither die nor explode on the way up.
-            stored[name] = 1.0 + 0.1 * tensor if name.endswith("LayerNorm.weight") else tensor
-    for name, shape in (("weight", (WIDTH, WIDTH)), ("bias", (WIDTH,))):
-        stored[f"pooler.dense.{name}"] = torch.randn(shape, generator=generator) * 0.2
+            is_gain = name.endswith("weight") and tensor.dim() == 1
+            stored[name] = 1.0 + 0.1 * tensor if is_gain else tensor
+    for name, shape in POOLER[config.model_type].items():
+        stored[name] = torch.randn(shape, generator=generator) * 0.2
     return stored

@@ -17,6 +17,11 @@ from transformers import (
     BertForQuestionAnswering,
     BertForSequenceClassification,
     BertForTokenClassification,
+    ModernBertConfig,
+    ModernBertForQuestionAnswering,
+    ModernBertForSequenceClassification,
+    ModernBertForTokenClassification,
+    PreTrainedConfig,
     PreTrainedModel,
     RobertaConfig,
     RobertaForQuestionAnswering,
@@ -37,14 +42,15 @@ from nunatak_model import (
     HeadOnly,
     HeadSpec,
     Lora,
+    LoraTarget,
     Method,
-    Pooling,
     TopK,
     build_branch,
+    default_head,
     load_backbone,
     parameter_shapes,
 )
-from nunatak_model.architectures.bert import source_names
+from nunatak_model.architectures import ARCHITECTURES
 
 MODEL_CLASSES: dict[Family, dict[HeadKind, type[PreTrainedModel]]] = {
     "bert": {
@@ -59,20 +65,53 @@ MODEL_CLASSES: dict[Family, dict[HeadKind, type[PreTrainedModel]]] = {
         HeadKind.QUESTION_ANSWERING: RobertaForQuestionAnswering,
         HeadKind.RANKING: RobertaForSequenceClassification,
     },
+    "modernbert": {
+        HeadKind.SEQUENCE_CLASSIFICATION: ModernBertForSequenceClassification,
+        HeadKind.TOKEN_CLASSIFICATION: ModernBertForTokenClassification,
+        HeadKind.QUESTION_ANSWERING: ModernBertForQuestionAnswering,
+        HeadKind.RANKING: ModernBertForSequenceClassification,
+    },
 }
+CONFIG_CLASSES: dict[Family, type[PreTrainedConfig]] = {
+    "bert": BertConfig,
+    "roberta": RobertaConfig,
+    "modernbert": ModernBertConfig,
+}
+LAYERS: dict[Family, str] = {
+    "bert": "bert.encoder.layer",
+    "roberta": "roberta.encoder.layer",
+    "modernbert": "model.layers",
+}
+BLOCKS: dict[Family, tuple[str, str]] = {
+    "bert": ("attention.output", "output"),
+    "roberta": ("attention.output", "output"),
+    "modernbert": ("attn", "mlp"),
+}
+"""The modules that give the output of the attention and of the feed-forward block."""
 PEFT_TASKS = {
     HeadKind.SEQUENCE_CLASSIFICATION: "SEQ_CLS",
     HeadKind.TOKEN_CLASSIFICATION: "TOKEN_CLS",
     HeadKind.QUESTION_ANSWERING: "QUESTION_ANS",
     HeadKind.RANKING: "SEQ_CLS",
 }
-PEFT_TARGETS = {
-    "query": "attention.self.query",
-    "key": "attention.self.key",
-    "value": "attention.self.value",
-    "attention_output": "attention.output.dense",
-    "feedforward_in": "intermediate.dense",
-    "feedforward_out": "output.dense",
+BERT_TARGETS = {
+    LoraTarget.QUERY: "attention.self.query",
+    LoraTarget.KEY: "attention.self.key",
+    LoraTarget.VALUE: "attention.self.value",
+    LoraTarget.ATTENTION_OUTPUT: "attention.output.dense",
+    LoraTarget.FEEDFORWARD_IN: "intermediate.dense",
+    LoraTarget.FEEDFORWARD_OUT: "output.dense",
+}
+FUSED = (LoraTarget.QUERY, LoraTarget.KEY, LoraTarget.VALUE)
+PEFT_TARGETS: dict[Family, dict[LoraTarget, str]] = {
+    "bert": BERT_TARGETS,
+    "roberta": BERT_TARGETS,
+    "modernbert": {
+        **dict.fromkeys(FUSED, "attn.Wqkv"),
+        LoraTarget.ATTENTION_OUTPUT: "attn.Wo",
+        LoraTarget.FEEDFORWARD_IN: "mlp.Wi",
+        LoraTarget.FEEDFORWARD_OUT: "mlp.Wo",
+    },
 }
 
 
@@ -82,14 +121,15 @@ class Twin:
 
     model: nn.Module
     branch: Branch
+    has_types: bool = True
 
     def expected(self, encoding: Encoding) -> Tensor:
         """Logits of the published implementation for this input alone."""
         with torch.inference_mode():
             output = self.model(
                 input_ids=torch.tensor([encoding.token_ids]),
-                token_type_ids=torch.tensor([encoding.type_ids]),
                 attention_mask=torch.ones(1, encoding.num_tokens, dtype=torch.long),
+                **({"token_type_ids": torch.tensor([encoding.type_ids])} if self.has_types else {}),
             )
         if isinstance(output, QuestionAnsweringModelOutput):
             return torch.stack([output["start_logits"][0], output["end_logits"][0]], dim=-1)
@@ -99,8 +139,16 @@ class Twin:
 class TwinFactory:
     """Makes tasks that share one random base model."""
 
-    def __init__(self, folder: Path, *, family: Family, num_layers: int = 4) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        family: Family,
+        num_layers: int = 4,
+        options: Mapping[str, object] | None = None,
+    ) -> None:
         self.family: Family = family
+        self._options = dict(options or {})
         self.num_layers = num_layers
         self._generator = torch.Generator().manual_seed(0)
         base = self._model(HeadSpec(num_labels=2))
@@ -118,7 +166,7 @@ class TwinFactory:
         num_labels: int = 3,
     ) -> Twin:
         """A task of this method and head with random parameters."""
-        head = head_of(kind, num_labels=num_labels)
+        head = default_head(self.backbone, kind=kind, num_labels=kind.fixed_outputs or num_labels)
         model = self._copy_of_base(head)
         _randomise_head(model, self._generator)
         match method:
@@ -127,18 +175,21 @@ class TwinFactory:
             case TopK(num_layers=count):
                 for layer in self._layers(model)[self.num_layers - count :]:
                     _randomise(layer, self._generator, deviation=0.3)
+                if self.family == "modernbert":
+                    final_norm = model.get_submodule("model.final_norm")
+                    _randomise(final_norm, self._generator, deviation=0.3)
             case Full():
                 _randomise(model, self._generator, deviation=0.3)
             case Lora():
                 return self._lora_twin(model, method, head)
             case Bottleneck():
                 self._add_adapters(model, method)
-        return Twin(model=model.eval(), branch=self._branch(method, head, _stored(model)))
+        return self._twin(model, method, head, _stored(model))
 
     def _model(self, head: HeadSpec) -> PreTrainedModel:
         raw = tiny_config(num_layers=self.num_layers, family=self.family)
-        make = BertConfig if self.family == "bert" else RobertaConfig
-        config = make(**raw, id2label=_labels(head.num_labels))  # pyright: ignore[reportArgumentType]
+        raw |= self._options | {"id2label": _labels(head.num_labels)}
+        config = CONFIG_CLASSES[self.family](**raw)  # pyright: ignore[reportArgumentType]
         return MODEL_CLASSES[self.family][head.kind](config)
 
     def _copy_of_base(self, head: HeadSpec) -> PreTrainedModel:
@@ -149,56 +200,66 @@ class TwinFactory:
         return model
 
     def _layers(self, model: PreTrainedModel) -> nn.ModuleList:
-        return model.get_submodule(f"{self.family}.encoder.layer")  # pyright: ignore[reportReturnType]
+        return model.get_submodule(LAYERS[self.family])  # pyright: ignore[reportReturnType]
 
     def _lora_twin(self, model: PreTrainedModel, method: Lora, head: HeadSpec) -> Twin:
         layers = "|".join(str(index) for index in range(method.first_layer, self.num_layers))
-        targets = "|".join(PEFT_TARGETS[target] for target in method.targets)
+        targets = "|".join(PEFT_TARGETS[self.family][target] for target in method.targets)
+        # Three independent updates of one map are one update of three times the rank, in blocks.
+        wide, alpha = {"Wqkv": 3 * method.rank}, {"Wqkv": 3 * int(method.alpha)}
         config = LoraConfig(
             task_type=PEFT_TASKS[head.kind],
             r=method.rank,
             lora_alpha=int(method.alpha),
             lora_dropout=0.0,
-            target_modules=rf".*encoder\.layer\.({layers})\.({targets})",
+            target_modules=rf".*{LAYERS[self.family]}\.({layers})\.({targets})",
+            rank_pattern=wide if self.family == "modernbert" else {},
+            alpha_pattern=alpha if self.family == "modernbert" else {},
         )
         adapted = get_peft_model(model, config)
         for name, parameter in adapted.named_parameters():
             if "lora_" in name:
                 parameter.data = torch.randn(parameter.shape, generator=self._generator) * 0.3
+            if "Wqkv.lora_B" in name:
+                parameter.data *= _blocks(method, self.backbone.config.hidden_width)
         stored = dict[str, Tensor]()
         for name, tensor in adapted.state_dict().items():
             plain = name.removeprefix("base_model.model.").replace(".base_layer", "")
             stored[plain.replace(".modules_to_save.default", "")] = tensor
         # The model inside the wrapper: peft's own for question answering drops the token types.
         inner = adapted.get_base_model().eval()
-        return Twin(model=inner, branch=self._branch(method, head, stored))
+        return self._twin(inner, method, head, stored)
 
     def _add_adapters(self, model: PreTrainedModel, method: Bottleneck) -> None:
         for layer in list(self._layers(model))[method.first_layer :]:
-            for block in (layer.get_submodule("attention.output"), layer.get_submodule("output")):
+            for block in (layer.get_submodule(name) for name in BLOCKS[self.family]):
                 width = self.backbone.config.hidden_width
                 block.add_module("down", nn.Linear(width, method.size))
                 block.add_module("up", nn.Linear(method.size, width))
-                block.forward = _adapted_forward(block)
+                if self.family == "modernbert":
+                    block.forward = _adapted_output(block)
+                else:
+                    block.forward = _adapted_forward(block)
+                    _randomise(block.get_submodule("LayerNorm"), self._generator, deviation=0.3)
                 _randomise(block.get_submodule("down"), self._generator, deviation=0.3)
                 _randomise(block.get_submodule("up"), self._generator, deviation=0.3)
-                _randomise(block.get_submodule("LayerNorm"), self._generator, deviation=0.3)
+            if self.family == "modernbert":
+                for name in ("attn_norm", "mlp_norm"):
+                    _randomise(layer.get_submodule(name), self._generator, deviation=0.3)
+
+    def _twin(
+        self, model: nn.Module, method: Method, head: HeadSpec, stored: Mapping[str, Tensor]
+    ) -> Twin:
+        branch = self._branch(method, head, stored)
+        return Twin(model=model.eval(), branch=branch, has_types=self.family != "modernbert")
 
     def _branch(self, method: Method, head: HeadSpec, stored: Mapping[str, Tensor]) -> Branch:
         spec = BranchSpec(method=method, head=head)
         parameters = {
-            name: _find(stored, name, self.family, head.kind)
+            name: _find(stored, name, self.family, spec)
             for name in parameter_shapes(spec, self.backbone.config)
         }
         return build_branch(spec, self.backbone.config, parameters)
-
-
-def head_of(kind: HeadKind, *, num_labels: int) -> HeadSpec:
-    """The head that transformers' class of this kind has."""
-    outputs = kind.fixed_outputs or num_labels
-    if kind.reads_tokens:
-        return HeadSpec(kind=kind, num_labels=outputs)
-    return HeadSpec(kind=kind, num_labels=outputs, pooling=Pooling.FIRST, dense=True)
 
 
 def _labels(num_labels: int) -> dict[int, str]:
@@ -216,40 +277,83 @@ def _adapted_forward(block: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
     return run
 
 
+def _adapted_output(block: nn.Module) -> Callable[..., Tensor | tuple[Tensor, ...]]:
+    """The same equation on what a whole block of a pre-norm layer adds to the residual."""
+    plain: Callable[..., Tensor | tuple[Tensor, ...]] = block.forward
+
+    def adapted(h: Tensor) -> Tensor:
+        return block.get_submodule("up")(torch.tanh(block.get_submodule("down")(h))) + h
+
+    def run(*inputs: Tensor, **options: object) -> Tensor | tuple[Tensor, ...]:
+        output = plain(*inputs, **options)
+        return (adapted(output[0]), *output[1:]) if isinstance(output, tuple) else adapted(output)
+
+    return run
+
+
+def _blocks(method: Lora, width: int) -> Tensor:
+    """Ones where query, key or value, as far as they are targets, read their own third."""
+    mask = torch.zeros(3 * width, 3 * method.rank)
+    for part, target in enumerate(FUSED):
+        if target in method.targets:
+            mask[part * width :, part * method.rank :][:width, : method.rank] = 1.0
+    return mask
+
+
 def _stored(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 
-def _find(stored: Mapping[str, Tensor], name: str, family: Family, head: HeadKind) -> Tensor:
+def _find(stored: Mapping[str, Tensor], name: str, family: Family, spec: BranchSpec) -> Tensor:
     """Our tensor `name` out of a published model's state."""
     match name.split("."):
-        case ["head", _, kind] if head.reads_tokens:
-            is_answer = head is HeadKind.QUESTION_ANSWERING
-            return stored[f"{'qa_outputs' if is_answer else 'classifier'}.{kind}"]
         case ["head", part, kind]:
-            bert = {"dense": "bert.pooler.dense", "output": "classifier"}
-            roberta = {"dense": "classifier.dense", "output": "classifier.out_proj"}
-            return stored[f"{(bert if family == 'bert' else roberta)[part]}.{kind}"]
+            return stored[f"{_head_name(part, family, spec.head.kind)}.{kind}"]
         case ["layers", layer, "lora", target, side]:
             letter = "A" if side == "down" else "B"
-            path = f"{family}.encoder.layer.{layer}.{PEFT_TARGETS[target]}"
-            return stored[f"{path}.lora_{letter}.default.weight"]
+            path = f"{LAYERS[family]}.{layer}.{PEFT_TARGETS[family][LoraTarget(target)]}"
+            tensor = stored[f"{path}.lora_{letter}.default.weight"]
+            return _third(tensor, LoraTarget(target), spec) if path.endswith("Wqkv") else tensor
         case ["layers", layer, "attention_adapter", side, kind]:
-            return stored[f"{family}.encoder.layer.{layer}.attention.output.{side}.{kind}"]
+            return stored[f"{LAYERS[family]}.{layer}.{BLOCKS[family][0]}.{side}.{kind}"]
         case ["layers", layer, "feedforward_adapter", side, kind]:
-            return stored[f"{family}.encoder.layer.{layer}.output.{side}.{kind}"]
+            return stored[f"{LAYERS[family]}.{layer}.{BLOCKS[family][1]}.{side}.{kind}"]
         case _:
-            return torch.cat([stored[f"{family}.{source}"] for source in source_names(name)])
+            prefix = LAYERS[family].split(".")[0]
+            sources = ARCHITECTURES[family].source_names(name)
+            return torch.cat([stored[f"{prefix}.{source}"] for source in sources])
+
+
+def _head_name(part: str, family: Family, kind: HeadKind) -> str:
+    match family:
+        case "modernbert":
+            return {"dense": "head.dense", "norm": "head.norm", "output": "classifier"}[part]
+        case "bert" | "roberta" if kind.reads_tokens:
+            return "qa_outputs" if kind is HeadKind.QUESTION_ANSWERING else "classifier"
+        case "bert":
+            return {"dense": "bert.pooler.dense", "output": "classifier"}[part]
+        case "roberta":
+            return {"dense": "classifier.dense", "output": "classifier.out_proj"}[part]
+
+
+def _third(update: Tensor, target: LoraTarget, spec: BranchSpec) -> Tensor:
+    """What one of query, key and value has of an update of all three."""
+    assert isinstance(spec.method, Lora)
+    rank, part = spec.method.rank, FUSED.index(target)
+    columns = slice(part * rank, (part + 1) * rank)
+    if update.shape[0] == 3 * rank:
+        return update[columns]
+    return update.chunk(3)[part][:, columns].contiguous()
 
 
 def _randomise(module: nn.Module, generator: torch.Generator, *, deviation: float) -> None:
     for name, parameter in module.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator) * deviation
-        is_gain = "LayerNorm.weight" in name or (name == "weight" and parameter.dim() == 1)
+        is_gain = name.endswith("weight") and parameter.dim() == 1
         parameter.data = 1.0 + 0.1 * noise if is_gain else noise
 
 
 def _randomise_head(model: nn.Module, generator: torch.Generator) -> None:
     for name, parameter in model.named_parameters():
-        if any(part in name for part in ("classifier", "pooler", "qa_outputs")):
+        if any(part in name for part in ("classifier", "pooler", "qa_outputs", "head.")):
             parameter.data = torch.randn(parameter.shape, generator=generator) * 0.3

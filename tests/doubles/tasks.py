@@ -11,12 +11,12 @@ from nunatak_model import (
     Backbone,
     BranchSpec,
     HeadKind,
-    HeadSpec,
     Method,
     Row,
     TextInput,
     TopK,
     build_branch,
+    default_head,
     forward,
     initial_parameters,
 )
@@ -95,11 +95,7 @@ def spec_of(
 ) -> BranchSpec:
     """Return what the branch of a tiny task is made of."""
     outputs = kind.fixed_outputs or num_labels
-    if kind.reads_tokens:
-        return BranchSpec(method=method, head=HeadSpec(kind=kind, num_labels=outputs))
-    head = HeadSpec(
-        kind=kind, num_labels=outputs, pooling=backbone.pooling, dense=backbone.has_dense
-    )
+    head = default_head(backbone, kind=kind, num_labels=outputs)
     return BranchSpec(method=method, head=head)
 
 

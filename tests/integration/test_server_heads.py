@@ -50,9 +50,9 @@ QUESTION = {"question": "who came?", "context": LONG}
 QUERY = {"query": "who came?", "documents": ["ann", "bob and cy", "nobody"]}
 
 
-@pytest.fixture(scope="module")
-def backbone() -> Backbone:
-    return tiny_backbone()
+@pytest.fixture(scope="module", params=["bert", "modernbert"])
+def backbone(request: pytest.FixtureRequest) -> Backbone:
+    return tiny_backbone(family=request.param)
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +195,9 @@ def test_a_long_text_is_labelled_to_its_end(backbone: Backbone, registry: Regist
             parameters: dict[str, Any] = {"ignore_labels": [], "aggregation_strategy": "word"}
             words = await ask(client, NAMES, {"inputs": LONG, "parameters": parameters})
 
-        assert [LONG[item["start"] : item["end"]] for item in words] == [
+        # A byte-level token may begin with the space before its word, or be the space at the end.
+        spelt = [LONG[item["start"] : item["end"]].strip() for item in words]
+        assert [word for word in spelt if word] == [
             part
             for word in LONG.split()
             for part in ((word[:-1], word[-1]) if word[-1] in ",." else (word,))

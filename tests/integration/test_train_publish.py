@@ -9,14 +9,12 @@ from pydantic import JsonValue
 
 from doubles.backbones import save_tiny_backbone, tiny_backbone
 from doubles.examples import RecordingReport, rows_of, toy_examples, write_jsonl
-from nunatak_artifact import method_of
+from nunatak_artifact import branch_spec
 from nunatak_model import (
     Backbone,
     Bottleneck,
-    BranchSpec,
     Full,
     HeadOnly,
-    HeadSpec,
     Lora,
     Method,
     Row,
@@ -27,7 +25,6 @@ from nunatak_model import (
     load_backbone,
     tensors_from_bytes,
 )
-from nunatak_model import Pooling as ModelPooling
 from nunatak_registry import InvalidNameError, Registry, TaskManifest
 from nunatak_training import (
     DataError,
@@ -50,9 +47,9 @@ METHODS = [
 QUICK: dict[str, JsonValue] = {"epochs": 3, "min_steps": 0, "batch_size": 16, "max_length": 32}
 
 
-@pytest.fixture(name="backbone", scope="module")
-def make_backbone() -> Backbone:
-    return tiny_backbone(num_layers=3)
+@pytest.fixture(name="backbone", scope="module", params=["bert", "modernbert"])
+def make_backbone(request: pytest.FixtureRequest) -> Backbone:
+    return tiny_backbone(num_layers=3, family=request.param)
 
 
 @pytest.fixture(name="folder")
@@ -78,13 +75,7 @@ def logits_of(
     manifest: TaskManifest, registry: Registry, backbone: Backbone, text: TextInput
 ) -> list[float]:
     """What a server that knows only the registry and the backbone answers."""
-    assert manifest.head.pooling is not None
-    head = HeadSpec(
-        num_labels=len(manifest.head.labels),
-        pooling=ModelPooling(manifest.head.pooling.value),
-        dense=manifest.head.dense,
-    )
-    spec = BranchSpec(method=method_of(manifest.method), head=head)
+    spec = branch_spec(manifest.head, manifest.method)
     parameters = tensors_from_bytes(registry.read_blob(manifest))
     branch = build_branch(spec, backbone.config, parameters)
     (encoding,) = backbone.tokenizer.encode([text], max_length=manifest.max_length)

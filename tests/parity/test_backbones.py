@@ -49,7 +49,7 @@ def assert_same_hidden_states(backbone: Backbone, model: PreTrainedModel) -> Non
 
 
 @pytest.mark.parametrize("model_type", ENCODERS)
-@pytest.mark.parametrize("activation", ["gelu", "gelu_new", "relu"])
+@pytest.mark.parametrize("activation", ["gelu", "gelu_new", "relu", "tanh"])
 def test_every_spelling_of_the_family_gives_transformers_hidden_states(
     model_type: str, activation: str, tmp_path: Path
 ) -> None:

@@ -36,7 +36,7 @@ METHODS: dict[str, Method] = {
 NAMES = [f"{kind}-{method}" for kind in HeadKind for method in METHODS]
 
 
-@pytest.fixture(scope="module", params=["bert", "roberta"])
+@pytest.fixture(scope="module", params=["bert", "roberta", "modernbert"])
 def factory(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> TwinFactory:

@@ -4,7 +4,7 @@
 # pyright: reportUnknownMemberType=false
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -13,15 +13,16 @@ from torch import Tensor
 
 from nunatak_artifact import method_of
 from nunatak_model import (
+    TANH_BLOCK,
     Backbone,
     BranchSpec,
     Encoding,
     HeadKind,
-    HeadSpec,
     Row,
     TrunkCache,
     TrunkStates,
     build_branch,
+    default_head,
     forward,
     initial_parameters,
 )
@@ -92,11 +93,13 @@ def fit_task(data: TaskData, recipe: Recipe, backbone: Backbone, *, report: Repo
 
 def branch_spec(recipe: Recipe, backbone: Backbone, *, num_labels: int) -> BranchSpec:
     """Return the branch that a recipe asks for, with what it leaves open as the backbone has it."""
-    head = HeadSpec(
-        kind=HeadKind.SEQUENCE_CLASSIFICATION,
-        num_labels=num_labels,
-        pooling=recipe.pooling or backbone.pooling,
-        dense=backbone.has_dense if recipe.dense is None else recipe.dense,
+    usual = default_head(backbone, kind=HeadKind.SEQUENCE_CLASSIFICATION, num_labels=num_labels)
+    dense = usual.dense if recipe.dense is None else recipe.dense
+    head = replace(
+        usual,
+        pooling=recipe.pooling or usual.pooling,
+        dense=dense,
+        block=usual.block if dense else TANH_BLOCK,
     )
     return BranchSpec(method=method_of(recipe.method), head=head)
 

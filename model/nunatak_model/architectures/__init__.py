@@ -3,18 +3,21 @@
 from collections.abc import Mapping
 from typing import Any
 
-from nunatak_model.architectures import bert
+from nunatak_model.architectures import bert, modernbert
 from nunatak_model.architectures.base import Architecture, RunLayer
 from nunatak_model.config import BackboneConfig
 from nunatak_model.errors import UnsupportedBackboneError
 from nunatak_model.weights import Shapes
 
-ARCHITECTURES: Mapping[str, Architecture] = dict.fromkeys(bert.MODEL_TYPES, bert)
+ARCHITECTURES: Mapping[str, Architecture[Any]] = {
+    **dict.fromkeys(bert.MODEL_TYPES, bert),
+    **dict.fromkeys(modernbert.MODEL_TYPES, modernbert),
+}
 """transformers' `model_type` -> architecture."""
 
 
-def architecture_of(config: BackboneConfig) -> Architecture:
-    """Pick the architecture of a backbone."""
+def architecture_of(config: BackboneConfig) -> Architecture[Any]:
+    """Pick the architecture of a backbone, which takes the configurations that it made."""
     return ARCHITECTURES[config.model_type]
 
 

@@ -3,16 +3,20 @@
 Axes: tokens = packed tokens of the rows, width = hidden width.
 """
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any, Protocol, TypeVar
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from nunatak_model.config import BackboneConfig
+from nunatak_model.config import BackboneConfig, DenseBlock, Pooling
 from nunatak_model.encoding import Encoding
 from nunatak_model.mixed_layer import MixedLayer
 from nunatak_model.weights import EmbeddingWeights, Shapes
+
+ConfigT_contra = TypeVar("ConfigT_contra", bound=BackboneConfig, contravariant=True)
 
 
 class RunLayer(Protocol):
@@ -29,12 +33,15 @@ class RunLayer(Protocol):
         ...
 
 
-class Architecture(Protocol):
+class Architecture(Protocol[ConfigT_contra]):
     """One way to compute an encoder, and to read it from transformers' checkpoints.
 
     A module fits: its functions are the methods. Tensors go by our names, `embeddings.word` or
     `layers.3.qkv.weight`; query, key and value are stacked into `qkv`, in this order.
     """
+
+    HEAD_SOURCES: Mapping[str, str]
+    """Stored names of what a head may start from: its `head.dense` and `head.norm`."""
 
     def config_from(self, raw: dict[str, Any]) -> BackboneConfig:
         """Read transformers' `config.json`.
@@ -44,7 +51,7 @@ class Architecture(Protocol):
         """
         ...
 
-    def identity(self, config: BackboneConfig) -> str:
+    def identity(self, config: ConfigT_contra) -> str:
         """What a digest must read beside names, shapes and bytes of the tensors."""
         ...
 
@@ -52,20 +59,31 @@ class Architecture(Protocol):
         """Names, without prefix, of the stored tensors that stacked make our tensor `target`."""
         ...
 
-    def embedding_shapes(self, config: BackboneConfig) -> Shapes:
+    def dense_block(self, config: ConfigT_contra, pooling: Pooling | None) -> DenseBlock | None:
+        """What transformers' heads with this pooling have before their output layer."""
+        ...
+
+    def embedding_shapes(self, config: ConfigT_contra) -> Shapes:
         """Names and shapes of the embeddings."""
         ...
 
-    def layer_shapes(self, layer: int, config: BackboneConfig) -> Shapes:
+    def layer_shapes(self, layer: int, config: ConfigT_contra) -> Shapes:
         """Names and shapes of one layer."""
         ...
 
     def embed(
-        self, encodings: Sequence[Encoding], tables: EmbeddingWeights, config: BackboneConfig
+        self, encodings: Sequence[Encoding], tables: EmbeddingWeights, config: ConfigT_contra
     ) -> Float[Tensor, "tokens width"]:
         """What the first layer reads, for rows packed one after another."""
         ...
 
-    def plan_layers(self, lengths: Sequence[int], config: BackboneConfig) -> RunLayer:
+    def plan_layers(
+        self, lengths: Sequence[int], config: ConfigT_contra, device: torch.device
+    ) -> RunLayer:
         """Prepare what layers share over packed rows of these lengths."""
         ...
+
+
+def packed(lists: Iterable[Sequence[int]], device: torch.device) -> Int[Tensor, " tokens"]:
+    """Numbers of the tokens of rows, one row after another."""
+    return torch.tensor(list(chain.from_iterable(lists)), device=device)

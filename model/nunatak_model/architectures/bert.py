@@ -6,9 +6,8 @@ Axes: tokens = packed tokens of the rows, width = hidden width.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import torch
@@ -16,20 +15,18 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from nunatak_model.architectures.base import RunLayer
+from nunatak_model.architectures.base import RunLayer, packed
 from nunatak_model.attention import AttentionPlan, attend, plan_attention
-from nunatak_model.config import Activation, BackboneConfig
+from nunatak_model.config import TANH_BLOCK, Activation, BackboneConfig, DenseBlock, Pooling
 from nunatak_model.encoding import Encoding
 from nunatak_model.errors import UnsupportedBackboneError
-from nunatak_model.linear import activate
 from nunatak_model.mixed_layer import (
     MixedLayer,
     add_adapters,
-    add_lora,
-    has_lora,
     layer_norm,
     mixed_linear,
     mixed_norm,
+    mixed_qkv,
 )
 from nunatak_model.overrides import LoraTarget
 from nunatak_model.weights import EmbeddingWeights, Shapes, linear_shapes, norm_shapes
@@ -53,6 +50,7 @@ LAYER = {
     "feedforward_out": ("output.dense",),
     "output_norm": ("output.LayerNorm",),
 }
+HEAD_SOURCES: Mapping[str, str] = {"head.dense": "pooler.dense"}
 
 
 def config_from(raw: dict[str, Any]) -> BackboneConfig:
@@ -81,7 +79,7 @@ def config_from(raw: dict[str, Any]) -> BackboneConfig:
         num_token_types=raw["type_vocab_size"],
         padding_id=padding_id,
         layer_norm_epsilon=raw["layer_norm_eps"],
-        activation=_activation(raw["hidden_act"]),
+        activation=Activation.of("hidden_act", raw["hidden_act"]),
         counts_positions_from_padding=from_padding,
     )
 
@@ -113,6 +111,11 @@ def source_names(target: str) -> tuple[str, ...]:
     return tuple(f"encoder.layer.{layer}.{name}.{kind}" for name in LAYER[part])
 
 
+def dense_block(config: BackboneConfig, pooling: Pooling | None) -> DenseBlock | None:
+    """The pooler or `classifier.dense` of heads that read the first token."""
+    return TANH_BLOCK if pooling is Pooling.FIRST else None
+
+
 def embedding_shapes(config: BackboneConfig) -> Shapes:
     """Names and shapes of the embeddings."""
     width = config.hidden_width
@@ -141,18 +144,18 @@ def embed(
     encodings: Sequence[Encoding], tables: EmbeddingWeights, config: BackboneConfig
 ) -> Float[Tensor, "tokens width"]:
     """Sum of word, token type and position embeddings, normalised."""
-    ids = _packed((encoding.token_ids for encoding in encodings), tables)
-    types = _packed((encoding.type_ids for encoding in encodings), tables)
-    positions = _packed((_positions(encoding, config) for encoding in encodings), tables)
-    summed = (
-        functional.embedding(ids, tables.word)
-        + functional.embedding(types, tables.token_type)
-        + functional.embedding(positions, tables.position)
-    )
+    device = tables.word.device
+    ids = packed((encoding.token_ids for encoding in encodings), device)
+    types = packed((encoding.type_ids for encoding in encodings), device)
+    positions = packed((_positions(encoding, config) for encoding in encodings), device)
+    summed = functional.embedding(ids, tables.word)
+    for table, indices in ((tables.token_type, types), (tables.position, positions)):
+        if table is not None:
+            summed = summed + functional.embedding(indices, table)
     return layer_norm(summed, tables.norm, epsilon=config.layer_norm_epsilon)
 
 
-def plan_layers(lengths: Sequence[int], config: BackboneConfig) -> RunLayer:
+def plan_layers(lengths: Sequence[int], config: BackboneConfig, device: torch.device) -> RunLayer:
     """Prepare attention over rows of these lengths; all layers share it."""
     return partial(_run_layer, attention=plan_attention(lengths), config=config)
 
@@ -176,14 +179,12 @@ def _run_layer(
             out[row] = W.output_norm(x + f + feedforward_adapter(f))
     """
     epsilon = config.layer_norm_epsilon
-    qkv = mixed_linear(hidden, layer, lambda weights: weights.qkv)
-    for part, target in enumerate((LoraTarget.QUERY, LoraTarget.KEY, LoraTarget.VALUE)):
-        width = config.hidden_width
-        add_lora(qkv[:, part * width : (part + 1) * width], hidden, layer, target)
+    qkv = mixed_qkv(hidden, layer)
     context = attend(qkv, attention, num_heads=config.num_heads, dropout=dropout)
 
-    block = mixed_linear(context, layer, lambda weights: weights.attention_output)
-    add_lora(block, context, layer, LoraTarget.ATTENTION_OUTPUT)
+    block = mixed_linear(
+        context, layer, lambda weights: weights.attention_output, LoraTarget.ATTENTION_OUTPUT
+    )
     block = functional.dropout(block, dropout, training=dropout > 0.0)
     summed = hidden + block
     add_adapters(summed, block, layer, lambda own: own.attention_adapter)
@@ -195,28 +196,22 @@ def _run_layer(
         epsilon=epsilon,
     )
 
-    inner = _feedforward_in(hidden, layer, config.activation)
-    block = mixed_linear(inner, layer, lambda weights: weights.feedforward_out)
-    add_lora(block, inner, layer, LoraTarget.FEEDFORWARD_OUT)
+    inner = mixed_linear(
+        hidden,
+        layer,
+        lambda weights: weights.feedforward_in,
+        LoraTarget.FEEDFORWARD_IN,
+        activation=config.activation,
+    )
+    block = mixed_linear(
+        inner, layer, lambda weights: weights.feedforward_out, LoraTarget.FEEDFORWARD_OUT
+    )
     block = functional.dropout(block, dropout, training=dropout > 0.0)
     summed = hidden + block
     add_adapters(summed, block, layer, lambda own: own.feedforward_adapter)
     return mixed_norm(
         summed, layer, lambda own: own.output_norm, lambda own: own.output_norm, epsilon=epsilon
     )
-
-
-def _feedforward_in(
-    hidden: Float[Tensor, "tokens width"], layer: MixedLayer, activation: Activation
-) -> Float[Tensor, "tokens inner"]:
-    """Activated inner vectors; updates come before the activation, which then cannot be fused."""
-    if not has_lora(layer, LoraTarget.FEEDFORWARD_IN):
-        return mixed_linear(
-            hidden, layer, lambda weights: weights.feedforward_in, activation=activation
-        )
-    inner = mixed_linear(hidden, layer, lambda weights: weights.feedforward_in)
-    add_lora(inner, hidden, layer, LoraTarget.FEEDFORWARD_IN)
-    return activate(inner, activation)
 
 
 def _positions(encoding: Encoding, config: BackboneConfig) -> Sequence[int]:
@@ -229,16 +224,3 @@ def _positions(encoding: Encoding, config: BackboneConfig) -> Sequence[int]:
         positions.append(config.padding_id if is_padding else next_position)
         next_position += 0 if is_padding else 1
     return positions
-
-
-def _packed(lists: Iterable[Sequence[int]], tables: EmbeddingWeights) -> Tensor:
-    return torch.tensor(list(chain.from_iterable(lists)), device=tables.word.device)
-
-
-def _activation(name: str) -> Activation:
-    try:
-        return Activation(name)
-    except ValueError as error:
-        raise UnsupportedBackboneError(
-            f"hidden_act must be one of {', '.join(Activation)}, got {name!r}"
-        ) from error

@@ -6,6 +6,10 @@ self-attention block and after the feed-forward block, each before the residual 
 layer norm; adapters, layer norms and head are trained (placement as in Houlsby et al. 2019,
 arXiv:1902.00751, whose near-identity initialisation is used too). `first_layer` above 0 keeps a
 trunk below the adapters (AdapterDrop, Rueckle et al. 2021, arXiv:2010.11918).
+
+Where norms stand before the blocks (ModernBERT), adapters stand in the same place, after the block
+and before the residual addition, and the trained norms are the layer's own one or two; the norm
+over the encoder's output stays frozen.
 """
 
 from collections.abc import Mapping
@@ -15,12 +19,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from nunatak_model.architectures import layer_shapes
 from nunatak_model.backbone import Backbone
 from nunatak_model.config import BackboneConfig
 from nunatak_model.errors import InvalidMethodError
 from nunatak_model.methods.base import MethodKind, check_first_layer, copies, normal
 from nunatak_model.overrides import Adapter, BottleneckLayer, LayerOverride
-from nunatak_model.weights import Shapes, linear_from, linear_shapes, norm_from, norm_shapes
+from nunatak_model.weights import Shapes, linear_from, linear_shapes, norm_from, norm_if_any
 
 INITIAL_DEVIATION = 0.01
 """Houlsby et al. 2019, sec. 3.6: results hold up to about 1e-2 and degrade above."""
@@ -47,13 +52,16 @@ class Bottleneck:
         return self.first_layer
 
     def parameter_shapes(self, config: BackboneConfig) -> Shapes:
-        """Two adapters and two norms per layer."""
+        """Two adapters per layer, and its norms."""
         shapes: Shapes = {}
         for layer in range(self.first_layer, config.num_layers):
-            shapes |= self._adapter_shapes(f"layers.{layer}.attention_adapter", config)
-            shapes |= norm_shapes(f"layers.{layer}.attention_norm", config.hidden_width)
-            shapes |= self._adapter_shapes(f"layers.{layer}.feedforward_adapter", config)
-            shapes |= norm_shapes(f"layers.{layer}.output_norm", config.hidden_width)
+            prefix, frozen = f"layers.{layer}", layer_shapes(layer, config)
+            for adapter, norm in (
+                ("attention_adapter", f"{prefix}.attention_norm."),
+                ("feedforward_adapter", f"{prefix}.output_norm."),
+            ):
+                shapes |= self._adapter_shapes(f"{prefix}.{adapter}", config)
+                shapes |= {name: it for name, it in frozen.items() if name.startswith(norm)}
         return shapes
 
     def initial_parameters(
@@ -76,7 +84,7 @@ class Bottleneck:
         prefix = f"layers.{index}"
         return BottleneckLayer(
             attention_adapter=_adapter_from(parameters, f"{prefix}.attention_adapter"),
-            attention_norm=norm_from(parameters, f"{prefix}.attention_norm"),
+            attention_norm=norm_if_any(parameters, f"{prefix}.attention_norm"),
             feedforward_adapter=_adapter_from(parameters, f"{prefix}.feedforward_adapter"),
             output_norm=norm_from(parameters, f"{prefix}.output_norm"),
         )

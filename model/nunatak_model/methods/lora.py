@@ -3,6 +3,9 @@
 Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models" (arXiv:2106.09685), sec. 4.1,
 eq. 3: `h = W0 x + (alpha / r) B A x`. Here `down` is A and `up` is B, initialised as in peft:
 A by Kaiming's uniform rule, B zero.
+
+Query, key and value are targets of their own also where the architecture stores them as one map:
+an update B A of that map is three updates with the same A and a third of B's rows each.
 """
 
 import math
@@ -13,6 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from nunatak_model.architectures import layer_shapes
 from nunatak_model.backbone import Backbone
 from nunatak_model.config import BackboneConfig
 from nunatak_model.errors import InvalidMethodError
@@ -53,7 +57,7 @@ class Lora:
         shapes: Shapes = {}
         for layer in range(self.first_layer, config.num_layers):
             for target in self.targets:
-                out, into = _widths(target, config)
+                out, into = _widths(target, layer, config)
                 shapes[f"layers.{layer}.lora.{target}.down"] = (self.rank, into)
                 shapes[f"layers.{layer}.lora.{target}.up"] = (out, self.rank)
         return shapes
@@ -85,11 +89,12 @@ class Lora:
         )
 
 
-def _widths(target: LoraTarget, config: BackboneConfig) -> tuple[int, int]:
+def _widths(target: LoraTarget, layer: int, config: BackboneConfig) -> tuple[int, int]:
+    shapes = layer_shapes(layer, config)
     match target:
-        case LoraTarget.FEEDFORWARD_IN:
-            return config.intermediate_width, config.hidden_width
-        case LoraTarget.FEEDFORWARD_OUT:
-            return config.hidden_width, config.intermediate_width
+        case LoraTarget.QUERY | LoraTarget.KEY | LoraTarget.VALUE:
+            out, into = shapes[f"layers.{layer}.qkv.weight"]
+            return out // 3, into
         case _:
-            return config.hidden_width, config.hidden_width
+            out, into = shapes[f"layers.{layer}.{target}.weight"]
+            return out, into

@@ -1,7 +1,8 @@
 """Own copies of the top k layers.
 
 Lee, Tang, Lin 2019, "What Would Elsa Do? Freezing Layers During Transformer Fine-Tuning"
-(arXiv:1911.03090), sec. 3: embeddings and the first N of L layers stay frozen, k = L - N.
+(arXiv:1911.03090), sec. 3: embeddings and the first N of L layers stay frozen, k = L - N. A norm
+over the encoder's output (ModernBERT) belongs to the last layer, so it is the task's own too.
 """
 
 from collections.abc import Mapping

@@ -4,10 +4,13 @@ from torch import Tensor
 
 from doubles.backbones import tiny_backbone
 from nunatak_model import (
+    Activation,
     Bottleneck,
     BranchSpec,
+    DenseBlock,
     Full,
     HeadKind,
+    HeadNorm,
     HeadOnly,
     HeadSpec,
     InvalidHeadError,
@@ -30,6 +33,7 @@ from nunatak_model import (
 METHODS: list[Method] = [TopK(num_layers=2), HeadOnly(), Bottleneck(size=5), Lora(rank=3), Full()]
 KINDS = [method.kind.value for method in METHODS]
 BACKBONE = tiny_backbone()
+GELU_BLOCK = DenseBlock(activation=Activation.GELU, bias=False, norm=HeadNorm.GAIN)
 
 
 def spec_of(method: Method) -> BranchSpec:
@@ -145,7 +149,7 @@ def test_settings_that_do_not_fit_the_backbone_are_refused(method: Method) -> No
         HeadSpec(kind=HeadKind.RANKING, num_labels=2, pooling=Pooling.MEAN),
         HeadSpec(kind=HeadKind.QUESTION_ANSWERING, num_labels=3),
         HeadSpec(kind=HeadKind.TOKEN_CLASSIFICATION, num_labels=3, pooling=Pooling.MEAN),
-        HeadSpec(kind=HeadKind.TOKEN_CLASSIFICATION, num_labels=3, dense=True),
+        HeadSpec(num_labels=2, pooling=Pooling.FIRST, block=GELU_BLOCK),
     ],
     ids=repr,
 )

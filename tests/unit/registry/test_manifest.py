@@ -106,6 +106,7 @@ def head(**changes: object) -> dict[str, object]:
 
 
 TOKEN_HEAD: dict[str, object] = {"problem_type": None, "pooling": None}
+GELU_BLOCK: dict[str, object] = {"activation": "gelu", "bias": False, "norm": "gain"}
 
 
 @pytest.mark.parametrize(
@@ -120,6 +121,7 @@ TOKEN_HEAD: dict[str, object] = {"problem_type": None, "pooling": None}
         pytest.param(head(kind="token_classification", **TOKEN_HEAD), 2, id="tokens"),
         pytest.param(head(kind="question_answering", **TOKEN_HEAD, labels=[]), 2, id="answers"),
         pytest.param(head(kind="ranking", problem_type=None, labels=[]), 1, id="ranking"),
+        pytest.param(head(dense=True, block=GELU_BLOCK), 2, id="gelu-and-norm"),
     ],
 )
 def test_every_kind_of_head_has_its_outputs(fields: dict[str, object], num_outputs: int) -> None:
@@ -144,9 +146,7 @@ def test_every_kind_of_head_has_its_outputs(fields: dict[str, object], num_outpu
         pytest.param(
             head(kind="question_answering", **TOKEN_HEAD), "0 to 0 labels", id="labelled-answers"
         ),
-        pytest.param(
-            head(kind="token_classification", **TOKEN_HEAD, dense=True), "dense", id="dense-tokens"
-        ),
+        pytest.param(head(dense=False, block=GELU_BLOCK), "not dense", id="block-of-nothing"),
         pytest.param(head(kind="translation"), "kind", id="unknown-kind"),
     ],
 )

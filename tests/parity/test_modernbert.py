@@ -1,0 +1,197 @@
+"""ModernBERT against transformers' own classes: every setting that changes what is computed."""
+
+import json
+import random
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+from transformers import ModernBertConfig, ModernBertForMaskedLM, ModernBertModel
+
+from doubles.backbones import WINDOW, tiny_config, tiny_tokenizer
+from doubles.published import TwinFactory
+from nunatak_model import (
+    Backbone,
+    Bottleneck,
+    Encoding,
+    Full,
+    HeadKind,
+    HeadOnly,
+    Lora,
+    LoraTarget,
+    Method,
+    Pooling,
+    Row,
+    TopK,
+    UnsupportedBackboneError,
+    default_head,
+    forward,
+    load_backbone,
+    run_trunk,
+)
+
+TOLERANCE = 1e-4
+LONGEST = 160
+METHODS: tuple[Method, ...] = (
+    HeadOnly(),
+    TopK(num_layers=1),
+    TopK(num_layers=3),
+    Lora(rank=4, alpha=8.0, targets=tuple(LoraTarget)),
+    Bottleneck(size=8),
+    Full(),
+)
+VARIANTS: dict[str, dict[str, object]] = {
+    "plain": {},
+    "biases": {"attention_bias": True, "mlp_bias": True, "norm_bias": True},
+    "head": {"classifier_bias": True, "classifier_activation": "relu"},
+    "mean": {"classifier_pooling": "mean"},
+    "tanh-gelu": {"hidden_activation": "gelu_new"},
+    "all-global": {"layer_types": ["full_attention"] * 3},
+    "all-local": {"layer_types": ["sliding_attention"] * 3, "local_attention": 6},
+    "rotation": {
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 500.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 20.0},
+        }
+    },
+    "epsilon": {"norm_eps": 1e-2},
+}
+
+
+def encoding_of(chance: random.Random, num_tokens: int) -> Encoding:
+    token_ids = tuple(chance.randint(5, 99) for _ in range(num_tokens))
+    return Encoding(token_ids=token_ids, type_ids=(0,) * num_tokens)
+
+
+def encodings_beyond_the_window() -> list[Encoding]:
+    chance = random.Random(3)
+    lengths = (1, 2, WINDOW // 2, WINDOW // 2 + 1, WINDOW // 2 + 2, WINDOW, 60, 61, 90, LONGEST)
+    return [encoding_of(chance, length) for length in lengths]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_each_row_of_every_variant_equals_its_published_model(variant: str, tmp_path: Path) -> None:
+    options = {"max_position_embeddings": LONGEST} | VARIANTS[variant]
+    factory = TwinFactory(tmp_path, family="modernbert", num_layers=3, options=options)
+    twins = [
+        factory.twin(method, kind=kind)
+        for method in METHODS
+        for kind in (HeadKind.SEQUENCE_CLASSIFICATION, HeadKind.TOKEN_CLASSIFICATION)
+    ]
+    questions = [(twin, encoding) for twin in twins for encoding in encodings_beyond_the_window()]
+    random.Random(4).shuffle(questions)
+
+    with torch.inference_mode():
+        logits = forward(
+            factory.backbone,
+            [Row(encoding=encoding, branch=twin.branch) for twin, encoding in questions],
+        )
+
+    for (twin, encoding), answer in zip(questions, logits, strict=True):
+        torch.testing.assert_close(answer, twin.expected(encoding), atol=TOLERANCE, rtol=0)
+
+
+def saved(folder: Path, model: ModernBertModel | ModernBertForMaskedLM) -> Path:
+    for parameter in model.parameters():
+        noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.3
+        parameter.data = 1.0 + 0.1 * noise if parameter.dim() == 1 else noise
+    model.save_pretrained(folder)  # pyright: ignore[reportUnknownMemberType] - untyped options
+    tiny_tokenizer("modernbert").save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def tiny_model_config(**changes: object) -> ModernBertConfig:
+    return ModernBertConfig(**tiny_config(num_layers=4, family="modernbert") | changes)  # pyright: ignore[reportArgumentType]
+
+
+def hidden_states(model: ModernBertModel, encoding: Encoding) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(input_ids=torch.tensor([encoding.token_ids])).last_hidden_state[0]
+
+
+def assert_same_hidden_states(backbone: Backbone, model: ModernBertModel) -> None:
+    encodings = encodings_beyond_the_window()
+    with torch.inference_mode():
+        trunk = run_trunk(backbone, encodings, depth=backbone.config.num_layers)
+    for encoding in encodings:
+        expected = hidden_states(model, encoding)
+        torch.testing.assert_close(trunk.hidden[encoding], expected, atol=TOLERANCE, rtol=0)
+
+
+def test_far_positions_are_turned_as_in_transformers(tmp_path: Path) -> None:
+    model = ModernBertModel(tiny_model_config(max_position_embeddings=8192)).eval()
+    backbone = load_backbone(saved(tmp_path, model))
+    encoding = encoding_of(random.Random(5), 1500)
+
+    with torch.inference_mode():
+        trunk = run_trunk(backbone, [encoding], depth=4)
+
+    expected = hidden_states(model, encoding)
+    torch.testing.assert_close(trunk.hidden[encoding], expected, atol=TOLERANCE, rtol=0)
+
+
+def test_the_configuration_is_read_in_its_old_spelling_too(tmp_path: Path) -> None:
+    model = ModernBertModel(tiny_model_config()).eval()
+    path = saved(tmp_path, model) / "config.json"
+    raw = json.loads(path.read_text())
+    del raw["layer_types"], raw["rope_parameters"]
+    old = {
+        "global_attn_every_n_layers": 2,
+        "global_rope_theta": 160_000.0,
+        "local_rope_theta": 10_000.0,
+    }
+    new_digest = load_backbone(tmp_path).digest
+    path.write_text(json.dumps(raw | old))
+
+    backbone = load_backbone(tmp_path)
+
+    assert backbone.digest == new_digest
+    assert_same_hidden_states(backbone, model)
+
+
+def test_a_masked_language_model_is_the_same_backbone_and_gives_heads_their_start(
+    tmp_path: Path,
+) -> None:
+    model = ModernBertForMaskedLM(tiny_model_config()).eval()
+    backbone = load_backbone(saved(tmp_path / "masked", model))
+    encoder = cast("ModernBertModel", model.get_submodule("model"))
+
+    assert_same_hidden_states(backbone, encoder)
+    assert backbone.pooler is not None
+    assert backbone.pooler_norm is not None
+    assert torch.equal(backbone.pooler.weight, model.get_parameter("head.dense.weight"))
+    assert torch.equal(backbone.pooler_norm.weight, model.get_parameter("head.norm.weight"))
+
+
+@pytest.mark.parametrize("pooling", Pooling)
+def test_the_usual_head_is_that_of_transformers(pooling: Pooling, tmp_path: Path) -> None:
+    name = "cls" if pooling is Pooling.FIRST else "mean"
+    model = ModernBertModel(tiny_model_config(classifier_pooling=name))
+    backbone = load_backbone(saved(tmp_path, model))
+
+    head = default_head(backbone, kind=HeadKind.SEQUENCE_CLASSIFICATION, num_labels=3)
+
+    assert (head.pooling, head.dense) == (pooling, True)
+    assert not head.block.bias
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"hidden_activation": "silu"},
+        {"layer_types": ["full_attention"]},
+        {"layer_types": ["full_attention", "chunked_attention"] * 2},
+        {"rope_parameters": {"full_attention": {"rope_type": "yarn", "rope_theta": 1e4}}},
+        {"rope_parameters": {"sliding_attention": {"rope_theta": "far"}}},
+    ],
+    ids=str,
+)
+def test_a_variant_that_is_computed_differently_is_refused(
+    change: dict[str, object], tmp_path: Path
+) -> None:
+    path = saved(tmp_path, ModernBertModel(tiny_model_config())) / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+
+    with pytest.raises(UnsupportedBackboneError, match="got"):
+        load_backbone(tmp_path)
