@@ -6,8 +6,9 @@ PAGE = FIGURES.parent / "registry.md"
 PREFIX = "registry."
 TOP = """# The registry under torture
 
-Made by `make torture` and `make figures` from `figures.jsonl`; the newest figure of each identifier. Goals are
-exact: one version lost, one wrong answer or one version without its blob is a failure.
+Made by `make torture` and `make figures` from `figures.jsonl`; the newest figure of each
+identifier. Goals are exact: one version lost, one wrong answer or one version without its blob is a
+failure.
 
 | figure | value | goal | met | date |
 |---|---|---|---|---|
