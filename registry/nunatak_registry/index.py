@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import Self
 
-from sqlalchemy import URL, delete, insert, select, update
+from sqlalchemy import URL, delete, insert, or_, select, update
 
 from nunatak_registry.aliases import AliasEvent
 from nunatak_registry.blobs import digest_of
@@ -98,10 +98,17 @@ class Change(Snapshot):
         raise_generation(self._connection)
 
     def replace_holds(
-        self, reader: str, versions: Collection[tuple[str, int]], until: datetime
+        self,
+        reader: str,
+        versions: Collection[tuple[str, int]],
+        *,
+        now: datetime,
+        until: datetime,
     ) -> None:
         """Let a reader hold these versions, those of them that exist, and no others."""
-        self._connection.execute(delete(HoldRow).where(HoldRow.reader == reader))
+        # Times of one zone in one format sort as text.
+        is_over = HoldRow.until < now.isoformat()
+        self._connection.execute(delete(HoldRow).where(or_(HoldRow.reader == reader, is_over)))
         rows = [
             {"reader": reader, "task": task, "version": version, "until": until.isoformat()}
             for task, version in sorted(set(versions))

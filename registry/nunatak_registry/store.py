@@ -284,7 +284,9 @@ class Registry:
         """
         check_reader_name(reader)
         with self._writing() as change:
-            change.replace_holds(reader, versions, self._clock() + timedelta(seconds=seconds))
+            now = self._clock()
+            until = now + timedelta(seconds=seconds)
+            change.replace_holds(reader, versions, now=now, until=until)
 
     def verify(self, task: str | None = None, *, quarantine: bool = False) -> list[Finding]:
         """Check every version of one task or of all, and report what is wrong.

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import ParamSpec, TypeVar
+from uuid import uuid4
 
 from nunatak_registry import AliasEvent, Registry, TaskManifest, TaskReference, TaskSummary
 
@@ -19,7 +20,8 @@ class Catalog:
 
     def __init__(self, registry: Registry, *, num_threads: int = 2) -> None:
         self._registry = registry
-        self._reader = f"{socket.gethostname()[:64]}:{os.getpid()}"
+        # Containers may share both a host name and a process number.
+        self._reader = f"{socket.gethostname()[:64]}:{os.getpid()}:{uuid4().hex[:8]}"
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="nunatak-registry")
 
     async def resolve(self, reference: TaskReference) -> TaskManifest:

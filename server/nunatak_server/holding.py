@@ -15,6 +15,8 @@ from nunatak_registry import RegistryError
 HOLD_S = 120.0
 """How long a version stays held by a process that was killed."""
 RENEWAL_S = HOLD_S / 3
+RETRY_S = 5.0
+"""How long a registry that took no hold is left alone."""
 
 VersionKey = tuple[str, int]
 
@@ -51,19 +53,20 @@ class VersionHolding:
     async def run(self) -> None:
         """Hold until cancelled."""
         held: frozenset[VersionKey] = frozenset()
-        renew_at, is_taken = 0.0, True
+        renew_at, retry_at, is_taken = 0.0, 0.0, True
         while True:
-            wanted = frozenset(self._resident())
-            if wanted != held or (wanted and self._clock() >= renew_at):
+            wanted, now = frozenset(self._resident()), self._clock()
+            is_due = wanted != held or (wanted and now >= renew_at)
+            if is_due and now >= retry_at:
                 try:
                     await self._ask(wanted)
                 except RegistryError as error:
                     if is_taken:
                         logger.warning("the registry takes no holds, serving on: %s", error)
-                    is_taken = False
+                    retry_at, is_taken = now + RETRY_S, False
                 else:
                     held, is_taken = wanted, True
-                    renew_at = self._clock() + RENEWAL_S
+                    renew_at = now + RENEWAL_S
             await self._pause(self._interval_s)
 
     async def release(self) -> None:

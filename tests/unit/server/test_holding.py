@@ -3,7 +3,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from nunatak_registry import StoreUnavailableError
-from nunatak_server.holding import HOLD_S, RENEWAL_S, VersionHolding
+from nunatak_server.holding import HOLD_S, RENEWAL_S, RETRY_S, VersionHolding
 
 Versions = Collection[tuple[str, int]]
 A, B = ("a", 1), ("b", 2)
@@ -76,8 +76,10 @@ def test_hold_is_renewed_well_before_it_ends() -> None:
     assert RENEWAL_S < HOLD_S / 2
 
 
-def test_refused_hold_is_tried_again() -> None:
-    assert run(Script(turns=[[A]] * 4, refusals=2)) == [(2, {A})]
+def test_refused_hold_is_tried_again_after_a_while() -> None:
+    script = Script(turns=[[A]] * 6, seconds_per_turn=RETRY_S / 2, refusals=2)
+
+    assert run(script) == [(4, {A})]
 
 
 def test_end_of_the_process_lets_go() -> None:

@@ -219,7 +219,7 @@ def delete(
     registry: RegistryOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Delete a version that no alias points to; its number is never used again."""
+    """Delete a version that no alias or server holds; its number is never used again."""
     with existing_registry(registry) as opened:
         reference = opened.resolve(f"{name}/{version}").reference
         if not yes:
