@@ -46,8 +46,8 @@ bench: $(VENV)/.dev  ## measure the mixed forward against dedicated models
 real: $(VENV)/.dev  ## train, serve and score five real data sets (DATA=folder)
 	$(BIN)/python benchmarks/real_data.py --data $(DATA)
 
-torture: $(VENV)/.dev  ## kill, fail, corrupt and race the registry, for a quarter of an hour
-	PYTHONPATH=tests $(BIN)/python benchmarks/torture_registry.py
+torture: $(VENV)/.dev  ## kill, fail, corrupt and race the registry (ONLY="kills_on_sqlite scale": these alone)
+	PYTHONPATH=tests $(BIN)/python benchmarks/torture_registry.py $(if $(ONLY),--only $(ONLY))
 
 figures: $(VENV)/.dev  ## render docs/results from figures.jsonl
 	$(BIN)/python benchmarks/render_figures.py

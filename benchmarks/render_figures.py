@@ -1,7 +1,8 @@
-"""Renders the figures of docs/results/figures.jsonl as the table of docs/results/README.md."""
+"""Renders the figures of docs/results/figures.jsonl as the pages of docs/results."""
 
 from pathlib import Path
 
+import render_registry
 from recording import FIGURES, Figure, latest
 
 PAGE = FIGURES.parent / "README.md"
@@ -18,9 +19,10 @@ NOTES = "\n## Goals missed\n\n"
 
 
 def main() -> None:
-    """Write the page."""
+    """Write the table of all, and the page of the registry."""
     figures = latest()
     PAGE.write_text(page(figures), encoding="utf-8")
+    render_registry.write_page()
     print(f"{len(figures)} figures in {PAGE.relative_to(Path.cwd())}")
 
 

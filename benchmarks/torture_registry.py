@@ -10,6 +10,7 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -19,20 +20,21 @@ from render_registry import write_page
 
 from doubles.backbones import tiny_backbone
 from doubles.drafts import publish_one
+from doubles.names import calls_with_name
 from doubles.postgres import find_binaries, private_postgres
 from nunatak_registry import Registry
-from torture.artifacts import attacks, launch_all
 from torture.concurrency import race
+from torture.controls import is_caught
 from torture.corruption import corrupt_stores
-from torture.hostile_names import calls_of, every_name, try_names
+from torture.fork_server import fork_server
+from torture.hostile_artifacts import attacks, launch_all
+from torture.hostile_names import every_name, try_names
 from torture.kills import kill_at_random
 from torture.mutants import Mutant
-from torture.nursery import Nursery, nursery
 from torture.scale import fill, measure
 from torture.steps import ERRORS, Bench, strike_every_step, undurable
 from torture.tally import Tally
 
-COMMAND = "make torture"
 MEMORY = Path("/dev/shm")  # noqa: S108 - private folders are made below it
 SEED = 2026
 NUM_KILLS = 2000
@@ -40,15 +42,15 @@ NUM_STORES = 1000
 NUM_WORKERS, OPERATIONS = 8, 500
 NUM_VERSIONS = 10_000
 LIMIT_MS = 100
-CONTROL_KILLS = 20
+
+Campaign = Callable[[], bool]
 
 
 def main() -> int:
     """Run the campaigns that were asked for; return 1 if any found something."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("campaigns", nargs="*", choices=[*CAMPAIGNS, []], help="absent: all")
-    chosen = parser.parse_args().campaigns or list(CAMPAIGNS)
-    passed = [CAMPAIGNS[name]() for name in chosen]
+    parser.add_argument("--only", nargs="+", choices=CAMPAIGNS, default=[*CAMPAIGNS])
+    passed = [CAMPAIGNS[name]() for name in parser.parse_args().only]
     write_page()
     return 0 if all(passed) else 1
 
@@ -56,11 +58,11 @@ def main() -> int:
 def kills_on_sqlite() -> bool:
     """Kill -9 at random times, index in SQLite."""
     numbers = itertools.count()
-    with scratch(in_memory=True) as folder, nursery() as lives:
+    with scratch(in_memory=True) as folder, fork_server() as forks:
         tally = kill_at_random(
-            lives, lambda: str(folder / f"r{next(numbers)}"), num_kills=NUM_KILLS, seed=SEED
+            forks, lambda: str(folder / f"r{next(numbers)}"), num_kills=NUM_KILLS, seed=SEED
         )
-    return report("registry.torture.kills.sqlite", tally, "kills")
+    return report(kills_on_sqlite, "registry.torture.kills.sqlite", tally, "kills")
 
 
 def kills_on_postgresql() -> bool:
@@ -73,21 +75,21 @@ def kills_on_postgresql() -> bool:
     with (
         scratch(in_memory=True) as folder,
         private_postgres(binaries) as server,
-        nursery() as lives,
+        fork_server() as forks,
     ):
         tally = kill_at_random(
-            lives,
+            forks,
             lambda: f"{server.create_database()}&blobs={folder / f'b{next(numbers)}'}",
             num_kills=NUM_KILLS,
             seed=SEED + 1,
         )
-    return report("registry.torture.kills.postgresql", tally, "kills")
+    return report(kills_on_postgresql, "registry.torture.kills.postgresql", tally, "kills")
 
 
 def steps() -> bool:
     """A kill at every step, an error at every call (once, and from there on), and durable order."""
-    with scratch(in_memory=True) as folder, nursery(with_faults=True) as lives:
-        bench = Bench(lives, folder)
+    with scratch(in_memory=True) as folder, fork_server(with_faults=True) as forks:
+        bench = Bench(forks, folder)
         killed = strike_every_step(
             bench, Tally(campaign="kill at every step", seed=0), list(bench.cases([0]))
         )
@@ -101,8 +103,8 @@ def steps() -> bool:
             failed.note(f"not durable in order: {order}")
     return all(
         [
-            report("registry.torture.kills.every_step", killed, "kills"),
-            report("registry.torture.io_errors", failed, "errors"),
+            report(steps, "registry.torture.kills.every_step", killed, "kills"),
+            report(steps, "registry.torture.io_errors", failed, "errors"),
         ]
     )
 
@@ -111,64 +113,30 @@ def controls() -> bool:
     """Planted bugs; each must be caught by the check that is there for it."""
     with (
         scratch(in_memory=True) as folder,
-        nursery(with_faults=True) as lives,
+        fork_server(with_faults=True) as forks,
     ):
-        caught = {mutant: is_caught(mutant, folder, lives) for mutant in Mutant}
+        caught = dict[Mutant, bool]()
+        for mutant in Mutant:
+            place = folder / mutant
+            place.mkdir()
+            caught[mutant] = is_caught(mutant, place, forks)
     for mutant, was in caught.items():
         print(f"  {mutant}: {'caught' if was else 'MISSED'}")
     record(
         "registry.torture.controls",
         [sum(caught.values())],
         unit=f"of {len(caught)} planted bugs caught",
-        command=COMMAND,
+        command=command_of(controls),
         goal=f">= {len(caught)}",
     )
     return all(caught.values())
-
-
-def is_caught(mutant: Mutant, folder: Path, lives: Nursery) -> bool:
-    """Whether the check for a planted bug catches it."""
-    place = folder / mutant
-    place.mkdir()
-    match mutant:
-        case Mutant.SKIP_FILE_SYNC | Mutant.SKIP_FOLDER_SYNC:
-            return bool(undurable(Bench(lives, place).trace("publish", mutant)))
-        case Mutant.TRUST_BYTES | Mutant.OVERLOOK_STRANGERS:
-            return corrupt_stores(place, num_stores=40, seed=3, mutant=mutant).failures > 0
-        case Mutant.SKIP_COMPARE:
-            return _race(str(place / "r"), place, operations=60, mutant=mutant).failures > 0
-        case Mutant.NAMES_AS_PATHS:
-            return _names_as_paths_are_caught(place)
-        case Mutant.ACKNOWLEDGE_EARLY:
-            numbers = itertools.count()
-            tally = kill_at_random(
-                lives,
-                lambda: str(place / f"r{next(numbers)}"),
-                num_kills=CONTROL_KILLS,
-                seed=SEED,
-                mutant=mutant,
-            )
-            return tally.lost > 0
-        case _:
-            errors = [*ERRORS] if mutant is Mutant.SWALLOW_ERRORS else [0]
-            bench = Bench(lives, place)
-            tally = Tally(campaign=mutant, seed=0)
-            return strike_every_step(bench, tally, list(bench.cases(errors)), mutant).failures > 0
-
-
-def _names_as_paths_are_caught(place: Path) -> bool:
-    def touch(name: str) -> None:
-        (place / name.encode().hex()[:40]).touch()
-
-    tally, _ = try_names(["../x"], lambda name: (lambda: touch(name),), place)
-    return tally.wrong == 1
 
 
 def corruption() -> bool:
     """Stores damaged at random."""
     with scratch(in_memory=True) as folder:
         tally = corrupt_stores(folder, num_stores=NUM_STORES, seed=SEED)
-    return report("registry.torture.corrupt_stores", tally, "damaged stores")
+    return report(corruption, "registry.torture.corrupt_stores", tally, "damaged stores")
 
 
 def hostility() -> bool:
@@ -176,10 +144,10 @@ def hostility() -> bool:
     with scratch(in_memory=True) as folder, Registry.open(folder / "registry") as registry:
         publish_one(registry)
         artifacts, artifact_s = launch_all(list(attacks(registry, tiny_backbone())), folder)
-        names, name_s = try_names(every_name(), calls_of(registry), folder)
+        names, name_s = try_names(every_name(), partial(calls_with_name, registry), folder)
     passed = [
-        report("registry.torture.hostile_artifacts", artifacts, "hostile artefacts"),
-        report("registry.torture.hostile_names", names, "hostile names"),
+        report(hostility, "registry.torture.hostile_artifacts", artifacts, "hostile artefacts"),
+        report(hostility, "registry.torture.hostile_names", names, "hostile names"),
     ]
     longest = {"hostile_artifacts": artifact_s, "hostile_names": name_s}
     for what, seconds in longest.items():
@@ -187,7 +155,7 @@ def hostility() -> bool:
             f"registry.torture.{what}.longest_ms",
             [1000 * seconds],
             unit="ms for the slowest refusal",
-            command=COMMAND,
+            command=command_of(hostility),
             goal=f"<= {LIMIT_MS}",
         )
         print(f"  {what}: slowest refusal {1000 * seconds:.1f} ms")
@@ -199,7 +167,7 @@ def concurrency() -> bool:
     """Racing processes, index in SQLite and in PostgreSQL."""
     with scratch(in_memory=False) as folder:
         tally = _race(str(folder / "registry"), folder, operations=OPERATIONS)
-    passed = [report("registry.concurrency.sqlite", tally, "operations")]
+    passed = [report(concurrency, "registry.concurrency.sqlite", tally, "operations")]
     binaries = find_binaries()
     if binaries is None:
         print("no PostgreSQL server programs on this machine: campaign left out")
@@ -207,7 +175,9 @@ def concurrency() -> bool:
     with scratch(in_memory=False) as folder, private_postgres(binaries) as server:
         location = f"{server.create_database()}&blobs={folder / 'blobs'}"
         tally = _race(location, folder, operations=OPERATIONS)
-    return all([*passed, report("registry.concurrency.postgresql", tally, "operations")])
+    return all(
+        [*passed, report(concurrency, "registry.concurrency.postgresql", tally, "operations")]
+    )
 
 
 def scale() -> bool:
@@ -225,21 +195,21 @@ def scale() -> bool:
         "open_ms": (large.open_ms, f"<= {2 * median(small.open_ms):.3g}"),
     }
     met = [
-        record(f"registry.scale.{name}", times, unit=unit, command=COMMAND, goal=goal).met
+        record(f"registry.scale.{name}", times, unit=unit, command=command_of(scale), goal=goal).met
         for name, (times, goal) in figures.items()
     ]
     record(
         "registry.scale.promote_small_ms",
         small.promote_ms,
         unit="ms with 100 versions",
-        command=COMMAND,
+        command=command_of(scale),
     )
     for name, (times, goal) in figures.items():
         print(f"  {name}: median {median(times):.2f} (goal {goal})")
     return all(met)
 
 
-def report(identifier: str, tally: Tally, of_what: str) -> bool:
+def report(campaign: Campaign, identifier: str, tally: Tally, of_what: str) -> bool:
     """Print a tally and record its failures."""
     print(tally.line(), flush=True)
     for problem in tally.problems:
@@ -248,7 +218,7 @@ def report(identifier: str, tally: Tally, of_what: str) -> bool:
         identifier,
         [tally.failures],
         unit=f"lost, wrong or dangling after {tally.injected} {of_what} (seed {tally.seed})",
-        command=COMMAND,
+        command=command_of(campaign),
         goal="<= 0",
         reason="; ".join(tally.problems[:2]) or None,
     )
@@ -270,27 +240,32 @@ class TemporaryPath(TemporaryDirectory[str]):
         return Path(super().__enter__())
 
 
-def _race(location: str, folder: Path, *, operations: int, mutant: Mutant | None = None) -> Tally:
+def _race(location: str, folder: Path, *, operations: int) -> Tally:
     return race(
         location,
         folder,
         num_workers=NUM_WORKERS,
         operations=operations,
         seed=SEED,
-        mutant=mutant,
     )
 
 
-CAMPAIGNS: Mapping[str, Callable[[], bool]] = {
-    "hostility": hostility,
-    "scale": scale,
-    "corruption": corruption,
-    "controls": controls,
-    "steps": steps,
-    "concurrency": concurrency,
-    "kills_on_sqlite": kills_on_sqlite,
-    "kills_on_postgresql": kills_on_postgresql,
-}
+def command_of(campaign: Campaign) -> str:
+    """Return what runs one campaign alone."""
+    return f"make torture ONLY={campaign.__name__}"
+
+
+_EVERY = (
+    hostility,
+    scale,
+    corruption,
+    controls,
+    steps,
+    concurrency,
+    kills_on_sqlite,
+    kills_on_postgresql,
+)
+CAMPAIGNS: Mapping[str, Campaign] = {campaign.__name__: campaign for campaign in _EVERY}
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
-"""Laws that hold in every test: the marker is the folder, and nothing reaches the network."""
+"""What holds in every test: the marker is the folder, and nothing reaches the network."""
 
 import os
 import socket
+from collections.abc import Generator
 from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
+
+from doubles.postgres import PostgresServer, find_binaries, private_postgres
 
 TESTS = Path(__file__).parent
 
@@ -19,6 +22,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         folder = item.path.relative_to(TESTS).parts[0]
         item.add_marker(getattr(pytest.mark, folder))
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Generator[PostgresServer]:
+    """A private PostgreSQL server, where its programs are installed."""
+    binaries = find_binaries()
+    if binaries is None:
+        pytest.skip("no PostgreSQL server programs on this machine (Debian: postgresql)")
+    with private_postgres(binaries) as server:
+        yield server
 
 
 @pytest.fixture(autouse=True)

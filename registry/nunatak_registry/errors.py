@@ -9,7 +9,7 @@ RegistryError
 +-- AliasNotFoundError        the task exists, the alias does not
 +-- AliasConflictError        the alias moved since the caller looked (compare-and-swap failed)
 +-- NoPreviousVersionError    a rollback has nothing to go back to
-+-- VersionInUseError         a deletion of a version that an alias points to
++-- VersionInUseError         a deletion of a version that an alias or a reader holds
 +-- CorruptBlobError          bytes on disk are missing or do not match their recorded digest
 +-- StoreUnavailableError     the index or the blob store cannot be reached or written
     +-- StoreReadOnlyError    an fsync failed: no writes until the registry is opened anew
@@ -116,18 +116,22 @@ class NoPreviousVersionError(RegistryError):
 
 
 class VersionInUseError(RegistryError):
-    """A deletion of a version that an alias points to."""
+    """A deletion of a version that an alias or a reader holds."""
 
     code = "version_in_use"
 
-    def __init__(self, task: str, version: int, aliases: tuple[str, ...]) -> None:
+    def __init__(
+        self, task: str, version: int, *, aliases: tuple[str, ...], readers: tuple[str, ...]
+    ) -> None:
         self.task = task
         self.version = version
         self.aliases = aliases
-        super().__init__(
-            f"version {version} of task {task!r} is held by alias {', '.join(aliases)}; "
-            "promote another version first"
-        )
+        self.readers = readers
+        holders = [
+            *(f"alias {alias} (promote another version first)" for alias in aliases),
+            *(f"reader {reader} (evict it there, or wait for it to end)" for reader in readers),
+        ]
+        super().__init__(f"version {version} of task {task!r} is held by {', '.join(holders)}")
 
 
 class CorruptBlobError(RegistryError):

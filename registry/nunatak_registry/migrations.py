@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
-from sqlalchemy import Column, Connection, String, update
+from sqlalchemy import Column, Connection, ForeignKeyConstraint, Integer, String, update
 
 from nunatak_registry.schema import SCHEMA_VERSION, StateRow
 
@@ -31,5 +31,18 @@ def _add_retired_blobs(operations: Operations) -> None:
     )
 
 
+def _add_holds(operations: Operations) -> None:
+    operations.create_table(
+        "nunatak_holds",
+        Column("reader", String(200), primary_key=True),
+        Column("task", String(64), primary_key=True),
+        Column("version", Integer, primary_key=True, autoincrement=False),
+        Column("until", String(40), nullable=False),
+        ForeignKeyConstraint(
+            ["task", "version"], ["nunatak_versions.task", "nunatak_versions.version"]
+        ),
+    )
+
+
 # The tables are spelled out, not taken from `schema`: that describes the newest release alone.
-_STEPS: Mapping[int, Step] = {2: _add_retired_blobs}
+_STEPS: Mapping[int, Step] = {2: _add_retired_blobs, 3: _add_holds}

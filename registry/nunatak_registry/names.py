@@ -15,6 +15,7 @@ from nunatak_registry.errors import InvalidNameError
 
 NAME_PATTERN = r"^[a-z0-9](?:\.?[a-z0-9_-])*$"
 MAX_NAME_LENGTH = 64
+MAX_READER_LENGTH = 200
 DIGEST_PATTERN = r"^[0-9a-f]{64}$"
 DEFAULT_ALIAS = "prod"
 MAX_VERSION = 2**31 - 1
@@ -79,6 +80,15 @@ def check_task_name(value: str) -> str:
 def check_alias_name(value: str) -> str:
     """Return `value` if it is an alias, else raise `InvalidNameError`."""
     return _check("alias", value)
+
+
+def check_reader_name(value: str) -> str:
+    """Return `value` if it can name a reader, else raise `InvalidNameError`."""
+    if not (1 <= len(value) <= MAX_READER_LENGTH and value.isascii() and value.isprintable()):
+        raise InvalidNameError(
+            "reader", value, f"1 to {MAX_READER_LENGTH} printable ASCII characters"
+        )
+    return value
 
 
 def check_version(value: str) -> int:

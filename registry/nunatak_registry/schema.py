@@ -15,11 +15,12 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 _NAME = String(64)
 _DIGEST = String(64)
 _TIME = String(40)
+_READER = String(200)
 
 
 class Base(DeclarativeBase):
@@ -80,6 +81,20 @@ class RetiredBlobRow(Base):
 
     digest: Mapped[str] = mapped_column(_DIGEST, primary_key=True)
     at: Mapped[str] = mapped_column(_TIME)
+
+
+class HoldRow(Base):
+    """A reader that has a version in use, such as a server with it in memory, and until when."""
+
+    __tablename__ = "nunatak_holds"
+    __table_args__ = (
+        ForeignKeyConstraint(["task", "version"], [VersionRow.task, VersionRow.version]),
+    )
+
+    reader: Mapped[str] = mapped_column(_READER, primary_key=True)
+    task: Mapped[str] = mapped_column(_NAME, primary_key=True)
+    version: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    until: Mapped[str] = mapped_column(_TIME)
 
 
 class AliasRow(Base):

@@ -4,9 +4,9 @@ Order is what makes it safe: blobs are durable before the row that refers to the
 a grace period. A process killed in between leaves at most a blob nobody refers to.
 """
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -14,20 +14,29 @@ from typing import Self
 from nunatak_registry.aliases import AliasEvent, AliasEventKind, rollback_target
 from nunatak_registry.blobs import BlobStore
 from nunatak_registry.errors import (
-    AliasConflictError,
-    AliasNotFoundError,
     InvalidManifestError,
     NoPreviousVersionError,
     StoreUnavailableError,
-    TaskNotFoundError,
     VersionInUseError,
-    VersionNotFoundError,
 )
-from nunatak_registry.index import Change, Index, Snapshot, VersionRecord
+from nunatak_registry.index import Change, Index
 from nunatak_registry.local_files import create_durable_folder
 from nunatak_registry.locations import parse_location
+from nunatak_registry.lookups import (
+    check_expected,
+    find_version,
+    require_alias,
+    require_task,
+    require_version,
+    require_versions,
+)
 from nunatak_registry.manifest import TaskDraft, TaskManifest
-from nunatak_registry.names import TaskReference, check_alias_name, check_task_name
+from nunatak_registry.names import (
+    TaskReference,
+    check_alias_name,
+    check_reader_name,
+    check_task_name,
+)
 from nunatak_registry.publication import check_publication, number_draft
 from nunatak_registry.summaries import DamagedTask, TaskSummary, summarize
 from nunatak_registry.upkeep import DEFAULT_GRACE_S, Collected, Upkeep
@@ -123,7 +132,7 @@ class Registry:
         )
         wanted.check()
         with self._index.reading() as snapshot:
-            return _find(snapshot, wanted).parse()
+            return find_version(snapshot, wanted).parse()
 
     def read_blob(self, manifest: TaskManifest, role: str = "parameters") -> bytes:
         """Return the bytes of one blob of a version, after checking their size and digest.
@@ -158,7 +167,7 @@ class Registry:
             InvalidManifestError: the manifest that the bare name stands for is damaged.
         """
         with self._index.reading() as snapshot:
-            _require_task(snapshot, check_task_name(name))
+            require_task(snapshot, check_task_name(name))
             (found,) = summarize(snapshot, name)
         if isinstance(found, DamagedTask):
             raise found.error
@@ -172,7 +181,7 @@ class Registry:
             InvalidManifestError: a stored manifest is damaged.
         """
         with self._index.reading() as snapshot:
-            _require_task(snapshot, check_task_name(name))
+            require_task(snapshot, check_task_name(name))
             return [record.parse() for record in snapshot.all_versions(name)]
 
     def promote(
@@ -191,10 +200,10 @@ class Registry:
         """
         check_alias_name(alias)
         with self._writing() as change:
-            _require_task(change, check_task_name(task))
+            require_task(change, check_task_name(task))
             current = change.aliases(task).get(task, {}).get(alias)
-            _check_expected(task, alias, expected_version, current)
-            _require_version(change, task, version)
+            check_expected(task, alias, expected_version, current)
+            require_version(change, task, version)
             if version == current:
                 return change.history(task, alias)[-1]
             return self._move(change, task, alias, AliasEventKind.PROMOTE, (current, version))
@@ -213,9 +222,9 @@ class Registry:
         """
         check_alias_name(alias)
         with self._writing() as change:
-            available = _require_versions(change, check_task_name(task))
-            current = _require_alias(change, task, alias)
-            _check_expected(task, alias, expected_version, current)
+            available = require_versions(change, check_task_name(task))
+            current = require_alias(change, task, alias)
+            check_expected(task, alias, expected_version, current)
             target = rollback_target(change.history(task, alias), available)
             if target is None:
                 raise NoPreviousVersionError(task, alias)
@@ -230,8 +239,8 @@ class Registry:
         """
         check_alias_name(alias)
         with self._index.reading() as snapshot:
-            _require_task(snapshot, check_task_name(task))
-            _require_alias(snapshot, task, alias)
+            require_task(snapshot, check_task_name(task))
+            require_alias(snapshot, task, alias)
             return snapshot.history(task, alias)
 
     def delete(self, task: str, version: int) -> None:
@@ -243,15 +252,41 @@ class Registry:
         Raises:
             TaskNotFoundError: no such task.
             VersionNotFoundError: the task has no such version.
-            VersionInUseError: an alias points to it.
+            VersionInUseError: an alias points to it, or a reader holds it.
         """
         with self._writing() as change:
-            _require_version(change, check_task_name(task), version)
-            aliases = change.aliases(task).get(task, {})
-            holders = tuple(alias for alias, held in aliases.items() if held == version)
-            if holders:
-                raise VersionInUseError(task, version, holders)
-            change.remove_version(task, version, self._clock())
+            require_version(change, check_task_name(task), version)
+            now = self._clock()
+            targets = change.aliases(task).get(task, {})
+            aliases = tuple(alias for alias, target in targets.items() if target == version)
+            readers = change.readers(task, version, now)
+            if aliases or readers:
+                raise VersionInUseError(task, version, aliases=aliases, readers=readers)
+            change.remove_version(task, version, now)
+
+    def readers(self, task: str, version: int) -> tuple[str, ...]:
+        """Return the names of the readers that hold a version now.
+
+        Raises:
+            TaskNotFoundError: no such task.
+            VersionNotFoundError: the task has no such version.
+        """
+        with self._index.reading() as snapshot:
+            require_version(snapshot, check_task_name(task), version)
+            return snapshot.readers(task, version, self._clock())
+
+    def hold(self, reader: str, versions: Collection[tuple[str, int]], *, seconds: float) -> None:
+        """Keep versions (task and number) from being deleted for a while.
+
+        Replaces whatever the reader of this name held before, so an empty collection lets go of
+        everything. Versions that do not exist are passed over. A reader that is killed lets go when
+        the time is over, by the clock of whoever deletes. No change of the generation.
+        """
+        check_reader_name(reader)
+        with self._writing() as change:
+            now = self._clock()
+            until = now + timedelta(seconds=seconds)
+            change.replace_holds(reader, versions, now=now, until=until)
 
     def verify(self, task: str | None = None, *, quarantine: bool = False) -> list[Finding]:
         """Check every version of one task or of all, and report what is wrong.
@@ -266,7 +301,7 @@ class Registry:
         """
         if task is not None:
             with self._index.reading() as snapshot:
-                _require_task(snapshot, check_task_name(task))
+                require_task(snapshot, check_task_name(task))
         findings = self._upkeep.verify(task)
         return self._upkeep.quarantine(findings) if quarantine and findings else findings
 
@@ -320,49 +355,3 @@ def _create_folder(folder: Path) -> None:
         raise StoreUnavailableError(
             f"cannot create the registry folder: {error.strerror}; choose another location"
         ) from error
-
-
-def _find(snapshot: Snapshot, wanted: TaskReference) -> VersionRecord:
-    task = wanted.task
-    if wanted.alias is not None:
-        record = snapshot.version_of_alias(task, wanted.alias)
-    elif wanted.version is not None:
-        record = snapshot.version(task, wanted.version)
-    else:
-        record = next(iter(snapshot.default_versions(task)), None)
-    if record is not None:
-        return record
-    available = _require_versions(snapshot, task)
-    if wanted.alias is not None:
-        aliases = snapshot.aliases(task).get(task, {})
-        raise AliasNotFoundError(task, wanted.alias, tuple(aliases))
-    raise VersionNotFoundError(task, wanted.version or 0, available)
-
-
-def _require_versions(snapshot: Snapshot, task: str) -> tuple[int, ...]:
-    versions = snapshot.version_numbers(task).get(task)
-    if versions is None:
-        raise TaskNotFoundError(task)
-    return versions
-
-
-def _require_task(snapshot: Snapshot, task: str) -> None:
-    if not snapshot.has_version(task):
-        raise TaskNotFoundError(task)
-
-
-def _require_version(snapshot: Snapshot, task: str, version: int) -> None:
-    if not snapshot.has_version(task, version):
-        raise VersionNotFoundError(task, version, _require_versions(snapshot, task))
-
-
-def _require_alias(snapshot: Snapshot, task: str, alias: str) -> int:
-    aliases = snapshot.aliases(task).get(task, {})
-    if alias not in aliases:
-        raise AliasNotFoundError(task, alias, tuple(aliases))
-    return aliases[alias]
-
-
-def _check_expected(task: str, alias: str, expected: int | None, current: int | None) -> None:
-    if expected is not None and expected != (current or 0):
-        raise AliasConflictError(task, alias, expected, current or 0)

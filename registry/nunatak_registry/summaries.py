@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from nunatak_registry.errors import InvalidManifestError
-from nunatak_registry.index import Snapshot
 from nunatak_registry.manifest import TaskManifest
+from nunatak_registry.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

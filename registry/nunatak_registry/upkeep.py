@@ -12,7 +12,8 @@ from itertools import islice
 
 from nunatak_registry.blobs import BlobStore, FileKind, StoredFile
 from nunatak_registry.errors import StoreUnavailableError
-from nunatak_registry.index import Change, Index, Snapshot
+from nunatak_registry.index import Change, Index
+from nunatak_registry.snapshot import Snapshot
 from nunatak_registry.verification import (
     Finding,
     check_counters,

@@ -9,8 +9,8 @@ from enum import StrEnum
 
 from nunatak_registry.blobs import BlobStore, FileKind, StoredFile, blob_key
 from nunatak_registry.errors import CorruptBlobError, InvalidArtifactError, InvalidManifestError
-from nunatak_registry.index import VersionRecord
 from nunatak_registry.manifest import BlobRecord
+from nunatak_registry.snapshot import VersionRecord
 from nunatak_registry.tensors import read_header
 
 

@@ -1,10 +1,13 @@
 """The catalog: the registry as the event loop sees it, every call on a small thread pool."""
 
 import asyncio
-from collections.abc import Callable
+import os
+import socket
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import ParamSpec, TypeVar
+from uuid import uuid4
 
 from nunatak_registry import AliasEvent, Registry, TaskManifest, TaskReference, TaskSummary
 
@@ -17,6 +20,8 @@ class Catalog:
 
     def __init__(self, registry: Registry, *, num_threads: int = 2) -> None:
         self._registry = registry
+        # Containers may share both a host name and a process number.
+        self._reader = f"{socket.gethostname()[:64]}:{os.getpid()}:{uuid4().hex[:8]}"
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="nunatak-registry")
 
     async def resolve(self, reference: TaskReference) -> TaskManifest:
@@ -48,6 +53,10 @@ class Catalog:
         return await self._call(
             self._registry.rollback, task, alias, expected_version=expected_version
         )
+
+    async def hold(self, versions: Collection[tuple[str, int]], *, seconds: float) -> None:
+        """Keep these versions, and no others, from being deleted for a while."""
+        await self._call(self._registry.hold, self._reader, versions, seconds=seconds)
 
     def close(self) -> None:
         """End the threads once their calls are done; the registry stays open."""

@@ -33,6 +33,7 @@ from nunatak_server.compute import BatchCompute
 from nunatak_server.devices import resolve_device, resolve_dtype
 from nunatak_server.engine import Engine
 from nunatak_server.errors import EngineFailedError
+from nunatak_server.holding import VersionHolding
 from nunatak_server.metrics import Metrics
 from nunatak_server.readiness import Readiness, State
 from nunatak_server.residency import Residency
@@ -121,6 +122,11 @@ class Runtime:
             interval_s=settings.registry_poll_ms / 1000,
         )
         self._watching: asyncio.Task[None] | None = None
+        self._holding = VersionHolding(
+            resident=lambda: [task.key for task in self.residency.resident()],
+            hold=self.catalog.hold,
+            interval_s=settings.registry_poll_ms / 1000,
+        )
 
     async def start(self) -> None:
         """Start the threads, run a real forward pass, and then take requests.
@@ -132,7 +138,7 @@ class Runtime:
             torch.set_num_threads(self.settings.compute_threads)
         self._engine.start()
         await self._warm_up()
-        self._watching = asyncio.create_task(self._watch.run())
+        self._watching = asyncio.create_task(self._follow_registry())
         self._watching.add_done_callback(self._check_watch)
         self.readiness.move_to(State.READY)
 
@@ -148,8 +154,12 @@ class Runtime:
             await asyncio.gather(self._watching, return_exceptions=True)
         await self.residency.aclose()
         await self._engine.aclose()
+        await self._holding.release()
         await asyncio.to_thread(self._tokenization.close)
         await asyncio.to_thread(self.catalog.close)
+
+    async def _follow_registry(self) -> None:
+        await asyncio.gather(self._watch.run(), self._holding.run())
 
     def _load(self, manifest: TaskManifest) -> LoadedTask:
         data = self.registry.read_blob(manifest, PARAMETERS_ROLE)

@@ -77,6 +77,16 @@ def make_draft(
     return draft, {"parameters": data}
 
 
+def draft_with(**blobs: bytes) -> TaskDraft:
+    """Return a draft that describes these blobs, by role, whatever they hold."""
+    draft, _ = make_draft()
+    records = tuple(
+        BlobRecord(role=role, sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data))
+        for role, data in blobs.items()
+    )
+    return draft.model_copy(update={"blobs": records})
+
+
 def publish_one(registry: Registry, task: str = "intent", seed: int = 0) -> TaskManifest:
     """Publish `make_draft(task, seed)`."""
     return registry.publish(*make_draft(task, seed))

@@ -1,4 +1,9 @@
-"""Names that nobody may give a task or an alias."""
+"""Names that nobody may give a task or an alias, and every call that takes one."""
+
+from collections.abc import Callable
+
+from doubles.drafts import make_draft
+from nunatak_registry import Registry, TaskReference
 
 HOSTILE_NAMES: tuple[str, ...] = (
     "",
@@ -76,3 +81,24 @@ HOSTILE_NAMES: tuple[str, ...] = (
     "name+1",
     "name,other",
 )
+
+
+def calls_with_name(registry: Registry, name: str) -> tuple[Callable[[], object], ...]:
+    """Return every call of a registry that takes a name, with this one; a task `intent` exists."""
+    draft, blobs = make_draft()
+    return (
+        lambda: registry.resolve(TaskReference(task=name)),
+        lambda: registry.resolve(TaskReference(task="intent", alias=name)),
+        lambda: registry.task(name),
+        lambda: registry.versions(name),
+        lambda: registry.promote(name, "prod", 1),
+        lambda: registry.promote("intent", name, 1),
+        lambda: registry.rollback(name, "prod"),
+        lambda: registry.rollback("intent", name),
+        lambda: registry.history(name, "prod"),
+        lambda: registry.history("intent", name),
+        lambda: registry.delete(name, 1),
+        lambda: registry.readers(name, 1),
+        lambda: registry.verify(name),
+        lambda: registry.publish(draft.model_copy(update={"task": name}), blobs),
+    )

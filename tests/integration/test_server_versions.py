@@ -13,7 +13,7 @@ from doubles.backbones import tiny_backbone
 from doubles.serving import running_client
 from doubles.tasks import publish_tiny_task, tiny_task
 from nunatak_model import Backbone, tensors_from_bytes, tensors_to_bytes
-from nunatak_registry import BlobRecord, Registry, TaskManifest
+from nunatak_registry import BlobRecord, Registry, TaskManifest, VersionInUseError
 
 PREDICT = "/v1/tasks/tone/predict"
 
@@ -173,6 +173,41 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "bit-flipped": lambda data: data[:-9] + bytes([data[-9] ^ 1]) + data[-8:],
     "empty": lambda _: b"",
 }
+
+
+def test_a_version_in_memory_cannot_be_deleted_until_it_is_evicted(
+    backbone: Backbone, registry: Registry
+) -> None:
+    async def readers_become(number: int) -> None:
+        async with asyncio.timeout(5):
+            while len(await asyncio.to_thread(registry.readers, "tone", 2)) != number:
+                pass
+
+    async def scenario() -> None:
+        async with running_client(backbone, registry) as client:
+            await client.post("/v1/tasks/tone/preload", params={"version": 2})
+            await readers_become(1)
+            with pytest.raises(VersionInUseError):
+                registry.delete("tone", 2)
+
+            await client.post("/v1/tasks/tone/evict", params={"version": 2})
+            await readers_become(0)
+            registry.delete("tone", 2)
+
+    asyncio.run(scenario())
+
+
+def test_a_server_that_ends_lets_go_of_its_versions(backbone: Backbone, registry: Registry) -> None:
+    async def scenario() -> None:
+        async with running_client(backbone, registry) as client:
+            await client.post("/v1/tasks/tone/preload", params={"version": 2})
+            async with asyncio.timeout(5):
+                while not await asyncio.to_thread(registry.readers, "tone", 2):
+                    pass
+
+    asyncio.run(scenario())
+
+    assert registry.readers("tone", 2) == ()
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())

@@ -1,15 +1,16 @@
 """Stores damaged at random: what is damaged must be found, and all else be served as it was."""
 
+import hashlib
 import os
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from enum import StrEnum
 from pathlib import Path
 
 from doubles.drafts import make_draft
 from nunatak_registry import (
     Finding,
-    FindingKind,
     Registry,
     RegistryError,
     StoreUnavailableError,
@@ -20,6 +21,7 @@ from torture.tally import Tally
 
 TASKS = ("a", "b", "c")
 VERSIONS_PER_TASK = 3
+PROMOTED = 2
 INDEX = "index.sqlite3"
 
 Damage = Callable[[random.Random, Path], None]
@@ -45,8 +47,8 @@ def lengthen(source: random.Random, path: Path) -> None:
     rewrite(path, path.read_bytes() + source.randbytes(source.randrange(1, 100)))
 
 
-def blank(source: random.Random, path: Path) -> None:
-    """Replace a stretch by zeros."""
+def garble(source: random.Random, path: Path) -> None:
+    """Invert a stretch."""
     data = bytearray(path.read_bytes())
     begin = source.randrange(len(data))
     end = min(len(data), begin + source.randrange(1, 512))
@@ -105,11 +107,20 @@ def add_link(_: random.Random, path: Path) -> None:
     (path.parent / "READABLE").symlink_to("/")
 
 
-BLOB_DAMAGES: tuple[Damage, ...] = (
-    *(flip, truncate, lengthen, blank, swap, link, pipe, folder, remove),
-    *(add_file, add_false_blob, add_link),
-)
-INDEX_DAMAGES: tuple[Damage, ...] = (flip, truncate, blank)
+class Target(StrEnum):
+    """What is damaged."""
+
+    BLOBS = "blobs"
+    INDEX = "index"
+
+
+DAMAGES: Mapping[Target, tuple[Damage, ...]] = {
+    Target.BLOBS: (
+        *(flip, truncate, lengthen, garble, swap, link, pipe, folder, remove),
+        *(add_file, add_false_blob, add_link),
+    ),
+    Target.INDEX: (flip, truncate, garble),
+}
 INDEX_SHARE = 0.3
 
 
@@ -120,7 +131,7 @@ def make_store(place: Path) -> Answers:
             for version in range(1, VERSIONS_PER_TASK + 1):
                 registry.publish(*make_draft(task, seed=10 * TASKS.index(task) + version))
             registry.promote(task, "prod", 1)
-            registry.promote(task, "prod", 2)
+            registry.promote(task, "prod", PROMOTED)
         return answers(registry)
 
 
@@ -153,16 +164,19 @@ def corrupt_stores(
     for number in range(num_stores):
         store = scratch / f"store{number}"
         shutil.copytree(template, store)
-        blobs = sorted((store / "blobs" / "sha256").glob("*/*"))
-        is_of_index = source.random() < INDEX_SHARE
-        damage = source.choice(INDEX_DAMAGES if is_of_index else BLOB_DAMAGES)
-        damage(source, store / INDEX if is_of_index else source.choice(blobs))
+        target = Target.INDEX if source.random() < INDEX_SHARE else Target.BLOBS
+        damage = source.choice(DAMAGES[target])
+        match target:
+            case Target.INDEX:
+                damage(source, store / INDEX)
+            case Target.BLOBS:
+                damage(source, source.choice(sorted((store / "blobs" / "sha256").glob("*/*"))))
         tally.injected += 1
-        problem = examine(tally, store, expected, mutant, is_of_index=is_of_index)
+        problem = examine(tally, store, expected, target, mutant)
         if problem is None:
             tally.survived += 1
         else:
-            tally.note(f"store {number}, {damage.__name__}, index {is_of_index}: {problem}")
+            tally.note(f"store {number}, {damage.__name__} of the {target}: {problem}")
         shutil.rmtree(store)
         for leftover in scratch.glob("elsewhere-*"):
             leftover.unlink()
@@ -170,16 +184,15 @@ def corrupt_stores(
 
 
 def examine(
-    tally: Tally, store: Path, expected: Answers, mutant: Mutant | None, *, is_of_index: bool
+    tally: Tally, store: Path, expected: Answers, target: Target, mutant: Mutant | None
 ) -> str | None:
     """Return what one damaged store does that it must not."""
     try:
         with open_registry(str(store), mutant) as registry:
             findings = registry.verify(quarantine=True)
             told = answers(registry)
-            again = registry.verify()
     except StoreUnavailableError as error:
-        if is_of_index:
+        if target is Target.INDEX:
             return None
         tally.lost += 1
         return f"the whole store is refused: {error}"
@@ -192,33 +205,47 @@ def examine(
         tally.wrong += 1
         return f"false answers to {false}"
     refused = {name for name, answer in told.items() if isinstance(answer, str)}
-    return _law_of_findings(tally, findings, again, refused, is_of_index=is_of_index)
+    match target:
+        case Target.INDEX:
+            return _law_of_the_index(tally, findings, refused)
+        case Target.BLOBS:
+            return _law_of_blobs(tally, findings, refused, misplaced(store / "blobs" / "sha256"))
 
 
-def _law_of_findings(
-    tally: Tally,
-    findings: list[Finding],
-    again: list[Finding],
-    refused: set[str],
-    *,
-    is_of_index: bool,
+def misplaced(folder: Path) -> list[str]:
+    """Return what lies below a folder of blobs and is no plain file named by its own digest."""
+    return [
+        str(path)
+        for path in folder.glob("*/*")
+        if path.is_symlink()
+        or not path.is_file()
+        or hashlib.sha256(path.read_bytes()).hexdigest() != path.name
+    ]
+
+
+def _law_of_the_index(tally: Tally, findings: list[Finding], refused: set[str]) -> str | None:
+    # A byte of a free page or of a time changes no answer, and need not be found.
+    if refused and not findings:
+        tally.wrong += 1
+        return f"refuses {refused}, finds nothing"
+    return None
+
+
+def _law_of_blobs(
+    tally: Tally, findings: list[Finding], refused: set[str], misplaced: list[str]
 ) -> str | None:
-    if is_of_index:
-        # A byte of a free page or of a time changes no answer, and need not be found.
-        if refused and not findings:
-            tally.wrong += 1
-            return f"refuses {refused}, finds nothing"
-        return None
-    blamed = {finding.subject for finding in findings}
     if not findings:
         tally.wrong += 1
         return "the damage was not found"
-    if not {name for name in refused if "/" in name} <= blamed:
+    blamed = {finding.subject for finding in findings}
+    versions = {name for name in refused if "/" in name}
+    tasks = {task for task in TASKS if f"{task}/{PROMOTED}" in versions}
+    if not versions <= blamed or refused - versions != tasks:
         tally.lost += 1
         return f"refuses {refused}, blames {blamed}"
-    if any(finding.kind is FindingKind.STRANGER for finding in again):
+    if misplaced:
         tally.wrong += 1
-        return "not all was quarantined"
+        return f"not all was quarantined: {misplaced}"
     return None
 
 

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from urllib.parse import quote
 
-from doubles.drafts import make_draft
 from doubles.names import HOSTILE_NAMES
-from nunatak_registry import InvalidManifestError, InvalidNameError, Registry, TaskReference
-from torture.artifacts import contents
+from nunatak_registry import InvalidManifestError, InvalidNameError
+from torture.hostile_artifacts import contents
 from torture.tally import Tally
 
 CONTROLS = [*map(chr, range(32)), "\x7f"]
@@ -38,26 +37,6 @@ def every_name() -> list[str]:
         *(f"{'a' * 63}{end}" for end in ("..", ".", "\n", "\x00", " ")),
     ]
     return list(dict.fromkeys(names))
-
-
-def calls_of(registry: Registry) -> Calls:
-    """Return what there is to call with a name."""
-    draft, blobs = make_draft()
-    return lambda name: (
-        lambda: registry.resolve(TaskReference(task=name)),
-        lambda: registry.resolve(TaskReference(task="intent", alias=name)),
-        lambda: registry.task(name),
-        lambda: registry.versions(name),
-        lambda: registry.promote(name, "prod", 1),
-        lambda: registry.promote("intent", name, 1),
-        lambda: registry.rollback(name, "prod"),
-        lambda: registry.rollback("intent", name),
-        lambda: registry.history(name, "prod"),
-        lambda: registry.history("intent", name),
-        lambda: registry.delete(name, 1),
-        lambda: registry.verify(name),
-        lambda: registry.publish(draft.model_copy(update={"task": name}), blobs),
-    )
 
 
 def try_names(names: list[str], calls: Calls, watched: Path) -> tuple[Tally, float]:

@@ -4,8 +4,8 @@ import random
 from collections.abc import Callable
 
 from nunatak_registry import Registry, RegistryError
+from torture.fork_server import Death, ForkServer, after_seconds
 from torture.mutants import Mutant
-from torture.nursery import Death, Nursery, after_seconds
 from torture.operations import Operation, State, draft_of, observe, plan
 from torture.tally import Tally
 
@@ -16,7 +16,7 @@ KEEPER = "keeper"
 
 
 def kill_at_random(
-    nursery: Nursery,
+    forks: ForkServer,
     new_location: Callable[[], str],
     *,
     num_kills: int,
@@ -32,7 +32,7 @@ def kill_at_random(
             location, state, lives = new_location(), State(), 0
         lives += 1
         steps = plan(source, state, OPERATIONS_PER_LIFE)
-        death = nursery.live(
+        death = forks.run(
             location,
             [operation for operation, _ in steps],
             mutant=mutant,
@@ -40,6 +40,9 @@ def kill_at_random(
             is_killed_from_birth=source.random() < 0.1,
         )
         tally.injected += death.was_killed
+        if death.refusal is not None:
+            tally.wrong += 1
+            tally.note(f"refused a valid operation: {death.refusal}")
         found = judge(tally, location, [state, *(after for _, after in steps)], death)
         if found is None:
             location, state, lives = new_location(), State(), 0

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 
-from sqlalchemy import URL
+from sqlalchemy import URL, Connection, Engine, event
 
-from nunatak_registry import Registry, StoreUnavailableError
+from nunatak_registry import Registry, StoreUnavailableError, TaskSummary
 from nunatak_registry.blobs import BlobStore, StoredFile, blob_key
 from nunatak_registry.files import Files
 from nunatak_registry.index import Index
@@ -26,6 +26,7 @@ class Mutant(StrEnum):
 
     SKIP_FILE_SYNC = "skip-file-sync"
     SKIP_FOLDER_SYNC = "skip-folder-sync"
+    SKIP_JOURNAL_SYNC = "skip-journal-sync"
     WRITE_IN_PLACE = "write-in-place"
     ROW_BEFORE_BLOB = "row-before-blob"
     BLOB_GONE_BEFORE_ROW = "blob-gone-before-row"
@@ -33,6 +34,7 @@ class Mutant(StrEnum):
     SWALLOW_ERRORS = "swallow-errors"
     TRUST_BYTES = "trust-bytes"
     OVERLOOK_STRANGERS = "overlook-strangers"
+    LEAVE_IN_PLACE = "leave-in-place"
     SKIP_COMPARE = "skip-compare"
     NAMES_AS_PATHS = "names-as-paths"
 
@@ -42,14 +44,20 @@ def open_registry(location: str, mutant: Mutant | None = None) -> Registry:
     match mutant:
         case Mutant.SKIP_FILE_SYNC | Mutant.SKIP_FOLDER_SYNC:
             _skip_syncs(of_folders=mutant is Mutant.SKIP_FOLDER_SYNC)
+        case Mutant.SKIP_JOURNAL_SYNC:
+            event.listen(Engine, "engine_connect", _sync_nothing)
         case Mutant.TRUST_BYTES:
             return _assemble(location, LocalFiles, TrustingBlobs)
+        case Mutant.LEAVE_IN_PLACE:
+            return _assemble(location, LocalFiles, LazyBlobs)
+        case Mutant.NAMES_AS_PATHS:
+            return _assemble(location, LocalFiles, kind=PathRegistry)
         case Mutant.BLOB_GONE_BEFORE_ROW:
             return _assemble(location, LocalFiles, kind=HastyRegistry)
         case Mutant() if mutant in _FILES_OF:
             return _assemble(location, _FILES_OF[mutant])
         case _:
-            # Planted where operations are acknowledged, compared and named: by their callers.
+            # Planted where operations are acknowledged and compared: by their callers.
             pass
     return Registry.open(location)
 
@@ -118,6 +126,23 @@ class TrustingBlobs(BlobStore):
         return self.files_below.read(blob_key(digest), size) or b""
 
 
+class LazyBlobs(BlobStore):
+    """Says that a file is in quarantine, and leaves it where it is."""
+
+    def quarantine(self, key: str) -> str | None:
+        return f"quarantine/{key}"
+
+
+class PathRegistry(Registry):
+    """Makes a path of a task's name before it looks at the name. Give it harmless names only."""
+
+    folder: Path
+
+    def task(self, name: str) -> TaskSummary:
+        (self.folder / f"{name}.lock").touch()
+        return super().task(name)
+
+
 class HastyRegistry(Registry):
     """Removes the blobs of a version before its row."""
 
@@ -150,6 +175,8 @@ def _assemble(
     registry = kind(index=index, blobs=store, clock=utc_now)
     if isinstance(registry, HastyRegistry):
         registry.blobs_below = store
+    if isinstance(registry, PathRegistry):
+        registry.folder = folder
     return registry
 
 
@@ -161,3 +188,9 @@ def _skip_syncs(*, of_folders: bool) -> None:
             sync(descriptor)
 
     os.fsync = partial
+
+
+def _sync_nothing(connection: Connection) -> None:
+    cursor = connection.connection.cursor()
+    cursor.execute("PRAGMA synchronous = OFF")
+    cursor.close()

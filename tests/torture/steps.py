@@ -3,14 +3,14 @@
 import errno
 import random
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from nunatak_registry import Registry
+from torture.fork_server import Calls, Death, Fault, ForkServer
 from torture.kills import fixed, judge
 from torture.mutants import Mutant
-from torture.nursery import Calls, Death, Fault, Nursery
 from torture.operations import Operation, State
 from torture.tally import Tally
 
@@ -59,8 +59,8 @@ class Case:
 class Bench:
     """Runs cases, each on a fresh copy of one store."""
 
-    def __init__(self, nursery: Nursery, folder: Path) -> None:
-        self._nursery = nursery
+    def __init__(self, forks: ForkServer, folder: Path) -> None:
+        self._forks = forks
         self._folder = folder
         self._template = folder / "template"
         with Registry.open(self._template) as registry:
@@ -80,12 +80,18 @@ class Bench:
             kinds=int(ERRORS.get(case.error, Calls.ALL)),
             persistent=case.persistent,
         )
-        death = self._nursery.live(str(store), [OPERATIONS[case.name]], fault=fault, mutant=mutant)
+        death = self._forks.run(str(store), [OPERATIONS[case.name]], fault=fault, mutant=mutant)
         return store, death
 
-    def cases(self, errors: Sequence[int], *, persistent: bool = False) -> Iterator[Case]:
-        """Yield every step of every operation; how many steps there are is found by counting."""
-        for name in OPERATIONS:
+    def cases(
+        self,
+        errors: Sequence[int],
+        *,
+        names: Iterable[str] = OPERATIONS,
+        persistent: bool = False,
+    ) -> Iterator[Case]:
+        """Yield every step of the operations; how many steps there are is found by counting."""
+        for name in names:
             for error in errors:
                 _, death = self.run(Case(name=name, error=error, nth=0))
                 for nth in range(1, death.counted_calls + 1):
@@ -99,7 +105,7 @@ class Bench:
         path = self._folder / "trace"
         path.unlink(missing_ok=True)
         fault = Fault(folder=str(store), trace=str(path))
-        self._nursery.live(str(store), [OPERATIONS[name]], fault=fault, mutant=mutant)
+        self._forks.run(str(store), [OPERATIONS[name]], fault=fault, mutant=mutant)
         calls = [line.partition(" ") for line in path.read_text().splitlines()]
         return [
             (kind, where.removeprefix(str(store)).removeprefix("/")) for kind, _, where in calls
@@ -128,7 +134,7 @@ def strike_every_step(
     return tally
 
 
-def sampled(cases: Iterator[Case], number: int, seed: int) -> list[Case]:
+def sampled(cases: Iterable[Case], number: int, seed: int) -> list[Case]:
     """Return some of the cases."""
     every = list(cases)
     return random.Random(seed).sample(every, min(number, len(every)))

@@ -5,7 +5,20 @@ from collections.abc import Collection
 from nunatak_artifact import ArtifactError, load_task
 from nunatak_cli.views.checks import Check
 from nunatak_model import DEFAULT_BACKBONE, Backbone, ModelError, load_backbone
-from nunatak_registry import Registry, RegistryError, TaskManifest
+from nunatak_registry import Registry, RegistryError, TaskManifest, TaskReference
+
+
+def prove_version(registry: Registry, reference: TaskReference, *, source: str | None) -> None:
+    """Load one version as a server would; return only if it may be served.
+
+    Raises:
+        RegistryError: there is no such version, or its bytes are damaged.
+        ModelError: the backbone cannot be loaded, or the parameters do not fit it.
+        ArtifactError: it is of another backbone, has no effect, or fails its probe.
+    """
+    manifest = registry.resolve(reference)
+    data = registry.read_blob(manifest)
+    load_task(manifest, data, load_backbone(source or DEFAULT_BACKBONE))
 
 
 def probe_versions(

@@ -7,22 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from doubles.postgres import PostgresServer, find_binaries, private_postgres
-from nunatak_registry import (
-    Registry,
-)
+from doubles.postgres import PostgresServer
+from nunatak_registry import Registry
 
 # Ahead of every file, so that a grace of 0 s spares nothing.
 START = datetime(2100, 1, 1, tzinfo=UTC)
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Generator[PostgresServer]:
-    binaries = find_binaries()
-    if binaries is None:
-        pytest.skip("no PostgreSQL server programs on this machine")
-    with private_postgres(binaries) as server:
-        yield server
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -119,7 +119,7 @@ def test_history_without_aliases_says_so(tmp_path: Path) -> None:
 
 
 def test_promote_moves_the_alias(place: tuple[str, str], registry: Registry) -> None:
-    ran = nunatak("task", "promote", "intent", "3", "--expect", "2", *place)
+    ran = nunatak("task", "promote", "intent", "3", "--expect", "2", "--unprobed", *place)
 
     assert ran.stdout == "intent@prod -> version 3 (was 2)\n"
     assert registry.task("intent").aliases == {"prod": 3}
@@ -128,7 +128,7 @@ def test_promote_moves_the_alias(place: tuple[str, str], registry: Registry) -> 
 def test_promote_that_expects_another_version_changes_nothing(
     place: tuple[str, str], registry: Registry
 ) -> None:
-    ran = nunatak("task", "promote", "intent", "3", "--expect", "1", *place)
+    ran = nunatak("task", "promote", "intent", "3", "--expect", "1", "--unprobed", *place)
 
     assert ran.exit_code == 1
     assert ran.stderr.startswith("error [alias_conflict]: ")
@@ -137,7 +137,8 @@ def test_promote_that_expects_another_version_changes_nothing(
 
 def test_new_alias_is_made_by_promoting(place: tuple[str, str]) -> None:
     moved = nunatak(
-        *("task", "promote", "intent", "3", "--alias", "canary", "--expect", "0", "--json"), *place
+        *("task", "promote", "intent", "3", "--alias", "canary", "--expect", "0"),
+        *("--unprobed", "--json", *place),
     ).json()
 
     assert (moved["alias"], moved["version"], moved["previous_version"]) == ("canary", 3, None)

@@ -1,5 +1,4 @@
 import sqlite3
-from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -10,17 +9,6 @@ from nunatak_registry.errors import (
     StoreUnavailableError,
 )
 from nunatak_registry.store import Registry
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "registry"
-
-
-@pytest.fixture
-def registry(folder: Path) -> Generator[Registry]:
-    with Registry.open(folder) as registry:
-        yield registry
 
 
 def set_schema_version(folder: Path, version: int) -> None:

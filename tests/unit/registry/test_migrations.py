@@ -29,7 +29,11 @@ def write(folder: Path, script: str) -> None:
 
 def make_old(folder: Path) -> None:
     """Take a registry of this release back to schema version 1."""
-    write(folder, "DROP TABLE nunatak_retired_blobs; UPDATE nunatak_state SET schema_version = 1")
+    write(
+        folder,
+        "DROP TABLE nunatak_holds; DROP TABLE nunatak_retired_blobs; "
+        "UPDATE nunatak_state SET schema_version = 1",
+    )
 
 
 def test_older_index_is_upgraded_with_everything_it_holds(tmp_path: Path) -> None:

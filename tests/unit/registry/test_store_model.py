@@ -45,6 +45,7 @@ class RegistryMachine(RuleBasedStateMachine):
         self.registry = Registry.open(self.folder.name)
         self.models: dict[str, TaskModel] = {}
         self.changes = 0
+        self.held: set[tuple[str, int]] = set()
 
     def teardown(self) -> None:
         self.registry.close()
@@ -112,13 +113,19 @@ class RegistryMachine(RuleBasedStateMachine):
         model = self.models[task]
         version = data.draw(st.sampled_from(sorted(model.versions)))
 
-        if version in model.aliases.values():
+        if version in model.aliases.values() or (task, version) in self.held:
             with pytest.raises(VersionInUseError):
                 self.registry.delete(task, version)
             return
         self.registry.delete(task, version)
         del model.versions[version]
         self.changes += 1
+
+    @rule(data=st.data())
+    def hold(self, data: st.DataObject) -> None:
+        versions = [(task, n) for task, model in self.living().items() for n in model.versions]
+        self.held = data.draw(st.sets(st.sampled_from(versions))) if versions else set()
+        self.registry.hold("reader", self.held, seconds=3600)
 
     @rule()
     def collect(self) -> None:

@@ -25,11 +25,6 @@ class ManualClock:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "registry"
-
-
-@pytest.fixture
 def clock() -> ManualClock:
     return ManualClock(datetime.now(UTC))
 

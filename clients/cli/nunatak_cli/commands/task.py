@@ -117,19 +117,31 @@ def history(
         error_console().print(f"task {name!r} has no aliases; its newest version is served")
 
 
-def promote(
+def promote(  # noqa: PLR0913 - one parameter per option is how typer works
     name: NameArgument,
     version: VersionArgument,
     *,
     alias: AliasOption = "prod",
     expect: ExpectOption = None,
+    backbone: BackboneOption = None,
+    unprobed: Annotated[
+        bool,
+        typer.Option(
+            "--unprobed", help="Do not run it first, as where its backbone is not at hand."
+        ),
+    ] = False,
     registry: RegistryOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Point an alias at a version; running servers follow within moments."""
+    """Point an alias at a version that runs as recorded; servers follow within moments."""
     from nunatak_cli.views.tasks import event_json, moved_line
+    from nunatak_registry import TaskReference
 
     with existing_registry(registry) as opened:
+        if not unprobed:
+            with needs_extra("server"):
+                from nunatak_cli.probing import prove_version
+            prove_version(opened, TaskReference(task=name, version=version), source=backbone)
         move = opened.promote(name, alias, version, expected_version=expect)
     if as_json:
         print_json(event_json(move))
@@ -207,7 +219,7 @@ def delete(
     registry: RegistryOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Delete a version that no alias points to; its number is never used again."""
+    """Delete a version that no alias or server holds; its number is never used again."""
     with existing_registry(registry) as opened:
         reference = opened.resolve(f"{name}/{version}").reference
         if not yes:

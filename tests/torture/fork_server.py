@@ -1,4 +1,8 @@
-"""Lives of a registry process: started, killed or failed, and looked at afterwards."""
+"""Lives of registry processes: forked in milliseconds, killed or failed, looked at afterwards.
+
+A life is one process that opens a registry and runs operations on it. This is the driver's side;
+the process that forks them runs `fork_server_main`.
+"""
 
 import json
 import os
@@ -19,6 +23,8 @@ from torture.mutants import Mutant
 from torture.operations import Operation
 
 TESTS = Path(__file__).parent.parent
+LIFE_LIMIT_S = 60
+"""No life is anywhere near as long: one that is has been hanging."""
 
 
 class Calls(IntFlag):
@@ -66,14 +72,14 @@ def compiler() -> str | None:
     return shutil.which("cc") or shutil.which("gcc")
 
 
-class Nursery:
-    """The process that forks lives. One life at a time."""
+class ForkServer:
+    """The process that forks; one life at a time."""
 
     def __init__(self, process: "subprocess.Popen[str]", scratch: Path) -> None:
         self._process = process
         self._log = scratch / "log"
 
-    def live(
+    def run(
         self,
         location: str,
         operations: Sequence[Operation],
@@ -127,9 +133,10 @@ class Nursery:
         lines = self._log.read_text().splitlines() if self._log.exists() else []
         return Death(
             acknowledged=sum(line.isdigit() for line in lines),
-            was_killed=os.WIFSIGNALED(status),
+            was_killed=os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL,
             refusal=next((line[2:] for line in lines if line.startswith("! ")), None),
-            breakage=next((line[2:] for line in lines if line.startswith("? ")), None),
+            breakage=_hang(status)
+            or next((line[2:] for line in lines if line.startswith("? ")), None),
             counted_calls=next((int(line[2:]) for line in lines if line.startswith("= ")), 0),
         )
 
@@ -141,29 +148,34 @@ class Nursery:
     def _receive(self) -> str:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        assert line, "the zygote has ended"
+        assert line, "the fork server has ended"
         return line.strip()
 
 
 @contextmanager
-def nursery(*, with_faults: bool = False) -> Generator[Nursery]:
-    """Start the process that forks lives; with the library of faults preloaded, if asked for."""
+def fork_server(*, with_faults: bool = False) -> Generator[ForkServer]:
+    """Start the process that forks; with the library of faults preloaded, if asked for."""
     with TemporaryDirectory(prefix="nunatak-torture-") as name:
         scratch = Path(name)
         environment = os.environ | {"PYTHONPATH": str(TESTS)}
         if with_faults:
             environment["LD_PRELOAD"] = str(_build(scratch))
         with subprocess.Popen(
-            [sys.executable, "-m", "torture.zygote"],
+            [sys.executable, "-m", "torture.fork_server_main"],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         ) as process:
             try:
-                yield Nursery(process, scratch)
+                yield ForkServer(process, scratch)
             finally:
                 process.kill()
+
+
+def _hang(status: int) -> str | None:
+    was_alarmed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM
+    return f"hanging for {LIFE_LIMIT_S} s" if was_alarmed else None
 
 
 def after_seconds(seconds: float) -> Callable[[], None]:

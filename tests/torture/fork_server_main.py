@@ -7,6 +7,7 @@ one more line of input it buries the child and prints `status N`.
 import ctypes
 import json
 import os
+import signal
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import psycopg
 
 from nunatak_registry import RegistryError
+from torture.fork_server import LIFE_LIMIT_S
 from torture.mutants import Mutant, open_registry
 from torture.operations import Operation
 
@@ -23,11 +25,12 @@ FAILED, BROKEN = 3, 4
 
 
 def main() -> None:
-    """Serve lives until the input ends."""
+    """Fork a process for every life asked for, until the input ends."""
     for line in iter(sys.stdin.readline, ""):
         life = json.loads(line)
         child = os.fork()
         if child == 0:
+            signal.alarm(LIFE_LIMIT_S)
             os._exit(live(life))
         say(f"pid {child}")
         os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)

@@ -1,0 +1,42 @@
+"""A kill, or an error, at any step of any operation leaves the state before or after it."""
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from torture.fork_server import ForkServer
+from torture.steps import ERRORS, Bench, sampled, strike_every_step, undurable
+from torture.tally import Tally
+
+
+@pytest.fixture
+def bench(faulty_forks: ForkServer, tmp_path: Path) -> Bench:
+    return Bench(faulty_forks, tmp_path)
+
+
+def test_a_kill_at_any_step_leaves_the_state_before_or_after(bench: Bench) -> None:
+    cases = sampled(bench.cases([0]), 16, seed=21)
+
+    tally = strike_every_step(bench, Tally(campaign="steps", seed=21), cases)
+
+    assert tally.is_clean, (tally.line(), tally.problems)
+    assert tally.injected == 16
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=errno.errorcode.get)
+def test_an_error_at_any_call_is_refused_and_can_be_repeated(bench: Bench, error: int) -> None:
+    cases = sampled(bench.cases([error]), 6, seed=22)
+
+    tally = strike_every_step(bench, Tally(campaign="errors", seed=22), cases)
+
+    assert tally.is_clean, (tally.line(), tally.problems)
+    assert tally.injected == 6
+
+
+@pytest.mark.parametrize("name", ["publish", "publish-again"])
+def test_a_version_is_named_only_after_its_bytes_are_durable(bench: Bench, name: str) -> None:
+    trace = bench.trace(name)
+
+    assert undurable(trace) == []
+    assert ("sync", "blobs/sha256") in trace

@@ -1,0 +1,81 @@
+"""`nunatak task promote` moves an alias only to a version that runs as its publisher recorded."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from doubles.backbones import save_tiny_backbone
+from doubles.tasks import publish_tiny_task, tiny_task
+from doubles.terminals import nunatak
+from nunatak_model import Backbone, load_backbone
+from nunatak_registry import ProbeRecord, Registry
+
+
+@pytest.fixture(scope="module")
+def backbone_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_backbone(tmp_path_factory.mktemp("backbone"), num_layers=2)
+
+
+@pytest.fixture(scope="module")
+def backbone(backbone_folder: Path) -> Backbone:
+    return load_backbone(backbone_folder)
+
+
+@pytest.fixture
+def registry(tmp_path: Path, backbone: Backbone) -> Iterator[Registry]:
+    """Task `tone`: version 1 is `prod`, version 2 does not answer what its probe says."""
+    with Registry.open(tmp_path) as opened:
+        publish_tiny_task(opened, backbone, seed=1)
+        opened.promote("tone", "prod", 1)
+        draft, blobs = tiny_task(backbone, seed=2)
+        false = ProbeRecord(inputs=("hello",), logits=((9.0, 9.0, 9.0),))
+        opened.publish(draft.model_copy(update={"probe": false}), blobs)
+        publish_tiny_task(opened, backbone, seed=3)
+        yield opened
+
+
+@pytest.fixture
+def options(registry: Registry, tmp_path: Path, backbone_folder: Path) -> tuple[str, ...]:
+    assert registry.task("tone").versions == (1, 2, 3)
+    return ("--registry", str(tmp_path), "--backbone", str(backbone_folder))
+
+
+def test_version_that_passes_its_probe_is_promoted(
+    registry: Registry, options: tuple[str, ...]
+) -> None:
+    ran = nunatak("task", "promote", "tone", "3", *options)
+
+    assert ran.stdout == "tone@prod -> version 3 (was 1)\n"
+    assert registry.task("tone").aliases == {"prod": 3}
+
+
+def test_version_that_fails_its_probe_gets_no_alias(
+    registry: Registry, options: tuple[str, ...]
+) -> None:
+    ran = nunatak("task", "promote", "tone", "2", *options)
+
+    assert ran.exit_code == 1
+    assert ran.stderr.startswith("error [probe_failed]: ")
+    assert registry.task("tone").aliases == {"prod": 1}
+
+
+def test_version_of_another_backbone_gets_no_alias(registry: Registry, tmp_path: Path) -> None:
+    other = save_tiny_backbone(tmp_path / "other", num_layers=2, seed=1)
+
+    ran = nunatak(
+        *("task", "promote", "tone", "3", "--registry", str(tmp_path)),
+        *("--backbone", str(other)),
+    )
+
+    assert ran.stderr.startswith("error [backbone_mismatch]: ")
+    assert registry.task("tone").aliases == {"prod": 1}
+
+
+def test_version_is_promoted_unprobed_only_if_that_is_asked_for(
+    registry: Registry, options: tuple[str, ...]
+) -> None:
+    ran = nunatak("task", "promote", "tone", "2", "--unprobed", *options)
+
+    assert ran.exit_code == 0
+    assert registry.task("tone").aliases == {"prod": 2}
