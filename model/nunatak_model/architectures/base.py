@@ -84,6 +84,6 @@ class Architecture(Protocol[ConfigT_contra]):
         ...
 
 
-def packed(lists: Iterable[Sequence[int]], device: torch.device) -> Int[Tensor, " tokens"]:
+def flattened(lists: Iterable[Sequence[int]], device: torch.device) -> Int[Tensor, " tokens"]:
     """Numbers of the tokens of rows, one row after another."""
     return torch.tensor(list(chain.from_iterable(lists)), device=device)

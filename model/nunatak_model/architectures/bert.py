@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from nunatak_model.architectures.base import RunLayer, packed
+from nunatak_model.architectures.base import RunLayer, flattened
 from nunatak_model.attention import AttentionPlan, attend, plan_attention
 from nunatak_model.config import TANH_BLOCK, Activation, BackboneConfig, DenseBlock, Pooling
 from nunatak_model.encoding import Encoding
@@ -145,9 +145,9 @@ def embed(
 ) -> Float[Tensor, "tokens width"]:
     """Sum of word, token type and position embeddings, normalised."""
     device = tables.word.device
-    ids = packed((encoding.token_ids for encoding in encodings), device)
-    types = packed((encoding.type_ids for encoding in encodings), device)
-    positions = packed((_positions(encoding, config) for encoding in encodings), device)
+    ids = flattened((encoding.token_ids for encoding in encodings), device)
+    types = flattened((encoding.type_ids for encoding in encodings), device)
+    positions = flattened((_positions(encoding, config) for encoding in encodings), device)
     summed = functional.embedding(ids, tables.word)
     for table, indices in ((tables.token_type, types), (tables.position, positions)):
         if table is not None:

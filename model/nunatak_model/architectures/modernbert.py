@@ -22,7 +22,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from nunatak_model.architectures.base import RunLayer, packed
+from nunatak_model.architectures.base import RunLayer, flattened
 from nunatak_model.attention import AttentionPlan, attend, narrow, plan_attention
 from nunatak_model.config import Activation, BackboneConfig, DenseBlock, HeadNorm, Pooling
 from nunatak_model.encoding import Encoding
@@ -180,7 +180,7 @@ def embed(
     encodings: Sequence[Encoding], tables: EmbeddingWeights, config: ModernBertConfig
 ) -> Float[Tensor, "tokens width"]:
     """Word embeddings, normalised; positions enter in the attention."""
-    ids = packed((encoding.token_ids for encoding in encodings), tables.word.device)
+    ids = flattened((encoding.token_ids for encoding in encodings), tables.word.device)
     words = functional.embedding(ids, tables.word)
     return layer_norm(words, tables.norm, epsilon=config.layer_norm_epsilon)
 
@@ -197,7 +197,7 @@ class _RotaryAttention:
 def plan_layers(lengths: Sequence[int], config: ModernBertConfig, device: torch.device) -> RunLayer:
     """Prepare attention over rows of these lengths, for global and for local layers."""
     everywhere = plan_attention(lengths)
-    positions = packed(map(range, lengths), device)
+    positions = flattened(map(range, lengths), device)
     global_attention = _rotary(everywhere, positions, config.global_base, config)
     nearby = narrow(everywhere, reach=config.reach, device=device)
     local_attention = _rotary(nearby, positions, config.local_base, config)
