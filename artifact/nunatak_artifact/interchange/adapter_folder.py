@@ -28,6 +28,7 @@ PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 Shapes = Mapping[str, tuple[int, ...]]
 Model = TypeVar("Model", bound=BaseModel)
 
+
 def has_file(folder: Path, name: str) -> bool:
     """Whether the folder has an entry of this name, of whatever kind."""
     return (folder / name).is_symlink() or (folder / name).exists()

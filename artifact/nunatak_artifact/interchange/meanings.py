@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 
 from nunatak_artifact.errors import UnknownLabelsError
 from nunatak_artifact.interchange.adapter_folder import has_file, read_model
-from nunatak_model import Backbone
+from nunatak_model import Backbone, HeadSpec
 from nunatak_registry import ProblemType
 
 
@@ -46,23 +46,25 @@ def read_max_length(folder: Path, backbone: Backbone) -> int | None:
 
 def labels_in_order(
     folder: Path,
-    num_labels: int,
+    head: HeadSpec,
     *,
     given: tuple[str, ...] | None,
     stored: Mapping[int, str] | None,
 ) -> tuple[str, ...]:
     """The labels of the logits: those that the caller names, else those of the folder.
 
+    Heads whose kind decides what they give, such as question answering, have none.
+
     Raises:
         UnknownLabelsError: there are none, too few, too many, or two that are equal.
     """
+    if head.kind.fixed_outputs is not None:
+        return ()
     if given is None and stored is None:
-        raise UnknownLabelsError(folder.name, num_labels, "the folder names none")
-    labels = given or ()
-    if given is None and stored is not None:
-        if sorted(stored) != list(range(len(stored))):
-            raise UnknownLabelsError(folder.name, num_labels, f"got numbers {sorted(stored)[:20]}")
-        labels = tuple(stored[index] for index in range(len(stored)))
-    if len(labels) != num_labels or len(set(labels)) != len(labels):
-        raise UnknownLabelsError(folder.name, num_labels, f"got {', '.join(labels)[:200]!r}")
+        raise UnknownLabelsError(folder.name, head.num_labels, "the folder names none")
+    numbered = dict(enumerate(given)) if given is not None else dict(stored or {})
+    labels = tuple(numbered[index] for index in sorted(numbered))
+    if sorted(numbered) != list(range(head.num_labels)) or len(set(labels)) != len(labels):
+        found = ", ".join(f"{index}: {label}" for index, label in sorted(numbered.items()))
+        raise UnknownLabelsError(folder.name, head.num_labels, f"got {found[:200]!r}")
     return labels

@@ -35,8 +35,7 @@ def matches(
     """
     if all(_PLAIN.fullmatch(pattern) for pattern in patterns):
         return [
-            frozenset(name for name in names if re.fullmatch(pattern, name))
-            for pattern in patterns
+            frozenset(name for name in names if re.fullmatch(pattern, name)) for pattern in patterns
         ]
     try:
         done = subprocess.run(  # noqa: S603 - our own interpreter and program; patterns are data
