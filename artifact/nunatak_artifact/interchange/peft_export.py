@@ -14,7 +14,7 @@ from torch import Tensor
 from nunatak_artifact.errors import UnsupportedExportError
 from nunatak_artifact.interchange.adapter_folder import new_folder, write_json
 from nunatak_artifact.interchange.peft_config import CONFIG_FILE, WEIGHTS_STEM, TaskType
-from nunatak_artifact.interchange.peft_heads import DENSE, OUTPUT, stored_head
+from nunatak_artifact.interchange.peft_heads import DENSE, stored_head
 from nunatak_artifact.interchange.peft_modules import ENCODERS, TARGETS, has_pooler
 from nunatak_artifact.interchange.peft_targets import HEAD_NAMES
 from nunatak_artifact.loading import LoadedTask
@@ -53,7 +53,7 @@ def export_peft(task: LoadedTask, folder: Path, backbone: Backbone) -> None:
     saved = [*HEAD_NAMES[task_type], *(["pooler"] if owns_pooler else [])]
     head = stored_head(encoder, task_type, saved)
     new_folder(folder)
-    tensors = {**_updates(method, parameters, encoder), **_head(head, parameters)}
+    tensors = {**_updates(parameters, encoder), **_head(head, parameters)}
     (folder / f"{WEIGHTS_STEM}.safetensors").write_bytes(
         tensors_to_bytes({PREFIX + name: tensor for name, tensor in tensors.items()})
     )
@@ -103,7 +103,7 @@ def _is_pooler(parameters: Mapping[str, Tensor], backbone: Backbone) -> bool:
     )
 
 
-def _updates(method: Lora, parameters: Mapping[str, Tensor], encoder: str) -> dict[str, Tensor]:
+def _updates(parameters: Mapping[str, Tensor], encoder: str) -> dict[str, Tensor]:
     tensors = dict[str, Tensor]()
     for name, tensor in parameters.items():
         if name.startswith("layers."):

@@ -80,7 +80,7 @@ def pooler_parameters(folder: Path, backbone: Backbone) -> dict[str, Tensor]:
 def problem_type_of(
     task_type: TaskType, num_labels: int, said: ProblemType | None
 ) -> ProblemType | None:
-    """transformers' rule: what is said, else one output is a regression."""
+    """Transformers' rule: what is said, else one output is a regression."""
     if task_type is not TaskType.SEQUENCE_CLASSIFICATION:
         return None
     if said is not None:
