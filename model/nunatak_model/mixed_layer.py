@@ -139,10 +139,11 @@ def add_adapters(
         adapter = pick(override)
         if adapter is None:
             continue
-        reads_sum = normalise is not None and adapter.reads is AdapterInput.NORMED_SUM
-        summed[span].add_(
-            _adapter_update(normalise(summed[span]) if reads_sum else block[span], adapter)
-        )
+        if normalise is not None and adapter.reads is AdapterInput.NORMED_SUM:
+            update = _adapter_update(normalise(summed[span]), adapter)
+        else:
+            update = _adapter_update(block[span], adapter)
+        summed[span].add_(update)
 
 
 def activate(x: Tensor, activation: Activation) -> Tensor:
