@@ -10,7 +10,7 @@ from nunatak_artifact.interchange.bottleneck_normalising import (
     StoredAdapter,
     normalised_bottleneck,
 )
-from nunatak_artifact.interchange.lora_normalising import normalised
+from nunatak_artifact.interchange.lora_normalising import normalised_lora
 from nunatak_model import (
     AdapterActivation,
     Bottleneck,
@@ -55,7 +55,7 @@ def test_every_update_is_the_same_product_and_all_others_are_zero(
 ) -> None:
     updates = {place: random_update(*place, *it) for place, it in chosen.items()}
 
-    method, parameters = normalised(updates, CONFIG)
+    method, parameters = normalised_lora(updates, CONFIG)
     branch = build_branch(
         BranchSpec(method=method, head=HEAD), CONFIG, {**parameters, **HEAD_PARAMETERS}
     )
@@ -75,7 +75,7 @@ def test_an_adapter_that_is_uniform_is_kept_as_it_is() -> None:
     places = [(layer, LoraTarget.KEY) for layer in range(CONFIG.num_layers)]
     updates = {place: random_update(*place, 4, 2.0) for place in places}
 
-    method, parameters = normalised(updates, CONFIG)
+    method, parameters = normalised_lora(updates, CONFIG)
 
     assert method == Lora(rank=4, alpha=8.0, targets=(LoraTarget.KEY,))
     for (layer, target), update in updates.items():
@@ -85,7 +85,7 @@ def test_an_adapter_that_is_uniform_is_kept_as_it_is() -> None:
 
 def test_a_rank_beyond_the_width_is_refused() -> None:
     with pytest.raises(InvalidMethodError, match="rank"):
-        normalised({(0, LoraTarget.KEY): random_update(0, LoraTarget.KEY, 33, 1.0)}, CONFIG)
+        normalised_lora({(0, LoraTarget.KEY): random_update(0, LoraTarget.KEY, 33, 1.0)}, CONFIG)
 
 
 @pytest.mark.parametrize("activation", AdapterActivation)
