@@ -10,7 +10,11 @@ from pathlib import Path
 
 from torch import Tensor
 
-from nunatak_artifact.errors import ForeignBackboneError, UnsupportedImportError
+from nunatak_artifact.errors import (
+    ForeignBackboneError,
+    TensorMismatchError,
+    UnsupportedImportError,
+)
 from nunatak_artifact.interchange.adapter_folder import check_tensors, read_weights
 from nunatak_artifact.interchange.imported import ImportedTask
 from nunatak_artifact.interchange.lora_normalising import normalised_lora
@@ -79,10 +83,7 @@ def import_peft(
     task_type = task_type_of(folder, config)
     adapted = adapted_modules(folder, config, task_type, encoder, backbone.config)
     head = stored_head(encoder, task_type, saved_modules(folder, config, task_type, encoder))
-    tensors = {
-        name.removeprefix(PREFIX): tensor
-        for name, tensor in read_weights(folder, WEIGHTS_STEM, advice=PICKLE_ADVICE).items()
-    }
+    tensors = _tensors(folder)
     spec = head_spec(task_type, _num_labels(tensors, task_type, head[OUTPUT]))
     _check_backbone(folder, tensors, adapted, backbone, encoder)
     check_tensors(folder, tensors, _shapes(adapted, head, spec, backbone.config))
@@ -118,6 +119,15 @@ def encoder_of(folder: Path, backbone: Backbone) -> str:
             f"adapter folders are read for {', '.join(ENCODERS)}",
         )
     return encoder
+
+
+def _tensors(folder: Path) -> dict[str, Tensor]:
+    """The stored tensors by their names in the adapted model."""
+    stored = read_weights(folder, WEIGHTS_STEM, advice=PICKLE_ADVICE)
+    strange = [name for name in stored if not name.startswith(PREFIX)]
+    if strange:
+        raise TensorMismatchError(folder.name, missing=(), unused=strange, wrong=())
+    return {name.removeprefix(PREFIX): tensor for name, tensor in stored.items()}
 
 
 def _check_backbone(
