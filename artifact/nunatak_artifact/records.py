@@ -2,6 +2,8 @@
 
 from nunatak_model import (
     Activation,
+    AdaptedBlocks,
+    AdapterInput,
     Bottleneck,
     BranchSpec,
     DenseBlock,
@@ -13,6 +15,7 @@ from nunatak_model import (
     Lora,
     LoraTarget,
     Method,
+    Norms,
     Pooling,
     TopK,
 )
@@ -37,7 +40,14 @@ def method_record(method: Method) -> MethodRecord:
         case HeadOnly():
             return HeadOnlyRecord()
         case Bottleneck():
-            return BottleneckRecord(size=method.size, first_layer=method.first_layer)
+            return BottleneckRecord(
+                size=method.size,
+                first_layer=method.first_layer,
+                blocks=records.AdaptedBlocks(method.blocks.value),
+                reads=records.AdapterInput(method.reads.value),
+                activation=records.Activation(method.activation.value),
+                norms=records.Norms(method.norms.value),
+            )
         case Lora():
             return LoraRecord(
                 rank=method.rank,
@@ -57,7 +67,14 @@ def method_of(record: MethodRecord) -> Method:
         case HeadOnlyRecord():
             return HeadOnly()
         case BottleneckRecord():
-            return Bottleneck(size=record.size, first_layer=record.first_layer)
+            return Bottleneck(
+                size=record.size,
+                first_layer=record.first_layer,
+                blocks=AdaptedBlocks(record.blocks.value),
+                reads=AdapterInput(record.reads.value),
+                activation=Activation(record.activation.value),
+                norms=Norms(record.norms.value),
+            )
         case LoraRecord():
             return Lora(
                 rank=record.rank,

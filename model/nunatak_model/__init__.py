@@ -33,6 +33,8 @@ from nunatak_model.errors import (
 from nunatak_model.forward import Row, forward, run_trunk
 from nunatak_model.heads import HeadKind, HeadSpec, default_head
 from nunatak_model.methods import (
+    AdaptedBlocks,
+    AdapterInput,
     Bottleneck,
     Full,
     HeadOnly,
@@ -40,6 +42,7 @@ from nunatak_model.methods import (
     LoraTarget,
     Method,
     MethodKind,
+    Norms,
     TopK,
 )
 from nunatak_model.savings import (
@@ -57,6 +60,8 @@ __all__ = [
     "DEFAULT_BACKBONE",
     "TANH_BLOCK",
     "Activation",
+    "AdaptedBlocks",
+    "AdapterInput",
     "Alignment",
     "Backbone",
     "BackboneConfig",
@@ -82,6 +87,7 @@ __all__ = [
     "ModelError",
     "ModelSize",
     "NonFiniteParameterError",
+    "Norms",
     "ParameterMismatchError",
     "Pooling",
     "Row",

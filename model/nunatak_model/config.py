@@ -13,6 +13,8 @@ class Activation(StrEnum):
     GELU_TANH = "gelu_new"
     RELU = "relu"
     TANH = "tanh"
+    SILU = "silu"
+    LEAKY_RELU = "leaky_relu"
 
     @classmethod
     def of(cls, setting: str, name: str) -> "Activation":

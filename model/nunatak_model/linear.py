@@ -29,6 +29,7 @@ _FUSED = {
     Activation.GELU_TANH: ("gelu", "tanh"),
     Activation.RELU: ("relu", ""),
     Activation.TANH: ("tanh", ""),
+    Activation.SILU: ("swish", ""),
 }
 
 
@@ -36,12 +37,13 @@ def apply_linear(
     x: Float[Tensor, "tokens in"], linear: Linear, *, activation: Activation | None = None
 ) -> Float[Tensor, "tokens out"]:
     """`activation(x @ weight.T + bias)`."""
-    if linear.weight.is_mkldnn:
-        name, variant = _FUSED[activation]
-        return torch.ops.mkldnn._linear_pointwise(  # noqa: SLF001 - no public name
-            x, linear.weight, linear.bias, name, [], variant
-        )
-    y = functional.linear(x, linear.weight, linear.bias)
+    if linear.weight.is_mkldnn and activation in _FUSED:
+        return _packed_product(x, linear, activation)
+    y = (
+        _packed_product(x, linear, None)
+        if linear.weight.is_mkldnn
+        else functional.linear(x, linear.weight, linear.bias)
+    )
     return y if activation is None else activate(y, activation)
 
 
@@ -56,6 +58,10 @@ def activate(x: Tensor, activation: Activation) -> Tensor:
             return functional.relu(x)
         case Activation.TANH:
             return torch.tanh(x)
+        case Activation.SILU:
+            return functional.silu(x)
+        case Activation.LEAKY_RELU:
+            return functional.leaky_relu(x)
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
@@ -91,6 +97,13 @@ def _is_large_linear(name: str, tensor: Tensor) -> bool:
         and name.endswith(".weight")
         and tensor.ndim == 2
         and tensor.numel() >= MIN_PACKED_ELEMENTS[tensor.dtype]
+    )
+
+
+def _packed_product(x: Tensor, linear: Linear, activation: Activation | None) -> Tensor:
+    name, variant = _FUSED[activation]
+    return torch.ops.mkldnn._linear_pointwise(  # noqa: SLF001 - no public name
+        x, linear.weight, linear.bias, name, [], variant
     )
 
 

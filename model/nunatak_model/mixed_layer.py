@@ -19,6 +19,7 @@ from nunatak_model.config import Activation
 from nunatak_model.linear import activate, apply_linear
 from nunatak_model.overrides import (
     Adapter,
+    AdapterInput,
     BottleneckLayer,
     LayerOverride,
     LoraLayer,
@@ -124,14 +125,17 @@ def mixed_norm(
 
     Where bottlenecks have no such norm of their own (`pick_bottleneck` is None), theirs is frozen.
     """
-    if pick(layer.frozen) is None:
+    frozen = pick(layer.frozen)
+    if frozen is None:
         return x
     pieces = list[tuple[slice, Norm | None]]()
     frozen_end = layer.frozen_end if pick_bottleneck is None else layer.shared_norm_end
     if frozen_end:
-        pieces.append((slice(0, frozen_end), pick(layer.frozen)))
+        pieces.append((slice(0, frozen_end), frozen))
     if pick_bottleneck is not None:
-        pieces += [(span, pick_bottleneck(override)) for span, override in layer.bottleneck]
+        pieces += [
+            (span, pick_bottleneck(override) or frozen) for span, override in layer.bottleneck
+        ]
     pieces += [(span, pick(weights)) for span, weights in layer.own]
     # All rows of a layer have the norm or none has; the filter only narrows the type.
     normed = [layer_norm(x[span], norm, epsilon=epsilon) for span, norm in pieces if norm]
@@ -180,13 +184,26 @@ def add_adapters(
     summed: Float[Tensor, "tokens width"],
     block: Float[Tensor, "tokens width"],
     layer: MixedLayer,
-    pick: Callable[[BottleneckLayer], Adapter],
+    pick: Callable[[BottleneckLayer], Adapter | None],
+    *,
+    norm: Norm | None,
+    epsilon: float,
 ) -> None:
-    """Add the bottleneck adapters of a block's output to the residual sum, in place."""
+    """Add the bottleneck adapters of a block to its residual sum, in place.
+
+    `norm` is the frozen one over the sum, for adapters that read `NORMED_SUM`; None where norms
+    stand before the blocks and no adapter reads so.
+    """
     for span, override in layer.bottleneck:
-        summed[span].add_(_adapter_update(block[span], pick(override)))
+        adapter = pick(override)
+        if adapter is None:
+            continue
+        x = block[span]
+        if norm is not None and adapter.reads is AdapterInput.NORMED_SUM:
+            x = layer_norm(summed[span], norm, epsilon=epsilon)
+        summed[span].add_(_adapter_update(x, adapter))
 
 
-def _adapter_update(block: Tensor, adapter: Adapter) -> Tensor:
-    inner = apply_linear(block, adapter.down, activation=Activation.TANH)
+def _adapter_update(x: Tensor, adapter: Adapter) -> Tensor:
+    inner = apply_linear(x, adapter.down, activation=adapter.activation)
     return apply_linear(inner, adapter.up)

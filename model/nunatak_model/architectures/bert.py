@@ -177,6 +177,8 @@ def _run_layer(
             x = W.attention_norm(x + a + attention_adapter(a))
             f = W.feedforward_out(activation(W.feedforward_in(x)))
             out[row] = W.output_norm(x + f + feedforward_adapter(f))
+        where an adapter that reads NORMED_SUM is given W.attention_norm(x + a) for a, or
+        W.output_norm(x + f) for f
     """
     epsilon = config.layer_norm_epsilon
     qkv = mixed_qkv(hidden, layer)
@@ -187,7 +189,14 @@ def _run_layer(
     )
     block = functional.dropout(block, dropout, training=dropout > 0.0)
     summed = hidden + block
-    add_adapters(summed, block, layer, lambda own: own.attention_adapter)
+    add_adapters(
+        summed,
+        block,
+        layer,
+        lambda own: own.attention_adapter,
+        norm=layer.frozen.attention_norm,
+        epsilon=epsilon,
+    )
     hidden = mixed_norm(
         summed,
         layer,
@@ -208,7 +217,14 @@ def _run_layer(
     )
     block = functional.dropout(block, dropout, training=dropout > 0.0)
     summed = hidden + block
-    add_adapters(summed, block, layer, lambda own: own.feedforward_adapter)
+    add_adapters(
+        summed,
+        block,
+        layer,
+        lambda own: own.feedforward_adapter,
+        norm=layer.frozen.output_norm,
+        epsilon=epsilon,
+    )
     return mixed_norm(
         summed, layer, lambda own: own.output_norm, lambda own: own.output_norm, epsilon=epsilon
     )

@@ -246,7 +246,9 @@ def _run_layer(
     )
     block = functional.dropout(block, dropout, training=dropout > 0.0)
     hidden = hidden + block
-    add_adapters(hidden, block, layer, lambda own: own.attention_adapter)
+    add_adapters(
+        hidden, block, layer, lambda own: own.attention_adapter, norm=None, epsilon=epsilon
+    )
 
     normed = mixed_norm(
         hidden, layer, lambda own: own.output_norm, lambda own: own.output_norm, epsilon=epsilon
@@ -263,7 +265,9 @@ def _run_layer(
     )
     block = functional.dropout(block, dropout, training=dropout > 0.0)
     hidden = hidden + block
-    add_adapters(hidden, block, layer, lambda own: own.feedforward_adapter)
+    add_adapters(
+        hidden, block, layer, lambda own: own.feedforward_adapter, norm=None, epsilon=epsilon
+    )
     return mixed_norm(hidden, layer, lambda own: own.final_norm, None, epsilon=epsilon)
 
 
