@@ -5,6 +5,12 @@ ArtifactError
 +-- UnservableTaskError       manifest and parameters contradict each other
 +-- NoEffectError             an adapter or own layers that change nothing
 +-- ProbeFailedError          the version does not reproduce its recorded logits
++-- InvalidFolderError        a folder to import is not whole, or cannot be read
++-- UnsupportedImportError    a folder to import holds what has no counterpart here
++-- ForeignBackboneError      a folder to import was made from another backbone
++-- UnsupportedExportError    the wanted format has no place for what the version is made of
++-- FolderInUseError          the folder to write to holds something already
++-- HubUnavailableError       the hub gave or took nothing
 """
 
 from typing import ClassVar
@@ -68,3 +74,78 @@ class ProbeFailedError(ArtifactError):
         self.position = position
         self.reason = reason
         super().__init__(f"{reference} fails its parity probe at input {position}: {reason}")
+
+
+class InvalidFolderError(ArtifactError):
+    """A folder to import that is not whole, or cannot be read."""
+
+    code = "invalid_folder"
+
+    def __init__(self, folder: str, reason: str) -> None:
+        self.folder = folder
+        self.reason = reason
+        super().__init__(f"cannot import {folder!r}: {reason}")
+
+
+class UnsupportedImportError(ArtifactError):
+    """A folder to import that holds what has no counterpart here."""
+
+    code = "unsupported_import"
+
+    def __init__(self, folder: str, found: str, advice: str) -> None:
+        self.folder = folder
+        self.found = found
+        self.advice = advice
+        super().__init__(f"cannot import {folder!r}: {found}; {advice}")
+
+
+class ForeignBackboneError(ArtifactError):
+    """A folder to import that was made from another backbone than the one at hand."""
+
+    code = "foreign_backbone"
+
+    def __init__(self, folder: str, backbone: str, difference: str) -> None:
+        self.folder = folder
+        self.backbone = backbone
+        self.difference = difference
+        super().__init__(
+            f"cannot import {folder!r} on backbone {backbone!r}: {difference}; "
+            "name the backbone it was trained from"
+        )
+
+
+class UnsupportedExportError(ArtifactError):
+    """A version made of parts that the wanted format has no place for."""
+
+    code = "unsupported_export"
+
+    def __init__(self, reference: str, part: str, advice: str) -> None:
+        self.reference = reference
+        self.part = part
+        self.advice = advice
+        super().__init__(f"cannot export {reference}: {part}; {advice}")
+
+
+class FolderInUseError(ArtifactError):
+    """A folder to write to that holds something already."""
+
+    code = "folder_in_use"
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        super().__init__(f"{folder!r} must be new or an empty folder; choose another or empty it")
+
+
+class HubUnavailableError(ArtifactError):
+    """The hub gave or took nothing."""
+
+    code = "hub_unavailable"
+
+    def __init__(self, repository: str, action: str, reason: str) -> None:
+        self.repository = repository
+        self.action = action
+        self.reason = reason
+        super().__init__(
+            f"cannot {action} {repository!r}: {reason}; check its name, your network and, for "
+            "what is private, your token (HF_TOKEN)"
+        )
