@@ -15,7 +15,7 @@ from nunatak_cli.options import (
     RegistryOption,
     example,
 )
-from nunatak_cli.output import console, error_console, print_json
+from nunatak_cli.output import console, error_console, print_json, print_text
 from nunatak_cli.registries import existing_registry
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the task.")]
@@ -24,6 +24,7 @@ VersionArgument = Annotated[int, typer.Argument(metavar="VERSION", min=1, help="
 EXAMPLES = {
     "list": "nunatak task list",
     "show": "nunatak task show tone@prod",
+    "diff": "nunatak task diff tone/1 tone@prod",
     "history": "nunatak task history tone --alias prod",
     "promote": "nunatak task promote tone 3 --alias prod --expect 2",
     "rollback": "nunatak task rollback tone --alias prod",
@@ -44,6 +45,7 @@ def task_app() -> typer.Typer:
     commands = {
         "list": list_tasks,
         "show": show,
+        "diff": diff,
         "history": history,
         "promote": promote,
         "rollback": rollback,
@@ -75,19 +77,45 @@ def show(
         str, typer.Argument(metavar="REF", help="Task: name, name@alias or name/version.")
     ],
     *,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the task card as Markdown.")
+    ] = False,
     registry: RegistryOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show everything about one version: labels, method, metrics, data and recipe."""
-    from nunatak_cli.views.tasks import task_card
+    """Show everything about one version: labels, method, scores, confusion, data and recipe."""
+    from nunatak_cli.views.cards import task_card
+    from nunatak_registry.card import task_card as markdown_card
 
     with existing_registry(registry) as opened:
         manifest = opened.resolve(reference)
         aliases = opened.task(manifest.task).aliases
     if as_json:
         print_json({"aliases": dict(aliases), "manifest": manifest.model_dump(mode="json")})
+    elif markdown:
+        print_text(markdown_card(manifest))
     else:
         console().print(task_card(manifest, aliases))
+
+
+def diff(
+    left: Annotated[str, typer.Argument(metavar="REF", help="A task: name, name@alias, name/1.")],
+    right: Annotated[str, typer.Argument(metavar="REF", help="What to hold against it.")],
+    *,
+    registry: RegistryOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show two versions side by side: method, labels, scores, recipe and sizes."""
+    from nunatak_cli.views.comparison import comparison_json, comparison_table
+    from nunatak_registry import compare
+
+    with existing_registry(registry) as opened:
+        pair = opened.resolve(left), opened.resolve(right)
+    rows = compare(*pair)
+    if as_json:
+        print_json(comparison_json(*pair, rows))
+    else:
+        console().print(comparison_table(*pair, rows))
 
 
 def history(
