@@ -1,7 +1,45 @@
 """Task versions to and from the formats of neighbours: transformers, and the hub's layout."""
 
+from nunatak_artifact.interchange.hub import (
+    Fetched,
+    Hub,
+    HuggingFaceHub,
+    fetched,
+    is_folder,
+    push,
+)
+from nunatak_artifact.interchange.hub_layout import (
+    HubTask,
+    draft_pulled,
+    read_hub_folder,
+    write_hub_folder,
+)
 from nunatak_artifact.interchange.imported import ImportedTask
+from nunatak_artifact.interchange.importing import (
+    ForeignKind,
+    draft_imported,
+    import_folder,
+    kind_of,
+)
 from nunatak_artifact.interchange.transformers_export import export_transformers
 from nunatak_artifact.interchange.transformers_import import import_transformers
 
-__all__ = ["ImportedTask", "export_transformers", "import_transformers"]
+__all__ = [
+    "Fetched",
+    "ForeignKind",
+    "Hub",
+    "HubTask",
+    "HuggingFaceHub",
+    "ImportedTask",
+    "draft_imported",
+    "draft_pulled",
+    "export_transformers",
+    "fetched",
+    "import_folder",
+    "import_transformers",
+    "is_folder",
+    "kind_of",
+    "push",
+    "read_hub_folder",
+    "write_hub_folder",
+]

@@ -23,6 +23,8 @@ def new_folder(target: Path) -> Generator[Path]:
     made = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
         yield made
+        for path in made.iterdir():
+            path.chmod(0o644)
         made.chmod(0o755)
         made.replace(target)
     except BaseException:

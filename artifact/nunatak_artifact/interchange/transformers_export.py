@@ -37,7 +37,7 @@ QKV_ROWS: Mapping[LoraTarget, int] = {
 KEEP_IT = "write it with --format hub, which keeps every method and head"
 
 
-def export_transformers(task: LoadedTask, backbone: Backbone, folder: Path) -> None:
+def export_transformers(task: LoadedTask, folder: Path, backbone: Backbone) -> None:
     """Write the folder that `AutoModelFor...` and `AutoTokenizer` of transformers load.
 
     The weights are the backbone's and the task's own, in float32; low-rank updates are merged into
@@ -46,8 +46,8 @@ def export_transformers(task: LoadedTask, backbone: Backbone, folder: Path) -> N
 
     Args:
         task: loaded on `backbone`.
-        backbone: in float32.
         folder: to write to; new or empty.
+        backbone: in float32.
 
     Raises:
         UnsupportedExportError: no class of transformers has the method or the head.

@@ -1,4 +1,7 @@
-"""`nunatak task`: look at the registry, move aliases, check, delete and clean."""
+"""`nunatak task`: look at the registry, move aliases, check, delete and clean.
+
+`exchange` has the commands that bring versions in and out.
+"""
 
 # ruff: noqa: PLC0415 - heavy imports run when their command does, not for --help
 
@@ -6,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from nunatak_cli.commands.exchange import export, import_, pull, push
 from nunatak_cli.failures import needs_extra
 from nunatak_cli.options import (
     AliasOption,
@@ -29,6 +33,10 @@ EXAMPLES = {
     "promote": "nunatak task promote tone 3 --alias prod --expect 2",
     "rollback": "nunatak task rollback tone --alias prod",
     "verify": "nunatak task verify --probe",
+    "import": "nunatak task import ./finetuned --task tone --backbone bert-base-uncased",
+    "export": "nunatak task export tone@prod ./tone --format transformers",
+    "push": "nunatak task push tone@prod owner/tone",
+    "pull": "nunatak task pull owner/tone --task tone --promote prod",
     "delete": "nunatak task delete tone 1",
     "gc": "nunatak task gc --grace 86400",
 }
@@ -38,7 +46,7 @@ def task_app() -> typer.Typer:
     """Put the commands of the group together."""
     app = typer.Typer(
         name="task",
-        help="Look at tasks and versions, move aliases, check, delete and clean.",
+        help="Look at tasks and versions, move aliases, exchange, check, delete and clean.",
         no_args_is_help=True,
         epilog=example(EXAMPLES["promote"]),
     )
@@ -50,6 +58,10 @@ def task_app() -> typer.Typer:
         "promote": promote,
         "rollback": rollback,
         "verify": verify,
+        "import": import_,
+        "export": export,
+        "push": push,
+        "pull": pull,
         "delete": delete,
         "gc": collect,
     }

@@ -17,8 +17,10 @@ def task_table(tasks: Iterable[TaskSummary]) -> Table:
     """One row per task; what it shows of a version is that of the bare name."""
     table = Table(box=None, header_style="bold")
     table.add_column("task", style="cyan", no_wrap=True)
-    for heading in ("version", "aliases", "method", "shared layers", "labels", "dev score"):
+    for heading in ("version", "aliases", "method", "shared layers", "dev score"):
         table.add_column(heading)
+    # Last, and cut: however many labels there are, a task has one line.
+    table.add_column("labels", no_wrap=True, overflow="ellipsis")
     for task in tasks:
         manifest = task.manifest
         table.add_row(
@@ -27,8 +29,8 @@ def task_table(tasks: Iterable[TaskSummary]) -> Table:
             _aliases(task.aliases),
             method_text(manifest.method),
             shared_text(manifest),
-            labels_text(manifest.head.labels),
             _score(manifest),
+            labels_text(manifest.head.labels),
         )
     return table
 

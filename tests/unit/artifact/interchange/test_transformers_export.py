@@ -68,7 +68,7 @@ def exported(
     factory: TwinFactory, twin: Twin, folder: Path, problem_type: ProblemType | None = None
 ) -> Path:
     task = loaded_task(factory.backbone, twin.branch, problem_type=problem_type)
-    export_transformers(task, factory.backbone, folder)
+    export_transformers(task, folder, factory.backbone)
     return folder
 
 
@@ -174,7 +174,7 @@ def test_what_no_class_computes_is_refused_with_the_alternative(
     branch = build_branch(spec, backbone.config, parameters)
 
     with pytest.raises(UnsupportedExportError, match=part) as caught:
-        export_transformers(loaded_task(backbone, branch), backbone, tmp_path / "out")
+        export_transformers(loaded_task(backbone, branch), tmp_path / "out", backbone)
 
     assert "--format hub" in str(caught.value)
     assert list(tmp_path.iterdir()) == []
