@@ -8,8 +8,13 @@ import torch
 
 from nunatak_artifact.errors import NoEffectError
 from nunatak_model import Backbone, Branch, HeadOnly
-from nunatak_model.methods import BottleneckLayer, LoraLayer
-from nunatak_model.methods.base import Adapter, LayerOverride, LoraUpdate
+from nunatak_model.overrides import (
+    Adapter,
+    BottleneckLayer,
+    LayerOverride,
+    LoraLayer,
+    LoraUpdate,
+)
 
 
 def check_effect(reference: str, branch: Branch, backbone: Backbone) -> None:

@@ -6,13 +6,19 @@ ArtifactError
 +-- NoEffectError             an adapter or own layers that change nothing
 +-- ProbeFailedError          the version does not reproduce its recorded logits
 +-- InvalidFolderError        a folder to import is not whole, or cannot be read
+|   +-- CorruptFileError      a file of it breaks its format or our limits
+|   +-- EscapingFileError     a file of it is a link that leads out of it
+|   +-- TensorMismatchError   its tensors are not those that its configuration calls for
+|   +-- UnknownLabelsError    nothing says what its logits stand for
 +-- UnsupportedImportError    a folder to import holds what has no counterpart here
+|   +-- PickledWeightsError   its weights are pickled
 +-- ForeignBackboneError      a folder to import was made from another backbone
 +-- UnsupportedExportError    the wanted format has no place for what the version is made of
 +-- FolderInUseError          the folder to write to holds something already
 +-- HubUnavailableError       the hub gave or took nothing
 """
 
+from collections.abc import Iterable
 from typing import ClassVar
 
 
@@ -87,6 +93,69 @@ class InvalidFolderError(ArtifactError):
         super().__init__(f"cannot import {folder!r}: {reason}")
 
 
+class CorruptFileError(InvalidFolderError):
+    """A file that breaks its format, or is beyond our limits."""
+
+    code = "corrupt_file"
+
+    def __init__(self, folder: str, file: str, problem: str) -> None:
+        self.file = file
+        self.problem = problem
+        super().__init__(folder, f"{file} {problem}; save or download it again")
+
+
+class EscapingFileError(InvalidFolderError):
+    """A link that leads out of the folder."""
+
+    code = "escaping_file"
+
+    def __init__(self, folder: str, file: str) -> None:
+        self.file = file
+        super().__init__(
+            folder,
+            f"{file} is a link out of the folder; if you trust it, copy the folder with its links "
+            "followed (cp -rL) and import the copy",
+        )
+
+
+class TensorMismatchError(InvalidFolderError):
+    """Tensors that are not exactly those that the configuration calls for."""
+
+    code = "tensor_mismatch"
+
+    def __init__(
+        self, folder: str, *, missing: Iterable[str], unused: Iterable[str], wrong: Iterable[str]
+    ) -> None:
+        self.missing = tuple(sorted(missing))
+        self.unused = tuple(sorted(unused))
+        self.wrong = tuple(sorted(wrong))
+        found = [
+            f"{len(names)} {what} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
+            for what, names in (
+                ("missing", self.missing),
+                ("that nothing reads", self.unused),
+                ("of another shape", self.wrong),
+            )
+            if names
+        ]
+        super().__init__(folder, f"its tensors do not fit its configuration: {'; '.join(found)}")
+
+
+class UnknownLabelsError(InvalidFolderError):
+    """Nothing says, or not rightly, what the logits stand for."""
+
+    code = "unknown_labels"
+
+    def __init__(self, folder: str, num_labels: int, found: str) -> None:
+        self.num_labels = num_labels
+        self.found = found
+        super().__init__(
+            folder,
+            f"expected {num_labels} different labels in the order of the logits, {found}; put the "
+            "config.json of the trained model into the folder, or name the labels",
+        )
+
+
 class UnsupportedImportError(ArtifactError):
     """A folder to import that holds what has no counterpart here."""
 
@@ -97,6 +166,18 @@ class UnsupportedImportError(ArtifactError):
         self.found = found
         self.advice = advice
         super().__init__(f"cannot import {folder!r}: {found}; {advice}")
+
+
+class PickledWeightsError(UnsupportedImportError):
+    """Weights in a format that can run code when it is read."""
+
+    code = "pickled_weights"
+
+    def __init__(self, folder: str, file: str, advice: str) -> None:
+        self.file = file
+        super().__init__(
+            folder, f"{file} is a pickle, and reading a pickle runs whatever is in it", advice
+        )
 
 
 class ForeignBackboneError(ArtifactError):

@@ -10,7 +10,8 @@ from nunatak_model.backbone import Backbone
 from nunatak_model.config import BackboneConfig
 from nunatak_model.errors import NonFiniteParameterError, ParameterMismatchError
 from nunatak_model.heads import Head, HeadSpec, head_from, head_shapes, initial_head
-from nunatak_model.methods import Full, LayerOverride, Method
+from nunatak_model.methods import Full, Method
+from nunatak_model.overrides import LayerOverride
 from nunatak_model.weights import EmbeddingWeights, Shapes, embeddings_from
 
 HEAD_PREFIX = "head."

@@ -1,7 +1,7 @@
 """Loading a backbone: from a folder, the Hugging Face hub, or the embedded default.
 
-Reads checkpoints of the BERT family (BERT, RoBERTa, XLM-R, CamemBERT, MiniLM) in transformers'
-layout: `config.json`, `tokenizer.json` and safetensors.
+Reads checkpoints of the supported architectures in transformers' layout: `config.json`,
+`tokenizer.json` and safetensors.
 """
 
 import hashlib
@@ -10,14 +10,14 @@ import json
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from nunatak_model.architectures import architecture_of, config_from, encoder_shapes
 from nunatak_model.backbone import Backbone
-from nunatak_model.bert_family import config_from, identity, is_supported, source_names
 from nunatak_model.config import BackboneConfig, Pooling
 from nunatak_model.errors import (
     BackboneNotFoundError,
@@ -25,7 +25,7 @@ from nunatak_model.errors import (
     UnsupportedBackboneError,
 )
 from nunatak_model.tokenizer import TextTokenizer
-from nunatak_model.weights import Linear, embeddings_from, encoder_shapes, layer_from
+from nunatak_model.weights import Linear, embeddings_from, layer_from
 
 DEFAULT_BACKBONE = "minilm"
 MINILM_NAME = "sentence-transformers/all-MiniLM-L6-v2"
@@ -95,10 +95,12 @@ def _download(hub_id: str) -> Path:
 
 
 def _load_folder(folder: Path, name: str, dtype: torch.dtype, device: torch.device) -> Backbone:
-    config = config_from(_read_config(folder))
+    config = config_from(json.loads(_read(folder / "config.json")))
     definition = _read(folder / "tokenizer.json")
     tokenizer = TextTokenizer(definition, num_token_types=config.num_token_types)
-    digest = hashlib.sha256(f"{identity(config)}\n{tokenizer.digest}\n".encode())
+    digest = hashlib.sha256(
+        f"{architecture_of(config).identity(config)}\n{tokenizer.digest}\n".encode()
+    )
     parameters = dict[str, Tensor]()
     with ExitStack() as stack:
         stored = _open_weights(folder, stack)
@@ -106,7 +108,7 @@ def _load_folder(folder: Path, name: str, dtype: torch.dtype, device: torch.devi
             digest.update(f"{target} {tensor.dtype} {list(tensor.shape)}\n".encode())
             digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
             parameters[target] = tensor.to(device=device, dtype=dtype, copy=True)
-        pooler = _pooler(stored, dtype, device)
+        pooler = _pooler(stored, config, dtype, device)
     return Backbone(
         name=name,
         digest=digest.hexdigest(),
@@ -118,15 +120,6 @@ def _load_folder(folder: Path, name: str, dtype: torch.dtype, device: torch.devi
         embeddings=embeddings_from(parameters),
         layers=tuple(layer_from(parameters, index) for index in range(config.num_layers)),
     )
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    raw: dict[str, Any] = json.loads(_read(folder / "config.json"))
-    if not is_supported(raw):
-        raise UnsupportedBackboneError(
-            f"expected a checkpoint of the BERT family, got model_type {raw.get('model_type')!r}"
-        )
-    return raw
 
 
 def _read(path: Path) -> bytes:
@@ -185,7 +178,7 @@ def _open(path: Path) -> Generator[TensorFile]:
 
 def _encoder_tensors(stored: Stored, config: BackboneConfig) -> Iterator[tuple[str, Tensor]]:
     """Each encoder tensor under our name; query, key and value are stacked into one."""
-    prefix = _prefix(stored)
+    prefix, source_names = _prefix(stored, config), architecture_of(config).source_names
     for target, shape in encoder_shapes(config).items():
         parts = [_find(stored, prefix + name) for name in source_names(target)]
         tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -196,9 +189,9 @@ def _encoder_tensors(stored: Stored, config: BackboneConfig) -> Iterator[tuple[s
         yield target, tensor
 
 
-def _prefix(stored: Stored) -> str:
+def _prefix(stored: Stored, config: BackboneConfig) -> str:
     """`bert.` and the like in checkpoints with a head, nothing in bare encoders."""
-    key = "embeddings.word_embeddings.weight"
+    (key,) = architecture_of(config).source_names("embeddings.word")
     found = [name for name in stored if name == key or name.endswith(f".{key}")]
     if len(found) != 1:
         raise CorruptBackboneError(f"expected one tensor {key!r}, found {len(found)}")
@@ -216,8 +209,10 @@ def _find(stored: Stored, name: str) -> Tensor:
     raise CorruptBackboneError(f"the checkpoint has no tensor {name!r}")
 
 
-def _pooler(stored: Stored, dtype: torch.dtype, device: torch.device) -> Linear | None:
-    name = f"{_prefix(stored)}pooler.dense"
+def _pooler(
+    stored: Stored, config: BackboneConfig, dtype: torch.dtype, device: torch.device
+) -> Linear | None:
+    name = f"{_prefix(stored, config)}pooler.dense"
     if f"{name}.weight" not in stored:
         return None
     weight, bias = (

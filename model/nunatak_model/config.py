@@ -1,4 +1,4 @@
-"""The shape of a backbone: one description for the whole BERT family."""
+"""The shape of a backbone: one description for all architectures."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -23,6 +23,8 @@ class Pooling(StrEnum):
 class BackboneConfig:
     """Everything about a backbone that is not a weight."""
 
+    model_type: str
+    """transformers' name of the architecture."""
     vocab_size: int
     hidden_width: int
     num_layers: int

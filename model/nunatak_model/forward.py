@@ -7,23 +7,21 @@ labels = outputs of a task, *vectors = the tokens of a row for token heads, noth
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, groupby
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from nunatak_model.attention import plan_attention
+from nunatak_model.architectures import architecture_of
 from nunatak_model.backbone import Backbone
 from nunatak_model.branch import Branch
-from nunatak_model.config import BackboneConfig
 from nunatak_model.encoding import Encoding
 from nunatak_model.heads import apply_head, pool
-from nunatak_model.layer import layer_norm, mix_layer, run_layer
 from nunatak_model.methods import MethodKind
-from nunatak_model.plan import BatchPlan, BranchTraits, Lane, Layout, Stage, plan_batch
-from nunatak_model.weights import EmbeddingWeights
+from nunatak_model.mixed_layer import mix_layer
+from nunatak_model.plan import TRUNK, BatchPlan, BranchTraits, Lane, Layout, Stage, plan_batch
 
 LANES = {
     MethodKind.HEAD: Lane.TRUNK,
@@ -155,51 +153,15 @@ def _traits(branch: Branch) -> BranchTraits:
 def _embed(
     backbone: Backbone, batch: _Batch, layout: Layout, *, dropout: float
 ) -> Float[Tensor, "tokens width"]:
-    config = backbone.config
-    inputs = [batch.inputs[row.input] for row in layout.rows]
-    ids = _packed((encoding.token_ids for encoding in inputs), backbone)
-    types = _packed((encoding.type_ids for encoding in inputs), backbone)
-    positions = _packed((_positions(encoding, config) for encoding in inputs), backbone)
+    architecture = architecture_of(backbone.config)
     parts = list[Tensor]()
-    for span in layout.spans:
-        own = batch.branches[span.branch].embeddings if span.lane is not Lane.TRUNK else None
-        tables = own or backbone.embeddings
-        part = _look_up(tables, ids, types, positions, slice(span.begin, span.end), config)
+    for branch, rows in groupby(layout.rows, lambda row: row.branch):
+        own = None if branch == TRUNK else batch.branches[branch].embeddings
+        inputs = [batch.inputs[row.input] for row in rows]
+        part = architecture.embed(inputs, own or backbone.embeddings, backbone.config)
         rate = 0.0 if own is None else dropout
         parts.append(functional.dropout(part, rate, training=rate > 0.0))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _look_up(
-    tables: EmbeddingWeights,
-    ids: Tensor,
-    types: Tensor,
-    positions: Tensor,
-    span: slice,
-    config: BackboneConfig,
-) -> Float[Tensor, "tokens width"]:
-    summed = (
-        functional.embedding(ids[span], tables.word)
-        + functional.embedding(types[span], tables.token_type)
-        + functional.embedding(positions[span], tables.position)
-    )
-    return layer_norm(summed, tables.norm, config)
-
-
-def _positions(encoding: Encoding, config: BackboneConfig) -> Sequence[int]:
-    first = config.position_offset
-    if not config.counts_positions_from_padding or config.padding_id not in encoding.token_ids:
-        return range(first, first + encoding.num_tokens)
-    positions, next_position = list[int](), first
-    for token in encoding.token_ids:
-        is_padding = token == config.padding_id
-        positions.append(config.padding_id if is_padding else next_position)
-        next_position += 0 if is_padding else 1
-    return positions
-
-
-def _packed(lists: Iterable[Sequence[int]], backbone: Backbone) -> Tensor:
-    return torch.tensor(list(chain.from_iterable(lists)), device=backbone.device)
 
 
 def _enter_stage(
@@ -229,17 +191,17 @@ def _run_stage(
     dropout: float,
 ) -> Float[Tensor, "tokens width"]:
     layout = stage.layout
-    attention = plan_attention(layout.lengths, layout.offsets, hidden.device)
+    run_layer = architecture_of(backbone.config).plan_layers(layout.lengths, backbone.config)
     spans = [span for span in layout.spans if span.lane is not Lane.TRUNK]
     for index in range(stage.begin_layer, stage.end_layer):
         overrides = [
             (slice(span.begin, span.end), batch.branches[span.branch].layers[index])
             for span in spans
         ]
-        layer = mix_layer(backbone.layers[index], overrides, num_tokens=layout.num_tokens)
-        hidden = run_layer(
-            hidden, layer, attention, backbone.config, dropout=dropout if spans else 0.0
+        layer = mix_layer(
+            backbone.layers[index], overrides, index=index, num_tokens=layout.num_tokens
         )
+        hidden = run_layer(hidden, layer, dropout=dropout if spans else 0.0)
     return hidden
 
 

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
+from nunatak_model.architectures import encoder_shapes
 from nunatak_model.config import BackboneConfig
 from nunatak_model.heads import HeadSpec, head_shapes
-from nunatak_model.weights import Shapes, encoder_shapes
+from nunatak_model.weights import Shapes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-from nunatak_model.config import BackboneConfig
-
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -61,38 +59,6 @@ def linear_shapes(prefix: str, *, out: int, into: int) -> Shapes:
 def norm_shapes(prefix: str, width: int) -> Shapes:
     """Names and shapes of a layer norm."""
     return {f"{prefix}.weight": (width,), f"{prefix}.bias": (width,)}
-
-
-def layer_shapes(layer: int, config: BackboneConfig) -> Shapes:
-    """Names and shapes of one layer."""
-    prefix, width, inner = f"layers.{layer}", config.hidden_width, config.intermediate_width
-    return {
-        **linear_shapes(f"{prefix}.qkv", out=3 * width, into=width),
-        **linear_shapes(f"{prefix}.attention_output", out=width, into=width),
-        **norm_shapes(f"{prefix}.attention_norm", width),
-        **linear_shapes(f"{prefix}.feedforward_in", out=inner, into=width),
-        **linear_shapes(f"{prefix}.feedforward_out", out=width, into=inner),
-        **norm_shapes(f"{prefix}.output_norm", width),
-    }
-
-
-def embedding_shapes(config: BackboneConfig) -> Shapes:
-    """Names and shapes of the embeddings."""
-    width = config.hidden_width
-    return {
-        "embeddings.word": (config.vocab_size, width),
-        "embeddings.position": (config.num_positions, width),
-        "embeddings.token_type": (config.num_token_types, width),
-        **norm_shapes("embeddings.norm", width),
-    }
-
-
-def encoder_shapes(config: BackboneConfig) -> Shapes:
-    """Names and shapes of a whole encoder, in the order in which digests read them."""
-    shapes = embedding_shapes(config)
-    for layer in range(config.num_layers):
-        shapes |= layer_shapes(layer, config)
-    return shapes
 
 
 def linear_from(tensors: Mapping[str, Tensor], prefix: str) -> Linear:

@@ -15,8 +15,7 @@ from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 
 from nunatak_model import Backbone, BackboneConfig, Pooling, load_backbone
-from nunatak_model.bert_family import config_from, source_names
-from nunatak_model.weights import encoder_shapes
+from nunatak_model.architectures import architecture_of, config_from, encoder_shapes
 
 Family = Literal["bert", "roberta"]
 
@@ -108,7 +107,7 @@ def _random_weights(config: BackboneConfig, seed: int) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     stored = dict[str, Tensor]()
     for target, shape in encoder_shapes(config).items():
-        names = source_names(target)
+        names = architecture_of(config).source_names(target)
         rows = shape[0] // len(names)
         for name in names:
             tensor = torch.randn((rows, *shape[1:]), generator=generator) * 0.3

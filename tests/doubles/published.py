@@ -44,7 +44,7 @@ from nunatak_model import (
     load_backbone,
     parameter_shapes,
 )
-from nunatak_model.bert_family import source_names
+from nunatak_model.architectures.bert import source_names
 
 MODEL_CLASSES: dict[Family, dict[HeadKind, type[PreTrainedModel]]] = {
     "bert": {

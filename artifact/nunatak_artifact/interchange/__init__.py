@@ -1,4 +1,4 @@
-"""Task versions to and from the formats of neighbours: transformers, and the hub's layout."""
+"""Task versions to and from the formats of others: transformers, peft, and the hub's layout."""
 
 from nunatak_artifact.interchange.hub import (
     Fetched,
@@ -21,6 +21,8 @@ from nunatak_artifact.interchange.importing import (
     import_folder,
     kind_of,
 )
+from nunatak_artifact.interchange.peft_export import export_peft
+from nunatak_artifact.interchange.peft_import import import_peft
 from nunatak_artifact.interchange.transformers_export import export_transformers
 from nunatak_artifact.interchange.transformers_import import import_transformers
 
@@ -33,9 +35,11 @@ __all__ = [
     "ImportedTask",
     "draft_imported",
     "draft_pulled",
+    "export_peft",
     "export_transformers",
     "fetched",
     "import_folder",
+    "import_peft",
     "import_transformers",
     "is_folder",
     "kind_of",

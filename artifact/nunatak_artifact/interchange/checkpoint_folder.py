@@ -1,24 +1,35 @@
-"""Reading folders that other programs wrote: JSON and safetensors, never pickles."""
+"""Reading the weights of a whole model: one safetensors file, or shards with an index."""
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
 import torch
-from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
-from safetensors import SafetensorError
-from safetensors.torch import (
-    load_file,  # pyright: ignore[reportUnknownVariableType] - its paths are typed partly
-)
+from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from nunatak_artifact.errors import InvalidFolderError, UnsupportedImportError
+from nunatak_artifact.errors import (
+    CorruptFileError,
+    InvalidFolderError,
+    PickledWeightsError,
+    UnsupportedImportError,
+)
+from nunatak_artifact.interchange.adapter_folder import (
+    MAX_WEIGHT_BYTES,
+    PICKLE_SUFFIXES,
+    has_file,
+    read_bytes,
+    read_model,
+)
+from nunatak_model import InvalidTensorsError, tensors_from_bytes
 
-WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
-PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-MAX_JSON_BYTES = 64 * 1024 * 1024
-"""The tokenizer of XLM-R, the largest of the family, has 17 MB."""
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+WEIGHTS: Final = "model.safetensors"
+WEIGHTS_INDEX: Final = "model.safetensors.index.json"
+FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16)
+PICKLE_ADVICE: Final = (
+    "if you trust it, load it once with transformers and save it with save_pretrained, which "
+    "writes safetensors"
+)
 
 
 class _Index(BaseModel):
@@ -27,39 +38,20 @@ class _Index(BaseModel):
     weight_map: dict[str, str]
 
 
-def read_object(folder: Path, name: str) -> dict[str, JsonValue]:
-    """Read a file of the folder that holds one JSON object.
+def read_checkpoint(folder: Path) -> dict[str, Tensor]:
+    """Read every floating-point tensor, in the format it is stored in.
 
     Raises:
-        InvalidFolderError: it is missing, too large, or no JSON object.
-    """
-    path = folder / name
-    if not path.is_file():
-        raise InvalidFolderError(folder.name, f"it has no file {name}")
-    if path.stat().st_size > MAX_JSON_BYTES:
-        raise InvalidFolderError(folder.name, f"{name} is larger than {MAX_JSON_BYTES} bytes")
-    try:
-        value: JsonValue = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise InvalidFolderError(folder.name, f"{name} is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise InvalidFolderError(folder.name, f"{name} must hold one JSON object")
-    return value
-
-
-def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Read every floating-point tensor of `model.safetensors`, or of its shards, as stored.
-
-    Raises:
-        InvalidFolderError: a file is missing or is no sound safetensors file.
-        UnsupportedImportError: the weights are pickled, or hold numbers of another format.
+        InvalidFolderError: a file is missing, leads out of the folder, or is not sound.
+        UnsupportedImportError: the weights are pickled, or numbers of another format.
     """
     tensors = dict[str, Tensor]()
     for name in _weight_files(folder):
+        data = read_bytes(folder, name, limit=MAX_WEIGHT_BYTES)
         try:
-            tensors |= load_file(folder / name)
-        except (SafetensorError, OSError) as error:
-            raise InvalidFolderError(folder.name, f"{name} is no safetensors: {error}") from error
+            tensors |= tensors_from_bytes(data)
+        except InvalidTensorsError as error:
+            raise CorruptFileError(folder.name, name, f"is no safetensors: {error}") from error
     # Old checkpoints carry the numbers of the positions as integers.
     floats = {name: it for name, it in tensors.items() if not name.endswith(".position_ids")}
     for name, tensor in floats.items():
@@ -73,40 +65,11 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def _weight_files(folder: Path) -> Iterable[str]:
-    if (folder / WEIGHTS).is_file():
+    if has_file(folder, WEIGHTS):
         return [WEIGHTS]
-    if not (folder / WEIGHTS_INDEX).is_file():
-        raise _missing_weights(folder)
-    try:
-        index = _Index.model_validate(read_object(folder, WEIGHTS_INDEX))
-    except ValidationError as error:
-        raise InvalidFolderError(folder.name, f"{WEIGHTS_INDEX} has no weight_map") from error
-    names = sorted(set(index.weight_map.values()))
-    for name in names:
-        if Path(name).name != name or not (folder / name).is_file():
-            raise InvalidFolderError(
-                folder.name, f"{WEIGHTS_INDEX} names {name[:80]!r}, which is no file of the folder"
-            )
-    return names
-
-
-def _missing_weights(folder: Path) -> InvalidFolderError | UnsupportedImportError:
-    pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
-    if not pickles:
-        return InvalidFolderError(folder.name, f"it has no file {WEIGHTS}")
-    return UnsupportedImportError(
-        folder.name,
-        f"its weights are pickled ({pickles[0]}), and reading a pickle runs whatever is in it",
-        "if you trust it, open it once with transformers and save it with save_pretrained, "
-        f"which writes {WEIGHTS}",
-    )
-
-
-def require_folder(folder: Path) -> None:
-    """Refuse what is no folder.
-
-    Raises:
-        InvalidFolderError: there is none at this path.
-    """
-    if not folder.is_dir():
-        raise InvalidFolderError(str(folder), "there is no such folder")
+    if has_file(folder, WEIGHTS_INDEX):
+        return sorted(set(read_model(folder, WEIGHTS_INDEX, _Index).weight_map.values()))
+    pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLE_SUFFIXES)
+    if pickles:
+        raise PickledWeightsError(folder.name, pickles[0], PICKLE_ADVICE)
+    raise InvalidFolderError(folder.name, f"it has no file {WEIGHTS}")

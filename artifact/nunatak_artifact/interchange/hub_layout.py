@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from nunatak_artifact.drafting import PARAMETERS_ROLE, Draft
-from nunatak_artifact.errors import InvalidFolderError
+from nunatak_artifact.errors import CorruptFileError, InvalidFolderError
+from nunatak_artifact.interchange.adapter_folder import read_bytes, read_model
 from nunatak_artifact.interchange.hub_card import hub_card
 from nunatak_artifact.interchange.new_folder import new_folder
 from nunatak_artifact.loading import load_task
@@ -22,7 +21,6 @@ from nunatak_registry import BlobRecord, TaskDraft, TaskManifest, check_task_nam
 
 MANIFEST, README = "manifest.json", "README.md"
 FILES = (MANIFEST, README, "*.safetensors")
-MAX_MANIFEST_BYTES = 32 * 1024 * 1024
 MAX_NOTE_CHARS = 4096
 
 
@@ -55,13 +53,7 @@ def read_hub_folder(folder: Path) -> HubTask:
     Raises:
         InvalidFolderError: a file is missing, malformed, or not the one that the manifest names.
     """
-    data = _read(folder, MANIFEST, limit=MAX_MANIFEST_BYTES)
-    try:
-        manifest = TaskManifest.model_validate_json(data)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"])) or "document"
-        raise InvalidFolderError(folder.name, f"{MANIFEST}, {where}: {first['msg']}") from error
+    manifest = read_model(folder, MANIFEST, TaskManifest)
     return HubTask(
         manifest=manifest, blobs={blob.role: _blob(folder, blob) for blob in manifest.blobs}
     )
@@ -102,27 +94,12 @@ def draft_pulled(found: HubTask, backbone: Backbone, *, task: str | None, origin
 
 def _blob(folder: Path, blob: BlobRecord) -> bytes:
     name = _file(blob.role)
-    data = _read(folder, name, limit=blob.size_bytes)
-    if len(data) != blob.size_bytes:
-        raise InvalidFolderError(
-            folder.name, f"{name} must have {blob.size_bytes} bytes, it has {len(data)}"
-        )
+    data = read_bytes(folder, name, limit=blob.size_bytes)
     if (digest := sha256(data).hexdigest()) != blob.sha256:
-        raise InvalidFolderError(
-            folder.name, f"{name} must have SHA-256 {blob.sha256}, it has {digest}"
+        raise CorruptFileError(
+            folder.name, name, f"must have SHA-256 {blob.sha256}, it has {digest}"
         )
     return data
-
-
-def _read(folder: Path, name: str, *, limit: int) -> bytes:
-    path = folder / name
-    if not path.is_file():
-        raise InvalidFolderError(folder.name, f"it has no file {name}")
-    if path.stat().st_size > limit:
-        raise InvalidFolderError(
-            folder.name, f"{name} must have {limit} bytes at most, it has {path.stat().st_size}"
-        )
-    return path.read_bytes()
 
 
 def _file(role: str) -> str:

@@ -5,11 +5,18 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
+from pydantic import ValidationError
+
 from nunatak_artifact.drafting import Draft, Provenance, draft_task
 from nunatak_artifact.errors import InvalidFolderError, UnsupportedImportError
+from nunatak_artifact.interchange.adapter_folder import has_file
+from nunatak_artifact.interchange.compatibility import CONFIG
 from nunatak_artifact.interchange.hub_layout import MANIFEST
 from nunatak_artifact.interchange.imported import ImportedTask
+from nunatak_artifact.interchange.peft_config import CONFIG_FILE
+from nunatak_artifact.interchange.peft_import import import_peft
 from nunatak_artifact.interchange.transformers_import import import_transformers
+from nunatak_artifact.records import head_record
 from nunatak_model import Backbone, TextInput
 from nunatak_registry import check_task_name
 
@@ -27,6 +34,7 @@ class ForeignKind(StrEnum):
     """What a folder to import can be."""
 
     TRANSFORMERS = "transformers"
+    PEFT = "peft"
 
 
 def kind_of(folder: Path) -> ForeignKind:
@@ -36,14 +44,18 @@ def kind_of(folder: Path) -> ForeignKind:
         InvalidFolderError: nothing in it is known.
         UnsupportedImportError: it is a task of our own, which is pulled.
     """
-    if (folder / MANIFEST).is_file():
+    if not folder.is_dir():
+        raise InvalidFolderError(str(folder), "there is no such folder")
+    if has_file(folder, MANIFEST):
         raise UnsupportedImportError(
             folder.name, f"it has a {MANIFEST} and is no foreign folder", "use `nunatak task pull`"
         )
-    if (folder / "config.json").is_file():
+    if has_file(folder, CONFIG_FILE):
+        return ForeignKind.PEFT
+    if has_file(folder, CONFIG):
         return ForeignKind.TRANSFORMERS
     raise InvalidFolderError(
-        folder.name, "expected config.json (transformers) or adapter_config.json, it has neither"
+        folder.name, f"it has neither {CONFIG_FILE} (peft) nor {CONFIG} (transformers)"
     )
 
 
@@ -63,6 +75,8 @@ def import_folder(
     match kind or kind_of(folder):
         case ForeignKind.TRANSFORMERS:
             return import_transformers(folder, backbone, labels=labels)
+        case ForeignKind.PEFT:
+            return import_peft(folder, backbone, labels=labels)
 
 
 def draft_imported(
@@ -78,10 +92,12 @@ def draft_imported(
 
     Raises:
         InvalidNameError: `task` is no name of a task.
+        InvalidFolderError: labels and head contradict each other.
         NoEffectError: the parameters leave every layer as the backbone has it.
         ModelError: the parameters do not fit, or are not finite.
     """
     check_task_name(task)
+    _check_head(imported, origin)
     most = backbone.config.max_tokens
     found = f"imported from {origin}: {imported.source}"
     return draft_task(
@@ -95,3 +111,11 @@ def draft_imported(
         probe_inputs=PROBE_INPUTS,
         provenance=Provenance(created_at=created_at, note="; ".join(filter(None, (found, note)))),
     )
+
+
+def _check_head(imported: ImportedTask, origin: str) -> None:
+    try:
+        head_record(imported.spec.head, imported.labels, imported.problem_type)
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_input=False)[0]["msg"]
+        raise InvalidFolderError(origin, f"labels and head do not fit: {problem}") from error

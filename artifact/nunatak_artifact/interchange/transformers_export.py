@@ -14,18 +14,19 @@ from torch import Tensor
 
 from nunatak_artifact.errors import UnsupportedExportError
 from nunatak_artifact.interchange.checkpoint_folder import WEIGHTS
-from nunatak_artifact.interchange.compatibility import TOKENIZER
+from nunatak_artifact.interchange.compatibility import CONFIG, TOKENIZER
 from nunatak_artifact.interchange.new_folder import new_folder
 from nunatak_artifact.interchange.transformers_layout import (
+    FAMILIES,
+    Family,
     class_name,
     config_fields,
-    family_of,
     has_class,
     to_stored,
 )
 from nunatak_artifact.loading import LoadedTask
 from nunatak_model import Backbone, Bottleneck, HeadKind, LoraTarget
-from nunatak_model.methods import LoraLayer
+from nunatak_model.overrides import LoraLayer
 from nunatak_registry import TaskManifest
 
 QKV_ROWS: Mapping[LoraTarget, int] = {
@@ -42,7 +43,6 @@ def export_transformers(task: LoadedTask, folder: Path, backbone: Backbone) -> N
 
     The weights are the backbone's and the task's own, in float32; low-rank updates are merged into
     them. Ranking becomes sequence classification with one output, as cross-encoders are stored.
-    XLM-R and CamemBERT are written as RoBERTa, whose classes compute the same.
 
     Args:
         task: loaded on `backbone`.
@@ -53,11 +53,10 @@ def export_transformers(task: LoadedTask, folder: Path, backbone: Backbone) -> N
         UnsupportedExportError: no class of transformers has the method or the head.
         FolderInUseError: the folder holds something already.
     """
-    _check(task)
-    family, head = family_of(backbone.config), task.branch.spec.head
-    weights = to_stored(_merged(task, backbone), family, head, backbone.config)
+    family = _family(task, backbone)
+    weights = to_stored(_merged(task, backbone), family, task.branch.spec.head, backbone.config)
     with new_folder(folder) as made:
-        _write(made / "config.json", _config(task.manifest, backbone))
+        _write(made / CONFIG, _config(task.manifest, family, backbone))
         (made / TOKENIZER).write_text(backbone.tokenizer.definition, encoding="utf-8")
         _write(made / "tokenizer_config.json", _tokenizer_config(task.manifest, backbone))
         save_file(
@@ -67,8 +66,13 @@ def export_transformers(task: LoadedTask, folder: Path, backbone: Backbone) -> N
         )
 
 
-def _check(task: LoadedTask) -> None:
-    spec = task.branch.spec
+def _family(task: LoadedTask, backbone: Backbone) -> Family:
+    """The classes that compute what the task does."""
+    spec, model_type = task.branch.spec, backbone.config.model_type
+    if model_type not in FAMILIES:
+        raise UnsupportedExportError(
+            task.manifest.reference, f"its backbone is a {model_type}", KEEP_IT
+        )
     if isinstance(spec.method, Bottleneck):
         raise UnsupportedExportError(
             task.manifest.reference, "no class of transformers has bottleneck adapters", KEEP_IT
@@ -81,6 +85,7 @@ def _check(task: LoadedTask) -> None:
             "dense layer",
             KEEP_IT,
         )
+    return FAMILIES[model_type]
 
 
 def _merged(task: LoadedTask, backbone: Backbone) -> dict[str, Tensor]:
@@ -108,13 +113,13 @@ def _updated(layer: LoraLayer, prefix: str, weights: Mapping[str, Tensor]) -> di
     return changed
 
 
-def _config(manifest: TaskManifest, backbone: Backbone) -> dict[str, JsonValue]:
-    family, head = family_of(backbone.config), manifest.head
+def _config(manifest: TaskManifest, family: Family, backbone: Backbone) -> dict[str, JsonValue]:
+    head = manifest.head
     kind = HeadKind(head.kind.value)
     labels = head.labels or tuple(f"LABEL_{index}" for index in range(head.num_outputs))
     config: dict[str, JsonValue] = {
         "architectures": [class_name(family, kind)],
-        **config_fields(backbone.config, family),
+        **config_fields(backbone.config),
         "dtype": "float32",
         "id2label": {str(index): label for index, label in enumerate(labels)},
         "label2id": {label: index for index, label in enumerate(labels)},

@@ -1,7 +1,7 @@
 """How transformers names classes, configuration fields and tensors of the BERT family with a head.
 
-One description for both directions. RoBERTa, XLM-R and CamemBERT are one family here: their
-classes differ in name alone.
+One description for both directions. The classes of RoBERTa, XLM-R and CamemBERT differ in name
+alone.
 """
 
 from collections.abc import Mapping
@@ -13,9 +13,8 @@ from pydantic import JsonValue
 from torch import Tensor
 
 from nunatak_model import BackboneConfig, HeadKind, HeadSpec, Pooling
-from nunatak_model.bert_family import source_names
+from nunatak_model.architectures import architecture_of, encoder_shapes
 from nunatak_model.heads import head_shapes
-from nunatak_model.weights import encoder_shapes
 
 CLASS_SUFFIXES: Final[Mapping[str, HeadKind]] = {
     "ForSequenceClassification": HeadKind.SEQUENCE_CLASSIFICATION,
@@ -28,7 +27,6 @@ CLASS_SUFFIXES: Final[Mapping[str, HeadKind]] = {
 class Family:
     """Names that a family of classes has in common; those of modules are without `.weight`."""
 
-    model_type: str
     class_prefix: str
     encoder: str
     dense: str
@@ -36,25 +34,27 @@ class Family:
     sequence_output: str
 
 
-BERT: Final = Family(
-    model_type="bert",
-    class_prefix="Bert",
-    encoder="bert",
-    dense="bert.pooler.dense",
-    sequence_output="classifier",
-)
-ROBERTA: Final = Family(
-    model_type="roberta",
-    class_prefix="Roberta",
-    encoder="roberta",
-    dense="classifier.dense",
-    sequence_output="classifier.out_proj",
-)
+def _roberta(class_prefix: str) -> Family:
+    return Family(
+        class_prefix=class_prefix,
+        encoder="roberta",
+        dense="classifier.dense",
+        sequence_output="classifier.out_proj",
+    )
 
 
-def family_of(config: BackboneConfig) -> Family:
-    """The family whose classes compute what a backbone of this shape does."""
-    return ROBERTA if config.counts_positions_from_padding else BERT
+FAMILIES: Final[Mapping[str, Family]] = {
+    "bert": Family(
+        class_prefix="Bert",
+        encoder="bert",
+        dense="bert.pooler.dense",
+        sequence_output="classifier",
+    ),
+    "roberta": _roberta("Roberta"),
+    "xlm-roberta": _roberta("XLMRoberta"),
+    "camembert": _roberta("Camembert"),
+}
+"""By `model_type`."""
 
 
 def class_name(family: Family, kind: HeadKind) -> str:
@@ -97,8 +97,9 @@ def head_names(family: Family, kind: HeadKind) -> dict[str, str]:
 
 def encoder_names(family: Family, config: BackboneConfig) -> dict[str, tuple[str, ...]]:
     """Our names of the encoder's tensors, each with those whose rows, stacked, make it up."""
+    sources = architecture_of(config).source_names
     return {
-        name: tuple(f"{family.encoder}.{source}" for source in source_names(name))
+        name: tuple(f"{family.encoder}.{source}" for source in sources(name))
         for name in encoder_shapes(config)
     }
 
@@ -146,10 +147,10 @@ def unread_names(family: Family) -> frozenset[str]:
     return frozenset(f"{family.encoder}.pooler.dense.{part}" for part in ("weight", "bias"))
 
 
-def config_fields(config: BackboneConfig, family: Family) -> dict[str, JsonValue]:
+def config_fields(config: BackboneConfig) -> dict[str, JsonValue]:
     """The fields of `config.json` that describe the encoder."""
     return {
-        "model_type": family.model_type,
+        "model_type": config.model_type,
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_width,
         "num_hidden_layers": config.num_layers,

@@ -11,6 +11,7 @@ from nunatak_artifact.interchange import (
     HuggingFaceHub,
     draft_imported,
     draft_pulled,
+    export_peft,
     export_transformers,
     fetched,
     hub_layout,
@@ -87,10 +88,13 @@ def pull_task(
     )
 
 
-def push_task(reference: str, place: str, registry: Registry, *, private: bool) -> str:
-    """Write a version to a folder or to the hub; return where it is now."""
+def push_task(
+    reference: str, place: str, registry: Registry, *, private: bool
+) -> tuple[TaskManifest, str]:
+    """Write a version to a folder or to the hub; return it, and where it is now."""
     manifest = registry.resolve(reference)
-    return push(manifest, _blobs(registry, manifest), place, hub=HuggingFaceHub(), private=private)
+    blobs = _blobs(registry, manifest)
+    return manifest, push(manifest, blobs, place, hub=HuggingFaceHub(), private=private)
 
 
 def export_task(
@@ -104,6 +108,9 @@ def export_task(
         case ExportFormat.TRANSFORMERS:
             task, backbone = _loaded(manifest, registry, source)
             export_transformers(task, folder, backbone)
+        case ExportFormat.PEFT:
+            task, backbone = _loaded(manifest, registry, source)
+            export_peft(task, folder, backbone)
         case _:
             assert_never(wanted)
     return manifest

@@ -83,12 +83,14 @@ class KindName(StrEnum):
 
     AUTO = "auto"
     TRANSFORMERS = "transformers"
+    PEFT = "peft"
 
 
 class ExportFormat(StrEnum):
     """What `task export` writes."""
 
     TRANSFORMERS = "transformers"
+    PEFT = "peft"
     HUB = "hub"
 
 

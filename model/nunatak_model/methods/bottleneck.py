@@ -18,15 +18,8 @@ from torch import Tensor
 from nunatak_model.backbone import Backbone
 from nunatak_model.config import BackboneConfig
 from nunatak_model.errors import InvalidMethodError
-from nunatak_model.methods.base import (
-    Adapter,
-    BottleneckLayer,
-    LayerOverride,
-    MethodKind,
-    check_first_layer,
-    copies,
-    normal,
-)
+from nunatak_model.methods.base import MethodKind, check_first_layer, copies, normal
+from nunatak_model.overrides import Adapter, BottleneckLayer, LayerOverride
 from nunatak_model.weights import Shapes, linear_from, linear_shapes, norm_from, norm_shapes
 
 INITIAL_DEVIATION = 0.01

@@ -16,14 +16,8 @@ from torch import Tensor
 from nunatak_model.backbone import Backbone
 from nunatak_model.config import BackboneConfig
 from nunatak_model.errors import InvalidMethodError
-from nunatak_model.methods.base import (
-    LayerOverride,
-    LoraLayer,
-    LoraTarget,
-    LoraUpdate,
-    MethodKind,
-    check_first_layer,
-)
+from nunatak_model.methods.base import MethodKind, check_first_layer
+from nunatak_model.overrides import LayerOverride, LoraLayer, LoraTarget, LoraUpdate
 from nunatak_model.weights import Shapes
 
 

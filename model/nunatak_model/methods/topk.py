@@ -11,11 +11,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from nunatak_model.architectures import layer_shapes
 from nunatak_model.backbone import Backbone
 from nunatak_model.config import BackboneConfig
 from nunatak_model.errors import InvalidMethodError
-from nunatak_model.methods.base import LayerOverride, MethodKind, OwnLayer, copies
-from nunatak_model.weights import Shapes, layer_from, layer_shapes
+from nunatak_model.methods.base import MethodKind, copies
+from nunatak_model.overrides import LayerOverride, OwnLayer
+from nunatak_model.weights import Shapes, layer_from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,10 +17,10 @@ def task_table(tasks: Iterable[TaskSummary]) -> Table:
     """One row per task; what it shows of a version is that of the bare name."""
     table = Table(box=None, header_style="bold")
     table.add_column("task", style="cyan", no_wrap=True)
-    for heading in ("version", "aliases", "method", "shared layers", "dev score"):
-        table.add_column(heading)
-    # Last, and cut: however many labels there are, a task has one line.
-    table.add_column("labels", no_wrap=True, overflow="ellipsis")
+    for heading in ("version", "aliases", "method", "shared", "dev score"):
+        table.add_column(heading, no_wrap=True)
+    # The one column that gives way; its cells are cut instead of wrapped.
+    table.add_column("labels")
     for task in tasks:
         manifest = task.manifest
         table.add_row(
@@ -30,7 +30,7 @@ def task_table(tasks: Iterable[TaskSummary]) -> Table:
             method_text(manifest.method),
             shared_text(manifest),
             _score(manifest),
-            labels_text(manifest.head.labels),
+            Text(labels_text(manifest.head.labels), no_wrap=True, overflow="ellipsis"),
         )
     return table
 

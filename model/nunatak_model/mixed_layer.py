@@ -1,7 +1,7 @@
-"""One transformer layer over a mixed batch.
+"""The parts of a transformer layer over a mixed batch, from which architectures build theirs.
 
-The post-norm layer of BERT (Devlin et al. 2019) and its family. Whatever tasks share with the
-backbone is one product over all their tokens; whatever is a task's own runs on its span alone.
+Whatever tasks share with the backbone is one product over all their tokens; whatever is a task's
+own runs on its span alone.
 
 Axes: tokens = packed tokens of the batch, width = hidden width, out = output width of a map.
 """
@@ -14,9 +14,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from nunatak_model.attention import AttentionPlan, attend
-from nunatak_model.config import Activation, BackboneConfig
-from nunatak_model.methods import (
+from nunatak_model.config import Activation
+from nunatak_model.overrides import (
     Adapter,
     BottleneckLayer,
     LayerOverride,
@@ -34,6 +33,7 @@ class MixedLayer:
     Tokens `[0, frozen_end)` run the frozen linear maps, `[0, shared_norm_end)` the frozen norms.
     """
 
+    index: int
     frozen: LayerWeights
     frozen_end: int
     shared_norm_end: int
@@ -43,7 +43,11 @@ class MixedLayer:
 
 
 def mix_layer(
-    frozen: LayerWeights, overrides: Sequence[tuple[slice, LayerOverride]], *, num_tokens: int
+    frozen: LayerWeights,
+    overrides: Sequence[tuple[slice, LayerOverride]],
+    *,
+    index: int,
+    num_tokens: int,
 ) -> MixedLayer:
     """Sort the overrides of a layer by kind; they come in the order of the plan's lanes."""
     lora = tuple((span, it) for span, it in overrides if isinstance(it, LoraLayer))
@@ -51,6 +55,7 @@ def mix_layer(
     own = tuple((span, it.weights) for span, it in overrides if isinstance(it, OwnLayer))
     frozen_end = int(own[0][0].start) if own else num_tokens
     return MixedLayer(
+        index=index,
         frozen=frozen,
         frozen_end=frozen_end,
         shared_norm_end=int(bottleneck[0][0].start) if bottleneck else frozen_end,
@@ -60,55 +65,10 @@ def mix_layer(
     )
 
 
-def run_layer(
-    hidden: Float[Tensor, "tokens width"],
-    layer: MixedLayer,
-    attention: AttentionPlan,
-    config: BackboneConfig,
-    *,
-    dropout: float,
-) -> Float[Tensor, "tokens width"]:
-    """Run one layer; every row's result is what its own task's layer gives for it alone.
-
-    Semantics:
-        for row in rows:
-            x = hidden[row];  W = frozen, plus the row's task's updates, or its own layer
-            a = W.attention_output(attend(W.qkv(x)))
-            x = W.attention_norm(x + a + attention_adapter(a))
-            f = W.feedforward_out(activation(W.feedforward_in(x)))
-            out[row] = W.output_norm(x + f + feedforward_adapter(f))
-    """
-    qkv = _linear(hidden, layer, lambda weights: weights.qkv)
-    for part, target in enumerate((LoraTarget.QUERY, LoraTarget.KEY, LoraTarget.VALUE)):
-        width = config.hidden_width
-        _add_lora(qkv[:, part * width : (part + 1) * width], hidden, layer, target)
-    context = attend(qkv, attention, num_heads=config.num_heads, dropout=dropout)
-
-    block = _linear(context, layer, lambda weights: weights.attention_output)
-    _add_lora(block, context, layer, LoraTarget.ATTENTION_OUTPUT)
-    block = functional.dropout(block, dropout, training=dropout > 0.0)
-    summed = hidden + block
-    for span, override in layer.bottleneck:
-        summed[span].add_(_adapter_update(block[span], override.attention_adapter))
-    hidden = _norm(
-        summed, layer, config, lambda own: own.attention_norm, lambda own: own.attention_norm
-    )
-
-    inner = _linear(hidden, layer, lambda weights: weights.feedforward_in)
-    _add_lora(inner, hidden, layer, LoraTarget.FEEDFORWARD_IN)
-    inner = _activate(inner, config.activation)
-    block = _linear(inner, layer, lambda weights: weights.feedforward_out)
-    _add_lora(block, inner, layer, LoraTarget.FEEDFORWARD_OUT)
-    block = functional.dropout(block, dropout, training=dropout > 0.0)
-    summed = hidden + block
-    for span, override in layer.bottleneck:
-        summed[span].add_(_adapter_update(block[span], override.feedforward_adapter))
-    return _norm(summed, layer, config, lambda own: own.output_norm, lambda own: own.output_norm)
-
-
-def _linear(
+def mixed_linear(
     x: Float[Tensor, "tokens width"], layer: MixedLayer, pick: Callable[[LayerWeights], Linear]
 ) -> Float[Tensor, "tokens out"]:
+    """Run a linear map, frozen or a task's own, without low-rank updates."""
     parts = list[Tensor]()
     if layer.frozen_end:
         frozen = pick(layer.frozen)
@@ -119,32 +79,32 @@ def _linear(
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _norm(
+def mixed_norm(
     x: Float[Tensor, "tokens width"],
     layer: MixedLayer,
-    config: BackboneConfig,
     pick: Callable[[LayerWeights], Norm],
     pick_bottleneck: Callable[[BottleneckLayer], Norm],
+    *,
+    epsilon: float,
 ) -> Float[Tensor, "tokens width"]:
+    """Run a layer norm: frozen, of a bottleneck, or of a task's own layer."""
     pieces = list[tuple[slice, Norm]]()
     if layer.shared_norm_end:
         pieces.append((slice(0, layer.shared_norm_end), pick(layer.frozen)))
     pieces += [(span, pick_bottleneck(override)) for span, override in layer.bottleneck]
     pieces += [(span, pick(weights)) for span, weights in layer.own]
-    normed = [layer_norm(x[span], norm, config) for span, norm in pieces]
+    normed = [layer_norm(x[span], norm, epsilon=epsilon) for span, norm in pieces]
     return normed[0] if len(normed) == 1 else torch.cat(normed)
 
 
 def layer_norm(
-    x: Float[Tensor, "tokens width"], norm: Norm, config: BackboneConfig
+    x: Float[Tensor, "tokens width"], norm: Norm, *, epsilon: float
 ) -> Float[Tensor, "tokens width"]:
     """Normalise each token over its width."""
-    return functional.layer_norm(
-        x, (config.hidden_width,), norm.weight, norm.bias, config.layer_norm_epsilon
-    )
+    return functional.layer_norm(x, norm.weight.shape, norm.weight, norm.bias, epsilon)
 
 
-def _add_lora(
+def add_lora(
     y: Float[Tensor, "tokens out"],
     x: Float[Tensor, "tokens width"],
     layer: MixedLayer,
@@ -158,12 +118,19 @@ def _add_lora(
             y[span].addmm_(inner, update.up.t(), alpha=update.scale)
 
 
-def _adapter_update(block: Tensor, adapter: Adapter) -> Tensor:
-    inner = torch.tanh(functional.linear(block, adapter.down.weight, adapter.down.bias))
-    return functional.linear(inner, adapter.up.weight, adapter.up.bias)
+def add_adapters(
+    summed: Float[Tensor, "tokens width"],
+    block: Float[Tensor, "tokens width"],
+    layer: MixedLayer,
+    pick: Callable[[BottleneckLayer], Adapter],
+) -> None:
+    """Add the bottleneck adapters of a block's output to the residual sum, in place."""
+    for span, override in layer.bottleneck:
+        summed[span].add_(_adapter_update(block[span], pick(override)))
 
 
-def _activate(x: Tensor, activation: Activation) -> Tensor:
+def activate(x: Tensor, activation: Activation) -> Tensor:
+    """Apply the non-linearity of the feed-forward block."""
     match activation:
         case Activation.GELU:
             return functional.gelu(x)
@@ -171,3 +138,8 @@ def _activate(x: Tensor, activation: Activation) -> Tensor:
             return functional.gelu(x, approximate="tanh")
         case Activation.RELU:
             return functional.relu(x)
+
+
+def _adapter_update(block: Tensor, adapter: Adapter) -> Tensor:
+    inner = torch.tanh(functional.linear(block, adapter.down.weight, adapter.down.bias))
+    return functional.linear(inner, adapter.up.weight, adapter.up.bias)

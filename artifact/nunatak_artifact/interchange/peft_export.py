@@ -1,0 +1,139 @@
+"""Writing LoRA tasks as folders that peft loads.
+
+`PeftModel.from_pretrained(base, folder)` wants the base with the right head class and number of
+labels, `AutoModelFor...from_pretrained(name, num_labels=n)`. The labels, for which peft has no
+place, go into a `config.json` beside it, where `import_peft` and people find them.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from nunatak_artifact.errors import UnsupportedExportError
+from nunatak_artifact.interchange.adapter_folder import new_folder, write_json
+from nunatak_artifact.interchange.peft_config import CONFIG_FILE, WEIGHTS_STEM, TaskType
+from nunatak_artifact.interchange.peft_heads import DENSE, stored_head
+from nunatak_artifact.interchange.peft_modules import ENCODERS, TARGETS, has_pooler
+from nunatak_artifact.interchange.peft_targets import HEAD_NAMES
+from nunatak_artifact.loading import LoadedTask
+from nunatak_model import Backbone, HeadKind, Lora, Pooling, tensors_to_bytes
+from nunatak_registry.manifest import HeadRecord
+
+PREFIX = "base_model.model."
+
+
+def export_peft(task: LoadedTask, folder: Path, backbone: Backbone) -> None:
+    """Write a LoRA task with its head in peft's layout, in float32.
+
+    A ranking head becomes a sequence classification with one output, as cross-encoders are stored.
+
+    Raises:
+        UnsupportedExportError: another method, or a head that no class of transformers has.
+        FolderInUseError: the folder holds something already.
+    """
+    reference, method = task.manifest.reference, task.branch.spec.method
+    if not isinstance(method, Lora):
+        raise UnsupportedExportError(
+            reference,
+            f"its method is {method.kind}, peft folders hold LoRA",
+            "export it in transformers' format",
+        )
+    encoder = ENCODERS.get(backbone.config.model_type)
+    if encoder is None:
+        raise UnsupportedExportError(
+            reference,
+            f"its backbone is a {backbone.config.model_type}",
+            f"peft folders are written for {', '.join(ENCODERS)}",
+        )
+    task_type = _task_type(task)
+    parameters = {name: it.to("cpu", torch.float32) for name, it in task.branch.parameters.items()}
+    owns_pooler = has_pooler(encoder, task_type) and not _is_pooler(parameters, backbone)
+    saved = [*HEAD_NAMES[task_type], *(["pooler"] if owns_pooler else [])]
+    head = stored_head(encoder, task_type, saved)
+    new_folder(folder)
+    tensors = {**_updates(parameters, encoder), **_head(head, parameters)}
+    (folder / f"{WEIGHTS_STEM}.safetensors").write_bytes(
+        tensors_to_bytes({PREFIX + name: tensor for name, tensor in tensors.items()})
+    )
+    write_json(
+        folder,
+        CONFIG_FILE,
+        {
+            "peft_type": "LORA",
+            "task_type": task_type.value,
+            "base_model_name_or_path": backbone.name,
+            "inference_mode": True,
+            "r": method.rank,
+            "lora_alpha": method.alpha,
+            "lora_dropout": 0.0,
+            "bias": "none",
+            "target_modules": _targets(method, encoder, backbone.config.num_layers),
+            "modules_to_save": saved,
+        },
+    )
+    write_json(folder, "config.json", _meaning(task.manifest.head))
+
+
+def _task_type(task: LoadedTask) -> TaskType:
+    head = task.branch.spec.head
+    match head.kind:
+        case HeadKind.TOKEN_CLASSIFICATION:
+            return TaskType.TOKEN_CLASSIFICATION
+        case HeadKind.QUESTION_ANSWERING:
+            return TaskType.QUESTION_ANSWERING
+        case HeadKind.SEQUENCE_CLASSIFICATION | HeadKind.RANKING:
+            if head.pooling is Pooling.FIRST and head.dense:
+                return TaskType.SEQUENCE_CLASSIFICATION
+            raise UnsupportedExportError(
+                task.manifest.reference,
+                f"its head reads the {head.pooling} of the tokens "
+                f"{'through' if head.dense else 'without'} a dense layer",
+                "transformers' classes read the first token through one; train it on a backbone "
+                "that pools so",
+            )
+
+
+def _is_pooler(parameters: Mapping[str, Tensor], backbone: Backbone) -> bool:
+    pooler = backbone.pooler
+    return pooler is not None and all(
+        torch.equal(parameters[f"{DENSE}.{part}"], frozen.to("cpu", torch.float32))
+        for part, frozen in (("weight", pooler.weight), ("bias", pooler.bias))
+    )
+
+
+def _updates(parameters: Mapping[str, Tensor], encoder: str) -> dict[str, Tensor]:
+    tensors = dict[str, Tensor]()
+    for name, tensor in parameters.items():
+        if name.startswith("layers."):
+            _, layer, _, target, side = name.split(".")
+            path = next(path for it, path in TARGETS.items() if it == target)
+            half = "lora_A" if side == "down" else "lora_B"
+            tensors[f"{encoder}.encoder.layer.{layer}.{path}.{half}.weight"] = tensor
+    return tensors
+
+
+def _head(head: Mapping[str, str], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        f"{module}.{part}": parameters[f"{ours}.{part}"]
+        for ours, module in head.items()
+        for part in ("weight", "bias")
+    }
+
+
+def _targets(method: Lora, encoder: str, num_layers: int) -> str:
+    """A pattern for whole names: a list of last parts could not tell the two `output.dense`."""
+    layers = "|".join(map(str, range(method.first_layer, num_layers)))
+    paths = "|".join(TARGETS[target].replace(".", r"\.") for target in method.targets)
+    return rf"{encoder}\.encoder\.layer\.({layers})\.({paths})"
+
+
+def _meaning(head: HeadRecord) -> dict[str, object]:
+    meaning: dict[str, object] = {}
+    if head.labels:
+        meaning["id2label"] = {str(index): label for index, label in enumerate(head.labels)}
+        meaning["label2id"] = {label: index for index, label in enumerate(head.labels)}
+    if head.problem_type is not None:
+        meaning["problem_type"] = head.problem_type.value
+    return meaning

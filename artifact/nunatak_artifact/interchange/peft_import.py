@@ -1,0 +1,204 @@
+"""Reading the LoRA folders of peft.
+
+Ranks, scales and layers that differ within an adapter are brought to one (`lora_normalising`).
+LoRA over BERT's pooler is added to its weights, since to us the pooler is part of the head.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from nunatak_artifact.errors import ForeignBackboneError, UnsupportedImportError
+from nunatak_artifact.interchange.adapter_folder import check_tensors, read_weights
+from nunatak_artifact.interchange.imported import ImportedTask
+from nunatak_artifact.interchange.lora_normalising import normalised
+from nunatak_artifact.interchange.meanings import (
+    labels_in_order,
+    read_max_length,
+    read_model_config,
+)
+from nunatak_artifact.interchange.peft_config import (
+    WEIGHTS_STEM,
+    TaskType,
+    read_peft_config,
+    task_type_of,
+)
+from nunatak_artifact.interchange.peft_heads import (
+    DENSE,
+    OUTPUT,
+    head_parameters,
+    head_spec,
+    pooler_parameters,
+    problem_type_of,
+    stored_head,
+)
+from nunatak_artifact.interchange.peft_modules import ENCODERS
+from nunatak_artifact.interchange.peft_targets import (
+    AdaptedModule,
+    adapted_modules,
+    saved_modules,
+)
+from nunatak_model import Backbone, BackboneConfig, BranchSpec, HeadOnly, HeadSpec, Lora
+from nunatak_model.overrides import LoraUpdate
+from nunatak_registry import ProblemType
+
+PREFIX = "base_model.model."
+PICKLE_ADVICE = "save it again with a current peft (save_pretrained), which writes safetensors"
+
+
+def import_peft(
+    folder: Path,
+    backbone: Backbone,
+    *,
+    labels: tuple[str, ...] | None = None,
+    problem_type: ProblemType | None = None,
+) -> ImportedTask:
+    """Read a LoRA adapter with its head; it computes what peft computes, to rounding.
+
+    Args:
+        folder: holds `adapter_config.json` and `adapter_model.safetensors`, as peft writes them.
+        backbone: the base model it was trained on. peft records no digest of it, so that only
+            shapes and names can be checked here.
+        labels: in the order of the logits; peft does not store them. None: those of the
+            `config.json` in the folder.
+        problem_type: of a sequence classification; None: as in that `config.json`, else
+            transformers' rule (one output is a regression, several are one label a text).
+
+    Raises:
+        InvalidFolderError: a file is missing, unsound or no part of the folder; tensors and
+            configuration differ; or nothing names the labels.
+        UnsupportedImportError: what no method or head of ours computes.
+        ForeignBackboneError: the adapter fits another shape of backbone.
+        InvalidMethodError: a rank is beyond what our method takes.
+    """
+    encoder = encoder_of(folder, backbone)
+    config = read_peft_config(folder)
+    task_type = task_type_of(folder, config)
+    adapted = adapted_modules(folder, config, task_type, encoder, backbone.config)
+    head = stored_head(encoder, task_type, saved_modules(folder, config, task_type, encoder))
+    tensors = {
+        name.removeprefix(PREFIX): tensor
+        for name, tensor in read_weights(folder, WEIGHTS_STEM, advice=PICKLE_ADVICE).items()
+    }
+    spec = head_spec(task_type, _num_labels(tensors, task_type, head[OUTPUT]))
+    _check_backbone(folder, tensors, adapted, backbone, encoder)
+    check_tensors(folder, tensors, _shapes(adapted, head, spec, backbone.config))
+    method, parameters = _branch(adapted, tensors, backbone.config)
+    parameters |= head_parameters(head, tensors)
+    if spec.dense and DENSE not in head:
+        parameters |= pooler_parameters(folder, backbone)
+    for it in adapted:
+        if it.module.layer is None:
+            update = _update(it, tensors)
+            parameters[f"{DENSE}.weight"] += update.scale * (update.up @ update.down)
+    meaning, base = read_model_config(folder), config.base_model_name_or_path
+    return ImportedTask(
+        spec=BranchSpec(method=method, head=spec),
+        labels=labels_in_order(folder, spec, given=labels, stored=meaning.id2label),
+        problem_type=problem_type_of(
+            task_type, spec.num_labels, problem_type or meaning.problem_type
+        ),
+        parameters=parameters,
+        max_length=read_max_length(folder, backbone),
+        source=f"peft LoRA folder, trained on {base}" if base else "peft LoRA folder",
+    )
+
+
+def encoder_of(folder: Path, backbone: Backbone) -> str:
+    """What transformers' classes with a head call an encoder like the backbone.
+
+    Raises:
+        UnsupportedImportError: adapters of such a model are not read.
+    """
+    encoder = ENCODERS.get(backbone.config.model_type)
+    if encoder is None:
+        raise UnsupportedImportError(
+            folder.name,
+            f"the backbone is a {backbone.config.model_type}",
+            f"adapter folders are read for {', '.join(ENCODERS)}",
+        )
+    return encoder
+
+
+def _check_backbone(
+    folder: Path,
+    tensors: Mapping[str, Tensor],
+    adapted: Sequence[AdaptedModule],
+    backbone: Backbone,
+    encoder: str,
+) -> None:
+    """Tell another base model apart from a damaged folder, as far as names and widths tell."""
+    differences = [
+        *(_foreign_name(name, encoder, backbone.config) for name in tensors),
+        *(_foreign_width(it, tensors) for it in adapted),
+    ]
+    for difference in differences:
+        if difference is not None:
+            raise ForeignBackboneError(folder.name, backbone.name, difference)
+
+
+def _foreign_name(name: str, encoder: str, config: BackboneConfig) -> str | None:
+    found = re.match(r"(\w+)\.encoder\.layer\.(\d+)\.", name)
+    if found is None:
+        return None
+    if found[1] != encoder:
+        return f"it adapts a {found[1]} model, the backbone is a {encoder} model"
+    if int(found[2]) >= config.num_layers:
+        return f"it adapts layer {found[2]}, the backbone has {config.num_layers} layers"
+    return None
+
+
+def _foreign_width(adapted: AdaptedModule, tensors: Mapping[str, Tensor]) -> str | None:
+    module = adapted.module
+    down, up = (tensors.get(name) for name in _names(adapted))
+    if down is None or up is None or not down.dim() == up.dim() == 2:
+        return None
+    found, wanted = (up.shape[0], down.shape[1]), (module.out, module.into)
+    return (
+        None if found == wanted else f"{module.name} maps {found[::-1]} there, {wanted[::-1]} here"
+    )
+
+
+def _names(adapted: AdaptedModule) -> tuple[str, str]:
+    return f"{adapted.module.name}.lora_A.weight", f"{adapted.module.name}.lora_B.weight"
+
+
+def _num_labels(tensors: Mapping[str, Tensor], task_type: TaskType, output: str) -> int:
+    bias = tensors.get(f"{output}.bias")
+    # Where there is none, the check of all tensors says so.
+    return 2 if task_type is TaskType.QUESTION_ANSWERING or bias is None else bias.numel()
+
+
+def _shapes(
+    adapted: Sequence[AdaptedModule],
+    head: Mapping[str, str],
+    spec: HeadSpec,
+    config: BackboneConfig,
+) -> dict[str, tuple[int, ...]]:
+    shapes = dict[str, tuple[int, ...]]()
+    for it in adapted:
+        down, up = _names(it)
+        shapes[down], shapes[up] = (it.rank, it.module.into), (it.module.out, it.rank)
+    for ours, module in head.items():
+        out = spec.num_labels if ours == OUTPUT else config.hidden_width
+        shapes[f"{module}.weight"], shapes[f"{module}.bias"] = (out, config.hidden_width), (out,)
+    return shapes
+
+
+def _branch(
+    adapted: Sequence[AdaptedModule], tensors: Mapping[str, Tensor], config: BackboneConfig
+) -> tuple[Lora | HeadOnly, dict[str, Tensor]]:
+    """The method with its parameters; one that adapts no layer is a head."""
+    updates = {
+        (it.module.layer, it.module.target): _update(it, tensors)
+        for it in adapted
+        if it.module.layer is not None and it.module.target is not None
+    }
+    return normalised(updates, config) if updates else (HeadOnly(), {})
+
+
+def _update(adapted: AdaptedModule, tensors: Mapping[str, Tensor]) -> LoraUpdate:
+    down, up = _names(adapted)
+    return LoraUpdate(down=tensors[down], up=tensors[up], scale=adapted.scale)

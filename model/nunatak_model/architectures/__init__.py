@@ -1,0 +1,57 @@
+"""The supported architectures, one file each, and the closed table that picks one."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from nunatak_model.architectures import bert
+from nunatak_model.architectures.base import Architecture, RunLayer
+from nunatak_model.config import BackboneConfig
+from nunatak_model.errors import UnsupportedBackboneError
+from nunatak_model.weights import Shapes
+
+ARCHITECTURES: Mapping[str, Architecture] = dict.fromkeys(bert.MODEL_TYPES, bert)
+"""transformers' `model_type` -> architecture."""
+
+
+def architecture_of(config: BackboneConfig) -> Architecture:
+    """Pick the architecture of a backbone."""
+    return ARCHITECTURES[config.model_type]
+
+
+def config_from(raw: dict[str, Any]) -> BackboneConfig:
+    """Read transformers' `config.json`.
+
+    Raises:
+        UnsupportedBackboneError: another architecture, or a variant that is computed differently.
+    """
+    architecture = ARCHITECTURES.get(raw.get("model_type", ""))
+    if architecture is None:
+        raise UnsupportedBackboneError(
+            f"model_type must be one of {', '.join(ARCHITECTURES)}, got {raw.get('model_type')!r}"
+        )
+    return architecture.config_from(raw)
+
+
+def layer_shapes(layer: int, config: BackboneConfig) -> Shapes:
+    """Names and shapes of one layer."""
+    return architecture_of(config).layer_shapes(layer, config)
+
+
+def encoder_shapes(config: BackboneConfig) -> Shapes:
+    """Names and shapes of a whole encoder, in the order in which digests read them."""
+    architecture = architecture_of(config)
+    shapes = dict(architecture.embedding_shapes(config))
+    for layer in range(config.num_layers):
+        shapes |= architecture.layer_shapes(layer, config)
+    return shapes
+
+
+__all__ = [
+    "ARCHITECTURES",
+    "Architecture",
+    "RunLayer",
+    "architecture_of",
+    "config_from",
+    "encoder_shapes",
+    "layer_shapes",
+]

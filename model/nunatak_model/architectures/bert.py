@@ -1,0 +1,238 @@
+"""The BERT family: learned positions, post-norm layers (Devlin et al. 2019, arXiv:1810.04805).
+
+BERT, RoBERTa, XLM-R and CamemBERT differ, to us, in how positions are counted and in token types.
+
+Axes: tokens = packed tokens of the rows, width = hidden width.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional
+
+from nunatak_model.architectures.base import RunLayer
+from nunatak_model.attention import AttentionPlan, attend, plan_attention
+from nunatak_model.config import Activation, BackboneConfig
+from nunatak_model.encoding import Encoding
+from nunatak_model.errors import UnsupportedBackboneError
+from nunatak_model.mixed_layer import (
+    MixedLayer,
+    activate,
+    add_adapters,
+    add_lora,
+    layer_norm,
+    mixed_linear,
+    mixed_norm,
+)
+from nunatak_model.overrides import LoraTarget
+from nunatak_model.weights import EmbeddingWeights, Shapes, linear_shapes, norm_shapes
+
+POSITIONS_FROM_PADDING = {"bert": False, "roberta": True, "xlm-roberta": True, "camembert": True}
+"""Values of `model_type`, and whether positions start after the padding id."""
+MODEL_TYPES = tuple(POSITIONS_FROM_PADDING)
+
+EMBEDDINGS = {
+    "embeddings.word": "embeddings.word_embeddings.weight",
+    "embeddings.position": "embeddings.position_embeddings.weight",
+    "embeddings.token_type": "embeddings.token_type_embeddings.weight",
+    "embeddings.norm.weight": "embeddings.LayerNorm.weight",
+    "embeddings.norm.bias": "embeddings.LayerNorm.bias",
+}
+LAYER = {
+    "qkv": ("attention.self.query", "attention.self.key", "attention.self.value"),
+    "attention_output": ("attention.output.dense",),
+    "attention_norm": ("attention.output.LayerNorm",),
+    "feedforward_in": ("intermediate.dense",),
+    "feedforward_out": ("output.dense",),
+    "output_norm": ("output.LayerNorm",),
+}
+
+
+def config_from(raw: dict[str, Any]) -> BackboneConfig:
+    """Read transformers' `config.json` of a supported model.
+
+    Raises:
+        UnsupportedBackboneError: a variant whose layers are computed differently.
+    """
+    if raw.get("position_embedding_type", "absolute") != "absolute" or raw.get("is_decoder"):
+        raise UnsupportedBackboneError(
+            "expected an encoder with absolute positions, got "
+            f"position_embedding_type={raw.get('position_embedding_type')!r}, "
+            f"is_decoder={raw.get('is_decoder', False)}"
+        )
+    padding_id = int(raw.get("pad_token_id") or 0)
+    from_padding = POSITIONS_FROM_PADDING[raw["model_type"]]
+    return BackboneConfig(
+        model_type=raw["model_type"],
+        vocab_size=raw["vocab_size"],
+        hidden_width=raw["hidden_size"],
+        num_layers=raw["num_hidden_layers"],
+        num_heads=raw["num_attention_heads"],
+        intermediate_width=raw["intermediate_size"],
+        num_positions=raw["max_position_embeddings"],
+        position_offset=padding_id + 1 if from_padding else 0,
+        num_token_types=raw["type_vocab_size"],
+        padding_id=padding_id,
+        layer_norm_epsilon=raw["layer_norm_eps"],
+        activation=_activation(raw["hidden_act"]),
+        counts_positions_from_padding=from_padding,
+    )
+
+
+def identity(config: BackboneConfig) -> str:
+    """What a digest must read beside names, shapes and bytes of the tensors.
+
+    A fixed text: a field added to `BackboneConfig` must not change the digests of old backbones.
+    """
+    return json.dumps(
+        {
+            "family": "bert",
+            "num_heads": config.num_heads,
+            "position_offset": config.position_offset,
+            "padding_id": config.padding_id,
+            "counts_positions_from_padding": config.counts_positions_from_padding,
+            "layer_norm_epsilon": config.layer_norm_epsilon,
+            "activation": config.activation,
+        },
+        sort_keys=True,
+    )
+
+
+def source_names(target: str) -> tuple[str, ...]:
+    """Names, without prefix, of the stored tensors that make up our tensor `target`."""
+    if target in EMBEDDINGS:
+        return (EMBEDDINGS[target],)
+    _, layer, part, kind = target.split(".")
+    return tuple(f"encoder.layer.{layer}.{name}.{kind}" for name in LAYER[part])
+
+
+def embedding_shapes(config: BackboneConfig) -> Shapes:
+    """Names and shapes of the embeddings."""
+    width = config.hidden_width
+    return {
+        "embeddings.word": (config.vocab_size, width),
+        "embeddings.position": (config.num_positions, width),
+        "embeddings.token_type": (config.num_token_types, width),
+        **norm_shapes("embeddings.norm", width),
+    }
+
+
+def layer_shapes(layer: int, config: BackboneConfig) -> Shapes:
+    """Names and shapes of one layer."""
+    prefix, width, inner = f"layers.{layer}", config.hidden_width, config.intermediate_width
+    return {
+        **linear_shapes(f"{prefix}.qkv", out=3 * width, into=width),
+        **linear_shapes(f"{prefix}.attention_output", out=width, into=width),
+        **norm_shapes(f"{prefix}.attention_norm", width),
+        **linear_shapes(f"{prefix}.feedforward_in", out=inner, into=width),
+        **linear_shapes(f"{prefix}.feedforward_out", out=width, into=inner),
+        **norm_shapes(f"{prefix}.output_norm", width),
+    }
+
+
+def embed(
+    encodings: Sequence[Encoding], tables: EmbeddingWeights, config: BackboneConfig
+) -> Float[Tensor, "tokens width"]:
+    """Sum of word, token type and position embeddings, normalised."""
+    ids = _packed((encoding.token_ids for encoding in encodings), tables)
+    types = _packed((encoding.type_ids for encoding in encodings), tables)
+    positions = _packed((_positions(encoding, config) for encoding in encodings), tables)
+    summed = (
+        functional.embedding(ids, tables.word)
+        + functional.embedding(types, tables.token_type)
+        + functional.embedding(positions, tables.position)
+    )
+    return layer_norm(summed, tables.norm, epsilon=config.layer_norm_epsilon)
+
+
+def plan_layers(lengths: Sequence[int], config: BackboneConfig) -> RunLayer:
+    """Prepare attention over rows of these lengths; all layers share it."""
+    attention = plan_attention(lengths)
+
+    def run(
+        hidden: Float[Tensor, "tokens width"], layer: MixedLayer, *, dropout: float
+    ) -> Float[Tensor, "tokens width"]:
+        return _run_layer(hidden, layer, attention, config, dropout=dropout)
+
+    return run
+
+
+def _run_layer(
+    hidden: Float[Tensor, "tokens width"],
+    layer: MixedLayer,
+    attention: AttentionPlan,
+    config: BackboneConfig,
+    *,
+    dropout: float,
+) -> Float[Tensor, "tokens width"]:
+    """Run one layer; every row's result is what its own task's layer gives for it alone.
+
+    Semantics:
+        for row in rows:
+            x = hidden[row];  W = frozen, plus the row's task's updates, or its own layer
+            a = W.attention_output(attend(W.qkv(x)))
+            x = W.attention_norm(x + a + attention_adapter(a))
+            f = W.feedforward_out(activation(W.feedforward_in(x)))
+            out[row] = W.output_norm(x + f + feedforward_adapter(f))
+    """
+    epsilon = config.layer_norm_epsilon
+    qkv = mixed_linear(hidden, layer, lambda weights: weights.qkv)
+    for part, target in enumerate((LoraTarget.QUERY, LoraTarget.KEY, LoraTarget.VALUE)):
+        width = config.hidden_width
+        add_lora(qkv[:, part * width : (part + 1) * width], hidden, layer, target)
+    context = attend(qkv, attention, num_heads=config.num_heads, dropout=dropout)
+
+    block = mixed_linear(context, layer, lambda weights: weights.attention_output)
+    add_lora(block, context, layer, LoraTarget.ATTENTION_OUTPUT)
+    block = functional.dropout(block, dropout, training=dropout > 0.0)
+    summed = hidden + block
+    add_adapters(summed, block, layer, lambda own: own.attention_adapter)
+    hidden = mixed_norm(
+        summed,
+        layer,
+        lambda own: own.attention_norm,
+        lambda own: own.attention_norm,
+        epsilon=epsilon,
+    )
+
+    inner = mixed_linear(hidden, layer, lambda weights: weights.feedforward_in)
+    add_lora(inner, hidden, layer, LoraTarget.FEEDFORWARD_IN)
+    inner = activate(inner, config.activation)
+    block = mixed_linear(inner, layer, lambda weights: weights.feedforward_out)
+    add_lora(block, inner, layer, LoraTarget.FEEDFORWARD_OUT)
+    block = functional.dropout(block, dropout, training=dropout > 0.0)
+    summed = hidden + block
+    add_adapters(summed, block, layer, lambda own: own.feedforward_adapter)
+    return mixed_norm(
+        summed, layer, lambda own: own.output_norm, lambda own: own.output_norm, epsilon=epsilon
+    )
+
+
+def _positions(encoding: Encoding, config: BackboneConfig) -> Sequence[int]:
+    first = config.position_offset
+    if not config.counts_positions_from_padding or config.padding_id not in encoding.token_ids:
+        return range(first, first + encoding.num_tokens)
+    positions, next_position = list[int](), first
+    for token in encoding.token_ids:
+        is_padding = token == config.padding_id
+        positions.append(config.padding_id if is_padding else next_position)
+        next_position += 0 if is_padding else 1
+    return positions
+
+
+def _packed(lists: Iterable[Sequence[int]], tables: EmbeddingWeights) -> Tensor:
+    return torch.tensor(list(chain.from_iterable(lists)), device=tables.word.device)
+
+
+def _activation(name: str) -> Activation:
+    try:
+        return Activation(name)
+    except ValueError as error:
+        raise UnsupportedBackboneError(
+            f"hidden_act must be one of {', '.join(Activation)}, got {name!r}"
+        ) from error

@@ -1,0 +1,77 @@
+"""Adapters as peft itself builds and saves them, on tiny backbones."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch import Tensor, nn
+from transformers import (
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    PreTrainedModel,
+)
+from transformers.modeling_outputs import QuestionAnsweringModelOutput
+
+from doubles.backbones import Family, save_tiny_backbone
+from nunatak_model import Backbone, Encoding, load_backbone
+
+NUM_LAYERS = 4
+AUTO_CLASSES = {
+    "SEQ_CLS": AutoModelForSequenceClassification,
+    "TOKEN_CLS": AutoModelForTokenClassification,
+    "QUESTION_ANS": AutoModelForQuestionAnswering,
+}
+
+
+class PeftBase:
+    """A tiny base model on disk, and the same as our backbone."""
+
+    def __init__(self, folder: Path, family: Family, *, num_layers: int = NUM_LAYERS) -> None:
+        self.folder = save_tiny_backbone(folder, family=family, num_layers=num_layers)
+        self.backbone: Backbone = load_backbone(folder)
+
+    def model(self, task_type: str, num_labels: int) -> PreTrainedModel:
+        """The base with a fresh head."""
+        return AUTO_CLASSES[task_type].from_pretrained(self.folder, num_labels=num_labels).eval()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+
+    def train(self, config: LoraConfig, *, num_labels: int, seed: int = 0) -> PeftModel:
+        """An adapted model with random weights wherever training would have changed them."""
+        model = get_peft_model(self.model(str(config.task_type), num_labels), config)
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.requires_grad:
+                    parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.15)
+        return model.eval()
+
+    def load(self, folder: Path, task_type: str, num_labels: int) -> PeftModel:
+        """What peft makes of an adapter folder."""
+        return PeftModel.from_pretrained(self.model(task_type, num_labels), str(folder)).eval()  # pyright: ignore[reportUnknownMemberType]
+
+
+def save(model: PeftModel, folder: Path, *, meaning: Mapping[str, object]) -> Path:
+    """Save an adapter as peft does, with a `config.json` that says what its logits mean."""
+    model.save_pretrained(str(folder))
+    (folder / "config.json").write_text(json.dumps(meaning))
+    return folder
+
+
+def id2label(num_labels: int) -> dict[str, object]:
+    """A `config.json` that names the labels."""
+    return {"id2label": {str(index): f"label {index}" for index in range(num_labels)}}
+
+
+def logits_of(model: nn.Module, encoding: Encoding) -> Tensor:
+    """Logits of a model of transformers or peft for one input alone."""
+    with torch.inference_mode():
+        output = model(
+            input_ids=torch.tensor([encoding.token_ids]),
+            token_type_ids=torch.tensor([encoding.type_ids]),
+            attention_mask=torch.ones(1, encoding.num_tokens, dtype=torch.long),
+        )
+    if isinstance(output, QuestionAnsweringModelOutput):
+        return torch.stack([output["start_logits"][0], output["end_logits"][0]], dim=-1)
+    return output.logits[0]
