@@ -131,12 +131,11 @@ def fetched(
 def _hub_errors(repository: str, action: str) -> Generator[None]:
     from huggingface_hub.errors import (  # noqa: PLC0415 - slow to import, and seldom needed
         HfHubHTTPError,
-        HFValidationError,
         HTTPError,  # pyright: ignore[reportPrivateImportUsage] - of whichever library it uses
     )
 
     try:
         yield
-    except (HfHubHTTPError, HFValidationError, HTTPError, OSError) as error:
+    except (HfHubHTTPError, HTTPError, OSError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise HubUnavailableError(repository, action, reason) from error
