@@ -46,11 +46,11 @@ def running_hub() -> Generator[FakeHub]:
 
 
 class _Exchange(BaseHTTPRequestHandler):
-    def __init__(self, hub: FakeHub, *args: Any) -> None:
+    def __init__(self, hub: FakeHub, *args: Any) -> None:  # noqa: ANN401 - as the server has it
         self._hub = hub
         super().__init__(*args)
 
-    def log_message(self, format: str, *args: object) -> None:
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it
         """Say nothing."""
 
     def do_POST(self) -> None:
