@@ -45,7 +45,8 @@ def _adds(layer: LayerOverride) -> bool:
         case LoraLayer():
             return any(map(_updates, layer.updates.values()))
         case BottleneckLayer():
-            return _answers(layer.attention_adapter) or _answers(layer.feedforward_adapter)
+            adapters = (layer.attention_adapter, layer.feedforward_adapter)
+            return any(_answers(adapter) for adapter in adapters if adapter is not None)
         case _:
             return False
 

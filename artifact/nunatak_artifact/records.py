@@ -1,6 +1,9 @@
 """Branches as maths (`nunatak_model`) and as records (`nunatak_registry`), and back."""
 
 from nunatak_model import (
+    AdaptedBlocks,
+    AdapterActivation,
+    AdapterInput,
     Bottleneck,
     BranchSpec,
     Full,
@@ -10,6 +13,7 @@ from nunatak_model import (
     Lora,
     LoraTarget,
     Method,
+    Norms,
     Pooling,
     TopK,
 )
@@ -33,7 +37,14 @@ def method_record(method: Method) -> MethodRecord:
         case HeadOnly():
             return HeadOnlyRecord()
         case Bottleneck():
-            return BottleneckRecord(size=method.size, first_layer=method.first_layer)
+            return BottleneckRecord(
+                size=method.size,
+                first_layer=method.first_layer,
+                blocks=records.AdaptedBlocks(method.blocks.value),
+                reads=records.AdapterInput(method.reads.value),
+                activation=records.AdapterActivation(method.activation.value),
+                norms=records.Norms(method.norms.value),
+            )
         case Lora():
             return LoraRecord(
                 rank=method.rank,
@@ -53,7 +64,14 @@ def method_of(record: MethodRecord) -> Method:
         case HeadOnlyRecord():
             return HeadOnly()
         case BottleneckRecord():
-            return Bottleneck(size=record.size, first_layer=record.first_layer)
+            return Bottleneck(
+                size=record.size,
+                first_layer=record.first_layer,
+                blocks=AdaptedBlocks(record.blocks.value),
+                reads=AdapterInput(record.reads.value),
+                activation=AdapterActivation(record.activation.value),
+                norms=Norms(record.norms.value),
+            )
         case LoraRecord():
             return Lora(
                 rank=record.rank,

@@ -26,6 +26,9 @@ from nunatak_model.errors import (
 from nunatak_model.forward import Row, TrunkActivations, forward, run_trunk
 from nunatak_model.heads import HeadKind, HeadSpec
 from nunatak_model.methods import (
+    AdaptedBlocks,
+    AdapterActivation,
+    AdapterInput,
     Bottleneck,
     Full,
     HeadOnly,
@@ -33,6 +36,7 @@ from nunatak_model.methods import (
     LoraTarget,
     Method,
     MethodKind,
+    Norms,
     TopK,
 )
 from nunatak_model.savings import (
@@ -47,6 +51,9 @@ from nunatak_model.tokenizer import TextTokenizer
 __all__ = [
     "DEFAULT_BACKBONE",
     "Activation",
+    "AdaptedBlocks",
+    "AdapterActivation",
+    "AdapterInput",
     "Alignment",
     "Backbone",
     "BackboneConfig",
@@ -70,6 +77,7 @@ __all__ = [
     "ModelError",
     "ModelSize",
     "NonFiniteParameterError",
+    "Norms",
     "ParameterMismatchError",
     "Pooling",
     "Row",

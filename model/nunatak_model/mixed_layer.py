@@ -17,6 +17,8 @@ from torch.nn import functional
 from nunatak_model.config import Activation
 from nunatak_model.overrides import (
     Adapter,
+    AdapterActivation,
+    AdapterInput,
     BottleneckLayer,
     LayerOverride,
     LoraLayer,
@@ -83,7 +85,7 @@ def mixed_norm(
     x: Float[Tensor, "tokens width"],
     layer: MixedLayer,
     pick: Callable[[LayerWeights], Norm],
-    pick_bottleneck: Callable[[BottleneckLayer], Norm],
+    pick_bottleneck: Callable[[BottleneckLayer], Norm | None],
     *,
     epsilon: float,
 ) -> Float[Tensor, "tokens width"]:
@@ -91,7 +93,10 @@ def mixed_norm(
     pieces = list[tuple[slice, Norm]]()
     if layer.shared_norm_end:
         pieces.append((slice(0, layer.shared_norm_end), pick(layer.frozen)))
-    pieces += [(span, pick_bottleneck(override)) for span, override in layer.bottleneck]
+    pieces += [
+        (span, pick_bottleneck(override) or pick(layer.frozen))
+        for span, override in layer.bottleneck
+    ]
     pieces += [(span, pick(weights)) for span, weights in layer.own]
     normed = [layer_norm(x[span], norm, epsilon=epsilon) for span, norm in pieces]
     return normed[0] if len(normed) == 1 else torch.cat(normed)
@@ -122,11 +127,23 @@ def add_adapters(
     summed: Float[Tensor, "tokens width"],
     block: Float[Tensor, "tokens width"],
     layer: MixedLayer,
-    pick: Callable[[BottleneckLayer], Adapter],
+    pick: Callable[[BottleneckLayer], Adapter | None],
+    normalise: Callable[[Tensor], Tensor] | None = None,
 ) -> None:
-    """Add the bottleneck adapters of a block's output to the residual sum, in place."""
+    """Add the bottleneck adapters of a block to its residual sum, in place.
+
+    `normalise` is the frozen norm over the sum, for adapters that read `NORMED_SUM`; layers that
+    norm elsewhere have none, and no such adapters.
+    """
     for span, override in layer.bottleneck:
-        summed[span].add_(_adapter_update(block[span], pick(override)))
+        adapter = pick(override)
+        if adapter is None:
+            continue
+        if normalise is not None and adapter.reads is AdapterInput.NORMED_SUM:
+            update = _adapter_update(normalise(summed[span]), adapter)
+        else:
+            update = _adapter_update(block[span], adapter)
+        summed[span].add_(update)
 
 
 def activate(x: Tensor, activation: Activation) -> Tensor:
@@ -140,6 +157,24 @@ def activate(x: Tensor, activation: Activation) -> Tensor:
             return functional.relu(x)
 
 
-def _adapter_update(block: Tensor, adapter: Adapter) -> Tensor:
-    inner = torch.tanh(functional.linear(block, adapter.down.weight, adapter.down.bias))
+def _adapter_update(x: Tensor, adapter: Adapter) -> Tensor:
+    inner = _activate_adapter(
+        functional.linear(x, adapter.down.weight, adapter.down.bias), adapter.activation
+    )
     return functional.linear(inner, adapter.up.weight, adapter.up.bias)
+
+
+def _activate_adapter(x: Tensor, activation: AdapterActivation) -> Tensor:
+    match activation:
+        case AdapterActivation.TANH:
+            return torch.tanh(x)
+        case AdapterActivation.RELU:
+            return functional.relu(x)
+        case AdapterActivation.LEAKY_RELU:
+            return functional.leaky_relu(x)
+        case AdapterActivation.GELU:
+            return functional.gelu(x)
+        case AdapterActivation.GELU_TANH:
+            return functional.gelu(x, approximate="tanh")
+        case AdapterActivation.SILU:
+            return functional.silu(x)

@@ -20,6 +20,27 @@ class LoraTarget(StrEnum):
     FEEDFORWARD_OUT = "feedforward_out"
 
 
+class AdapterInput(StrEnum):
+    """What a bottleneck adapter of a block reads."""
+
+    BLOCK = "block"
+    """The block's output, before the residual addition (Houlsby et al. 2019, He et al. 2021)."""
+    NORMED_SUM = "normed_sum"
+    """The norm of block and residual, which is run again over the adapted sum (Pfeiffer et al.
+    2020, as AdapterHub computes it)."""
+
+
+class AdapterActivation(StrEnum):
+    """Non-linearity between the two maps of a bottleneck adapter (torch's names)."""
+
+    TANH = "tanh"
+    RELU = "relu"
+    LEAKY_RELU = "leaky_relu"
+    GELU = "gelu"
+    GELU_TANH = "gelu_tanh"
+    SILU = "silu"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnLayer:
     """The task runs its own copy of the layer."""
@@ -45,20 +66,25 @@ class LoraLayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """The two maps of one bottleneck adapter."""
+    """One bottleneck adapter: `up(activation(down(x)))`."""
 
     down: Linear
     up: Linear
+    activation: AdapterActivation
+    reads: AdapterInput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BottleneckLayer:
-    """The frozen layer, with an adapter in either block and the task's own norms."""
+    """The frozen layer, with an adapter in one or both blocks.
 
-    attention_adapter: Adapter
-    attention_norm: Norm
-    feedforward_adapter: Adapter
-    output_norm: Norm
+    A block without an adapter has none here; a norm that is None is the frozen one.
+    """
+
+    attention_adapter: Adapter | None
+    attention_norm: Norm | None
+    feedforward_adapter: Adapter | None
+    output_norm: Norm | None
 
 
 LayerOverride = OwnLayer | LoraLayer | BottleneckLayer

@@ -157,12 +157,49 @@ class HeadOnlyRecord(Record):
     kind: Literal["head"] = "head"
 
 
+class AdaptedBlocks(StrEnum):
+    """Which blocks of a layer have a bottleneck adapter."""
+
+    BOTH = "both"
+    ATTENTION = "attention"
+    FEEDFORWARD = "feedforward"
+
+
+class AdapterInput(StrEnum):
+    """What a bottleneck adapter reads."""
+
+    BLOCK = "block"
+    NORMED_SUM = "normed_sum"
+
+
+class AdapterActivation(StrEnum):
+    """Non-linearity of a bottleneck adapter."""
+
+    TANH = "tanh"
+    RELU = "relu"
+    LEAKY_RELU = "leaky_relu"
+    GELU = "gelu"
+    GELU_TANH = "gelu_tanh"
+    SILU = "silu"
+
+
+class Norms(StrEnum):
+    """Whose the layer norms after adapted blocks are: the task's own or the backbone's."""
+
+    OWN = "own"
+    FROZEN = "frozen"
+
+
 class BottleneckRecord(Record):
-    """Bottleneck adapters and own layer norms from `first_layer` up (He et al. 2021, eq. 1)."""
+    """Bottleneck adapters from `first_layer` up; by default those of He et al. 2021, eq. 1."""
 
     kind: Literal["bottleneck"] = "bottleneck"
     size: Annotated[int, Field(ge=1, le=65_536)]
     first_layer: Annotated[int, Field(ge=0, le=1000)] = 0
+    blocks: AdaptedBlocks = AdaptedBlocks.BOTH
+    reads: AdapterInput = AdapterInput.BLOCK
+    activation: AdapterActivation = AdapterActivation.TANH
+    norms: Norms = Norms.OWN
 
 
 class LoraRecord(Record):

@@ -1,5 +1,6 @@
-"""Task versions to and from the formats of others: transformers, peft, and the hub's layout."""
+"""Exchange with other programs: their folders as our tasks, and our tasks as their folders."""
 
+from nunatak_artifact.interchange.adapterhub_import import import_adapterhub
 from nunatak_artifact.interchange.hub import (
     Fetched,
     Hub,
@@ -38,6 +39,7 @@ __all__ = [
     "export_peft",
     "export_transformers",
     "fetched",
+    "import_adapterhub",
     "import_folder",
     "import_peft",
     "import_transformers",

@@ -5,11 +5,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from nunatak_artifact.drafting import Draft, Provenance, draft_task
 from nunatak_artifact.errors import InvalidFolderError, UnsupportedImportError
-from nunatak_artifact.interchange.adapter_folder import has_file
+from nunatak_artifact.interchange.adapter_folder import has_file, read_model
+from nunatak_artifact.interchange.adapterhub_import import import_adapterhub
 from nunatak_artifact.interchange.compatibility import CONFIG
 from nunatak_artifact.interchange.hub_layout import MANIFEST
 from nunatak_artifact.interchange.imported import ImportedTask
@@ -35,6 +36,15 @@ class ForeignKind(StrEnum):
 
     TRANSFORMERS = "transformers"
     PEFT = "peft"
+    ADAPTERHUB = "adapterhub"
+
+
+class _AdapterConfig(BaseModel):
+    """Both kinds of adapters have a file of this name; only peft's names a type of its own."""
+
+    model_config = ConfigDict(frozen=True)
+
+    peft_type: str | None = None
 
 
 def kind_of(folder: Path) -> ForeignKind:
@@ -51,11 +61,12 @@ def kind_of(folder: Path) -> ForeignKind:
             folder.name, f"it has a {MANIFEST} and is no foreign folder", "use `nunatak task pull`"
         )
     if has_file(folder, CONFIG_FILE):
-        return ForeignKind.PEFT
+        is_peft = read_model(folder, CONFIG_FILE, _AdapterConfig).peft_type is not None
+        return ForeignKind.PEFT if is_peft else ForeignKind.ADAPTERHUB
     if has_file(folder, CONFIG):
         return ForeignKind.TRANSFORMERS
     raise InvalidFolderError(
-        folder.name, f"it has neither {CONFIG_FILE} (peft) nor {CONFIG} (transformers)"
+        folder.name, f"it has neither {CONFIG_FILE} (an adapter) nor {CONFIG} (a model)"
     )
 
 
@@ -77,6 +88,8 @@ def import_folder(
             return import_transformers(folder, backbone, labels=labels)
         case ForeignKind.PEFT:
             return import_peft(folder, backbone, labels=labels)
+        case ForeignKind.ADAPTERHUB:
+            return import_adapterhub(folder, backbone, labels=labels)
 
 
 def draft_imported(

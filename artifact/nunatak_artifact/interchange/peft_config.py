@@ -138,14 +138,21 @@ def task_type_of(folder: Path, config: PeftConfig) -> TaskType:
             if config.task_type == task_type:
                 return task_type
     model_class = config.auto_mapping.base_model_class if config.auto_mapping else None
-    for suffix, task_type in CLASS_SUFFIXES.items():
-        if config.task_type is None and model_class is not None and model_class.endswith(suffix):
-            return task_type
+    found = task_type_of_class(model_class or "")
+    if config.task_type is None and found is not None:
+        return found
     raise UnsupportedImportError(
         folder.name,
         f"its task_type is {config.task_type!r} and its model {model_class!r}",
         f"expected a task_type out of {', '.join(TaskType)}: an adapter without such a head "
         "answers nothing",
+    )
+
+
+def task_type_of_class(model_class: str) -> TaskType | None:
+    """What a class of transformers predicts, as its name tells."""
+    return next(
+        (task for suffix, task in CLASS_SUFFIXES.items() if model_class.endswith(suffix)), None
     )
 
 

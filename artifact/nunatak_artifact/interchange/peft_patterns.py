@@ -26,7 +26,12 @@ json.dump([[name for name in names if re.fullmatch(it, name)] for it in patterns
 
 
 def matches(
-    patterns: Sequence[str], names: Sequence[str], *, folder: str, file: str
+    patterns: Sequence[str],
+    names: Sequence[str],
+    *,
+    folder: str,
+    file: str,
+    time_limit: float = TIME_LIMIT_SECONDS,
 ) -> list[frozenset[str]]:
     """For each pattern, out of `file`, the names that it matches from first to last letter.
 
@@ -44,11 +49,11 @@ def matches(
             capture_output=True,
             text=True,
             check=True,
-            timeout=TIME_LIMIT_SECONDS,
+            timeout=time_limit,
         )
     except subprocess.TimeoutExpired as error:
         raise CorruptFileError(
-            folder, file, f"holds a pattern that takes over {TIME_LIMIT_SECONDS:g} s to match"
+            folder, file, f"holds a pattern that takes over {time_limit:g} s to match"
         ) from error
     except subprocess.CalledProcessError as error:
         reason = str(error.stderr).strip().rpartition("\n")[2][:200]

@@ -84,6 +84,7 @@ class KindName(StrEnum):
     AUTO = "auto"
     TRANSFORMERS = "transformers"
     PEFT = "peft"
+    ADAPTERHUB = "adapterhub"
 
 
 class ExportFormat(StrEnum):

@@ -179,6 +179,8 @@ def _run_layer(
             x = W.attention_norm(x + a + attention_adapter(a))
             f = W.feedforward_out(activation(W.feedforward_in(x)))
             out[row] = W.output_norm(x + f + feedforward_adapter(f))
+        where an adapter that reads NORMED_SUM is given W.attention_norm(x + a) for a, or
+        W.output_norm(x + f) for f
     """
     epsilon = config.layer_norm_epsilon
     qkv = mixed_linear(hidden, layer, lambda weights: weights.qkv)
@@ -191,7 +193,13 @@ def _run_layer(
     add_lora(block, context, layer, LoraTarget.ATTENTION_OUTPUT)
     block = functional.dropout(block, dropout, training=dropout > 0.0)
     summed = hidden + block
-    add_adapters(summed, block, layer, lambda own: own.attention_adapter)
+    add_adapters(
+        summed,
+        block,
+        layer,
+        lambda own: own.attention_adapter,
+        lambda x: layer_norm(x, layer.frozen.attention_norm, epsilon=epsilon),
+    )
     hidden = mixed_norm(
         summed,
         layer,
@@ -207,7 +215,13 @@ def _run_layer(
     add_lora(block, inner, layer, LoraTarget.FEEDFORWARD_OUT)
     block = functional.dropout(block, dropout, training=dropout > 0.0)
     summed = hidden + block
-    add_adapters(summed, block, layer, lambda own: own.feedforward_adapter)
+    add_adapters(
+        summed,
+        block,
+        layer,
+        lambda own: own.feedforward_adapter,
+        lambda x: layer_norm(x, layer.frozen.output_norm, epsilon=epsilon),
+    )
     return mixed_norm(
         summed, layer, lambda own: own.output_norm, lambda own: own.output_norm, epsilon=epsilon
     )

@@ -1,16 +1,19 @@
 """The methods by which a task's branch differs from the backbone; one file each."""
 
 from nunatak_model.methods.base import MethodKind
-from nunatak_model.methods.bottleneck import Bottleneck
+from nunatak_model.methods.bottleneck import AdaptedBlocks, Bottleneck, Norms
 from nunatak_model.methods.full import Full
 from nunatak_model.methods.head_only import HeadOnly
 from nunatak_model.methods.lora import Lora
 from nunatak_model.methods.topk import TopK
-from nunatak_model.overrides import LoraTarget
+from nunatak_model.overrides import AdapterActivation, AdapterInput, LoraTarget
 
 Method = TopK | HeadOnly | Bottleneck | Lora | Full
 
 __all__ = [
+    "AdaptedBlocks",
+    "AdapterActivation",
+    "AdapterInput",
     "Bottleneck",
     "Full",
     "HeadOnly",
@@ -18,5 +21,6 @@ __all__ = [
     "LoraTarget",
     "Method",
     "MethodKind",
+    "Norms",
     "TopK",
 ]

@@ -1,4 +1,4 @@
-"""Bottleneck adapters after both blocks of a layer, with the task's own layer norms.
+"""Bottleneck adapters after the blocks of a layer, by default with the task's own layer norms.
 
 He et al. 2021, "On the Effectiveness of Adapter-based Tuning for Pretrained Language Model
 Adaptation" (arXiv:2106.03164), sec. 2.1, eq. 1: `h' = f2(tanh(f1(h))) + h`, after the
@@ -6,24 +6,64 @@ self-attention block and after the feed-forward block, each before the residual 
 layer norm; adapters, layer norms and head are trained (placement as in Houlsby et al. 2019,
 arXiv:1902.00751, whose near-identity initialisation is used too). `first_layer` above 0 keeps a
 trunk below the adapters (AdapterDrop, Rueckle et al. 2021, arXiv:2010.11918).
+
+The other settings are those of adapters trained elsewhere, which we run as they are: frozen norms,
+other non-linearities, and the placement of Pfeiffer et al. 2020 (MAD-X, arXiv:2005.00052, sec.
+3.2.1): the feed-forward block alone, reading the norm of its residual sum.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from nunatak_model.architectures import bert
 from nunatak_model.backbone import Backbone
 from nunatak_model.config import BackboneConfig
 from nunatak_model.errors import InvalidMethodError
 from nunatak_model.methods.base import MethodKind, check_first_layer, copies, normal
-from nunatak_model.overrides import Adapter, BottleneckLayer, LayerOverride
-from nunatak_model.weights import Shapes, linear_from, linear_shapes, norm_from, norm_shapes
+from nunatak_model.overrides import (
+    Adapter,
+    AdapterActivation,
+    AdapterInput,
+    BottleneckLayer,
+    LayerOverride,
+)
+from nunatak_model.weights import (
+    Norm,
+    Shapes,
+    linear_from,
+    linear_shapes,
+    norm_from,
+    norm_shapes,
+)
 
 INITIAL_DEVIATION = 0.01
 """Houlsby et al. 2019, sec. 3.6: results hold up to about 1e-2 and degrade above."""
+
+ATTENTION = ("attention_adapter", "attention_norm")
+FEEDFORWARD = ("feedforward_adapter", "output_norm")
+"""Our names of a block's adapter and of the norm after it."""
+
+
+class AdaptedBlocks(StrEnum):
+    """Which blocks of a layer have an adapter."""
+
+    BOTH = "both"
+    ATTENTION = "attention"
+    FEEDFORWARD = "feedforward"
+
+
+class Norms(StrEnum):
+    """Whose the layer norms after adapted blocks are."""
+
+    OWN = "own"
+    """The task's, trained with the adapters."""
+    FROZEN = "frozen"
+    """The backbone's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,27 +73,42 @@ class Bottleneck:
     kind: ClassVar[MethodKind] = MethodKind.BOTTLENECK
     size: int = 64
     first_layer: int = 0
+    blocks: AdaptedBlocks = AdaptedBlocks.BOTH
+    reads: AdapterInput = AdapterInput.BLOCK
+    activation: AdapterActivation = AdapterActivation.TANH
+    norms: Norms = Norms.OWN
 
     def check(self, config: BackboneConfig) -> None:
-        """Raise `InvalidMethodError` unless size and first layer make sense."""
+        """Raise `InvalidMethodError` unless the settings make sense, alone and together."""
         check_first_layer(self.first_layer, config)
         if not 1 <= self.size <= config.intermediate_width:
             raise InvalidMethodError(
                 f"bottleneck size must be in [1, {config.intermediate_width}], got {self.size}"
             )
+        if self.reads is AdapterInput.NORMED_SUM:
+            if self.norms is not Norms.FROZEN:
+                raise InvalidMethodError(
+                    f"adapters that read {self.reads} run its norm twice and need norms="
+                    f"{Norms.FROZEN}, got norms={self.norms}"
+                )
+            if config.model_type not in bert.MODEL_TYPES:
+                raise InvalidMethodError(
+                    f"adapters read {self.reads} only where norms follow the blocks "
+                    f"({', '.join(bert.MODEL_TYPES)}), got a {config.model_type} backbone"
+                )
 
     def split_depth(self, config: BackboneConfig) -> int:
         """The lowest adapted layer."""
         return self.first_layer
 
     def parameter_shapes(self, config: BackboneConfig) -> Shapes:
-        """Two adapters and two norms per layer."""
+        """Per layer an adapter for each adapted block, and the norm after it unless frozen."""
         shapes: Shapes = {}
         for layer in range(self.first_layer, config.num_layers):
-            shapes |= self._adapter_shapes(f"layers.{layer}.attention_adapter", config)
-            shapes |= norm_shapes(f"layers.{layer}.attention_norm", config.hidden_width)
-            shapes |= self._adapter_shapes(f"layers.{layer}.feedforward_adapter", config)
-            shapes |= norm_shapes(f"layers.{layer}.output_norm", config.hidden_width)
+            for adapter, norm in self._places():
+                shapes |= self._adapter_shapes(f"layers.{layer}.{adapter}", config)
+                if self.norms is Norms.OWN:
+                    shapes |= norm_shapes(f"layers.{layer}.{norm}", config.hidden_width)
         return shapes
 
     def initial_parameters(
@@ -74,12 +129,31 @@ class Bottleneck:
     def layer(self, index: int, parameters: Mapping[str, Tensor]) -> LayerOverride:
         """The frozen layer with this task's adapters and norms."""
         prefix = f"layers.{index}"
+        adapters, norms = dict[str, Adapter](), dict[str, Norm]()
+        for adapter, norm in self._places():
+            adapters[adapter] = Adapter(
+                down=linear_from(parameters, f"{prefix}.{adapter}.down"),
+                up=linear_from(parameters, f"{prefix}.{adapter}.up"),
+                activation=self.activation,
+                reads=self.reads,
+            )
+            if self.norms is Norms.OWN:
+                norms[norm] = norm_from(parameters, f"{prefix}.{norm}")
         return BottleneckLayer(
-            attention_adapter=_adapter_from(parameters, f"{prefix}.attention_adapter"),
-            attention_norm=norm_from(parameters, f"{prefix}.attention_norm"),
-            feedforward_adapter=_adapter_from(parameters, f"{prefix}.feedforward_adapter"),
-            output_norm=norm_from(parameters, f"{prefix}.output_norm"),
+            attention_adapter=adapters.get(ATTENTION[0]),
+            attention_norm=norms.get(ATTENTION[1]),
+            feedforward_adapter=adapters.get(FEEDFORWARD[0]),
+            output_norm=norms.get(FEEDFORWARD[1]),
         )
+
+    def _places(self) -> tuple[tuple[str, str], ...]:
+        match self.blocks:
+            case AdaptedBlocks.BOTH:
+                return ATTENTION, FEEDFORWARD
+            case AdaptedBlocks.ATTENTION:
+                return (ATTENTION,)
+            case AdaptedBlocks.FEEDFORWARD:
+                return (FEEDFORWARD,)
 
     def _adapter_shapes(self, prefix: str, config: BackboneConfig) -> Shapes:
         width = config.hidden_width
@@ -87,9 +161,3 @@ class Bottleneck:
             **linear_shapes(f"{prefix}.down", out=self.size, into=width),
             **linear_shapes(f"{prefix}.up", out=width, into=self.size),
         }
-
-
-def _adapter_from(parameters: Mapping[str, Tensor], prefix: str) -> Adapter:
-    return Adapter(
-        down=linear_from(parameters, f"{prefix}.down"), up=linear_from(parameters, f"{prefix}.up")
-    )

@@ -38,15 +38,24 @@ def drafted(factory: TwinFactory, imported: ImportedTask, *, task: str = "tone")
 @pytest.mark.parametrize(
     ("files", "kind"),
     [
-        pytest.param(["config.json"], ForeignKind.TRANSFORMERS, id="transformers"),
-        pytest.param(["adapter_config.json", "config.json"], ForeignKind.PEFT, id="peft"),
+        pytest.param({"config.json": {}}, ForeignKind.TRANSFORMERS, id="transformers"),
+        pytest.param(
+            {"adapter_config.json": {"peft_type": "LORA"}, "config.json": {}},
+            ForeignKind.PEFT,
+            id="peft",
+        ),
+        pytest.param(
+            {"adapter_config.json": {"config": {"reduction_factor": 16}}},
+            ForeignKind.ADAPTERHUB,
+            id="adapterhub",
+        ),
     ],
 )
 def test_the_kind_of_a_folder_is_told_by_its_files(
-    tmp_path: Path, files: list[str], kind: ForeignKind
+    tmp_path: Path, files: dict[str, dict[str, object]], kind: ForeignKind
 ) -> None:
-    for name in files:
-        (tmp_path / name).write_text(json.dumps({"peft_type": "LORA"}))
+    for name, fields in files.items():
+        (tmp_path / name).write_text(json.dumps(fields))
 
     assert kind_of(tmp_path) is kind
 

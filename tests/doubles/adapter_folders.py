@@ -1,0 +1,55 @@
+"""Adapter folders to tamper with: sound ones, and functions that break them."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from doubles.tasks import tiny_task
+from nunatak_artifact import LoadedTask, load_task
+from nunatak_artifact.interchange import export_peft
+from nunatak_model import Backbone, HeadKind, Lora, Method
+from nunatak_registry import TaskManifest
+
+ADAPTERHUB = Path(__file__).parents[1] / "interchange_fixtures" / "adapterhub"
+
+
+def loaded_task(
+    backbone: Backbone, method: Method, *, kind: HeadKind = HeadKind.SEQUENCE_CLASSIFICATION
+) -> LoadedTask:
+    """A tiny task of this method as a server has it."""
+    draft, blobs = tiny_task(backbone, method=method, kind=kind)
+    manifest = TaskManifest.model_validate({**draft.model_dump(), "version": 1})
+    return load_task(manifest, blobs["parameters"], backbone)
+
+
+def peft_folder(folder: Path, backbone: Backbone) -> Path:
+    """A sound LoRA folder of rank 2 over query and value, with labels beside it."""
+    export_peft(loaded_task(backbone, Lora(rank=2, alpha=4.0)), folder, backbone)
+    return folder
+
+
+def adapterhub_folder(folder: Path, case: str) -> Path:
+    """A copy of one of the folders that `adapters` wrote."""
+    return Path(shutil.copytree(ADAPTERHUB / case, folder))
+
+
+def edit_json(path: Path, changes: Mapping[str, object]) -> None:
+    """Set fields of a JSON file; `config.x` is the field x of the object config."""
+    document = json.loads(path.read_text())
+    for name, value in changes.items():
+        *parents, last = name.split(".")
+        target = document
+        for parent in parents:
+            target = target[parent]
+        target[last] = value
+    path.write_text(json.dumps(document))
+
+
+def edit_tensors(path: Path, changes: Mapping[str, Tensor | None]) -> None:
+    """Set tensors of a safetensors file, or take them out."""
+    tensors: dict[str, Tensor | None] = {**load_file(path), **changes}
+    save_file({name: it for name, it in tensors.items() if it is not None}, path)

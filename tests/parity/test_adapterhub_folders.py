@@ -1,0 +1,124 @@
+"""AdapterHub's folders here: the logits that `adapters` itself gave for them.
+
+The folders and the logits lie in `tests/interchange_fixtures`, written by `adapters` in an
+environment of its own (`tests/interchange_fixtures/regenerate`): it needs an older transformers
+than everything else here.
+"""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from doubles.backbones import Family, tiny_backbone
+from nunatak_artifact.interchange import import_adapterhub
+from nunatak_model import (
+    Backbone,
+    Bottleneck,
+    Branch,
+    Encoding,
+    HeadKind,
+    Row,
+    build_branch,
+    forward,
+)
+from nunatak_registry import ProblemType
+
+FOLDERS = Path(__file__).parents[1] / "interchange_fixtures" / "adapterhub"
+EXPECTED: dict[str, Any] = json.loads((FOLDERS / "expected.json").read_text())
+ENCODINGS = [
+    Encoding(token_ids=tuple(tokens), type_ids=(0,) * len(tokens)) for tokens in EXPECTED["tokens"]
+]
+CASES = sorted(EXPECTED["logits"])
+TOLERANCE = 1e-5
+NUM_LAYERS = 2
+
+
+@pytest.fixture(scope="module")
+def backbones() -> dict[str, Backbone]:
+    families: tuple[Family, ...] = ("bert", "roberta")
+    return {family: tiny_backbone(family=family, num_layers=NUM_LAYERS) for family in families}
+
+
+def branch_of(case: str, backbone: Backbone) -> Branch:
+    imported = import_adapterhub(FOLDERS / case, backbone)
+    return build_branch(imported.spec, backbone.config, imported.parameters)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_adapterhub_folder_answers_as_in_adapters(
+    case: str, backbones: dict[str, Backbone]
+) -> None:
+    backbone = backbones[case.partition("-")[0]]
+    branch = branch_of(case, backbone)
+
+    with torch.inference_mode():
+        answers = forward(backbone, [Row(encoding=it, branch=branch) for it in ENCODINGS])
+
+    for answer, expected in zip(answers, EXPECTED["logits"][case], strict=True):
+        assert (answer - torch.tensor(expected)).abs().max().item() <= TOLERANCE
+
+
+def test_a_mixed_batch_of_all_kinds_answers_as_each_in_adapters(
+    backbones: dict[str, Backbone],
+) -> None:
+    backbone = backbones["bert"]
+    cases = [case for case in CASES if case.startswith("bert")]
+    branches = {case: branch_of(case, backbone) for case in cases}
+    questions = [(case, index) for case in cases for index in range(len(ENCODINGS))]
+    random.Random(0).shuffle(questions)
+
+    with torch.inference_mode():
+        answers = forward(
+            backbone,
+            [Row(encoding=ENCODINGS[index], branch=branches[case]) for case, index in questions],
+        )
+
+    for (case, index), answer in zip(questions, answers, strict=True):
+        expected = torch.tensor(EXPECTED["logits"][case][index])
+        assert (answer - expected).abs().max().item() <= TOLERANCE, case
+
+
+def test_the_fixtures_differ_from_their_bare_heads(backbones: dict[str, Backbone]) -> None:
+    """Guards the oracle: adapters that change little would make parity empty."""
+    for case in CASES:
+        backbone = backbones[case.partition("-")[0]]
+        imported = import_adapterhub(FOLDERS / case, backbone)
+        idle = {
+            name: tensor * (0.0 if ".up." in name else 1.0)
+            for name, tensor in imported.parameters.items()
+        }
+        branch = build_branch(imported.spec, backbone.config, idle)
+        with torch.inference_mode():
+            (answer, *_) = forward(backbone, [Row(encoding=ENCODINGS[0], branch=branch)])
+        expected = torch.tensor(EXPECTED["logits"][case][0])
+        assert (answer - expected).abs().max().item() > 1e-2, case
+
+
+def test_layers_left_out_stay_in_the_trunk(backbones: dict[str, Backbone]) -> None:
+    imported = import_adapterhub(FOLDERS / "bert-houlsby-left-out", backbones["bert"])
+
+    assert imported.spec.split_depth(backbones["bert"].config) == 1
+
+
+def test_sizes_that_differ_become_the_largest(backbones: dict[str, Backbone]) -> None:
+    imported = import_adapterhub(FOLDERS / "bert-pfeiffer-sizes-by-layer", backbones["bert"])
+
+    assert isinstance(imported.spec.method, Bottleneck)
+    assert imported.spec.method.size == 5
+
+
+def test_head_and_labels_are_those_of_the_folder(backbones: dict[str, Backbone]) -> None:
+    tags = import_adapterhub(FOLDERS / "roberta-pfeiffer", backbones["roberta"])
+    several = import_adapterhub(FOLDERS / "bert-houlsby-multi-label", backbones["bert"])
+    number = import_adapterhub(FOLDERS / "bert-attention-alone", backbones["bert"])
+
+    assert tags.spec.head.kind is HeadKind.TOKEN_CLASSIFICATION
+    assert tags.labels == ("label 0", "label 1", "label 2", "label 3")
+    assert tags.problem_type is None
+    assert several.problem_type is ProblemType.MULTI_LABEL
+    assert number.labels == ("label 0",)
+    assert number.problem_type is ProblemType.REGRESSION

@@ -1,0 +1,292 @@
+"""peft folders: what is not exactly ours to compute is refused by its name."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from doubles.adapter_folders import edit_json, edit_tensors, peft_folder
+from doubles.backbones import WIDTH, tiny_backbone
+from doubles.hostile_files import HOSTILE_FILES
+from doubles.tasks import LABELS
+from nunatak_artifact import ArtifactError
+from nunatak_artifact.errors import (
+    CorruptFileError,
+    EscapingFileError,
+    ForeignBackboneError,
+    InvalidFolderError,
+    PickledWeightsError,
+    TensorMismatchError,
+    UnknownLabelsError,
+    UnsupportedImportError,
+)
+from nunatak_artifact.interchange import import_peft
+from nunatak_model import Backbone, Lora, LoraTarget
+
+CONFIG, WEIGHTS, MEANING = "adapter_config.json", "adapter_model.safetensors", "config.json"
+QUERY = "base_model.model.bert.encoder.layer.{}.attention.self.query.lora_{}.weight"
+
+UNSUPPORTED: dict[str, tuple[dict[str, object], str]] = {
+    "ia3": ({"peft_type": "IA3"}, "IA3"),
+    "loha": ({"peft_type": "LOHA"}, "LOHA"),
+    "prefix": ({"peft_type": "PREFIX_TUNING"}, "PREFIX_TUNING"),
+    "dora": ({"use_dora": True}, "DoRA"),
+    "transposed": ({"fan_in_fan_out": True}, "fan_in_fan_out"),
+    "low-rank-bias": ({"lora_bias": True}, "lora_bias"),
+    "megatron": ({"megatron_config": {"a": 1}}, "megatron"),
+    "replication": ({"layer_replication": [[0, 2]]}, "layer_replication"),
+    "trained-tokens": ({"trainable_token_indices": [1]}, "trainable_token_indices"),
+    "activated": ({"alora_invocation_tokens": [1, 2]}, "alora_invocation_tokens"),
+    "bare-parameters": ({"target_parameters": ["x"]}, "target_parameters"),
+    "trained-biases": ({"bias": "lora_only"}, "lora_only"),
+    "changed-base": ({"init_lora_weights": "pissa"}, "pissa"),
+    "unknown-setting": ({"spectral_gate": 0.5}, "spectral_gate"),
+    "stored-norms": ({"modules_to_save": ["LayerNorm"]}, "LayerNorm"),
+    "language-model": ({"task_type": "CAUSAL_LM"}, "CAUSAL_LM"),
+    "no-head": ({"task_type": None}, "task_type"),
+    "embeddings": ({"target_modules": ["word_embeddings"]}, "word_embeddings"),
+    "two-choices": ({"layers_to_transform": [1]}, "layers_to_transform"),
+}
+CORRUPT_CONFIGS = {
+    "no-json": b"{nope}",
+    "list": b"[]",
+    "deep": b'{"peft_type":' * 5000,
+    "no-type": b"{}",
+    "rank-zero": b'{"peft_type": "LORA", "r": 0}',
+    "rank-text": b'{"peft_type": "LORA", "r": "8"}',
+    "alpha-nan": b'{"peft_type": "LORA", "lora_alpha": NaN}',
+    "pattern": b'{"peft_type": "LORA", "task_type": "SEQ_CLS", "target_modules": "(("}',
+}
+
+
+@pytest.fixture(scope="module")
+def backbone() -> Backbone:
+    return tiny_backbone()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, backbone: Backbone) -> Path:
+    return peft_folder(tmp_path / "adapter", backbone)
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_what_is_not_plain_lora_is_refused_by_name(
+    name: str, folder: Path, backbone: Backbone
+) -> None:
+    changes, named = UNSUPPORTED[name]
+    edit_json(folder / CONFIG, changes)
+
+    with pytest.raises(UnsupportedImportError, match=named):
+        import_peft(folder, backbone)
+
+
+@pytest.mark.parametrize("off", [None, False, [], {}, 0], ids=str)
+def test_an_unknown_setting_that_is_off_is_no_hindrance(
+    off: object, folder: Path, backbone: Backbone
+) -> None:
+    edit_json(folder / CONFIG, {"spectral_gate": off, "megatron_core": "megatron.core"})
+
+    assert import_peft(folder, backbone).spec.method == Lora(rank=2, alpha=4.0)
+
+
+def test_the_class_of_the_model_tells_the_task_where_no_type_does(
+    folder: Path, backbone: Backbone
+) -> None:
+    mapping = {"base_model_class": "BertForSequenceClassification"}
+    saved = ["classifier", "pooler"]
+    edit_json(
+        folder / CONFIG, {"task_type": None, "auto_mapping": mapping, "modules_to_save": saved}
+    )
+
+    assert import_peft(folder, backbone).labels == LABELS
+
+
+@pytest.mark.parametrize("name", CORRUPT_CONFIGS)
+def test_a_broken_configuration_is_a_corrupt_file(
+    name: str, folder: Path, backbone: Backbone
+) -> None:
+    (folder / CONFIG).write_bytes(CORRUPT_CONFIGS[name])
+
+    with pytest.raises(CorruptFileError) as caught:
+        import_peft(folder, backbone)
+
+    assert caught.value.file == CONFIG
+
+
+@pytest.mark.parametrize("name", HOSTILE_FILES)
+def test_hostile_weights_are_a_corrupt_file(name: str, folder: Path, backbone: Backbone) -> None:
+    (folder / WEIGHTS).write_bytes(HOSTILE_FILES[name])
+
+    with pytest.raises(CorruptFileError) as caught:
+        import_peft(folder, backbone)
+
+    assert caught.value.file == WEIGHTS
+
+
+def test_truncated_weights_are_a_corrupt_file(folder: Path, backbone: Backbone) -> None:
+    whole = (folder / WEIGHTS).read_bytes()
+    for size in (0, 7, 8, 100, len(whole) // 2, len(whole) - 1):
+        (folder / WEIGHTS).write_bytes(whole[:size])
+        with pytest.raises(CorruptFileError):
+            import_peft(folder, backbone)
+
+
+@pytest.mark.parametrize("name", [CONFIG, WEIGHTS, MEANING])
+def test_a_link_out_of_the_folder_is_not_followed(
+    name: str, folder: Path, tmp_path: Path, backbone: Backbone
+) -> None:
+    (folder / name).rename(tmp_path / name)
+    (folder / name).symlink_to(tmp_path / name)
+
+    with pytest.raises(EscapingFileError, match=name):
+        import_peft(folder, backbone)
+
+
+@pytest.mark.parametrize("name", [CONFIG, WEIGHTS, MEANING])
+def test_a_pipe_is_not_waited_for(name: str, folder: Path, backbone: Backbone) -> None:
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+
+    with pytest.raises(CorruptFileError, match="regular file"):
+        import_peft(folder, backbone)
+
+
+@pytest.mark.parametrize("name", [CONFIG, WEIGHTS])
+def test_a_missing_file_is_named(name: str, folder: Path, backbone: Backbone) -> None:
+    (folder / name).unlink()
+
+    with pytest.raises(InvalidFolderError, match=name):
+        import_peft(folder, backbone)
+
+
+def test_a_pickle_is_refused_unread(folder: Path, backbone: Backbone) -> None:
+    (folder / WEIGHTS).rename(folder / "adapter_model.bin")
+
+    with pytest.raises(PickledWeightsError, match=r"adapter_model\.bin"):
+        import_peft(folder, backbone)
+
+
+def test_a_missing_tensor_is_named(folder: Path, backbone: Backbone) -> None:
+    edit_tensors(folder / WEIGHTS, {QUERY.format(2, "B"): None})
+
+    with pytest.raises(TensorMismatchError) as caught:
+        import_peft(folder, backbone)
+
+    assert caught.value.missing == (QUERY.format(2, "B").removeprefix("base_model.model."),)
+
+
+def test_a_tensor_that_nothing_reads_is_named(folder: Path, backbone: Backbone) -> None:
+    edit_tensors(folder / WEIGHTS, {"base_model.model.bert.extra": torch.ones(1)})
+
+    with pytest.raises(TensorMismatchError, match=r"bert\.extra"):
+        import_peft(folder, backbone)
+
+
+def test_a_rank_other_than_configured_is_refused(folder: Path, backbone: Backbone) -> None:
+    edit_json(folder / CONFIG, {"rank_pattern": {"query": 3}})
+
+    with pytest.raises(TensorMismatchError, match="of another shape"):
+        import_peft(folder, backbone)
+
+
+def test_a_missing_head_is_a_missing_tensor(folder: Path, backbone: Backbone) -> None:
+    edit_tensors(
+        folder / WEIGHTS,
+        {f"base_model.model.classifier.{part}": None for part in ("weight", "bias")},
+    )
+
+    with pytest.raises(TensorMismatchError, match=r"classifier\.weight"):
+        import_peft(folder, backbone)
+
+
+def test_an_adapter_of_a_deeper_model_is_of_another_backbone(
+    folder: Path, backbone: Backbone
+) -> None:
+    edit_tensors(folder / WEIGHTS, {QUERY.format(7, "A"): torch.ones(2, WIDTH)})
+
+    with pytest.raises(ForeignBackboneError, match="layer 7"):
+        import_peft(folder, backbone)
+
+
+def test_an_adapter_of_a_wider_model_is_of_another_backbone(
+    folder: Path, backbone: Backbone
+) -> None:
+    wide = {QUERY.format(0, "A"): torch.ones(2, 64), QUERY.format(0, "B"): torch.ones(64, 2)}
+    edit_tensors(folder / WEIGHTS, wide)
+
+    with pytest.raises(ForeignBackboneError, match="64"):
+        import_peft(folder, backbone)
+
+
+def test_an_adapter_of_another_family_is_of_another_backbone(folder: Path) -> None:
+    with pytest.raises(ForeignBackboneError, match="bert model"):
+        import_peft(folder, tiny_backbone(family="roberta"))
+
+
+def test_labels_are_asked_for_where_the_folder_has_none(folder: Path, backbone: Backbone) -> None:
+    (folder / MEANING).unlink()
+
+    with pytest.raises(UnknownLabelsError):
+        import_peft(folder, backbone)
+    assert import_peft(folder, backbone, labels=("a", "b", "c")).labels == ("a", "b", "c")
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [{}, {"0": "a", "1": "b"}, {"0": "a", "1": "a", "2": "b"}, {"1": "a", "2": "b", "3": "c"}],
+)
+def test_labels_that_do_not_fit_the_head_are_refused(
+    labels: dict[str, str], folder: Path, backbone: Backbone
+) -> None:
+    edit_json(folder / MEANING, {"id2label": labels})
+
+    with pytest.raises(UnknownLabelsError):
+        import_peft(folder, backbone)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"), [(None, None), (40, 40), (9000, None), (10**30, None)], ids=str
+)
+def test_the_longest_input_is_what_the_tokenizer_says_if_the_backbone_can(
+    said: int | None, expected: int | None, folder: Path, backbone: Backbone
+) -> None:
+    (folder / "tokenizer_config.json").write_text("{}")
+    edit_json(folder / "tokenizer_config.json", {"model_max_length": said})
+
+    assert import_peft(folder, backbone).max_length == expected
+
+
+def test_half_precision_adapters_become_float32(folder: Path, backbone: Backbone) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    save_file({name: tensor.half() for name, tensor in tensors.items()}, folder / WEIGHTS)
+
+    imported = import_peft(folder, backbone)
+
+    assert {tensor.dtype for tensor in imported.parameters.values()} == {torch.float32}
+
+
+def test_layers_below_the_lowest_adapted_stay_in_the_trunk(
+    folder: Path, backbone: Backbone
+) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    kept = {name: it for name, it in tensors.items() if "layer.3" in name or "layer" not in name}
+    save_file({name: it for name, it in kept.items() if ".value." not in name}, folder / WEIGHTS)
+    edit_json(folder / CONFIG, {"target_modules": ["query"], "layers_to_transform": [3]})
+
+    imported = import_peft(folder, backbone)
+
+    assert imported.spec.method == Lora(
+        rank=2, alpha=4.0, targets=(LoraTarget.QUERY,), first_layer=3
+    )
+
+
+def test_every_refusal_has_a_code_of_its_own() -> None:
+    codes = [error.code for error in _subclasses(ArtifactError)]
+
+    assert len(set(codes)) == len(codes)
+
+
+def _subclasses(error: type[ArtifactError]) -> list[type[ArtifactError]]:
+    return [error, *(deeper for it in error.__subclasses__() for deeper in _subclasses(it))]
