@@ -5,13 +5,19 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from doubles.tasks import tiny_task
 from nunatak_artifact import LoadedTask, load_task
 from nunatak_artifact.interchange import export_peft
-from nunatak_model import Backbone, HeadKind, Lora, Method
+from nunatak_model import (
+    Backbone,
+    HeadKind,
+    Lora,
+    Method,
+    tensors_from_bytes,
+    tensors_to_bytes,
+)
 from nunatak_registry import TaskManifest
 
 ADAPTERHUB = Path(__file__).parents[1] / "interchange_fixtures" / "adapterhub"
@@ -51,5 +57,5 @@ def edit_json(path: Path, changes: Mapping[str, object]) -> None:
 
 def edit_tensors(path: Path, changes: Mapping[str, Tensor | None]) -> None:
     """Set tensors of a safetensors file, or take them out."""
-    tensors: dict[str, Tensor | None] = {**load_file(path), **changes}
-    save_file({name: it for name, it in tensors.items() if it is not None}, path)
+    tensors: dict[str, Tensor | None] = {**tensors_from_bytes(path.read_bytes()), **changes}
+    path.write_bytes(tensors_to_bytes({name: it for name, it in tensors.items() if it is not None}))

@@ -23,6 +23,7 @@ from nunatak_artifact.interchange.peft_heads import (
     pooler_parameters,
     problem_type_of,
     stored_head,
+    stored_shapes,
 )
 from nunatak_model import Backbone, HeadKind, HeadSpec, Pooling
 from nunatak_registry import ProblemType
@@ -62,19 +63,12 @@ def flexible_head(
         ForeignBackboneError: it reads a pooler that the backbone does not have.
     """
     spec = _spec(folder, head)
-    prefix, width = f"heads.{name}", backbone.config.hidden_width
-    chain = (
-        {OUTPUT: SECOND_LINEAR, DENSE: FIRST_LINEAR} if head.layers == 2 else {OUTPUT: FIRST_LINEAR}
-    )
-    shapes = dict[str, tuple[int, ...]]()
-    for ours, position in chain.items():
-        out = spec.num_labels if ours == OUTPUT else width
-        shapes[f"{prefix}.{position}.weight"] = (out, width)
-        shapes[f"{prefix}.{position}.bias"] = (out,)
-    check_tensors(folder, tensors, shapes)
-    parameters = head_parameters(
-        {ours: f"{prefix}.{position}" for ours, position in chain.items()}, tensors
-    )
+    positions = {OUTPUT: FIRST_LINEAR}
+    if head.layers == 2:
+        positions = {OUTPUT: SECOND_LINEAR, DENSE: FIRST_LINEAR}
+    maps = {ours: f"heads.{name}.{position}" for ours, position in positions.items()}
+    check_tensors(folder, tensors, stored_shapes(maps, spec, width=backbone.config.hidden_width))
+    parameters = head_parameters(maps, tensors)
     if head.use_pooler:
         parameters |= pooler_parameters(folder, backbone)
     return ImportedHead(
@@ -101,14 +95,10 @@ def class_head(
     if file.num_labels is None:
         raise InvalidFolderError(folder.name, "its head_config.json has no num_labels")
     spec = head_spec(task_type, file.num_labels)
-    modules, width = stored_head(encoder, task_type, saved=()), backbone.config.hidden_width
-    shapes = dict[str, tuple[int, ...]]()
-    for ours, module in modules.items():
-        out = spec.num_labels if ours == OUTPUT else width
-        shapes[f"{module}.weight"], shapes[f"{module}.bias"] = (out, width), (out,)
-    check_tensors(folder, tensors, shapes)
-    parameters = head_parameters(modules, tensors)
-    if spec.dense and DENSE not in modules:
+    maps = stored_head(encoder, task_type, saved=())
+    check_tensors(folder, tensors, stored_shapes(maps, spec, width=backbone.config.hidden_width))
+    parameters = head_parameters(maps, tensors)
+    if spec.dense and DENSE not in maps:
         parameters |= pooler_parameters(folder, backbone)
     return ImportedHead(
         spec=spec,

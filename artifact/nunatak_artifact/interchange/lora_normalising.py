@@ -20,7 +20,7 @@ Updates = Mapping[tuple[int, LoraTarget], LoraUpdate]
 """Layer and target -> its update; at least one."""
 
 
-def normalised(updates: Updates, config: BackboneConfig) -> tuple[Lora, dict[str, Tensor]]:
+def normalised_lora(updates: Updates, config: BackboneConfig) -> tuple[Lora, dict[str, Tensor]]:
     """Write updates as one method with its float32 parameters.
 
     Semantics:

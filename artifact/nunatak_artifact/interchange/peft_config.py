@@ -94,8 +94,8 @@ class PeftConfig(BaseModel):
     modules_to_save: tuple[str, ...] | None = None
     layers_to_transform: tuple[int, ...] | int | None = None
     layers_pattern: Names | None = None
-    rank_pattern: dict[str, Positive] = {}
-    alpha_pattern: dict[str, float] = {}
+    rank_pattern: dict[str, Positive] | None = None
+    alpha_pattern: dict[str, float] | None = None
     init_lora_weights: bool | str = True
 
 

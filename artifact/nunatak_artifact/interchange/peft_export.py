@@ -33,27 +33,15 @@ def export_peft(task: LoadedTask, folder: Path, backbone: Backbone) -> None:
         UnsupportedExportError: another method, or a head that no class of transformers has.
         FolderInUseError: the folder holds something already.
     """
-    reference, method = task.manifest.reference, task.branch.spec.method
-    if not isinstance(method, Lora):
-        raise UnsupportedExportError(
-            reference,
-            f"its method is {method.kind}, peft folders hold LoRA",
-            "export it in transformers' format",
-        )
-    encoder = ENCODERS.get(backbone.config.model_type)
-    if encoder is None:
-        raise UnsupportedExportError(
-            reference,
-            f"its backbone is a {backbone.config.model_type}",
-            f"peft folders are written for {', '.join(ENCODERS)}",
-        )
-    task_type = _task_type(task)
+    method, encoder, task_type = _method(task), _encoder(task, backbone), _task_type(task)
     parameters = {name: it.to("cpu", torch.float32) for name, it in task.branch.parameters.items()}
     owns_pooler = has_pooler(encoder, task_type) and not _is_pooler(parameters, backbone)
     saved = [*HEAD_NAMES[task_type], *(["pooler"] if owns_pooler else [])]
-    head = stored_head(encoder, task_type, saved)
+    tensors = {
+        **_updates(parameters, encoder),
+        **_head(stored_head(encoder, task_type, saved), parameters),
+    }
     new_folder(folder)
-    tensors = {**_updates(parameters, encoder), **_head(head, parameters)}
     (folder / f"{WEIGHTS_STEM}.safetensors").write_bytes(
         tensors_to_bytes({PREFIX + name: tensor for name, tensor in tensors.items()})
     )
@@ -74,6 +62,28 @@ def export_peft(task: LoadedTask, folder: Path, backbone: Backbone) -> None:
         },
     )
     write_json(folder, "config.json", _meaning(task.manifest.head))
+
+
+def _method(task: LoadedTask) -> Lora:
+    method = task.branch.spec.method
+    if isinstance(method, Lora):
+        return method
+    raise UnsupportedExportError(
+        task.manifest.reference,
+        f"its method is {method.kind}, peft folders hold LoRA",
+        "export it in transformers' format",
+    )
+
+
+def _encoder(task: LoadedTask, backbone: Backbone) -> str:
+    encoder = ENCODERS.get(backbone.config.model_type)
+    if encoder is not None:
+        return encoder
+    raise UnsupportedExportError(
+        task.manifest.reference,
+        f"its backbone is a {backbone.config.model_type}",
+        f"peft folders are written for {', '.join(ENCODERS)}",
+    )
 
 
 def _task_type(task: LoadedTask) -> TaskType:

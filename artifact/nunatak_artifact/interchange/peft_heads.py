@@ -50,6 +50,17 @@ def head_spec(task_type: TaskType, num_labels: int) -> HeadSpec:
     return HeadSpec(kind=kind, num_labels=num_labels, pooling=Pooling.FIRST, dense=True)
 
 
+def stored_shapes(
+    head: Mapping[str, str], spec: HeadSpec, *, width: int
+) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the stored tensors of a head."""
+    shapes = dict[str, tuple[int, ...]]()
+    for ours, module in head.items():
+        out = spec.num_labels if ours == OUTPUT else width
+        shapes[f"{module}.weight"], shapes[f"{module}.bias"] = (out, width), (out,)
+    return shapes
+
+
 def head_parameters(head: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The stored tensors of a head under our names."""
     return {

@@ -10,10 +10,14 @@ from pathlib import Path
 
 from torch import Tensor
 
-from nunatak_artifact.errors import ForeignBackboneError, UnsupportedImportError
+from nunatak_artifact.errors import (
+    ForeignBackboneError,
+    TensorMismatchError,
+    UnsupportedImportError,
+)
 from nunatak_artifact.interchange.adapter_folder import check_tensors, read_weights
 from nunatak_artifact.interchange.imported import ImportedTask
-from nunatak_artifact.interchange.lora_normalising import normalised
+from nunatak_artifact.interchange.lora_normalising import normalised_lora
 from nunatak_artifact.interchange.meanings import (
     labels_in_order,
     read_max_length,
@@ -33,6 +37,7 @@ from nunatak_artifact.interchange.peft_heads import (
     pooler_parameters,
     problem_type_of,
     stored_head,
+    stored_shapes,
 )
 from nunatak_artifact.interchange.peft_modules import ENCODERS
 from nunatak_artifact.interchange.peft_targets import (
@@ -78,10 +83,7 @@ def import_peft(
     task_type = task_type_of(folder, config)
     adapted = adapted_modules(folder, config, task_type, encoder, backbone.config)
     head = stored_head(encoder, task_type, saved_modules(folder, config, task_type, encoder))
-    tensors = {
-        name.removeprefix(PREFIX): tensor
-        for name, tensor in read_weights(folder, WEIGHTS_STEM, advice=PICKLE_ADVICE).items()
-    }
+    tensors = _tensors(folder)
     spec = head_spec(task_type, _num_labels(tensors, task_type, head[OUTPUT]))
     _check_backbone(folder, tensors, adapted, backbone, encoder)
     check_tensors(folder, tensors, _shapes(adapted, head, spec, backbone.config))
@@ -89,10 +91,7 @@ def import_peft(
     parameters |= head_parameters(head, tensors)
     if spec.dense and DENSE not in head:
         parameters |= pooler_parameters(folder, backbone)
-    for it in adapted:
-        if it.module.layer is None:
-            update = _update(it, tensors)
-            parameters[f"{DENSE}.weight"] += update.scale * (update.up @ update.down)
+    parameters |= _updated_pooler(adapted, tensors, parameters)
     meaning, base = read_model_config(folder), config.base_model_name_or_path
     return ImportedTask(
         spec=BranchSpec(method=method, head=spec),
@@ -120,6 +119,15 @@ def encoder_of(folder: Path, backbone: Backbone) -> str:
             f"adapter folders are read for {', '.join(ENCODERS)}",
         )
     return encoder
+
+
+def _tensors(folder: Path) -> dict[str, Tensor]:
+    """The stored tensors by their names in the adapted model."""
+    stored = read_weights(folder, WEIGHTS_STEM, advice=PICKLE_ADVICE)
+    strange = [name for name in stored if not name.startswith(PREFIX)]
+    if strange:
+        raise TensorMismatchError(folder.name, missing=(), unused=strange, wrong=())
+    return {name.removeprefix(PREFIX): tensor for name, tensor in stored.items()}
 
 
 def _check_backbone(
@@ -181,9 +189,7 @@ def _shapes(
     for it in adapted:
         down, up = _names(it)
         shapes[down], shapes[up] = (it.rank, it.module.into), (it.module.out, it.rank)
-    for ours, module in head.items():
-        out = spec.num_labels if ours == OUTPUT else config.hidden_width
-        shapes[f"{module}.weight"], shapes[f"{module}.bias"] = (out, config.hidden_width), (out,)
+    shapes |= stored_shapes(head, spec, width=config.hidden_width)
     return shapes
 
 
@@ -196,7 +202,20 @@ def _branch(
         for it in adapted
         if it.module.layer is not None and it.module.target is not None
     }
-    return normalised(updates, config) if updates else (HeadOnly(), {})
+    return normalised_lora(updates, config) if updates else (HeadOnly(), {})
+
+
+def _updated_pooler(
+    adapted: Sequence[AdaptedModule],
+    tensors: Mapping[str, Tensor],
+    parameters: Mapping[str, Tensor],
+) -> dict[str, Tensor]:
+    """The pooler's weights with its low-rank update, if it has one."""
+    pooler = next((it for it in adapted if it.module.layer is None), None)
+    if pooler is None:
+        return {}
+    name, update = f"{DENSE}.weight", _update(pooler, tensors)
+    return {name: parameters[name] + update.scale * (update.up @ update.down)}
 
 
 def _update(adapted: AdaptedModule, tensors: Mapping[str, Tensor]) -> LoraUpdate:

@@ -77,8 +77,8 @@ def adapted_modules(
             "the whole model",
         )
     adapted = [module for module in modules if module.name in chosen]
-    ranks = _by_pattern(folder, config.rank_pattern, adapted, config.r)
-    alphas = _by_pattern(folder, config.alpha_pattern, adapted, config.lora_alpha)
+    ranks = _by_pattern(folder, config.rank_pattern or {}, adapted, config.r)
+    alphas = _by_pattern(folder, config.alpha_pattern or {}, adapted, config.lora_alpha)
     return tuple(
         AdaptedModule(
             module=module,

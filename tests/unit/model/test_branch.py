@@ -4,6 +4,7 @@ from torch import Tensor
 
 from doubles.backbones import tiny_backbone
 from nunatak_model import (
+    AdapterInput,
     Bottleneck,
     BranchSpec,
     Full,
@@ -129,6 +130,7 @@ def test_huge_but_finite_values_are_accepted() -> None:
         Lora(targets=()),
         Bottleneck(size=0),
         Bottleneck(first_layer=-1),
+        Bottleneck(reads=AdapterInput.NORMED_SUM),
     ],
     ids=repr,
 )

@@ -1,11 +1,11 @@
 """peft folders: what is not exactly ours to compute is refused by its name."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from doubles.adapter_folders import edit_json, edit_tensors, peft_folder
 from doubles.backbones import WIDTH, tiny_backbone
@@ -23,7 +23,7 @@ from nunatak_artifact.errors import (
     UnsupportedImportError,
 )
 from nunatak_artifact.interchange import import_peft
-from nunatak_model import Backbone, Lora, LoraTarget
+from nunatak_model import Backbone, Lora, LoraTarget, tensors_from_bytes, tensors_to_bytes
 
 CONFIG, WEIGHTS, MEANING = "adapter_config.json", "adapter_model.safetensors", "config.json"
 QUERY = "base_model.model.bert.encoder.layer.{}.attention.self.query.lora_{}.weight"
@@ -89,6 +89,38 @@ def test_an_unknown_setting_that_is_off_is_no_hindrance(
     edit_json(folder / CONFIG, {"spectral_gate": off, "megatron_core": "megatron.core"})
 
     assert import_peft(folder, backbone).spec.method == Lora(rank=2, alpha=4.0)
+
+
+def test_patterns_may_be_null_as_in_older_folders(folder: Path, backbone: Backbone) -> None:
+    edit_json(folder / CONFIG, {"rank_pattern": None, "alpha_pattern": None})
+
+    assert import_peft(folder, backbone).spec.method == Lora(rank=2, alpha=4.0)
+
+
+def test_a_trained_pooler_is_taken_and_a_frozen_one_is_the_backbones(
+    folder: Path, backbone: Backbone
+) -> None:
+    trained = import_peft(folder, backbone).parameters["head.dense.weight"]
+    edit_json(folder / CONFIG, {"modules_to_save": ["classifier"]})
+    names = [f"base_model.model.bert.pooler.dense.{part}" for part in ("weight", "bias")]
+    edit_tensors(folder / WEIGHTS, dict.fromkeys(names))
+
+    frozen = import_peft(folder, backbone).parameters["head.dense.weight"]
+
+    assert backbone.pooler is not None
+    assert torch.equal(frozen, backbone.pooler.weight)
+    assert not torch.equal(trained, frozen)
+
+
+def test_a_backbone_without_the_pooler_that_the_head_reads_is_refused(
+    folder: Path, backbone: Backbone
+) -> None:
+    edit_json(folder / CONFIG, {"modules_to_save": ["classifier"]})
+    names = [f"base_model.model.bert.pooler.dense.{part}" for part in ("weight", "bias")]
+    edit_tensors(folder / WEIGHTS, dict.fromkeys(names))
+
+    with pytest.raises(ForeignBackboneError, match="pooler"):
+        import_peft(folder, replace(backbone, pooler=None))
 
 
 def test_the_class_of_the_model_tells_the_task_where_no_type_does(
@@ -177,10 +209,11 @@ def test_a_missing_tensor_is_named(folder: Path, backbone: Backbone) -> None:
     assert caught.value.missing == (QUERY.format(2, "B").removeprefix("base_model.model."),)
 
 
-def test_a_tensor_that_nothing_reads_is_named(folder: Path, backbone: Backbone) -> None:
-    edit_tensors(folder / WEIGHTS, {"base_model.model.bert.extra": torch.ones(1)})
+@pytest.mark.parametrize("name", ["base_model.model.bert.extra", "classifier.bias"])
+def test_a_tensor_that_nothing_reads_is_named(name: str, folder: Path, backbone: Backbone) -> None:
+    edit_tensors(folder / WEIGHTS, {name: torch.ones(3)})
 
-    with pytest.raises(TensorMismatchError, match=r"bert\.extra"):
+    with pytest.raises(TensorMismatchError, match=name.removeprefix("base_model.model.")):
         import_peft(folder, backbone)
 
 
@@ -259,8 +292,9 @@ def test_the_longest_input_is_what_the_tokenizer_says_if_the_backbone_can(
 
 
 def test_half_precision_adapters_become_float32(folder: Path, backbone: Backbone) -> None:
-    tensors = load_file(folder / WEIGHTS)
-    save_file({name: tensor.half() for name, tensor in tensors.items()}, folder / WEIGHTS)
+    tensors = tensors_from_bytes((folder / WEIGHTS).read_bytes())
+    halves = {name: tensor.half() for name, tensor in tensors.items()}
+    (folder / WEIGHTS).write_bytes(tensors_to_bytes(halves))
 
     imported = import_peft(folder, backbone)
 
@@ -270,9 +304,10 @@ def test_half_precision_adapters_become_float32(folder: Path, backbone: Backbone
 def test_layers_below_the_lowest_adapted_stay_in_the_trunk(
     folder: Path, backbone: Backbone
 ) -> None:
-    tensors = load_file(folder / WEIGHTS)
+    tensors = tensors_from_bytes((folder / WEIGHTS).read_bytes())
     kept = {name: it for name, it in tensors.items() if "layer.3" in name or "layer" not in name}
-    save_file({name: it for name, it in kept.items() if ".value." not in name}, folder / WEIGHTS)
+    queries = {name: it for name, it in kept.items() if ".value." not in name}
+    (folder / WEIGHTS).write_bytes(tensors_to_bytes(queries))
     edit_json(folder / CONFIG, {"target_modules": ["query"], "layers_to_transform": [3]})
 
     imported = import_peft(folder, backbone)

@@ -1,0 +1,83 @@
+"""Writing peft folders: whole, readable, and only of what peft can hold."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from doubles.adapter_folders import loaded_task, peft_folder
+from doubles.backbones import tiny_backbone
+from doubles.tasks import LABELS
+from nunatak_artifact.errors import FolderInUseError, UnsupportedExportError
+from nunatak_artifact.interchange import export_peft, import_peft
+from nunatak_model import (
+    Backbone,
+    Bottleneck,
+    Full,
+    HeadKind,
+    HeadOnly,
+    Lora,
+    Method,
+    Pooling,
+    TopK,
+)
+
+
+@pytest.fixture(scope="module")
+def backbone() -> Backbone:
+    return tiny_backbone()
+
+
+@pytest.mark.parametrize(
+    "method", [TopK(num_layers=1), HeadOnly(), Bottleneck(size=4), Full()], ids=lambda it: it.kind
+)
+def test_other_methods_are_refused_with_the_format_that_holds_them(
+    method: Method, backbone: Backbone, tmp_path: Path
+) -> None:
+    with pytest.raises(UnsupportedExportError, match=r"tone/1.*transformers"):
+        export_peft(loaded_task(backbone, method), tmp_path / "out", backbone)
+
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_head_that_no_class_has_is_refused(tmp_path: Path) -> None:
+    backbone = tiny_backbone(pooling=Pooling.MEAN)
+
+    with pytest.raises(UnsupportedExportError, match="mean"):
+        export_peft(loaded_task(backbone, Lora(rank=2)), tmp_path / "out", backbone)
+
+
+def test_a_folder_with_something_in_it_is_left_alone(backbone: Backbone, tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("mine")
+
+    with pytest.raises(FolderInUseError):
+        export_peft(loaded_task(backbone, Lora(rank=2)), tmp_path, backbone)
+
+    assert [path.name for path in tmp_path.iterdir()] == ["precious"]
+
+
+def test_labels_stand_beside_the_adapter_in_order(backbone: Backbone, tmp_path: Path) -> None:
+    folder = peft_folder(tmp_path / "out", backbone)
+
+    meaning = json.loads((folder / "config.json").read_text())
+
+    assert tuple(meaning["id2label"].values()) == LABELS
+    assert meaning["problem_type"] == "single_label_classification"
+
+
+@pytest.mark.parametrize("kind", HeadKind)
+def test_what_was_written_reads_back_bit_by_bit(
+    kind: HeadKind, backbone: Backbone, tmp_path: Path
+) -> None:
+    task = loaded_task(backbone, Lora(rank=3, alpha=6.0, first_layer=2), kind=kind)
+    export_peft(task, tmp_path / "out", backbone)
+
+    imported = import_peft(
+        tmp_path / "out", backbone, labels=("score",) if kind == "ranking" else None
+    )
+
+    assert imported.spec.method == task.branch.spec.method
+    assert imported.parameters.keys() == task.branch.parameters.keys()
+    for name, tensor in imported.parameters.items():
+        assert torch.equal(tensor, task.branch.parameters[name])
