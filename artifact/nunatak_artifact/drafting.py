@@ -21,6 +21,7 @@ from nunatak_model import (
 from nunatak_registry.manifest import (
     BackboneRecord,
     BlobRecord,
+    ConfusionRecord,
     DataRecord,
     MetricRecord,
     ParameterCounts,
@@ -41,6 +42,7 @@ class Provenance:
     data: DataRecord | None = None
     recipe: RecipeRecord | None = None
     metrics: tuple[MetricRecord, ...] = ()
+    confusion: ConfusionRecord | None = None
     note: str = ""
 
 
@@ -85,6 +87,7 @@ def draft_task(  # noqa: PLR0913 - what a version is made of
             digest=backbone.digest,
             num_layers=backbone.config.num_layers,
             hidden_width=backbone.config.hidden_width,
+            num_parameters=backbone.num_parameters,
         ),
         tokenizer_digest=backbone.tokenizer.digest,
         max_length=max_length,
@@ -99,6 +102,7 @@ def draft_task(  # noqa: PLR0913 - what a version is made of
         data=provenance.data,
         recipe=provenance.recipe,
         metrics=provenance.metrics,
+        confusion=provenance.confusion,
         created_at=provenance.created_at,
         note=provenance.note,
     )

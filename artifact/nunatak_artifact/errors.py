@@ -15,6 +15,7 @@ ArtifactError
 +-- ForeignBackboneError      a folder to import was made from another backbone
 +-- UnsupportedExportError    the wanted format has no place for what the version is made of
 +-- FolderInUseError          the folder to write to holds something already
++-- HubUnavailableError       the hub gave or took nothing
 """
 
 from collections.abc import Iterable
@@ -214,3 +215,18 @@ class FolderInUseError(ArtifactError):
     def __init__(self, folder: str) -> None:
         self.folder = folder
         super().__init__(f"{folder!r} must be new or an empty folder; choose another or empty it")
+
+
+class HubUnavailableError(ArtifactError):
+    """The hub gave or took nothing."""
+
+    code = "hub_unavailable"
+
+    def __init__(self, repository: str, action: str, reason: str) -> None:
+        self.repository = repository
+        self.action = action
+        self.reason = reason
+        super().__init__(
+            f"cannot {action} {repository!r}: {reason}; check its name, your network and, for "
+            "what is private, your token (HF_TOKEN)"
+        )

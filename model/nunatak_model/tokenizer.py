@@ -26,6 +26,11 @@ class TextTokenizer:
         self._lock = threading.Lock()
         self._vocabulary = Vocabulary.of(json.loads(definition))
 
+    @property
+    def definition(self) -> str:
+        """The `tokenizer.json` it was made from."""
+        return self._definition
+
     def encode(self, inputs: Sequence[TextInput], *, max_length: int) -> list[Encoding]:
         """Tokenize texts or pairs, special tokens included.
 

@@ -1,6 +1,9 @@
 """The task contract (names, manifest) and the versioned store of tasks."""
 
 from nunatak_registry.aliases import AliasEvent, AliasEventKind
+from nunatak_registry.card import task_card
+from nunatak_registry.comparison import Compared, compare
+from nunatak_registry.confusion import Matrix, Mistake, confusion_matrix, worst_mistakes
 from nunatak_registry.errors import (
     AliasConflictError,
     AliasNotFoundError,
@@ -21,6 +24,8 @@ from nunatak_registry.manifest import (
     BackboneRecord,
     BlobRecord,
     BottleneckRecord,
+    ConfusionCell,
+    ConfusionRecord,
     DataRecord,
     FullRecord,
     HeadKind,
@@ -57,6 +62,9 @@ __all__ = [
     "BlobRecord",
     "BottleneckRecord",
     "Collected",
+    "Compared",
+    "ConfusionCell",
+    "ConfusionRecord",
     "CorruptBlobError",
     "DamagedTask",
     "DataRecord",
@@ -70,8 +78,10 @@ __all__ = [
     "InvalidManifestError",
     "InvalidNameError",
     "LoraRecord",
+    "Matrix",
     "MethodRecord",
     "MetricRecord",
+    "Mistake",
     "NoPreviousVersionError",
     "ParameterCounts",
     "Pooling",
@@ -94,6 +104,10 @@ __all__ = [
     "VersionNotFoundError",
     "check_alias_name",
     "check_task_name",
+    "compare",
+    "confusion_matrix",
     "default_location",
     "read_header",
+    "task_card",
+    "worst_mistakes",
 ]

@@ -17,6 +17,8 @@ MAX_LABELS = 10_000
 MIN_WINDOW_TOKENS = 8
 """Special tokens of a pair, and a few to share between a question and its context."""
 
+MAX_CONFUSION_CELLS = 100_000
+
 Label = Annotated[str, Field(min_length=1, max_length=200)]
 ProbeText = Annotated[str, Field(max_length=4096)]
 ProbeInput = ProbeText | tuple[ProbeText, ProbeText]
@@ -255,6 +257,9 @@ class BackboneRecord(Record):
     digest: Digest
     num_layers: Annotated[int, Field(ge=1, le=1000)]
     hidden_width: Annotated[int, Field(ge=1, le=1_000_000)]
+    num_parameters: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="of embeddings and layers"
+    )
 
 
 class BlobRecord(Record):
@@ -296,6 +301,32 @@ class MetricRecord(Record):
     value: FiniteFloat
     data_digest: Digest
     num_examples: Annotated[int, Field(ge=1)]
+
+
+class ConfusionCell(Record):
+    """How often one label was predicted where another, or the same, was true."""
+
+    truth: Label
+    predicted: Label
+    count: Annotated[int, Field(ge=1)]
+
+
+class ConfusionRecord(Record):
+    """The confusion matrix of a data set; pairs of labels that never met are left out."""
+
+    data_digest: Digest
+    cells: Annotated[tuple[ConfusionCell, ...], Field(min_length=1, max_length=MAX_CONFUSION_CELLS)]
+
+    @property
+    def counts(self) -> dict[tuple[str, str], int]:
+        """Counts by true and predicted label."""
+        return {(cell.truth, cell.predicted): cell.count for cell in self.cells}
+
+    @model_validator(mode="after")
+    def _no_pair_twice(self) -> "ConfusionRecord":
+        if len(self.counts) != len(self.cells):
+            raise ValueError("a confusion matrix must name each pair of labels once")
+        return self
 
 
 class ProbeRecord(Record):
@@ -342,6 +373,7 @@ class TaskDraft(Record):
     data: DataRecord | None = None
     recipe: RecipeRecord | None = None
     metrics: tuple[MetricRecord, ...] = ()
+    confusion: ConfusionRecord | None = None
     created_at: datetime
     note: Annotated[str, Field(max_length=4096)] = ""
 
@@ -354,10 +386,23 @@ class TaskDraft(Record):
             )
         return self
 
+    @model_validator(mode="after")
+    def _confusion_is_of_our_labels(self) -> "TaskDraft":
+        if self.confusion is not None:
+            named = {label for pair in self.confusion.counts for label in pair}
+            if unknown := named.difference(self.head.labels):
+                raise ValueError(f"the confusion matrix names {min(unknown)!r}, which is no label")
+        return self
+
     def content_digest(self) -> str:
         """SHA-256 over everything but the time of creation: equal content is the same version."""
-        fields = set(TaskDraft.model_fields) - {"created_at"}
-        return hashlib.sha256(self.model_dump_json(include=fields).encode()).hexdigest()
+        left_out: dict[str, bool | set[str]] = {"created_at": True, "version": True}
+        # Younger than the schema: content without them keeps the digest it has always had.
+        if self.confusion is None:
+            left_out["confusion"] = True
+        if self.backbone.num_parameters is None:
+            left_out["backbone"] = {"num_parameters"}
+        return hashlib.sha256(self.model_dump_json(exclude=left_out).encode()).hexdigest()
 
 
 class TaskManifest(TaskDraft):

@@ -179,7 +179,7 @@ def test_the_usual_head_is_that_of_transformers(pooling: Pooling, tmp_path: Path
 @pytest.mark.parametrize(
     "change",
     [
-        {"hidden_activation": "silu"},
+        {"hidden_activation": "mish"},
         {"layer_types": ["full_attention"]},
         {"layer_types": ["full_attention", "chunked_attention"] * 2},
         {"rope_parameters": {"full_attention": {"rope_type": "yarn", "rope_theta": 1e4}}},

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from nunatak_artifact import ArtifactError
 from nunatak_cli.main import app
 from nunatak_server.api.errors import STATUS_OF
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+INTERCHANGE = (ROOT / "docs" / "interchange.md").read_text(encoding="utf-8")
 MAKE_TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
 PUBLIC_BASES = {"registry_error", "model_error", "artifact_error", "server_error"}
 """Codes of classes that are only ever raised as one of their subclasses."""
@@ -25,6 +27,14 @@ def shell_lines(text: str) -> list[str]:
     blocks = re.findall(r"```sh\n(.*?)```", text, flags=re.DOTALL)
     lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
     return [line.partition("  #")[0].strip() for line in lines if line.strip()]
+
+
+def exchange_errors() -> list[type[ArtifactError]]:
+    """Errors of artifacts that no server raises."""
+    found = [ArtifactError]
+    for error in found:
+        found += error.__subclasses__()
+    return [error for error in found if error not in STATUS_OF]
 
 
 COMMANDS = shell_lines(README)
@@ -41,8 +51,11 @@ def test_every_make_target_of_the_readme_exists(command: str) -> None:
     assert set(shlex.split(command)[1:]) <= MAKE_TARGETS
 
 
-@pytest.mark.parametrize("command", [it for it in COMMANDS if it.startswith("nunatak ")])
-def test_every_option_of_the_readmes_commands_exists(command: str) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [it for it in (*COMMANDS, *shell_lines(INTERCHANGE)) if it.startswith("nunatak ")],
+)
+def test_every_option_of_the_documents_commands_exists(command: str) -> None:
     words = shlex.split(command)[1:]
     path = [word for word in words[:2] if word in {"train", "serve", "predict", "loadtest", "task"}]
     if path == ["task"]:
@@ -53,6 +66,11 @@ def test_every_option_of_the_readmes_commands_exists(command: str) -> None:
     assert shown.exit_code == 0
     for option in (word for word in words if word.startswith("--")):
         assert option in shown.output
+
+
+@pytest.mark.parametrize("code", sorted({error.code for error in exchange_errors()}))
+def test_every_error_of_the_exchange_is_documented(code: str) -> None:
+    assert f"`{code}`" in INTERCHANGE
 
 
 @pytest.mark.parametrize("code", sorted({error.code for error in STATUS_OF}))  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType, reportUnknownArgumentType, reportAttributeAccessIssue]

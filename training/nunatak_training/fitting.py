@@ -29,7 +29,7 @@ from nunatak_model import (
 from nunatak_training.data import ExampleSet, TaskData
 from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.loop import BatchLogits, EncodedSet, fit, predict
-from nunatak_training.metrics import Metric, score
+from nunatak_training.metrics import Metric, confusion, score
 from nunatak_training.recipes import Recipe
 from nunatak_training.report import EpochResult, Report
 
@@ -47,6 +47,8 @@ class TrainedTask:
     parameters: Mapping[str, Tensor]
     scores: Mapping[Metric, float]
     """On the dev examples; the recipe's metric comes first."""
+    confusion: Mapping[tuple[str, str], int]
+    """On the dev examples: how often each pair of true and predicted label occurred."""
     best_epoch: int
     history: tuple[EpochResult, ...]
 
@@ -86,6 +88,7 @@ def fit_task(data: TaskData, recipe: Recipe, backbone: Backbone, *, report: Repo
         data=data,
         parameters=fitted.parameters,
         scores={metric: _score(metric, logits, data, recipe) for metric in metrics},
+        confusion=confusion(_expected(data), _predicted(logits, data)),
         best_epoch=fitted.best_epoch,
         history=fitted.history,
     )
@@ -158,7 +161,15 @@ def _encoded(
 def _score(
     metric: Metric, logits: Float[Tensor, "examples labels"], data: TaskData, recipe: Recipe
 ) -> float:
-    expected = [example.label for example in data.dev.examples]
+    return score(
+        metric, _expected(data), _predicted(logits, data), positive_label=recipe.positive_label
+    )
+
+
+def _expected(data: TaskData) -> list[str]:
+    return [example.label for example in data.dev.examples]
+
+
+def _predicted(logits: Float[Tensor, "examples labels"], data: TaskData) -> list[str]:
     indices = cast("list[int]", logits.argmax(dim=1).tolist())
-    predicted = [data.labels[index] for index in indices]
-    return score(metric, expected, predicted, positive_label=recipe.positive_label)
+    return [data.labels[index] for index in indices]

@@ -4,7 +4,8 @@
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportArgumentType=false
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
@@ -51,3 +52,8 @@ def score(
             return float(f1_score(expected, predicted, average="micro", zero_division=0))
         case Metric.MATTHEWS_CORRELATION:
             return float(matthews_corrcoef(expected, predicted))
+
+
+def confusion(expected: Sequence[str], predicted: Sequence[str]) -> Mapping[tuple[str, str], int]:
+    """Count how often each pair of true and predicted label occurred."""
+    return Counter(zip(expected, predicted, strict=True))

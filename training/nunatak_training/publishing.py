@@ -6,7 +6,15 @@ from datetime import datetime
 from nunatak_artifact import Draft, Provenance, draft_task
 from nunatak_model import Backbone, TextInput
 from nunatak_registry import Registry
-from nunatak_registry.manifest import DataRecord, MetricRecord, RecipeRecord, TaskManifest
+from nunatak_registry.manifest import (
+    MAX_CONFUSION_CELLS,
+    ConfusionCell,
+    ConfusionRecord,
+    DataRecord,
+    MetricRecord,
+    RecipeRecord,
+    TaskManifest,
+)
 from nunatak_training.data import Example
 from nunatak_training.fitting import TrainedTask
 
@@ -55,6 +63,7 @@ def draft_trained(
             data=_data_record(trained),
             recipe=RecipeRecord(settings=recipe.settings(), digest=recipe.digest),
             metrics=_metric_records(trained),
+            confusion=_confusion_record(trained),
             note=note,
         ),
     )
@@ -85,6 +94,18 @@ def _metric_records(trained: TrainedTask) -> tuple[MetricRecord, ...]:
         MetricRecord(name=metric.value, value=value, data_digest=dev.digest, num_examples=len(dev))
         for metric, value in trained.scores.items()
     )
+
+
+def _confusion_record(trained: TrainedTask) -> ConfusionRecord | None:
+    """The matrix, unless it has more cells than a manifest holds."""
+    if len(trained.confusion) > MAX_CONFUSION_CELLS:
+        return None
+    # Sorted, so that equal training gives equal content.
+    cells = tuple(
+        ConfusionCell(truth=truth, predicted=predicted, count=count)
+        for (truth, predicted), count in sorted(trained.confusion.items())
+    )
+    return ConfusionRecord(data_digest=trained.data.dev.digest, cells=cells)
 
 
 def _cut(example: Example) -> TextInput:

@@ -1,8 +1,51 @@
 """Exchange with other programs: their folders as our tasks, and our tasks as their folders."""
 
 from nunatak_artifact.interchange.adapterhub_import import import_adapterhub
+from nunatak_artifact.interchange.hub import (
+    Fetched,
+    Hub,
+    HuggingFaceHub,
+    fetched,
+    is_folder,
+    push,
+)
+from nunatak_artifact.interchange.hub_layout import (
+    HubTask,
+    draft_pulled,
+    read_hub_folder,
+    write_hub_folder,
+)
 from nunatak_artifact.interchange.imported import ImportedTask
+from nunatak_artifact.interchange.importing import (
+    ForeignKind,
+    draft_imported,
+    import_folder,
+    kind_of,
+)
 from nunatak_artifact.interchange.peft_export import export_peft
 from nunatak_artifact.interchange.peft_import import import_peft
+from nunatak_artifact.interchange.transformers_export import export_transformers
+from nunatak_artifact.interchange.transformers_import import import_transformers
 
-__all__ = ["ImportedTask", "export_peft", "import_adapterhub", "import_peft"]
+__all__ = [
+    "Fetched",
+    "ForeignKind",
+    "Hub",
+    "HubTask",
+    "HuggingFaceHub",
+    "ImportedTask",
+    "draft_imported",
+    "draft_pulled",
+    "export_peft",
+    "export_transformers",
+    "fetched",
+    "import_adapterhub",
+    "import_folder",
+    "import_peft",
+    "import_transformers",
+    "is_folder",
+    "kind_of",
+    "push",
+    "read_hub_folder",
+    "write_hub_folder",
+]

@@ -38,6 +38,24 @@ ExpectOption = Annotated[
         show_default=False,
     ),
 ]
+NewAliasOption = Annotated[
+    str | None,
+    typer.Option(
+        "--promote",
+        metavar="ALIAS",
+        help="Then point this alias at the version.",
+        show_default=False,
+    ),
+]
+RevisionOption = Annotated[
+    str | None,
+    typer.Option(
+        "--revision",
+        metavar="NAME",
+        help="Branch, tag or commit on the hub. Absent: the newest.",
+        show_default=False,
+    ),
+]
 
 
 class MethodName(StrEnum):
@@ -58,6 +76,23 @@ class MetricName(StrEnum):
     F1_MACRO = "f1_macro"
     F1_MICRO = "f1_micro"
     MATTHEWS_CORRELATION = "matthews_correlation"
+
+
+class KindName(StrEnum):
+    """Whose folders `task import` reads."""
+
+    AUTO = "auto"
+    TRANSFORMERS = "transformers"
+    PEFT = "peft"
+    ADAPTERHUB = "adapterhub"
+
+
+class ExportFormat(StrEnum):
+    """What `task export` writes."""
+
+    TRANSFORMERS = "transformers"
+    PEFT = "peft"
+    HUB = "hub"
 
 
 class AggregationName(StrEnum):

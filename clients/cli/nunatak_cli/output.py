@@ -20,3 +20,8 @@ def error_console() -> Console:
 def print_json(value: Mapping[str, JsonValue]) -> None:
     """Print one JSON document, indented, with nothing around it."""
     print(json.dumps(value, indent=2, ensure_ascii=False))  # noqa: T201 - rich would wrap lines
+
+
+def print_text(value: str) -> None:
+    """Print a text as it is."""
+    print(value, end="")  # noqa: T201 - rich would wrap lines

@@ -5,6 +5,8 @@ from pydantic import ValidationError
 
 from doubles.drafts import make_draft
 from nunatak_registry.manifest import (
+    ConfusionCell,
+    ConfusionRecord,
     HeadRecord,
     LoraRecord,
     Pooling,
@@ -43,6 +45,47 @@ def test_content_digest_ignores_the_time_of_creation_and_the_version() -> None:
     assert later.content_digest() == draft.content_digest()
     assert make_manifest(1).content_digest() == make_manifest(2).content_digest()
     assert make_manifest(1).content_digest() == draft.content_digest()
+
+
+def test_content_without_later_fields_keeps_the_digest_it_has_always_had() -> None:
+    draft, _ = make_draft()
+
+    assert draft.content_digest() == (
+        "1dab78ae0a14b7c2d53a51a84a680aa0de53d78912b490c6ce4dbf2e9dbd04e3"
+    )
+
+
+def test_content_digest_sees_the_confusion_matrix_and_the_size_of_the_backbone() -> None:
+    draft, _ = make_draft()
+    cell = ConfusionCell(truth="no", predicted="yes", count=1)
+    sized = draft.backbone.model_copy(update={"num_parameters": 5})
+    others = [
+        draft.model_copy(
+            update={"confusion": ConfusionRecord(data_digest="d" * 64, cells=(cell,))}
+        ),
+        draft.model_copy(update={"backbone": sized}),
+    ]
+
+    assert len({it.content_digest() for it in (draft, *others)}) == 3
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        pytest.param([("no", "yes", 1), ("no", "yes", 2)], id="pair-twice"),
+        pytest.param([("no", "maybe", 1)], id="unknown-label"),
+        pytest.param([("no", "yes", 0)], id="nothing-counted"),
+        pytest.param([], id="no-cell"),
+    ],
+)
+def test_malformed_confusion_matrix_is_refused(cells: list[tuple[str, str, int]]) -> None:
+    draft, _ = make_draft()
+    named = [dict(zip(("truth", "predicted", "count"), cell, strict=True)) for cell in cells]
+
+    with pytest.raises(ValidationError):
+        TaskDraft.model_validate(
+            {**draft.model_dump(), "confusion": {"data_digest": "d" * 64, "cells": named}}
+        )
 
 
 @pytest.mark.parametrize("other", [make_draft(task="other"), make_draft(seed=1)])

@@ -1,6 +1,7 @@
 import pytest
 
 from nunatak_training import Metric, score
+from nunatak_training.metrics import confusion
 
 EXPECTED = ["a", "a", "a", "b", "b", "c"]
 PREDICTED = ["a", "a", "b", "b", "b", "a"]
@@ -35,3 +36,12 @@ def test_matthews_correlation_runs_from_minus_one_to_one() -> None:
 @pytest.mark.parametrize("metric", list(Metric))
 def test_perfect_predictions_score_one(metric: Metric) -> None:
     assert score(metric, EXPECTED, EXPECTED, positive_label="a") == pytest.approx(1)
+
+
+def test_confusion_counts_pairs_of_true_and_predicted_label() -> None:
+    assert confusion(EXPECTED, PREDICTED) == {
+        ("a", "a"): 2,
+        ("a", "b"): 1,
+        ("b", "b"): 2,
+        ("c", "a"): 1,
+    }

@@ -81,6 +81,12 @@ def test_manifest_says_what_was_trained_on_what(backbone: Backbone) -> None:
     assert [(it.name, it.data_digest) for it in draft.metrics] == [
         ("accuracy", result.data.dev.digest)
     ]
+    assert draft.confusion is not None
+    assert draft.confusion.data_digest == result.data.dev.digest
+    counts = draft.confusion.counts
+    assert sum(counts.values()) == 16
+    right = sum(count for (truth, predicted), count in counts.items() if truth == predicted)
+    assert right / 16 == pytest.approx(draft.metrics[0].value)
     assert draft.blobs[0].sha256 == sha256(data).hexdigest()
     assert draft.note == "a note"
 

@@ -1,4 +1,7 @@
-"""`nunatak task`: look at the registry, move aliases, check, delete and clean."""
+"""`nunatak task`: look at the registry, move aliases, check, delete and clean.
+
+`exchange` has the commands that bring versions in and out.
+"""
 
 # ruff: noqa: PLC0415 - heavy imports run when their command does, not for --help
 
@@ -6,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from nunatak_cli.commands.exchange import export, import_, pull, push
 from nunatak_cli.failures import needs_extra
 from nunatak_cli.options import (
     AliasOption,
@@ -15,7 +19,7 @@ from nunatak_cli.options import (
     RegistryOption,
     example,
 )
-from nunatak_cli.output import console, error_console, print_json
+from nunatak_cli.output import console, error_console, print_json, print_text
 from nunatak_cli.registries import existing_registry
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the task.")]
@@ -24,10 +28,15 @@ VersionArgument = Annotated[int, typer.Argument(metavar="VERSION", min=1, help="
 EXAMPLES = {
     "list": "nunatak task list",
     "show": "nunatak task show tone@prod",
+    "diff": "nunatak task diff tone/1 tone@prod",
     "history": "nunatak task history tone --alias prod",
     "promote": "nunatak task promote tone 3 --alias prod --expect 2",
     "rollback": "nunatak task rollback tone --alias prod",
     "verify": "nunatak task verify --probe",
+    "import": "nunatak task import ./finetuned --task tone --backbone bert-base-uncased",
+    "export": "nunatak task export tone@prod ./tone --format transformers",
+    "push": "nunatak task push tone@prod owner/tone",
+    "pull": "nunatak task pull owner/tone --task tone --promote prod",
     "delete": "nunatak task delete tone 1",
     "gc": "nunatak task gc --grace 86400",
 }
@@ -37,17 +46,22 @@ def task_app() -> typer.Typer:
     """Put the commands of the group together."""
     app = typer.Typer(
         name="task",
-        help="Look at tasks and versions, move aliases, check, delete and clean.",
+        help="Look at tasks and versions, move aliases, exchange, check, delete and clean.",
         no_args_is_help=True,
         epilog=example(EXAMPLES["promote"]),
     )
     commands = {
         "list": list_tasks,
         "show": show,
+        "diff": diff,
         "history": history,
         "promote": promote,
         "rollback": rollback,
         "verify": verify,
+        "import": import_,
+        "export": export,
+        "push": push,
+        "pull": pull,
         "delete": delete,
         "gc": collect,
     }
@@ -75,19 +89,45 @@ def show(
         str, typer.Argument(metavar="REF", help="Task: name, name@alias or name/version.")
     ],
     *,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the task card as Markdown.")
+    ] = False,
     registry: RegistryOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show everything about one version: labels, method, metrics, data and recipe."""
-    from nunatak_cli.views.tasks import task_card
+    """Show everything about one version: labels, method, scores, confusion, data and recipe."""
+    from nunatak_cli.views.cards import task_card
+    from nunatak_registry.card import task_card as markdown_card
 
     with existing_registry(registry) as opened:
         manifest = opened.resolve(reference)
         aliases = opened.task(manifest.task).aliases
     if as_json:
         print_json({"aliases": dict(aliases), "manifest": manifest.model_dump(mode="json")})
+    elif markdown:
+        print_text(markdown_card(manifest))
     else:
         console().print(task_card(manifest, aliases))
+
+
+def diff(
+    left: Annotated[str, typer.Argument(metavar="REF", help="A task: name, name@alias, name/1.")],
+    right: Annotated[str, typer.Argument(metavar="REF", help="What to hold against it.")],
+    *,
+    registry: RegistryOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show two versions side by side: method, labels, scores, recipe and sizes."""
+    from nunatak_cli.views.comparison import comparison_json, comparison_table
+    from nunatak_registry import compare
+
+    with existing_registry(registry) as opened:
+        pair = opened.resolve(left), opened.resolve(right)
+    rows = compare(*pair)
+    if as_json:
+        print_json(comparison_json(*pair, rows))
+    else:
+        console().print(comparison_table(*pair, rows))
 
 
 def history(

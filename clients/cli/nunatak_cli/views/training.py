@@ -4,7 +4,7 @@ from pydantic import JsonValue
 from rich.filesize import decimal
 from rich.table import Table
 
-from nunatak_cli.views.tasks import method_text, shared_text
+from nunatak_registry.wording import method_text, shared_text, stored_bytes
 from nunatak_training import TrainOutcome
 
 
@@ -12,7 +12,6 @@ def outcome_table(outcome: TrainOutcome) -> Table:
     """What was trained, and how well it does on the dev examples."""
     manifest = outcome.manifest
     counts = manifest.parameter_counts
-    stored = sum(blob.size_bytes for blob in manifest.blobs)
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
@@ -22,7 +21,7 @@ def outcome_table(outcome: TrainOutcome) -> Table:
     table.add_row("shared layers", shared_text(manifest))
     table.add_row("labels", str(len(manifest.head.labels)))
     table.add_row("parameters", f"{counts.branch + counts.head:,}")
-    table.add_row("stored", decimal(stored))
+    table.add_row("stored", decimal(stored_bytes(manifest)))
     table.add_row("best epoch", f"{outcome.best_epoch} of {outcome.history[-1].epoch}")
     table.add_row("time", f"{outcome.seconds:.1f} s")
     return table

@@ -1,0 +1,134 @@
+"""From any folder that can be imported to a draft."""
+
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from nunatak_artifact.drafting import Draft, Provenance, draft_task
+from nunatak_artifact.errors import InvalidFolderError, UnsupportedImportError
+from nunatak_artifact.interchange.adapter_folder import has_file, read_model
+from nunatak_artifact.interchange.adapterhub_import import import_adapterhub
+from nunatak_artifact.interchange.compatibility import CONFIG
+from nunatak_artifact.interchange.hub_layout import MANIFEST
+from nunatak_artifact.interchange.imported import ImportedTask
+from nunatak_artifact.interchange.peft_config import CONFIG_FILE
+from nunatak_artifact.interchange.peft_import import import_peft
+from nunatak_artifact.interchange.transformers_import import import_transformers
+from nunatak_artifact.records import head_record
+from nunatak_model import Backbone, TextInput
+from nunatak_registry import check_task_name
+
+FILES = ("*.json", "*.safetensors")
+PROBE_INPUTS: Final[tuple[TextInput, ...]] = (
+    "Thanks!",
+    "Where is my parcel? It was due on Monday.",
+    ("Who wrote the report?", "The report was written by Ada Lovelace in London in 1843."),
+    "Third reminder: 3 of the 12 invoices (7, 9 and 11) are still open! Please call back at once.",
+)
+"""A text, a sentence, a pair and something longer: foreign folders bring no examples of theirs."""
+
+
+class ForeignKind(StrEnum):
+    """What a folder to import can be."""
+
+    TRANSFORMERS = "transformers"
+    PEFT = "peft"
+    ADAPTERHUB = "adapterhub"
+
+
+class _AdapterConfig(BaseModel):
+    """Both kinds of adapters have a file of this name; only peft's names a type of its own."""
+
+    model_config = ConfigDict(frozen=True)
+
+    peft_type: str | None = None
+
+
+def kind_of(folder: Path) -> ForeignKind:
+    """Tell by its files what a folder is.
+
+    Raises:
+        InvalidFolderError: nothing in it is known.
+        UnsupportedImportError: it is a task of our own, which is pulled.
+    """
+    if not folder.is_dir():
+        raise InvalidFolderError(str(folder), "there is no such folder")
+    if has_file(folder, MANIFEST):
+        raise UnsupportedImportError(
+            folder.name, f"it has a {MANIFEST} and is no foreign folder", "use `nunatak task pull`"
+        )
+    if has_file(folder, CONFIG_FILE):
+        is_peft = read_model(folder, CONFIG_FILE, _AdapterConfig).peft_type is not None
+        return ForeignKind.PEFT if is_peft else ForeignKind.ADAPTERHUB
+    if has_file(folder, CONFIG):
+        return ForeignKind.TRANSFORMERS
+    raise InvalidFolderError(
+        folder.name, f"it has neither {CONFIG_FILE} (an adapter) nor {CONFIG} (a model)"
+    )
+
+
+def import_folder(
+    folder: Path,
+    backbone: Backbone,
+    *,
+    kind: ForeignKind | None = None,
+    labels: tuple[str, ...] | None = None,
+) -> ImportedTask:
+    """Read a folder of the given kind, or of the kind that its files tell.
+
+    Raises:
+        ArtifactError: it cannot be imported; the message says what to do.
+        ModelError: its parts do not fit the backbone.
+    """
+    match kind or kind_of(folder):
+        case ForeignKind.TRANSFORMERS:
+            return import_transformers(folder, backbone, labels=labels)
+        case ForeignKind.PEFT:
+            return import_peft(folder, backbone, labels=labels)
+        case ForeignKind.ADAPTERHUB:
+            return import_adapterhub(folder, backbone, labels=labels)
+
+
+def draft_imported(
+    task: str,
+    imported: ImportedTask,
+    backbone: Backbone,
+    *,
+    origin: str,
+    created_at: datetime,
+    note: str = "",
+) -> Draft:
+    """Describe an imported task as a version to publish; it has neither data nor scores.
+
+    Raises:
+        InvalidNameError: `task` is no name of a task.
+        InvalidFolderError: labels and head contradict each other.
+        NoEffectError: the parameters leave every layer as the backbone has it.
+        ModelError: the parameters do not fit, or are not finite.
+    """
+    check_task_name(task)
+    _check_head(imported, origin)
+    most = backbone.config.max_tokens
+    found = f"imported from {origin}: {imported.source}"
+    return draft_task(
+        task,
+        spec=imported.spec,
+        labels=imported.labels,
+        problem_type=imported.problem_type,
+        parameters=imported.parameters,
+        backbone=backbone,
+        max_length=min(imported.max_length or most, most),
+        probe_inputs=PROBE_INPUTS,
+        provenance=Provenance(created_at=created_at, note="; ".join(filter(None, (found, note)))),
+    )
+
+
+def _check_head(imported: ImportedTask, origin: str) -> None:
+    try:
+        head_record(imported.spec.head, imported.labels, imported.problem_type)
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_input=False)[0]["msg"]
+        raise InvalidFolderError(origin, f"labels and head do not fit: {problem}") from error

@@ -1,0 +1,32 @@
+"""Writing a folder whole or not at all."""
+
+import shutil
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from nunatak_artifact.errors import FolderInUseError
+
+
+@contextmanager
+def new_folder(target: Path) -> Generator[Path]:
+    """Yield a folder to fill, which takes its place at `target` if nothing goes wrong.
+
+    Raises:
+        FolderInUseError: `target` is a file, or a folder that holds something.
+    """
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise FolderInUseError(str(target))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # Beside its target, so that the move at the end stays within one file system.
+    made = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        yield made
+        for path in made.iterdir():
+            path.chmod(0o644)
+        made.chmod(0o755)
+        made.replace(target)
+    except BaseException:
+        shutil.rmtree(made, ignore_errors=True)
+        raise

@@ -1,0 +1,149 @@
+"""From a task version to a plain model folder of transformers."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from pydantic import JsonValue
+from safetensors.torch import (
+    save_file,  # pyright: ignore[reportUnknownVariableType] - its paths are typed partly
+)
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from nunatak_artifact.errors import UnsupportedExportError
+from nunatak_artifact.interchange.checkpoint_folder import WEIGHTS
+from nunatak_artifact.interchange.compatibility import CONFIG, TOKENIZER
+from nunatak_artifact.interchange.new_folder import new_folder
+from nunatak_artifact.interchange.transformers_layout import (
+    FAMILIES,
+    Family,
+    class_name,
+    config_fields,
+    has_class,
+    to_stored,
+)
+from nunatak_artifact.loading import LoadedTask
+from nunatak_model import Backbone, Bottleneck, HeadKind, LoraTarget
+from nunatak_model.overrides import LoraLayer
+from nunatak_registry import TaskManifest
+
+QKV_ROWS: Mapping[LoraTarget, int] = {
+    LoraTarget.QUERY: 0,
+    LoraTarget.KEY: 1,
+    LoraTarget.VALUE: 2,
+}
+"""Which third of the stacked map a target is."""
+KEEP_IT = "write it with --format hub, which keeps every method and head"
+
+
+def export_transformers(task: LoadedTask, folder: Path, backbone: Backbone) -> None:
+    """Write the folder that `AutoModelFor...` and `AutoTokenizer` of transformers load.
+
+    The weights are the backbone's and the task's own, in float32; low-rank updates are merged into
+    them. Ranking becomes sequence classification with one output, as cross-encoders are stored.
+
+    Args:
+        task: loaded on `backbone`.
+        folder: to write to; new or empty.
+        backbone: in float32.
+
+    Raises:
+        UnsupportedExportError: no class of transformers has the method or the head.
+        FolderInUseError: the folder holds something already.
+    """
+    family = _family(task, backbone)
+    weights = to_stored(_merged(task, backbone), family, task.branch.spec.head, backbone.config)
+    with new_folder(folder) as made:
+        _write(made / CONFIG, _config(task.manifest, family, backbone))
+        (made / TOKENIZER).write_text(backbone.tokenizer.definition, encoding="utf-8")
+        _write(made / "tokenizer_config.json", _tokenizer_config(task.manifest, backbone))
+        save_file(
+            {name: tensor.cpu().contiguous() for name, tensor in weights.items()},
+            made / WEIGHTS,
+            metadata={"format": "pt"},
+        )
+
+
+def _family(task: LoadedTask, backbone: Backbone) -> Family:
+    """The classes that compute what the task does."""
+    spec, model_type = task.branch.spec, backbone.config.model_type
+    if model_type not in FAMILIES:
+        raise UnsupportedExportError(
+            task.manifest.reference, f"its backbone is a {model_type}", KEEP_IT
+        )
+    if isinstance(spec.method, Bottleneck):
+        raise UnsupportedExportError(
+            task.manifest.reference, "no class of transformers has bottleneck adapters", KEEP_IT
+        )
+    if not has_class(spec.head):
+        dense = "a" if spec.head.dense else "no"
+        raise UnsupportedExportError(
+            task.manifest.reference,
+            f"no class of transformers has a head with {spec.head.pooling} pooling and {dense} "
+            "dense layer",
+            KEEP_IT,
+        )
+    return FAMILIES[model_type]
+
+
+def _merged(task: LoadedTask, backbone: Backbone) -> dict[str, Tensor]:
+    """All weights of the model that the task is, under our names."""
+    own = {name: it for name, it in task.branch.parameters.items() if ".lora." not in name}
+    weights = {name: it.to(torch.float32) for name, it in {**backbone.parameters, **own}.items()}
+    for index, layer in task.branch.layers.items():
+        if isinstance(layer, LoraLayer):
+            weights |= _updated(layer, f"layers.{index}", weights)
+    return weights
+
+
+def _updated(layer: LoraLayer, prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of one layer with its updates merged in (Hu et al. 2021, sec. 4.1)."""
+    changed = dict[str, Tensor]()
+    for target, update in layer.updates.items():
+        part = "qkv" if target in QKV_ROWS else target.value
+        name = f"{prefix}.{part}.weight"
+        merged = changed.setdefault(name, weights[name].clone())
+        # Summed in float64: what is rounded is the result alone.
+        change = update.scale * (update.up.double() @ update.down.double())
+        start = QKV_ROWS.get(target, 0) * change.shape[0]
+        rows = merged[start : start + change.shape[0]]
+        rows.copy_(rows.double() + change)
+    return changed
+
+
+def _config(manifest: TaskManifest, family: Family, backbone: Backbone) -> dict[str, JsonValue]:
+    head = manifest.head
+    kind = HeadKind(head.kind.value)
+    labels = head.labels or tuple(f"LABEL_{index}" for index in range(head.num_outputs))
+    config: dict[str, JsonValue] = {
+        "architectures": [class_name(family, kind)],
+        **config_fields(backbone.config),
+        "dtype": "float32",
+        "id2label": {str(index): label for index, label in enumerate(labels)},
+        "label2id": {label: index for index, label in enumerate(labels)},
+    }
+    if head.problem_type is not None:
+        config["problem_type"] = head.problem_type.value
+    if kind is HeadKind.RANKING:
+        # How sentence-transformers tells a cross-encoder, whose one output ranks pairs.
+        config["sentence_transformers"] = {"activation_fn": "torch.nn.modules.activation.Sigmoid"}
+    return config
+
+
+def _tokenizer_config(manifest: TaskManifest, backbone: Backbone) -> dict[str, JsonValue]:
+    tokenizer = Tokenizer.from_str(backbone.tokenizer.definition)
+    inputs: list[JsonValue] = ["input_ids", "attention_mask"]
+    if backbone.config.num_token_types > 1:
+        inputs.append("token_type_ids")
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": manifest.max_length,
+        "model_input_names": inputs,
+        "pad_token": tokenizer.id_to_token(backbone.config.padding_id),
+    }
+
+
+def _write(path: Path, value: Mapping[str, JsonValue]) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,154 @@
+"""From a fine-tuned checkpoint of transformers to a branch on the backbone it came from."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from torch import Tensor
+
+from nunatak_artifact.errors import UnsupportedImportError
+from nunatak_artifact.interchange.adapter_folder import check_tensors, read_model
+from nunatak_artifact.interchange.checkpoint_folder import read_checkpoint
+from nunatak_artifact.interchange.compatibility import CONFIG, check_shape, check_tokenizer
+from nunatak_artifact.interchange.divergence import Divergence, find_divergence
+from nunatak_artifact.interchange.imported import ImportedTask
+from nunatak_artifact.interchange.meanings import labels_in_order, read_max_length
+from nunatak_artifact.interchange.transformers_layout import (
+    CLASS_SUFFIXES,
+    FAMILIES,
+    Family,
+    from_stored,
+    head_names,
+    head_spec,
+    stored_shapes,
+    unread_names,
+)
+from nunatak_model import (
+    Backbone,
+    BranchSpec,
+    HeadKind,
+    HeadSpec,
+    dedicated_parameters,
+    parameter_shapes,
+)
+from nunatak_registry import ProblemType
+
+
+class _Settings(BaseModel):
+    """What `config.json` says of the head; the rest of it describes the encoder."""
+
+    model_config = ConfigDict(frozen=True)
+
+    architectures: Annotated[tuple[str, ...], Field(min_length=1, max_length=1)]
+    id2label: dict[int, str] | None = None
+    problem_type: ProblemType | None = None
+    sentence_transformers: dict[str, JsonValue] | None = None
+    """Written by cross-encoders, whose one logit ranks pairs."""
+
+    @property
+    def class_name(self) -> str:
+        return self.architectures[0]
+
+
+def import_transformers(
+    folder: Path, backbone: Backbone, *, labels: tuple[str, ...] | None = None
+) -> ImportedTask:
+    """Keep of a fine-tuned checkpoint what is not, bit for bit, the backbone's.
+
+    The split depth is the first layer that differs. The classes are those for sequence
+    classification (one label, several, or regression), token classification and question
+    answering; the one logit of a cross-encoder becomes a ranking.
+
+    Args:
+        folder: as `save_pretrained` writes it, with its tokenizer; safetensors only.
+        backbone: the one it was trained from, in float32.
+        labels: in the order of the logits, in place of the folder's own names.
+
+    Raises:
+        InvalidFolderError: a file is missing or malformed, or a tensor is.
+        UnsupportedImportError: another class, pickled weights, or tensors that nothing reads.
+        ForeignBackboneError: another shape or tokenizer than the backbone's.
+        UnsupportedBackboneError: a variant of the family whose layers are computed differently.
+    """
+    settings = read_model(folder, CONFIG, _Settings)
+    kind = _head_kind(folder, settings.class_name)
+    check_shape(folder, backbone)
+    check_tokenizer(folder, backbone)
+    family = FAMILIES[backbone.config.model_type]
+    stored = _stored_tensors(folder, family, kind)
+    head = _head(stored, family, kind, settings)
+    check_tensors(folder, stored, stored_shapes(family, head, backbone.config))
+    tensors = from_stored(stored, family, head, backbone.config)
+    found = find_divergence(tensors, backbone)
+    spec = BranchSpec(method=found.method(), head=head)
+    parameters = {
+        name: tensors[name].to(torch.float32, copy=True)
+        for name in parameter_shapes(spec, backbone.config)
+    }
+    return ImportedTask(
+        spec=spec,
+        labels=labels_in_order(folder, head, given=labels, stored=_stored_labels(settings, head)),
+        problem_type=_problem_type(settings, head),
+        parameters=parameters,
+        max_length=read_max_length(folder, backbone),
+        source=f"{settings.class_name}, {_report(found, head, parameters, backbone)}",
+    )
+
+
+def _head_kind(folder: Path, class_name: str) -> HeadKind:
+    for suffix, kind in CLASS_SUFFIXES.items():
+        if class_name.endswith(suffix):
+            return kind
+    raise UnsupportedImportError(
+        folder.name,
+        f"it is a {class_name}",
+        f"expected a class whose name ends in {', '.join(CLASS_SUFFIXES)}",
+    )
+
+
+def _modern(name: str) -> str:
+    # Checkpoints converted from TensorFlow call the parameters of norms gamma and beta.
+    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
+        "LayerNorm.beta", "LayerNorm.bias"
+    )
+
+
+def _stored_tensors(folder: Path, family: Family, kind: HeadKind) -> dict[str, Tensor]:
+    """The tensors of the checkpoint, but those of a pooler that its head does not read."""
+    ignored = unread_names(family).difference(head_names(family, kind).values())
+    stored = {_modern(name): tensor for name, tensor in read_checkpoint(folder).items()}
+    return {name: tensor for name, tensor in stored.items() if name not in ignored}
+
+
+def _head(
+    stored: Mapping[str, Tensor], family: Family, kind: HeadKind, settings: _Settings
+) -> HeadSpec:
+    """The head that the checkpoint claims to have; its tensors are checked with all others."""
+    bias = stored.get(head_names(family, kind)["head.output.bias"])
+    num_outputs = kind.fixed_outputs or (1 if bias is None else bias.numel())
+    is_ranking = settings.sentence_transformers is not None and num_outputs == 1
+    return head_spec(HeadKind.RANKING if is_ranking else kind, num_outputs=num_outputs)
+
+
+def _problem_type(settings: _Settings, head: HeadSpec) -> ProblemType | None:
+    """What transformers itself takes a model for: one output without further word is a number."""
+    if head.kind is not HeadKind.SEQUENCE_CLASSIFICATION:
+        return None
+    if settings.problem_type is not None:
+        return settings.problem_type
+    return ProblemType.REGRESSION if head.num_labels == 1 else ProblemType.SINGLE_LABEL
+
+
+def _stored_labels(settings: _Settings, head: HeadSpec) -> Mapping[int, str]:
+    """The folder's names; where it has none, transformers' own, which it does not store."""
+    return settings.id2label or {index: f"LABEL_{index}" for index in range(head.num_labels)}
+
+
+def _report(
+    found: Divergence, head: HeadSpec, parameters: Mapping[str, Tensor], backbone: Backbone
+) -> str:
+    own = sum(tensor.numel() for tensor in parameters.values())
+    shared = 1 - own / dedicated_parameters(backbone.config, head)
+    return f"{found.describe()}; {shared:.0%} of the parameters stay shared"

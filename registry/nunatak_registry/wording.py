@@ -1,0 +1,64 @@
+"""What parts of a manifest are called when people read them."""
+
+from typing import assert_never
+
+from nunatak_registry.manifest import (
+    BottleneckRecord,
+    FullRecord,
+    HeadOnlyRecord,
+    HeadRecord,
+    LoraRecord,
+    MethodRecord,
+    TaskManifest,
+    TopKRecord,
+)
+
+
+def method_text(method: MethodRecord) -> str:
+    """A method with the one setting that tells it from its like."""
+    match method:
+        case TopKRecord():
+            return f"topk, {method.num_layers} layers"
+        case HeadOnlyRecord():
+            return "head"
+        case BottleneckRecord():
+            return f"bottleneck, size {method.size}"
+        case LoraRecord():
+            return f"lora, rank {method.rank}"
+        case FullRecord():
+            return "full"
+        case _:
+            assert_never(method)
+
+
+def head_text(head: HeadRecord) -> str:
+    """What is predicted: `token classification`, `regression`."""
+    return (head.problem_type or head.kind).value.replace("_", " ")
+
+
+def shared_text(manifest: TaskManifest) -> str:
+    """How much of the forward pass the version shares with other tasks."""
+    if manifest.split_depth is None:
+        return "none"
+    return f"{manifest.split_depth} of {manifest.backbone.num_layers}"
+
+
+def own_parameters(manifest: TaskManifest) -> int:
+    """Parameters that the version owns, its head included."""
+    return manifest.parameter_counts.branch + manifest.parameter_counts.head
+
+
+def saved_share(manifest: TaskManifest) -> float | None:
+    """Share of a dedicated model's parameters that the version does without.
+
+    None for versions that do not record the size of their backbone.
+    """
+    backbone = manifest.backbone.num_parameters
+    if backbone is None:
+        return None
+    return 1.0 - own_parameters(manifest) / (backbone + manifest.parameter_counts.head)
+
+
+def stored_bytes(manifest: TaskManifest) -> int:
+    """Bytes of all blobs."""
+    return sum(blob.size_bytes for blob in manifest.blobs)

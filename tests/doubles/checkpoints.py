@@ -1,0 +1,117 @@
+"""Fine-tuned checkpoints as transformers itself writes them, and task versions to export."""
+
+import json
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import QuestionAnsweringModelOutput
+
+from doubles.backbones import tiny_tokenizer
+from doubles.published import Twin, TwinFactory
+from doubles.tasks import CREATED_AT, MAX_LENGTH, PROBE_INPUTS
+from nunatak_artifact import LoadedTask, Provenance, draft_task, load_task
+from nunatak_artifact.interchange import ImportedTask
+from nunatak_model import (
+    Backbone,
+    Branch,
+    Encoding,
+    HeadKind,
+    HeadOnly,
+    Method,
+    Row,
+    TextInput,
+    build_branch,
+    forward,
+)
+from nunatak_registry import ProblemType, TaskManifest
+
+TEXTS: tuple[TextInput, ...] = (
+    "where is my parcel?",
+    "a",
+    ("what is it?", "it is a test of pairs, long enough to matter."),
+)
+
+
+def save_checkpoint(
+    factory: TwinFactory,
+    folder: Path,
+    *,
+    method: Method | None = None,
+    kind: HeadKind = HeadKind.SEQUENCE_CLASSIFICATION,
+    num_labels: int = 3,
+    problem_type: ProblemType | None = None,
+) -> Twin:
+    """Write a fine-tuned model with its tokenizer; the twin says what it must answer."""
+    twin = factory.twin(method or HeadOnly(), kind=kind, num_labels=num_labels)
+    model = cast("PreTrainedModel", twin.model)
+    model.config.problem_type = None if problem_type is None else problem_type.value
+    model.save_pretrained(folder)  # pyright: ignore[reportUnknownMemberType] - untyped options
+    save_tokenizer(factory, folder)
+    return twin
+
+
+def save_tokenizer(factory: TwinFactory, folder: Path, *, max_length: int = 40) -> None:
+    """Write the backbone's tokenizer as training leaves it: with truncation turned on."""
+    tokenizer = tiny_tokenizer(factory.family)
+    tokenizer.enable_truncation(17)  # pyright: ignore[reportUnknownMemberType] - untyped options
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": max_length}))
+
+
+def encodings(backbone: Backbone) -> list[Encoding]:
+    """Texts and pairs of several lengths, as the backbone reads them."""
+    return backbone.tokenizer.encode(TEXTS, max_length=MAX_LENGTH)
+
+
+def branch_of(imported: ImportedTask, backbone: Backbone) -> Branch:
+    """The branch that was imported."""
+    return build_branch(imported.spec, backbone.config, imported.parameters)
+
+
+def logits(backbone: Backbone, branch: Branch, encoding: Encoding) -> Tensor:
+    """What a branch answers to one input."""
+    with torch.inference_mode():
+        (output,) = forward(backbone, [Row(encoding=encoding, branch=branch)])
+    return output
+
+
+def loaded_task(
+    backbone: Backbone,
+    branch: Branch,
+    *,
+    labels: tuple[str, ...] = (),
+    problem_type: ProblemType | None = None,
+) -> LoadedTask:
+    """Draft a task version of this branch, number it, and load it as a server would."""
+    head = branch.spec.head
+    if not labels and head.kind.fixed_outputs is None:
+        labels = tuple(f"label {index}" for index in range(head.num_labels))
+    draft = draft_task(
+        "tone",
+        spec=branch.spec,
+        labels=labels,
+        problem_type=problem_type,
+        parameters=branch.parameters,
+        backbone=backbone,
+        max_length=MAX_LENGTH,
+        probe_inputs=PROBE_INPUTS,
+        provenance=Provenance(created_at=CREATED_AT),
+    )
+    manifest = TaskManifest(**draft.manifest.model_dump(), version=1)
+    return load_task(manifest, draft.blobs["parameters"], backbone)
+
+
+def published_logits(model: PreTrainedModel, encoding: Encoding) -> Tensor:
+    """What a model of transformers answers to one input."""
+    with torch.inference_mode():
+        output = model(
+            input_ids=torch.tensor([encoding.token_ids]),
+            token_type_ids=torch.tensor([encoding.type_ids]),
+            attention_mask=torch.ones(1, encoding.num_tokens, dtype=torch.long),
+        )
+    if isinstance(output, QuestionAnsweringModelOutput):
+        return torch.stack([output["start_logits"][0], output["end_logits"][0]], dim=-1)
+    return output.logits[0]

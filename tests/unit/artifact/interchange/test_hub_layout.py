@@ -1,0 +1,240 @@
+"""Versions in the hub's layout: what is written, and what is refused when it is read."""
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import yaml
+
+from doubles.backbones import tiny_backbone
+from doubles.tasks import tiny_task
+from nunatak_artifact.errors import (
+    ArtifactError,
+    BackboneMismatchError,
+    CorruptFileError,
+    EscapingFileError,
+    InvalidFolderError,
+    ProbeFailedError,
+)
+from nunatak_artifact.interchange import draft_pulled, read_hub_folder, write_hub_folder
+from nunatak_model import Backbone, HeadKind
+from nunatak_registry import (
+    DataRecord,
+    InvalidNameError,
+    MetricRecord,
+    Registry,
+    TaskManifest,
+)
+
+
+@pytest.fixture(scope="module")
+def backbone() -> Backbone:
+    return tiny_backbone(num_layers=2)
+
+
+@pytest.fixture
+def pushed(tmp_path: Path, backbone: Backbone) -> Path:
+    return written(tmp_path / "pushed", backbone)
+
+
+def written(folder: Path, model: Backbone, /, **changes: object) -> Path:
+    draft, blobs = tiny_task(model)
+    manifest = TaskManifest.model_validate({**draft.model_dump(), "version": 3, **changes})
+    write_hub_folder(manifest, blobs, folder)
+    return folder
+
+
+def front_matter(folder: Path) -> dict[str, object]:
+    _, fields, _ = (folder / "README.md").read_text(encoding="utf-8").split("---\n", 2)
+    return yaml.safe_load(fields)
+
+
+def test_a_version_comes_back_as_it_was(pushed: Path, backbone: Backbone) -> None:
+    draft, blobs = tiny_task(backbone)
+
+    found = read_hub_folder(pushed)
+
+    assert found.manifest == TaskManifest(**draft.model_dump(), version=3)
+    assert found.blobs == blobs
+
+
+def test_the_readme_has_the_fields_that_the_hub_reads(tmp_path: Path, backbone: Backbone) -> None:
+    digest = "d" * 64
+    named = {
+        **tiny_task(backbone)[0].backbone.model_dump(),
+        "name": "sentence-transformers/all-MiniLM-L6-v2",
+    }
+    folder = written(
+        tmp_path / "out",
+        backbone,
+        backbone=named,
+        metrics=(MetricRecord(name="accuracy", value=0.9, data_digest=digest, num_examples=9),),
+        data=DataRecord(
+            name="mail", train_digest=digest, dev_digest=digest, num_train=9, num_dev=9
+        ),
+    )
+
+    fields = front_matter(folder)
+
+    assert fields["library_name"] == "nunatak"
+    assert fields["pipeline_tag"] == "text-classification"
+    assert fields["tags"] == ["nunatak", "topk"]
+    assert fields["base_model"] == "sentence-transformers/all-MiniLM-L6-v2"
+    assert fields["model-index"] == [
+        {
+            "name": "tone",
+            "results": [
+                {
+                    "task": {"type": "text-classification"},
+                    "dataset": {"name": "mail", "type": "mail", "split": "dev"},
+                    "metrics": [{"type": "accuracy", "value": 0.9}],
+                }
+            ],
+        }
+    ]
+
+
+def test_the_name_of_a_folder_is_no_base_model(pushed: Path) -> None:
+    assert "base_model" not in front_matter(pushed)
+    assert "model-index" not in front_matter(pushed)
+
+
+@pytest.mark.parametrize(
+    ("kind", "tag"),
+    [
+        (HeadKind.TOKEN_CLASSIFICATION, "token-classification"),
+        (HeadKind.QUESTION_ANSWERING, "question-answering"),
+        (HeadKind.RANKING, "text-ranking"),
+    ],
+)
+def test_every_kind_of_head_has_its_pipeline(
+    tmp_path: Path, backbone: Backbone, kind: HeadKind, tag: str
+) -> None:
+    draft, blobs = tiny_task(backbone, kind=kind)
+    write_hub_folder(TaskManifest(**draft.model_dump(), version=1), blobs, tmp_path / "out")
+
+    assert front_matter(tmp_path / "out")["pipeline_tag"] == tag
+
+
+def test_a_pulled_version_is_published_under_its_new_name_with_its_origin(
+    pushed: Path, backbone: Backbone, tmp_path: Path
+) -> None:
+    draft = draft_pulled(read_hub_folder(pushed), backbone, task="mood", origin="me/tone@c0ffee")
+
+    with Registry.open(tmp_path / "registry") as registry:
+        manifest = registry.publish(draft.manifest, draft.blobs)
+    assert manifest.reference == "mood/1"
+    assert manifest.note == "pulled from me/tone@c0ffee, where it was tone/3"
+    assert manifest.probe == tiny_task(backbone)[0].probe
+
+
+def test_without_a_name_it_is_called_as_there(pushed: Path, backbone: Backbone) -> None:
+    found = read_hub_folder(pushed)
+
+    assert draft_pulled(found, backbone, task=None, origin="x").manifest.task == "tone"
+    with pytest.raises(InvalidNameError):
+        draft_pulled(found, backbone, task="../x", origin="x")
+
+
+def test_notes_are_kept_as_far_as_there_is_room(tmp_path: Path, backbone: Backbone) -> None:
+    folder = written(tmp_path / "out", backbone, note="n" * 4096)
+
+    note = draft_pulled(read_hub_folder(folder), backbone, task=None, origin="me/tone")
+
+    assert note.manifest.note.startswith("pulled from me/tone, where it was tone/3; nnn")
+    assert len(note.manifest.note) == 4096
+
+
+def change_manifest(folder: Path, **changes: object) -> None:
+    fields = json.loads((folder / "manifest.json").read_bytes())
+    (folder / "manifest.json").write_text(json.dumps({**fields, **changes}))
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def link_outside(folder: Path) -> None:
+    outside = folder.parent / "outside.safetensors"
+    (folder / "parameters.safetensors").rename(outside)
+    (folder / "parameters.safetensors").symlink_to(outside)
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], type[ArtifactError]]] = {
+    "no-manifest": (lambda it: (it / "manifest.json").unlink(), InvalidFolderError),
+    "manifest-is-no-json": (lambda it: (it / "manifest.json").write_text("{"), CorruptFileError),
+    "unknown-field": (lambda it: change_manifest(it, auto_map="x"), CorruptFileError),
+    "later-schema": (lambda it: change_manifest(it, schema_version=2), CorruptFileError),
+    "hostile-role": (
+        lambda it: change_manifest(
+            it, blobs=[{"role": "../../x", "sha256": "a" * 64, "size_bytes": 1}]
+        ),
+        CorruptFileError,
+    ),
+    "no-blob": (lambda it: (it / "parameters.safetensors").unlink(), InvalidFolderError),
+    "one-bit-flipped": (lambda it: flip(it / "parameters.safetensors"), CorruptFileError),
+    "longer": (
+        lambda it: (it / "parameters.safetensors").write_bytes(
+            (it / "parameters.safetensors").read_bytes() + b"x"
+        ),
+        CorruptFileError,
+    ),
+    "shorter": (
+        lambda it: (it / "parameters.safetensors").write_bytes(
+            (it / "parameters.safetensors").read_bytes()[:-1]
+        ),
+        CorruptFileError,
+    ),
+    "link-out-of-the-folder": (link_outside, EscapingFileError),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_folder_is_refused(pushed: Path, name: str) -> None:
+    damage, error = DAMAGES[name]
+    damage(pushed)
+
+    with pytest.raises(error):
+        read_hub_folder(pushed)
+
+
+def test_a_version_of_another_backbone_is_refused(pushed: Path) -> None:
+    other = tiny_backbone(num_layers=2, seed=1)
+
+    with pytest.raises(BackboneMismatchError):
+        draft_pulled(read_hub_folder(pushed), other, task=None, origin="x")
+
+
+def test_a_version_that_answers_otherwise_than_it_says_is_refused(
+    pushed: Path, backbone: Backbone
+) -> None:
+    probe = json.loads((pushed / "manifest.json").read_bytes())["probe"]
+    probe["logits"][0][0] += 0.01
+    change_manifest(pushed, probe=probe)
+
+    with pytest.raises(ProbeFailedError):
+        draft_pulled(read_hub_folder(pushed), backbone, task=None, origin="x")
+
+
+def test_a_version_without_parameters_is_refused(pushed: Path, backbone: Backbone) -> None:
+    fields = json.loads((pushed / "manifest.json").read_bytes())
+    change_manifest(pushed, blobs=[{**fields["blobs"][0], "role": "extra"}])
+    (pushed / "parameters.safetensors").rename(pushed / "extra.safetensors")
+
+    with pytest.raises(InvalidFolderError, match="parameters"):
+        draft_pulled(read_hub_folder(pushed), backbone, task=None, origin="x")
+
+
+def test_the_time_of_creation_stays_that_of_its_training(
+    tmp_path: Path, backbone: Backbone
+) -> None:
+    then = datetime(2020, 5, 4, tzinfo=UTC)
+    folder = written(tmp_path / "out", backbone, created_at=then)
+
+    draft = draft_pulled(read_hub_folder(folder), backbone, task=None, origin="x")
+
+    assert draft.manifest.created_at == then
