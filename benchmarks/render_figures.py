@@ -11,7 +11,7 @@ Measured figures, the newest of each identifier. Every line of `figures.jsonl` h
 commit, date, hardware and package versions it was measured with; this table is made from it by
 `make figures`.
 
-| figure | value | range (runs) | goal | met | command | hardware, date |
+| figure | median | first to last decile (runs) | goal | met | command | hardware, date |
 |---|---|---|---|---|---|---|
 """
 NOTES = "\n## Goals missed\n\n"

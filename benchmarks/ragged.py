@@ -1,0 +1,244 @@
+"""Ragged mixed batches: 32 texts of different lengths, each asked of another task, on MiniLM.
+
+The rivals are given their best reasonable use: one padded batch, and length-sorted batches of
+eight, whichever is faster on this machine; heads as one batched product; inputs made beforehand.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from dedicated import (
+    answer_alone,
+    answer_by_adapter_names,
+    answer_by_set_adapter,
+    dedicated_model,
+    load_encoder,
+    padded_batch,
+    peft_model,
+)
+from recording import Sheet, open_sheet
+from rounds import System, Times, fastest, local, race, ratios, seconds, tolerance
+from torch import Tensor
+from torch.nn import functional
+from worker import Peer, running
+from workload import (
+    dtypes,
+    lognormal_lengths,
+    minilm_folder,
+    random_branch,
+    random_encodings,
+    sorted_batches,
+    tensors_by_task,
+)
+
+from nunatak_model import (
+    Backbone,
+    Bottleneck,
+    HeadOnly,
+    Lora,
+    Method,
+    Row,
+    TopK,
+    forward,
+    load_backbone,
+)
+
+NUM_ROWS, SORTED_ROWS = 32, 8
+CEILING_RUNS = 5
+BOTTLENECK = Bottleneck(size=64)
+NAMED, SORTED = "peft.adapter_names", "peft.adapter_names.sorted"
+SPLIT, SPLIT_SORTED = "adapters.batch_split", "adapters.batch_split.sorted"
+PREFIX = "forward.ragged"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """MiniLM at one number format, and who answers on it."""
+
+    name: str
+    dtype: torch.dtype
+    backbone: Backbone
+
+    def label(self, system: str) -> str:
+        """Name of a system at this number format."""
+        return f"{system}.{self.name}"
+
+
+def main() -> None:
+    """Measure and record."""
+    sheet = open_sheet(__doc__, rounds=15)
+    settings = [
+        Setting(name=name, dtype=dtype, backbone=load_backbone(dtype=dtype))
+        for name, dtype in dtypes().items()
+    ]
+    race_lora(sheet, settings)
+    race_bottlenecks(sheet, settings[0])
+    for setting in settings:
+        race_all_methods(sheet, setting)
+
+
+def race_lora(sheet: Sheet, settings: Sequence[Setting]) -> None:
+    """32 low-rank tasks: peft in all its ways, a model a task, and the products alone."""
+    systems = [system for setting in settings for system in lora_systems(setting)]
+    times = race(systems, rounds=sheet.rounds, beside=ceilings(settings))
+    for setting in settings:
+        record_lora(sheet, setting, times)
+    if len(settings) > 1:
+        named = fastest(times, [settings[0].label(NAMED), settings[0].label(SORTED)])
+        samples = ratios(times, named, settings[1].label("nunatak"))
+        unit = "times faster in bf16 than peft adapter_names in fp32"
+        sheet.record(f"{PREFIX}.lora32.bf16_vs_peft_fp32", samples, unit=unit, goal=">= 3.5")
+    sheet.record_times(f"{PREFIX}.lora32", times)
+
+
+def record_lora(sheet: Sheet, setting: Setting, times: Times) -> None:
+    """Figures of one number format."""
+    prefix, ours = f"{PREFIX}.lora32.{setting.name}", setting.label("nunatak")
+    named = fastest(times, [setting.label(NAMED), setting.label(SORTED)])
+    unit = "times faster than peft adapter_names"
+    sheet.record(prefix, ratios(times, named, ours), unit=unit, goal=">= 2.3")
+    for rival in (NAMED, SORTED, "peft.set_adapter", "transformers"):
+        samples = ratios(times, setting.label(rival), ours)
+        sheet.record(f"{prefix}.vs.{rival}", samples, unit=f"times faster than {rival}")
+    goal = {"fp32": ">= 0.9", "bf16": ">= 0.75"}[setting.name]
+    samples, unit = ratios(times, setting.label("ceiling"), ours), "of the speed of its products"
+    sheet.record(f"{PREFIX}.ceiling.{setting.name}", samples, unit=unit, goal=goal)
+
+
+def lora_systems(setting: Setting) -> list[System]:
+    """The mixed forward, peft in three ways, and one transformers model a task."""
+    rows = random_rows(setting.backbone, [Lora()] * NUM_ROWS)
+    branches = [row.branch for row in rows]
+    lengths = [row.encoding.num_tokens for row in rows]
+    one = [padded_batch(rows, range(NUM_ROWS))]
+    several = [padded_batch(rows, batch) for batch in sorted_batches(lengths, SORTED_ROWS)]
+    alone = [padded_batch(rows, [index]) for index in range(NUM_ROWS)]
+    encoder = load_encoder(minilm_folder(), setting.dtype)
+    models = [dedicated_model(encoder, branch) for branch in branches]
+    # peft wraps the encoder that it is given, so it has one to itself.
+    adapted = peft_model(load_encoder(minilm_folder(), setting.dtype), branches)
+    answers = {
+        "nunatak": partial(mixed, setting.backbone, rows),
+        NAMED: partial(answer_by_adapter_names, adapted, one),
+        SORTED: partial(answer_by_adapter_names, adapted, several),
+        "peft.set_adapter": partial(answer_by_set_adapter, adapted, alone),
+        "transformers": partial(answer_alone, models, [row.encoding for row in rows]),
+    }
+    allowed = tolerance(setting.name)
+    return [
+        local(setting.label(name), answer, tolerance=allowed) for name, answer in answers.items()
+    ]
+
+
+def race_bottlenecks(sheet: Sheet, setting: Setting) -> None:
+    """32 bottleneck tasks, against `BatchSplit` of `adapters`."""
+    rows = random_rows(setting.backbone, [BOTTLENECK] * NUM_ROWS)
+    texts = [row.encoding.token_ids for row in rows]
+    batches = {
+        SPLIT: [list(range(NUM_ROWS))],
+        SPLIT_SORTED: sorted_batches([len(text) for text in texts], SORTED_ROWS),
+    }
+    job = {
+        "backbone": str(minilm_folder()),
+        "num_tasks": NUM_ROWS,
+        "size": BOTTLENECK.size,
+        "first_layer": BOTTLENECK.first_layer,
+        "texts": texts,
+        "cases": {
+            name: {"composition": "batch_split", "batches": each} for name, each in batches.items()
+        },
+    }
+    tensors = tensors_by_task([row.branch for row in rows])
+    with running(Peer.ADAPTERS, job, tensors) as worker:
+        systems = [local("nunatak", partial(mixed, setting.backbone, rows))]
+        systems += [worker.system(name) for name in batches]
+        times = race(systems, rounds=sheet.rounds)
+    prefix = f"{PREFIX}.bottleneck32.{setting.name}"
+    samples = ratios(times, fastest(times, batches), "nunatak")
+    sheet.record(prefix, samples, unit="times faster than adapters BatchSplit", goal=">= 2.3")
+    for rival in batches:
+        samples = ratios(times, rival, "nunatak")
+        sheet.record(f"{prefix}.vs.{rival}", samples, unit=f"times faster than {rival}")
+    sheet.record_times(prefix, times)
+
+
+def race_all_methods(sheet: Sheet, setting: Setting) -> None:
+    """All methods in one batch, which no peer can run, beside one forward a text.
+
+    The dedicated side runs bottleneck tasks without their adapters, which is less than they cost.
+    """
+    quarter = NUM_ROWS // 4
+    methods = [HeadOnly(), TopK(num_layers=2), Lora(), BOTTLENECK]
+    rows = random_rows(setting.backbone, [it for it in methods for _ in range(quarter)])
+    encodings = [row.encoding for row in rows]
+    encoder = load_encoder(minilm_folder(), setting.dtype)
+    models = [dedicated_model(encoder, row.branch) for row in rows]
+    comparable = NUM_ROWS - quarter
+    allowed = tolerance(setting.name)
+    ours = local("nunatak", partial(mixed, setting.backbone, rows), tolerance=allowed)
+    theirs = System(
+        name="transformers",
+        answer=lambda: answer_alone(models, encodings)[:comparable],
+        seconds=lambda: seconds(partial(answer_alone, models, encodings), 3),
+        tolerance=allowed,
+    )
+    times = race([ours, theirs], rounds=sheet.rounds)
+    prefix = f"{PREFIX}.all32.{setting.name}"
+    samples = ratios(times, "transformers", "nunatak")
+    sheet.record(prefix, samples, unit="times faster than one forward a text")
+    sheet.record_times(prefix, times)
+
+
+def random_rows(backbone: Backbone, methods: Sequence[Method]) -> list[Row]:
+    """Texts of log-normal lengths, each with a task of its own."""
+    lengths = lognormal_lengths(len(methods))
+    encodings = random_encodings(lengths, vocabulary=backbone.config.vocab_size)
+    return [
+        Row(encoding=encoding, branch=random_branch(backbone, method, seed=seed))
+        for seed, (encoding, method) in enumerate(zip(encodings, methods, strict=True))
+    ]
+
+
+def mixed(backbone: Backbone, rows: Sequence[Row]) -> Tensor:
+    """One mixed forward."""
+    return torch.stack(forward(backbone, rows))
+
+
+def ceilings(settings: Sequence[Setting]) -> dict[str, Callable[[], float]]:
+    """Time of the frozen linear products of these shapes alone, by number format.
+
+    Low-rank products and attention are left out, so that the mixed forward stays below.
+    """
+    num_tokens = sum(lognormal_lengths(NUM_ROWS))
+    return {
+        setting.label("ceiling"): partial(products_seconds, *products(setting, num_tokens))
+        for setting in settings
+    }
+
+
+def products(setting: Setting, num_tokens: int) -> tuple[list[Tensor], list[Tensor]]:
+    """Inputs and weights of every linear map of all layers; each layer has weights of its own."""
+    config = setting.backbone.config
+    width, inner = config.hidden_width, config.intermediate_width
+    shapes = [(3 * width, width), (width, width), (inner, width), (width, inner)]
+    inputs, weights = list[Tensor](), list[Tensor]()
+    for out, into in shapes * config.num_layers:
+        inputs.append(torch.randn(num_tokens, into).to(setting.dtype))
+        weights.append(torch.randn(out, into).to(setting.dtype))
+    return inputs, weights
+
+
+def products_seconds(inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> float:
+    """The best of several runs, as a ceiling is."""
+
+    def run() -> None:
+        for each, weight in zip(inputs, weights, strict=True):
+            functional.linear(each, weight)
+
+    return min(seconds(run, 1) for _ in range(CEILING_RUNS))
+
+
+if __name__ == "__main__":
+    main()
