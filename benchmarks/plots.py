@@ -2,6 +2,8 @@
 
 Each reads the newest figures alone, and is left out while there are none of its own.
 """
+# pyright: reportUnknownMemberType=false
+# matplotlib leaves the keyword arguments of its methods untyped.
 
 import re
 from collections import defaultdict
@@ -11,6 +13,7 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Drawing
 from recording import Figure
 
 Figures = Mapping[str, Figure]
@@ -19,7 +22,7 @@ NUM_LAYERS = 12
 DTYPES = ("fp32", "bf16")
 OURS, THEIRS, LIMIT = "#1f6f8b", "#c9c2b8", "#8c2f39"
 # Equal figures give equal bytes: no date, no random ids.
-mpl.rcParams["svg.hashsalt"] = "figures"
+mpl.rcParams |= {"svg.hashsalt": "figures", "svg.fonttype": "none"}
 
 
 def draw_all(figures: Figures, folder: Path) -> list[str]:
@@ -33,12 +36,12 @@ def draw_all(figures: Figures, folder: Path) -> list[str]:
         "flat.svg": draw_flat(figures),
         "activations.svg": draw_activations(figures),
     }
-    for name, sheet in drawn.items():
-        if sheet is not None:
-            sheet.tight_layout()
-            sheet.savefig(folder / name, metadata={"Date": None})
-            plt.close(sheet)
-    return [name for name, sheet in drawn.items() if sheet is not None]
+    for name, drawing in drawn.items():
+        if drawing is not None:
+            drawing.tight_layout()
+            drawing.savefig(folder / name, metadata={"Date": None})
+            plt.close(drawing)
+    return [name for name, drawing in drawn.items() if drawing is not None]
 
 
 def points(figures: Figures, pattern: str) -> dict[tuple[str, ...], Figure]:
@@ -53,7 +56,7 @@ def bound(num_tasks: int, top_layers: int) -> float:
     return num_tasks * NUM_LAYERS / (shared + num_tasks * top_layers)
 
 
-def draw_curves(figures: Figures) -> plt.Figure | None:
+def draw_curves(figures: Figures) -> Drawing | None:
     """Fan-out: speed-up over the number of tasks, a line for each k, its bound dashed."""
     found = {
         dtype: points(figures, rf"forward\.fanout\.curve\.t(\d+)\.k(\d+)\.{dtype}")
@@ -62,7 +65,7 @@ def draw_curves(figures: Figures) -> plt.Figure | None:
     found = {dtype: curve for dtype, curve in found.items() if curve}
     if not found:
         return None
-    sheet, grid = plt.subplots(1, len(found), figsize=(5.5 * len(found), 4.6), squeeze=False)
+    drawing, grid = plt.subplots(1, len(found), figsize=(5.5 * len(found), 4.6), squeeze=False)
     for axes, (dtype, curve) in zip(grid[0], found.items(), strict=True):
         lines = defaultdict[int, list[tuple[int, Figure]]](list)
         for (num_tasks, top_layers), figure in curve.items():
@@ -77,7 +80,7 @@ def draw_curves(figures: Figures) -> plt.Figure | None:
         axes.set_ylabel("times faster than dedicated forwards")
         axes.set_title(f"Fan-out, BERT base, {dtype} (dashed: bound by layers)")
         axes.legend(title="own layers k", fontsize=8)
-    return sheet
+    return drawing
 
 
 def draw_curve(axes: Axes, top_layers: int, line: Sequence[tuple[int, Figure]]) -> None:
@@ -99,7 +102,7 @@ def deciles_beside(figures: Sequence[Figure]) -> list[list[float]]:
     return [below, above]
 
 
-def draw_bars(figures: Figures, prefix: str, title: str) -> plt.Figure | None:
+def draw_bars(figures: Figures, prefix: str, title: str) -> Drawing | None:
     """Milliseconds of all systems of a race, from fast to slow."""
     found = points(figures, rf"{re.escape(prefix)}\.ms\.(.+)")
     if not found:
@@ -110,7 +113,7 @@ def draw_bars(figures: Figures, prefix: str, title: str) -> plt.Figure | None:
     colours = [
         LIMIT if "ceiling" in it else OURS if it.startswith("nunatak") else THEIRS for it in names
     ]
-    sheet, axes = plt.subplots(figsize=(8, 0.36 * len(names) + 1.2))
+    drawing, axes = plt.subplots(figsize=(8, 0.36 * len(names) + 1.2))
     axes.barh(
         names, [it.value for it in times], xerr=deciles_beside(times), color=colours, capsize=2
     )
@@ -119,10 +122,10 @@ def draw_bars(figures: Figures, prefix: str, title: str) -> plt.Figure | None:
     axes.set_xlabel("milliseconds (median, first to last decile)")
     axes.set_title(title)
     axes.margins(x=0.1)
-    return sheet
+    return drawing
 
 
-def draw_flat(figures: Figures) -> plt.Figure | None:
+def draw_flat(figures: Figures) -> Drawing | None:
     """Cost of a batch over the number of its tasks."""
     found = points(figures, r"forward\.flat\.([a-z0-9.]+)\.n(\d+)")
     if not found:
@@ -130,7 +133,7 @@ def draw_flat(figures: Figures) -> plt.Figure | None:
     lines = defaultdict[str, list[tuple[int, Figure]]](list)
     for (name, count), figure in found.items():
         lines[name].append((int(count), figure))
-    sheet, axes = plt.subplots(figsize=(6.5, 4))
+    drawing, axes = plt.subplots(figsize=(6.5, 4))
     for name, line in sorted(lines.items()):
         ordered = sorted(line, key=lambda point: point[0])
         values = [figure.value for _, figure in ordered]
@@ -145,10 +148,10 @@ def draw_flat(figures: Figures) -> plt.Figure | None:
     axes.set_ylabel("times the cost of one task")
     axes.set_title("Cost over the number of tasks, MiniLM")
     axes.legend(fontsize=8)
-    return sheet
+    return drawing
 
 
-def draw_activations(figures: Figures) -> plt.Figure | None:
+def draw_activations(figures: Figures) -> Drawing | None:
     """Peak of what a forward allocates, over its tokens, for short and long rows."""
     found = points(figures, r"forward\.activations\.len(\d+)\.t(\d+)")
     if not found:
@@ -156,7 +159,7 @@ def draw_activations(figures: Figures) -> plt.Figure | None:
     lines = defaultdict[int, list[tuple[int, float]]](list)
     for (length, tokens), figure in found.items():
         lines[int(length)].append((int(tokens), figure.value))
-    sheet, axes = plt.subplots(figsize=(6.5, 4))
+    drawing, axes = plt.subplots(figsize=(6.5, 4))
     for length, line in sorted(lines.items()):
         ordered = sorted(line)
         tokens, peaks = [it for it, _ in ordered], [peak for _, peak in ordered]
@@ -167,4 +170,4 @@ def draw_activations(figures: Figures) -> plt.Figure | None:
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
     axes.legend()
-    return sheet
+    return drawing

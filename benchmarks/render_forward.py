@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from plots import draw_all
-from recording import FIGURES, Figure, latest
+from recording import FIGURES, Figure
 
 PREFIX, POINTS = "forward.", re.compile(r"\.(ms|curve|activations)\.|\.n\d+$")
 """Figures that are points of plots have no line in the tables."""
@@ -69,14 +69,10 @@ same forward. `single` is one request of 16 tokens beside its task's own transfo
 """What an identifier starts with: title, text and plots of its section."""
 
 
-def main() -> None:
+def write_forward(figures: Mapping[str, Figure], folder: Path = FIGURES.parent) -> None:
     """Write the page and the plots."""
-    figures = latest()
-    folder = FIGURES.parent
     drawn = draw_all(figures, folder / "plots")
-    target = folder / "forward.md"
-    target.write_text(page(figures, drawn), encoding="utf-8")
-    print(f"{target.relative_to(Path.cwd())} and {len(drawn)} plots")
+    (folder / "forward.md").write_text(page(figures, drawn), encoding="utf-8")
 
 
 def page(figures: Mapping[str, Figure], drawn: list[str]) -> str:
@@ -111,7 +107,3 @@ def line(figure: Figure) -> str:
         f"| `{figure.id}` | {figure.value:.3g} {figure.unit} | {figure.low:.3g} to "
         f"{figure.high:.3g} ({figure.runs}) | {figure.goal or ''} | {met} | {figure.date} |\n"
     )
-
-
-if __name__ == "__main__":
-    main()
