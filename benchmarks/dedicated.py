@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import BertModel
 from transformers.utils import logging
-from workload import padded
+from workload import Task, padded
 
-from nunatak_model import Branch, Encoding, Lora, Row, TopK
+from nunatak_model import Encoding, Lora, TopK
 
 PARTS = {
     "attention_output": "attention.output.dense",
@@ -47,18 +47,20 @@ class PaddedBatch:
         return (self.head_weight @ first).squeeze(-1) + self.head_bias
 
 
-def padded_batch(rows: Sequence[Row], indices: Sequence[int]) -> PaddedBatch:
-    """The rows at `indices`, padded to the longest of them."""
-    ids, mask = padded([rows[index].encoding for index in indices])
-    heads = [rows[index].branch.head.output for index in indices]
+def padded_batch(
+    encodings: Sequence[Encoding], tasks: Sequence[Task], indices: Sequence[int]
+) -> PaddedBatch:
+    """The texts and tasks at `indices`, padded to the longest of them."""
+    ids, mask = padded([encodings[index] for index in indices])
+    heads = [tasks[index].head for index in indices]
     # A batch without padding needs no mask, and is faster without.
     inputs = {"input_ids": ids} if mask.all() else {"input_ids": ids, "attention_mask": mask}
     return PaddedBatch(
         indices=tuple(indices),
         inputs=inputs,
         tasks=[task_name(index) for index in indices],
-        head_weight=torch.stack([head.weight for head in heads]),
-        head_bias=torch.stack([head.bias for head in heads]),
+        head_weight=torch.stack([weight for weight, _ in heads]),
+        head_bias=torch.stack([bias for _, bias in heads]),
     )
 
 
@@ -86,25 +88,24 @@ class DedicatedModel:
     """One task's own transformers model."""
 
     encoder: BertModel
-    branch: Branch
+    task: Task
 
     def logits(self, input_ids: Tensor) -> Tensor:
         """Logits [rows, labels] of texts of one length, [rows, length]."""
         hidden = self.encoder(input_ids=input_ids).last_hidden_state
-        head = self.branch.head.output
-        return functional.linear(hidden[:, 0], head.weight, head.bias)
+        return functional.linear(hidden[:, 0], *self.task.head)
 
 
-def dedicated_model(encoder: BertModel, branch: Branch) -> DedicatedModel:
+def dedicated_model(encoder: BertModel, task: Task) -> DedicatedModel:
     """A full model of a `topk`, `lora` or `head` task; low-rank updates are merged.
 
     What equals the backbone shares its memory: that only makes this peer faster.
     """
     shared = {id(parameter): parameter for parameter in encoder.parameters()}
     own = copy.deepcopy(encoder, shared)
-    weights = own_weights(encoder, branch)
+    weights = own_weights(encoder, task)
     own.load_state_dict(weights, strict=False, assign=True)
-    return DedicatedModel(encoder=own, branch=branch)
+    return DedicatedModel(encoder=own, task=task)
 
 
 def answer_alone(models: Sequence[DedicatedModel], encodings: Sequence[Encoding]) -> Tensor:
@@ -117,18 +118,18 @@ def answer_alone(models: Sequence[DedicatedModel], encodings: Sequence[Encoding]
     ).float()
 
 
-def own_weights(encoder: BertModel, branch: Branch) -> dict[str, Tensor]:
+def own_weights(encoder: BertModel, task: Task) -> dict[str, Tensor]:
     """What a task's own model has in place of the encoder's weights, by transformers' names."""
     weights = dict[str, Tensor]()
-    if isinstance(branch.spec.method, Lora):
+    if isinstance(task.method, Lora):
         stored = encoder.state_dict()
-        scale = branch.spec.method.alpha / branch.spec.method.rank
-        for layer, target, down, up in _updates(branch):
+        scale = task.method.alpha / task.method.rank
+        for layer, target, down, up in _updates(task):
             path = f"encoder.layer.{layer}.{TARGETS[target]}.weight"
             merged = stored[path].float() + scale * (up.float() @ down.float())
             weights[path] = merged.to(down.dtype)
-    if isinstance(branch.spec.method, TopK):
-        for name, tensor in branch.parameters.items():
+    if isinstance(task.method, TopK):
+        for name, tensor in task.parameters.items():
             if name.startswith("layers."):
                 weights |= _layer_weights(name, tensor)
     return weights
@@ -143,30 +144,30 @@ def _layer_weights(name: str, tensor: Tensor) -> dict[str, Tensor]:
     return {f"{prefix}.attention.self.{one}.{kind}": weight for one, weight in projections}
 
 
-def _updates(branch: Branch) -> list[tuple[str, str, Tensor, Tensor]]:
+def _updates(task: Task) -> list[tuple[str, str, Tensor, Tensor]]:
     """Layer, target, down and up of each low-rank update."""
     return [
-        (layer, target, down, branch.parameters[f"layers.{layer}.lora.{target}.up"])
-        for name, down in branch.parameters.items()
+        (layer, target, down, task.parameters[f"layers.{layer}.lora.{target}.up"])
+        for name, down in task.parameters.items()
         if name.endswith(".down") and ".lora." in name
         for _, layer, _, target, _ in [name.split(".")]
     ]
 
 
-def peft_model(encoder: BertModel, branches: Sequence[Branch]) -> PeftModel:
+def peft_model(encoder: BertModel, tasks: Sequence[Task]) -> PeftModel:
     """One peft model with the low-rank updates of all tasks; `encoder` is changed into it."""
-    method = branches[0].spec.method
+    method = tasks[0].method
     if not isinstance(method, Lora):
         raise TypeError(f"peft runs lora tasks, got {method.kind}")
     config = LoraConfig(
         r=method.rank, lora_alpha=int(method.alpha), target_modules=list(TARGETS), lora_dropout=0.0
     )
     model = get_peft_model(encoder, config, adapter_name=task_name(0))  # pyright: ignore[reportArgumentType]
-    for index in range(1, len(branches)):
+    for index in range(1, len(tasks)):
         model.add_adapter(task_name(index), config)
     modules: dict[str, nn.Module] = dict(model.named_modules())  # pyright: ignore[reportUnknownArgumentType]
-    for index, branch in enumerate(branches):
-        for layer, target, down, up in _updates(branch):
+    for index, task in enumerate(tasks):
+        for layer, target, down, up in _updates(task):
             path = f"base_model.model.encoder.layer.{layer}.{TARGETS[target]}"
             for side, weight in (("lora_A", down), ("lora_B", up)):
                 linear = modules[f"{path}.{side}.{task_name(index)}"]

@@ -18,19 +18,25 @@ from rounds import System, interleave, local, race, ratios, tolerance
 from torch import Tensor
 from transformers import BertConfig, BertModel
 from worker import Peer, running
-from workload import HEAD, dtypes, random_branch, random_encodings, tensors_by_task
+from workload import (
+    HEAD,
+    Task,
+    dtypes,
+    random_encodings,
+    random_task,
+    served_backbone,
+    served_task,
+    tensors_by_task,
+)
 
 from nunatak_model import (
     Backbone,
     Bottleneck,
-    Branch,
     BranchSpec,
     Encoding,
     Row,
     TopK,
-    build_branch,
     forward,
-    load_backbone,
     parameter_shapes,
 )
 
@@ -74,7 +80,7 @@ def main() -> None:
 
 def read_setting(folder: Path, name: str, *, dtype: torch.dtype) -> Setting:
     """Load both sides of the race."""
-    backbone = load_backbone(folder, dtype=dtype)
+    backbone = served_backbone(folder, dtype=dtype)
     (encoding,) = random_encodings([NUM_TOKENS], vocabulary=backbone.config.vocab_size)
     encoder = load_encoder(folder, dtype)
     return Setting(name=name, backbone=backbone, encoder=encoder, encoding=encoding)
@@ -102,9 +108,9 @@ def race_eight_tasks(sheet: Sheet, folder: Path, settings: Sequence[Setting]) ->
 
 def local_systems(setting: Setting) -> list[System]:
     """The mixed forward, and 8 dedicated transformers models with the same weights."""
-    branches = tasks(setting.backbone, TOP_LAYERS, NUM_TASKS)
-    rows = [Row(encoding=setting.encoding, branch=branch) for branch in branches]
-    models = [dedicated_model(setting.encoder, branch) for branch in branches]
+    tasks = top_tasks(setting.backbone, TOP_LAYERS, NUM_TASKS)
+    rows = [Row(encoding=setting.encoding, branch=task.branch) for task in tasks]
+    models = [dedicated_model(setting.encoder, task) for task in tasks]
     encodings = [setting.encoding] * NUM_TASKS
     allowed = tolerance(setting.name)
     return [
@@ -122,10 +128,9 @@ def onnx_job(folder: Path, setting: Setting) -> tuple[dict[str, object], dict[st
 
     One model in place of eight: they would not fit a cache, so reading one over again is no faster.
     """
-    branch = tasks(setting.backbone, TOP_LAYERS, 1)[0]
-    head = branch.head.output
-    tensors = own_weights(setting.encoder, branch)
-    tensors |= {"head.weight": head.weight, "head.bias": head.bias}
+    (task,) = top_tasks(setting.backbone, TOP_LAYERS, 1)
+    weight, bias = task.head
+    tensors = own_weights(setting.encoder, task) | {"head.weight": weight, "head.bias": bias}
     job: dict[str, object] = {
         "backbone": str(folder),
         "text": setting.encoding.token_ids,
@@ -136,8 +141,8 @@ def onnx_job(folder: Path, setting: Setting) -> tuple[dict[str, object], dict[st
 
 def race_bottlenecks(sheet: Sheet, folder: Path, setting: Setting) -> None:
     """The same fan-out with adapters in the top layers, against `Parallel`."""
-    branches = [random_branch(setting.backbone, BOTTLENECK, seed=it) for it in range(NUM_TASKS)]
-    rows = [Row(encoding=setting.encoding, branch=branch) for branch in branches]
+    tasks = [random_task(setting.backbone, BOTTLENECK, seed=seed) for seed in range(NUM_TASKS)]
+    rows = [Row(encoding=setting.encoding, branch=task.branch) for task in tasks]
     job = {
         "backbone": str(folder),
         "num_tasks": NUM_TASKS,
@@ -146,7 +151,7 @@ def race_bottlenecks(sheet: Sheet, folder: Path, setting: Setting) -> None:
         "texts": [setting.encoding.token_ids],
         "cases": {"adapters.parallel": {"composition": "parallel", "batches": [[0]]}},
     }
-    with running(Peer.ADAPTERS, job, tensors_by_task(branches)) as worker:
+    with running(Peer.ADAPTERS, job, tensors_by_task(tasks)) as worker:
         systems = [
             local("nunatak", lambda: mixed(setting, rows)),
             worker.system("adapters.parallel"),
@@ -164,7 +169,7 @@ def draw_curve(sheet: Sheet, setting: Setting) -> None:
     T dedicated forwards are timed as T times one: they share nothing.
     """
     # Eight tasks' layers exceed every cache, so more tasks may read the same ones over again.
-    pool = tasks(setting.backbone, max(CURVE_LAYERS), NUM_TASKS)
+    pool = top_tasks(setting.backbone, max(CURVE_LAYERS), NUM_TASKS)
     model = dedicated_model(setting.encoder, pool[0])
     alone = local("alone", lambda: answer_alone([model], [setting.encoding]), repeats=1)
     for num_tasks in CURVE_TASKS:
@@ -186,25 +191,24 @@ def mixed(setting: Setting, rows: Sequence[Row]) -> Tensor:
     return torch.stack(forward(setting.backbone, rows))
 
 
-def tasks(backbone: Backbone, top_layers: int, count: int) -> list[Branch]:
+def top_tasks(backbone: Backbone, top_layers: int, count: int) -> list[Task]:
     """Tasks with own top layers."""
     method = TopK(num_layers=top_layers)
-    return [random_branch(backbone, method, seed=seed) for seed in range(count)]
+    return [random_task(backbone, method, seed=seed) for seed in range(count)]
 
 
 def shallower_rows(
-    setting: Setting, pool: Sequence[Branch], top_layers: int, num_tasks: int
+    setting: Setting, pool: Sequence[Task], top_layers: int, num_tasks: int
 ) -> list[Row]:
     """The text asked of `num_tasks` tasks that own the highest layers of those in the pool."""
     spec = BranchSpec(method=TopK(num_layers=top_layers), head=HEAD)
-    config = setting.backbone.config
-    names = parameter_shapes(spec, config)
+    names = parameter_shapes(spec, setting.backbone.config)
     cut = [
-        build_branch(spec, config, {name: branch.parameters[name] for name in names})
-        for branch in pool
+        served_task(spec, {name: task.parameters[name] for name in names}, setting.backbone)
+        for task in pool
     ]
     # A copy is a task of its own, although it holds the same tensors.
-    branches = [replace(cut[index % len(cut)]) for index in range(num_tasks)]
+    branches = [replace(cut[index % len(cut)].branch) for index in range(num_tasks)]
     return [Row(encoding=setting.encoding, branch=branch) for branch in branches]
 
 

@@ -10,9 +10,9 @@ import torch
 from ragged import BOTTLENECK, NUM_ROWS, mixed
 from recording import Sheet, open_sheet
 from rounds import interleave, ratios, seconds
-from workload import dtypes, lognormal_lengths, random_branch, random_encodings
+from workload import dtypes, lognormal_lengths, random_encodings, random_task, served_backbone
 
-from nunatak_model import Backbone, Encoding, Lora, Method, Row, load_backbone
+from nunatak_model import Backbone, Encoding, Lora, Method, Row
 
 COUNTS = (1, 2, 4, 8, 16, NUM_ROWS)
 METHODS: dict[str, Method] = {"lora": Lora(), "bottleneck": BOTTLENECK}
@@ -22,7 +22,7 @@ def main() -> None:
     """Measure and record."""
     sheet = open_sheet(__doc__, rounds=15)
     for dtype_name, dtype in dtypes().items():
-        backbone = load_backbone(dtype=dtype)
+        backbone = served_backbone(dtype=dtype)
         for name, method in METHODS.items():
             identifier = f"forward.flat.{name}"
             suffix = "" if dtype_name == "fp32" else f".{dtype_name}"
@@ -47,9 +47,9 @@ def run_of(
     backbone: Backbone, method: Method, encodings: Sequence[Encoding], num_tasks: int
 ) -> partial[torch.Tensor]:
     """A forward of all texts, dealt out to `num_tasks` tasks."""
-    branches = [random_branch(backbone, method, seed=seed) for seed in range(num_tasks)]
+    tasks = [random_task(backbone, method, seed=seed) for seed in range(num_tasks)]
     rows = [
-        Row(encoding=encoding, branch=branches[index % num_tasks])
+        Row(encoding=encoding, branch=tasks[index % num_tasks].branch)
         for index, encoding in enumerate(encodings)
     ]
     return partial(mixed, backbone, rows)

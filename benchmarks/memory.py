@@ -1,13 +1,16 @@
 """Memory: what one more task takes, and what a batch takes while it runs, on MiniLM.
 
-A task's share is the slope of the process's resident memory over many tasks, each loaded from
-bytes as a server loads it and asked once. It holds everything: Python objects, what the allocator
-rounds up, and whatever a forward keeps. Each measurement has a fresh process.
+A task's share is a slope over many tasks, each loaded from bytes as a server loads it and asked
+once, in a fresh process. Two things are counted: the bytes of all tensors alive, which is what lies
+on the device and holds whatever a forward keeps; and the resident memory of the process, to which
+Python's objects and what the allocator rounds up belong too.
 """
 
+import gc
+import json
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import linear_regression
 from typing import Any
@@ -16,7 +19,15 @@ import psutil
 import torch
 from ragged import BOTTLENECK
 from recording import Sheet, open_sheet
-from workload import DTYPES, dtypes, random_branch, random_encodings
+from torch import Tensor
+from workload import (
+    DTYPES,
+    dtypes,
+    random_encodings,
+    random_task,
+    served_backbone,
+    served_task,
+)
 
 from nunatak_model import (
     Backbone,
@@ -26,10 +37,7 @@ from nunatak_model import (
     Method,
     Row,
     TopK,
-    build_branch,
-    convert_branch,
     forward,
-    load_backbone,
     tensors_from_bytes,
     tensors_to_bytes,
 )
@@ -47,6 +55,14 @@ class Series:
     num_tasks: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slopes:
+    """Bytes per byte of parameters."""
+
+    tensors: float
+    resident: float
+
+
 SERIES = {
     "topk": Series(method=TopK(num_layers=2), num_tasks=24),
     "lora": Series(method=Lora(), num_tasks=256),
@@ -58,8 +74,8 @@ def main() -> None:
     """Measure and record; or, started with a series and a dtype, measure one slope."""
     match sys.argv[1:]:
         case ["slope", name, dtype_name]:
-            backbone = load_backbone(dtype=DTYPES[dtype_name])
-            print(bytes_per_parameter_byte(backbone, SERIES[name]))
+            backbone = served_backbone(dtype=DTYPES[dtype_name])
+            print(json.dumps(asdict(measure_slopes(backbone, SERIES[name]))))
         case _:
             sheet = open_sheet(__doc__, rounds=3)
             for name in SERIES:
@@ -69,51 +85,69 @@ def main() -> None:
 
 
 def record_slope(sheet: Sheet, name: str, dtype_name: str) -> None:
-    """Resident bytes per further task over its parameter bytes."""
+    """Bytes per further task over its parameter bytes, on the device and of the process."""
     command = [sys.executable, str(Path(__file__)), "slope", name, dtype_name]
-    samples = [
-        float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)  # noqa: S603 - this very file
+    slopes = [
+        Slopes(**json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout))  # noqa: S603 - this very file
         for _ in range(sheet.rounds)
     ]
     suffix = "" if dtype_name == "fp32" else f".{dtype_name}"
-    unit = "resident bytes per further task over its parameter bytes"
-    sheet.record(f"forward.bytes_per_task.{name}{suffix}", samples, unit=unit, goal="<= 1.02")
+    identifier, unit = f"forward.bytes_per_task.{name}{suffix}", "parameter bytes of a further task"
+    sheet.record(identifier, [it.tensors for it in slopes], unit=unit, goal="<= 1.02")
+    sheet.record(f"{identifier}.resident", [it.resident for it in slopes], unit=unit)
 
 
-def bytes_per_parameter_byte(backbone: Backbone, series: Series) -> float:
-    """Slope of resident memory over the bytes of the parameters of all tasks so far."""
-    model = random_branch(backbone, series.method, seed=0)
+def measure_slopes(backbone: Backbone, series: Series) -> Slopes:
+    """Load tasks and ask each; what they add to the memory, by their parameter bytes."""
+    task = random_task(backbone, series.method, seed=0)
+    task_bytes = sum(tensor.nbytes for tensor in task.parameters.values())
     # Tasks are stored in float32, whatever they are served in.
-    data = tensors_to_bytes({name: it.float() for name, it in model.parameters.items()})
+    data = tensors_to_bytes({name: it.float() for name, it in task.parameters.items()})
     (encoding,) = random_encodings([16], vocabulary=backbone.config.vocab_size)
     process, branches = psutil.Process(), list[Branch]()
-    sizes, resident, total = list[float](), list[float](), 0
+    sizes, resident = list[float](), list[float]()
+    before = 0
     for number in range(WARM_UP + series.num_tasks):
-        stored = build_branch(model.spec, backbone.config, tensors_from_bytes(data))
-        branch = convert_branch(
-            stored, backbone.config, dtype=backbone.dtype, device=backbone.device
-        )
+        if number == WARM_UP:
+            before = tensor_bytes()
+        branch = served_task(task.branch.spec, tensors_from_bytes(data), backbone).branch
         with torch.inference_mode():
             forward(backbone, [Row(encoding=encoding, branch=branch)])
         branches.append(branch)
-        total += branch.num_bytes
-        if number >= WARM_UP:
-            sizes.append(float(total))
-            resident.append(float(process.memory_info().rss))
-    return linear_regression(sizes, resident).slope
+        sizes.append(float(task_bytes * len(branches)))
+        resident.append(float(process.memory_info().rss))
+    added = tensor_bytes() - before
+    return Slopes(
+        tensors=added / (task_bytes * series.num_tasks),
+        resident=linear_regression(sizes[WARM_UP:], resident[WARM_UP:]).slope,
+    )
+
+
+def tensor_bytes() -> int:
+    """Bytes of all tensors alive, each storage counted once."""
+    tensors = [it for it in gc.get_objects() if issubclass(type(it), Tensor)]
+    return sum(dict(map(storage, tensors)).values())
+
+
+def storage(tensor: Tensor) -> tuple[int, int]:
+    """What tells a tensor's storage from others, and its bytes; packed ones show only theirs."""
+    if tensor.is_mkldnn:
+        return id(tensor), tensor.numel() * tensor.element_size()
+    held = tensor.untyped_storage()
+    return held.data_ptr(), held.nbytes()
 
 
 def record_activations(sheet: Sheet) -> None:
     """Peak of what one forward allocates, over the number of its tokens."""
-    backbone = load_backbone()
+    backbone = served_backbone(dtype=torch.float32)
     for length in ROW_LENGTHS:
-        branches = [random_branch(backbone, method, seed=1) for method in (HeadOnly(), Lora())]
+        tasks = [random_task(backbone, method, seed=1) for method in (HeadOnly(), Lora())]
         for budget in TOKEN_BUDGETS:
             encodings = random_encodings(
                 [length] * (budget // length), vocabulary=backbone.config.vocab_size
             )
             rows = [
-                Row(encoding=encoding, branch=branches[index % len(branches)])
+                Row(encoding=encoding, branch=tasks[index % len(tasks)].branch)
                 for index, encoding in enumerate(encodings)
             ]
             peak = peak_bytes(backbone, rows) / 2**20

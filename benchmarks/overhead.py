@@ -7,6 +7,7 @@ times each. The page of profiles beside the figures says where the rest goes.
 import cProfile
 import io
 import pstats
+import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,14 +16,15 @@ from typing import Any
 
 import torch
 from dedicated import answer_alone, dedicated_model, load_encoder
-from ragged import NUM_ROWS, mixed, random_rows
+from ragged import NUM_ROWS, mixed, random_requests, rows_of
 from recording import Sheet, hardware, open_sheet
 from rounds import local, race, ratios, tolerance
-from workload import dtypes, minilm_folder, random_branch, random_encodings
+from workload import dtypes, minilm_folder, random_encodings, random_task, served_backbone
 
-import nunatak_model.forward
-from nunatak_model import Backbone, Lora, Method, Row, TopK, load_backbone
+from nunatak_model import Backbone, Lora, Method, TopK
 
+MODULES = ("nunatak_model.forward", "nunatak_model.architectures.bert")
+"""Where a forward finds the functions that it calls, as far as there are such modules."""
 PLANNING = (
     "_distinct",
     "_traits",
@@ -48,8 +50,8 @@ def main() -> None:
     sheet = open_sheet(__doc__, rounds=15)
     pages = list[str]()
     for name, dtype in dtypes().items():
-        backbone = load_backbone(dtype=dtype)
-        rows = random_rows(backbone, [Lora()] * NUM_ROWS)
+        backbone = served_backbone(dtype=dtype)
+        rows = rows_of(*random_requests(backbone, [Lora()] * NUM_ROWS))
         run = partial(mixed, backbone, rows)
         with torch.inference_mode():
             run()
@@ -62,7 +64,7 @@ def main() -> None:
 def record_planning(sheet: Sheet, run: Callable[[], object], dtype_name: str) -> None:
     """Share of planning and packing in the forward, run by run."""
     shares = list[float]()
-    with clocked(nunatak_model.forward, PLANNING) as spent:
+    with clocked(PLANNING) as spent:
         for _ in range(3 * sheet.rounds):
             spent.clear()
             started = time.perf_counter()
@@ -74,22 +76,28 @@ def record_planning(sheet: Sheet, run: Callable[[], object], dtype_name: str) ->
 
 
 @contextmanager
-def clocked(module: Any, names: Sequence[str]) -> Generator[list[float]]:  # noqa: ANN401 - a module
-    """Collect the seconds of each call of these functions of a module."""
-    missing = [name for name in names if not hasattr(module, name)]
+def clocked(names: Sequence[str]) -> Generator[list[float]]:
+    """Collect the seconds of each call of these functions."""
+    modules = [sys.modules[name] for name in MODULES if name in sys.modules]
+    originals = [
+        (module, name, getattr(module, name))
+        for module in modules
+        for name in names
+        if hasattr(module, name)
+    ]
+    missing = set(names) - {name for _, name, _ in originals}
     if missing:
         raise SystemExit(
-            f"{module.__name__} has no {', '.join(missing)}; bring PLANNING of this benchmark up "
-            "to date with the functions that plan and pack"
+            f"a forward calls no {', '.join(sorted(missing))}; bring PLANNING and MODULES of this "
+            "benchmark up to date with the functions that plan and pack"
         )
-    originals = {name: getattr(module, name) for name in names}
     spent = list[float]()
-    for name, original in originals.items():
+    for module, name, original in originals:
         setattr(module, name, timed(original, spent))
     try:
         yield spent
     finally:
-        for name, original in originals.items():
+        for module, name, original in originals:
             setattr(module, name, original)
 
 
@@ -113,11 +121,11 @@ def record_single(sheet: Sheet, backbone: Backbone, dtype_name: str) -> None:
     encoder = load_encoder(minilm_folder(), backbone.dtype)
     allowed = tolerance(dtype_name)
     for name, method in SINGLE.items():
-        branch = random_branch(backbone, method, seed=0)
-        rows = [Row(encoding=encodings[0], branch=branch)]
+        task = random_task(backbone, method, seed=0)
+        rows = rows_of(encodings, [task])
         answers = {
             "nunatak": partial(mixed, backbone, rows),
-            "transformers": partial(answer_alone, [dedicated_model(encoder, branch)], encodings),
+            "transformers": partial(answer_alone, [dedicated_model(encoder, task)], encodings),
         }
         times = race(
             [

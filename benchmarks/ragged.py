@@ -24,11 +24,13 @@ from torch import Tensor
 from torch.nn import functional
 from worker import Peer, running
 from workload import (
+    Task,
     dtypes,
     lognormal_lengths,
     minilm_folder,
-    random_branch,
     random_encodings,
+    random_task,
+    served_backbone,
     sorted_batches,
     tensors_by_task,
 )
@@ -36,13 +38,13 @@ from workload import (
 from nunatak_model import (
     Backbone,
     Bottleneck,
+    Encoding,
     HeadOnly,
     Lora,
     Method,
     Row,
     TopK,
     forward,
-    load_backbone,
 )
 
 NUM_ROWS, SORTED_ROWS = 32, 8
@@ -66,11 +68,20 @@ class Setting:
         return f"{system}.{self.name}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """One linear product, `x @ weight.T`, with the weight in both layouts that torch has."""
+
+    x: Tensor
+    weight: Tensor
+    packed: Tensor
+
+
 def main() -> None:
     """Measure and record."""
     sheet = open_sheet(__doc__, rounds=15)
     settings = [
-        Setting(name=name, dtype=dtype, backbone=load_backbone(dtype=dtype))
+        Setting(name=name, dtype=dtype, backbone=served_backbone(dtype=dtype))
         for name, dtype in dtypes().items()
     ]
     race_lora(sheet, settings)
@@ -109,22 +120,22 @@ def record_lora(sheet: Sheet, setting: Setting, times: Times) -> None:
 
 def lora_systems(setting: Setting) -> list[System]:
     """The mixed forward, peft in three ways, and one transformers model a task."""
-    rows = random_rows(setting.backbone, [Lora()] * NUM_ROWS)
-    branches = [row.branch for row in rows]
-    lengths = [row.encoding.num_tokens for row in rows]
-    one = [padded_batch(rows, range(NUM_ROWS))]
-    several = [padded_batch(rows, batch) for batch in sorted_batches(lengths, SORTED_ROWS)]
-    alone = [padded_batch(rows, [index]) for index in range(NUM_ROWS)]
+    encodings, tasks = random_requests(setting.backbone, [Lora()] * NUM_ROWS)
+    batch = partial(padded_batch, encodings, tasks)
+    lengths = [encoding.num_tokens for encoding in encodings]
+    one = [batch(range(NUM_ROWS))]
+    several = [batch(indices) for indices in sorted_batches(lengths, SORTED_ROWS)]
+    alone = [batch([index]) for index in range(NUM_ROWS)]
     encoder = load_encoder(minilm_folder(), setting.dtype)
-    models = [dedicated_model(encoder, branch) for branch in branches]
+    models = [dedicated_model(encoder, task) for task in tasks]
     # peft wraps the encoder that it is given, so it has one to itself.
-    adapted = peft_model(load_encoder(minilm_folder(), setting.dtype), branches)
+    adapted = peft_model(load_encoder(minilm_folder(), setting.dtype), tasks)
     answers = {
-        "nunatak": partial(mixed, setting.backbone, rows),
+        "nunatak": partial(mixed, setting.backbone, rows_of(encodings, tasks)),
         NAMED: partial(answer_by_adapter_names, adapted, one),
         SORTED: partial(answer_by_adapter_names, adapted, several),
         "peft.set_adapter": partial(answer_by_set_adapter, adapted, alone),
-        "transformers": partial(answer_alone, models, [row.encoding for row in rows]),
+        "transformers": partial(answer_alone, models, encodings),
     }
     allowed = tolerance(setting.name)
     return [
@@ -134,8 +145,8 @@ def lora_systems(setting: Setting) -> list[System]:
 
 def race_bottlenecks(sheet: Sheet, setting: Setting) -> None:
     """32 bottleneck tasks, against `BatchSplit` of `adapters`."""
-    rows = random_rows(setting.backbone, [BOTTLENECK] * NUM_ROWS)
-    texts = [row.encoding.token_ids for row in rows]
+    encodings, tasks = random_requests(setting.backbone, [BOTTLENECK] * NUM_ROWS)
+    texts = [encoding.token_ids for encoding in encodings]
     batches = {
         SPLIT: [list(range(NUM_ROWS))],
         SPLIT_SORTED: sorted_batches([len(text) for text in texts], SORTED_ROWS),
@@ -150,8 +161,8 @@ def race_bottlenecks(sheet: Sheet, setting: Setting) -> None:
             name: {"composition": "batch_split", "batches": each} for name, each in batches.items()
         },
     }
-    tensors = tensors_by_task([row.branch for row in rows])
-    with running(Peer.ADAPTERS, job, tensors) as worker:
+    rows = rows_of(encodings, tasks)
+    with running(Peer.ADAPTERS, job, tensors_by_task(tasks)) as worker:
         systems = [local("nunatak", partial(mixed, setting.backbone, rows))]
         systems += [worker.system(name) for name in batches]
         times = race(systems, rounds=sheet.rounds)
@@ -171,10 +182,11 @@ def race_all_methods(sheet: Sheet, setting: Setting) -> None:
     """
     quarter = NUM_ROWS // 4
     methods = [HeadOnly(), TopK(num_layers=2), Lora(), BOTTLENECK]
-    rows = random_rows(setting.backbone, [it for it in methods for _ in range(quarter)])
-    encodings = [row.encoding for row in rows]
+    methods = [method for method in methods for _ in range(quarter)]
+    encodings, tasks = random_requests(setting.backbone, methods)
+    rows = rows_of(encodings, tasks)
     encoder = load_encoder(minilm_folder(), setting.dtype)
-    models = [dedicated_model(encoder, row.branch) for row in rows]
+    models = [dedicated_model(encoder, task) for task in tasks]
     comparable = NUM_ROWS - quarter
     allowed = tolerance(setting.name)
     ours = local("nunatak", partial(mixed, setting.backbone, rows), tolerance=allowed)
@@ -191,13 +203,21 @@ def race_all_methods(sheet: Sheet, setting: Setting) -> None:
     sheet.record_times(prefix, times)
 
 
-def random_rows(backbone: Backbone, methods: Sequence[Method]) -> list[Row]:
+def random_requests(
+    backbone: Backbone, methods: Sequence[Method]
+) -> tuple[list[Encoding], list[Task]]:
     """Texts of log-normal lengths, each with a task of its own."""
     lengths = lognormal_lengths(len(methods))
     encodings = random_encodings(lengths, vocabulary=backbone.config.vocab_size)
+    tasks = [random_task(backbone, method, seed=seed) for seed, method in enumerate(methods)]
+    return encodings, tasks
+
+
+def rows_of(encodings: Sequence[Encoding], tasks: Sequence[Task]) -> list[Row]:
+    """Each text asked of the task of the same number."""
     return [
-        Row(encoding=encoding, branch=random_branch(backbone, method, seed=seed))
-        for seed, (encoding, method) in enumerate(zip(encodings, methods, strict=True))
+        Row(encoding=encoding, branch=task.branch)
+        for encoding, task in zip(encodings, tasks, strict=True)
     ]
 
 
@@ -213,31 +233,38 @@ def ceilings(settings: Sequence[Setting]) -> dict[str, Callable[[], float]]:
     """
     num_tokens = sum(lognormal_lengths(NUM_ROWS))
     return {
-        setting.label("ceiling"): partial(products_seconds, *products(setting, num_tokens))
+        setting.label("ceiling"): partial(products_seconds, products(setting, num_tokens))
         for setting in settings
     }
 
 
-def products(setting: Setting, num_tokens: int) -> tuple[list[Tensor], list[Tensor]]:
-    """Inputs and weights of every linear map of all layers; each layer has weights of its own."""
+def products(setting: Setting, num_tokens: int) -> list[Product]:
+    """Every linear map of all layers; each layer has weights of its own."""
     config = setting.backbone.config
     width, inner = config.hidden_width, config.intermediate_width
     shapes = [(3 * width, width), (width, width), (inner, width), (width, inner)]
-    inputs, weights = list[Tensor](), list[Tensor]()
+    made = list[Product]()
     for out, into in shapes * config.num_layers:
-        inputs.append(torch.randn(num_tokens, into).to(setting.dtype))
-        weights.append(torch.randn(out, into).to(setting.dtype))
-    return inputs, weights
+        weight = torch.randn(out, into).to(setting.dtype)
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)  # noqa: SLF001 - no public name
+        made.append(
+            Product(x=torch.randn(num_tokens, into).to(setting.dtype), weight=weight, packed=packed)
+        )
+    return made
 
 
-def products_seconds(inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> float:
-    """The best of several runs, as a ceiling is."""
+def products_seconds(made: Sequence[Product]) -> float:
+    """The best of several runs of either form, as a ceiling is."""
 
-    def run() -> None:
-        for each, weight in zip(inputs, weights, strict=True):
-            functional.linear(each, weight)
+    def run_plain() -> None:
+        for product in made:
+            functional.linear(product.x, product.weight)
 
-    return min(seconds(run, 1) for _ in range(CEILING_RUNS))
+    def run_packed() -> None:
+        for product in made:
+            torch.ops.mkldnn._linear_pointwise(product.x, product.packed, None, "none", [], "")  # noqa: SLF001 - no public name
+
+    return min(seconds(run, 1) for run in (run_plain, run_packed) for _ in range(CEILING_RUNS))
 
 
 if __name__ == "__main__":

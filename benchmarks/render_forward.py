@@ -38,9 +38,10 @@ hold can miss it. In the curve T dedicated forwards are T times one.
         """32 texts on MiniLM, their lengths the quantiles of a log-normal distribution (median 20,
 sigma 0.6, at most 128 tokens), each for a task of its own: rank-8 LoRA on query and value, or
 bottlenecks of 64. `transformers` is one model a task with merged updates. The ceiling is the time
-of the frozen linear products alone, the best of five runs; low-rank products and attention are
-not in it. `all32` holds 8 rows each of `head`, `topk` (2 layers), `lora` and `bottleneck`, which no
-peer runs in one batch; its rival runs one forward a text, bottleneck tasks without their adapters.
+of the frozen linear products alone, the best of ten runs with plain and with packed weights;
+low-rank products and attention are not in it. `all32` holds 8 rows each of `head`, `topk`
+(2 layers), `lora` and `bottleneck`, which no peer runs in one batch; its rival runs one forward a
+text, bottleneck tasks without their adapters.
 """,
         ("ragged-rivals.svg",),
     ),
@@ -52,9 +53,11 @@ peer runs in one batch; its rival runs one forward a text, bottleneck tasks with
     "forward.trunkcache.": ("Trunk cache", "A hit, held against a miss.\n", ()),
     "forward.bytes_per_task.": (
         "Memory",
-        """Slope of resident memory over many tasks, each loaded from bytes as a server does and
-asked once, in a fresh process. It holds Python objects and what the allocator rounds up. Peak
-activations are counted by torch's profiler, half of the rows `head`, half `lora`.
+        """Bytes that a further task takes, as a multiple of its parameters' bytes: slopes over many
+tasks, each loaded from bytes as a server does and asked once, in a fresh process. The figures with
+a goal count the tensors alive, which is what lies on the device; `resident` is the whole process,
+where the Python objects around a tensor weigh the more the smaller it is. Peak activations are
+counted by torch's profiler, half of the rows `head`, half `lora`.
 """,
         ("activations.svg",),
     ),

@@ -7,7 +7,8 @@ quantiles of their distribution, which no draw can flatter.
 import importlib.util
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from nunatak_model import (
+    DEFAULT_BACKBONE,
     Backbone,
     Bottleneck,
     Branch,
@@ -30,6 +32,7 @@ from nunatak_model import (
     build_branch,
     convert_branch,
     initial_parameters,
+    load_backbone,
 )
 
 MEDIAN_LENGTH, LENGTH_SIGMA, MAX_LENGTH = 20, 0.6, 128
@@ -37,6 +40,24 @@ NUM_LABELS = 2
 HEAD = HeadSpec(num_labels=NUM_LABELS, pooling=Pooling.FIRST)
 """The cheapest head there is, so that no peer pays for heads it handles badly."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A task version: what it consists of, for peers to read, and what runs it here."""
+
+    parameters: Mapping[str, Tensor]
+    branch: Branch
+
+    @property
+    def method(self) -> Method:
+        """How it differs from the backbone."""
+        return self.branch.spec.method
+
+    @property
+    def head(self) -> tuple[Tensor, Tensor]:
+        """Weight [labels, width] and bias [labels]."""
+        return self.parameters["head.output.weight"], self.parameters["head.output.bias"]
 
 
 def dtypes() -> dict[str, torch.dtype]:
@@ -77,8 +98,8 @@ def random_encodings(lengths: Sequence[int], *, vocabulary: int, seed: int = 0) 
     ]
 
 
-def random_branch(backbone: Backbone, method: Method, *, seed: int) -> Branch:
-    """A task away from where training starts, at the backbone's dtype.
+def random_task(backbone: Backbone, method: Method, *, seed: int) -> Task:
+    """A task away from where training starts.
 
     The norms of bottleneck tasks stay the backbone's: `adapters` cannot have them differ by task.
     """
@@ -87,9 +108,20 @@ def random_branch(backbone: Backbone, method: Method, *, seed: int) -> Branch:
     parameters = initial_parameters(spec, backbone, generator=generator)
     for name, tensor in parameters.items():
         noise = torch.randn(tensor.shape, generator=generator) * _deviation(name, method, tensor)
-        parameters[name] = tensor + noise
+        parameters[name] = (tensor + noise).to(backbone.dtype)
+    return served_task(spec, parameters, backbone)
+
+
+def served_task(spec: BranchSpec, parameters: Mapping[str, Tensor], backbone: Backbone) -> Task:
+    """A task of these parameters, ready to run on this backbone."""
     branch = build_branch(spec, backbone.config, parameters)
-    return convert_branch(branch, backbone.config, dtype=backbone.dtype, device=backbone.device)
+    branch = convert_branch(branch, backbone.config, dtype=backbone.dtype, device=backbone.device)
+    return Task(parameters=parameters, branch=branch)
+
+
+def served_backbone(source: str | Path = DEFAULT_BACKBONE, *, dtype: torch.dtype) -> Backbone:
+    """The frozen encoder, as a server holds it."""
+    return load_backbone(source, dtype=dtype)
 
 
 def _deviation(name: str, method: Method, tensor: Tensor) -> float:
@@ -104,12 +136,12 @@ def _deviation(name: str, method: Method, tensor: Tensor) -> float:
             return 0.05 * tensor.float().std().item() if tensor.dim() > 1 else 0.0
 
 
-def tensors_by_task(branches: Sequence[Branch]) -> dict[str, Tensor]:
+def tensors_by_task(tasks: Sequence[Task]) -> dict[str, Tensor]:
     """Parameters of all tasks as `task0/name`, to hand to a peer."""
     return {
         f"task{index}/{name}": tensor
-        for index, branch in enumerate(branches)
-        for name, tensor in branch.parameters.items()
+        for index, task in enumerate(tasks)
+        for name, tensor in task.parameters.items()
     }
 
 

@@ -2,6 +2,7 @@ from itertools import chain
 from statistics import median
 
 import pytest
+import torch
 from workload import MAX_LENGTH, lognormal_lengths, padded, random_encodings, sorted_batches
 
 
@@ -30,5 +31,5 @@ def test_padding_is_masked_and_nothing_else() -> None:
 
     ids, mask = padded(encodings)
 
-    assert mask.tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]
-    assert ids[0].tolist() == [*encodings[0].token_ids, 0, 0]
+    assert torch.equal(mask, torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]))
+    assert torch.equal(ids[0], torch.tensor([*encodings[0].token_ids, 0, 0]))
