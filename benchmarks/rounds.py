@@ -58,7 +58,7 @@ def local(
     )
 
 
-def seconds(run: Callable[[], object], repeats: int) -> float:
+def seconds(run: Callable[[], object], repeats: int = 3) -> float:
     """Median wall time of a few runs."""
     samples = list[float]()
     for _ in range(repeats):
