@@ -6,6 +6,7 @@ stable, so that a later run can be held against an earlier one.
 
 import argparse
 import json
+import os
 import platform
 import shlex
 import subprocess
@@ -125,6 +126,8 @@ def open_sheet(description: str | None, *, rounds: int) -> Sheet:
     options = parser.parse_args()
     script = Path(sys.argv[0]).name
     command = shlex.join(["python", f"benchmarks/{script}", "--rounds", str(options.rounds)])
+    if "OMP_NUM_THREADS" in os.environ:
+        command = f"OMP_NUM_THREADS={os.environ['OMP_NUM_THREADS']} {command}"
     return Sheet(command=command, file=options.figures, rounds=options.rounds)
 
 
@@ -156,7 +159,7 @@ def latest(file: Path = FIGURES) -> dict[str, Figure]:
 
 
 def hardware() -> str:
-    """Processor, its cores and memory, in one line."""
+    """Processor, its cores and memory, and whether it multiplies bfloat16, in one line."""
     cpu = platform.processor() or platform.machine()
     cores, memory = "?", "?"
     info = Path("/proc/cpuinfo")
@@ -166,6 +169,9 @@ def hardware() -> str:
         cpu, cores = (names[0] if names else cpu), str(len(names) or "?")
         total = Path("/proc/meminfo").read_text().split()[1]
         memory = f"{round(int(total) / 1024**2)} GiB"
+        flags = {flag for line in lines if line.startswith("flags") for flag in line.split()}
+        bfloat16 = "native" if flags & {"avx512_bf16", "amx_bf16"} else "no native"
+        memory += f", {bfloat16} bfloat16"
     return f"{cpu}, {cores} cores, {memory}"
 
 
