@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from dedicated import answer_alone, dedicated_model, load_encoder, own_weights
 from recording import Sheet, open_sheet
+from rivals import answer_alone, dedicated_model, load_encoder, own_weights
 from rounds import System, interleave, local, race, ratios, tolerance
 from torch import Tensor
 from transformers import BertConfig, BertModel

@@ -15,9 +15,9 @@ from functools import partial, wraps
 from typing import Any
 
 import torch
-from dedicated import answer_alone, dedicated_model, load_encoder
 from ragged import NUM_ROWS, mixed, random_requests, rows_of
 from recording import Sheet, hardware, open_sheet
+from rivals import answer_alone, dedicated_model, load_encoder
 from rounds import local, race, ratios, tolerance
 from workload import dtypes, minilm_folder, random_encodings, random_task, served_backbone
 

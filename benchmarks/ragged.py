@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from dedicated import (
+from recording import Sheet, open_sheet
+from rivals import (
     answer_alone,
     answer_by_adapter_names,
     answer_by_set_adapter,
@@ -18,7 +19,6 @@ from dedicated import (
     padded_batch,
     peft_model,
 )
-from recording import Sheet, open_sheet
 from rounds import System, Times, fastest, local, race, ratios, seconds, tolerance
 from torch import Tensor
 from torch.nn import functional
