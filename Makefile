@@ -39,9 +39,13 @@ format: $(VENV)/.dev  ## format the sources
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(VENV)/.dev  ## measure the mixed forward against dedicated models
+bench: $(VENV)/.dev  ## race the mixed forward against its rivals, half an hour
 	$(BIN)/python benchmarks/fanout.py
 	$(BIN)/python benchmarks/trunk_cache.py
+	$(BIN)/python benchmarks/ragged.py
+	$(BIN)/python benchmarks/flat.py
+	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/overhead.py
 
 real: $(VENV)/.dev  ## train, serve and score five real data sets (DATA=folder)
 	$(BIN)/python benchmarks/real_data.py --data $(DATA)
@@ -56,5 +60,5 @@ serve: $(VENV)/.runtime  ## serve the default registry on port 8080
 	$(BIN)/nunatak serve
 
 clean:  ## remove the virtual environment and every cache
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	rm -rf $(VENV) .bench .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

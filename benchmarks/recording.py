@@ -4,15 +4,19 @@ A benchmark appends its figures itself; `render_figures.py` makes tables of them
 stable, so that a later run can be held against an earlier one.
 """
 
+import argparse
 import json
+import os
 import platform
+import shlex
 import subprocess
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 
 FIGURES = Path(__file__).parent.parent / "docs" / "results" / "figures.jsonl"
 PACKAGES = ("torch", "transformers", "tokenizers", "peft")
@@ -30,6 +34,7 @@ class Figure:
     met: bool | None
     low: float
     high: float
+    """First and last decile of the runs."""
     runs: int
     command: str
     commit: str
@@ -50,16 +55,17 @@ def record(
     reason: str | None = None,
     file: Path = FIGURES,
 ) -> Figure:
-    """Append the median of `samples`, with their range, as a figure."""
+    """Append the median of `samples`, with their first and last decile, as a figure."""
     value = median(samples)
+    low, high = deciles(samples)
     figure = Figure(
         id=identifier,
         value=_rounded(value),
         unit=unit,
         goal=goal,
         met=None if goal is None else meets(value, goal),
-        low=_rounded(min(samples)),
-        high=_rounded(max(samples)),
+        low=_rounded(low),
+        high=_rounded(high),
         runs=len(samples),
         command=command,
         commit=_commit(),
@@ -72,6 +78,65 @@ def record(
     with file.open("a", encoding="utf-8") as lines:
         lines.write(json.dumps(asdict(figure)) + "\n")
     return figure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sheet:
+    """Where one benchmark writes its figures, and the command that makes them."""
+
+    command: str
+    file: Path
+    rounds: int
+
+    def record(
+        self,
+        identifier: str,
+        samples: Sequence[float],
+        *,
+        unit: str,
+        goal: str | None = None,
+        reason: str | None = None,
+    ) -> Figure:
+        """Append a figure and print it."""
+        figure = record(
+            identifier,
+            samples,
+            unit=unit,
+            command=self.command,
+            goal=goal,
+            reason=reason,
+            file=self.file,
+        )
+        held = "" if goal is None else f", goal {goal}: {'met' if figure.met else 'missed'}"
+        spread = f"{figure.low:g} to {figure.high:g}"
+        print(f"{identifier}: {figure.value:g} {unit} ({spread}{held})", flush=True)
+        return figure
+
+    def record_times(self, prefix: str, times: Mapping[str, Sequence[float]]) -> None:
+        """Append the milliseconds of each system of a race, as `prefix.ms.system`."""
+        for name, seconds in times.items():
+            self.record(f"{prefix}.ms.{name}", [1e3 * one for one in seconds], unit="ms")
+
+
+def open_sheet(description: str | None, *, rounds: int) -> Sheet:
+    """Read the options that all benchmarks of the forward share."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--figures", type=Path, default=FIGURES, help="file to append figures to")
+    options = parser.parse_args()
+    script = Path(sys.argv[0]).name
+    command = shlex.join(["python", f"benchmarks/{script}", "--rounds", str(options.rounds)])
+    if "OMP_NUM_THREADS" in os.environ:
+        command = f"OMP_NUM_THREADS={os.environ['OMP_NUM_THREADS']} {command}"
+    return Sheet(command=command, file=options.figures, rounds=options.rounds)
+
+
+def deciles(samples: Sequence[float]) -> tuple[float, float]:
+    """First and last decile; one sample is both."""
+    if len(samples) == 1:
+        return samples[0], samples[0]
+    cuts = quantiles(samples, n=10, method="inclusive")
+    return cuts[0], cuts[-1]
 
 
 def meets(value: float, goal: str) -> bool:
@@ -94,7 +159,7 @@ def latest(file: Path = FIGURES) -> dict[str, Figure]:
 
 
 def hardware() -> str:
-    """Processor, its cores and memory, in one line."""
+    """Processor, its cores and memory, and whether it multiplies bfloat16, in one line."""
     cpu = platform.processor() or platform.machine()
     cores, memory = "?", "?"
     info = Path("/proc/cpuinfo")
@@ -104,6 +169,9 @@ def hardware() -> str:
         cpu, cores = (names[0] if names else cpu), str(len(names) or "?")
         total = Path("/proc/meminfo").read_text().split()[1]
         memory = f"{round(int(total) / 1024**2)} GiB"
+        flags = {flag for line in lines if line.startswith("flags") for flag in line.split()}
+        bfloat16 = "native" if flags & {"avx512_bf16", "amx_bf16"} else "no native"
+        memory += f", {bfloat16} bfloat16"
     return f"{cpu}, {cores} cores, {memory}"
 
 

