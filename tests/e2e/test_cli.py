@@ -184,7 +184,7 @@ def test_load_test_reports_requests_and_memory(desk: Desk, server: str) -> None:
     assert report.overall.failures == 0
     assert all(task.requests > 0 and task.latency for task in report.tasks.values())
     assert report.overall.mean_compute_ms is not None
-    assert 2 < report.span_s < 10
+    assert 0 < report.span_s < 10
     assert report.memory.shared_bytes < report.memory.dedicated_bytes
     assert report.process_peak is not None
     assert report.process_peak.samples >= 3
