@@ -24,6 +24,7 @@ from nunatak_model import Encoding
 from nunatak_training.errors import TrainingDivergedError
 from nunatak_training.optimizer import Course, build_optimizer, build_schedule, plan_course
 from nunatak_training.recipes import Recipe
+from nunatak_training.regularizers import Regularizer, build_regularizer, check_course
 from nunatak_training.report import EpochResult, Report
 
 EVALUATION_BATCH_SIZE = 64
@@ -74,10 +75,15 @@ def fit(
     The same arguments give the same bytes on a CPU. The caller's random state is left as it was.
 
     Raises:
+        InvalidRecipeError: the regularizer has nothing to do in so few epochs.
         TrainingDivergedError: the loss or a gradient became infinite or NaN.
     """
     course = plan_course(recipe, len(train.encodings))
-    stepper = _Stepper(parameters, batch_logits, recipe, course)
+    check_course(recipe.regularizer, recipe.method, num_epochs=course.num_epochs)
+    regularizer = build_regularizer(
+        recipe.regularizer, parameters, num_epochs=course.num_epochs, seed=recipe.seed
+    )
+    stepper = _Stepper(parameters, batch_logits, recipe, course, regularizer)
     history: list[EpochResult] = []
     best = _Best()
     report.started(num_steps=course.num_steps, num_epochs=course.num_epochs)
@@ -85,6 +91,7 @@ def fit(
         with _seeded(recipe.seed, train.targets.device):
             for epoch in range(1, course.num_epochs + 1):
                 started = time.perf_counter()
+                regularizer.begin_epoch(epoch)
                 train_loss = _train_epoch(stepper, train, recipe.batch_size, report)
                 if not course.is_evaluated(epoch):
                     continue
@@ -148,10 +155,12 @@ class _Stepper:
         batch_logits: BatchLogits,
         recipe: Recipe,
         course: Course,
+        regularizer: Regularizer,
     ) -> None:
         self._tensors = [tensor.requires_grad_() for tensor in parameters.values()]
         self._batch_logits = batch_logits
         self._recipe = recipe
+        self._regularizer = regularizer
         self._optimizer = build_optimizer(parameters, recipe)
         self._schedule = build_schedule(self._optimizer, course)
         self._num_steps = 0
@@ -159,15 +168,18 @@ class _Stepper:
     def step(self, encodings: Sequence[Encoding], targets: Int[Tensor, " examples"]) -> float:
         """Move all parameters once and return the loss before the move."""
         self._num_steps += 1
+        self._regularizer.before_forward()
         logits = self._batch_logits(encodings, dropout=self._recipe.dropout)
         loss = functional.cross_entropy(logits, targets)
         self._optimizer.zero_grad()
         loss.backward()
+        self._regularizer.after_backward()
         norm = clip_grad_norm_(self._tensors, self._recipe.max_grad_norm)
         value = loss.item()
         if not math.isfinite(value) or not torch.isfinite(norm):
             raise TrainingDivergedError(self._num_steps, self._recipe.learning_rate)
         self._optimizer.step()
+        self._regularizer.after_step()
         self._schedule.step()
         return value
 

@@ -60,6 +60,21 @@ class MetricName(StrEnum):
     MATTHEWS_CORRELATION = "matthews_correlation"
 
 
+class RegularizerName(StrEnum):
+    """The regularizers of training."""
+
+    NONE = "none"
+    GRADDROP = "graddrop"
+    LAYER_GRADDROP = "layer-graddrop"
+    ANNEAL_GRADDROP = "anneal-graddrop"
+    ANNEAL_LAYER_GRADDROP = "anneal-layer-graddrop"
+    GRADDROP_EPOCH = "graddrop-epoch"
+    GRADDROP_EPOCH_TOGGLE = "graddrop-epoch-toggle"
+    GRADFREEZE_TOPDOWN = "gradfreeze-topdown"
+    GRADFREEZE_BOTTOMUP = "gradfreeze-bottomup"
+    MIXOUT = "mixout"
+
+
 class AggregationName(StrEnum):
     """What becomes of labelled tokens that belong together."""
 

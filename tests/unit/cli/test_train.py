@@ -4,10 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from doubles.examples import rows_of, toy_examples, write_jsonl
 from doubles.terminals import nunatak
+from nunatak_cli import options as cli
 from nunatak_cli.options import MethodName
 from nunatak_cli.training import method_of
 from nunatak_model import Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_training import regularizers as training
 
 
 @pytest.mark.parametrize(
@@ -77,3 +80,27 @@ def test_malformed_alias_fails_before_any_work(tmp_path: Path) -> None:
     )
 
     assert ran.stderr.startswith("error [invalid_name]: ")
+
+
+def test_regularizers_of_the_command_are_those_of_training() -> None:
+    assert [*cli.RegularizerName] == [*training.RegularizerName]
+
+
+def test_rate_without_a_regularizer_is_a_usage_error() -> None:
+    ran = nunatak("train", "--task", "tone", "--data", "x.jsonl", "--regularizer-rate", "0.1")
+
+    assert ran.exit_code == 2
+    assert "belongs to --regularizer" in ran.stderr
+
+
+def test_senseless_regularizer_is_refused_with_the_reason(tmp_path: Path) -> None:
+    data = write_jsonl(tmp_path / "toy.jsonl", rows_of(toy_examples(40)))
+
+    ran = nunatak(
+        *("train", "--task", "tone", "--data", str(data), "--method", "head"),
+        *("--regularizer", "graddrop", "--registry", str(tmp_path / "registry")),
+    )
+
+    assert ran.exit_code == 1
+    assert ran.stderr.startswith("error [invalid_recipe]: ")
+    assert "method head tunes none" in ran.stderr

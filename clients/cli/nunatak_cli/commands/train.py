@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import JsonValue
 
 from nunatak_cli.failures import needs_extra
 from nunatak_cli.options import (
@@ -15,6 +16,7 @@ from nunatak_cli.options import (
     MethodName,
     MetricName,
     RegistryOption,
+    RegularizerName,
 )
 from nunatak_cli.output import console, print_json
 from nunatak_cli.registries import created_registry
@@ -130,6 +132,18 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         int | None,
         typer.Option(min=0, metavar="N", help="Same seed, same weights.", rich_help_panel=RECIPE),
     ] = None,
+    regularizer: Annotated[
+        RegularizerName | None,
+        typer.Option(help="Masks gradients or weights while training.", rich_help_panel=RECIPE),
+    ] = None,
+    regularizer_rate: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X",
+            help="graddrop, layer-graddrop (0.2), anneal-* (0.9, at first), mixout (0.9).",
+            rich_help_panel=RECIPE,
+        ),
+    ] = None,
 ) -> None:
     """Train a task on your examples and publish it as a new version."""
     chosen = method_settings(
@@ -142,7 +156,7 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
             "first_layer": first_layer,
         },
     )
-    changes: dict[str, str | float | None] = {
+    changes: dict[str, JsonValue] = {
         "metric": metric,
         "positive_label": positive_label,
         "epochs": epochs,
@@ -152,6 +166,7 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         "batch_size": batch_size,
         "max_length": max_length,
         "seed": seed,
+        "regularizer": regularizer_settings(regularizer, regularizer_rate),
     }
     with needs_extra("training"):
         from nunatak_cli.training import TrainRequest, train_and_promote
@@ -192,3 +207,18 @@ def method_settings(method: MethodName, given: Mapping[str, float | None]) -> di
         )
         raise typer.BadParameter(f"{option} belongs to --method {owners}, not to {method}")
     return chosen
+
+
+def regularizer_settings(
+    name: RegularizerName | None, rate: float | None
+) -> dict[str, JsonValue] | None:
+    """Return the settings that were given, if any.
+
+    Raises:
+        typer.BadParameter: a rate of no regularizer.
+    """
+    if name is None:
+        if rate is not None:
+            raise typer.BadParameter("--regularizer-rate belongs to --regularizer")
+        return None
+    return {"name": name.value} if rate is None else {"name": name.value, "rate": rate}
