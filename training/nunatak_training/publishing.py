@@ -46,6 +46,7 @@ def draft_trained(
         task,
         spec=trained.spec,
         labels=trained.data.labels,
+        problem_type=trained.data.kind.problem_type,
         parameters=trained.parameters,
         backbone=backbone,
         max_length=recipe.max_length,
@@ -82,7 +83,13 @@ def _data_record(trained: TrainedTask) -> DataRecord:
 def _metric_records(trained: TrainedTask) -> tuple[MetricRecord, ...]:
     dev = trained.data.dev
     return tuple(
-        MetricRecord(name=metric.value, value=value, data_digest=dev.digest, num_examples=len(dev))
+        MetricRecord(
+            name=metric.value,
+            value=value,
+            interval=trained.intervals[metric],
+            data_digest=dev.digest,
+            num_examples=len(dev),
+        )
         for metric, value in trained.scores.items()
     )
 

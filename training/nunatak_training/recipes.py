@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
@@ -32,6 +33,22 @@ LearningRate = Annotated[float, Field(gt=0, le=1)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 
+class Optimizer(StrEnum):
+    """How gradients become steps."""
+
+    ADAMW = "adamw"
+    ADAM = "adam"
+    SGD = "sgd"
+
+
+class Schedule(StrEnum):
+    """What becomes of the learning rate after its warm-up."""
+
+    LINEAR = "linear"
+    COSINE = "cosine"
+    CONSTANT = "constant"
+
+
 class Recipe(BaseModel):
     """Every setting of one training run; together with the data it fixes the result."""
 
@@ -51,12 +68,14 @@ class Recipe(BaseModel):
     head_learning_rate: LearningRate | None = Field(
         default=None, description="null: `learning_rate`"
     )
-    weight_decay: Share = 0.01
-    warmup_share: Share = Field(default=0.06, description="of all steps; then linear decay to 0")
+    optimizer: Optimizer = Optimizer.ADAMW
+    weight_decay: Share = Field(default=0.01, description="adam and sgd add it to the gradient")
+    schedule: Schedule = Schedule.LINEAR
+    warmup_share: Share = Field(default=0.06, description="of all steps; a linear rise from 0")
     dropout: Share = Field(default=0.1, description="0 where the regularizer replaces it")
     regularizer: RegularizerSettings = UnregularizedSettings()
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
-    metric: Metric = Metric.ACCURACY
+    metric: Metric | None = Field(default=None, description="null: as is usual for the task")
     positive_label: str | None = Field(default=None, description="the label whose F1 `f1` reports")
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
