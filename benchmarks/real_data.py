@@ -23,8 +23,15 @@ from nunatak_client import Client
 from nunatak_loadtest.processes import ServerProcess
 from nunatak_model import Backbone, Bottleneck, HeadOnly, Lora, Method, TopK, load_backbone
 from nunatak_registry import Registry
-from nunatak_training import Metric, ProgressBar, TrainOutcome, TrainSettings, default_recipe, train
-from nunatak_training.metrics import score
+from nunatak_training import (
+    Metric,
+    ProgressBar,
+    TrainOutcome,
+    TrainSettings,
+    default_recipe,
+    score,
+    train,
+)
 
 TEXTS_PER_REQUEST = 4
 NUM_CALLERS = 8

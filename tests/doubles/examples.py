@@ -5,7 +5,9 @@ import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from nunatak_training import EpochResult, Example, ExampleSet, TaskData
+from pydantic import JsonValue
+
+from nunatak_training import EpochResult, Example, ExampleSet, TaskData, TaskKind
 
 ALPHABETS = {"early": "ab", "late": "yz"}
 
@@ -65,3 +67,42 @@ class RecordingReport:
 
     def ended(self) -> None:
         self.times_ended += 1
+
+
+def toy_rows(kind: TaskKind, count: int, *, seed: int = 0) -> list[dict[str, JsonValue]]:
+    """Return rows of a toy task of any kind; what is right depends on the letters alone."""
+    source = random.Random(seed)
+    return [_toy_row(kind, number, source) for number in range(count)]
+
+
+def _toy_row(kind: TaskKind, number: int, source: random.Random) -> dict[str, JsonValue]:
+    label = sorted(ALPHABETS)[number % 2]
+    letters = source.choices(ALPHABETS[label], k=source.randint(4, 9))
+    text = " ".join(letters)
+    mixed = source.choices("abyz", k=source.randint(4, 9))
+    match kind:
+        case TaskKind.SINGLE_LABEL:
+            return {"text": text, "label": label}
+        case TaskKind.MULTI_LABEL:
+            names = [name for name, alphabet in ALPHABETS.items() if set(mixed) & set(alphabet)]
+            return {"text": " ".join(mixed), "labels": list[JsonValue](names)}
+        case TaskKind.REGRESSION:
+            late = sum(letter in ALPHABETS["late"] for letter in mixed)
+            return {"text": " ".join(mixed), "label": 100.0 + 50.0 * late / len(mixed)}
+        case TaskKind.TOKEN_CLASSIFICATION:
+            tags: list[JsonValue] = [
+                "B-late" if letter in ALPHABETS["late"] else "O" for letter in mixed
+            ]
+            return {"tokens": list[JsonValue](mixed), "tags": tags}
+        case TaskKind.QUESTION_ANSWERING:
+            place = source.randrange(len(letters))
+            context = " ".join([*letters[:place], "q", *letters[place:]])
+            answers: list[JsonValue] = [{"text": "q", "answer_start": 2 * place}]
+            return {"question": "q?", "context": context, "answers": answers}
+        case TaskKind.RANKING:
+            documents = [" ".join(source.choices(ALPHABETS[name], k=5)) for name in ALPHABETS]
+            return {
+                "query": f"late {number}",
+                "documents": list[JsonValue](documents),
+                "relevance": [0, 1],
+            }

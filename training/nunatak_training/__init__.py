@@ -1,6 +1,18 @@
 """Training of task versions: data, recipes, the loop and publishing."""
 
-from nunatak_training.data import Example, ExampleSet, TaskData, load_examples, load_task_data
+from nunatak_training.data import (
+    Answers,
+    AnswerSpan,
+    Example,
+    ExampleSet,
+    LabelSet,
+    Relevance,
+    TaggedWords,
+    TaskData,
+    Word,
+    load_examples,
+    load_task_data,
+)
 from nunatak_training.errors import (
     DataError,
     DataNotFoundError,
@@ -14,13 +26,17 @@ from nunatak_training.errors import (
     UnreadableFileError,
 )
 from nunatak_training.fitting import TrainedTask, branch_logits, fit_task
-from nunatak_training.metrics import Metric, score
+from nunatak_training.kinds import TaskKind
+from nunatak_training.metrics import Metric
 from nunatak_training.publishing import draft_trained, publish
 from nunatak_training.recipes import Recipe, changed_recipe, default_recipe
 from nunatak_training.report import EpochResult, ProgressBar, Report, SilentReport
+from nunatak_training.scoring.labels import score
 from nunatak_training.train import TrainOutcome, TrainSettings, train
 
 __all__ = [
+    "AnswerSpan",
+    "Answers",
     "DataError",
     "DataNotFoundError",
     "EpochResult",
@@ -28,13 +44,17 @@ __all__ = [
     "ExampleSet",
     "InvalidRecipeError",
     "InvalidRowError",
+    "LabelSet",
     "Metric",
     "MissingColumnError",
     "ProgressBar",
     "Recipe",
+    "Relevance",
     "Report",
     "SilentReport",
+    "TaggedWords",
     "TaskData",
+    "TaskKind",
     "TooFewExamplesError",
     "TrainOutcome",
     "TrainSettings",
@@ -43,6 +63,7 @@ __all__ = [
     "TrainingError",
     "UnknownLabelError",
     "UnreadableFileError",
+    "Word",
     "branch_logits",
     "changed_recipe",
     "default_recipe",

@@ -12,7 +12,20 @@ TrainingError
 +-- TrainingDivergedError       the loss or a gradient stopped being a number
 """
 
+from collections.abc import Mapping
 from typing import ClassVar
+
+from nunatak_training.kinds import TaskKind
+
+_PAIR = "and, for pairs, 'text_pair'"
+_NEEDED: Mapping[TaskKind, str] = {
+    TaskKind.SINGLE_LABEL: f"'text', 'label' {_PAIR}",
+    TaskKind.MULTI_LABEL: f"'text', 'labels' {_PAIR}",
+    TaskKind.REGRESSION: f"'text', 'label' {_PAIR}",
+    TaskKind.TOKEN_CLASSIFICATION: "'tokens' and 'tags'",
+    TaskKind.QUESTION_ANSWERING: "'question', 'context' and 'answers'",
+    TaskKind.RANKING: "'query', 'document', 'label' (or 'query', 'documents', 'relevance')",
+}
 
 
 class TrainingError(Exception):
@@ -52,14 +65,13 @@ class MissingColumnError(DataError):
 
     code = "missing_column"
 
-    def __init__(self, where: str, column: str, found: tuple[str, ...]) -> None:
+    def __init__(self, where: str, column: str, found: tuple[str, ...], *, kind: TaskKind) -> None:
         self.column = column
         self.found = found
+        self.kind = kind
         shown = ", ".join(map(repr, found[:20])) or "none"
         super().__init__(
-            where,
-            f"no column {column!r}; found {shown}. Needed: 'text', 'label' and, for pairs, "
-            "'text_pair'",
+            where, f"no column {column!r}; found {shown}. A {kind} task needs {_NEEDED[kind]}"
         )
 
 

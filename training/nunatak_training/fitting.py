@@ -1,11 +1,7 @@
 """From examples to trained parameters of one task, on a loaded backbone."""
 
-# torch types some of its methods partly.
-# pyright: reportUnknownMemberType=false
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
 
 import torch
 from jaxtyping import Float
@@ -26,12 +22,15 @@ from nunatak_model import (
     forward,
     initial_parameters,
 )
-from nunatak_training.data import ExampleSet, TaskData
+from nunatak_registry.manifest import MIN_WINDOW_TOKENS
+from nunatak_training.data import TaskData
 from nunatak_training.errors import InvalidRecipeError
-from nunatak_training.loop import BatchLogits, EncodedSet, fit, predict
-from nunatak_training.metrics import Metric, confusion, score
-from nunatak_training.recipes import Recipe
+from nunatak_training.loop import BatchLogits, fit, predict
+from nunatak_training.metrics import Metric
+from nunatak_training.objectives import Objective, objective_of
+from nunatak_training.recipes import Recipe, changed_recipe
 from nunatak_training.report import EpochResult, Report
+from nunatak_training.scoring import Interval, bootstrap_intervals
 
 MAX_TRUNK_BYTES = 2 * 1024**3
 """For the trunk states of a data set, which are then computed once and not in every epoch."""
@@ -43,12 +42,16 @@ class TrainedTask:
 
     spec: BranchSpec
     recipe: Recipe
+    """With what the given recipe left open settled: its metric."""
     data: TaskData
     parameters: Mapping[str, Tensor]
     scores: Mapping[Metric, float]
     """On the dev examples; the recipe's metric comes first."""
-    confusion: Mapping[tuple[str, str], int]
-    """On the dev examples: how often each pair of true and predicted label occurred."""
+    intervals: Mapping[Metric, Interval]
+    """Of each score, at 95 % by bootstrap over the dev examples."""
+    confusion: Mapping[tuple[str, str], int] | None
+    """On the dev examples, where each has one label: how often each pair of true and predicted
+    label occurred."""
     best_epoch: int
     history: tuple[EpochResult, ...]
 
@@ -62,48 +65,65 @@ def fit_task(data: TaskData, recipe: Recipe, backbone: Backbone, *, report: Repo
         TrainingDivergedError: the loss stopped being a number.
     """
     _check_recipe(recipe, data, backbone)
-    spec = branch_spec(recipe, backbone, num_labels=len(data.labels))
+    objective = objective_of(data, positive_label=recipe.positive_label)
+    metric = recipe.metric or objective.reported[0]
+    recipe = changed_recipe(recipe, {"metric": metric.value})
+    _check_metric(metric, objective, data)
+    spec = branch_spec(recipe, backbone, kind=data.kind.head, num_outputs=len(data.labels))
     generator = torch.Generator().manual_seed(recipe.seed)
     parameters = initial_parameters(spec, backbone, generator=generator)
-    train, dev = (_encoded(part, data, recipe, backbone) for part in (data.train, data.dev))
+    train, dev = (
+        objective.encode(part, backbone.tokenizer, max_length=recipe.max_length)
+        for part in (data.train, data.dev)
+    )
     trunk = TrunkCache(max_bytes=MAX_TRUNK_BYTES)
 
-    def dev_score(logits: Float[Tensor, "examples labels"]) -> float:
-        return _score(recipe.metric, logits, data, recipe)
+    def dev_score(logits: Sequence[Float[Tensor, "*vectors outputs"]]) -> float:
+        return objective.statistics(data.dev, dev, logits).value(metric)
 
     fitted = fit(
         parameters,
         branch_logits(backbone, spec, parameters, trunk),
+        objective.loss,
         train=train,
         dev=dev,
         recipe=recipe,
         dev_score=dev_score,
         report=report,
     )
-    logits = predict(branch_logits(backbone, spec, fitted.parameters, trunk), dev.encodings)
-    metrics = dict.fromkeys((recipe.metric, Metric.ACCURACY))
+    finished = objective.finished(fitted.parameters)
+    logits = predict(branch_logits(backbone, spec, finished, trunk), dev.encodings)
+    statistics = objective.statistics(data.dev, dev, logits)
+    metrics = tuple(dict.fromkeys((metric, *objective.reported)))
     return TrainedTask(
         spec=spec,
         recipe=recipe,
         data=data,
-        parameters=fitted.parameters,
-        scores={metric: _score(metric, logits, data, recipe) for metric in metrics},
-        confusion=confusion(_expected(data), _predicted(logits, data)),
+        parameters=finished,
+        scores={each: statistics.value(each) for each in metrics},
+        intervals=bootstrap_intervals(statistics, metrics, seed=recipe.seed),
+        confusion=statistics.confusion,
         best_epoch=fitted.best_epoch,
         history=fitted.history,
     )
 
 
-def branch_spec(recipe: Recipe, backbone: Backbone, *, num_labels: int) -> BranchSpec:
-    """Return the branch that a recipe asks for, with what it leaves open as the backbone has it."""
-    usual = default_head(backbone, kind=HeadKind.SEQUENCE_CLASSIFICATION, num_labels=num_labels)
-    dense = usual.dense if recipe.dense is None else recipe.dense
-    head = replace(
-        usual,
-        pooling=recipe.pooling or usual.pooling,
-        dense=dense,
-        block=usual.block if dense else TANH_BLOCK,
-    )
+def branch_spec(
+    recipe: Recipe, backbone: Backbone, *, kind: HeadKind, num_outputs: int
+) -> BranchSpec:
+    """Return the branch that a recipe asks for, with what it leaves open as the backbone has it.
+
+    `num_outputs` counts for heads with labels alone: others have as many as their kind.
+    """
+    head = default_head(backbone, kind=kind, num_labels=kind.fixed_outputs or num_outputs)
+    if not kind.reads_tokens:
+        dense = head.dense if recipe.dense is None else recipe.dense
+        head = replace(
+            head,
+            pooling=recipe.pooling or head.pooling,
+            dense=dense,
+            block=head.block if dense else TANH_BLOCK,
+        )
     return BranchSpec(method=method_of(recipe.method), head=head)
 
 
@@ -125,9 +145,9 @@ def branch_logits(
 
     def logits(
         encodings: Sequence[Encoding], *, dropout: float
-    ) -> Float[Tensor, "examples labels"]:
+    ) -> list[Float[Tensor, "*vectors outputs"]]:
         rows = [Row(encoding=encoding, branch=branch) for encoding in encodings]
-        return torch.stack(forward(backbone, rows, dropout=dropout, trunk=trunk))
+        return forward(backbone, rows, dropout=dropout, trunk=trunk)
 
     return logits
 
@@ -143,33 +163,21 @@ def _check_recipe(recipe: Recipe, data: TaskData, backbone: Backbone) -> None:
             f"positive_label must be one of {', '.join(map(repr, data.labels))}, "
             f"got {recipe.positive_label!r}"
         )
+    if not data.kind.head.reads_tokens:
+        return
+    if recipe.pooling is not None or recipe.dense:
+        raise InvalidRecipeError(
+            f"a {data.kind} task reads every token; it has neither pooling nor dense layer"
+        )
+    if recipe.max_length < MIN_WINDOW_TOKENS:
+        raise InvalidRecipeError(
+            f"max_length of a {data.kind} task must be at least {MIN_WINDOW_TOKENS} tokens, "
+            f"got {recipe.max_length}"
+        )
 
 
-def _encoded(
-    examples: ExampleSet, data: TaskData, recipe: Recipe, backbone: Backbone
-) -> EncodedSet:
-    index_of = {label: index for index, label in enumerate(data.labels)}
-    encodings = backbone.tokenizer.encode(
-        [example.model_input for example in examples.examples], max_length=recipe.max_length
-    )
-    targets = [index_of[example.label] for example in examples.examples]
-    return EncodedSet(
-        encodings=tuple(encodings), targets=torch.tensor(targets, device=backbone.device)
-    )
-
-
-def _score(
-    metric: Metric, logits: Float[Tensor, "examples labels"], data: TaskData, recipe: Recipe
-) -> float:
-    return score(
-        metric, _expected(data), _predicted(logits, data), positive_label=recipe.positive_label
-    )
-
-
-def _expected(data: TaskData) -> list[str]:
-    return [example.label for example in data.dev.examples]
-
-
-def _predicted(logits: Float[Tensor, "examples labels"], data: TaskData) -> list[str]:
-    indices = cast("list[int]", logits.argmax(dim=1).tolist())
-    return [data.labels[index] for index in indices]
+def _check_metric(metric: Metric, objective: Objective, data: TaskData) -> None:
+    if metric not in objective.metrics:
+        raise InvalidRecipeError(
+            f"a {data.kind} task is scored by {', '.join(objective.metrics)}, got {metric!s}"
+        )

@@ -1,14 +1,14 @@
-"""AdamW over the task's parameters, and the course of its learning rate."""
+"""The optimizer over the task's parameters, and the course of its learning rate."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from torch import Tensor
-from torch.optim import AdamW
+from torch import Tensor, optim
 from torch.optim.lr_scheduler import LambdaLR
 
-from nunatak_training.recipes import Recipe
+from nunatak_training import recipes
+from nunatak_training.recipes import Recipe, Schedule
 
 HEAD_PREFIX = "head."
 MAX_EVALUATIONS = 20
@@ -22,6 +22,7 @@ class Course:
     num_epochs: int
     steps_per_epoch: int
     warmup_steps: int
+    schedule: Schedule = Schedule.LINEAR
 
     @property
     def num_steps(self) -> int:
@@ -33,10 +34,17 @@ class Course:
         return epoch % math.ceil(self.num_epochs / MAX_EVALUATIONS) == 0 or epoch == self.num_epochs
 
     def rate_factor(self, step: int) -> float:
-        """Share of the full learning rate at a step (from 0): linear rise, then linear fall."""
+        """Share of the full learning rate at a step (from 0): a linear rise, then the schedule."""
         if step < self.warmup_steps:
             return (step + 1) / self.warmup_steps
-        return max(0.0, (self.num_steps - step) / max(1, self.num_steps - self.warmup_steps))
+        remaining = (self.num_steps - step) / max(1, self.num_steps - self.warmup_steps)
+        match self.schedule:
+            case Schedule.LINEAR:
+                return max(0.0, remaining)
+            case Schedule.COSINE:
+                return (1 - math.cos(math.pi * max(0.0, remaining))) / 2
+            case Schedule.CONSTANT:
+                return 1.0
 
 
 def plan_course(recipe: Recipe, num_examples: int) -> Course:
@@ -47,11 +55,12 @@ def plan_course(recipe: Recipe, num_examples: int) -> Course:
         num_epochs=num_epochs,
         steps_per_epoch=steps_per_epoch,
         warmup_steps=math.ceil(recipe.warmup_share * num_epochs * steps_per_epoch),
+        schedule=recipe.schedule,
     )
 
 
-def build_optimizer(parameters: Mapping[str, Tensor], recipe: Recipe) -> AdamW:
-    """Return AdamW over all parameters: the head at its own rate, vectors without decay."""
+def build_optimizer(parameters: Mapping[str, Tensor], recipe: Recipe) -> optim.Optimizer:
+    """Return the optimizer of all parameters: the head at its own rate, vectors without decay."""
     head_rate = recipe.head_learning_rate or recipe.learning_rate
     groups: list[dict[str, object]] = []
     for is_head, rate in ((False, recipe.learning_rate), (True, head_rate)):
@@ -64,9 +73,15 @@ def build_optimizer(parameters: Mapping[str, Tensor], recipe: Recipe) -> AdamW:
             ]
             if members:
                 groups.append({"params": members, "lr": rate, "weight_decay": decay})
-    return AdamW(groups)
+    match recipe.optimizer:
+        case recipes.Optimizer.ADAMW:
+            return optim.AdamW(groups)
+        case recipes.Optimizer.ADAM:
+            return optim.Adam(groups)
+        case recipes.Optimizer.SGD:
+            return optim.SGD(groups)
 
 
-def build_schedule(optimizer: AdamW, course: Course) -> LambdaLR:
+def build_schedule(optimizer: optim.Optimizer, course: Course) -> LambdaLR:
     """Return the schedule that moves all rates along the course."""
     return LambdaLR(optimizer, course.rate_factor)

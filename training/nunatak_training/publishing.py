@@ -54,6 +54,7 @@ def draft_trained(
         task,
         spec=trained.spec,
         labels=trained.data.labels,
+        problem_type=trained.data.kind.problem_type,
         parameters=trained.parameters,
         backbone=backbone,
         max_length=recipe.max_length,
@@ -91,14 +92,20 @@ def _data_record(trained: TrainedTask) -> DataRecord:
 def _metric_records(trained: TrainedTask) -> tuple[MetricRecord, ...]:
     dev = trained.data.dev
     return tuple(
-        MetricRecord(name=metric.value, value=value, data_digest=dev.digest, num_examples=len(dev))
+        MetricRecord(
+            name=metric.value,
+            value=value,
+            interval=trained.intervals[metric],
+            data_digest=dev.digest,
+            num_examples=len(dev),
+        )
         for metric, value in trained.scores.items()
     )
 
 
 def _confusion_record(trained: TrainedTask) -> ConfusionRecord | None:
-    """The matrix, unless it has more cells than a manifest holds."""
-    if len(trained.confusion) > MAX_CONFUSION_CELLS:
+    """The matrix, if the task has one and it has no more cells than a manifest holds."""
+    if trained.confusion is None or len(trained.confusion) > MAX_CONFUSION_CELLS:
         return None
     # Sorted, so that equal training gives equal content.
     cells = tuple(

@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
@@ -22,12 +23,30 @@ from nunatak_model import (
 from nunatak_registry.manifest import MethodRecord
 from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.metrics import Metric
+from nunatak_training.regularizers import RegularizerSettings, UnregularizedSettings
+from nunatak_training.regularizers.settings import REPLACES_DROPOUT
 
 MIN_STEPS = 300
 """A few hundred examples are learnt in about so many steps, whatever the method."""
 
 LearningRate = Annotated[float, Field(gt=0, le=1)]
 Share = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Optimizer(StrEnum):
+    """How gradients become steps."""
+
+    ADAMW = "adamw"
+    ADAM = "adam"
+    SGD = "sgd"
+
+
+class Schedule(StrEnum):
+    """What becomes of the learning rate after its warm-up."""
+
+    LINEAR = "linear"
+    COSINE = "cosine"
+    CONSTANT = "constant"
 
 
 class Recipe(BaseModel):
@@ -49,11 +68,14 @@ class Recipe(BaseModel):
     head_learning_rate: LearningRate | None = Field(
         default=None, description="null: `learning_rate`"
     )
-    weight_decay: Share = 0.01
-    warmup_share: Share = Field(default=0.06, description="of all steps; then linear decay to 0")
-    dropout: Share = 0.1
+    optimizer: Optimizer = Optimizer.ADAMW
+    weight_decay: Share = Field(default=0.01, description="adam and sgd add it to the gradient")
+    schedule: Schedule = Schedule.LINEAR
+    warmup_share: Share = Field(default=0.06, description="of all steps; a linear rise from 0")
+    dropout: Share = Field(default=0.1, description="0 where the regularizer replaces it")
+    regularizer: RegularizerSettings = UnregularizedSettings()
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
-    metric: Metric = Metric.ACCURACY
+    metric: Metric | None = Field(default=None, description="null: as is usual for the task")
     positive_label: str | None = Field(default=None, description="the label whose F1 `f1` reports")
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
@@ -61,6 +83,15 @@ class Recipe(BaseModel):
     def _f1_names_its_label(self) -> "Recipe":
         if (self.metric is Metric.F1) != (self.positive_label is not None):
             raise ValueError("metric 'f1' and positive_label need each other")
+        return self
+
+    @model_validator(mode="after")
+    def _gradients_are_dropped_in_place_of_activations(self) -> "Recipe":
+        if self.regularizer.name in REPLACES_DROPOUT and self.dropout > 0:
+            raise ValueError(
+                f"regularizer {self.regularizer.name!s} takes the place of dropout, which must "
+                f"then be 0, got {self.dropout:g}"
+            )
         return self
 
     @property
@@ -90,7 +121,8 @@ def default_recipe(
 ) -> Recipe:
     """Return the recipe for a method, with `changes` of single settings by name.
 
-    Who names `epochs` gets that many: `min_steps` is then 0 unless it is named too.
+    Who names `epochs` gets that many: `min_steps` is then 0 unless it is named too. Where the
+    regularizer takes the place of dropout, dropout is 0 unless it is named.
 
     Raises:
         InvalidRecipeError: a change names no setting, or its value does not fit.
@@ -106,8 +138,12 @@ def default_recipe(
         head_learning_rate=defaults.head_learning_rate,
     )
     changes = changes or {}
-    freed: dict[str, JsonValue] = {"min_steps": 0} if "epochs" in changes else {}
-    return changed_recipe(recipe, {**freed, **changes})
+    implied: dict[str, JsonValue] = {}
+    if "epochs" in changes:
+        implied["min_steps"] = 0
+    if _replaces_dropout(changes.get("regularizer")):
+        implied["dropout"] = 0.0
+    return changed_recipe(recipe, {**implied, **changes})
 
 
 def changed_recipe(recipe: Recipe, changes: Mapping[str, JsonValue]) -> Recipe:
@@ -124,6 +160,10 @@ def changed_recipe(recipe: Recipe, changes: Mapping[str, JsonValue]) -> Recipe:
             for problem in error.errors(include_url=False)
         )
         raise InvalidRecipeError(problems) from error
+
+
+def _replaces_dropout(regularizer: JsonValue) -> bool:
+    return isinstance(regularizer, dict) and regularizer.get("name") in REPLACES_DROPOUT
 
 
 def _defaults_of(method: Method) -> _Defaults:

@@ -12,10 +12,12 @@ from nunatak_registry.manifest import TaskManifest
 from nunatak_registry.names import check_task_name
 from nunatak_training.data import load_task_data
 from nunatak_training.fitting import fit_task
+from nunatak_training.kinds import TaskKind
 from nunatak_training.metrics import Metric
 from nunatak_training.publishing import publish
 from nunatak_training.recipes import Recipe, changed_recipe
 from nunatak_training.report import EpochResult, Report, SilentReport
+from nunatak_training.scoring import Interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +28,8 @@ class TrainSettings:
     data: str | Path
     """A file, a folder, or the name of a data set (see `load_task_data`)."""
     recipe: Recipe
+    kind: TaskKind | None = None
+    """Absent: the first train row tells it (see `docs/training.md`)."""
     dev: Path | None = None
     """A file of dev examples, in place of those that `data` would give."""
     device: str = "cpu"
@@ -39,6 +43,8 @@ class TrainOutcome:
     manifest: TaskManifest
     metrics: Mapping[Metric, float]
     """On the dev examples; the recipe's metric comes first."""
+    intervals: Mapping[Metric, Interval]
+    """Of each metric, at 95 % by bootstrap over the dev examples."""
     best_epoch: int
     history: tuple[EpochResult, ...]
     seconds: float
@@ -71,7 +77,9 @@ def train(
     """
     started = time.perf_counter()
     check_task_name(settings.task)
-    data = load_task_data(settings.data, dev=settings.dev, seed=settings.recipe.seed)
+    data = load_task_data(
+        settings.data, kind=settings.kind, dev=settings.dev, seed=settings.recipe.seed
+    )
     if backbone is None:
         backbone = load_backbone(settings.recipe.backbone, device=settings.device)
     # What is recorded is the backbone's own name, never somebody's path to it.
@@ -88,6 +96,7 @@ def train(
     return TrainOutcome(
         manifest=manifest,
         metrics=trained.scores,
+        intervals=trained.intervals,
         best_epoch=trained.best_epoch,
         history=trained.history,
         seconds=time.perf_counter() - started,

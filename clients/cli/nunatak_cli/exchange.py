@@ -21,7 +21,7 @@ from nunatak_artifact.interchange import (
     read_hub_folder,
     write_hub_folder,
 )
-from nunatak_cli.options import ExportFormat, KindName
+from nunatak_cli.options import ExportFormat, ImportFormat
 from nunatak_model import DEFAULT_BACKBONE, Backbone, load_backbone
 from nunatak_registry import Registry, TaskManifest, check_alias_name, check_task_name
 
@@ -33,7 +33,7 @@ class ImportRequest:
     place: str
     revision: str | None
     task: str
-    kind: KindName
+    kind: ImportFormat
     labels: tuple[str, ...] | None
     backbone: str | None
     note: str
@@ -52,7 +52,7 @@ def import_task(request: ImportRequest, registry: Registry, *, alias: str | None
     check_task_name(request.task)
     _check_alias(alias)
     backbone = load_backbone(request.backbone or DEFAULT_BACKBONE)
-    kind = None if request.kind is KindName.AUTO else ForeignKind(request.kind.value)
+    kind = None if request.kind is ImportFormat.AUTO else ForeignKind(request.kind.value)
     with fetched(
         request.place, hub=HuggingFaceHub(), revision=request.revision, files=importing.FILES
     ) as there:

@@ -76,9 +76,58 @@ class MetricName(StrEnum):
     F1_MACRO = "f1_macro"
     F1_MICRO = "f1_micro"
     MATTHEWS_CORRELATION = "matthews_correlation"
+    PEARSON = "pearson"
+    SPEARMAN = "spearman"
+    ENTITY_F1 = "entity_f1"
+    SPAN_F1 = "span_f1"
+    EXACT_MATCH = "exact_match"
+    NDCG = "ndcg"
+    MRR = "mrr"
 
 
 class KindName(StrEnum):
+    """The kinds of task that can be trained."""
+
+    SINGLE_LABEL = "single-label"
+    MULTI_LABEL = "multi-label"
+    REGRESSION = "regression"
+    TOKEN_CLASSIFICATION = "token-classification"  # noqa: S105 - a kind, no secret
+    QUESTION_ANSWERING = "question-answering"
+    RANKING = "ranking"
+
+
+class OptimizerName(StrEnum):
+    """The optimizers of training."""
+
+    ADAMW = "adamw"
+    ADAM = "adam"
+    SGD = "sgd"
+
+
+class ScheduleName(StrEnum):
+    """What becomes of the learning rate after its warm-up."""
+
+    LINEAR = "linear"
+    COSINE = "cosine"
+    CONSTANT = "constant"
+
+
+class RegularizerName(StrEnum):
+    """The regularizers of training."""
+
+    NONE = "none"
+    GRADDROP = "graddrop"
+    LAYER_GRADDROP = "layer-graddrop"
+    ANNEAL_GRADDROP = "anneal-graddrop"
+    ANNEAL_LAYER_GRADDROP = "anneal-layer-graddrop"
+    GRADDROP_EPOCH = "graddrop-epoch"
+    GRADDROP_EPOCH_TOGGLE = "graddrop-epoch-toggle"
+    GRADFREEZE_TOPDOWN = "gradfreeze-topdown"
+    GRADFREEZE_BOTTOMUP = "gradfreeze-bottomup"
+    MIXOUT = "mixout"
+
+
+class ImportFormat(StrEnum):
     """Whose folders `task import` reads."""
 
     AUTO = "auto"

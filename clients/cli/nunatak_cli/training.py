@@ -3,15 +3,29 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, assert_never
+from typing import Any
 
 from pydantic import JsonValue
 
-from nunatak_cli.options import MethodName
-from nunatak_model import DEFAULT_BACKBONE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_cli.options import KindName, MethodName
+from nunatak_model import (
+    DEFAULT_BACKBONE,
+    BackboneConfig,
+    Bottleneck,
+    Full,
+    HeadOnly,
+    InvalidMethodError,
+    Lora,
+    LoraTarget,
+    Method,
+    TopK,
+    load_backbone,
+)
 from nunatak_registry import Registry, check_alias_name
+from nunatak_registry.names import check_task_name
 from nunatak_training import (
     ProgressBar,
+    TaskKind,
     TrainOutcome,
     TrainSettings,
     default_recipe,
@@ -25,11 +39,12 @@ class TrainRequest:
 
     task: str
     data: str
+    kind: KindName | None
     dev: Path | None
     note: str
     backbone: str | None
     method: MethodName
-    method_settings: Mapping[str, float]
+    method_settings: Mapping[str, float | str]
     changes: Mapping[str, JsonValue]
 
 
@@ -39,36 +54,78 @@ def train_and_promote(
     """Train, publish, and point `alias` at the version, if there is one."""
     if alias is not None:
         check_alias_name(alias)  # a slip must not show only when all the work is done
+    check_task_name(request.task)
+    backbone = load_backbone(request.backbone or DEFAULT_BACKBONE)
     recipe = default_recipe(
-        method_of(request.method, request.method_settings),
-        backbone=request.backbone or DEFAULT_BACKBONE,
+        method_of(request.method, request.method_settings, backbone.config),
+        backbone=backbone.name,
         changes=request.changes,
     )
     settings = TrainSettings(
         task=request.task,
         data=request.data,
         recipe=recipe,
+        kind=None if request.kind is None else TaskKind(request.kind.value),
         dev=request.dev,
         note=request.note,
     )
-    outcome = train(settings, registry=registry, report=ProgressBar(request.task))
+    report = ProgressBar(request.task)
+    outcome = train(settings, registry=registry, backbone=backbone, report=report)
     if alias is not None:
         registry.promote(request.task, alias, outcome.manifest.version)
     return outcome
 
 
-def method_of(name: MethodName, settings: Mapping[str, Any]) -> Method:
-    """Build the method from those of its settings that were given."""
+def method_of(name: MethodName, settings: Mapping[str, Any], config: BackboneConfig) -> Method:
+    """Build the method from those of its settings that were given.
+
+    Raises:
+        InvalidMethodError: there are not so many layers to freeze, or no such target.
+    """
+    chosen = dict(settings)
+    if "frozen" in chosen:
+        return above(chosen["frozen"], config)
+    if "targets" in chosen:
+        chosen["targets"] = targets_in(chosen["targets"])
     match name:
         case MethodName.TOPK:
-            return TopK(num_layers=settings["layers"]) if "layers" in settings else TopK()
+            return TopK(num_layers=chosen["layers"]) if "layers" in chosen else TopK()
         case MethodName.HEAD:
             return HeadOnly()
         case MethodName.BOTTLENECK:
-            return Bottleneck(**settings)
+            return Bottleneck(**chosen)
         case MethodName.LORA:
-            return Lora(**settings)
+            return Lora(**chosen)
         case MethodName.FULL:
             return Full()
-        case _:
-            assert_never(name)
+
+
+def above(num_frozen: int, config: BackboneConfig) -> TopK | HeadOnly:
+    """The method that tunes all layers above the lowest `num_frozen`; a head if none is left.
+
+    Raises:
+        InvalidMethodError: the backbone has fewer layers.
+    """
+    if num_frozen > config.num_layers:
+        raise InvalidMethodError(
+            f"frozen layers must be in [0, {config.num_layers}], got {num_frozen} "
+            f"(the backbone has {config.num_layers} layers)"
+        )
+    if num_frozen == config.num_layers:
+        return HeadOnly()
+    return TopK(num_layers=config.num_layers - num_frozen)
+
+
+def targets_in(text: str) -> tuple[LoraTarget, ...]:
+    """Read names of targets with commas between them.
+
+    Raises:
+        InvalidMethodError: a name is none.
+    """
+    names = [name.strip() for name in text.split(",")]
+    unknown = [name for name in names if name not in set(LoraTarget)]
+    if unknown:
+        raise InvalidMethodError(
+            f"lora targets must be of {', '.join(LoraTarget)}, got {unknown[0]!r}"
+        )
+    return tuple(LoraTarget(name) for name in names)

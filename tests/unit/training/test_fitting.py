@@ -8,6 +8,7 @@ from nunatak_model import (
     Backbone,
     Bottleneck,
     Full,
+    HeadKind,
     HeadOnly,
     InvalidMethodError,
     Lora,
@@ -120,15 +121,18 @@ def test_scores_are_those_of_the_returned_parameters(backbone: Backbone) -> None
 
     logits = branch_logits(backbone, result.spec, result.parameters)(encodings, dropout=0.0)
 
-    expected = [result.data.labels.index(it.label) for it in result.data.dev.examples]
-    hits = logits.argmax(dim=1) == torch.tensor(expected)
+    expected = [result.data.labels.index(label) for label in result.data.dev.labels(str)]
+    hits = torch.stack(logits).argmax(dim=1) == torch.tensor(expected)
     assert hits.float().mean().item() == result.scores[Metric.ACCURACY]
 
 
 def test_head_follows_the_backbone_unless_the_recipe_says_otherwise(backbone: Backbone) -> None:
-    own = branch_spec(default_recipe(HeadOnly()), backbone, num_labels=3).head
+    kind = HeadKind.SEQUENCE_CLASSIFICATION
     changes: dict[str, JsonValue] = {"pooling": "first", "dense": True}
-    changed = branch_spec(default_recipe(HeadOnly(), changes=changes), backbone, num_labels=3).head
+    own, changed = (
+        branch_spec(recipe, backbone, kind=kind, num_outputs=3).head
+        for recipe in (default_recipe(HeadOnly()), default_recipe(HeadOnly(), changes=changes))
+    )
 
     assert (own.num_labels, own.pooling, own.dense) == (3, Pooling.MEAN, False)
     assert (changed.pooling, changed.dense) == (Pooling.FIRST, True)
@@ -157,7 +161,7 @@ def test_recipe_that_does_not_fit_is_refused(
 
 def test_what_is_frozen_runs_once_however_often_it_is_trained_on(backbone: Backbone) -> None:
     recipe = quick_recipe(TopK(num_layers=1))
-    spec = branch_spec(recipe, backbone, num_labels=2)
+    spec = branch_spec(recipe, backbone, kind=HeadKind.SEQUENCE_CLASSIFICATION, num_outputs=2)
     parameters = initial_parameters(spec, backbone, generator=torch.Generator().manual_seed(0))
     texts = [example.text for example in toy_data().train.examples]
     encodings = backbone.tokenizer.encode(texts, max_length=recipe.max_length)

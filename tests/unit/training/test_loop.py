@@ -10,7 +10,8 @@ from torch import Tensor
 from doubles.examples import RecordingReport
 from nunatak_model import Encoding, HeadOnly
 from nunatak_training import Recipe, TrainingDivergedError, default_recipe
-from nunatak_training.loop import EncodedSet, FitResult, fit, predict
+from nunatak_training.encoded import EncodedSet
+from nunatak_training.loop import FitResult, fit, predict
 
 VOCABULARY = 6
 SETTINGS = {"epochs": 4, "min_steps": 0, "batch_size": 8, "learning_rate": 0.1}
@@ -28,7 +29,7 @@ class CountingClassifier:
         self.seen_batches: list[int] = []
         self._scale = scale
 
-    def __call__(self, encodings: Sequence[Encoding], *, dropout: float) -> Tensor:
+    def __call__(self, encodings: Sequence[Encoding], *, dropout: float) -> list[Tensor]:
         self.seen_dropout.add(dropout)
         self.seen_batches.append(len(encodings))
         counts = torch.stack(
@@ -39,7 +40,11 @@ class CountingClassifier:
         )
         counts = torch.nn.functional.dropout(counts, dropout, training=dropout > 0)
         weight, bias = self.parameters["head.output.weight"], self.parameters["head.output.bias"]
-        return (counts @ weight.T + bias) * self._scale
+        return list((counts @ weight.T + bias) * self._scale)
+
+
+def cross_entropy(logits: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
+    return torch.nn.functional.cross_entropy(torch.stack(list(logits)), torch.stack(list(targets)))
 
 
 def encoding(*token_ids: int) -> Encoding:
@@ -55,14 +60,19 @@ def separable(count: int, *, seed: int) -> EncodedSet:
         encoding(*(source.randrange(middle) + target * middle for _ in range(source.randint(2, 5))))
         for target in targets
     ]
-    return EncodedSet(encodings=tuple(encodings), targets=torch.tensor(targets))
+    return EncodedSet(
+        encodings=tuple(encodings),
+        targets=tuple(torch.tensor(targets).unbind()),
+        sizes=(1,) * count,
+    )
 
 
 TRAIN, DEV = separable(36, seed=1), separable(10, seed=2)
 
 
-def accuracy(logits: Tensor) -> float:
-    return (logits.argmax(dim=1) == DEV.targets).float().mean().item()
+def accuracy(logits: Sequence[Tensor]) -> float:
+    predicted = torch.stack(list(logits)).argmax(dim=1)
+    return (predicted == torch.stack(DEV.targets)).float().mean().item()
 
 
 def fitted(
@@ -73,6 +83,7 @@ def fitted(
     return fit(
         classifier.parameters,
         classifier,
+        cross_entropy,
         train=TRAIN,
         dev=DEV,
         recipe=recipe or default_recipe(HeadOnly(), changes=dict(SETTINGS)),
@@ -110,13 +121,14 @@ def test_result_is_the_epoch_with_the_best_score() -> None:
     classifier = CountingClassifier()
     snapshots: list[Tensor] = []
 
-    def scripted(_: Tensor) -> float:
+    def scripted(_: Sequence[Tensor]) -> float:
         snapshots.append(classifier.parameters["head.output.weight"].detach().clone())
         return next(scores)
 
     result = fit(
         classifier.parameters,
         classifier,
+        cross_entropy,
         train=TRAIN,
         dev=DEV,
         recipe=default_recipe(HeadOnly(), changes=dict(SETTINGS)),
@@ -165,14 +177,15 @@ def test_gradient_that_is_no_number_stops_the_run_before_it_moves_anything() -> 
     # The square root has a finite value and an infinite slope at zero.
     parameters = {"head.output.weight": torch.zeros(2)}
 
-    def logits(encodings: Sequence[Encoding], *, dropout: float) -> Tensor:
+    def logits(encodings: Sequence[Encoding], *, dropout: float) -> list[Tensor]:
         del dropout
-        return parameters["head.output.weight"].sqrt().expand(len(encodings), 2)
+        return list(parameters["head.output.weight"].sqrt().expand(len(encodings), 2))
 
     with pytest.raises(TrainingDivergedError):
         fit(
             parameters,
             logits,
+            cross_entropy,
             train=TRAIN,
             dev=DEV,
             recipe=default_recipe(HeadOnly(), changes=dict(SETTINGS)),
@@ -188,7 +201,7 @@ def test_predictions_come_in_the_order_asked_for() -> None:
     classifier.parameters["head.output.weight"][0] = torch.arange(VOCABULARY)
     texts = [encoding(5, 5, 5), encoding(1), encoding(2, 3)] * 50
 
-    logits = predict(classifier, texts)
+    logits = torch.stack(predict(classifier, texts))
 
     assert torch.equal(logits[:, 0], torch.tensor([15.0, 1.0, 5.0] * 50))
     assert not logits.requires_grad

@@ -1,9 +1,11 @@
 import pytest
 import torch
+from torch import optim
 
 from nunatak_model import HeadOnly, TopK
 from nunatak_training import default_recipe
 from nunatak_training.optimizer import MAX_EVALUATIONS, Course, build_optimizer, plan_course
+from nunatak_training.recipes import Schedule
 
 
 def test_rate_rises_to_its_full_value_and_falls_towards_zero() -> None:
@@ -16,6 +18,34 @@ def test_rate_rises_to_its_full_value_and_falls_towards_zero() -> None:
     assert factors[4:] == sorted(factors[4:], reverse=True)
     assert 0 < factors[-1] < 0.1
     assert course.rate_factor(course.num_steps) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("schedule", "factors"),
+    [
+        pytest.param(Schedule.LINEAR, [1.0, 0.75, 0.5, 0.25, 0.0], id="linear"),
+        pytest.param(
+            Schedule.COSINE, [1.0, (1 + 0.5**0.5) / 2, 0.5, (1 - 0.5**0.5) / 2, 0.0], id="cosine"
+        ),
+        pytest.param(Schedule.CONSTANT, [1.0] * 5, id="constant"),
+    ],
+)
+def test_rate_follows_the_schedule_after_its_warmup(
+    schedule: Schedule, factors: list[float]
+) -> None:
+    course = Course(num_epochs=1, steps_per_epoch=8, warmup_steps=4, schedule=schedule)
+
+    assert [course.rate_factor(step) for step in range(4, 9)] == pytest.approx(factors)
+    assert course.rate_factor(0) == 0.25
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("adamw", optim.AdamW), ("adam", optim.Adam), ("sgd", optim.SGD)]
+)
+def test_recipe_names_the_optimizer(name: str, kind: type[optim.Optimizer]) -> None:
+    recipe = default_recipe(TopK(), changes={"optimizer": name})
+
+    assert type(build_optimizer({"head.output.bias": torch.zeros(2)}, recipe)) is kind
 
 
 def test_rate_starts_full_without_warmup() -> None:

@@ -1,5 +1,6 @@
 # The datasets library ships no stubs.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false
 
 from collections import Counter
 from collections.abc import Mapping
@@ -110,16 +111,27 @@ def test_class_with_one_train_example_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "rows",
+    ("rows", "problem"),
     [
-        pytest.param([], id="no-rows"),
-        pytest.param([{"text": "x", "label": "a"}, {"text": "y", "label": "a"}], id="one-label"),
+        pytest.param([], "no train examples", id="no-rows"),
+        pytest.param([{"text": it, "label": "a"} for it in "xy"], "2 labels", id="one-label"),
+        pytest.param([{"text": it, "labels": []} for it in "xy"], "has a label", id="none-applies"),
+        pytest.param([{"text": it, "label": 0.5} for it in "xy"], "same value", id="one-value"),
+        pytest.param([{"tokens": ["x"], "tags": ["O"]}] * 2, "2 tags", id="one-tag"),
+        pytest.param(
+            [{"question": "x", "context": "y", "answers": []}] * 2, "an answer", id="no-answer"
+        ),
+        pytest.param(
+            [{"query": "x", "document": it, "label": 0} for it in "xy"], "same value", id="no-order"
+        ),
     ],
 )
-def test_fewer_than_two_labels_are_refused(tmp_path: Path, rows: list[dict[str, object]]) -> None:
+def test_data_that_teaches_nothing_is_refused(
+    tmp_path: Path, rows: list[dict[str, object]], problem: str
+) -> None:
     path = write_jsonl(tmp_path / "all.jsonl", rows)
 
-    with pytest.raises(TooFewExamplesError, match="at least 2 labels"):
+    with pytest.raises(TooFewExamplesError, match=problem):
         load_task_data(path)
 
 
@@ -198,5 +210,5 @@ def test_unlabelled_row_of_a_data_set_is_named() -> None:
 def test_data_set_with_other_columns_is_refused() -> None:
     shelf = DatasetShelf(train=Dataset.from_dict({"sentence": ["x"], "label": ["a"]}))
 
-    with pytest.raises(MissingColumnError, match="found 'sentence', 'label'"):
+    with pytest.raises(MissingColumnError, match=r"no column 'text'; found 'sentence', 'label'"):
         load_task_data("datasets:toy", load_dataset=shelf)

@@ -4,17 +4,26 @@ import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from nunatak_model import TextInput
+from nunatak_training.data.labels import Label, label_json
+from nunatak_training.kinds import TaskKind
+
+LabelT = TypeVar("LabelT", bound=Label)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """One labelled text, or pair of texts."""
+    """One labelled text, or pair of texts.
+
+    Tagged words are one text, joined by spaces; a question and its context are a pair, and so are
+    a query and a document.
+    """
 
     text: str
     text_pair: str | None = None
-    label: str
+    label: Label
 
     @property
     def model_input(self) -> TextInput:
@@ -44,20 +53,34 @@ class ExampleSet:
         """SHA-256 over the rows in order, whatever file format they came in."""
         state = hashlib.sha256()
         for example in self.examples:
-            row = [example.text, example.text_pair, example.label]
+            row = [example.text, example.text_pair, label_json(example.label)]
             state.update(json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode())
             state.update(b"\n")
         return state.hexdigest()
 
+    def labels(self, kind: type[LabelT]) -> list[LabelT]:
+        """Return the labels, which must all be of one type.
+
+        Raises:
+            TypeError: they are not, so the examples are of another kind of task.
+        """
+        labels = [example.label for example in self.examples]
+        for label in labels:
+            if not isinstance(label, kind):
+                raise TypeError(f"expected labels of type {kind.__name__}, got {label!r}")
+        return [label for label in labels if isinstance(label, kind)]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskData:
-    """All a task is trained and chosen on; `labels` is the order of its logits."""
+    """All a task is trained and chosen on."""
 
     name: str
+    kind: TaskKind = TaskKind.SINGLE_LABEL
     train: ExampleSet
     dev: ExampleSet
     labels: tuple[str, ...]
+    """Names of the logits, in order: of classes, labels, tags or a value; else none."""
 
 
 def sorted_labels(labels: Iterable[str]) -> tuple[str, ...]:

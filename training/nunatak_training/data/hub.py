@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, cast
 
-from nunatak_training.data.examples import ReadExample
-from nunatak_training.data.rows import check_columns, parse_row
+from nunatak_training.data.rows import Row
 from nunatak_training.errors import DataNotFoundError, InvalidRowError
 
 if TYPE_CHECKING:
@@ -62,20 +61,31 @@ def load_from_hub(reference: HubReference) -> "Mapping[str, Dataset]":
     return cast("Mapping[str, Dataset]", loaded)
 
 
-def read_split(dataset: "Dataset", where: str) -> Iterator[ReadExample]:
+def read_split(dataset: "Dataset", where: str) -> Iterator[Row]:
     """Read the rows of one split; class numbers become the class names the data set gives."""
-    check_columns(tuple(dataset.column_names), where)
-    feature = dataset.features["label"]
-    names = cast("list[str] | None", getattr(feature, "names", None))
+    names_of = {
+        column: names
+        for column, feature in dataset.features.items()
+        if (names := _class_names(feature)) is not None
+    }
     for number, item in enumerate(dataset, start=1):
-        row = dict(cast("Mapping[str, object]", item))
-        if names is not None:
-            row["label"] = _class_name(row["label"], names, f"{where}:{number}")
-        yield parse_row(row, f"{where}:{number}")
+        place = f"{where}:{number}"
+        values = dict(cast("Mapping[str, object]", item))
+        for column, names in names_of.items():
+            values[column] = _named(values[column], names, column, place)
+        yield Row(where=place, columns_at=where, values=values)
 
 
-def _class_name(value: object, names: list[str], where: str) -> str:
+def _class_names(feature: object) -> list[str] | None:
+    """The names of a class feature, or of a list of such."""
+    inner = getattr(feature, "feature", feature)
+    return cast("list[str] | None", getattr(inner, "names", None))
+
+
+def _named(value: object, names: list[str], column: str, where: str) -> object:
+    if isinstance(value, list):
+        return [_named(each, names, column, where) for each in cast("list[object]", value)]
     # Unlabelled rows carry the class -1.
     if not isinstance(value, int) or not 0 <= value < len(names):
-        raise InvalidRowError(where, f"'label' must be in [0, {len(names)}), got {value!r}")
+        raise InvalidRowError(where, f"{column!r} must be in [0, {len(names)}), got {value!r}")
     return names[value]

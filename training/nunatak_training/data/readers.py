@@ -1,6 +1,6 @@
-"""Files of examples: JSON lines (plain or gzip), CSV, TSV and Parquet.
+"""Files of rows: JSON lines (plain or gzip), CSV, TSV and Parquet.
 
-Every reader yields the examples in file order and raises a `DataError` that names the file and,
+Every reader yields the rows in file order and raises a `DataError` that names the file and,
 where there are lines, the line (from 1, the header counts) at which it stopped.
 """
 
@@ -19,8 +19,7 @@ from typing import cast
 
 from pyarrow import ArrowException, parquet
 
-from nunatak_training.data.examples import ReadExample
-from nunatak_training.data.rows import check_columns, parse_row
+from nunatak_training.data.rows import Row
 from nunatak_training.errors import DataNotFoundError, InvalidRowError, UnreadableFileError
 
 
@@ -34,8 +33,8 @@ class FileFormat(StrEnum):
     PARQUET = ".parquet"
 
 
-def read_file(path: Path) -> Iterator[ReadExample]:
-    """Read the examples of one file, by the format its suffix names.
+def read_file(path: Path) -> Iterator[Row]:
+    """Read the rows of one file, by the format its suffix names.
 
     Raises:
         DataError: the file is missing, unreadable or holds a broken row.
@@ -66,7 +65,7 @@ def file_format(path: Path) -> FileFormat:
     raise UnreadableFileError(path.name, f"unknown file type; expected one of {known}")
 
 
-def _read_jsonl(path: Path) -> Iterator[ReadExample]:
+def _read_jsonl(path: Path) -> Iterator[Row]:
     for number, line in _lines(path):
         if not line.strip():
             continue
@@ -77,7 +76,7 @@ def _read_jsonl(path: Path) -> Iterator[ReadExample]:
             raise InvalidRowError(where, f"not a JSON object: {error}") from error
         if not isinstance(row, dict):
             raise InvalidRowError(where, f"expected a JSON object, got {type(row).__name__}")
-        yield parse_row(cast("dict[str, object]", row), where)
+        yield Row(where=where, columns_at=where, values=cast("dict[str, object]", row))
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -99,10 +98,11 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         ) from error
 
 
-def _read_delimited(path: Path, delimiter: str) -> Iterator[ReadExample]:
+def _read_delimited(path: Path, delimiter: str) -> Iterator[Row]:
     lines = (line for _, line in _lines(path))
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     header: list[str] | None = None
+    header_at = f"{path.name}:1"
     first_line = 1
     try:
         for fields in reader:
@@ -112,7 +112,8 @@ def _read_delimited(path: Path, delimiter: str) -> Iterator[ReadExample]:
             if header is None:
                 header = _checked_header(fields, where)
             elif fields:
-                yield parse_row(_named_fields(header, fields, where), where)
+                values = _named_fields(header, fields, where)
+                yield Row(where=where, columns_at=header_at, values=values)
     except csv.Error as error:
         raise InvalidRowError(f"{path.name}:{first_line}", f"broken row: {error}") from error
     if header is None:
@@ -120,7 +121,6 @@ def _read_delimited(path: Path, delimiter: str) -> Iterator[ReadExample]:
 
 
 def _checked_header(fields: list[str], where: str) -> list[str]:
-    check_columns(tuple(fields), where)
     if len(set(fields)) != len(fields):
         raise UnreadableFileError(where, "a column name stands twice in the header")
     return fields
@@ -134,16 +134,14 @@ def _named_fields(header: list[str], fields: list[str], where: str) -> dict[str,
     return dict(zip(header, fields, strict=True))
 
 
-def _read_parquet(path: Path) -> Iterator[ReadExample]:
+def _read_parquet(path: Path) -> Iterator[Row]:
     try:
         with parquet.ParquetFile(path) as file:
-            columns = tuple(cast("list[str]", file.schema_arrow.names))
-            check_columns(columns, path.name)
-            wanted = [name for name in ("text", "text_pair", "label") if name in columns]
             number = 0
-            for batch in file.iter_batches(columns=wanted):
-                for row in cast("list[dict[str, object]]", batch.to_pylist()):
+            for batch in file.iter_batches():
+                for values in cast("list[dict[str, object]]", batch.to_pylist()):
                     number += 1
-                    yield parse_row(row, f"{path.name}:{number}")
+                    where = f"{path.name}:{number}"
+                    yield Row(where=where, columns_at=path.name, values=values)
     except (OSError, ArrowException, UnicodeDecodeError) as error:
         raise UnreadableFileError(path.name, f"not a readable Parquet file: {error}") from error

@@ -4,16 +4,12 @@ A source is a file, a folder with `train.*` and `dev.*` (or `validation.*`), or 
 `datasets` library. Without dev examples of its own, a tenth of the train examples becomes dev.
 """
 
-from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 
-from nunatak_training.data.examples import (
-    Example,
-    ExampleSet,
-    ReadExample,
-    TaskData,
-    sorted_labels,
-)
+from nunatak_training.data.examples import Example, ExampleSet, ReadExample, TaskData
 from nunatak_training.data.hub import (
     HUB_PREFIX,
     DatasetLoader,
@@ -22,33 +18,45 @@ from nunatak_training.data.hub import (
     read_split,
 )
 from nunatak_training.data.readers import FileFormat, read_file
-from nunatak_training.data.splits import split_off_dev
-from nunatak_training.errors import DataNotFoundError, TooFewExamplesError, UnknownLabelError
+from nunatak_training.data.rows import Row, parse_row
+from nunatak_training.data.vocabulary import check_dev, check_train, draw_dev, label_names
+from nunatak_training.errors import DataNotFoundError
+from nunatak_training.kinds import TaskKind, kind_of_row
 
 DEV_NAMES = ("dev", "validation")
 
 
-def load_examples(path: str | Path) -> list[Example]:
-    """Read the examples of one file.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Source:
+    name: str
+    train: Iterator[Row]
+    dev: Iterator[Row] | None
+
+
+def load_examples(path: str | Path, *, kind: TaskKind | None = None) -> list[Example]:
+    """Read the examples of one file; without a kind, its first row tells it (`kind_of_row`).
 
     Raises:
         DataError: the file is missing, unreadable or holds a broken row.
     """
-    return [read.example for read in read_file(Path(path))]
+    kind, rows = _with_kind(read_file(Path(path)), kind)
+    return [read.example for read in _examples(rows, kind)]
 
 
 def load_task_data(
     source: str | Path,
     *,
+    kind: TaskKind | None = None,
     dev: str | Path | None = None,
     seed: int = 0,
     load_dataset: DatasetLoader = load_from_hub,
 ) -> TaskData:
-    """Load train and dev examples and check that a classifier can be trained on them.
+    """Load train and dev examples and check that a task can be trained on them.
 
     Args:
         source: a file, a folder, or the name of a data set (`datasets:NAME[:CONFIG]`, or just
             the name where no such path exists).
+        kind: of the task; without one, the first train row tells it (`kind_of_row`).
         dev: a file of dev examples, in place of those that `source` would give.
         seed: of the dev split that is drawn where there are no dev examples.
         load_dataset: loads a data set that is no path.
@@ -56,26 +64,33 @@ def load_task_data(
     Raises:
         DataError: with file and line where there is one.
     """
-    name, train, own_dev = _read_source(source, load_dataset)
-    _check_classes(train, name)
-    if dev is not None:
-        chosen_dev = list(read_file(Path(dev)))
-    elif own_dev is not None:
-        chosen_dev = own_dev
+    found = _open_source(source, load_dataset)
+    kind, rows = _with_kind(found.train, kind)
+    train = _examples(rows, kind)
+    check_train(train, kind, found.name)
+    dev_rows = found.dev if dev is None else read_file(Path(dev))
+    if dev_rows is not None:
+        chosen_dev = _examples(dev_rows, kind)
     else:
-        train, chosen_dev = split_off_dev(train, seed=seed)
-    labels = sorted_labels(read.example.label for read in train)
-    _check_dev(chosen_dev, labels, name)
-    return TaskData(name=name, train=_set_of(train), dev=_set_of(chosen_dev), labels=labels)
+        train, chosen_dev = draw_dev(train, kind, seed=seed, name=found.name)
+    labels = label_names(train, kind)
+    check_dev(chosen_dev, labels, kind, found.name)
+    return TaskData(
+        name=found.name, kind=kind, train=_set_of(train), dev=_set_of(chosen_dev), labels=labels
+    )
 
 
-def _read_source(
-    source: str | Path, load_dataset: DatasetLoader
-) -> tuple[str, list[ReadExample], list[ReadExample] | None]:
-    """Return the name of the data, its train examples and, if it has them, its dev examples."""
+def _with_kind(rows: Iterator[Row], kind: TaskKind | None) -> tuple[TaskKind, Iterator[Row]]:
+    """Tell the kind from the first row, unless it is given, and return all rows again."""
+    first = list(islice(rows, 1))
+    told = kind_of_row(first[0].values) if first else TaskKind.SINGLE_LABEL
+    return kind or told, chain(first, rows)
+
+
+def _open_source(source: str | Path, load_dataset: DatasetLoader) -> _Source:
     if isinstance(source, Path) or _is_path(source):
-        return _read_path(Path(source))
-    return _read_hub(HubReference.parse(source), load_dataset)
+        return _open_path(Path(source))
+    return _open_hub(HubReference.parse(source), load_dataset)
 
 
 def _is_path(source: str) -> bool:
@@ -86,18 +101,18 @@ def _is_path(source: str) -> bool:
     return Path(source).exists() or source.endswith(suffixes) or source.startswith((".", "/", "~"))
 
 
-def _read_path(path: Path) -> tuple[str, list[ReadExample], list[ReadExample] | None]:
+def _open_path(path: Path) -> _Source:
     if not path.exists():
         raise DataNotFoundError(path.name, "no such file or folder")
     name = path.resolve().name
     if path.is_file():
-        return name, list(read_file(path)), None
+        return _Source(name=name, train=read_file(path), dev=None)
     train = _find_file(path, ("train",))
     if train is None:
         suffixes = ", ".join(f"train{suffix.value}" for suffix in FileFormat)
         raise DataNotFoundError(name, f"the folder holds none of {suffixes}")
     dev = _find_file(path, DEV_NAMES)
-    return name, list(read_file(train)), None if dev is None else list(read_file(dev))
+    return _Source(name=name, train=read_file(train), dev=None if dev is None else read_file(dev))
 
 
 def _find_file(folder: Path, names: tuple[str, ...]) -> Path | None:
@@ -105,43 +120,22 @@ def _find_file(folder: Path, names: tuple[str, ...]) -> Path | None:
     return next((path for path in candidates if path.is_file()), None)
 
 
-def _read_hub(
-    reference: HubReference, load_dataset: DatasetLoader
-) -> tuple[str, list[ReadExample], list[ReadExample] | None]:
+def _open_hub(reference: HubReference, load_dataset: DatasetLoader) -> _Source:
     splits = load_dataset(reference)
     if "train" not in splits:
         raise DataNotFoundError(
             str(reference), f"the data set has no split 'train', but {sorted(splits)}"
         )
-    train = list(read_split(splits["train"], f"{reference}/train"))
     dev_name = next((name for name in ("validation", "dev") if name in splits), None)
-    if dev_name is None:
-        return str(reference), train, None
-    return str(reference), train, list(read_split(splits[dev_name], f"{reference}/{dev_name}"))
+    return _Source(
+        name=str(reference),
+        train=read_split(splits["train"], f"{reference}/train"),
+        dev=None if dev_name is None else read_split(splits[dev_name], f"{reference}/{dev_name}"),
+    )
 
 
-def _check_classes(train: list[ReadExample], name: str) -> None:
-    sizes = Counter(read.example.label for read in train)
-    if len(sizes) < 2:
-        raise TooFewExamplesError(
-            name, f"expected train examples of at least 2 labels, got {sorted(sizes)}"
-        )
-    for read in train:
-        if sizes[read.example.label] == 1:
-            raise TooFewExamplesError(
-                read.where,
-                f"label {read.example.label!r} has 1 train example; give it at least 2, "
-                "or remove the row",
-            )
-
-
-def _check_dev(dev: list[ReadExample], labels: tuple[str, ...], name: str) -> None:
-    if not dev:
-        raise TooFewExamplesError(name, "there are no dev examples")
-    known = set(labels)
-    for read in dev:
-        if read.example.label not in known:
-            raise UnknownLabelError(read.where, read.example.label, labels)
+def _examples(rows: Iterable[Row], kind: TaskKind) -> list[ReadExample]:
+    return [read for row in rows for read in parse_row(row, kind)]
 
 
 def _set_of(examples: list[ReadExample]) -> ExampleSet:

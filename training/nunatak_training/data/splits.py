@@ -2,28 +2,46 @@
 
 import random
 from collections import defaultdict
+from collections.abc import Callable
 
 from nunatak_training.data.examples import ReadExample
 
 DEV_SHARE = 0.1
 
+PartOf = Callable[[ReadExample], str]
 
-def split_off_dev(
-    examples: list[ReadExample], *, seed: int
+
+def split_off_share(
+    examples: list[ReadExample], *, stratum_of: PartOf, seed: int
 ) -> tuple[list[ReadExample], list[ReadExample]]:
-    """Split into train and dev, both in the given order, `DEV_SHARE` of every class in dev.
+    """Split into train and dev, both in the given order, `DEV_SHARE` of every stratum in dev.
 
-    Each class keeps at least one example on both sides, so it must have two. The same examples
+    Each stratum keeps at least one example on both sides, so it must have two. The same examples
     and seed give the same split.
     """
     positions: defaultdict[str, list[int]] = defaultdict(list)
     for position, read in enumerate(examples):
-        positions[read.example.label].append(position)
+        positions[stratum_of(read)].append(position)
     generator = random.Random(seed)  # noqa: S311 - a split needs no secrecy
     in_dev: set[int] = set()
-    for label in sorted(positions):
-        members = positions[label]
+    for stratum in sorted(positions):
+        members = positions[stratum]
         in_dev.update(generator.sample(members, max(1, round(DEV_SHARE * len(members)))))
     train = [read for position, read in enumerate(examples) if position not in in_dev]
     dev = [read for position, read in enumerate(examples) if position in in_dev]
+    return train, dev
+
+
+def split_off_groups(
+    examples: list[ReadExample], *, group_of: PartOf, seed: int
+) -> tuple[list[ReadExample], list[ReadExample]]:
+    """Split into train and dev, both in the given order, `DEV_SHARE` of the groups whole in dev.
+
+    There must be two groups. The same examples and seed give the same split.
+    """
+    groups = sorted({group_of(read) for read in examples})
+    generator = random.Random(seed)  # noqa: S311 - a split needs no secrecy
+    in_dev = set(generator.sample(groups, max(1, round(DEV_SHARE * len(groups)))))
+    train = [read for read in examples if group_of(read) not in in_dev]
+    dev = [read for read in examples if group_of(read) in in_dev]
     return train, dev

@@ -11,8 +11,8 @@ from nunatak_cli.failures import needs_extra
 from nunatak_cli.options import (
     BackboneOption,
     ExportFormat,
+    ImportFormat,
     JsonOption,
-    KindName,
     NewAliasOption,
     RegistryOption,
     RevisionOption,
@@ -37,8 +37,8 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
     *,
     task: Annotated[str, typer.Option(metavar="NAME", help="Name of the task.")],
     kind: Annotated[
-        KindName, typer.Option(help="Whose folder it is; auto looks at its files.")
-    ] = KindName.AUTO,
+        ImportFormat, typer.Option(help="Whose folder it is; auto looks at its files.")
+    ] = ImportFormat.AUTO,
     labels: Annotated[
         str | None,
         typer.Option(

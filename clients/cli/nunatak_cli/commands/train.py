@@ -7,14 +7,19 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import JsonValue
 
 from nunatak_cli.failures import needs_extra
 from nunatak_cli.options import (
     BackboneOption,
     JsonOption,
+    KindName,
     MethodName,
     MetricName,
+    OptimizerName,
     RegistryOption,
+    RegularizerName,
+    ScheduleName,
 )
 from nunatak_cli.output import console, print_json
 from nunatak_cli.registries import created_registry
@@ -22,10 +27,10 @@ from nunatak_cli.registries import created_registry
 RECIPE = "Recipe (absent: tuned defaults of the method)"
 METHOD = "Method"
 SETTINGS_OF_METHOD: Mapping[MethodName, frozenset[str]] = {
-    MethodName.TOPK: frozenset({"layers"}),
+    MethodName.TOPK: frozenset({"layers", "frozen"}),
     MethodName.HEAD: frozenset(),
     MethodName.BOTTLENECK: frozenset({"size", "first_layer"}),
-    MethodName.LORA: frozenset({"rank", "alpha", "first_layer"}),
+    MethodName.LORA: frozenset({"rank", "alpha", "targets", "first_layer"}),
     MethodName.FULL: frozenset(),
 }
 
@@ -37,8 +42,8 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         str,
         typer.Option(
             metavar="PATH",
-            help="Examples with columns text, label and maybe text_pair: JSONL, CSV, TSV or "
-            "Parquet; a folder with train.* and dev.*; or the name of a data set on the hub.",
+            help="Examples: JSONL, CSV, TSV or Parquet; a folder with train.* and dev.*; or the "
+            "name of a data set on the hub. Columns: see --kind.",
         ),
     ],
     dev: Annotated[
@@ -46,6 +51,15 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         typer.Option(
             metavar="PATH",
             help="Examples to choose the best epoch by. Absent: a tenth of the data.",
+            show_default=False,
+        ),
+    ] = None,
+    kind: Annotated[
+        KindName | None,
+        typer.Option(
+            help="Absent: by the columns of the first row. text and label (a number with a "
+            "decimal point: regression); text and labels; tokens and tags; question, context and "
+            "answers; query, document and label.",
             show_default=False,
         ),
     ] = None,
@@ -66,6 +80,15 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         int | None,
         typer.Option(min=1, metavar="N", help="topk: own top layers (2).", rich_help_panel=METHOD),
     ] = None,
+    frozen: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="topk: lowest layers that stay shared, in place of --layers.",
+            rich_help_panel=METHOD,
+        ),
+    ] = None,
     size: Annotated[
         int | None,
         typer.Option(
@@ -85,6 +108,15 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         float | None,
         typer.Option(
             metavar="X", help="lora: scale of the updates, times rank (16).", rich_help_panel=METHOD
+        ),
+    ] = None,
+    targets: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B",
+            help="lora: of query, key, value, attention_output, feedforward_in, feedforward_out "
+            "(query,value).",
+            rich_help_panel=METHOD,
         ),
     ] = None,
     first_layer: Annotated[
@@ -118,6 +150,30 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
             metavar="X", help="Of the layers, or of a head alone.", rich_help_panel=RECIPE
         ),
     ] = None,
+    head_learning_rate: Annotated[
+        float | None,
+        typer.Option(metavar="X", help="Of a head on layers.", rich_help_panel=RECIPE),
+    ] = None,
+    optimizer: Annotated[
+        OptimizerName | None, typer.Option(help="adamw.", rich_help_panel=RECIPE)
+    ] = None,
+    weight_decay: Annotated[
+        float | None, typer.Option(metavar="X", help="Of matrices (0.01).", rich_help_panel=RECIPE)
+    ] = None,
+    schedule: Annotated[
+        ScheduleName | None,
+        typer.Option(help="Of the learning rate: linear.", rich_help_panel=RECIPE),
+    ] = None,
+    warmup_share: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X", help="Of all steps, with a rising rate (0.06).", rich_help_panel=RECIPE
+        ),
+    ] = None,
+    dropout: Annotated[
+        float | None,
+        typer.Option(metavar="X", help="In own layers and head (0.1).", rich_help_panel=RECIPE),
+    ] = None,
     batch_size: Annotated[
         int | None,
         typer.Option(min=1, metavar="N", help="Examples per step.", rich_help_panel=RECIPE),
@@ -130,28 +186,49 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         int | None,
         typer.Option(min=0, metavar="N", help="Same seed, same weights.", rich_help_panel=RECIPE),
     ] = None,
+    regularizer: Annotated[
+        RegularizerName | None,
+        typer.Option(help="Masks gradients or weights while training.", rich_help_panel=RECIPE),
+    ] = None,
+    regularizer_rate: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X",
+            help="graddrop, layer-graddrop (0.2), anneal-* (0.9, at first), mixout (0.9).",
+            rich_help_panel=RECIPE,
+        ),
+    ] = None,
 ) -> None:
     """Train a task on your examples and publish it as a new version."""
     chosen = method_settings(
         method,
         {
             "layers": layers,
+            "frozen": frozen,
             "size": size,
             "rank": rank,
             "alpha": alpha,
+            "targets": targets,
             "first_layer": first_layer,
         },
     )
-    changes: dict[str, str | float | None] = {
+    changes: dict[str, JsonValue] = {
         "metric": metric,
         "positive_label": positive_label,
         "epochs": epochs,
         # Who asks for a number of epochs gets it, also where the data is small.
         "min_steps": None if epochs is None else 0,
         "learning_rate": learning_rate,
+        "head_learning_rate": head_learning_rate,
+        "optimizer": optimizer,
+        "weight_decay": weight_decay,
+        "schedule": schedule,
+        "warmup_share": warmup_share,
+        "dropout": dropout,
         "batch_size": batch_size,
         "max_length": max_length,
         "seed": seed,
+        "regularizer": regularizer_settings(regularizer, regularizer_rate),
     }
     with needs_extra("training"):
         from nunatak_cli.training import TrainRequest, train_and_promote
@@ -159,6 +236,7 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
     request = TrainRequest(
         task=task,
         data=data,
+        kind=kind,
         dev=dev,
         note=note,
         backbone=backbone,
@@ -177,11 +255,13 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
             console().print(f"{task}@{promote} -> version {outcome.manifest.version}")
 
 
-def method_settings(method: MethodName, given: Mapping[str, float | None]) -> dict[str, float]:
+def method_settings(
+    method: MethodName, given: Mapping[str, float | str | None]
+) -> dict[str, float | str]:
     """Return the settings that were given, if they are those of the method.
 
     Raises:
-        typer.BadParameter: a setting of another method.
+        typer.BadParameter: a setting of another method, or two that exclude each other.
     """
     chosen = {name: value for name, value in given.items() if value is not None}
     foreign = [name for name in chosen if name not in SETTINGS_OF_METHOD[method]]
@@ -191,4 +271,21 @@ def method_settings(method: MethodName, given: Mapping[str, float | None]) -> di
             owner for owner, names in SETTINGS_OF_METHOD.items() if foreign[0] in names
         )
         raise typer.BadParameter(f"{option} belongs to --method {owners}, not to {method}")
+    if {"layers", "frozen"} <= chosen.keys():
+        raise typer.BadParameter("--layers and --frozen say the same; give one of them")
     return chosen
+
+
+def regularizer_settings(
+    name: RegularizerName | None, rate: float | None
+) -> dict[str, JsonValue] | None:
+    """Return the settings that were given, if any.
+
+    Raises:
+        typer.BadParameter: a rate of no regularizer.
+    """
+    if name is None:
+        if rate is not None:
+            raise typer.BadParameter("--regularizer-rate belongs to --regularizer")
+        return None
+    return {"name": name.value} if rate is None else {"name": name.value, "rate": rate}

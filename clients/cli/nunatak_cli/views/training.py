@@ -16,7 +16,8 @@ def outcome_table(outcome: TrainOutcome) -> Table:
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
     for metric, value in outcome.metrics.items():
-        table.add_row(f"dev {metric}", f"{value:.4f}")
+        low, high = outcome.intervals[metric]
+        table.add_row(f"dev {metric}", f"{value:.4f}  [{low:.4f}, {high:.4f}] at 95 %")
     table.add_row("method", method_text(manifest.method))
     table.add_row("shared layers", shared_text(manifest))
     table.add_row("labels", str(len(manifest.head.labels)))
@@ -35,6 +36,7 @@ def outcome_json(outcome: TrainOutcome, *, alias: str | None) -> dict[str, JsonV
         "version": outcome.manifest.version,
         "alias": alias,
         "metrics": {str(metric): value for metric, value in outcome.metrics.items()},
+        "intervals": {str(metric): [*ends] for metric, ends in outcome.intervals.items()},
         "best_epoch": outcome.best_epoch,
         "epochs": [
             {

@@ -1,0 +1,152 @@
+"""Every kind of task from a file of rows to a version that answers as it was trained."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import JsonValue
+
+from doubles.backbones import tiny_backbone
+from doubles.examples import toy_rows, write_jsonl
+from nunatak_artifact import load_task
+from nunatak_model import Backbone, HeadOnly, Lora, Method, Pooling, Row, TopK, forward
+from nunatak_registry import HeadKind, ProblemType, Registry
+from nunatak_training import (
+    InvalidRecipeError,
+    Metric,
+    SilentReport,
+    TaskKind,
+    TrainOutcome,
+    TrainSettings,
+    branch_logits,
+    default_recipe,
+    fit_task,
+    load_task_data,
+    publish,
+    train,
+)
+from nunatak_training.objectives import objective_of
+
+QUICK: dict[str, JsonValue] = {
+    "epochs": 8,
+    "min_steps": 0,
+    "batch_size": 8,
+    "max_length": 32,
+    # Width 32 wants larger steps than the widths that the defaults are made for.
+    "learning_rate": 5e-3,
+    "head_learning_rate": 2e-2,
+}
+GOALS = {
+    TaskKind.SINGLE_LABEL: (Metric.ACCURACY, 0.85),
+    TaskKind.MULTI_LABEL: (Metric.F1_MICRO, 0.85),
+    TaskKind.REGRESSION: (Metric.SPEARMAN, 0.7),
+    TaskKind.TOKEN_CLASSIFICATION: (Metric.ENTITY_F1, 0.8),
+    TaskKind.QUESTION_ANSWERING: (Metric.SPAN_F1, 0.9),
+    TaskKind.RANKING: (Metric.NDCG, 0.9),
+}
+"""What each kind is usually scored by, and what the toy task should reach."""
+
+
+@pytest.fixture(name="backbone", scope="module")
+def make_backbone() -> Backbone:
+    return tiny_backbone(num_layers=2, pooling=Pooling.MEAN)
+
+
+@pytest.fixture(name="registry")
+def open_registry(tmp_path: Path) -> Iterator[Registry]:
+    with Registry.open(tmp_path / "registry") as registry:
+        yield registry
+
+
+def toy_folder(folder: Path, kind: TaskKind) -> Path:
+    folder.mkdir()
+    write_jsonl(folder / "train.jsonl", toy_rows(kind, 64, seed=1))
+    write_jsonl(folder / "dev.jsonl", toy_rows(kind, 16, seed=2))
+    return folder
+
+
+def trained(folder: Path, registry: Registry, backbone: Backbone) -> TrainOutcome:
+    recipe = default_recipe(TopK(num_layers=1), changes=QUICK)
+    settings = TrainSettings(task="toy", data=folder, recipe=recipe)
+    return train(settings, registry=registry, backbone=backbone)
+
+
+@pytest.mark.parametrize("kind", list(TaskKind))
+def test_kind_is_learnt_and_scored_by_what_is_usual_for_it(
+    kind: TaskKind, tmp_path: Path, registry: Registry, backbone: Backbone
+) -> None:
+    outcome = trained(toy_folder(tmp_path / "toy", kind), registry, backbone)
+
+    metric, goal = GOALS[kind]
+    assert next(iter(outcome.metrics)) is metric
+    assert outcome.metrics[metric] >= goal
+    assert outcome.manifest.head.kind == HeadKind(kind.head.value)
+    assert outcome.manifest.head.problem_type == kind.problem_type
+    for record in outcome.manifest.metrics:
+        assert record.interval is not None
+        assert record.interval[0] <= record.value <= record.interval[1]
+
+
+@pytest.mark.parametrize("method", [TopK(num_layers=1), HeadOnly(), Lora(rank=2)])
+@pytest.mark.parametrize("kind", list(TaskKind))
+def test_what_is_served_gives_the_dev_logits_of_training(
+    kind: TaskKind, method: Method, tmp_path: Path, registry: Registry, backbone: Backbone
+) -> None:
+    data = load_task_data(toy_folder(tmp_path / "toy", kind))
+    recipe = default_recipe(method, changes={**QUICK, "epochs": 2})
+    result = fit_task(data, recipe, backbone, report=SilentReport())
+    dev = objective_of(data).encode(data.dev, backbone.tokenizer, max_length=recipe.max_length)
+    expected = branch_logits(backbone, result.spec, result.parameters)(dev.encodings, dropout=0.0)
+
+    publish(result, registry, backbone, task="toy", created_at=datetime(2026, 1, 1, tzinfo=UTC))
+
+    manifest = registry.resolve("toy")
+    loaded = load_task(manifest, registry.read_blob(manifest), backbone)
+    with torch.inference_mode():
+        for encoding, logits in zip(dev.encodings, expected, strict=True):
+            (served,) = forward(backbone, [Row(encoding=encoding, branch=loaded.branch)])
+            torch.testing.assert_close(served, logits, rtol=1e-5, atol=1e-4)
+
+
+def test_served_regression_gives_the_values_themselves(
+    tmp_path: Path, registry: Registry, backbone: Backbone
+) -> None:
+    outcome = trained(toy_folder(tmp_path / "toy", TaskKind.REGRESSION), registry, backbone)
+
+    probed = [logits[0] for logits in outcome.manifest.probe.logits]
+    assert outcome.manifest.head.problem_type is ProblemType.REGRESSION
+    assert all(isinstance(it, float) and 90 < it < 160 for it in probed)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "problem"),
+    [
+        pytest.param(
+            TaskKind.REGRESSION, {"metric": "accuracy"}, "scored by spearman, pearson", id="metric"
+        ),
+        pytest.param(
+            TaskKind.TOKEN_CLASSIFICATION, {"pooling": "mean"}, "neither pooling", id="pooling"
+        ),
+        pytest.param(
+            TaskKind.QUESTION_ANSWERING, {"max_length": 6}, "at least 8 tokens", id="window"
+        ),
+    ],
+)
+def test_recipe_that_does_not_fit_the_kind_is_refused(
+    kind: TaskKind,
+    changes: dict[str, JsonValue],
+    problem: str,
+    tmp_path: Path,
+    backbone: Backbone,
+) -> None:
+    data = load_task_data(toy_folder(tmp_path / "toy", kind))
+
+    with pytest.raises(InvalidRecipeError, match=problem):
+        fit_task(
+            data,
+            default_recipe(TopK(num_layers=1), changes={**QUICK, **changes}),
+            backbone,
+            report=SilentReport(),
+        )

@@ -1,0 +1,163 @@
+"""GradDrop and Layer-GradDrop against eq. 3 and 4 of O'Neill and Dutta 2023."""
+
+# torch types some of its functions partly.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from nunatak_training.regularizers.graddrop import (
+    GradDrop,
+    LayerGradDrop,
+    annealed_rate,
+    constant_rate,
+)
+
+NUM_LAYERS = 40
+RATE = 0.2
+
+
+def tuned(*, size: int = 100) -> dict[str, Tensor]:
+    """Parameters of a full copy, with gradients that are all ones."""
+    names = [f"layers.{layer}.{part}" for layer in range(NUM_LAYERS) for part in ("qkv", "norm")]
+    tensors = {
+        name: torch.zeros(size, size, requires_grad=True)
+        for name in ("embeddings.word", *names, "head.output.weight")
+    }
+    give_gradients(tensors)
+    return tensors
+
+
+def give_gradients(tensors: dict[str, Tensor]) -> None:
+    for tensor in tensors.values():
+        tensor.grad = torch.ones_like(tensor)
+
+
+def gradient(tensor: Tensor) -> Tensor:
+    assert tensor.grad is not None
+    return tensor.grad
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def test_mask_is_bernoulli_scaled_by_its_mean() -> None:
+    tensors = tuned()
+
+    GradDrop(tensors, constant_rate(RATE), generator()).after_backward()
+
+    values = torch.cat([gradient(tensors[f"layers.{at}.qkv"]).flatten() for at in range(10)])
+    assert values.unique().tolist() == pytest.approx([0.0, 1 / (1 - RATE)])
+    deviation = math.sqrt(RATE * (1 - RATE) / len(values))
+    assert (values == 0).float().mean().item() == pytest.approx(RATE, abs=5 * deviation)
+    assert values.mean().item() == pytest.approx(1.0, abs=5 * deviation / (1 - RATE))
+
+
+def test_entries_are_dropped_independently_of_their_neighbours() -> None:
+    tensors = tuned(size=300)
+
+    GradDrop(tensors, constant_rate(0.5), generator()).after_backward()
+
+    kept = gradient(tensors["layers.0.qkv"]) > 0
+    pairs = torch.corrcoef(torch.stack([kept[:, :-1].flatten(), kept[:, 1:].flatten()]).float())
+    assert abs(pairs[0, 1].item()) < 5 / math.sqrt(kept.numel())
+
+
+@pytest.mark.parametrize("kind", [GradDrop, LayerGradDrop])
+def test_every_batch_has_a_fresh_mask(kind: type[GradDrop | LayerGradDrop]) -> None:
+    tensors = tuned(size=4)
+    regularizer = kind(tensors, constant_rate(0.5), generator())
+    masks: list[Tensor] = []
+    for _ in range(2):
+        give_gradients(tensors)
+        regularizer.after_backward()
+        masks.append(torch.stack([gradient(tensor) for tensor in tensors.values()]))
+
+    assert not torch.equal(masks[0], masks[1])
+
+
+@pytest.mark.parametrize("kind", [GradDrop, LayerGradDrop])
+def test_embeddings_and_head_keep_their_gradients(kind: type[GradDrop | LayerGradDrop]) -> None:
+    tensors = tuned(size=4)
+
+    kind(tensors, constant_rate(0.99), generator()).after_backward()
+
+    for name in ("embeddings.word", "head.output.weight"):
+        assert torch.equal(gradient(tensors[name]), torch.ones(4, 4))
+
+
+def test_layer_mask_is_one_unscaled_bit_for_all_tensors_of_a_layer() -> None:
+    tensors = tuned(size=4)
+
+    LayerGradDrop(tensors, constant_rate(0.5), generator()).after_backward()
+
+    bits: list[float] = []
+    for layer in range(NUM_LAYERS):
+        parts = [gradient(tensors[f"layers.{layer}.{part}"]) for part in ("qkv", "norm")]
+        (bit,) = torch.cat(parts).unique().tolist()
+        bits.append(bit)
+    assert set(bits) == {0.0, 1.0}
+
+
+def test_layers_are_dropped_at_the_rate() -> None:
+    tensors = tuned(size=1)
+    regularizer = LayerGradDrop(tensors, constant_rate(RATE), generator())
+    dropped = 0
+    for _ in range(100):
+        give_gradients(tensors)
+        regularizer.after_backward()
+        dropped += sum(gradient(tensors[f"layers.{at}.qkv"]).item() == 0 for at in range(40))
+
+    deviation = math.sqrt(RATE * (1 - RATE) / 4000)
+    assert dropped / 4000 == pytest.approx(RATE, abs=5 * deviation)
+
+
+def test_annealed_rate_falls_linearly_to_zero_as_in_the_paper_for_ten_epochs() -> None:
+    rate = annealed_rate(0.9, num_epochs=10)
+
+    assert [rate(epoch) for epoch in range(1, 11)] == pytest.approx(
+        [0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0]
+    )
+
+
+@pytest.mark.parametrize("num_epochs", [2, 3, 7])
+def test_annealed_rate_has_the_same_ends_for_any_number_of_epochs(num_epochs: int) -> None:
+    rate = annealed_rate(0.9, num_epochs=num_epochs)
+    rates = [rate(epoch) for epoch in range(1, num_epochs + 1)]
+
+    assert (rates[0], rates[-1]) == (0.9, 0.0)
+    steps = {round(before - after, 12) for before, after in pairwise(rates)}
+    assert len(steps) == 1
+
+
+@pytest.mark.parametrize("kind", [GradDrop, LayerGradDrop])
+def test_annealing_lets_everything_through_in_the_last_epoch(
+    kind: type[GradDrop | LayerGradDrop],
+) -> None:
+    tensors = tuned(size=4)
+    regularizer = kind(tensors, annealed_rate(0.9, num_epochs=3), generator())
+    kept: list[float] = []
+    for epoch in (1, 2, 3):
+        regularizer.begin_epoch(epoch)
+        give_gradients(tensors)
+        regularizer.after_backward()
+        layers = [gradient(t) for name, t in tensors.items() if name.startswith("layers.")]
+        kept.append((torch.stack(layers) > 0).float().mean().item())
+
+    assert kept == sorted(kept)
+    assert kept[-1] == 1.0
+
+
+def test_gradient_that_is_no_number_does_not_hide_behind_a_mask() -> None:
+    tensors = tuned(size=4)
+    gradient(tensors["layers.0.qkv"]).fill_(float("nan"))
+
+    GradDrop(tensors, constant_rate(0.99), generator()).after_backward()
+
+    assert gradient(tensors["layers.0.qkv"]).isnan().all()

@@ -1,0 +1,25 @@
+import pytest
+
+from nunatak_training.scoring.entities import Entity, entities_in, uses_bio
+
+
+@pytest.mark.parametrize(
+    ("tags", "entities"),
+    [
+        pytest.param("O O", [], id="none"),
+        pytest.param("B-A I-A O B-B", [("A", 0, 2), ("B", 3, 4)], id="two"),
+        pytest.param("B-A B-A", [("A", 0, 1), ("A", 1, 2)], id="neighbours"),
+        pytest.param("O I-A I-A", [("A", 1, 3)], id="begun-by-i"),
+        pytest.param("B-A I-B", [("A", 0, 1), ("B", 1, 2)], id="another-type-begins"),
+        pytest.param("I-A O I-A", [("A", 0, 1), ("A", 2, 3)], id="a-gap-ends"),
+        pytest.param("B-A-x I-A-x", [("A-x", 0, 2)], id="type-with-a-dash"),
+        pytest.param("B I NOUN", [], id="no-types"),
+    ],
+)
+def test_entities_are_read_as_conlleval_reads_them(tags: str, entities: list[Entity]) -> None:
+    assert entities_in(tags.split()) == entities
+
+
+def test_tags_of_words_are_no_entities() -> None:
+    assert uses_bio(["B-PER", "O"])
+    assert not uses_bio(["NOUN", "VERB", "O"])

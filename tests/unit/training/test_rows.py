@@ -1,0 +1,253 @@
+"""Rows of every kind: how the kind is told, what an example becomes, what is refused."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import JsonValue
+
+from doubles.examples import write_jsonl
+from nunatak_training import (
+    Answers,
+    AnswerSpan,
+    Example,
+    ExampleSet,
+    InvalidRowError,
+    LabelSet,
+    MissingColumnError,
+    Relevance,
+    TaggedWords,
+    TaskKind,
+    Word,
+    load_examples,
+    load_task_data,
+)
+from nunatak_training.kinds import kind_of_row
+
+ANSWER: JsonValue = {"text": "Oslo", "answer_start": 8}
+CASES = [
+    pytest.param(
+        TaskKind.MULTI_LABEL,
+        {"text": "x", "labels": ["b", "a", "b"]},
+        [Example(text="x", label=LabelSet(names=("a", "b")))],
+        id="multi-label",
+    ),
+    pytest.param(
+        TaskKind.MULTI_LABEL,
+        {"text": "x", "labels": []},
+        [Example(text="x", label=LabelSet(names=()))],
+        id="no-label-applies",
+    ),
+    pytest.param(
+        TaskKind.REGRESSION,
+        {"text": "x", "text_pair": "y", "label": 2.5},
+        [Example(text="x", text_pair="y", label=2.5)],
+        id="regression",
+    ),
+    pytest.param(
+        TaskKind.TOKEN_CLASSIFICATION,
+        {"tokens": ["New", "York", "!"], "tags": ["B-L", "I-L", "O"]},
+        [
+            Example(
+                text="New York !",
+                label=TaggedWords(
+                    words=(
+                        Word(begin=0, end=3, tag="B-L"),
+                        Word(begin=4, end=8, tag="I-L"),
+                        Word(begin=9, end=10, tag="O"),
+                    )
+                ),
+            )
+        ],
+        id="tags",
+    ),
+    pytest.param(
+        TaskKind.QUESTION_ANSWERING,
+        {"question": "where?", "context": "He lives in Oslo.", "answers": []},
+        [Example(text="where?", text_pair="He lives in Oslo.", label=Answers(spans=()))],
+        id="no-answer",
+    ),
+    pytest.param(
+        TaskKind.QUESTION_ANSWERING,
+        {"question": "where?", "context": "Here in Oslo.", "answers": [ANSWER]},
+        [
+            Example(
+                text="where?",
+                text_pair="Here in Oslo.",
+                label=Answers(spans=(AnswerSpan(text="Oslo", begin=8),)),
+            )
+        ],
+        id="answer",
+    ),
+    pytest.param(
+        TaskKind.QUESTION_ANSWERING,
+        {
+            "question": "where?",
+            "context": "Here in Oslo.",
+            "answers": {"text": ["Oslo"], "answer_start": [8]},
+        },
+        [
+            Example(
+                text="where?",
+                text_pair="Here in Oslo.",
+                label=Answers(spans=(AnswerSpan(text="Oslo", begin=8),)),
+            )
+        ],
+        id="answers-by-field",
+    ),
+    pytest.param(
+        TaskKind.RANKING,
+        {"query": "q", "document": "d", "label": 1, "group": "g"},
+        [Example(text="q", text_pair="d", label=Relevance(grade=1.0, group="g"))],
+        id="pair",
+    ),
+    pytest.param(
+        TaskKind.RANKING,
+        {"query": "q", "documents": ["d", "e"], "relevance": [0, 3.5]},
+        [
+            Example(text="q", text_pair="d", label=Relevance(grade=0.0, group="q")),
+            Example(text="q", text_pair="e", label=Relevance(grade=3.5, group="q")),
+        ],
+        id="documents",
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "row", "examples"), CASES)
+def test_row_tells_its_kind_and_becomes_examples(
+    tmp_path: Path, kind: TaskKind, row: dict[str, JsonValue], examples: list[Example]
+) -> None:
+    assert kind_of_row(row) is kind
+    assert load_examples(write_jsonl(tmp_path / "a.jsonl", [row])) == examples
+
+
+@pytest.mark.parametrize(
+    ("row", "kind"),
+    [
+        pytest.param({"text": "x", "label": "a"}, TaskKind.SINGLE_LABEL, id="name"),
+        pytest.param({"text": "x", "label": 3}, TaskKind.SINGLE_LABEL, id="integer-is-a-name"),
+        pytest.param({"text": "x", "label": 3.0}, TaskKind.REGRESSION, id="decimal-point"),
+        pytest.param({"text": "x", "label": "3.0"}, TaskKind.SINGLE_LABEL, id="text"),
+        pytest.param(
+            {"text": "x", "label": "a", "labels": ["a"]}, TaskKind.SINGLE_LABEL, id="label-wins"
+        ),
+        pytest.param({"sentence": "x"}, TaskKind.SINGLE_LABEL, id="nothing-known"),
+    ],
+)
+def test_label_tells_names_from_values(row: dict[str, JsonValue], kind: TaskKind) -> None:
+    assert kind_of_row(row) is kind
+
+
+def test_named_kind_overrules_the_first_row(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("text,label\nx,3\ny,4.5\n", encoding="utf-8")
+
+    assert [it.label for it in load_examples(path)] == ["3", "4.5"]
+    assert [it.label for it in load_examples(path, kind=TaskKind.REGRESSION)] == [3.0, 4.5]
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        pytest.param({"text": "x", "labels": "a"}, "must be a list, got str", id="labels-text"),
+        pytest.param({"text": "x", "labels": [None]}, "got nothing", id="labels-null"),
+        pytest.param({"tokens": ["x"], "tags": []}, "equally many", id="tags-missing"),
+        pytest.param({"tokens": [], "tags": []}, "at least 1", id="no-tokens"),
+        pytest.param({"tokens": [" "], "tags": ["O"]}, "'tokens' is empty", id="token-blank"),
+        pytest.param({"query": "q", "documents": [], "relevance": []}, "at least 1", id="no-docs"),
+        pytest.param(
+            {"query": "q", "document": "d", "label": "much"}, "finite number", id="grade-text"
+        ),
+        pytest.param(
+            {"question": "q", "context": "Here in Oslo.", "answers": [{"text": "Oslo"}]},
+            "needs a 'text' and an integer 'answer_start'",
+            id="answer-without-start",
+        ),
+        pytest.param(
+            {
+                "question": "q",
+                "context": "Here in Oslo.",
+                "answers": [{"text": "Oslo", "answer_start": 7}],
+            },
+            "the context has ' Osl' at character 7",
+            id="answer-elsewhere",
+        ),
+    ],
+)
+def test_broken_row_is_named_by_file_and_line(
+    tmp_path: Path, row: dict[str, JsonValue], problem: str
+) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", [row])
+
+    with pytest.raises(InvalidRowError) as caught:
+        load_examples(path)
+
+    assert caught.value.where == "a.jsonl:1"
+    assert problem in str(caught.value)
+
+
+def test_value_that_is_no_number_is_named(tmp_path: Path) -> None:
+    rows = [{"text": "x", "label": 1.5}, {"text": "y", "label": "high"}]
+
+    with pytest.raises(InvalidRowError, match="finite number, got 'high'") as caught:
+        load_examples(write_jsonl(tmp_path / "a.jsonl", rows))
+
+    assert caught.value.where == "a.jsonl:2"
+
+
+@pytest.mark.parametrize(
+    ("row", "column"),
+    [
+        pytest.param({"tokens": ["x"]}, "tags", id="tags"),
+        pytest.param({"question": "x", "context": "y"}, "answers", id="answers"),
+        pytest.param({"query": "x", "document": "y"}, "label", id="label"),
+        pytest.param({"query": "x"}, "documents", id="documents"),
+        pytest.param({"query": "x", "documents": ["y"]}, "relevance", id="relevance"),
+    ],
+)
+def test_missing_column_is_named_for_the_kind(
+    tmp_path: Path, row: dict[str, JsonValue], column: str
+) -> None:
+    with pytest.raises(MissingColumnError) as caught:
+        load_examples(write_jsonl(tmp_path / "a.jsonl", [row]))
+
+    assert caught.value.column == column
+    assert caught.value.where == "a.jsonl:1"
+
+
+def test_drawn_dev_split_keeps_the_documents_of_a_query_together(tmp_path: Path) -> None:
+    rows = [
+        {"query": f"q{number}", "documents": ["a", "b"], "relevance": [0, 1]}
+        for number in range(20)
+    ]
+
+    data = load_task_data(write_jsonl(tmp_path / "a.jsonl", rows))
+
+    queries = [{it.text for it in part.examples} for part in (data.train, data.dev)]
+    assert (len(data.train), len(data.dev)) == (36, 4)
+    assert not queries[0] & queries[1]
+
+
+def digest(*labels: str | float | LabelSet | Relevance) -> str:
+    return ExampleSet(examples=tuple(Example(text="x", label=label) for label in labels)).digest
+
+
+def test_labels_of_any_kind_are_part_of_the_digest() -> None:
+    labels = [
+        "1.0",
+        1.0,
+        2.0,
+        LabelSet(names=("a",)),
+        LabelSet(names=("a", "b")),
+        Relevance(grade=1.0, group="a"),
+        Relevance(grade=1.0, group="b"),
+    ]
+
+    assert len({digest(label) for label in labels}) == len(labels)
+
+
+def test_labels_of_another_kind_are_not_given_out() -> None:
+    examples = ExampleSet(examples=(Example(text="x", label=1.5),))
+
+    assert examples.labels(float) == [1.5]
+    with pytest.raises(TypeError, match=r"expected labels of type str, got 1\.5"):
+        examples.labels(str)

@@ -1,0 +1,129 @@
+"""The checks that hold for a whole task, and the names of its logits."""
+
+from collections import Counter
+
+from nunatak_training.data.examples import ReadExample, sorted_labels
+from nunatak_training.data.labels import Answers, Label, LabelSet, Relevance, TaggedWords
+from nunatak_training.data.splits import split_off_groups, split_off_share
+from nunatak_training.errors import TooFewExamplesError, UnknownLabelError
+from nunatak_training.kinds import TaskKind
+
+VALUE_NAME = "value"
+"""What the one output of a regression is called."""
+
+
+def names_in(label: Label) -> tuple[str, ...]:
+    """Return the names that a label uses: of a class, of labels or of tags."""
+    match label:
+        case str():
+            return (label,)
+        case LabelSet():
+            return label.names
+        case TaggedWords():
+            return tuple(word.tag for word in label.words)
+        case _:
+            return ()
+
+
+def check_train(train: list[ReadExample], kind: TaskKind, name: str) -> None:
+    """Return if something can be learnt from train examples.
+
+    Raises:
+        TooFewExamplesError: all say the same, or a class has a single example.
+    """
+    if not train:
+        raise TooFewExamplesError(name, "there are no train examples")
+    if kind is TaskKind.SINGLE_LABEL:
+        _check_classes(train, name)
+    elif (problem := _sameness(train, kind)) is not None:
+        raise TooFewExamplesError(name, problem)
+
+
+def _sameness(train: list[ReadExample], kind: TaskKind) -> str | None:
+    labels = {read.example.label for read in train}
+    names = {name for label in labels for name in names_in(label)}
+    match kind:
+        case TaskKind.MULTI_LABEL if not names:
+            return "no train example has a label"
+        case TaskKind.TOKEN_CLASSIFICATION if len(names) < 2:
+            return f"expected train examples of at least 2 tags, got {sorted(names)}"
+        case TaskKind.REGRESSION | TaskKind.RANKING if len({_number(it) for it in labels}) < 2:
+            return "all train examples have the same value"
+        case TaskKind.QUESTION_ANSWERING if labels == {Answers(spans=())}:
+            return "no train example has an answer"
+        case _:
+            return None
+
+
+def label_names(train: list[ReadExample], kind: TaskKind) -> tuple[str, ...]:
+    """Return the names of the logits, in order."""
+    if kind is TaskKind.REGRESSION:
+        return (VALUE_NAME,)
+    return sorted_labels(label for read in train for label in names_in(read.example.label))
+
+
+def check_dev(dev: list[ReadExample], labels: tuple[str, ...], kind: TaskKind, name: str) -> None:
+    """Return if dev examples can be scored.
+
+    Raises:
+        TooFewExamplesError: there are none.
+        UnknownLabelError: one has a label that no train example has.
+    """
+    if not dev:
+        raise TooFewExamplesError(name, "there are no dev examples")
+    known = set(labels)
+    for read in dev:
+        for label in names_in(read.example.label):
+            if label not in known:
+                raise UnknownLabelError(read.where, label, labels)
+    if kind is TaskKind.RANKING and len({_number(read.example.label) for read in dev}) < 2:
+        raise TooFewExamplesError(name, "all dev documents are equally relevant")
+
+
+def draw_dev(
+    examples: list[ReadExample], kind: TaskKind, *, seed: int, name: str
+) -> tuple[list[ReadExample], list[ReadExample]]:
+    """Split train examples into train and dev: of every class a part, of ranking whole groups.
+
+    Raises:
+        TooFewExamplesError: there are too few to split.
+    """
+    match kind:
+        case TaskKind.SINGLE_LABEL:
+            return split_off_share(examples, stratum_of=_first_name, seed=seed)
+        case TaskKind.RANKING:
+            if len({_group(read) for read in examples}) < 2:
+                raise TooFewExamplesError(name, "expected at least 2 queries, to keep one for dev")
+            return split_off_groups(examples, group_of=_group, seed=seed)
+        case _:
+            if len(examples) < 2:
+                raise TooFewExamplesError(name, "expected at least 2 examples, to keep one for dev")
+            return split_off_share(examples, stratum_of=lambda _: "", seed=seed)
+
+
+def _check_classes(train: list[ReadExample], name: str) -> None:
+    sizes = Counter(_first_name(read) for read in train)
+    if len(sizes) < 2:
+        raise TooFewExamplesError(
+            name, f"expected train examples of at least 2 labels, got {sorted(sizes)}"
+        )
+    for read in train:
+        label = _first_name(read)
+        if sizes[label] == 1:
+            raise TooFewExamplesError(
+                read.where,
+                f"label {label!r} has 1 train example; give it at least 2, or remove the row",
+            )
+
+
+def _first_name(read: ReadExample) -> str:
+    return names_in(read.example.label)[0]
+
+
+def _number(label: Label) -> object:
+    return label.grade if isinstance(label, Relevance) else label
+
+
+def _group(read: ReadExample) -> str:
+    label = read.example.label
+    return label.group if isinstance(label, Relevance) else ""

@@ -1,0 +1,82 @@
+"""Kinds of task: what a row of each holds, and how the kind is told from a row."""
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from nunatak_model import HeadKind
+from nunatak_registry import ProblemType
+
+
+class TaskKind(StrEnum):
+    """What is predicted for a text."""
+
+    SINGLE_LABEL = "single-label"
+    MULTI_LABEL = "multi-label"
+    REGRESSION = "regression"
+    TOKEN_CLASSIFICATION = "token-classification"  # noqa: S105 - a kind, no secret
+    QUESTION_ANSWERING = "question-answering"
+    RANKING = "ranking"
+
+    @property
+    def head(self) -> HeadKind:
+        """The head that such a task needs."""
+        match self:
+            case TaskKind.SINGLE_LABEL | TaskKind.MULTI_LABEL | TaskKind.REGRESSION:
+                return HeadKind.SEQUENCE_CLASSIFICATION
+            case TaskKind.TOKEN_CLASSIFICATION:
+                return HeadKind.TOKEN_CLASSIFICATION
+            case TaskKind.QUESTION_ANSWERING:
+                return HeadKind.QUESTION_ANSWERING
+            case TaskKind.RANKING:
+                return HeadKind.RANKING
+
+    @property
+    def problem_type(self) -> ProblemType | None:
+        """What sequence classification predicts; None for other heads."""
+        match self:
+            case TaskKind.SINGLE_LABEL:
+                return ProblemType.SINGLE_LABEL
+            case TaskKind.MULTI_LABEL:
+                return ProblemType.MULTI_LABEL
+            case TaskKind.REGRESSION:
+                return ProblemType.REGRESSION
+            case _:
+                return None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that a row must have; a query has one `document` or many `documents`."""
+        match self:
+            case TaskKind.SINGLE_LABEL | TaskKind.REGRESSION:
+                return "text", "label"
+            case TaskKind.MULTI_LABEL:
+                return "text", "labels"
+            case TaskKind.TOKEN_CLASSIFICATION:
+                return "tokens", "tags"
+            case TaskKind.QUESTION_ANSWERING:
+                return "question", "context", "answers"
+            case TaskKind.RANKING:
+                return ("query",)
+
+
+_TELLING_COLUMNS = {
+    "labels": TaskKind.MULTI_LABEL,
+    "tokens": TaskKind.TOKEN_CLASSIFICATION,
+    "context": TaskKind.QUESTION_ANSWERING,
+}
+
+
+def kind_of_row(row: Mapping[str, object]) -> TaskKind:
+    """Tell the kind of a task from its first row: from its columns, and from a label's type.
+
+    A `label` that is a number with a decimal point is a value to predict; all others are names.
+    """
+    if "query" in row:
+        return TaskKind.RANKING
+    if "label" in row:
+        is_value = isinstance(row["label"], float)
+        return TaskKind.REGRESSION if is_value else TaskKind.SINGLE_LABEL
+    for column, kind in _TELLING_COLUMNS.items():
+        if column in row:
+            return kind
+    return TaskKind.SINGLE_LABEL

@@ -1,0 +1,29 @@
+"""Objectives: what each kind of task adds to the one loop."""
+
+from nunatak_training.data import TaskData
+from nunatak_training.kinds import TaskKind
+from nunatak_training.objectives.answering import Answering
+from nunatak_training.objectives.base import Objective
+from nunatak_training.objectives.classification import MultiLabel, SingleLabel
+from nunatak_training.objectives.ranking import Ranking
+from nunatak_training.objectives.regression import Regression
+from nunatak_training.objectives.tagging import Tagging
+
+__all__ = ["Objective", "objective_of"]
+
+
+def objective_of(data: TaskData, *, positive_label: str | None = None) -> Objective:
+    """Return the objective of a task; `positive_label` is the one that `Metric.F1` is about."""
+    match data.kind:
+        case TaskKind.SINGLE_LABEL:
+            return SingleLabel(data, positive_label)
+        case TaskKind.MULTI_LABEL:
+            return MultiLabel(data, positive_label)
+        case TaskKind.REGRESSION:
+            return Regression(data)
+        case TaskKind.TOKEN_CLASSIFICATION:
+            return Tagging(data)
+        case TaskKind.QUESTION_ANSWERING:
+            return Answering(data)
+        case TaskKind.RANKING:
+            return Ranking(data)

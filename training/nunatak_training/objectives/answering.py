@@ -1,0 +1,145 @@
+"""Extractive question answering: where the answer begins and where it ends.
+
+Devlin et al. 2019 (arXiv:1810.04805), sec. 4.2 and 4.3: a start and an end score for every token of
+question and context; a window without the answer, and a question without one, points to the first
+token. Read out as the server does: the best span of at most 15 tokens over all windows.
+
+Axes: tokens = tokens of a window.
+"""
+
+# torch types some of its methods partly.
+# pyright: reportUnknownMemberType=false
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional
+
+from nunatak_model import Alignment, Encoding, TextTokenizer
+from nunatak_training.data import Answers, AnswerSpan, ExampleSet, TaskData
+from nunatak_training.encoded import EncodedSet
+from nunatak_training.metrics import Metric
+from nunatak_training.objectives.base import Logits
+from nunatak_training.scoring import Statistics, mean_of
+from nunatak_training.scoring.answers import exact_match, overlap_f1
+
+MAX_STRIDE = 128
+MAX_ANSWER_TOKENS = 15
+CONTEXT = 1
+"""The context is the second text of the pair."""
+NOWHERE = (0, 0)
+
+
+class Answering:
+    """A start and an end: cross-entropy over the tokens of a window, each."""
+
+    metrics = (Metric.SPAN_F1, Metric.EXACT_MATCH)
+    reported = metrics
+
+    def __init__(self, data: TaskData) -> None:
+        self._may_have_no_answer = any(not label.spans for label in data.train.labels(Answers))
+
+    def encode(
+        self, examples: ExampleSet, tokenizer: TextTokenizer, *, max_length: int
+    ) -> EncodedSet:
+        """Each window has the first and last token of the first answer, or twice token 0."""
+        inputs = [example.model_input for example in examples.examples]
+        stride = min(MAX_STRIDE, max_length // 2)
+        windows = tokenizer.encode_windows(inputs, max_length=max_length, stride=stride)
+        return EncodedSet(
+            encodings=tuple(window for found in windows for window in found),
+            targets=tuple(
+                torch.tensor(answer_tokens(window, label.spans[:1]))
+                for label, found in zip(examples.labels(Answers), windows, strict=True)
+                for window in found
+            ),
+            sizes=tuple(map(len, windows)),
+        )
+
+    def loss(self, logits: Logits, targets: Sequence[Tensor]) -> Float[Tensor, ""]:
+        """Mean cross-entropy of starts and ends."""
+        losses = [
+            functional.cross_entropy(row.T, target.to(row.device))
+            for row, target in zip(logits, targets, strict=True)
+        ]
+        return torch.stack(losses).mean()
+
+    def statistics(self, examples: ExampleSet, encoded: EncodedSet, logits: Logits) -> Statistics:
+        """Score the best answer of each question."""
+        predicted = [
+            self._answer(windows, rows, example.text_pair or "")
+            for windows, rows, example in zip(
+                encoded.by_example(encoded.encodings),
+                encoded.by_example([row.cpu() for row in logits]),
+                examples.examples,
+                strict=True,
+            )
+        ]
+        expected = [[span.text for span in label.spans] for label in examples.labels(Answers)]
+        pairs = list(zip(predicted, expected, strict=True))
+        return Statistics(
+            num_units=len(examples),
+            by_metric={
+                Metric.SPAN_F1: mean_of(np.array([overlap_f1(*pair) for pair in pairs])),
+                Metric.EXACT_MATCH: mean_of(np.array([exact_match(*pair) for pair in pairs])),
+            },
+        )
+
+    def finished(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Parameters are served as they were trained."""
+        return dict(parameters)
+
+    def _answer(self, windows: Sequence[Encoding], rows: Logits, context: str) -> str:
+        best = max(best_span(window, row) for window, row in zip(windows, rows, strict=True))
+        score, begin, end = best
+        if self._may_have_no_answer and min(float(row[0].sum()) for row in rows) > score:
+            return ""
+        return context[begin:end]
+
+
+def answer_tokens(window: Encoding, spans: Sequence[AnswerSpan]) -> tuple[int, int]:
+    """Return the tokens with an answer's first and last character; `NOWHERE` if not both here."""
+    alignment = _alignment(window)
+    for span in spans:
+        first = _token_with(alignment, span.begin)
+        last = _token_with(alignment, span.end - 1)
+        if first is not None and last is not None:
+            return first, last
+    return NOWHERE
+
+
+def best_span(window: Encoding, row: Float[Tensor, "tokens 2"]) -> tuple[float, int, int]:
+    """Return the largest sum of a start and an end score, and its characters in the context."""
+    alignment = _alignment(window)
+    inside = torch.tensor([text == CONTEXT for text in alignment.text_ids])
+    sums = row[:, :1] + row[:, 1:].T
+    allowed = inside[:, None] & inside[None, :] & _spans_of(len(inside))
+    if not allowed.any():
+        return -torch.inf, 0, 0
+    place = int(sums.masked_fill(~allowed, -torch.inf).argmax())
+    first, last = divmod(place, len(inside))
+    return float(sums[first, last]), alignment.offsets[first][0], alignment.offsets[last][1]
+
+
+def _spans_of(num_tokens: int) -> Int[Tensor, "tokens tokens"]:
+    """Which pairs of first and last token are a span of allowed length."""
+    ones = torch.ones(num_tokens, num_tokens, dtype=torch.bool)
+    return ones.triu() & ones.tril(MAX_ANSWER_TOKENS - 1)
+
+
+def _token_with(alignment: Alignment, character: int) -> int | None:
+    for token, ((begin, end), text) in enumerate(
+        zip(alignment.offsets, alignment.text_ids, strict=True)
+    ):
+        if text == CONTEXT and begin <= character < end:
+            return token
+    return None
+
+
+def _alignment(window: Encoding) -> Alignment:
+    if window.alignment is None:
+        raise ValueError("answers are found in aligned encodings only")
+    return window.alignment

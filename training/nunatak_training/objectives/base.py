@@ -1,0 +1,73 @@
+"""What an objective is, and what those of whole texts share."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor
+
+from nunatak_model import TextTokenizer
+from nunatak_training.data import ExampleSet
+from nunatak_training.encoded import EncodedSet
+from nunatak_training.metrics import Metric
+from nunatak_training.scoring import Statistics
+
+Logits = Sequence[Float[Tensor, "*vectors outputs"]]
+"""Of each encoding: one vector, or one for each of its tokens."""
+
+
+class Objective(Protocol):
+    """Turns examples into targets, logits into a loss, and logits of dev examples into scores."""
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """All that the task can be scored by."""
+        ...
+
+    @property
+    def reported(self) -> tuple[Metric, ...]:
+        """Those that are always told; the first is what the task is usually chosen by."""
+        ...
+
+    def encode(
+        self, examples: ExampleSet, tokenizer: TextTokenizer, *, max_length: int
+    ) -> EncodedSet:
+        """Return the encodings of the examples, in order, with what each should give."""
+        ...
+
+    def loss(self, logits: Logits, targets: Sequence[Tensor]) -> Float[Tensor, ""]:
+        """Return the loss of a batch."""
+        ...
+
+    def statistics(self, examples: ExampleSet, encoded: EncodedSet, logits: Logits) -> Statistics:
+        """Return what the logits of encoded examples can be scored by."""
+        ...
+
+    def finished(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return trained parameters as they are to be served."""
+        ...
+
+
+def encode_texts(
+    examples: ExampleSet,
+    targets: Iterable[Tensor],
+    tokenizer: TextTokenizer,
+    *,
+    max_length: int,
+) -> EncodedSet:
+    """Encode each text or pair once, cut to `max_length`."""
+    inputs = [example.model_input for example in examples.examples]
+    return EncodedSet(
+        encodings=tuple(tokenizer.encode(inputs, max_length=max_length)),
+        targets=tuple(targets),
+        sizes=(1,) * len(inputs),
+    )
+
+
+def stacked(
+    logits: Logits, targets: Sequence[Tensor]
+) -> tuple[Float[Tensor, "rows outputs"], Shaped[Tensor, "rows ..."]]:
+    """The rows of a batch as one tensor, with their targets on the same device."""
+    together = torch.stack(list(logits))
+    return together, torch.stack(list(targets)).to(together.device)

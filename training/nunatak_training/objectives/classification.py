@@ -1,0 +1,126 @@
+"""Sequence classification: one label a text, or any number of them.
+
+Axes: rows = texts of a batch, labels.
+"""
+
+# torch types some of its methods partly.
+# pyright: reportUnknownMemberType=false
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional
+
+from nunatak_model import TextTokenizer
+from nunatak_training.data import ExampleSet, LabelSet, TaskData
+from nunatak_training.encoded import EncodedSet
+from nunatak_training.metrics import Metric
+from nunatak_training.objectives.base import Logits, encode_texts, stacked
+from nunatak_training.scoring import Statistic, Statistics, mean_of
+from nunatak_training.scoring.counts import count_pairs, count_sets, f1_macro, f1_micro, f1_of
+from nunatak_training.scoring.labels import LABEL_METRICS, confusion, label_statistics
+
+
+class SingleLabel:
+    """One label a text: softmax and cross-entropy."""
+
+    metrics = LABEL_METRICS
+    reported = (Metric.ACCURACY,)
+
+    def __init__(self, data: TaskData, positive_label: str | None) -> None:
+        self._number_of = {label: number for number, label in enumerate(data.labels)}
+        self._positive = None if positive_label is None else self._number_of[positive_label]
+
+    def encode(
+        self, examples: ExampleSet, tokenizer: TextTokenizer, *, max_length: int
+    ) -> EncodedSet:
+        """Each text has the number of its label."""
+        targets = [torch.tensor(number) for number in self._numbers(examples)]
+        return encode_texts(examples, targets, tokenizer, max_length=max_length)
+
+    def loss(self, logits: Logits, targets: Sequence[Tensor]) -> Float[Tensor, ""]:
+        """Mean cross-entropy of the texts."""
+        return functional.cross_entropy(*stacked(logits, targets))
+
+    def statistics(self, examples: ExampleSet, encoded: EncodedSet, logits: Logits) -> Statistics:
+        """Score the most likely labels."""
+        predicted = cast("list[int]", torch.stack(list(logits)).argmax(dim=1).tolist())
+        counts = count_pairs(
+            [[number] for number in self._numbers(examples)],
+            [[number] for number in predicted],
+            num_labels=len(self._number_of),
+        )
+        names = list(self._number_of)
+        return Statistics(
+            num_units=len(examples),
+            by_metric=label_statistics(counts, self._positive),
+            confusion=confusion(examples.labels(str), [names[number] for number in predicted]),
+        )
+
+    def finished(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Parameters are served as they were trained."""
+        return dict(parameters)
+
+    def _numbers(self, examples: ExampleSet) -> list[int]:
+        return [self._number_of[label] for label in examples.labels(str)]
+
+
+class MultiLabel:
+    """Any number of labels a text: a sigmoid each, and a label applies from one half up."""
+
+    metrics = (Metric.F1_MICRO, Metric.F1_MACRO, Metric.F1, Metric.ACCURACY)
+    reported = (Metric.F1_MICRO, Metric.F1_MACRO, Metric.ACCURACY)
+
+    def __init__(self, data: TaskData, positive_label: str | None) -> None:
+        self._number_of = {label: number for number, label in enumerate(data.labels)}
+        self._positive = None if positive_label is None else self._number_of[positive_label]
+
+    def encode(
+        self, examples: ExampleSet, tokenizer: TextTokenizer, *, max_length: int
+    ) -> EncodedSet:
+        """Each text has 1 for every label that applies, and 0 for the others."""
+        targets: list[Float[Tensor, " labels"]] = []
+        for numbers in self._numbers(examples):
+            target = torch.zeros(len(self._number_of))
+            target[list(numbers)] = 1.0
+            targets.append(target)
+        return encode_texts(examples, targets, tokenizer, max_length=max_length)
+
+    def loss(self, logits: Logits, targets: Sequence[Tensor]) -> Float[Tensor, ""]:
+        """Mean binary cross-entropy of texts and labels."""
+        return functional.binary_cross_entropy_with_logits(*stacked(logits, targets))
+
+    def statistics(self, examples: ExampleSet, encoded: EncodedSet, logits: Logits) -> Statistics:
+        """Score the labels whose sigmoid is at least one half; accuracy asks for all of a text."""
+        expected = self._numbers(examples)
+        predicted = [
+            frozenset(cast("list[int]", (row >= 0).nonzero().flatten().tolist())) for row in logits
+        ]
+        counts = count_sets(
+            [frozenset((number,) for number in numbers) for numbers in expected],
+            [frozenset((number,) for number in numbers) for numbers in predicted],
+            num_labels=len(self._number_of),
+        )
+        all_right = np.array(expected) == np.array(predicted)
+        found: dict[Metric, Statistic] = {
+            Metric.F1_MICRO: f1_micro(counts),
+            Metric.F1_MACRO: f1_macro(counts),
+            Metric.ACCURACY: mean_of(all_right.astype(float)),
+        }
+        if self._positive is not None:
+            found[Metric.F1] = f1_of(counts, self._positive)
+        return Statistics(num_units=len(examples), by_metric=found)
+
+    def finished(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Parameters are served as they were trained."""
+        return dict(parameters)
+
+    def _numbers(self, examples: ExampleSet) -> list[frozenset[int]]:
+        return [
+            frozenset(self._number_of[name] for name in label.names)
+            for label in examples.labels(LabelSet)
+        ]

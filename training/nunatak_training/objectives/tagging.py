@@ -1,0 +1,158 @@
+"""Token classification: a tag for every word, given by its first token.
+
+The words are read as one text, joined by spaces, as a caller of the server sends it. Long texts are
+read in windows that do not overlap, so that every word is tagged once.
+
+Axes: tokens = tokens of a window, tags.
+"""
+
+# torch types some of its methods partly.
+# pyright: reportUnknownMemberType=false
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional
+
+from nunatak_model import Encoding, TextTokenizer
+from nunatak_training.data import ExampleSet, TaggedWords, TaskData, Word
+from nunatak_training.encoded import EncodedSet
+from nunatak_training.metrics import Metric
+from nunatak_training.objectives.base import Logits
+from nunatak_training.scoring import Statistics
+from nunatak_training.scoring.counts import (
+    LabelCounts,
+    accuracy,
+    count_pairs,
+    count_sets,
+    f1_macro,
+    f1_micro,
+)
+from nunatak_training.scoring.entities import entities_in, uses_bio
+
+NO_TARGET = -100
+"""Of tokens that begin no word; left out of the loss."""
+OUTSIDE = "O"
+
+
+class Tagging:
+    """A tag a word: softmax and cross-entropy over first tokens."""
+
+    def __init__(self, data: TaskData) -> None:
+        self._tags = data.labels
+        self._number_of = {tag: number for number, tag in enumerate(data.labels)}
+        by_word = (Metric.ACCURACY, Metric.F1_MACRO, Metric.F1_MICRO)
+        has_entities = uses_bio(data.labels)
+        self.metrics = (Metric.ENTITY_F1, *by_word) if has_entities else by_word
+        self.reported = (Metric.ENTITY_F1, Metric.ACCURACY) if has_entities else (Metric.ACCURACY,)
+
+    def encode(
+        self, examples: ExampleSet, tokenizer: TextTokenizer, *, max_length: int
+    ) -> EncodedSet:
+        """Each window has the number of a tag for every first token of a word."""
+        texts = [example.text for example in examples.examples]
+        windows = tokenizer.encode_windows(texts, max_length=max_length, stride=0)
+        return EncodedSet(
+            encodings=tuple(window for found in windows for window in found),
+            targets=tuple(
+                self._target(window, label.words)
+                for label, found in zip(examples.labels(TaggedWords), windows, strict=True)
+                for window in found
+            ),
+            sizes=tuple(map(len, windows)),
+        )
+
+    def loss(self, logits: Logits, targets: Sequence[Tensor]) -> Float[Tensor, ""]:
+        """Mean cross-entropy of the words."""
+        together = torch.cat(list(logits))
+        numbers = torch.cat(list(targets)).to(together.device)
+        total = functional.cross_entropy(together, numbers, ignore_index=NO_TARGET, reduction="sum")
+        # A batch may hold nothing that begins a word; the mean over nothing is no number.
+        return total / (numbers != NO_TARGET).sum().clamp(min=1)
+
+    def statistics(self, examples: ExampleSet, encoded: EncodedSet, logits: Logits) -> Statistics:
+        """Score words, and entities if the tags mark such; a sentence is a unit."""
+        labels = examples.labels(TaggedWords)
+        expected = [[self._number_of[word.tag] for word in label.words] for label in labels]
+        chosen = [cast("list[int]", row.argmax(dim=1).tolist()) for row in logits]
+        predicted = [
+            self._read(windows, numbers, label.words)
+            for windows, numbers, label in zip(
+                encoded.by_example(encoded.encodings),
+                encoded.by_example(chosen),
+                labels,
+                strict=True,
+            )
+        ]
+        words = count_pairs(expected, predicted, num_labels=len(self._tags))
+        found = {
+            Metric.ACCURACY: accuracy(words),
+            Metric.F1_MACRO: f1_macro(words),
+            Metric.F1_MICRO: f1_micro(words),
+        }
+        if Metric.ENTITY_F1 in self.metrics:
+            found[Metric.ENTITY_F1] = f1_micro(self._entities(expected, predicted))
+        return Statistics(num_units=len(examples), by_metric=found)
+
+    def finished(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Parameters are served as they were trained."""
+        return dict(parameters)
+
+    def _target(self, window: Encoding, words: Sequence[Word]) -> Int[Tensor, " tokens"]:
+        target = torch.full((window.num_tokens,), NO_TARGET)
+        for word, token in first_tokens(window, words).items():
+            target[token] = self._number_of[words[word].tag]
+        return target
+
+    def _read(
+        self, windows: Sequence[Encoding], numbers: Sequence[list[int]], words: Sequence[Word]
+    ) -> list[int]:
+        """The tag of each word; a word of which the tokenizer leaves nothing is outside."""
+        tags = [self._number_of.get(OUTSIDE, 0)] * len(words)
+        for window, row in zip(windows, numbers, strict=True):
+            for word, token in first_tokens(window, words).items():
+                tags[word] = row[token]
+        return tags
+
+    def _entities(
+        self, expected: Sequence[Sequence[int]], predicted: Sequence[Sequence[int]]
+    ) -> LabelCounts:
+        kinds = sorted({tag.partition("-")[2] for tag in self._tags})
+        number_of = {kind: number for number, kind in enumerate(kinds)}
+
+        def found(sentences: Sequence[Sequence[int]]) -> list[frozenset[tuple[int, ...]]]:
+            return [
+                frozenset(
+                    (number_of[kind], begin, end)
+                    for kind, begin, end in entities_in([self._tags[number] for number in sentence])
+                )
+                for sentence in sentences
+            ]
+
+        return count_sets(found(expected), found(predicted), num_labels=len(kinds))
+
+
+def first_tokens(window: Encoding, words: Sequence[Word]) -> dict[int, int]:
+    """Return the first token of each word that begins in the window, by number of the word."""
+    alignment = window.alignment
+    if alignment is None:
+        raise ValueError("words are found in aligned encodings only")
+    begins = [word.begin for word in words]
+    found: dict[int, int] = {}
+    last = -1
+    for token, ((begin, end), text) in enumerate(
+        zip(alignment.offsets, alignment.text_ids, strict=True)
+    ):
+        if text is None or begin == end:
+            continue
+        # By its last character: some tokenizers count the space before a word as its first.
+        word = bisect_right(begins, end - 1) - 1
+        starts_here = begin <= words[word].begin
+        if word > last and starts_here:
+            found[word] = token
+        last = max(last, word)
+    return found

@@ -1,0 +1,36 @@
+"""How well an extracted answer matches the right ones.
+
+Rajpurkar et al. 2016, "SQuAD: 100,000+ Questions for Machine Comprehension of Text"
+(arXiv:1606.05250), sec. 6.1: punctuation, case and articles are ignored, the best of the right
+answers counts. A question without an answer is answered right by none (Rajpurkar et al. 2018).
+"""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def exact_match(predicted: str, expected: Sequence[str]) -> float:
+    """1 if the answer is one of the right ones, else 0."""
+    words = _words(predicted)
+    return float(any(words == _words(answer) for answer in expected or ("",)))
+
+
+def overlap_f1(predicted: str, expected: Sequence[str]) -> float:
+    """F1 of the words that the answer shares with a right one."""
+    return max(_f1(_words(predicted), _words(answer)) for answer in expected or ("",))
+
+
+def _f1(predicted: list[str], expected: list[str]) -> float:
+    if not predicted or not expected:
+        return float(predicted == expected)
+    shared = (Counter(predicted) & Counter(expected)).total()
+    return 2 * shared / (len(predicted) + len(expected))
+
+
+def _words(text: str) -> list[str]:
+    return _ARTICLES.sub(" ", text.lower().translate(_WITHOUT_PUNCTUATION)).split()

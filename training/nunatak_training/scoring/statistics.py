@@ -1,0 +1,52 @@
+"""Statistics: scores as functions of how often each unit counts.
+
+A unit is what was drawn as one: a text, a sentence, a question, a query with its documents. The
+score of the data itself counts each unit once; a bootstrap resample counts some of them twice and
+others not at all, and costs no new prediction. Hence no scikit-learn here: a thousand resamples
+must take no longer than an epoch. Its functions are the oracle of the tests.
+
+Axes: units.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from jaxtyping import Float
+
+from nunatak_training.metrics import Metric
+
+Weights = Float[np.ndarray, " units"]
+
+
+class Statistic(Protocol):
+    """A score of weighted units."""
+
+    def __call__(self, weights: Weights) -> float:
+        """Return the score when each unit counts as often as its weight says."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statistics:
+    """What a set of predictions can be scored by."""
+
+    num_units: int
+    by_metric: Mapping[Metric, Statistic]
+    confusion: Mapping[tuple[str, str], int] | None = None
+    """How often each pair of true and predicted label occurred, where a unit has one label."""
+
+    def value(self, metric: Metric) -> float:
+        """Return the score of the data itself."""
+        return self.by_metric[metric](weights_of_all(self.num_units))
+
+
+def weights_of_all(num_units: int) -> Weights:
+    """Every unit once."""
+    return np.ones(num_units)
+
+
+def mean_of(values: Float[np.ndarray, " units"]) -> Statistic:
+    """The mean of a value that each unit has."""
+    return lambda weights: float(weights @ values / weights.sum())
