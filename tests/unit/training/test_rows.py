@@ -17,6 +17,8 @@ from nunatak_training import (
     Relevance,
     TaggedWords,
     TaskKind,
+    TooFewExamplesError,
+    UnknownLabelError,
     Word,
     load_examples,
     load_task_data,
@@ -251,3 +253,32 @@ def test_labels_of_another_kind_are_not_given_out() -> None:
     assert examples.labels(float) == [1.5]
     with pytest.raises(TypeError, match=r"expected labels of type str, got 1\.5"):
         examples.labels(str)
+
+
+def test_dev_documents_must_hold_something_to_find(tmp_path: Path) -> None:
+    row: dict[str, JsonValue] = {"query": "q", "documents": ["a", "b"], "relevance": [0, 1]}
+    train = write_jsonl(tmp_path / "train.jsonl", [row])
+    dev = write_jsonl(tmp_path / "other.jsonl", [{**row, "relevance": [0, 0]}])
+
+    with pytest.raises(TooFewExamplesError, match="no dev document is relevant"):
+        load_task_data(train, dev=dev)
+
+
+@pytest.mark.parametrize(
+    ("row", "known"),
+    [
+        pytest.param({"text": "x", "labels": ["new"]}, {"labels": ["a"]}, id="label"),
+        pytest.param({"tokens": ["x"], "tags": ["new"]}, {"tags": ["O"]}, id="tag"),
+    ],
+)
+def test_dev_label_that_no_train_row_has_is_named(
+    tmp_path: Path, row: dict[str, JsonValue], known: dict[str, JsonValue]
+) -> None:
+    other = {"tags": ["B-X"]} if "tags" in known else {}
+    train = write_jsonl(tmp_path / "train.jsonl", [{**row, **known}, {**row, **known, **other}])
+    dev = write_jsonl(tmp_path / "other.jsonl", [{**row, **known}, row])
+
+    with pytest.raises(UnknownLabelError, match="'new' does not occur") as caught:
+        load_task_data(train, dev=dev)
+
+    assert caught.value.where == "other.jsonl:2"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from datasets import ClassLabel, Dataset, Features, Value
+from datasets import ClassLabel, Dataset, Features, List, Value
 
 from doubles.examples import rows_of, toy_examples, write_jsonl
 from nunatak_training import (
@@ -15,6 +15,7 @@ from nunatak_training import (
     ExampleSet,
     InvalidRowError,
     MissingColumnError,
+    TaskKind,
     TooFewExamplesError,
     UnknownLabelError,
     load_examples,
@@ -212,3 +213,25 @@ def test_data_set_with_other_columns_is_refused() -> None:
 
     with pytest.raises(MissingColumnError, match=r"no column 'text'; found 'sentence', 'label'"):
         load_task_data("datasets:toy", load_dataset=shelf)
+
+
+def test_class_numbers_in_lists_become_names_too() -> None:
+    features = Features(
+        {"tokens": List(Value("string")), "tags": List(ClassLabel(names=["O", "B-X"]))}
+    )
+    rows = {"tokens": [["in", "Oslo"], ["here"]] * 2, "tags": [[0, 1], [0]] * 2}
+    shelf = DatasetShelf(train=Dataset.from_dict(rows, features=features))
+
+    data = load_task_data("datasets:toy", load_dataset=shelf)
+
+    assert data.kind is TaskKind.TOKEN_CLASSIFICATION
+    assert data.labels == ("B-X", "O")
+
+
+def test_float_labels_of_a_data_set_are_values() -> None:
+    rows = {"text": ["x", "y", "z"], "label": [0.0, 2.5, 5.0]}
+
+    data = load_task_data("datasets:toy", load_dataset=DatasetShelf(train=Dataset.from_dict(rows)))
+
+    assert data.kind is TaskKind.REGRESSION
+    assert data.labels == ("value",)

@@ -62,11 +62,13 @@ def label_names(train: list[ReadExample], kind: TaskKind) -> tuple[str, ...]:
     return sorted_labels(label for read in train for label in names_in(read.example.label))
 
 
-def check_dev(dev: list[ReadExample], labels: tuple[str, ...], kind: TaskKind, name: str) -> None:
-    """Return if dev examples can be scored.
+def check_dev(
+    dev: list[ReadExample], train: list[ReadExample], labels: tuple[str, ...], name: str
+) -> None:
+    """Return if dev examples can be scored by what was learnt from train examples.
 
     Raises:
-        TooFewExamplesError: there are none.
+        TooFewExamplesError: there are none, or nothing to find among them.
         UnknownLabelError: one has a label that no train example has.
     """
     if not dev:
@@ -76,8 +78,9 @@ def check_dev(dev: list[ReadExample], labels: tuple[str, ...], kind: TaskKind, n
         for label in names_in(read.example.label):
             if label not in known:
                 raise UnknownLabelError(read.where, label, labels)
-    if kind is TaskKind.RANKING and len({_number(read.example.label) for read in dev}) < 2:
-        raise TooFewExamplesError(name, "all dev documents are equally relevant")
+    grades = [_grades(part) for part in (train, dev)]
+    if grades[1] and max(grades[1]) <= min(grades[0]):
+        raise TooFewExamplesError(name, "no dev document is relevant, so none can be found")
 
 
 def draw_dev(
@@ -122,6 +125,11 @@ def _first_name(read: ReadExample) -> str:
 
 def _number(label: Label) -> object:
     return label.grade if isinstance(label, Relevance) else label
+
+
+def _grades(examples: list[ReadExample]) -> list[float]:
+    labels = (read.example.label for read in examples)
+    return [label.grade for label in labels if isinstance(label, Relevance)]
 
 
 def _group(read: ReadExample) -> str:

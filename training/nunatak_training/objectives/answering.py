@@ -10,7 +10,7 @@ Axes: tokens = tokens of a window.
 # torch types some of its methods partly.
 # pyright: reportUnknownMemberType=false
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from nunatak_model import Alignment, Encoding, TextTokenizer
 from nunatak_training.data import Answers, AnswerSpan, ExampleSet, TaskData
 from nunatak_training.encoded import EncodedSet
 from nunatak_training.metrics import Metric
-from nunatak_training.objectives.base import Logits
+from nunatak_training.objectives.base import Logits, ServedAsTrained
 from nunatak_training.scoring import Statistics, mean_of
 from nunatak_training.scoring.answers import exact_match, overlap_f1
 
@@ -33,7 +33,7 @@ CONTEXT = 1
 NOWHERE = (0, 0)
 
 
-class Answering:
+class Answering(ServedAsTrained):
     """A start and an end: cross-entropy over the tokens of a window, each."""
 
     metrics = (Metric.SPAN_F1, Metric.EXACT_MATCH)
@@ -87,10 +87,6 @@ class Answering:
                 Metric.EXACT_MATCH: mean_of(np.array([exact_match(*pair) for pair in pairs])),
             },
         )
-
-    def finished(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Parameters are served as they were trained."""
-        return dict(parameters)
 
     def _answer(self, windows: Sequence[Encoding], rows: Logits, context: str) -> str:
         best = max(best_span(window, row) for window, row in zip(windows, rows, strict=True))

@@ -49,6 +49,14 @@ class Objective(Protocol):
         ...
 
 
+class ServedAsTrained:
+    """What most objectives share: their parameters are served as the loop leaves them."""
+
+    def finished(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return them unchanged."""
+        return dict(parameters)
+
+
 def encode_texts(
     examples: ExampleSet,
     targets: Iterable[Tensor],

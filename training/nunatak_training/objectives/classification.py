@@ -6,7 +6,7 @@ Axes: rows = texts of a batch, labels.
 # torch types some of its methods partly.
 # pyright: reportUnknownMemberType=false
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
@@ -19,13 +19,13 @@ from nunatak_model import TextTokenizer
 from nunatak_training.data import ExampleSet, LabelSet, TaskData
 from nunatak_training.encoded import EncodedSet
 from nunatak_training.metrics import Metric
-from nunatak_training.objectives.base import Logits, encode_texts, stacked
+from nunatak_training.objectives.base import Logits, ServedAsTrained, encode_texts, stacked
 from nunatak_training.scoring import Statistic, Statistics, mean_of
 from nunatak_training.scoring.counts import count_pairs, count_sets, f1_macro, f1_micro, f1_of
 from nunatak_training.scoring.labels import LABEL_METRICS, confusion, label_statistics
 
 
-class SingleLabel:
+class SingleLabel(ServedAsTrained):
     """One label a text: softmax and cross-entropy."""
 
     metrics = LABEL_METRICS
@@ -61,15 +61,11 @@ class SingleLabel:
             confusion=confusion(examples.labels(str), [names[number] for number in predicted]),
         )
 
-    def finished(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Parameters are served as they were trained."""
-        return dict(parameters)
-
     def _numbers(self, examples: ExampleSet) -> list[int]:
         return [self._number_of[label] for label in examples.labels(str)]
 
 
-class MultiLabel:
+class MultiLabel(ServedAsTrained):
     """Any number of labels a text: a sigmoid each, and a label applies from one half up."""
 
     metrics = (Metric.F1_MICRO, Metric.F1_MACRO, Metric.F1, Metric.ACCURACY)
@@ -114,10 +110,6 @@ class MultiLabel:
         if self._positive is not None:
             found[Metric.F1] = f1_of(counts, self._positive)
         return Statistics(num_units=len(examples), by_metric=found)
-
-    def finished(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Parameters are served as they were trained."""
-        return dict(parameters)
 
     def _numbers(self, examples: ExampleSet) -> list[frozenset[int]]:
         return [

@@ -7,7 +7,7 @@ Axes: rows = pairs of a batch.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -19,12 +19,12 @@ from nunatak_model import TextTokenizer
 from nunatak_training.data import ExampleSet, Relevance, TaskData
 from nunatak_training.encoded import EncodedSet
 from nunatak_training.metrics import Metric
-from nunatak_training.objectives.base import Logits, encode_texts, stacked
+from nunatak_training.objectives.base import Logits, ServedAsTrained, encode_texts, stacked
 from nunatak_training.scoring import Statistics, mean_of
 from nunatak_training.scoring.ranking import Values, ndcg, reciprocal_rank
 
 
-class Ranking:
+class Ranking(ServedAsTrained):
     """A score a document: its place among those of the query is what counts."""
 
     metrics = (Metric.NDCG, Metric.MRR)
@@ -69,7 +69,3 @@ class Ranking:
                 Metric.MRR: mean_of(each(reciprocal_rank)),
             },
         )
-
-    def finished(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Parameters are served as they were trained."""
-        return dict(parameters)

@@ -10,7 +10,7 @@ Axes: tokens = tokens of a window, tags.
 # pyright: reportUnknownMemberType=false
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -22,7 +22,7 @@ from nunatak_model import Encoding, TextTokenizer
 from nunatak_training.data import ExampleSet, TaggedWords, TaskData, Word
 from nunatak_training.encoded import EncodedSet
 from nunatak_training.metrics import Metric
-from nunatak_training.objectives.base import Logits
+from nunatak_training.objectives.base import Logits, ServedAsTrained
 from nunatak_training.scoring import Statistics
 from nunatak_training.scoring.counts import (
     LabelCounts,
@@ -39,7 +39,7 @@ NO_TARGET = -100
 OUTSIDE = "O"
 
 
-class Tagging:
+class Tagging(ServedAsTrained):
     """A tag a word: softmax and cross-entropy over first tokens."""
 
     def __init__(self, data: TaskData) -> None:
@@ -97,10 +97,6 @@ class Tagging:
         if Metric.ENTITY_F1 in self.metrics:
             found[Metric.ENTITY_F1] = f1_micro(self._entities(expected, predicted))
         return Statistics(num_units=len(examples), by_metric=found)
-
-    def finished(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Parameters are served as they were trained."""
-        return dict(parameters)
 
     def _target(self, window: Encoding, words: Sequence[Word]) -> Int[Tensor, " tokens"]:
         target = torch.full((window.num_tokens,), NO_TARGET)
