@@ -7,6 +7,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -34,7 +35,14 @@ from nunatak_server.engine import Engine
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.metrics import Metrics
 from nunatak_server.readiness import Readiness, State
-from nunatak_server.residency import Residency
+from nunatak_server.residency.host import HostTier
+from nunatak_server.residency.loads import Loader
+from nunatak_server.residency.residency import Residency
+from nunatak_server.residency.sizes import (
+    host_memory_budget,
+    size_in_memory,
+    task_memory_budget,
+)
 from nunatak_server.service import PredictionService, RequestLimits, Stages
 from nunatak_server.settings import ServerSettings
 from nunatak_server.tokenization import Tokenization
@@ -88,11 +96,19 @@ class Runtime:
         self._tokenization = Tokenization(
             backbone.tokenizer, num_threads=settings.tokenizer_threads
         )
+        self.host_tier = HostTier(
+            partial(registry.read_blob, role=PARAMETERS_ROLE),
+            budget_bytes=host_memory_budget(settings.host_memory_bytes, backbone.device),
+        )
         self.residency = Residency(
             resolve=self.catalog.resolve,
-            load=self._load,
+            loader=Loader(
+                load=self._load,
+                size_of=partial(size_in_memory, dtype=backbone.dtype),
+                num_threads=settings.load_threads,
+            ),
+            budget_bytes=task_memory_budget(settings.task_memory_bytes, backbone.device),
             observer=self.metrics,
-            num_threads=settings.load_threads,
         )
         self.service = PredictionService(
             readiness=self.readiness,
@@ -151,8 +167,7 @@ class Runtime:
         await asyncio.to_thread(self.catalog.close)
 
     def _load(self, manifest: TaskManifest) -> LoadedTask:
-        data = self.registry.read_blob(manifest, PARAMETERS_ROLE)
-        return load_task(manifest, data, self.backbone)
+        return load_task(manifest, self.host_tier.read(manifest), self.backbone)
 
     async def _warm_up(self) -> None:
         """Answer one row: readiness promises that this process can compute."""
