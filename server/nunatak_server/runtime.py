@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 
-from nunatak_artifact import PARAMETERS_ROLE, LoadedTask, load_task
+from nunatak_artifact import PARAMETERS_ROLE
 from nunatak_model import (
     Backbone,
     BranchSpec,
@@ -24,7 +24,7 @@ from nunatak_model import (
     load_backbone,
     pack_backbone,
 )
-from nunatak_registry import Registry, TaskManifest
+from nunatak_registry import Registry
 from nunatak_server.admission import Admission
 from nunatak_server.batching.rows import PendingRow, RowAnswer
 from nunatak_server.cache_metrics import TrunkCacheCollector
@@ -36,7 +36,9 @@ from nunatak_server.errors import EngineFailedError
 from nunatak_server.metrics import Metrics
 from nunatak_server.readiness import Readiness, State
 from nunatak_server.residency.host import HostTier
+from nunatak_server.residency.loading import VersionLoading
 from nunatak_server.residency.loads import Loader
+from nunatak_server.residency.memory_return import find_memory_return
 from nunatak_server.residency.residency import Residency
 from nunatak_server.residency.sizes import (
     host_memory_budget,
@@ -103,7 +105,8 @@ class Runtime:
         self.residency = Residency(
             resolve=self.catalog.resolve,
             loader=Loader(
-                load=self._load,
+                load=VersionLoading(backbone, self.host_tier),
+                give_back=find_memory_return(),
                 size_of=partial(size_in_memory, dtype=backbone.dtype),
                 num_threads=settings.load_threads,
             ),
@@ -165,9 +168,6 @@ class Runtime:
         await self._engine.aclose()
         await asyncio.to_thread(self._tokenization.close)
         await asyncio.to_thread(self.catalog.close)
-
-    def _load(self, manifest: TaskManifest) -> LoadedTask:
-        return load_task(manifest, self.host_tier.read(manifest), self.backbone)
 
     async def _warm_up(self) -> None:
         """Answer one row: readiness promises that this process can compute."""

@@ -18,6 +18,7 @@ from nunatak_model import ModelError
 from nunatak_registry import RegistryError, TaskManifest
 from nunatak_server.errors import ServerError, TaskDoesNotFitError, TaskUnhealthyError
 from nunatak_server.residency.keys import VersionKey, key_of
+from nunatak_server.residency.memory_return import INTERVAL_S
 from nunatak_server.residency.shelf import Shelf
 
 # Keeps a version that cannot be loaded from being read from the store by each request for it.
@@ -51,6 +52,8 @@ class Loader:
     size_of: Callable[[TaskManifest], int]
     """Bytes that a version will take, known before it is read."""
     num_threads: int
+    give_back: Callable[[], None] | None = None
+    """Returns freed memory to the operating system, on a thread of the loads too."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -89,6 +92,14 @@ class Loads:
         self._queue: deque[_Job] = deque()
         self._running: set[asyncio.Task[None]] = set()
         self._failures: dict[VersionKey, _Failure] = {}
+        self._return: asyncio.TimerHandle | None = None
+
+    def count_evicted(self, count: int) -> None:
+        """Take note of versions that were dropped, whose memory is to be returned before long."""
+        self._observer.observe_evictions(count)
+        if count and self._loader.give_back is not None and self._return is None:
+            loop = asyncio.get_running_loop()
+            self._return = loop.call_later(INTERVAL_S, self._give_back, self._loader.give_back)
 
     async def lease(self, manifest: TaskManifest, *, remember_failures: bool) -> LoadedTask:
         """Load a version that is not on the shelf, and return it leased.
@@ -143,6 +154,8 @@ class Loads:
             job = self._queue.popleft()
             del self._jobs[key_of(job.manifest)]
             job.done.cancel()
+        if self._return is not None:
+            self._return.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
         self._pool.shutdown()
 
@@ -189,7 +202,7 @@ class Loads:
         else:
             load_s = self._clock() - started
             self._observer.observe_load(seconds=load_s, succeeded=True)
-            self._observer.observe_evictions(self._shelf.place(task, load_s=load_s))
+            self.count_evicted(self._shelf.place(task, load_s=load_s))
             job.is_held = True
             self._conclude(job, None)
 
@@ -206,7 +219,11 @@ class Loads:
 
     def _let_go(self, job: _Job) -> None:
         job.is_held = False
-        self._observer.observe_evictions(self._shelf.release(key_of(job.manifest)))
+        self.count_evicted(self._shelf.release(key_of(job.manifest)))
+
+    def _give_back(self, give_back: Callable[[], None]) -> None:
+        self._return = None
+        self._pool.submit(give_back)
 
     def _ended(self, running: asyncio.Task[None]) -> None:
         self._running.discard(running)

@@ -45,7 +45,6 @@ class Residency:
     ) -> None:
         self._references = References(resolve)
         self._shelf = Shelf(budget_bytes=budget_bytes)
-        self._observer = observer
         self._loads = Loads(loader, shelf=self._shelf, observer=observer, clock=clock)
 
     def known(self, reference: TaskReference) -> TaskManifest | None:
@@ -103,7 +102,7 @@ class Residency:
     def unpin(self, task: str, version: int | None = None) -> tuple[int, ...]:
         """Let one version of a task, or all, be evicted again; return those that were pinned."""
         versions, num_evicted = self._shelf.unpin(task, version)
-        self._observer.observe_evictions(num_evicted)
+        self._loads.count_evicted(num_evicted)
         self._loads.start_waiting()
         return versions
 
@@ -117,7 +116,7 @@ class Residency:
             TaskPinnedError: a version is pinned.
         """
         versions = self._shelf.evict(task, version)
-        self._observer.observe_evictions(len(versions))
+        self._loads.count_evicted(len(versions))
         self._loads.start_waiting()
         return versions
 
@@ -146,5 +145,5 @@ class Residency:
         return task or await self._loads.lease(manifest, remember_failures=False)
 
     def _end_lease(self, manifest: TaskManifest) -> None:
-        self._observer.observe_evictions(self._shelf.release(key_of(manifest)))
+        self._loads.count_evicted(self._shelf.release(key_of(manifest)))
         self._loads.start_waiting()
