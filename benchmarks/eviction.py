@@ -74,7 +74,7 @@ class LeastRecentlyUsed:
 
 
 class GreedyDualSizeFrequency:
-    """Cherkasova 1998, HPL-98-69: L + uses x cost / size, where L is the worth of what went last."""
+    """Cherkasova 1998, HPL-98-69: uses x cost / size, above the worth of what went last."""
 
     def __init__(self) -> None:
         self._last = 0.0
