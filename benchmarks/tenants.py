@@ -27,6 +27,7 @@ from nunatak_model import (
     Backbone,
     BranchSpec,
     HeadSpec,
+    Method,
     Row,
     TopK,
     forward,
@@ -34,6 +35,7 @@ from nunatak_model import (
 )
 from nunatak_registry import Registry, TaskManifest
 
+TOP_LAYER = TopK(num_layers=1)
 LABELS = ("calm", "urgent", "other")
 TEXTS = tuple(f"{word} is my parcel, and who can tell me more about it?" for word in (
     "where", "when", "what", "how", "why", "lost", "green", "late"
@@ -99,10 +101,12 @@ class Caller:
         ]
 
 
-def publish(registry: Registry, backbone: Backbone, task: str, seed: int) -> TaskManifest:
-    """Publish a version that owns the top layer; parameters away from where training starts."""
+def publish(
+    registry: Registry, backbone: Backbone, task: str, seed: int, *, method: Method = TOP_LAYER
+) -> TaskManifest:
+    """Publish a version of parameters away from where training starts."""
     head = HeadSpec(num_labels=len(LABELS), pooling=backbone.pooling, dense=backbone.has_dense)
-    spec = BranchSpec(method=TopK(num_layers=1), head=head)
+    spec = BranchSpec(method=method, head=head)
     generator = torch.Generator().manual_seed(seed)
     parameters = {
         name: tensor + 0.02 * torch.randn(tensor.shape, generator=generator)

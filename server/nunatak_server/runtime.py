@@ -148,6 +148,12 @@ class Runtime:
         """
         if self.settings.compute_threads:
             torch.set_num_threads(self.settings.compute_threads)
+        logger.info(
+            "task versions may take %d bytes on %s, and %d bytes of the host tier",
+            self.residency.stats().budget_bytes,
+            self.backbone.device,
+            self.host_tier.stats().budget_bytes,
+        )
         self._engine.start()
         await self._warm_up()
         self._watching = asyncio.create_task(self._watch.run())

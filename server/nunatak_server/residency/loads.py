@@ -16,7 +16,12 @@ from typing import Protocol
 from nunatak_artifact import ArtifactError, LoadedTask
 from nunatak_model import ModelError
 from nunatak_registry import RegistryError, TaskManifest
-from nunatak_server.errors import ServerError, TaskDoesNotFitError, TaskUnhealthyError
+from nunatak_server.errors import (
+    DrainingError,
+    ServerError,
+    TaskDoesNotFitError,
+    TaskUnhealthyError,
+)
 from nunatak_server.residency.keys import VersionKey, key_of
 from nunatak_server.residency.memory_return import INTERVAL_S
 from nunatak_server.residency.shelf import Shelf
@@ -151,9 +156,7 @@ class Loads:
     async def aclose(self) -> None:
         """Drop the loads that wait, wait for those that run, then end the threads."""
         while self._queue:
-            job = self._queue.popleft()
-            del self._jobs[key_of(job.manifest)]
-            job.done.cancel()
+            self._conclude(self._queue.popleft(), DrainingError())
         if self._return is not None:
             self._return.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)

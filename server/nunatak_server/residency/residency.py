@@ -141,6 +141,8 @@ class Residency:
         await self._loads.aclose()
 
     async def _lease_anew(self, manifest: TaskManifest) -> LoadedTask:
+        # Who asks for it to be in memory expects requests for it: not the first one to go again.
+        self._shelf.record_use(key_of(manifest))
         task = self._shelf.lease(key_of(manifest))
         return task or await self._loads.lease(manifest, remember_failures=False)
 

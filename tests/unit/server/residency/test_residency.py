@@ -10,6 +10,7 @@ from doubles.tasks import random_parameters, spec_of
 from nunatak_model import Branch, HeadOnly, build_branch
 from nunatak_registry import CorruptBlobError, TaskNotFoundError, TaskReference
 from nunatak_server.errors import (
+    DrainingError,
     TaskDoesNotFitError,
     TaskInUseError,
     TaskPinnedError,
@@ -328,6 +329,35 @@ def test_more_versions_than_fit_are_served_one_after_the_other(store: FakeStore)
         assert peak <= 3
         assert len(residency.resident()) <= 3
         assert observer.num_evicted == len(store.loaded) - len(residency.resident())
+        await residency.aclose()
+
+    run(scenario())
+
+
+def test_a_load_that_waits_when_the_server_ends_is_refused(store: FakeStore) -> None:
+    async def scenario() -> None:
+        residency = make_residency(store, room_for=1)
+        used = await lease(residency, store.add("used"))
+        waiting = asyncio.create_task(lease(residency, store.add("cold")))
+        await settle()
+
+        await residency.aclose()
+
+        with pytest.raises(DrainingError):
+            await waiting
+        used.release()
+
+    run(scenario())
+
+
+def test_a_version_just_preloaded_is_not_the_first_to_go(store: FakeStore) -> None:
+    async def scenario() -> None:
+        residency = make_residency(store, room_for=2)
+        await residency.preload(store.manifests[store.add("new")])
+        await residency.preload(store.manifests[store.add("new")])
+        await use(residency, store.add("one"), store.add("two"), store.add("three"))
+
+        assert "new/1" in names(residency)
         await residency.aclose()
 
     run(scenario())
