@@ -17,6 +17,9 @@ from nunatak_server.errors import TaskDoesNotFitError, TaskInUseError, TaskPinne
 from nunatak_server.residency.history import UseHistory
 from nunatak_server.residency.keys import VersionKey
 
+# No load is quicker; a clock too coarse to see it must not make a version worthless.
+MIN_LOAD_S = 0.001
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShelfStats:
@@ -180,7 +183,8 @@ class Shelf:
     def _worth(self, key: VersionKey) -> float:
         """Seconds of loading that a byte of this version saves; only good to compare."""
         place = self._places[key]
-        return self._history.count(key) * place.load_s / max(1, place.task.num_bytes)
+        load_s = max(MIN_LOAD_S, place.load_s)
+        return self._history.count(key) * load_s / max(1, place.task.num_bytes)
 
     def _drop(self, key: VersionKey) -> None:
         self._resident_bytes -= self._places.pop(key).task.num_bytes
