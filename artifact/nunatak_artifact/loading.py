@@ -13,7 +13,14 @@ from nunatak_artifact.effects import check_effect
 from nunatak_artifact.errors import BackboneMismatchError, UnservableTaskError
 from nunatak_artifact.probing import run_probe
 from nunatak_artifact.records import branch_spec
-from nunatak_model import Backbone, Branch, build_branch, convert_branch, tensors_from_bytes
+from nunatak_model import (
+    Backbone,
+    Branch,
+    TrunkStates,
+    build_branch,
+    convert_branch,
+    tensors_from_bytes,
+)
 from nunatak_registry import TaskManifest, TensorDtype
 
 
@@ -31,8 +38,16 @@ class LoadedTask:
         return self.manifest.task, self.manifest.version
 
 
-def load_task(manifest: TaskManifest, data: bytes, backbone: Backbone) -> LoadedTask:
+def load_task(
+    manifest: TaskManifest,
+    data: bytes,
+    backbone: Backbone,
+    *,
+    trunk: TrunkStates | None = None,
+) -> LoadedTask:
     """Build a task version on `backbone` from its parameters, and prove that it answers right.
+
+    `trunk` may hold the frozen part of the probe's inputs from earlier loads.
 
     Raises:
         BackboneMismatchError: it was trained on another backbone or tokenizer.
@@ -54,7 +69,7 @@ def load_task(manifest: TaskManifest, data: bytes, backbone: Backbone) -> Loaded
         )
     check_effect(manifest.reference, stored, backbone)
     branch = convert_branch(stored, backbone)
-    run_probe(manifest, branch, backbone)
+    run_probe(manifest, branch, backbone, trunk=trunk)
     return LoadedTask(manifest=manifest, branch=branch, num_bytes=branch.num_bytes)
 
 

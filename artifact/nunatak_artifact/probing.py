@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from nunatak_artifact.errors import ProbeFailedError
-from nunatak_model import Backbone, Branch, Encoding, Row, TextInput, forward
+from nunatak_model import Backbone, Branch, Encoding, Row, TextInput, TrunkStates, forward
 from nunatak_registry.manifest import ProbeLogits, ProbeRecord, TaskManifest
 
 RELATIVE_TOLERANCE: Mapping[torch.dtype, float] = {
@@ -29,16 +29,28 @@ def record_probe(
     return ProbeRecord(inputs=tuple(inputs), logits=logits)
 
 
-def run_probe(manifest: TaskManifest, branch: Branch, backbone: Backbone) -> None:
-    """Check that a branch answers as recorded.
+def run_probe(
+    manifest: TaskManifest,
+    branch: Branch,
+    backbone: Backbone,
+    *,
+    trunk: TrunkStates | None = None,
+) -> None:
+    """Check that a branch answers as recorded, all inputs in one batch as a server would.
+
+    With `trunk`, what is frozen of inputs that were probed before is not computed again: it says
+    nothing about the branch.
 
     Raises:
         ProbeFailedError: it does not.
     """
     probe = manifest.probe
     encodings = backbone.tokenizer.encode(probe.inputs, max_length=manifest.max_length)
-    for position, (encoding, expected) in enumerate(zip(encodings, probe.logits, strict=True)):
-        actual = _logits(backbone, branch, encoding)
+    rows = [Row(encoding=encoding, branch=branch) for encoding in encodings]
+    with torch.inference_mode():
+        outputs = forward(backbone, rows, trunk=trunk)
+    for position, (output, expected) in enumerate(zip(outputs, probe.logits, strict=True)):
+        actual = output.cpu()
         problem = _difference(probe.tolerance, torch.tensor(expected), actual, backbone.dtype)
         if problem is not None:
             raise ProbeFailedError(manifest.reference, position, problem)

@@ -117,13 +117,21 @@ class Engine:
 
     def _serve(self, loop: asyncio.AbstractEventLoop, pending: list[PendingRow]) -> None:
         # `pending` keeps every row until it is answered, so that `_run` can answer what is left.
-        while (arrived := self._inbox.take(block=not pending)) is not None or pending:
-            pending.extend(arrived or ())
-            plan = plan_batch(pending, limits=self._limits, now=self._clock())
-            _answer(loop, [(row, DeadlineExceededError()) for row in plan.expired])
-            if plan.batch:
-                _answer(loop, self._compute_batch(plan))
-            pending[:] = plan.waiting
+        while self._serve_next(loop, pending):
+            pass
+
+    def _serve_next(self, loop: asyncio.AbstractEventLoop, pending: list[PendingRow]) -> bool:
+        """Run one batch; its rows are let go on return, for they hold versions in memory."""
+        arrived = self._inbox.take(block=not pending)
+        if arrived is None and not pending:
+            return False
+        pending.extend(arrived or ())
+        plan = plan_batch(pending, limits=self._limits, now=self._clock())
+        _answer(loop, [(row, DeadlineExceededError()) for row in plan.expired])
+        if plan.batch:
+            _answer(loop, self._compute_batch(plan))
+        pending[:] = plan.waiting
+        return True
 
     def _compute_batch(self, plan: BatchPlan[PendingRow]) -> Answers:
         started = self._clock()

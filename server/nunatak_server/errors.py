@@ -22,7 +22,9 @@ ServerError
 |   +-- EngineFailedError         the device or the engine is lost: the process must be restarted
 +-- TaskError                 one task version cannot be served; its neighbours can
     +-- TaskUnhealthyError        the version computes no finite logits
+    +-- TaskDoesNotFitError       the version needs more memory than there ever is for it
     +-- TaskInUseError            an eviction of a version that answers requests right now
+    +-- TaskPinnedError           an eviction of a version that was pinned
 """
 
 from collections.abc import Sequence
@@ -244,6 +246,25 @@ class TaskUnhealthyError(TaskError):
         super().__init__(f"{task}/{version} {reason}; roll it back")
 
 
+class TaskDoesNotFitError(TaskError):
+    """A version that needs more memory than the budget has beside what is pinned."""
+
+    code = "task_does_not_fit"
+
+    def __init__(
+        self, task: str, version: int, *, needed_bytes: int, budget_bytes: int, pinned_bytes: int
+    ) -> None:
+        self.task = task
+        self.version = version
+        self.needed_bytes = needed_bytes
+        self.budget_bytes = budget_bytes
+        self.pinned_bytes = pinned_bytes
+        super().__init__(
+            f"{task}/{version} needs {needed_bytes} bytes; of {budget_bytes} for task versions "
+            f"{pinned_bytes} are pinned; raise NUNATAK_TASK_MEMORY_BYTES or unpin others"
+        )
+
+
 class TaskInUseError(TaskError):
     """An eviction of a version that answers requests right now."""
 
@@ -256,3 +277,14 @@ class TaskInUseError(TaskError):
         super().__init__(
             f"{task}/{version} is answering {num_leases} requests; retry when they are done"
         )
+
+
+class TaskPinnedError(TaskError):
+    """An eviction of a version that an operator wants to stay."""
+
+    code = "task_pinned"
+
+    def __init__(self, task: str, version: int) -> None:
+        self.task = task
+        self.version = version
+        super().__init__(f"{task}/{version} is pinned; unpin it before it is evicted")

@@ -10,12 +10,16 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.registry import Collector
 
 from nunatak_server.engine import BatchReport
+from nunatak_server.residency.host import HostStats
+from nunatak_server.residency.shelf import ShelfStats
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 MAX_TASK_LABELS: Final = 1000
 UNKNOWN_TASK: Final = "unknown"
 OTHER_TASK: Final = "other"
 OK: Final = "ok"
+DEVICE_TIER: Final = "device"
+HOST_TIER: Final = "host"
 
 SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 ROWS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -50,6 +54,9 @@ class Metrics:
             "Rows that read a trunk row which another row of their batch had paid for",
             registry=registry,
         )
+        self._load_wait = _seconds(
+            "load_wait", "Time a request waited for a task version to come into memory", registry
+        )
         self._loads = Counter(
             "nunatak_loads", "Attempts to load a task version", ["outcome"], registry=registry
         )
@@ -58,6 +65,18 @@ class Metrics:
         )
         self._resident_tasks = Gauge(
             "nunatak_resident_tasks", "Task versions in memory", registry=registry
+        )
+        self._tier_bytes = Gauge(
+            "nunatak_tier_bytes", "Bytes of task versions, by tier", ["tier"], registry=registry
+        )
+        self._tier_budget_bytes = Gauge(
+            "nunatak_tier_budget_bytes", "Budget of a tier", ["tier"], registry=registry
+        )
+        self._pinned_bytes = Gauge(
+            "nunatak_pinned_bytes", "Bytes of task versions that are pinned", registry=registry
+        )
+        self._loading_bytes = Gauge(
+            "nunatak_loading_bytes", "Bytes of task versions being loaded", registry=registry
         )
         self._resident_bytes = Gauge(
             "nunatak_resident_bytes", "Bytes of backbone and task versions", registry=registry
@@ -89,14 +108,24 @@ class Metrics:
         self._loads.labels(OK if succeeded else "failed").inc()
         self._load.observe(seconds)
 
+    def observe_load_wait(self, seconds: float) -> None:
+        """Record how long one request waited for a version to come into memory."""
+        self._load_wait.observe(seconds)
+
     def observe_evictions(self, count: int) -> None:
         """Record versions dropped from memory."""
         self._evictions.inc(count)
 
-    def render(self, *, resident_tasks: int, resident_bytes: int) -> bytes:
+    def render(self, *, resident_bytes: int, device: ShelfStats, host: HostStats) -> bytes:
         """Return all metrics as text, with the memory held now; may take milliseconds."""
-        self._resident_tasks.set(resident_tasks)
+        self._resident_tasks.set(device.num_resident)
         self._resident_bytes.set(resident_bytes)
+        self._tier_bytes.labels(DEVICE_TIER).set(device.resident_bytes)
+        self._tier_budget_bytes.labels(DEVICE_TIER).set(device.budget_bytes)
+        self._tier_bytes.labels(HOST_TIER).set(host.num_bytes)
+        self._tier_budget_bytes.labels(HOST_TIER).set(host.budget_bytes)
+        self._pinned_bytes.set(device.pinned_bytes)
+        self._loading_bytes.set(device.loading_bytes)
         return generate_latest(self._registry)
 
     def _task_label(self, task: str | None) -> str:

@@ -4,9 +4,9 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from nunatak_artifact import ArtifactError, LoadedTask
+from nunatak_artifact import ArtifactError
 from nunatak_model import ModelError
-from nunatak_registry import HeadKind, RegistryError
+from nunatak_registry import HeadKind, RegistryError, TaskManifest
 from nunatak_server.batching.rows import RowAnswer, RowOutcome
 from nunatak_server.errors import ServerError
 from nunatak_server.inputs import TaskInput
@@ -30,9 +30,9 @@ class PredictionRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedTask:
-    """A task that can answer, and what it reads for each input."""
+    """A version that is asked, and what it reads for each input."""
 
-    task: LoadedTask
+    manifest: TaskManifest
     encodings: Sequence[Encodings]
 
 
@@ -102,7 +102,7 @@ def _result(
     remaining: Iterator[RowOutcome],
     join: Join,
 ) -> TaskPrediction | TaskFailure:
-    manifest = asked.task.manifest
+    manifest = asked.manifest
     outputs: list[Output] = []
     # Every outcome of the task is taken, also after a failure: the next ones are another task's.
     counts = [len(encodings) for encodings in asked.encodings]

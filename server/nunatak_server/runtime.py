@@ -7,10 +7,11 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
-from nunatak_artifact import PARAMETERS_ROLE, LoadedTask, load_task
+from nunatak_artifact import PARAMETERS_ROLE
 from nunatak_model import (
     Backbone,
     BranchSpec,
@@ -24,7 +25,7 @@ from nunatak_model import (
     load_backbone,
     pack_backbone,
 )
-from nunatak_registry import Registry, TaskManifest
+from nunatak_registry import Registry
 from nunatak_server.admission import Admission
 from nunatak_server.batching.rows import PendingRow, RowAnswer
 from nunatak_server.cache_metrics import TrunkCacheCollector
@@ -36,13 +37,24 @@ from nunatak_server.errors import EngineFailedError
 from nunatak_server.holding import VersionHolding
 from nunatak_server.metrics import Metrics
 from nunatak_server.readiness import Readiness, State
-from nunatak_server.residency import Residency
+from nunatak_server.residency.host import HostTier
+from nunatak_server.residency.loading import VersionLoading
+from nunatak_server.residency.loads import Loader
+from nunatak_server.residency.memory_return import find_memory_return
+from nunatak_server.residency.residency import Residency
+from nunatak_server.residency.sizes import (
+    host_memory_budget,
+    size_in_memory,
+    task_memory_budget,
+)
 from nunatak_server.service import PredictionService, RequestLimits, Stages
 from nunatak_server.settings import ServerSettings
 from nunatak_server.tokenization import Tokenization
 from nunatak_server.watch import RegistryWatch
 
 WARM_UP_TEXT = "ready"
+POLLS_PER_HOLD = 10
+"""A registry is read for changes this often for each time that it may be written to."""
 
 logger = logging.getLogger(__name__)
 
@@ -90,11 +102,20 @@ class Runtime:
         self._tokenization = Tokenization(
             backbone.tokenizer, num_threads=settings.tokenizer_threads
         )
+        self.host_tier = HostTier(
+            partial(registry.read_blob, role=PARAMETERS_ROLE),
+            budget_bytes=host_memory_budget(settings.host_memory_bytes, backbone.device),
+        )
         self.residency = Residency(
             resolve=self.catalog.resolve,
-            load=self._load,
+            loader=Loader(
+                load=VersionLoading(backbone, self.host_tier),
+                give_back=find_memory_return(),
+                size_of=partial(size_in_memory, dtype=backbone.dtype),
+                num_threads=settings.load_threads,
+            ),
+            budget_bytes=task_memory_budget(settings.task_memory_bytes, backbone.device),
             observer=self.metrics,
-            num_threads=settings.load_threads,
         )
         self.service = PredictionService(
             readiness=self.readiness,
@@ -125,7 +146,9 @@ class Runtime:
         self._holding = VersionHolding(
             resident=lambda: [task.key for task in self.residency.resident()],
             hold=self.catalog.hold,
-            interval_s=settings.registry_poll_ms / 1000,
+            # A hold is a write. Where more tasks are asked than fit, what is in memory changes
+            # with every other request.
+            interval_s=POLLS_PER_HOLD * settings.registry_poll_ms / 1000,
         )
 
     async def start(self) -> None:
@@ -136,6 +159,12 @@ class Runtime:
         """
         if self.settings.compute_threads:
             torch.set_num_threads(self.settings.compute_threads)
+        logger.info(
+            "task versions may take %d bytes on %s, and %d bytes of the host tier",
+            self.residency.stats().budget_bytes,
+            self.backbone.device,
+            self.host_tier.stats().budget_bytes,
+        )
         self._engine.start()
         await self._warm_up()
         self._watching = asyncio.create_task(self._follow_registry())
@@ -160,10 +189,6 @@ class Runtime:
 
     async def _follow_registry(self) -> None:
         await asyncio.gather(self._watch.run(), self._holding.run())
-
-    def _load(self, manifest: TaskManifest) -> LoadedTask:
-        data = self.registry.read_blob(manifest, PARAMETERS_ROLE)
-        return load_task(manifest, data, self.backbone)
 
     async def _warm_up(self) -> None:
         """Answer one row: readiness promises that this process can compute."""

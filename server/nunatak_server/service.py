@@ -1,6 +1,6 @@
 """The service: one request from admission to outputs, whatever carried it here.
 
-    admit -> resolve and load -> lease -> tokenize -> submit rows -> await answers -> outputs
+    admit -> resolve -> tokenize -> lease or load -> submit rows -> await answers -> outputs
 
 A request for several tasks fails per task; it fails as a whole only for what all its tasks share
 (the texts, admission, the deadline).
@@ -13,19 +13,18 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
-from nunatak_artifact import ArtifactError, LoadedTask
-from nunatak_model import Encoding, ModelError
+from nunatak_model import Encoding
 from nunatak_registry import (
     InvalidNameError,
-    RegistryError,
     StoreUnavailableError,
+    TaskManifest,
     TaskNotFoundError,
     TaskReference,
 )
 from nunatak_server.admission import Admission, Permit
-from nunatak_server.batching.rows import PendingRow, RowAnswer, RowOutcome, count_tokens
+from nunatak_server.asking import KNOWN_ERRORS, Answers, Asking, PlannedRow, RowSink, VersionRows
+from nunatak_server.batching.rows import RowAnswer, RowOutcome, count_tokens
 from nunatak_server.errors import (
     DeadlineExceededError,
     ServerError,
@@ -47,10 +46,9 @@ from nunatak_server.prediction import (
     timings_of,
 )
 from nunatak_server.readiness import Readiness
-from nunatak_server.residency import Residency
+from nunatak_server.residency.residency import Residency
 from nunatak_server.tokenization import Tokenization, check_texts
 
-KNOWN_ERRORS = (RegistryError, ModelError, ArtifactError, ServerError)
 # Failures that do not prove that the task exists; all others come after its resolution.
 UNPROVEN_TASK = (InvalidNameError, TaskNotFoundError, StoreUnavailableError)
 # Making outputs of this many logits takes about a millisecond; more would hold up the event loop.
@@ -64,14 +62,6 @@ class RequestLimits:
     max_inputs: int
     max_tasks: int
     max_text_chars: int
-
-
-class RowSink(Protocol):
-    """Where rows are computed."""
-
-    def submit(self, rows: Sequence[PendingRow]) -> None:
-        """Queue rows; each one's future is resolved later."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +94,7 @@ class PredictionService:
         self._metrics = metrics
         self._num_layers = num_layers
         self._join = join
+        self._asking = Asking(residency=stages.residency, engine=stages.engine, clock=clock)
         self._clock = clock
         self._groups = itertools.count()
 
@@ -127,14 +118,7 @@ class PredictionService:
         self._check(request)
         deadline = self._clock() + request.deadline_s
         with self._stages.admission.admit() as permit:
-            limit = asyncio.timeout(request.deadline_s)
-            try:
-                async with limit:
-                    return await self._answer(request, permit, deadline)
-            except TimeoutError:
-                if limit.expired():
-                    raise DeadlineExceededError from None
-                raise
+            return await self._answer(request, permit, deadline)
 
     def _check(self, request: PredictionRequest) -> None:
         num_inputs = sum(len(texts_to_read(item)) for item in request.inputs)
@@ -147,93 +131,88 @@ class PredictionService:
     async def _answer(
         self, request: PredictionRequest, permit: Permit, deadline: float
     ) -> Prediction:
+        limit = asyncio.timeout(request.deadline_s)
+        try:
+            async with limit:
+                asked, tokenize_s = await self._read(request)
+        except TimeoutError:
+            if limit.expired():
+                raise DeadlineExceededError from None
+            raise
+        rows = self._rows([item for item in asked if isinstance(item, AskedTask)])
+        permit.take_tokens(
+            sum(row.trunk_tokens + row.branch_tokens for each in rows for row in each.rows)
+        )
+        answers = await self._asking.ask(rows, deadline=deadline)
+        if answers and all(map(_is_late, answers)):
+            raise DeadlineExceededError
+        outcomes: list[RowOutcome] = [
+            it for answer in answers if isinstance(answer, list) for it in answer
+        ]
+        timings = timings_of(outcomes, tokenize_s)
+        self._metrics.observe_stages(queue_s=timings.queue_s, tokenize_s=tokenize_s)
+        results = await self._conclude(request, _with_failures(asked, answers), outcomes)
+        return Prediction(results=results, timings=timings)
+
+    async def _read(self, request: PredictionRequest) -> tuple[list[AskedTask | KnownError], float]:
+        """Find every version, tokenize the inputs for each, and tell how long the latter took."""
         found = [
-            (find_misfit(request.inputs, item.manifest.head.kind) or item)
-            if isinstance(item, LoadedTask)
+            find_misfit(request.inputs, item.head.kind) or item
+            if isinstance(item, TaskManifest)
             else item
             for item in await self._find_all(request.references)
         ]
-        tasks = [task for task in found if isinstance(task, LoadedTask)]
-        with self._stages.residency.lease(tasks):
-            started = self._clock()
-            asked = await self._read(request, found)
-            tokenize_s = self._clock() - started
-            rows = self._rows([task for task in asked if isinstance(task, AskedTask)], deadline)
-            permit.take_tokens(sum(row.trunk_tokens + row.branch_tokens for row in rows))
-            outcomes = await self._compute(rows)
-        timings = timings_of(outcomes, tokenize_s)
-        self._metrics.observe_stages(queue_s=timings.queue_s, tokenize_s=tokenize_s)
-        results = await self._conclude(request, asked, outcomes)
-        return Prediction(results=results, timings=timings)
+        manifests = [item for item in found if isinstance(item, TaskManifest)]
+        readings = [reading_of(manifest, request.options) for manifest in manifests]
+        started = self._clock()
+        encodings = await self._stages.tokenization.encode(request.inputs, readings=readings)
+        tokenize_s = self._clock() - started
+        asked = (
+            AskedTask(manifest=manifest, encodings=encodings[reading])
+            for manifest, reading in zip(manifests, readings, strict=True)
+        )
+        return [
+            next(asked) if isinstance(item, TaskManifest) else item for item in found
+        ], tokenize_s
 
-    async def _find_all(self, references: Sequence[str]) -> list[LoadedTask | KnownError]:
+    async def _find_all(self, references: Sequence[str]) -> list[TaskManifest | KnownError]:
         found = [self._find(text) for text in references]
-        cold = [item for item in found if isinstance(item, TaskReference)]
-        loaded = iter(await asyncio.gather(*map(self._load, cold)) if cold else ())
-        return [next(loaded) if isinstance(item, TaskReference) else item for item in found]
+        unknown = [item for item in found if isinstance(item, TaskReference)]
+        resolved = iter(await asyncio.gather(*map(self._resolve, unknown)) if unknown else ())
+        return [next(resolved) if isinstance(item, TaskReference) else item for item in found]
 
-    def _find(self, text: str) -> LoadedTask | KnownError | TaskReference:
-        """Return the resident version, or the reference if it must be looked up or loaded."""
+    def _find(self, text: str) -> TaskManifest | KnownError | TaskReference:
+        """Return the version that is meant, or the reference if it must be looked up."""
         try:
             reference = TaskReference.parse(text)
         except InvalidNameError as error:
             return error
-        return self._stages.residency.find(reference) or reference
+        return self._stages.residency.known(reference) or reference
 
-    async def _load(self, reference: TaskReference) -> LoadedTask | KnownError:
+    async def _resolve(self, reference: TaskReference) -> TaskManifest | KnownError:
         try:
-            return await self._stages.residency.load(reference)
+            return await self._stages.residency.resolve(reference)
         except KNOWN_ERRORS as error:
             return error
 
-    async def _read(
-        self, request: PredictionRequest, found: Sequence[LoadedTask | KnownError]
-    ) -> list[AskedTask | KnownError]:
-        """Tokenize the inputs for every task that was found."""
-        tasks = [item for item in found if isinstance(item, LoadedTask)]
-        readings = [reading_of(task.manifest, request.options) for task in tasks]
-        encodings = await self._stages.tokenization.encode(request.inputs, readings=readings)
-        asked = (
-            AskedTask(task=task, encodings=encodings[reading])
-            for task, reading in zip(tasks, readings, strict=True)
-        )
-        return [next(asked) if isinstance(item, LoadedTask) else item for item in found]
-
-    def _rows(self, asked: Sequence[AskedTask], deadline: float) -> list[PendingRow]:
+    def _rows(self, asked: Sequence[AskedTask]) -> list[VersionRows]:
         """Return one row for each encoding of each task, task by task and input by input."""
-        loop = asyncio.get_running_loop()
-        now = self._clock()
         # Equal encodings of one request share a trunk row, so they should meet in one batch.
         groups: dict[Encoding, int] = defaultdict(lambda: next(self._groups))
-        rows: list[PendingRow] = []
-        for each in asked:
-            task = each.task
-            for encoding in itertools.chain.from_iterable(each.encodings):
-                trunk, own = count_tokens(encoding, task.branch, num_layers=self._num_layers)
-                row = PendingRow(
-                    task=task.manifest.task,
-                    version=task.manifest.version,
-                    branch=task.branch,
-                    encoding=encoding,
-                    group=groups[encoding],
-                    trunk_tokens=trunk,
-                    branch_tokens=own,
-                    deadline=deadline,
-                    submitted_at=now,
-                    future=loop.create_future(),
-                )
-                rows.append(row)
-        return rows
+        return [
+            VersionRows(
+                manifest=each.manifest,
+                rows=tuple(
+                    self._row(encoding, groups[encoding], each.manifest.split_depth)
+                    for encoding in itertools.chain.from_iterable(each.encodings)
+                ),
+            )
+            for each in asked
+        ]
 
-    async def _compute(self, rows: Sequence[PendingRow]) -> list[RowOutcome]:
-        if rows:
-            self._stages.engine.submit(rows)
-        try:
-            return [await row.future for row in rows]
-        finally:
-            # Only when the caller has gone is any of them still open; the engine then drops it.
-            for row in rows:
-                row.future.cancel()
+    def _row(self, encoding: Encoding, group: int, split_depth: int | None) -> PlannedRow:
+        trunk, own = count_tokens(encoding, split_depth, num_layers=self._num_layers)
+        return PlannedRow(encoding=encoding, group=group, trunk_tokens=trunk, branch_tokens=own)
 
     async def _conclude(
         self,
@@ -246,6 +225,23 @@ class PredictionService:
         if sum(len(answer.logits) for answer in answers) <= MAX_LOGITS_ON_LOOP:
             return conclude()
         return await asyncio.to_thread(conclude)
+
+
+def _with_failures(
+    asked: Sequence[AskedTask | KnownError], answers: Sequence[Answers]
+) -> list[AskedTask | KnownError]:
+    """Put the failures of versions that could not be asked in their places."""
+    remaining = iter(answers)
+    found = list[AskedTask | KnownError]()
+    for item in asked:
+        answer = next(remaining) if isinstance(item, AskedTask) else item
+        found.append(item if isinstance(answer, list) else answer)
+    return found
+
+
+def _is_late(answer: Answers) -> bool:
+    outcomes = answer if isinstance(answer, list) else [answer]
+    return all(isinstance(outcome, DeadlineExceededError) for outcome in outcomes)
 
 
 def _metric_labels(result: TaskPrediction | TaskFailure) -> tuple[str | None, str]:

@@ -58,6 +58,15 @@ class ServerSettings(BaseSettings):
         default=256 * 1024**2,
         description="trunk states of texts asked before, on the device; 0 = none",
     )
+    task_memory_bytes: Annotated[int, Field(ge=1, le=2**50)] | None = Field(
+        default=None,
+        description="task versions in memory, on the device; half of what is free there if not set",
+    )
+    host_memory_bytes: Annotated[int, Field(ge=0, le=2**50)] | None = Field(
+        default=None,
+        description="checked bytes of task versions in main memory, beside a CUDA device; half of "
+        "what is free there if not set, and 0 on a CPU",
+    )
     max_queued_requests: Count = 1024
     max_queued_tokens: Count = 262_144
     default_deadline_ms: Milliseconds = 30_000

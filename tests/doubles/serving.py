@@ -14,7 +14,8 @@ from nunatak_model import Backbone, Branch
 from nunatak_registry import Registry, TaskManifest, TaskNotFoundError, TaskReference
 from nunatak_server.app import create_app
 from nunatak_server.engine import BatchReport
-from nunatak_server.residency import Residency
+from nunatak_server.residency.loads import Loader
+from nunatak_server.residency.residency import Residency
 from nunatak_server.serve import DrainingServer
 from nunatak_server.settings import ServerSettings
 
@@ -36,6 +37,7 @@ class RecordingObserver:
         self.batches: list[BatchReport] = []
         self.loads: list[bool] = []
         self.num_evicted = 0
+        self.num_waits = 0
 
     def observe_batch(self, report: BatchReport) -> None:
         self.batches.append(report)
@@ -43,6 +45,10 @@ class RecordingObserver:
     def observe_load(self, *, seconds: float, succeeded: bool) -> None:
         assert seconds >= 0
         self.loads.append(succeeded)
+
+    def observe_load_wait(self, seconds: float) -> None:
+        assert seconds >= 0
+        self.num_waits += 1
 
     def observe_evictions(self, count: int) -> None:
         self.num_evicted += count
@@ -65,7 +71,8 @@ class FakeStore:
 
     def add(self, task: str, version: int = 1) -> TaskReference:
         draft, _ = make_draft(task=task, seed=version)
-        manifest = TaskManifest(**draft.model_dump(), version=version)
+        stored = TaskManifest(**draft.model_dump(), version=version)
+        manifest = stored.model_copy(update={"split_depth": self.branch.split_depth})
         reference = TaskReference(task=task)
         self.manifests[reference] = manifest
         self.manifests[TaskReference(task=task, version=version)] = manifest
@@ -93,12 +100,15 @@ def make_residency(
     *,
     clock: ManualClock | None = None,
     observer: RecordingObserver | None = None,
+    room_for: int = 100,
 ) -> Residency:
+    """Return a residency with room for so many versions of the store, which are all of one size."""
+    size = store.branch.num_bytes
     return Residency(
         resolve=store.resolve,
-        load=store.load,
+        loader=Loader(load=store.load, size_of=lambda _: size, num_threads=2),
+        budget_bytes=room_for * size,
         observer=observer or RecordingObserver(),
-        num_threads=2,
         clock=clock or ManualClock(),
     )
 

@@ -142,6 +142,8 @@ def test_concurrent_requests_get_their_own_answers(backbone: Backbone, registry:
 def test_a_fan_out_shares_its_trunk(backbone: Backbone, registry: Registry) -> None:
     async def scenario() -> None:
         async with running_client(backbone, registry) as client:
+            for name in METHODS:
+                await client.post(f"/v1/tasks/{name}/preload")
             await client.post("/v1/predict", json={"inputs": "one text", "tasks": list(METHODS)})
             metrics = (await client.get("/metrics")).text
 

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from nunatak_cli.commands.loadtest import loadtest
+from nunatak_cli.commands.memory import memory_app
 from nunatak_cli.commands.predict import predict
 from nunatak_cli.commands.serve import serve
 from nunatak_cli.commands.task import task_app
@@ -39,6 +40,7 @@ def build_app() -> typer.Typer:
     for command in (train, predict, serve, loadtest):
         built.command(epilog=example(EXAMPLES[command.__name__]))(command)
     built.add_typer(task_app())
+    built.add_typer(memory_app())
     return built
 
 

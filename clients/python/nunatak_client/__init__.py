@@ -59,6 +59,7 @@ from nunatak_client.results import (
     TaskResult,
     TaskSummary,
     Timings,
+    Unpinning,
 )
 from nunatak_client.retries import RetryPolicy
 
@@ -111,5 +112,6 @@ __all__ = [
     "Timings",
     "TokenClassification",
     "UnavailableError",
+    "Unpinning",
     "WrongHeadError",
 ]

@@ -22,6 +22,7 @@ from nunatak_client.results import (
     ServerInfo,
     TaskDetail,
     TaskSummary,
+    Unpinning,
 )
 from nunatak_client.retries import Attempts, RetryPolicy
 from nunatak_client.transport import DEFAULT_TIMEOUT_S, DEFAULT_URL, server_url, to_reply
@@ -134,6 +135,14 @@ class AsyncClient:
     async def preload(self, reference: str) -> Residency:
         """Bring a task version into memory and check it."""
         return await self._run(calls.preload(reference))
+
+    async def pin(self, reference: str) -> Residency:
+        """Bring the version that `reference` means now into memory, and keep it there."""
+        return await self._run(calls.pin(reference))
+
+    async def unpin(self, reference: str) -> Unpinning:
+        """Let a task, or the one version that `name/3` names, be evicted again."""
+        return await self._run(calls.unpin(reference))
 
     async def evict(self, reference: str) -> Eviction:
         """Drop a task, or the one version that `name/3` names, from memory."""

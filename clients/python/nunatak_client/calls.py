@@ -37,6 +37,7 @@ from nunatak_client.results import (
     ServerInfo,
     TaskDetail,
     TaskSummary,
+    Unpinning,
 )
 
 AnswerT = TypeVar("AnswerT")
@@ -146,6 +147,22 @@ def preload(reference: str) -> Call[Residency]:
         path=f"{target.path}/preload",
         query=target.query,
         read=_reader(Residency),
+    )
+
+
+def pin(reference: str) -> Call[Residency]:
+    """Bring a task version into memory to stay."""
+    target = task_target(reference)
+    return Call(
+        method="POST", path=f"{target.path}/pin", query=target.query, read=_reader(Residency)
+    )
+
+
+def unpin(reference: str) -> Call[Unpinning]:
+    """Let a task, or one version of it, be evicted again."""
+    target = task_target(reference)
+    return Call(
+        method="POST", path=f"{target.path}/unpin", query=target.query, read=_reader(Unpinning)
     )
 
 

@@ -21,6 +21,7 @@ from nunatak_client.results import (
     ServerInfo,
     TaskDetail,
     TaskSummary,
+    Unpinning,
 )
 from nunatak_client.retries import Attempts, RetryPolicy
 from nunatak_client.transport import DEFAULT_TIMEOUT_S, DEFAULT_URL, server_url, to_reply
@@ -129,6 +130,14 @@ class Client:
     def preload(self, reference: str) -> Residency:
         """Bring a task version into memory and check it."""
         return self._run(calls.preload(reference))
+
+    def pin(self, reference: str) -> Residency:
+        """Bring the version that `reference` means now into memory, and keep it there."""
+        return self._run(calls.pin(reference))
+
+    def unpin(self, reference: str) -> Unpinning:
+        """Let a task, or the one version that `name/3` names, be evicted again."""
+        return self._run(calls.unpin(reference))
 
     def evict(self, reference: str) -> Eviction:
         """Drop a task, or the one version that `name/3` names, from memory."""

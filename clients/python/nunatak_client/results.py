@@ -165,7 +165,15 @@ class Residency(Result):
     task: str
     version: int
     resident: bool
+    pinned: bool = False
     bytes: int
+
+
+class Unpinning(Result):
+    """The versions of a task that were pinned and may be evicted again."""
+
+    task: str
+    versions: tuple[int, ...]
 
 
 class Eviction(Result):
@@ -194,6 +202,35 @@ class TaskMemory(Result):
     split_depth: int | None = None
     bytes: int
     parameters: int
+    pinned: bool = False
+
+
+class DeviceTierMemory(Result):
+    """Task versions ready to answer, and the budget they keep to."""
+
+    bytes: int
+    budget_bytes: int
+    pinned_bytes: int
+    """A part of `bytes`."""
+    loading_bytes: int
+    versions: int
+
+
+class HostTierMemory(Result):
+    """Stored bytes of task versions in main memory beside a device of its own."""
+
+    bytes: int
+    budget_bytes: int
+    blobs: int
+    hits: int
+    misses: int
+
+
+class TiersMemory(Result):
+    """What a server holds of its task versions, and of how many bytes at most."""
+
+    device: DeviceTierMemory
+    host: HostTierMemory
 
 
 class TrunkCacheMemory(Result):
@@ -224,6 +261,8 @@ class MemoryReport(Result):
     shared_bytes: int
     dedicated_bytes: int
     saved_share: float
+    tiers: TiersMemory | None = None
+    """`None` from servers without budgets."""
     trunk_cache: TrunkCacheMemory | None = None
     """`None` from servers that have none."""
     process: ProcessMemory

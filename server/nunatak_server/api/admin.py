@@ -2,6 +2,7 @@
 
 from fastapi import APIRouter, Request, Response
 
+from nunatak_artifact import LoadedTask
 from nunatak_registry import AliasEvent, TaskReference, check_alias_name, check_task_name
 from nunatak_server.api.limits import StrictRoute
 from nunatak_server.api.replies import reply
@@ -12,7 +13,9 @@ from nunatak_server.api.schemas import (
     PreloadResponse,
     PromoteRequest,
     RollbackRequest,
+    UnpinResponse,
 )
+from nunatak_server.runtime import Runtime
 
 router = APIRouter(route_class=StrictRoute, responses=PROBLEMS)
 
@@ -54,23 +57,47 @@ async def preload(request: Request, task: str, version: VersionQuery = None) -> 
     runtime = runtime_of(request)
     reference = TaskReference.parse(reference_text(task, version))
     loaded = await runtime.residency.preload(await runtime.catalog.resolve(reference))
-    return reply(
-        {
-            "task": loaded.manifest.task,
-            "version": loaded.manifest.version,
-            "resident": True,
-            "bytes": loaded.num_bytes,
-        }
-    )
+    return reply(_residency_fields(runtime, loaded))
+
+
+@router.post("/v1/tasks/{task}/pin", response_model=PreloadResponse)
+async def pin(request: Request, task: str, version: VersionQuery = None) -> Response:
+    """Load a version and keep it in memory, whatever else is asked for.
+
+    What is pinned is the version that the reference means now, not the alias.
+    """
+    runtime = runtime_of(request)
+    reference = TaskReference.parse(reference_text(task, version))
+    loaded = await runtime.residency.pin(await runtime.catalog.resolve(reference))
+    return reply(_residency_fields(runtime, loaded))
+
+
+@router.post("/v1/tasks/{task}/unpin", response_model=UnpinResponse)
+async def unpin(request: Request, task: str, version: VersionQuery = None) -> Response:
+    """Let one version of a task, or all, be evicted again; what is not pinned is left alone."""
+    runtime = runtime_of(request)
+    reference = TaskReference.parse(reference_text(task, version))
+    versions = runtime.residency.unpin(reference.task, reference.version)
+    return reply({"task": reference.task, "versions": versions})
 
 
 @router.post("/v1/tasks/{task}/evict", response_model=EvictResponse)
 async def evict(request: Request, task: str, version: VersionQuery = None) -> Response:
-    """Drop one version of a task, or all, from memory; refused while one is in use."""
+    """Drop one version of a task, or all, from memory; refused while one is in use or pinned."""
     runtime = runtime_of(request)
     reference = TaskReference.parse(reference_text(task, version))
     versions = runtime.residency.evict(reference.task, reference.version)
     return reply({"task": reference.task, "versions": versions})
+
+
+def _residency_fields(runtime: Runtime, task: LoadedTask) -> dict[str, object]:
+    return {
+        "task": task.manifest.task,
+        "version": task.manifest.version,
+        "resident": True,
+        "pinned": runtime.residency.is_pinned(task),
+        "bytes": task.num_bytes,
+    }
 
 
 def _alias_fields(event: AliasEvent) -> dict[str, object]:

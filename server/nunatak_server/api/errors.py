@@ -72,7 +72,9 @@ STATUS_OF: Mapping[type[Exception], HTTPStatus] = {
     server.EngineFailedError: HTTPStatus.SERVICE_UNAVAILABLE,
     server.TaskError: HTTPStatus.SERVICE_UNAVAILABLE,
     server.TaskUnhealthyError: HTTPStatus.SERVICE_UNAVAILABLE,
+    server.TaskDoesNotFitError: HTTPStatus.SERVICE_UNAVAILABLE,
     server.TaskInUseError: HTTPStatus.CONFLICT,
+    server.TaskPinnedError: HTTPStatus.CONFLICT,
 }
 
 CODE_OF_STATUS: Mapping[int, str] = {

@@ -87,7 +87,8 @@ async def metrics(request: Request) -> Response:
     tasks = runtime.residency.resident()
     text = await asyncio.to_thread(
         runtime.metrics.render,
-        resident_tasks=len(tasks),
         resident_bytes=take_stock(runtime.backbone, tasks).shared_bytes,
+        device=runtime.residency.stats(),
+        host=runtime.host_tier.stats(),
     )
     return Response(text, media_type=CONTENT_TYPE)

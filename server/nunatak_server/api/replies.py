@@ -15,6 +15,8 @@ from nunatak_server.inputs import Query, Question, TaskInput
 from nunatak_server.memory import MemoryLedger, ProcessMemory
 from nunatak_server.outputs import Output
 from nunatak_server.prediction import TaskFailure, TaskPrediction, Timings
+from nunatak_server.residency.host import HostStats
+from nunatak_server.residency.shelf import ShelfStats
 from nunatak_server.runtime import Runtime
 
 QUEUE_HEADER: Final = "x-queue-ms"
@@ -118,15 +120,38 @@ def memory_fields(runtime: Runtime, ledger: MemoryLedger, process: ProcessMemory
     """Return the memory ledger."""
     return {
         "backbone": backbone_fields(runtime),
-        "tasks": [_task_memory(task) for task in runtime.residency.resident()],
+        "tasks": [
+            {**_task_memory(task), "pinned": runtime.residency.is_pinned(task)}
+            for task in runtime.residency.resident()
+        ],
         "shared_bytes": ledger.shared_bytes,
         "dedicated_bytes": ledger.dedicated_bytes,
         "saved_share": ledger.saved_share,
+        "tiers": _tiers_memory(runtime.residency.stats(), runtime.host_tier.stats()),
         "trunk_cache": _trunk_cache_memory(runtime.trunk_cache.stats),
         "process": {
             "rss_bytes": process.rss_bytes,
             "pss_bytes": process.pss_bytes,
             "uss_bytes": process.uss_bytes,
+        },
+    }
+
+
+def _tiers_memory(device: ShelfStats, host: HostStats) -> dict[str, Any]:
+    return {
+        "device": {
+            "bytes": device.resident_bytes,
+            "budget_bytes": device.budget_bytes,
+            "pinned_bytes": device.pinned_bytes,
+            "loading_bytes": device.loading_bytes,
+            "versions": device.num_resident,
+        },
+        "host": {
+            "bytes": host.num_bytes,
+            "budget_bytes": host.budget_bytes,
+            "blobs": host.num_blobs,
+            "hits": host.hits,
+            "misses": host.misses,
         },
     }
 

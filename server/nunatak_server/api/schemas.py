@@ -187,7 +187,15 @@ class PreloadResponse(Message):
     task: str
     version: int
     resident: bool
+    pinned: bool
     bytes: int
+
+
+class UnpinResponse(Message):
+    """The versions that were pinned and may go again."""
+
+    task: str
+    versions: list[int]
 
 
 class EvictResponse(Message):
@@ -216,6 +224,34 @@ class TaskMemory(Message):
     split_depth: int | None
     bytes: int
     parameters: int
+    pinned: bool
+
+
+class DeviceTierMemory(Message):
+    """Task versions ready to answer; `pinned_bytes` are a part of `bytes`."""
+
+    bytes: int
+    budget_bytes: int
+    pinned_bytes: int
+    loading_bytes: int
+    versions: int
+
+
+class HostTierMemory(Message):
+    """Stored bytes of task versions, checked, in main memory; what became of the reads so far."""
+
+    bytes: int
+    budget_bytes: int
+    blobs: int
+    hits: int
+    misses: int
+
+
+class TiersMemory(Message):
+    """What is held of task versions, and of how many bytes at most."""
+
+    device: DeviceTierMemory
+    host: HostTierMemory
 
 
 class TrunkCacheMemory(Message):
@@ -246,6 +282,7 @@ class MemoryResponse(Message):
     shared_bytes: int
     dedicated_bytes: int
     saved_share: float
+    tiers: TiersMemory
     trunk_cache: TrunkCacheMemory
     process: ProcessMemoryResponse
 

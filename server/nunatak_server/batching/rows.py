@@ -47,11 +47,13 @@ class PendingRow:
         return self.future.cancelled()
 
 
-def count_tokens(encoding: Encoding, branch: Branch, *, num_layers: int) -> tuple[int, int]:
+def count_tokens(
+    encoding: Encoding, split_depth: int | None, *, num_layers: int
+) -> tuple[int, int]:
     """Return the tokens a row needs as trunk row and as branch row.
 
     A branch that owns every layer reads no trunk; a head alone has no layers of its own.
     """
-    trunk = encoding.num_tokens if branch.split_depth else 0
-    own = encoding.num_tokens if branch.split_depth != num_layers else 0
+    trunk = encoding.num_tokens if split_depth else 0
+    own = encoding.num_tokens if split_depth != num_layers else 0
     return trunk, own

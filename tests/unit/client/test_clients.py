@@ -189,6 +189,16 @@ MEMORY: dict[str, JsonValue] = {
     "shared_bytes": 10,
     "dedicated_bytes": 20,
     "saved_share": 0.5,
+    "tiers": {
+        "device": {
+            "bytes": 1,
+            "budget_bytes": 9,
+            "pinned_bytes": 0,
+            "loading_bytes": 0,
+            "versions": 1,
+        },
+        "host": {"bytes": 0, "budget_bytes": 0, "blobs": 0, "hits": 0, "misses": 1},
+    },
     "trunk_cache": {
         "bytes": 4,
         "max_bytes": 8,
@@ -252,6 +262,16 @@ ROUTES = {
         use=lambda client: client.preload("tone/3"),
         asks="POST /v1/tasks/tone/preload?version=3",
         answer={"task": "tone", "version": 3, "resident": True, "bytes": 5},
+    ),
+    "pin": Route(
+        use=lambda client: client.pin("tone@prod"),
+        asks="POST /v1/tasks/tone@prod/pin",
+        answer={"task": "tone", "version": 3, "resident": True, "pinned": True, "bytes": 5},
+    ),
+    "unpin": Route(
+        use=lambda client: client.unpin("tone/3"),
+        asks="POST /v1/tasks/tone/unpin?version=3",
+        answer={"task": "tone", "versions": [3]},
     ),
     "evict": Route(
         use=lambda client: client.evict("tone"),

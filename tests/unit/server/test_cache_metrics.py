@@ -1,5 +1,6 @@
 import dataclasses
 
+from doubles.rendering import rendered
 from nunatak_model import TrunkCacheStats
 from nunatak_server.cache_metrics import TrunkCacheCollector
 from nunatak_server.metrics import Metrics
@@ -7,10 +8,6 @@ from nunatak_server.metrics import Metrics
 STATS = TrunkCacheStats(
     num_states=2, num_bytes=300, max_bytes=1000, hits=7, misses=5, evictions=3, saved_tokens=70
 )
-
-
-def rendered(metrics: Metrics) -> str:
-    return metrics.render(resident_tasks=0, resident_bytes=0).decode()
 
 
 def test_everything_the_cache_counts_is_shown() -> None:

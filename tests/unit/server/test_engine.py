@@ -1,9 +1,12 @@
 import asyncio
+import dataclasses
 import itertools
 import threading
+import weakref
 from collections.abc import Collection, Sequence
 
 import pytest
+import torch
 from torch import Tensor
 
 from doubles.backbones import tiny_backbone
@@ -116,6 +119,25 @@ def make_row(branch: Branch, token: int, *, task: str = "tone", deadline: float 
 def logits_of(outcome: RowOutcome) -> list[float]:
     assert isinstance(outcome, RowAnswer)
     return outcome.logits
+
+
+def test_an_idle_engine_holds_no_version(branch: Branch) -> None:
+    async def scenario() -> None:
+        engine = make_engine(FakeCompute())
+        engine.start()
+        parameter = torch.zeros(1)
+        row = make_row(dataclasses.replace(branch, parameters={"own": parameter}), 3)
+        loop, is_free = asyncio.get_running_loop(), asyncio.Event()
+        weakref.finalize(parameter, loop.call_soon_threadsafe, is_free.set)
+        del parameter
+        engine.submit([row])
+        await row.future
+        del row
+
+        await asyncio.wait_for(is_free.wait(), timeout=10)
+        await engine.aclose()
+
+    asyncio.run(scenario())
 
 
 def test_every_row_gets_its_own_answer(branch: Branch) -> None:

@@ -1,9 +1,6 @@
+from doubles.rendering import rendered
 from nunatak_server.engine import BatchReport
 from nunatak_server.metrics import MAX_TASK_LABELS, Metrics
-
-
-def rendered(metrics: Metrics) -> str:
-    return metrics.render(resident_tasks=2, resident_bytes=300).decode()
 
 
 def test_requests_are_counted_by_task_and_outcome() -> None:
@@ -40,6 +37,25 @@ def test_batches_and_memory_are_shown() -> None:
     assert "nunatak_batch_rows_sum 5.0" in text
     assert "nunatak_resident_tasks 2.0" in text
     assert "nunatak_resident_bytes 300.0" in text
+    assert 'nunatak_tier_bytes{tier="device"} 200.0' in text
+    assert 'nunatak_tier_budget_bytes{tier="device"} 1000.0' in text
+    assert 'nunatak_tier_bytes{tier="host"} 700.0' in text
+    assert "nunatak_pinned_bytes 50.0" in text
+    assert "nunatak_loading_bytes 25.0" in text
+
+
+def test_loads_waits_and_evictions_are_counted() -> None:
+    metrics = Metrics()
+
+    metrics.observe_load(seconds=0.3, succeeded=True)
+    metrics.observe_load_wait(0.7)
+    metrics.observe_evictions(2)
+
+    text = rendered(metrics)
+    assert 'nunatak_loads_total{outcome="ok"} 1.0' in text
+    assert "nunatak_load_seconds_sum 0.3" in text
+    assert "nunatak_load_wait_seconds_sum 0.7" in text
+    assert "nunatak_evictions_total 2.0" in text
 
 
 def test_two_applications_in_one_process_keep_their_own_metrics() -> None:

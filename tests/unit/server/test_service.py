@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from doubles.backbones import tiny_backbone
+from doubles.rendering import rendered
 from doubles.serving import FakeStore, make_residency
 from doubles.tasks import random_parameters, spec_of
 from nunatak_model import Backbone, Branch, TopK, build_branch
@@ -21,7 +22,7 @@ from nunatak_server.prediction import (
     TaskPrediction,
 )
 from nunatak_server.readiness import Readiness, State
-from nunatak_server.residency import Residency
+from nunatak_server.residency.residency import Residency
 from nunatak_server.service import PredictionService, RequestLimits, Stages
 from nunatak_server.tokenization import Tokenization
 
@@ -78,14 +79,16 @@ def branch(backbone: Backbone) -> Branch:
     return build_branch(spec, backbone.config, random_parameters(spec, backbone, seed=0))
 
 
-def make_bench(backbone: Backbone, branch: Branch, *, sick: frozenset[str] = frozenset()) -> Bench:
+def make_bench(
+    backbone: Backbone, branch: Branch, *, sick: frozenset[str] = frozenset(), room_for: int = 100
+) -> Bench:
     store, engine, readiness, metrics = (
         FakeStore(branch),
         FakeEngine(sick=sick),
         Readiness(),
         Metrics(),
     )
-    residency = make_residency(store)
+    residency = make_residency(store, room_for=room_for)
     admission = Admission(max_requests=10, max_tokens=1000)
     stages = Stages(
         admission=admission,
@@ -139,6 +142,9 @@ def test_rows_of_one_text_form_one_group_with_one_trunk(backbone: Backbone, bran
         bench = make_bench(backbone, branch)
         bench.store.add("one")
         bench.store.add("two")
+        await bench.ask("one")
+        await bench.ask("two")
+        bench.engine.rows.clear()
 
         await bench.ask("one", "two")
         await bench.ask("one")
@@ -189,6 +195,8 @@ def test_a_deadline_that_passes_frees_everything_too(backbone: Backbone, branch:
     async def scenario() -> None:
         bench = make_bench(backbone, branch)
         bench.store.add("one")
+        await bench.ask("one")
+        bench.engine.rows.clear()
         bench.engine.is_silent = True
 
         with pytest.raises(DeadlineExceededError):
@@ -197,6 +205,66 @@ def test_a_deadline_that_passes_frees_everything_too(backbone: Backbone, branch:
         assert all(row.is_cancelled for row in bench.engine.rows)
         assert (bench.admission.num_requests, bench.admission.num_tokens) == (0, 0)
         assert bench.residency.evict("one") == (1,)
+
+    asyncio.run(scenario())
+
+
+def test_a_cold_task_that_is_late_fails_alone(backbone: Backbone, branch: Branch) -> None:
+    async def scenario() -> None:
+        bench = make_bench(backbone, branch)
+        bench.store.add("hot")
+        bench.store.add("cold")
+        await bench.ask("hot")
+        bench.store.may_load.clear()
+
+        hot, cold = (await bench.ask("hot", "cold", deadline_s=0.3)).results
+
+        bench.store.may_load.set()
+        assert isinstance(hot, TaskPrediction)
+        assert isinstance(cold, TaskFailure)
+        assert isinstance(cold.error, DeadlineExceededError)
+        assert bench.residency.evict("hot") == (1,)
+
+    asyncio.run(scenario())
+
+
+def test_a_request_may_name_more_tasks_than_memory_has_room_for(
+    backbone: Backbone, branch: Branch
+) -> None:
+    async def scenario() -> None:
+        bench = make_bench(backbone, branch, room_for=2)
+        names = [f"task-{index}" for index in range(6)]
+        for name in names:
+            bench.store.add(name)
+
+        for _ in range(2):
+            results = (await bench.ask(*names)).results
+            assert [getattr(result, "task", None) for result in results] == names
+
+        assert len(bench.residency.resident()) <= 2
+
+    asyncio.run(scenario())
+
+
+def test_tasks_in_memory_answer_while_others_load(backbone: Backbone, branch: Branch) -> None:
+    async def scenario() -> None:
+        bench = make_bench(backbone, branch)
+        bench.store.add("hot")
+        bench.store.add("cold")
+        await bench.ask("hot")
+        bench.engine.rows.clear()
+        bench.engine.has_rows.clear()
+        bench.store.may_load.clear()
+        asking = asyncio.create_task(bench.ask("cold", "hot"))
+
+        await bench.engine.has_rows.wait()
+        assert {row.task for row in bench.engine.rows} == {"hot"}
+        bench.store.may_load.set()
+
+        assert [getattr(result, "task", None) for result in (await asking).results] == [
+            "cold",
+            "hot",
+        ]
 
     asyncio.run(scenario())
 
@@ -223,7 +291,7 @@ def test_only_tasks_that_exist_become_labels(backbone: Backbone, branch: Branch)
 
         await bench.ask("one", "nope", "UPPER", "broken")
 
-        text = bench.metrics.render(resident_tasks=0, resident_bytes=0).decode()
+        text = rendered(bench.metrics)
         assert 'outcome="ok",task="one"} 1.0' in text
         assert 'outcome="task_not_found",task="unknown"} 1.0' in text
         assert 'outcome="invalid_name",task="unknown"} 1.0' in text

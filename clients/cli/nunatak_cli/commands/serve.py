@@ -53,6 +53,24 @@ def serve(  # noqa: PLR0913 - one parameter per option is how typer works
             min=1, metavar="N", help="For requests that set none.", rich_help_panel=LIMITS
         ),
     ] = None,
+    task_memory_bytes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="For task versions, on the device (half of what is free there).",
+            rich_help_panel=LIMITS,
+        ),
+    ] = None,
+    host_memory_bytes: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="For their stored bytes, in main memory (half of what is free; none on a CPU).",
+            rich_help_panel=LIMITS,
+        ),
+    ] = None,
     trunk_cache_bytes: Annotated[
         int | None,
         typer.Option(
@@ -89,6 +107,8 @@ def serve(  # noqa: PLR0913 - one parameter per option is how typer works
         "max_inputs": max_inputs,
         "max_queued_requests": max_queued_requests,
         "default_deadline_ms": default_deadline_ms,
+        "task_memory_bytes": task_memory_bytes,
+        "host_memory_bytes": host_memory_bytes,
         "trunk_cache_bytes": trunk_cache_bytes,
         "tokenizer_threads": tokenizer_threads,
         "compute_threads": compute_threads,

@@ -1,0 +1,62 @@
+"""Loads: how long a version takes from the store, again, and from checked bytes in main memory.
+
+The embedded backbone; the first load computes the whole probe, every later one finds its frozen
+part. The three are taken in turns, one load at a time.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+
+from recording import record
+from tenants import publish
+
+from nunatak_artifact import PARAMETERS_ROLE, load_task
+from nunatak_model import DEFAULT_BACKBONE, Lora, Method, TopK, load_backbone, pack_backbone
+from nunatak_registry import Registry
+from nunatak_server.residency.host import HostTier
+from nunatak_server.residency.loading import VersionLoading
+
+METHODS: dict[str, Method] = {
+    "lora": Lora(rank=8, alpha=16),
+    "top1": TopK(num_layers=1),
+    "top3": TopK(num_layers=3),
+}
+HOST_BYTES = 256 * 1024**2
+
+
+def main() -> None:
+    """Measure and record."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=20)
+    rounds: int = parser.parse_args().rounds
+    backbone = pack_backbone(load_backbone(DEFAULT_BACKBONE))
+    with tempfile.TemporaryDirectory() as folder, Registry.open(folder) as registry:
+        for name, method in METHODS.items():
+            manifest = publish(registry, backbone, name, seed=0, method=method)
+            read = partial(registry.read_blob, role=PARAMETERS_ROLE)
+            from_store = VersionLoading(backbone, HostTier(read, budget_bytes=0))
+            from_host = VersionLoading(backbone, HostTier(read, budget_bytes=HOST_BYTES))
+            ways: dict[str, Callable[[], object]] = {
+                "first": lambda it=manifest: load_task(it, registry.read_blob(it), backbone),
+                "again": partial(from_store, manifest),
+                "host": partial(from_host, manifest),
+            }
+            samples = {way: list[float]() for way in ways}
+            for number in range(rounds + 1):
+                for way, load in ways.items():
+                    started = time.perf_counter()
+                    load()
+                    if number:  # the first round warms up
+                        samples[way].append(1000 * (time.perf_counter() - started))
+            for way, values in samples.items():
+                command = f"python benchmarks/loading.py --rounds {rounds}"
+                record(f"server.load.{name}.{way}_ms", values, unit="ms", command=command)
+                print(f"{name} {way}: {statistics.median(values):.1f} ms")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,240 @@
+"""Residency: more tasks than fit, cold loads beside hot tasks, truth under change, swaps, memory.
+
+64 tasks of one top layer on the embedded backbone, a server with bytes for 16 of them, real HTTP.
+Parts that are compared run in turns within each round.
+"""
+
+import argparse
+import random
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+
+from recording import Figure, record
+from tenants import (
+    TEXTS,
+    Asked,
+    Caller,
+    ask_for,
+    is_wrong,
+    meanwhile,
+    oracle_of,
+    publish,
+    server,
+)
+
+from nunatak_model import DEFAULT_BACKBONE, load_backbone
+from nunatak_registry import Registry, TaskManifest
+from nunatak_server.residency.sizes import size_in_memory
+
+NUM_TASKS, ROOM = 64, 16
+ACTIVE = (8, 16, 32, 64)
+CALLERS = 4
+COLD_EVERY_S = 0.5
+CHANGE_EVERY_S = 0.1
+POLICIES = ("uniform", "zipf")
+
+
+def main() -> None:
+    """Measure and record what is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("parts", nargs="*", default=list(PARTS), metavar="|".join(PARTS))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=20, help="of each part of a round")
+    parser.add_argument("--answers", type=int, default=100_000, help="of `truth`")
+    parser.add_argument("--cycles", type=int, default=1000, help="of `swap`")
+    options = parser.parse_args()
+    backbone = load_backbone(DEFAULT_BACKBONE)
+    with tempfile.TemporaryDirectory() as folder, Registry.open(folder) as registry:
+        versions = [
+            publish(registry, backbone, f"task-{index}", seed=2 * index + number)
+            for index in range(NUM_TASKS)
+            for number in range(2)
+        ]
+        for index in range(NUM_TASKS):
+            registry.promote(f"task-{index}", "prod", 1)
+        size = size_in_memory(versions[0], dtype=backbone.dtype)
+        print(f"{len(versions)} versions of {size} bytes are published")
+        for part in options.parts:
+            with server(folder, task_memory_bytes=ROOM * size) as address:
+                PARTS[part](address, registry, versions, options)
+
+
+def cliff(
+    address: str, _: Registry, __: Sequence[TaskManifest], options: argparse.Namespace
+) -> None:
+    """p50 and p99 by number of active tasks and popularity."""
+    for popularity in POLICIES:
+        p50, p99 = {it: list[float]() for it in ACTIVE}, {it: list[float]() for it in ACTIVE}
+        for number in range(options.rounds):
+            for active in ACTIVE:
+                draw = popular(popularity, active)
+                # The tasks that this part asks come in first; what comes after is its rate.
+                ask_for(address, options.seconds / 5, draw, callers=CALLERS, seed=number)
+                answers = ask_for(address, options.seconds, draw, callers=CALLERS, seed=number)
+                latencies = checked_latencies(answers)
+                p50[active].append(quantile(latencies, 0.5))
+                p99[active].append(quantile(latencies, 0.99))
+        for active in ACTIVE:
+            for name, values in (("p50", p50), ("p99", p99)):
+                note(
+                    f"server.cliff.{popularity}.a{active}.{name}_ms", values[active], "ms", options
+                )
+        ratios = [last / first for first, last in zip(p99[8], p99[64], strict=True)]
+        name = "server.cliff.p99_ratio" + ("" if popularity == "uniform" else f".{popularity}")
+        note(name, ratios, "p99 at 64 tasks over p99 at 8", options, goal="<= 5")
+
+
+def cold_load(
+    address: str, _: Registry, __: Sequence[TaskManifest], options: argparse.Namespace
+) -> None:
+    """p99 of hot tasks beside cold loads, over theirs without; what a cold request waits."""
+    operator, waits = Caller(address), list[float]()
+    ratios, extra = list[float](), list[float]()
+
+    def load_cold(count: int) -> None:
+        task = f"task-{ROOM + count % (NUM_TASKS - ROOM)}"
+        operator.call("POST", f"/v1/tasks/{task}/evict")
+        waits.extend(checked_latencies([operator.ask(task, TEXTS[0])]))
+
+    hot = popular("uniform", 8)
+    for number in range(options.rounds + 1):
+        waits.clear()
+        alone = ask_for(address, options.seconds, hot, callers=CALLERS, seed=number)
+        with meanwhile(load_cold, interval_s=COLD_EVERY_S):
+            beside = ask_for(address, options.seconds, hot, callers=CALLERS, seed=number)
+        before, after = checked_latencies(alone), checked_latencies(beside)
+        if number:  # the first round warms up
+            ratios.append(quantile(after, 0.99) / quantile(before, 0.99))
+            extra.append(quantile(waits, 0.5) - quantile(before, 0.5))
+    note("server.coldload.hot_p99_ratio", ratios, "p99 over p99 alone", options, goal="<= 1.3")
+    note("server.coldload.extra_wait_ms", extra, "ms", options)
+
+
+def truth(
+    address: str,
+    registry: Registry,
+    versions: Sequence[TaskManifest],
+    options: argparse.Namespace,
+) -> None:
+    """Answers that are wrong or none while versions are promoted, rolled back, loaded, evicted."""
+    oracle = oracle_of(registry, versions, load_backbone(DEFAULT_BACKBONE))
+    operator, draw = Caller(address), random.Random(0)
+    num_answers, num_wrong = 0, 0
+
+    def change(count: int) -> None:
+        path = f"/v1/tasks/task-{draw.randrange(NUM_TASKS)}"
+        match count % 4:
+            case 0:
+                promotion = {"version": draw.randint(1, 2)}
+                operator.call("PUT", f"{path}/aliases/prod", promotion)
+            case 1:
+                operator.call("POST", f"{path}/aliases/prod/rollback")
+            case 2:
+                operator.call("POST", f"{path}/preload?version={draw.randint(1, 2)}")
+            case _:
+                operator.call("POST", f"{path}/evict")
+
+    with meanwhile(change, interval_s=CHANGE_EVERY_S):
+        while num_answers < options.answers:
+            answers = ask_for(
+                address, min(5.0, options.seconds), ask_several, callers=CALLERS, seed=num_answers
+            )
+            num_answers += len(answers)
+            num_wrong += sum(is_wrong(asked, oracle) for asked in answers)
+    note(
+        "server.truth.wrong", [float(num_wrong)], f"of {num_answers} answers", options, goal="<= 0"
+    )
+
+
+def swap(
+    address: str,
+    registry: Registry,
+    _: Sequence[TaskManifest],
+    options: argparse.Namespace,
+) -> None:
+    """How soon an alias that another process moves is seen; memory after loads and evictions."""
+    caller, seen = Caller(address), list[float]()
+    for version in (1, 2):
+        caller.call("POST", f"/v1/tasks/task-0/preload?version={version}")
+    for count in range(10 * options.rounds):
+        version = 2 - count % 2
+        registry.promote("task-0", "prod", version)
+        started = time.perf_counter()
+        while caller.ask("task-0", TEXTS[0]).body["version"] != version:
+            pass
+        seen.append(1000 * (time.perf_counter() - started))
+    note(
+        "server.swap.visible_ms", seen, "ms after another process moved it", options, goal="<= 100"
+    )
+
+    def cycle(count: int) -> float:
+        for index in range(count):
+            task = f"task-{index % NUM_TASKS}"
+            caller.ask(task, TEXTS[0])
+            caller.call("POST", f"/v1/tasks/{task}/evict")
+        time.sleep(6)  # what was freed goes back every five seconds
+        return float(caller.call("GET", "/v1/memory")[1]["process"]["rss_bytes"])
+
+    for index in range(NUM_TASKS):
+        caller.call("POST", f"/v1/tasks/task-{index}/evict")
+    started_bytes = cycle(max(1, options.cycles // 20))
+    ratio = cycle(options.cycles) / started_bytes
+    unit = f"times the bytes before {options.cycles} loads"
+    note("server.swap.memory_ratio", [ratio], unit, options, goal="<= 1.05")
+
+
+def popular(popularity: str, active: int) -> Callable[[Caller, random.Random], list[Asked]]:
+    """Ask one of the first `active` tasks, drawn alike or by Zipf's law with exponent 1."""
+    weights = [1 / rank if popularity == "zipf" else 1.0 for rank in range(1, active + 1)]
+    cumulative, names = list(accumulate(weights)), [f"task-{index}" for index in range(active)]
+
+    def ask(caller: Caller, draw: random.Random) -> list[Asked]:
+        (task,) = draw.choices(names, cum_weights=cumulative)
+        return [caller.ask(task, draw.choice(TEXTS))]
+
+    return ask
+
+
+def ask_several(caller: Caller, draw: random.Random) -> list[Asked]:
+    """Ask four tasks, one of them most probably cold, about four texts."""
+    numbers = [*draw.sample(range(ROOM), 3), draw.randrange(ROOM, NUM_TASKS)]
+    tasks = [f"task-{number}" for number in numbers]
+    return caller.ask_many(tasks, draw.sample(TEXTS, 4))
+
+
+def checked_latencies(answers: Sequence[Asked]) -> list[float]:
+    """Milliseconds of the answers; stops the measurement if one of them is an error."""
+    failed = [asked for asked in answers if asked.status != 200]
+    if failed:
+        raise SystemExit(f"{len(failed)} requests failed, the first with {failed[0].body}")
+    return [1000 * asked.seconds for asked in answers]
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The value that so large a share of the others does not exceed."""
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+def note(
+    identifier: str,
+    samples: Sequence[float],
+    unit: str,
+    options: argparse.Namespace,
+    *,
+    goal: str | None = None,
+) -> Figure:
+    """Record a figure and print it."""
+    command = (
+        f"python benchmarks/residency.py --rounds {options.rounds} --seconds {options.seconds:g}"
+    )
+    figure = record(identifier, samples, unit=unit, goal=goal, command=command)
+    print(f"{figure.id}: {figure.value:g} {unit} ({figure.low:g} to {figure.high:g})", flush=True)
+    return figure
+
+
+PARTS = {"cliff": cliff, "coldload": cold_load, "truth": truth, "swap": swap}
+
+if __name__ == "__main__":
+    main()

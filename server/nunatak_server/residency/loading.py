@@ -1,0 +1,41 @@
+"""Loading: one version from the store to the device, on a thread of the loads."""
+
+import threading
+
+from nunatak_artifact import LoadedTask, load_task
+from nunatak_model import Backbone, TrunkCache
+from nunatak_registry import TaskManifest
+from nunatak_server.residency.host import HostTier
+
+# Room for the probes of some hundred task versions: a few short texts each.
+PROBE_TRUNK_BYTES = 8 * 1024**2
+
+
+class VersionLoading:
+    """Loads versions onto a backbone; may be called on several threads at once.
+
+    A version that was evicted comes back soon, and its probe with it: the frozen part of a probe
+    is kept, per thread.
+    """
+
+    def __init__(self, backbone: Backbone, host_tier: HostTier) -> None:
+        self._backbone = backbone
+        self._host_tier = host_tier
+        self._threads = threading.local()
+
+    def __call__(self, manifest: TaskManifest) -> LoadedTask:
+        """Read, check, convert and probe a version.
+
+        Raises:
+            RegistryError: its bytes cannot be read or trusted.
+            ModelError: its parameters do not fit.
+            ArtifactError: it does not fit the backbone or fails its probe.
+        """
+        data = self._host_tier.read(manifest)
+        return load_task(manifest, data, self._backbone, trunk=self._probe_trunk())
+
+    def _probe_trunk(self) -> TrunkCache:
+        held: TrunkCache | None = getattr(self._threads, "trunk", None)
+        if held is None:
+            held = self._threads.trunk = TrunkCache(max_bytes=PROBE_TRUNK_BYTES)
+        return held

@@ -1,0 +1,241 @@
+"""Loads: versions on their way into memory, off the event loop.
+
+One load per version however many wait for it, at most one per thread at a time, in the order of
+asking; each starts when the shelf has room for it. A load that nobody waits for any more before it
+starts is dropped. All methods belong to the event loop thread.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+from nunatak_artifact import ArtifactError, LoadedTask
+from nunatak_model import ModelError
+from nunatak_registry import RegistryError, TaskManifest
+from nunatak_server.errors import (
+    DrainingError,
+    ServerError,
+    TaskDoesNotFitError,
+    TaskUnhealthyError,
+)
+from nunatak_server.residency.keys import VersionKey, key_of
+from nunatak_server.residency.memory_return import INTERVAL_S
+from nunatak_server.residency.shelf import Shelf
+
+# Keeps a version that cannot be loaded from being read from the store by each request for it.
+FAILURE_MEMORY_S = 1.0
+
+logger = logging.getLogger(__name__)
+
+
+class ResidencyObserver(Protocol):
+    """Is told about loads, waits and evictions, on the event loop thread."""
+
+    def observe_load(self, *, seconds: float, succeeded: bool) -> None:
+        """Record one attempt to load a version."""
+        ...
+
+    def observe_load_wait(self, seconds: float) -> None:
+        """Record how long one request waited for a version to come into memory."""
+        ...
+
+    def observe_evictions(self, count: int) -> None:
+        """Record versions dropped from memory."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loader:
+    """How versions are brought into memory."""
+
+    load: Callable[[TaskManifest], LoadedTask]
+    """Runs on a thread of the loads."""
+    size_of: Callable[[TaskManifest], int]
+    """Bytes that a version will take, known before it is read."""
+    num_threads: int
+    give_back: Callable[[], None] | None = None
+    """Returns freed memory to the operating system, on a thread of the loads too."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Job:
+    manifest: TaskManifest
+    num_bytes: int
+    done: asyncio.Future[None]
+    num_waiting: int = 0
+    is_held: bool = False
+    """Whether the version is leased for those who wait, until the last of them has a lease."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Failure:
+    error: Exception
+    until: float
+
+
+class Loads:
+    """Brings versions onto a shelf."""
+
+    def __init__(
+        self,
+        loader: Loader,
+        *,
+        shelf: Shelf,
+        observer: ResidencyObserver,
+        clock: Callable[[], float],
+    ) -> None:
+        self._loader = loader
+        self._shelf = shelf
+        self._observer = observer
+        self._clock = clock
+        self._pool = ThreadPoolExecutor(loader.num_threads, thread_name_prefix="nunatak-load")
+        self._jobs: dict[VersionKey, _Job] = {}
+        self._queue: deque[_Job] = deque()
+        self._running: set[asyncio.Task[None]] = set()
+        self._failures: dict[VersionKey, _Failure] = {}
+        self._return: asyncio.TimerHandle | None = None
+
+    def count_evicted(self, count: int) -> None:
+        """Take note of versions that were dropped, whose memory is to be returned before long."""
+        self._observer.observe_evictions(count)
+        if count and self._loader.give_back is not None and self._return is None:
+            loop = asyncio.get_running_loop()
+            self._return = loop.call_later(INTERVAL_S, self._give_back, self._loader.give_back)
+
+    async def lease(self, manifest: TaskManifest, *, remember_failures: bool) -> LoadedTask:
+        """Load a version that is not on the shelf, and return it leased.
+
+        Raises:
+            RegistryError: its bytes cannot be trusted.
+            ModelError: its parameters do not fit.
+            ArtifactError: it does not fit the backbone or fails its probe.
+            TaskDoesNotFitError: it needs more memory than there is.
+            TaskUnhealthyError: it fails to load for a reason that is nobody's.
+        """
+        key = key_of(manifest)
+        if remember_failures:
+            self._check_failure(key)
+        job = self._jobs.get(key) or self._enqueue(manifest)
+        started = self._clock()
+        job.num_waiting += 1
+        try:
+            # One caller that gives up must not take the load away from the others.
+            await asyncio.shield(job.done)
+            task = self._shelf.lease(key)
+            if task is None:
+                raise AssertionError(f"{manifest.reference} is held for those who wait for it")
+            return task
+        finally:
+            self._observer.observe_load_wait(self._clock() - started)
+            self._leave(job)
+
+    def start_waiting(self) -> None:
+        """Start the loads that have become possible; to be called when room has."""
+        while self._queue and len(self._running) < self._loader.num_threads:
+            job = self._queue[0]
+            key = key_of(job.manifest)
+            try:
+                self._shelf.check_fits(key, job.num_bytes)
+            except TaskDoesNotFitError as error:
+                # Others were pinned while it waited.
+                self._queue.popleft()
+                self._conclude(job, error)
+                continue
+            if not self._shelf.claim(key, job.num_bytes):
+                # Smaller ones behind it wait too: they would keep it waiting for ever.
+                return
+            self._queue.popleft()
+            running = asyncio.create_task(self._run(job))
+            self._running.add(running)
+            running.add_done_callback(self._ended)
+
+    async def aclose(self) -> None:
+        """Drop the loads that wait, wait for those that run, then end the threads."""
+        while self._queue:
+            self._conclude(self._queue.popleft(), DrainingError())
+        if self._return is not None:
+            self._return.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+        self._pool.shutdown()
+
+    def _check_failure(self, key: VersionKey) -> None:
+        failure = self._failures.get(key)
+        if failure is not None and self._clock() < failure.until:
+            # Each raise adds to the traceback, which would grow with every request.
+            raise failure.error.with_traceback(None)
+
+    def _enqueue(self, manifest: TaskManifest) -> _Job:
+        key, num_bytes = key_of(manifest), self._loader.size_of(manifest)
+        self._shelf.check_fits(key, num_bytes)
+        done = asyncio.get_running_loop().create_future()
+        job = _Job(manifest=manifest, num_bytes=num_bytes, done=done)
+        self._jobs[key] = job
+        self._queue.append(job)
+        self.start_waiting()
+        return job
+
+    def _leave(self, job: _Job) -> None:
+        job.num_waiting -= 1
+        if job.num_waiting:
+            return
+        if job.is_held:
+            self._let_go(job)
+        elif job in self._queue:
+            self._queue.remove(job)
+            del self._jobs[key_of(job.manifest)]
+        self.start_waiting()
+
+    async def _run(self, job: _Job) -> None:
+        key, started = key_of(job.manifest), self._clock()
+        self._failures.pop(key, None)
+        loop = asyncio.get_running_loop()
+        try:
+            task = await loop.run_in_executor(self._pool, self._loader.load, job.manifest)
+        except Exception as error:
+            logger.warning("cannot load %s", job.manifest.reference, exc_info=error)
+            failure = _as_known(error, key)
+            self._failures[key] = _Failure(error=failure, until=self._clock() + FAILURE_MEMORY_S)
+            self._shelf.abandon(key)
+            self._observer.observe_load(seconds=self._clock() - started, succeeded=False)
+            self._conclude(job, failure)
+        else:
+            load_s = self._clock() - started
+            self._observer.observe_load(seconds=load_s, succeeded=True)
+            self.count_evicted(self._shelf.place(task, load_s=load_s))
+            job.is_held = True
+            self._conclude(job, None)
+
+    def _conclude(self, job: _Job, error: Exception | None) -> None:
+        del self._jobs[key_of(job.manifest)]
+        if error is None:
+            job.done.set_result(None)
+        else:
+            job.done.set_exception(error)
+            # If every waiter has gone, nobody else reads it, and asyncio would complain.
+            job.done.exception()
+        if job.is_held and not job.num_waiting:
+            self._let_go(job)
+
+    def _let_go(self, job: _Job) -> None:
+        job.is_held = False
+        self.count_evicted(self._shelf.release(key_of(job.manifest)))
+
+    def _give_back(self, give_back: Callable[[], None]) -> None:
+        self._return = None
+        self._pool.submit(give_back)
+
+    def _ended(self, running: asyncio.Task[None]) -> None:
+        self._running.discard(running)
+        self.start_waiting()
+
+
+def _as_known(error: Exception, key: VersionKey) -> Exception:
+    if isinstance(error, (RegistryError, ModelError, ArtifactError, ServerError)):
+        # The frames of a load that failed hold the bytes that it has read.
+        return error.with_traceback(None)
+    # Such as memory that cannot be had: this version cannot be served, all others can.
+    return TaskUnhealthyError(*key, f"cannot be loaded ({type(error).__name__})")

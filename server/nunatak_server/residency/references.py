@@ -1,0 +1,42 @@
+"""References: what names mean, remembered until the registry changes."""
+
+from collections.abc import Awaitable, Callable
+
+from nunatak_registry import TaskManifest, TaskReference
+
+# Bounds a hostile stream of `name/1`, `name/2`, ... ; far above the references in real use.
+MAX_CACHED_REFERENCES = 10_000
+
+
+class References:
+    """Resolves references, each once; belongs to the event loop thread."""
+
+    def __init__(self, resolve: Callable[[TaskReference], Awaitable[TaskManifest]]) -> None:
+        self._resolve = resolve
+        self._resolved: dict[TaskReference, TaskManifest] = {}
+        self._epoch = 0
+
+    def known(self, reference: TaskReference) -> TaskManifest | None:
+        """Return what a reference means if that is known; never waits."""
+        return self._resolved.get(reference)
+
+    async def resolve(self, reference: TaskReference) -> TaskManifest:
+        """Return what a reference means, from memory as long as the registry has not changed.
+
+        Raises:
+            RegistryError: no such task, version or alias, or the store cannot be read.
+        """
+        known = self._resolved.get(reference)
+        if known is not None:
+            return known
+        epoch = self._epoch
+        manifest = await self._resolve(reference)
+        # An answer from before a change must not outlive it.
+        if epoch == self._epoch and len(self._resolved) < MAX_CACHED_REFERENCES:
+            self._resolved[reference] = manifest
+        return manifest
+
+    def invalidate(self) -> None:
+        """Forget everything: the registry has changed."""
+        self._epoch += 1
+        self._resolved.clear()

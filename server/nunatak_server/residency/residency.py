@@ -1,0 +1,151 @@
+"""Residency: which task versions are in memory, who uses them, and how they get in and out.
+
+A request leases the immutable versions it was resolved to; an alias that moves meanwhile changes
+nothing for it. What is in memory keeps to a budget of bytes, and more tasks than fit is a normal
+state: a cold version waits for room and for its load, and disturbs no request for another. All
+methods belong to the event loop thread.
+"""
+
+import time
+from collections.abc import Awaitable, Callable
+
+from nunatak_artifact import LoadedTask
+from nunatak_registry import TaskManifest, TaskReference
+from nunatak_server.residency.keys import key_of
+from nunatak_server.residency.loads import Loader, Loads, ResidencyObserver
+from nunatak_server.residency.references import References
+from nunatak_server.residency.shelf import Shelf, ShelfStats
+
+
+class Lease:
+    """One user of one version: it stays in memory until `release`, which may be called again."""
+
+    def __init__(self, task: LoadedTask, *, end: Callable[[TaskManifest], None]) -> None:
+        self.task = task
+        self._end: Callable[[TaskManifest], None] | None = end
+
+    def release(self) -> None:
+        """End the use."""
+        end, self._end = self._end, None
+        if end is not None:
+            end(self.task.manifest)
+
+
+class Residency:
+    """Resolves references, and leases the versions they mean."""
+
+    def __init__(
+        self,
+        *,
+        resolve: Callable[[TaskReference], Awaitable[TaskManifest]],
+        loader: Loader,
+        budget_bytes: int,
+        observer: ResidencyObserver,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._references = References(resolve)
+        self._shelf = Shelf(budget_bytes=budget_bytes)
+        self._loads = Loads(loader, shelf=self._shelf, observer=observer, clock=clock)
+
+    def known(self, reference: TaskReference) -> TaskManifest | None:
+        """Return what a reference means if that is known; never waits."""
+        return self._references.known(reference)
+
+    async def resolve(self, reference: TaskReference) -> TaskManifest:
+        """Return what a reference means, from memory as long as the registry has not changed.
+
+        Raises:
+            RegistryError: no such task, version or alias, or the store cannot be read.
+        """
+        return await self._references.resolve(reference)
+
+    def lease_resident(self, manifest: TaskManifest) -> Lease | None:
+        """Lease a version for a request if it is in memory; never waits."""
+        key = key_of(manifest)
+        task = self._shelf.lease(key)
+        if task is None:
+            return None
+        self._shelf.record_use(key)
+        return Lease(task, end=self._end_lease)
+
+    async def lease(self, manifest: TaskManifest) -> Lease:
+        """Lease a version for a request, loading it if need be.
+
+        Raises:
+            RegistryError: its bytes cannot be trusted.
+            ModelError: its parameters do not fit.
+            ArtifactError: it does not fit the backbone or fails its probe.
+            TaskDoesNotFitError: it needs more memory than there is.
+            TaskUnhealthyError: it fails to load for a reason that is nobody's.
+        """
+        leased = self.lease_resident(manifest)
+        if leased is not None:
+            return leased
+        # Counted before it is loaded, so that its use so far ranks it from the start.
+        self._shelf.record_use(key_of(manifest))
+        task = await self._loads.lease(manifest, remember_failures=True)
+        return Lease(task, end=self._end_lease)
+
+    async def preload(self, manifest: TaskManifest) -> LoadedTask:
+        """Load a version, trying again even if it failed a moment ago; raises as `lease`."""
+        task = await self._lease_anew(manifest)
+        self._end_lease(manifest)
+        return task
+
+    async def pin(self, manifest: TaskManifest) -> LoadedTask:
+        """Load a version and keep it in memory until `unpin`; raises as `preload`."""
+        task = await self._lease_anew(manifest)
+        self._shelf.pin(task.key)
+        self._end_lease(manifest)
+        return task
+
+    def unpin(self, task: str, version: int | None = None) -> tuple[int, ...]:
+        """Let one version of a task, or all, be evicted again; return those that were pinned."""
+        versions, num_evicted = self._shelf.unpin(task, version)
+        self._loads.count_evicted(num_evicted)
+        self._loads.start_waiting()
+        return versions
+
+    def evict(self, task: str, version: int | None = None) -> tuple[int, ...]:
+        """Drop one version of a task, or all, from memory; return the versions dropped.
+
+        All or nothing: if one of them is in use or pinned, none is dropped.
+
+        Raises:
+            TaskInUseError: a version answers requests right now.
+            TaskPinnedError: a version is pinned.
+        """
+        versions = self._shelf.evict(task, version)
+        self._loads.count_evicted(len(versions))
+        self._loads.start_waiting()
+        return versions
+
+    def resident(self) -> tuple[LoadedTask, ...]:
+        """Return the versions in memory, ordered by task and version."""
+        return self._shelf.resident()
+
+    def is_pinned(self, task: LoadedTask) -> bool:
+        """Tell whether a version is in memory and pinned."""
+        return self._shelf.is_pinned(task.key)
+
+    def stats(self) -> ShelfStats:
+        """Return how many bytes are held, and of how many may be."""
+        return self._shelf.stats()
+
+    def invalidate(self) -> None:
+        """Forget what references mean; versions in memory stay, they cannot change."""
+        self._references.invalidate()
+
+    async def aclose(self) -> None:
+        """Wait for the loads that run, then end the threads."""
+        await self._loads.aclose()
+
+    async def _lease_anew(self, manifest: TaskManifest) -> LoadedTask:
+        # Who asks for it to be in memory expects requests for it: not the first one to go again.
+        self._shelf.record_use(key_of(manifest))
+        task = self._shelf.lease(key_of(manifest))
+        return task or await self._loads.lease(manifest, remember_failures=False)
+
+    def _end_lease(self, manifest: TaskManifest) -> None:
+        self._loads.count_evicted(self._shelf.release(key_of(manifest)))
+        self._loads.start_waiting()

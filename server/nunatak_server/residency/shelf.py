@@ -1,0 +1,194 @@
+"""The shelf: the versions in memory under a budget of bytes; a state without threads or waiting.
+
+Every byte is of one of four kinds: leased (requests use the version now), pinned (an operator wants
+it to stay), claimed (a load that runs will need it), or free to go. A load may start when what
+cannot go leaves it room. What goes for it goes only after it has succeeded, the version first whose
+absence costs least: uses lately x seconds of its load / bytes.
+
+What is on the shelf can pass the budget by the claims of loads that end while their victims are
+leased again, until these leases end.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from nunatak_artifact import LoadedTask
+from nunatak_server.errors import TaskDoesNotFitError, TaskInUseError, TaskPinnedError
+from nunatak_server.residency.history import UseHistory
+from nunatak_server.residency.keys import VersionKey
+
+# No load is quicker; a clock too coarse to see it must not make a version worthless.
+MIN_LOAD_S = 0.001
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShelfStats:
+    """Bytes by kind, and how many versions; `pinned_bytes` are a part of `resident_bytes`."""
+
+    budget_bytes: int
+    resident_bytes: int
+    pinned_bytes: int
+    loading_bytes: int
+    num_resident: int
+    num_pinned: int
+
+
+@dataclass(slots=True, kw_only=True)
+class _Place:
+    task: LoadedTask
+    load_s: float
+    num_leases: int = 0
+    is_pinned: bool = False
+
+    @property
+    def may_go(self) -> bool:
+        return not self.num_leases and not self.is_pinned
+
+
+class Shelf:
+    """Keeps count; what it returns as evicted is no longer referred to by it."""
+
+    def __init__(self, *, budget_bytes: int, history: UseHistory | None = None) -> None:
+        self._budget = budget_bytes
+        self._history = history or UseHistory()
+        self._places: dict[VersionKey, _Place] = {}
+        self._claims: dict[VersionKey, int] = {}
+        self._resident_bytes = 0
+
+    def stats(self) -> ShelfStats:
+        """Return what is held now."""
+        pinned = [place.task for place in self._places.values() if place.is_pinned]
+        return ShelfStats(
+            budget_bytes=self._budget,
+            resident_bytes=self._resident_bytes,
+            pinned_bytes=sum(task.num_bytes for task in pinned),
+            loading_bytes=sum(self._claims.values()),
+            num_resident=len(self._places),
+            num_pinned=len(pinned),
+        )
+
+    def resident(self) -> tuple[LoadedTask, ...]:
+        """Return the versions in memory, ordered by task and version."""
+        return tuple(self._places[key].task for key in sorted(self._places))
+
+    def get(self, key: VersionKey) -> LoadedTask | None:
+        """Return a version that is in memory."""
+        place = self._places.get(key)
+        return None if place is None else place.task
+
+    def is_pinned(self, key: VersionKey) -> bool:
+        """Tell whether a version is in memory and pinned."""
+        return key in self._places and self._places[key].is_pinned
+
+    def record_use(self, key: VersionKey) -> None:
+        """Count a request for a version, in memory or not."""
+        self._history.record(key)
+
+    def lease(self, key: VersionKey) -> LoadedTask | None:
+        """Keep a version until `release`, or return None if it is not in memory."""
+        place = self._places.get(key)
+        if place is None:
+            return None
+        place.num_leases += 1
+        return place.task
+
+    def release(self, key: VersionKey) -> int:
+        """End a lease; return how many versions went because the budget was passed."""
+        self._places[key].num_leases -= 1
+        return self._shrink()
+
+    def check_fits(self, key: VersionKey, num_bytes: int) -> None:
+        """Return if there would be room for a version once all leases ended.
+
+        Raises:
+            TaskDoesNotFitError: it can never fit beside what is pinned.
+        """
+        pinned = sum(
+            place.task.num_bytes
+            for other, place in self._places.items()
+            if place.is_pinned and other != key
+        )
+        if num_bytes + pinned > self._budget:
+            raise TaskDoesNotFitError(
+                *key, needed_bytes=num_bytes, budget_bytes=self._budget, pinned_bytes=pinned
+            )
+
+    def claim(self, key: VersionKey, num_bytes: int) -> bool:
+        """Reserve room for a load, if what cannot go leaves it now, until `place` or `abandon`."""
+        fixed = sum(place.task.num_bytes for place in self._places.values() if not place.may_go)
+        if fixed + sum(self._claims.values()) + num_bytes > self._budget:
+            return False
+        self._claims[key] = num_bytes
+        return True
+
+    def abandon(self, key: VersionKey) -> None:
+        """Give back the room of a load that failed."""
+        del self._claims[key]
+
+    def place(self, task: LoadedTask, *, load_s: float) -> int:
+        """Put a loaded version in the room that was claimed for it; return how many went for it.
+
+        It comes leased once, so that it is there for those who wait for it.
+        """
+        del self._claims[task.key]
+        self._places[task.key] = _Place(task=task, load_s=load_s, num_leases=1)
+        self._resident_bytes += task.num_bytes
+        return self._shrink()
+
+    def pin(self, key: VersionKey) -> None:
+        """Keep a version in memory, whatever others need."""
+        self._places[key].is_pinned = True
+
+    def unpin(self, task: str, version: int | None) -> tuple[tuple[int, ...], int]:
+        """Let one version of a task, or all, go again; return them, and how many versions went."""
+        keys = [key for key in self._matching(task, version) if self._places[key].is_pinned]
+        for key in keys:
+            self._places[key].is_pinned = False
+        return _versions(keys), self._shrink()
+
+    def evict(self, task: str, version: int | None) -> tuple[int, ...]:
+        """Drop one version of a task, or all, and return them; all or nothing.
+
+        Raises:
+            TaskInUseError: a version answers requests right now.
+            TaskPinnedError: a version is pinned.
+        """
+        keys = self._matching(task, version)
+        for key in keys:
+            place = self._places[key]
+            if place.is_pinned:
+                raise TaskPinnedError(*key)
+            if place.num_leases:
+                raise TaskInUseError(*key, place.num_leases)
+        for key in keys:
+            self._drop(key)
+        return _versions(keys)
+
+    def _matching(self, task: str, version: int | None) -> list[VersionKey]:
+        return [key for key in self._places if key[0] == task and version in (None, key[1])]
+
+    def _shrink(self) -> int:
+        """Drop versions, least worth first, until the rest fits the budget or is all in use."""
+        if self._resident_bytes <= self._budget:
+            return 0
+        free = sorted((key for key, it in self._places.items() if it.may_go), key=self._worth)
+        num_dropped = 0
+        for key in free:
+            if self._resident_bytes <= self._budget:
+                break
+            self._drop(key)
+            num_dropped += 1
+        return num_dropped
+
+    def _worth(self, key: VersionKey) -> float:
+        """Seconds of loading that a byte of this version saves; only good to compare."""
+        place = self._places[key]
+        load_s = max(MIN_LOAD_S, place.load_s)
+        return self._history.count(key) * load_s / max(1, place.task.num_bytes)
+
+    def _drop(self, key: VersionKey) -> None:
+        self._resident_bytes -= self._places.pop(key).task.num_bytes
+
+
+def _versions(keys: Iterable[VersionKey]) -> tuple[int, ...]:
+    return tuple(sorted(version for _, version in keys))

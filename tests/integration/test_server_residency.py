@@ -1,0 +1,234 @@
+import asyncio
+import gc
+import itertools
+import random
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from doubles.backbones import tiny_backbone
+from doubles.serving import make_settings, running_client
+from doubles.tasks import publish_tiny_task
+from nunatak_artifact import load_task
+from nunatak_model import Backbone, Branch, Row, forward
+from nunatak_registry import Registry, TaskManifest
+from nunatak_server.residency.memory_return import find_memory_return
+from nunatak_server.residency.sizes import size_in_memory
+from nunatak_server.settings import ServerSettings
+
+TEXTS = ("where is my parcel?", "a much longer text about nothing at all", "hello")
+NUM_TASKS, NUM_ANSWERS, NUM_ASKERS = 8, 400, 6
+LOGITS = {"function_to_apply": "none", "top_k": 3}
+
+Oracle = dict[tuple[str, int, str], dict[str, float]]
+
+
+@pytest.fixture(scope="module")
+def backbone() -> Backbone:
+    return tiny_backbone()
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Generator[Registry]:
+    with Registry.open(tmp_path) as opened:
+        yield opened
+
+
+@pytest.fixture
+def versions(registry: Registry, backbone: Backbone) -> list[TaskManifest]:
+    """Two versions of each task; the first has the alias."""
+    published = [
+        publish_tiny_task(registry, backbone, task=f"task-{index}", seed=2 * index + number)
+        for index in range(NUM_TASKS)
+        for number in range(2)
+    ]
+    for index in range(NUM_TASKS):
+        registry.promote(f"task-{index}", "prod", 1)
+    return published
+
+
+def room_for(count: float, version: TaskManifest, backbone: Backbone) -> ServerSettings:
+    """Settings whose budget holds so many versions of one size."""
+    size = size_in_memory(version, dtype=backbone.dtype)
+    return make_settings(task_memory_bytes=int(count * size))
+
+
+def oracle_of(registry: Registry, versions: list[TaskManifest], backbone: Backbone) -> Oracle:
+    """Logits of every version for every text, each computed with nothing beside it."""
+    found: Oracle = {}
+    for manifest in versions:
+        branch = load_task(manifest, registry.read_blob(manifest), backbone).branch
+        encodings = backbone.tokenizer.encode(TEXTS, max_length=manifest.max_length)
+        for text, encoding in zip(TEXTS, encodings, strict=True):
+            (logits,) = forward(backbone, [Row(encoding=encoding, branch=branch)])
+            named = zip(manifest.head.labels, map(float, logits), strict=True)
+            found[manifest.task, manifest.version, text] = dict(named)
+    return found
+
+
+def differs(answer: dict[str, Any], text: str, oracle: Oracle) -> bool:
+    """Tell whether an answer is another than that of the version it names."""
+    expected = oracle[answer["task"], answer["version"], text]
+    given = {item["label"]: item["score"] for item in answer["outputs"]}
+    return given.keys() != expected.keys() or any(
+        abs(given[label] - expected[label]) > 1e-4 for label in expected
+    )
+
+
+async def operate(client: httpx.AsyncClient, stop: asyncio.Event) -> int:
+    """Promote, roll back, preload and evict, in turns, until told to stop; return how often."""
+    draw = random.Random(7)
+    for count in itertools.count():
+        if stop.is_set():
+            return count
+        path = f"/v1/tasks/task-{draw.randrange(NUM_TASKS)}"
+        match count % 4:
+            case 0:
+                version = draw.randint(1, 2)
+                await client.put(f"{path}/aliases/prod", json={"version": version})
+            case 1:
+                await client.post(f"{path}/aliases/prod/rollback")
+            case 2:
+                await client.post(f"{path}/preload")
+            case _:
+                await client.post(f"{path}/evict")
+    raise AssertionError
+
+
+def test_every_answer_is_that_of_the_version_it_names_whatever_operators_do(
+    backbone: Backbone, registry: Registry, versions: list[TaskManifest]
+) -> None:
+    oracle = oracle_of(registry, versions, backbone)
+
+    async def scenario() -> None:
+        wrong: list[object] = []
+        settings = room_for(3.5, versions[0], backbone)
+        async with running_client(backbone, registry, settings) as client:
+
+            async def ask(seed: int) -> None:
+                draw = random.Random(seed)
+                for _ in range(NUM_ANSWERS // NUM_ASKERS):
+                    text, task = draw.choice(TEXTS), f"task-{draw.randrange(NUM_TASKS)}"
+                    body = {"inputs": text, "parameters": LOGITS}
+                    answer = await client.post(f"/v1/tasks/{task}/predict", json=body)
+                    if answer.status_code != 200 or differs(answer.json(), text, oracle):
+                        wrong.append(answer.text)
+
+            stop = asyncio.Event()
+            operating = asyncio.create_task(operate(client, stop))
+            await asyncio.gather(*map(ask, range(NUM_ASKERS)))
+            stop.set()
+            assert await operating > 10
+            device = (await client.get("/v1/memory")).json()["tiers"]["device"]
+        assert wrong == []
+        assert device["bytes"] <= device["budget_bytes"]
+        assert device["versions"] <= 3
+
+    asyncio.run(scenario())
+
+
+def test_a_fan_out_over_more_tasks_than_fit_is_answered(
+    backbone: Backbone, registry: Registry, versions: list[TaskManifest]
+) -> None:
+    async def scenario() -> None:
+        settings = room_for(2.5, versions[0], backbone)
+        async with running_client(backbone, registry, settings) as client:
+            tasks = [f"task-{index}" for index in range(NUM_TASKS)]
+            body = {"inputs": TEXTS[0], "tasks": tasks}
+            answers = await asyncio.gather(
+                *(client.post("/v1/predict", json=body) for _ in range(3))
+            )
+            for answer in answers:
+                assert [result.get("task") for result in answer.json()["results"]] == tasks
+
+    asyncio.run(scenario())
+
+
+def test_a_version_larger_than_the_budget_is_refused_with_a_code(
+    backbone: Backbone, registry: Registry, versions: list[TaskManifest]
+) -> None:
+    async def scenario() -> None:
+        settings = room_for(0.5, versions[0], backbone)
+        async with running_client(backbone, registry, settings) as client:
+            answer = await client.post("/v1/tasks/task-0/predict", json={"inputs": "x"})
+            moved = await client.put("/v1/tasks/task-0/aliases/prod", json={"version": 2})
+
+            assert (answer.status_code, answer.json()["code"]) == (503, "task_does_not_fit")
+            assert str(settings.task_memory_bytes) in answer.json()["detail"]
+            assert (moved.status_code, moved.json()["code"]) == (503, "task_does_not_fit")
+
+    asyncio.run(scenario())
+    assert registry.task("task-0").aliases == {"prod": 1}
+
+
+def test_a_pinned_version_is_never_evicted_until_unpinned(
+    backbone: Backbone, registry: Registry, versions: list[TaskManifest]
+) -> None:
+    async def scenario() -> None:
+        settings = room_for(2.5, versions[0], backbone)
+        async with running_client(backbone, registry, settings) as client:
+            pinned = (await client.post("/v1/tasks/task-0/pin")).json()
+            assert (pinned["task"], pinned["version"], pinned["pinned"]) == ("task-0", 1, True)
+            for index in range(1, NUM_TASKS):
+                await client.post(f"/v1/tasks/task-{index}/predict", json={"inputs": "x"})
+
+            memory = (await client.get("/v1/memory")).json()
+            held = {task["task"]: task["pinned"] for task in memory["tasks"]}
+            assert held == {"task-0": True, f"task-{NUM_TASKS - 1}": False}
+            assert memory["tiers"]["device"]["pinned_bytes"] == pinned["bytes"]
+            refused = await client.post("/v1/tasks/task-0/evict")
+            assert (refused.status_code, refused.json()["code"]) == (409, "task_pinned")
+            unpinned = await client.post("/v1/tasks/task-0/unpin")
+            assert unpinned.json() == {"task": "task-0", "versions": [1]}
+            evicted = await client.post("/v1/tasks/task-0/evict")
+            assert evicted.json()["versions"] == [1]
+
+    asyncio.run(scenario())
+
+
+def test_an_evicted_version_leaves_nothing_behind(
+    backbone: Backbone, registry: Registry, versions: list[TaskManifest]
+) -> None:
+    async def scenario() -> None:
+        settings = room_for(2.5, versions[0], backbone)
+        async with running_client(backbone, registry, settings) as client:
+            before = num_branches()
+            for index in range(3 * NUM_TASKS):
+                task = f"/v1/tasks/task-{index % NUM_TASKS}"
+                await client.post(f"{task}/predict", json={"inputs": TEXTS[0]})
+            for index in range(NUM_TASKS):
+                await client.post(f"/v1/tasks/task-{index}/evict")
+
+            # The engine lets its last batch go a moment after it has been answered.
+            async with asyncio.timeout(10):
+                while num_branches() > before:
+                    await client.get("/livez")
+
+    asyncio.run(scenario())
+
+
+def num_branches() -> int:
+    """How many versions are in the memory of this process, whoever holds them."""
+    gc.collect()
+    return sum(type(each) is Branch for each in gc.get_objects())
+
+
+def test_freed_memory_goes_back_to_the_operating_system() -> None:
+    give_back = find_memory_return()
+    if give_back is None:
+        pytest.skip("the allocator of this system returns memory by itself, or never")
+    process = psutil.Process()
+    # Below the size that glibc maps by itself, and with something behind it that stays.
+    blocks = [bytearray(100_000) for _ in range(1000)]
+    kept = bytearray(1000)
+    held = process.memory_info().rss
+    blocks.clear()
+
+    give_back()
+
+    assert process.memory_info().rss < held - 50_000_000
+    assert len(kept) == 1000

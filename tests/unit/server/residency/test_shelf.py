@@ -1,0 +1,230 @@
+import dataclasses
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from doubles.backbones import tiny_backbone
+from doubles.drafts import make_draft
+from doubles.tasks import random_parameters, spec_of
+from nunatak_artifact import LoadedTask
+from nunatak_model import Branch, HeadOnly, build_branch
+from nunatak_registry import TaskManifest
+from nunatak_server.errors import TaskDoesNotFitError, TaskInUseError, TaskPinnedError
+from nunatak_server.residency.keys import VersionKey
+from nunatak_server.residency.shelf import Shelf
+
+BUDGET = 100
+TASKS = "abcdefgh"
+NAMES = st.sampled_from(TASKS)
+
+
+def tiny_branch() -> Branch:
+    backbone = tiny_backbone(num_layers=1)
+    spec = spec_of(backbone, HeadOnly(), num_labels=2)
+    return build_branch(spec, backbone.config, random_parameters(spec, backbone, seed=0))
+
+
+def make_tasks() -> dict[str, LoadedTask]:
+    branch = tiny_branch()
+    return {
+        name: LoadedTask(
+            manifest=TaskManifest(**make_draft(name)[0].model_dump(), version=1),
+            branch=branch,
+            num_bytes=1,
+        )
+        for name in TASKS
+    }
+
+
+LOADED = make_tasks()
+
+
+def put(shelf: Shelf, name: str, *, num_bytes: int, load_s: float = 1.0, uses: int = 1) -> int:
+    """Load a version as residency does, without anybody waiting for it."""
+    key = (name, 1)
+    for _ in range(uses):
+        shelf.record_use(key)
+    assert shelf.claim(key, num_bytes)
+    task = dataclasses.replace(LOADED[name], num_bytes=num_bytes)
+    return shelf.place(task, load_s=load_s) + shelf.release(key)
+
+
+def names(shelf: Shelf) -> str:
+    return "".join(task.manifest.task for task in shelf.resident())
+
+
+def test_the_version_used_least_goes_first() -> None:
+    shelf = Shelf(budget_bytes=BUDGET)
+    put(shelf, "a", num_bytes=50, uses=3)
+    put(shelf, "b", num_bytes=50, uses=2)
+
+    assert put(shelf, "c", num_bytes=50, uses=4) == 1
+    assert names(shelf) == "ac"
+
+
+def test_of_two_used_alike_the_one_that_loads_faster_goes() -> None:
+    shelf = Shelf(budget_bytes=BUDGET)
+    put(shelf, "a", num_bytes=50, load_s=0.01, uses=2)
+    put(shelf, "b", num_bytes=50, load_s=1.0, uses=2)
+
+    put(shelf, "c", num_bytes=50, uses=5)
+
+    assert names(shelf) == "bc"
+
+
+def test_of_two_used_alike_the_larger_goes() -> None:
+    shelf = Shelf(budget_bytes=BUDGET)
+    put(shelf, "a", num_bytes=10, uses=2)
+    put(shelf, "b", num_bytes=80, uses=2)
+
+    put(shelf, "c", num_bytes=50, uses=5)
+
+    assert names(shelf) == "ac"
+
+
+def test_versions_asked_once_displace_one_another_and_not_the_hot_ones() -> None:
+    shelf = Shelf(budget_bytes=BUDGET)
+    for name in "abcd":
+        put(shelf, name, num_bytes=25, uses=20)
+
+    for name in "efgh":
+        put(shelf, name, num_bytes=25)
+
+    # One place goes to whichever was asked last, for it has to be somewhere to answer.
+    assert names(shelf) == "bcdh"
+
+
+def test_a_version_that_keeps_being_asked_stays_although_it_went_before() -> None:
+    shelf = Shelf(budget_bytes=BUDGET)
+    for name in "ab":
+        put(shelf, name, num_bytes=50, uses=3)
+    put(shelf, "c", num_bytes=50)
+    put(shelf, "a", num_bytes=50)
+    assert names(shelf) == "ab"
+
+    put(shelf, "c", num_bytes=50, uses=5)
+    put(shelf, "d", num_bytes=50)
+
+    assert names(shelf) == "cd"
+
+
+def test_a_claim_is_refused_while_what_is_in_use_leaves_no_room() -> None:
+    shelf = Shelf(budget_bytes=BUDGET)
+    put(shelf, "a", num_bytes=60)
+    shelf.lease(("a", 1))
+
+    assert not shelf.claim(("b", 1), 50)
+    shelf.release(("a", 1))
+    assert shelf.claim(("b", 1), 50)
+    assert not shelf.claim(("c", 1), 60)
+    shelf.abandon(("b", 1))
+    assert shelf.claim(("c", 1), 60)
+
+
+def test_the_old_stays_until_the_new_is_there() -> None:
+    shelf = Shelf(budget_bytes=BUDGET)
+    put(shelf, "a", num_bytes=100)
+
+    assert shelf.claim(("b", 1), 100)
+    assert names(shelf) == "a"
+    shelf.abandon(("b", 1))
+    assert names(shelf) == "a"
+
+
+def test_room_is_refused_only_for_what_could_never_have_it() -> None:
+    shelf = Shelf(budget_bytes=BUDGET)
+    put(shelf, "a", num_bytes=60)
+    shelf.lease(("a", 1))
+    shelf.check_fits(("b", 1), BUDGET)
+
+    shelf.pin(("a", 1))
+
+    with pytest.raises(TaskDoesNotFitError):
+        shelf.check_fits(("b", 1), 50)
+    shelf.check_fits(("b", 1), 40)
+    shelf.check_fits(("a", 1), 60)
+
+
+class ShelfInUse(RuleBasedStateMachine):
+    """Any sequence of what residency may do with a shelf."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shelf = Shelf(budget_bytes=BUDGET)
+        self.claims: dict[VersionKey, int] = {}
+        self.leases: list[VersionKey] = []
+
+    @rule(name=NAMES, num_bytes=st.integers(min_value=1, max_value=60))
+    def claim(self, name: str, num_bytes: int) -> None:
+        key = (name, 1)
+        is_new = self.shelf.get(key) is None and key not in self.claims
+        if is_new and self.shelf.claim(key, num_bytes):
+            self.claims[key] = num_bytes
+
+    @precondition(lambda self: self.claims)
+    @rule(data=st.data(), load_s=st.sampled_from((0.01, 1.0)))
+    def place(self, data: st.DataObject, load_s: float) -> None:
+        key = data.draw(st.sampled_from(sorted(self.claims)))
+        task = dataclasses.replace(LOADED[key[0]], num_bytes=self.claims.pop(key))
+        self.shelf.place(task, load_s=load_s)
+        self.leases.append(key)
+
+    @precondition(lambda self: self.claims)
+    @rule(data=st.data())
+    def abandon(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(sorted(self.claims)))
+        del self.claims[key]
+        self.shelf.abandon(key)
+
+    @rule(name=NAMES)
+    def lease(self, name: str) -> None:
+        if self.shelf.lease((name, 1)) is not None:
+            self.shelf.record_use((name, 1))
+            self.leases.append((name, 1))
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(self.leases))
+        self.leases.remove(key)
+        self.shelf.release(key)
+
+    @rule(name=NAMES)
+    def pin(self, name: str) -> None:
+        if self.shelf.get((name, 1)) is not None:
+            self.shelf.pin((name, 1))
+
+    @rule(name=NAMES)
+    def unpin(self, name: str) -> None:
+        self.shelf.unpin(name, None)
+
+    @rule(name=NAMES)
+    def evict(self, name: str) -> None:
+        try:
+            self.shelf.evict(name, None)
+        except TaskInUseError:
+            assert (name, 1) in self.leases
+        except TaskPinnedError:
+            assert self.shelf.is_pinned((name, 1))
+
+    @invariant()
+    def what_is_in_use_is_there(self) -> None:
+        assert all(self.shelf.get(key) is not None for key in self.leases)
+
+    @invariant()
+    def the_bytes_add_up(self) -> None:
+        stats, held = self.shelf.stats(), self.shelf.resident()
+        assert stats.resident_bytes == sum(task.num_bytes for task in held)
+        assert stats.loading_bytes == sum(self.claims.values())
+
+    @invariant()
+    def only_what_cannot_go_passes_the_budget(self) -> None:
+        if self.shelf.stats().resident_bytes > BUDGET:
+            keys = {task.key for task in self.shelf.resident()}
+            assert all(key in self.leases or self.shelf.is_pinned(key) for key in keys)
+
+
+ShelfInUse.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestShelfInUse = ShelfInUse.TestCase

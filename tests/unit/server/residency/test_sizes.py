@@ -1,0 +1,47 @@
+import torch
+
+from doubles.backbones import tiny_backbone
+from doubles.tasks import tiny_task
+from nunatak_artifact import load_task
+from nunatak_registry import TaskManifest, TensorDtype
+from nunatak_server.residency.sizes import (
+    free_memory,
+    host_memory_budget,
+    size_in_memory,
+    task_memory_budget,
+)
+
+CPU = torch.device("cpu")
+
+
+def test_a_version_never_takes_more_than_was_foreseen_nor_much_less() -> None:
+    backbone = tiny_backbone()
+    draft, blobs = tiny_task(backbone)
+    manifest = TaskManifest(**draft.model_dump(), version=1)
+
+    foreseen = size_in_memory(manifest, dtype=backbone.dtype)
+
+    taken = load_task(manifest, blobs["parameters"], backbone).num_bytes
+    assert taken <= foreseen <= taken + 8192
+
+
+def test_the_size_follows_the_number_formats() -> None:
+    draft, _ = tiny_task(tiny_backbone())
+    stored = TaskManifest(**draft.model_dump(), version=1)
+    half = stored.model_copy(update={"dtype": TensorDtype.BFLOAT16})
+    whole = size_in_memory(stored, dtype=torch.float32)
+
+    assert size_in_memory(stored, dtype=torch.bfloat16) == whole // 2
+    assert size_in_memory(half, dtype=torch.float32) == whole * 2
+
+
+def test_a_chosen_budget_is_taken_and_else_a_share_of_what_is_free() -> None:
+    assert task_memory_budget(123, CPU) == 123
+    assert 0 < task_memory_budget(None, CPU) < free_memory(CPU)
+
+
+def test_the_host_tier_is_off_where_the_device_is_the_host() -> None:
+    assert host_memory_budget(None, CPU) == 0
+    assert host_memory_budget(77, CPU) == 77
+    assert host_memory_budget(0, torch.device("cuda")) == 0
+    assert host_memory_budget(None, torch.device("cuda")) > 0
