@@ -29,6 +29,7 @@ from nunatak_training.loop import BatchLogits, fit, predict
 from nunatak_training.metrics import Metric
 from nunatak_training.objectives import Objective, objective_of
 from nunatak_training.recipes import Recipe, changed_recipe
+from nunatak_training.regularizers import check_method
 from nunatak_training.report import EpochResult, Report
 from nunatak_training.scoring import Interval, bootstrap_intervals
 
@@ -153,6 +154,7 @@ def branch_logits(
 
 
 def _check_recipe(recipe: Recipe, data: TaskData, backbone: Backbone) -> None:
+    check_method(recipe.regularizer, recipe.method)
     if recipe.max_length > backbone.config.max_tokens:
         raise InvalidRecipeError(
             f"max_length must be at most {backbone.config.max_tokens} tokens for backbone "

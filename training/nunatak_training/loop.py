@@ -81,7 +81,7 @@ def fit(  # noqa: PLR0913 - what a run is made of
         TrainingDivergedError: the loss or a gradient became infinite or NaN.
     """
     course = plan_course(recipe, len(train.encodings))
-    check_course(recipe.regularizer, recipe.method, num_epochs=course.num_epochs)
+    check_course(recipe.regularizer, num_epochs=course.num_epochs)
     regularizer = build_regularizer(
         recipe.regularizer, parameters, num_epochs=course.num_epochs, seed=recipe.seed
     )

@@ -81,27 +81,33 @@ def _of_batches(
     return GradDrop(parameters, rate, generator)
 
 
-def check_course(settings: RegularizerSettings, method: MethodRecord, *, num_epochs: int) -> None:
-    """Return if a regularizer has something to do in a run of so many epochs.
+def check_method(settings: RegularizerSettings, method: MethodRecord) -> None:
+    """Return if a method tunes what a regularizer is for.
 
     Raises:
-        InvalidRecipeError: it would be the same as none.
+        InvalidRecipeError: it tunes no layers, or too few to make a difference.
     """
-    if isinstance(settings, UnregularizedSettings):
-        return
     name = settings.name
-    if method.kind == "head":
+    if method.kind == "head" and name is not RegularizerName.NONE:
         raise InvalidRecipeError(
             f"regularizer {name!s} is for layers, and method head tunes none; choose another "
             "method, or no regularizer"
-        )
-    goes_by_epochs = (AnnealedGradDropSettings, EpochGradDropSettings, GradFreezeSettings)
-    if isinstance(settings, goes_by_epochs) and num_epochs < 2:
-        raise InvalidRecipeError(
-            f"regularizer {name!s} changes from epoch to epoch and needs at least 2, got 1"
         )
     if isinstance(settings, GradFreezeSettings) and method == TopKRecord(num_layers=1):
         raise InvalidRecipeError(
             f"regularizer {name!s} frees one layer after another and needs at least 2 tuned "
             "layers, got 1"
+        )
+
+
+def check_course(settings: RegularizerSettings, *, num_epochs: int) -> None:
+    """Return if a regularizer has something to do in a run of so many epochs.
+
+    Raises:
+        InvalidRecipeError: it would be the same as none.
+    """
+    goes_by_epochs = (AnnealedGradDropSettings, EpochGradDropSettings, GradFreezeSettings)
+    if isinstance(settings, goes_by_epochs) and num_epochs < 2:
+        raise InvalidRecipeError(
+            f"regularizer {settings.name!s} changes from epoch to epoch and needs at least 2, got 1"
         )
