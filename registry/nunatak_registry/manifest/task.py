@@ -1,0 +1,125 @@
+"""The manifest itself."""
+
+import hashlib
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from nunatak_registry.manifest.base import Record
+from nunatak_registry.manifest.evidence import (
+    ConfusionRecord,
+    DataRecord,
+    MetricRecord,
+    ProbeRecord,
+    RecipeRecord,
+)
+from nunatak_registry.manifest.heads import HeadRecord
+from nunatak_registry.manifest.methods import MethodRecord
+from nunatak_registry.names import Digest, TaskName
+
+MIN_WINDOW_TOKENS = 8
+"""Special tokens of a pair, and a few to share between a question and its context."""
+
+
+class TensorDtype(StrEnum):
+    """Number format of the stored parameters, in safetensors' spelling of torch's names."""
+
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+
+
+class BackboneRecord(Record):
+    """The backbone a task version was trained on; the digest decides, the name is for people."""
+
+    name: Annotated[str, Field(min_length=1, max_length=200)]
+    digest: Digest
+    num_layers: Annotated[int, Field(ge=1, le=1000)]
+    hidden_width: Annotated[int, Field(ge=1, le=1_000_000)]
+    num_parameters: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="of embeddings and layers"
+    )
+
+
+class BlobRecord(Record):
+    """One content-addressed file."""
+
+    role: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,31}$")] = "parameters"
+    sha256: Digest
+    size_bytes: Annotated[int, Field(ge=1)]
+
+
+class ParameterCounts(Record):
+    """Numbers of parameters (not bytes) the task version owns."""
+
+    branch: Annotated[int, Field(ge=0)]
+    head: Annotated[int, Field(ge=0)]
+
+
+class TaskDraft(Record):
+    """A task version before the registry has numbered it."""
+
+    schema_version: Literal[1] = 1
+    task: TaskName
+    head: HeadRecord
+    method: MethodRecord
+    split_depth: Annotated[int, Field(ge=0, le=1000)] | None = Field(
+        description="first layer that differs from the backbone; null for a full copy"
+    )
+    backbone: BackboneRecord
+    tokenizer_digest: Digest
+    max_length: Annotated[int, Field(ge=1, le=1_000_000, description="tokens")]
+    dtype: TensorDtype
+    parameter_counts: ParameterCounts
+    blobs: Annotated[tuple[BlobRecord, ...], Field(min_length=1, max_length=16)]
+    probe: ProbeRecord
+    data: DataRecord | None = None
+    recipe: RecipeRecord | None = None
+    metrics: tuple[MetricRecord, ...] = ()
+    confusion: ConfusionRecord | None = None
+    created_at: datetime
+    note: Annotated[str, Field(max_length=4096)] = ""
+
+    @model_validator(mode="after")
+    def _windows_hold_something(self) -> "TaskDraft":
+        if self.head.kind.reads_tokens and self.max_length < MIN_WINDOW_TOKENS:
+            raise ValueError(
+                f"max_length of a {self.head.kind} task must be at least {MIN_WINDOW_TOKENS} "
+                f"tokens, got {self.max_length}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _confusion_is_of_our_labels(self) -> "TaskDraft":
+        if self.confusion is not None:
+            named = {label for pair in self.confusion.counts for label in pair}
+            if unknown := named.difference(self.head.labels):
+                raise ValueError(f"the confusion matrix names {min(unknown)!r}, which is no label")
+        return self
+
+    def content_digest(self) -> str:
+        """SHA-256 over everything but the time of creation: equal content is the same version."""
+        left_out: dict[str, bool | set[str]] = {"created_at": True, "version": True}
+        # Younger than the schema: content without them keeps the digest it has always had.
+        if self.confusion is None:
+            left_out["confusion"] = True
+        if self.backbone.num_parameters is None:
+            left_out["backbone"] = {"num_parameters"}
+        return hashlib.sha256(self.model_dump_json(exclude=left_out).encode()).hexdigest()
+
+
+class TaskManifest(TaskDraft):
+    """One published, immutable task version."""
+
+    version: Annotated[int, Field(ge=1)]
+
+    @property
+    def reference(self) -> str:
+        """The reference that names exactly this version."""
+        return f"{self.task}/{self.version}"
+
+    def blob(self, role: str) -> BlobRecord | None:
+        """The blob that plays `role`, if there is one."""
+        return next((blob for blob in self.blobs if blob.role == role), None)
