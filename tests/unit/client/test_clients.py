@@ -396,25 +396,6 @@ def test_spent_deadline_sends_nothing(face: Face) -> None:
         face.run(network, lambda client: client.predict("tone", "a", deadline_s=0))
 
 
-@pytest.mark.parametrize("url", ["", "localhost:8080", "ftp://host", "http://", "http://a:port"])
-@pytest.mark.parametrize("kind", [Client, AsyncClient])
-def test_address_that_is_no_http_url_is_refused(kind: type[Client | AsyncClient], url: str) -> None:
-    with pytest.raises(InvalidInputError):
-        kind(url)
-
-
-def test_password_in_the_address_stays_out_of_messages() -> None:
-    network = Network([httpx.ReadError("reset")])
-    client = Client(
-        "http://user:secret@tests.invalid", transport=httpx.MockTransport(network.handle)
-    )
-
-    with client, pytest.raises(ConnectionFailedError) as caught:
-        client.info()
-
-    assert "secret" not in str(caught.value)
-
-
 def test_both_clients_have_the_same_methods() -> None:
     def public(kind: type) -> set[str]:
         return {name for name in vars(kind) if not name.startswith("_")}

@@ -1,0 +1,32 @@
+"""What scenarios of residency do all the time."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from nunatak_registry import TaskReference
+from nunatak_server.residency.residency import Lease, Residency
+
+
+def run(scenario: Coroutine[Any, Any, None]) -> None:
+    """Run a scenario that ends by itself within seconds, or fail."""
+    asyncio.run(asyncio.wait_for(scenario, timeout=30))
+
+
+async def lease(residency: Residency, reference: TaskReference) -> Lease:
+    return await residency.lease(await residency.resolve(reference))
+
+
+async def use(residency: Residency, *references: TaskReference) -> None:
+    for reference in references:
+        (await lease(residency, reference)).release()
+
+
+async def settle() -> None:
+    """Let everything run that can run without a thread."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def names(residency: Residency) -> list[str]:
+    return [task.manifest.reference for task in residency.resident()]

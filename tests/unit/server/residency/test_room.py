@@ -1,0 +1,196 @@
+import asyncio
+
+import pytest
+
+from doubles.leases import lease, names, run, settle, use
+from doubles.serving import FakeStore, RecordingObserver, make_residency
+from nunatak_registry import TaskReference
+from nunatak_server.errors import (
+    DrainingError,
+    TaskDoesNotFitError,
+    TaskInUseError,
+    TaskPinnedError,
+)
+
+
+def test_a_leased_version_cannot_be_evicted(store: FakeStore) -> None:
+    async def scenario() -> None:
+        reference = store.add("tone")
+        observer = RecordingObserver()
+        residency = make_residency(store, observer=observer)
+        first = await lease(residency, reference)
+        second = await lease(residency, reference)
+
+        with pytest.raises(TaskInUseError, match="2 requests"):
+            residency.evict("tone")
+        first.release()
+        first.release()
+        with pytest.raises(TaskInUseError, match="1 request"):
+            residency.evict("tone")
+        second.release()
+
+        assert residency.evict("tone") == (1,)
+        assert residency.lease_resident(store.manifests[reference]) is None
+        assert observer.num_evicted == 1
+        await residency.aclose()
+
+    run(scenario())
+
+
+def test_evicting_a_task_drops_all_its_versions_or_none(store: FakeStore) -> None:
+    async def scenario() -> None:
+        residency = make_residency(store)
+        used = await lease(residency, store.add("tone", version=1))
+        store.add("tone", version=2)
+        await use(residency, TaskReference(task="tone", version=2), store.add("other"))
+
+        with pytest.raises(TaskInUseError, match="tone/1"):
+            residency.evict("tone")
+        assert len(residency.resident()) == 3
+        used.release()
+        assert residency.evict("tone", 2) == (2,)
+        assert residency.evict("tone", 2) == ()
+        assert residency.evict("tone") == (1,)
+        assert names(residency) == ["other/1"]
+        await residency.aclose()
+
+    run(scenario())
+
+
+def test_a_load_waits_for_room_until_a_lease_ends(store: FakeStore) -> None:
+    async def scenario() -> None:
+        residency = make_residency(store, room_for=1)
+        used = await lease(residency, store.add("used"))
+        waiting = asyncio.create_task(lease(residency, store.add("cold")))
+        await settle()
+        assert (store.loaded, names(residency)) == (["used/1"], ["used/1"])
+
+        used.release()
+
+        assert (await waiting).task.manifest.task == "cold"
+        assert names(residency) == ["cold/1"]
+        await residency.aclose()
+
+    run(scenario())
+
+
+def test_more_versions_than_fit_are_served_one_after_the_other(store: FakeStore) -> None:
+    async def scenario() -> None:
+        observer = RecordingObserver()
+        residency = make_residency(store, room_for=3, observer=observer)
+        references = [store.add(f"task-{index}") for index in range(12)]
+        peak = 0
+
+        async def ask(reference: TaskReference) -> None:
+            nonlocal peak
+            leased = await lease(residency, reference)
+            peak = max(peak, len(residency.resident()))
+            await asyncio.sleep(0)
+            leased.release()
+
+        await asyncio.gather(*(ask(each) for each in references * 3))
+
+        assert peak <= 3
+        assert len(residency.resident()) <= 3
+        assert observer.num_evicted == len(store.loaded) - len(residency.resident())
+        await residency.aclose()
+
+    run(scenario())
+
+
+def test_a_load_that_waits_when_the_server_ends_is_refused(store: FakeStore) -> None:
+    async def scenario() -> None:
+        residency = make_residency(store, room_for=1)
+        used = await lease(residency, store.add("used"))
+        waiting = asyncio.create_task(lease(residency, store.add("cold")))
+        await settle()
+
+        await residency.aclose()
+
+        with pytest.raises(DrainingError):
+            await waiting
+        used.release()
+
+    run(scenario())
+
+
+def test_a_version_just_preloaded_is_not_the_first_to_go(store: FakeStore) -> None:
+    async def scenario() -> None:
+        residency = make_residency(store, room_for=2)
+        await residency.preload(store.manifests[store.add("new")])
+        await residency.preload(store.manifests[store.add("new")])
+        await use(residency, store.add("one"), store.add("two"), store.add("three"))
+
+        assert "new/1" in names(residency)
+        await residency.aclose()
+
+    run(scenario())
+
+
+def test_a_version_that_can_never_fit_is_refused_with_what_it_needs(store: FakeStore) -> None:
+    async def scenario() -> None:
+        residency = make_residency(store, room_for=0)
+
+        with pytest.raises(TaskDoesNotFitError) as refusal:
+            await lease(residency, store.add("huge"))
+
+        assert refusal.value.needed_bytes == store.branch.num_bytes
+        assert refusal.value.budget_bytes == 0
+        assert store.loaded == []
+        await residency.aclose()
+
+    run(scenario())
+
+
+def test_a_pinned_version_stays_until_it_is_unpinned(store: FakeStore) -> None:
+    async def scenario() -> None:
+        residency = make_residency(store, room_for=2)
+        pinned = store.manifests[store.add("pinned")]
+        await residency.pin(pinned)
+        others = [store.add("one"), store.add("two"), store.add("three")]
+        await use(residency, *others)
+
+        assert names(residency) == ["pinned/1", "three/1"]
+        with pytest.raises(TaskPinnedError):
+            residency.evict("pinned")
+        assert residency.unpin("pinned") == (1,)
+        assert residency.unpin("pinned") == ()
+        assert residency.evict("pinned") == (1,)
+        await residency.aclose()
+
+    run(scenario())
+
+
+def test_what_does_not_fit_beside_pinned_versions_is_refused(store: FakeStore) -> None:
+    async def scenario() -> None:
+        residency = make_residency(store, room_for=1)
+        cold = store.add("cold")
+        await residency.pin(store.manifests[store.add("pinned")])
+
+        with pytest.raises(TaskDoesNotFitError, match="pinned"):
+            await lease(residency, cold)
+        residency.unpin("pinned")
+
+        await use(residency, cold)
+        assert names(residency) == ["cold/1"]
+        await residency.aclose()
+
+    run(scenario())
+
+
+def test_a_load_that_waits_is_refused_when_its_room_is_pinned(store: FakeStore) -> None:
+    async def scenario() -> None:
+        residency = make_residency(store, room_for=1)
+        reference = store.add("used")
+        used = await lease(residency, reference)
+        waiting = asyncio.create_task(lease(residency, store.add("cold")))
+        await settle()
+
+        await residency.pin(store.manifests[reference])
+        used.release()
+
+        with pytest.raises(TaskDoesNotFitError):
+            await waiting
+        await residency.aclose()
+
+    run(scenario())

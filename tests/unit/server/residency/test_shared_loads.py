@@ -1,0 +1,206 @@
+import asyncio
+
+import pytest
+
+from doubles.leases import lease, names, run, settle, use
+from doubles.serving import FakeStore, ManualClock, RecordingObserver, make_residency
+from nunatak_registry import CorruptBlobError
+from nunatak_server.errors import (
+    TaskInUseError,
+    TaskUnhealthyError,
+)
+from nunatak_server.residency.loads import FAILURE_MEMORY_S
+from nunatak_server.residency.residency import Lease
+
+
+def test_many_requests_for_a_cold_version_load_it_once(store: FakeStore) -> None:
+    async def scenario() -> None:
+        reference = store.add("tone")
+        residency = make_residency(store)
+
+        leases = await asyncio.gather(*(lease(residency, reference) for _ in range(20)))
+
+        assert store.loaded == ["tone/1"]
+        assert all(each.task is leases[0].task for each in leases)
+        with pytest.raises(TaskInUseError, match="20 requests"):
+            residency.evict("tone")
+        await residency.aclose()
+
+    run(scenario())
+
+
+def test_a_waiter_that_gives_up_leaves_the_load_to_the_others(store: FakeStore) -> None:
+    async def scenario() -> None:
+        reference = store.add("tone")
+        residency = make_residency(store)
+        store.may_load.clear()
+        first = asyncio.create_task(lease(residency, reference))
+        second = asyncio.create_task(lease(residency, reference))
+        await settle()
+
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        store.may_load.set()
+
+        assert (await second).task.manifest.reference == "tone/1"
+        assert store.loaded == ["tone/1"]
+        await residency.aclose()
+
+    run(scenario())
+
+
+def test_waiters_that_all_give_up_leave_no_lease(store: FakeStore) -> None:
+    async def scenario() -> None:
+        residency = make_residency(store)
+        reference = store.add("tone")
+        store.may_load.clear()
+        waiting = [asyncio.create_task(lease(residency, reference)) for _ in range(3)]
+        await settle()
+        for each in waiting:
+            each.cancel()
+        await asyncio.wait(waiting)
+
+        store.may_load.set()
+        await use(residency, reference)
+
+        assert residency.evict("tone") == (1,)
+        await residency.aclose()
+
+    run(scenario())
+
+
+def test_a_load_that_nobody_waits_for_any_more_never_starts(store: FakeStore) -> None:
+    async def scenario() -> None:
+        residency = make_residency(store)
+        store.may_load.clear()
+        running = [
+            asyncio.create_task(lease(residency, store.add(task))) for task in ("one", "two")
+        ]
+        await settle()
+        left = asyncio.create_task(lease(residency, store.add("left")))
+        kept = asyncio.create_task(lease(residency, store.add("kept")))
+        await settle()
+
+        left.cancel()
+        await asyncio.wait([left])
+        store.may_load.set()
+        await asyncio.gather(*running, kept)
+
+        assert sorted(store.loaded) == ["kept/1", "one/1", "two/1"]
+        await residency.aclose()
+
+    run(scenario())
+
+
+def test_a_load_that_hangs_disturbs_no_other_task(store: FakeStore) -> None:
+    async def scenario() -> None:
+        slow, quick = store.add("slow"), store.add("quick")
+        residency = make_residency(store)
+        await use(residency, quick)
+        store.may_load.clear()
+        hanging = asyncio.create_task(lease(residency, slow))
+        await settle()
+
+        found = residency.lease_resident(store.manifests[quick])
+
+        assert found is not None
+        assert not hanging.done()
+        store.may_load.set()
+        await hanging
+        await residency.aclose()
+
+    run(scenario())
+
+
+def test_a_failed_load_fails_its_waiters_and_nobody_else(store: FakeStore) -> None:
+    async def scenario() -> None:
+        broken, sound = store.add("broken"), store.add("sound")
+        store.broken["broken/1"] = CorruptBlobError("0" * 64, "is missing")
+        observer = RecordingObserver()
+        residency = make_residency(store, observer=observer)
+
+        first, second, third = await asyncio.gather(
+            lease(residency, broken),
+            lease(residency, broken),
+            lease(residency, sound),
+            return_exceptions=True,
+        )
+
+        assert isinstance(first, CorruptBlobError)
+        assert isinstance(second, CorruptBlobError)
+        assert isinstance(third, Lease)
+        assert sorted(store.loaded) == ["broken/1", "sound/1"]
+        assert sorted(observer.loads) == [False, True]
+        assert observer.num_waits == 3
+        assert names(residency) == ["sound/1"]
+        await residency.aclose()
+
+    run(scenario())
+
+
+def test_a_failed_load_costs_no_other_version_its_place(store: FakeStore) -> None:
+    async def scenario() -> None:
+        residency = make_residency(store, room_for=1)
+        await use(residency, store.add("good"))
+        store.broken["bad/1"] = CorruptBlobError("0" * 64, "is missing")
+
+        with pytest.raises(CorruptBlobError):
+            await lease(residency, store.add("bad"))
+
+        assert names(residency) == ["good/1"]
+        await use(residency, store.add("next"))
+        assert names(residency) == ["next/1"]
+        await residency.aclose()
+
+    run(scenario())
+
+
+def test_a_failure_is_remembered_for_a_moment_and_then_tried_again(store: FakeStore) -> None:
+    async def scenario() -> None:
+        reference = store.add("tone")
+        store.broken["tone/1"] = CorruptBlobError("0" * 64, "is missing")
+        clock = ManualClock()
+        residency = make_residency(store, clock=clock)
+        for _ in range(3):
+            with pytest.raises(CorruptBlobError):
+                await lease(residency, reference)
+        assert store.loaded == ["tone/1"]
+
+        del store.broken["tone/1"]
+        clock.now += FAILURE_MEMORY_S
+
+        assert (await lease(residency, reference)).task.manifest.task == "tone"
+        await residency.aclose()
+
+    run(scenario())
+
+
+def test_preload_tries_again_at_once(store: FakeStore) -> None:
+    async def scenario() -> None:
+        reference = store.add("tone")
+        store.broken["tone/1"] = CorruptBlobError("0" * 64, "is missing")
+        residency = make_residency(store)
+        with pytest.raises(CorruptBlobError):
+            await lease(residency, reference)
+
+        del store.broken["tone/1"]
+        loaded = await residency.preload(store.manifests[reference])
+
+        assert residency.resident() == (loaded,)
+        await residency.aclose()
+
+    run(scenario())
+
+
+def test_an_unforeseen_failure_of_a_load_is_the_failure_of_that_task(store: FakeStore) -> None:
+    async def scenario() -> None:
+        reference = store.add("tone")
+        store.broken["tone/1"] = MemoryError()
+        residency = make_residency(store)
+
+        with pytest.raises(TaskUnhealthyError, match="MemoryError"):
+            await lease(residency, reference)
+        await residency.aclose()
+
+    run(scenario())
