@@ -5,7 +5,7 @@ from nunatak_client import AsyncClient, Client, ConnectionFailedError, InvalidIn
 
 
 def reset(request: httpx.Request) -> httpx.Response:
-    raise httpx.ReadError("reset")
+    raise httpx.ReadError("reset", request=request)
 
 
 @pytest.mark.parametrize("url", ["", "localhost:8080", "ftp://host", "http://", "http://a:port"])
