@@ -11,6 +11,7 @@ from nunatak_registry.wording import (
     method_text,
     own_parameters,
     saved_share,
+    score_text,
     shared_text,
     stored_bytes,
 )
@@ -77,10 +78,10 @@ def _scores(manifest: TaskManifest) -> Iterator[str]:
         yield "None recorded."
         return
     rows = (
-        (metric.name, f"{metric.value:.4f}", f"{metric.num_examples:,}", f"`{metric.data_digest}`")
+        (metric.name, score_text(metric), f"{metric.num_examples:,}", f"`{metric.data_digest}`")
         for metric in manifest.metrics
     )
-    yield from _table(("metric", "value", "examples", "data digest"), rows)
+    yield from _table(("metric", "value [95 % interval]", "examples", "data digest"), rows)
 
 
 def _confusion(manifest: TaskManifest) -> Iterator[str]:

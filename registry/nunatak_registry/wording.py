@@ -9,6 +9,7 @@ from nunatak_registry.manifest import (
     HeadRecord,
     LoraRecord,
     MethodRecord,
+    MetricRecord,
     TaskManifest,
     TopKRecord,
 )
@@ -18,7 +19,7 @@ def method_text(method: MethodRecord) -> str:
     """A method with the one setting that tells it from its like."""
     match method:
         case TopKRecord():
-            return f"topk, {method.num_layers} layers"
+            return f"topk, {method.num_layers} layer{'s' if method.num_layers > 1 else ''}"
         case HeadOnlyRecord():
             return "head"
         case BottleneckRecord():
@@ -41,6 +42,15 @@ def shared_text(manifest: TaskManifest) -> str:
     if manifest.split_depth is None:
         return "none"
     return f"{manifest.split_depth} of {manifest.backbone.num_layers}"
+
+
+def score_text(metric: MetricRecord) -> str:
+    """A score, with its interval at 95 % if it was measured."""
+    value = f"{metric.value:.4f}"
+    if metric.interval is None:
+        return value
+    low, high = metric.interval
+    return f"{value} [{low:.4f}, {high:.4f}]"
 
 
 def own_parameters(manifest: TaskManifest) -> int:

@@ -13,6 +13,7 @@ from nunatak_registry.wording import (
     method_text,
     own_parameters,
     saved_share,
+    score_text,
     shared_text,
     stored_bytes,
 )
@@ -83,7 +84,7 @@ def _metrics(manifest: TaskManifest) -> str:
     if not manifest.metrics:
         return "none recorded"
     examples = manifest.metrics[0].num_examples
-    scores = ", ".join(f"{metric.name} {metric.value:.4f}" for metric in manifest.metrics)
+    scores = ", ".join(f"{metric.name} {score_text(metric)}" for metric in manifest.metrics)
     return f"{scores}  ({examples} examples)"
 
 
