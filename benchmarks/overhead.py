@@ -29,7 +29,7 @@ PLANNING = (
     "_distinct",
     "_traits",
     "plan_batch",
-    "_packed",
+    "flattened",
     "_enter_stage",
     "plan_attention",
     "mix_layer",

@@ -33,8 +33,14 @@ def page(figures: dict[str, Figure]) -> str:
     """The whole page."""
     ordered = [figures[name] for name in sorted(figures) if not is_detail(figures[name])]
     missed = [figure for figure in ordered if figure.met is False]
-    notes = "".join(f"- `{it.id}`: {it.reason or 'reason not found yet'}\n" for it in missed)
+    notes = "".join(f"- `{it.id}`: {_why(it)}\n" for it in missed)
     return HEAD + "".join(map(row, ordered)) + (NOTES + notes if missed else "")
+
+
+def _why(figure: Figure) -> str:
+    if figure.reason is None and figure.id.startswith(FORWARD):
+        return "[forward.md](forward.md) says what is known of it"
+    return figure.reason or "reason not found yet"
 
 
 def is_detail(figure: Figure) -> bool:
