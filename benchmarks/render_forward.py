@@ -39,10 +39,9 @@ hold can miss it. In the curve T dedicated forwards are T times one.
 sigma 0.6, at most 128 tokens), each for a task of its own: rank-8 LoRA on query and value, or
 bottlenecks of 64. `transformers` is one model a task with merged updates. The goals were set
 against one padded batch (`peft.adapter_names`, `adapters.batch_split`); the headline takes the
-sorted batches, which a user has to write. What misses misses by what does not use the second
+sorted batches, which a user has to write. What misses, misses by what hardly uses the second
 core: a low-rank product or an adapter of one task has some twenty tokens, and attention runs row
-by row. On one thread the same batch of LoRA tasks reaches 0.84 of the ceiling. The ceiling is the time
-of the frozen linear products alone, the best of ten runs with plain and with packed weights;
+by row. The ceiling is the time of the frozen linear products alone, the best of ten runs with plain and with packed weights;
 low-rank products and attention are not in it. `all32` holds 8 rows each of `head`, `topk`
 (2 layers), `lora` and `bottleneck`, which no peer runs in one batch; its rival runs one forward a
 text, bottleneck tasks without their adapters.
@@ -52,8 +51,8 @@ text, bottleneck tasks without their adapters.
     "forward.flat.": (
         "Flat in the number of tasks",
         """The same 32 texts, dealt out to 1 to 32 tasks. What is a task's own runs task by task, on
-one core, while the frozen products use both: on one thread 32 LoRA tasks cost 1.05 of one. In
-bfloat16 the products halve and the calls do not. Bottlenecks also read 32 times the weights.
+one core, while the frozen products use both. In bfloat16 the products halve and the calls do
+not. Bottlenecks also read 32 times the weights.
 """,
         ("flat.svg",),
     ),
