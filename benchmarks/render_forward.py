@@ -39,12 +39,12 @@ hold can miss it. In the curve T dedicated forwards are T times one.
 20, sigma 0.6, at most 128 tokens), each for a task of its own: rank-8 LoRA on query and value,
 or bottlenecks of 64. `transformers` is one model a task with merged updates. The goals were set
 against one padded batch (`peft.adapter_names`, `adapters.batch_split`); the headline takes the
-sorted batches, which a user has to write. What misses, misses by what hardly uses the second
-core: a low-rank product or an adapter of one task has some twenty tokens, and attention runs row
-by row. The ceiling is the time of the frozen linear products alone, the best of ten runs with
-plain and with packed weights; low-rank products and attention are not in it. `all32` holds 8
-rows each of `head`, `topk` (2 layers), `lora` and `bottleneck`, which no peer runs in one batch;
-its rival runs one forward a text, bottleneck tasks without their adapters.
+sorted batches, which a user has to write. What misses, misses most likely by what hardly uses
+the second core: a low-rank product or an adapter of one task has some twenty tokens, and
+attention runs row by row. The ceiling is the time of the frozen linear products alone, the best
+of ten runs with plain and with packed weights; low-rank products and attention are not in it.
+`all32` holds 8 rows each of `head`, `topk` (2 layers), `lora` and `bottleneck`, which no peer
+runs in one batch; its rival runs one forward a text, bottleneck tasks without their adapters.
 """,
         ("ragged-rivals.svg",),
     ),
