@@ -28,6 +28,7 @@ from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.loop import BatchLogits, fit, predict
 from nunatak_training.metrics import Metric
 from nunatak_training.objectives import Objective, objective_of
+from nunatak_training.pretraining.adaptation import adapt
 from nunatak_training.recipes import Recipe, changed_recipe
 from nunatak_training.regularizers import check_method
 from nunatak_training.report import EpochResult, Report
@@ -65,7 +66,7 @@ def fit_task(data: TaskData, recipe: Recipe, backbone: Backbone, *, report: Repo
         ModelError: the method does not fit the backbone.
         TrainingDivergedError: the loss stopped being a number.
     """
-    _check_recipe(recipe, data, backbone)
+    check_recipe(recipe, data, backbone)
     objective = objective_of(data, positive_label=recipe.positive_label)
     metric = recipe.metric or objective.reported[0]
     recipe = changed_recipe(recipe, {"metric": metric.value})
@@ -77,6 +78,8 @@ def fit_task(data: TaskData, recipe: Recipe, backbone: Backbone, *, report: Repo
         objective.encode(part, backbone.tokenizer, max_length=recipe.max_length)
         for part in (data.train, data.dev)
     )
+    if recipe.tapt is not None:
+        adapt(parameters, train.encodings, recipe.tapt, recipe, backbone, report=report)
     trunk = TrunkCache(max_bytes=MAX_TRUNK_BYTES)
 
     def dev_score(logits: Sequence[Float[Tensor, "*vectors outputs"]]) -> float:
@@ -153,7 +156,8 @@ def branch_logits(
     return logits
 
 
-def _check_recipe(recipe: Recipe, data: TaskData, backbone: Backbone) -> None:
+def check_recipe(recipe: Recipe, data: TaskData, backbone: Backbone) -> None:
+    """Raise `InvalidRecipeError` unless the recipe fits data and backbone."""
     check_method(recipe.regularizer, recipe.method)
     if recipe.max_length > backbone.config.max_tokens:
         raise InvalidRecipeError(

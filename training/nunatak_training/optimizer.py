@@ -49,7 +49,11 @@ class Course:
 
 def plan_course(recipe: Recipe, num_examples: int) -> Course:
     """Return the recipe's epochs, or as many as reach its `min_steps`."""
-    steps_per_epoch = math.ceil(num_examples / recipe.batch_size)
+    return course_of(recipe, steps_per_epoch=math.ceil(num_examples / recipe.batch_size))
+
+
+def course_of(recipe: Recipe, *, steps_per_epoch: int) -> Course:
+    """Return the same where it is known how many batches an epoch has."""
     num_epochs = max(recipe.epochs, math.ceil(recipe.min_steps / steps_per_epoch))
     return Course(
         num_epochs=num_epochs,

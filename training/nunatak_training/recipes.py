@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
-from nunatak_artifact import method_record
+from nunatak_artifact import method_of, method_record
 from nunatak_model import (
     DEFAULT_BACKBONE,
     Bottleneck,
@@ -23,6 +23,7 @@ from nunatak_model import (
 from nunatak_registry.manifest import MethodRecord
 from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.metrics import Metric
+from nunatak_training.pretraining.settings import TaptSettings
 from nunatak_training.regularizers import RegularizerSettings, UnregularizedSettings
 from nunatak_training.regularizers.settings import REPLACES_DROPOUT
 
@@ -75,6 +76,7 @@ class Recipe(BaseModel):
     dropout: Share = Field(default=0.1, description="0 where the regularizer replaces it")
     regularizer: RegularizerSettings = UnregularizedSettings()
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    tapt: TaptSettings | None = Field(default=None, description="null: tuning begins at once")
     metric: Metric | None = Field(default=None, description="null: as is usual for the task")
     positive_label: str | None = Field(default=None, description="the label whose F1 `f1` reports")
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
@@ -92,6 +94,12 @@ class Recipe(BaseModel):
                 f"regularizer {self.regularizer.name!s} takes the place of dropout, which must "
                 f"then be 0, got {self.dropout:g}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _pretraining_has_layers_to_move(self) -> "Recipe":
+        if self.tapt is not None and isinstance(method_of(self.method), HeadOnly):
+            raise ValueError("tapt moves layers or adapters, and method 'head' has none")
         return self
 
     @property

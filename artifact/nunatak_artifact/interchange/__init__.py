@@ -1,6 +1,7 @@
 """Exchange with other programs: their folders as our tasks, and our tasks as their folders."""
 
 from nunatak_artifact.interchange.adapterhub_import import import_adapterhub
+from nunatak_artifact.interchange.backbone_export import check_exportable, export_backbone
 from nunatak_artifact.interchange.hub import (
     Fetched,
     Hub,
@@ -34,8 +35,10 @@ __all__ = [
     "HubTask",
     "HuggingFaceHub",
     "ImportedTask",
+    "check_exportable",
     "draft_imported",
     "draft_pulled",
+    "export_backbone",
     "export_peft",
     "export_transformers",
     "fetched",

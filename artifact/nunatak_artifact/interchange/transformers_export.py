@@ -1,20 +1,14 @@
 """From a task version to a plain model folder of transformers."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from pydantic import JsonValue
-from safetensors.torch import (
-    save_file,  # pyright: ignore[reportUnknownVariableType] - its paths are typed partly
-)
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from nunatak_artifact.errors import UnsupportedExportError
-from nunatak_artifact.interchange.checkpoint_folder import WEIGHTS
-from nunatak_artifact.interchange.compatibility import CONFIG, TOKENIZER
+from nunatak_artifact.interchange.model_folder import write_model
 from nunatak_artifact.interchange.new_folder import new_folder
 from nunatak_artifact.interchange.transformers_layout import (
     FAMILIES,
@@ -56,14 +50,8 @@ def export_transformers(task: LoadedTask, folder: Path, backbone: Backbone) -> N
     family = _family(task, backbone)
     weights = to_stored(_merged(task, backbone), family, task.branch.spec.head, backbone.config)
     with new_folder(folder) as made:
-        _write(made / CONFIG, _config(task.manifest, family, backbone))
-        (made / TOKENIZER).write_text(backbone.tokenizer.definition, encoding="utf-8")
-        _write(made / "tokenizer_config.json", _tokenizer_config(task.manifest, backbone))
-        save_file(
-            {name: tensor.cpu().contiguous() for name, tensor in weights.items()},
-            made / WEIGHTS,
-            metadata={"format": "pt"},
-        )
+        config = _config(task.manifest, family, backbone)
+        write_model(made, config, weights, backbone, max_length=task.manifest.max_length)
 
 
 def _family(task: LoadedTask, backbone: Backbone) -> Family:
@@ -130,20 +118,3 @@ def _config(manifest: TaskManifest, family: Family, backbone: Backbone) -> dict[
         # How sentence-transformers tells a cross-encoder, whose one output ranks pairs.
         config["sentence_transformers"] = {"activation_fn": "torch.nn.modules.activation.Sigmoid"}
     return config
-
-
-def _tokenizer_config(manifest: TaskManifest, backbone: Backbone) -> dict[str, JsonValue]:
-    tokenizer = Tokenizer.from_str(backbone.tokenizer.definition)
-    inputs: list[JsonValue] = ["input_ids", "attention_mask"]
-    if backbone.config.num_token_types > 1:
-        inputs.append("token_type_ids")
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": manifest.max_length,
-        "model_input_names": inputs,
-        "pad_token": tokenizer.id_to_token(backbone.config.padding_id),
-    }
-
-
-def _write(path: Path, value: Mapping[str, JsonValue]) -> None:
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

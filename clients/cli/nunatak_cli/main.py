@@ -7,6 +7,7 @@ import typer
 
 from nunatak_cli.commands.loadtest import loadtest
 from nunatak_cli.commands.memory import memory_app
+from nunatak_cli.commands.multitask import multitask
 from nunatak_cli.commands.predict import predict
 from nunatak_cli.commands.serve import serve
 from nunatak_cli.commands.task import task_app
@@ -18,6 +19,7 @@ VersionOption = Annotated[bool, typer.Option("--version", help="Show the version
 EXAMPLES = {
     "nunatak": "nunatak train --task tone --data tone.jsonl",
     "train": "nunatak train --task tone --data tone.jsonl --method topk --layers 2 --promote prod",
+    "multitask": "nunatak multitask ./base --data tone=tone.jsonl --data intent=intent.jsonl",
     "predict": 'nunatak predict "Please come at once." --task tone --task intent',
     "serve": "nunatak serve --registry ./registry --port 8080",
     "loadtest": "nunatak loadtest --server http://127.0.0.1:8080 --task tone --task intent",
@@ -37,7 +39,7 @@ def build_app() -> typer.Typer:
         epilog=example(EXAMPLES["nunatak"]),
     )
     built.callback(invoke_without_command=True)(start)
-    for command in (train, predict, serve, loadtest):
+    for command in (train, multitask, predict, serve, loadtest):
         built.command(epilog=example(EXAMPLES[command.__name__]))(command)
     built.add_typer(task_app())
     built.add_typer(memory_app())

@@ -31,6 +31,12 @@ from nunatak_training import (
     default_recipe,
     train,
 )
+from nunatak_training.multitask import (
+    MultitaskOutcome,
+    MultitaskSettings,
+    SharedTask,
+    train_backbone,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +80,25 @@ def train_and_promote(
     if alias is not None:
         registry.promote(request.task, alias, outcome.manifest.version)
     return outcome
+
+
+def train_shared_encoder(
+    sources: Mapping[str, str],
+    kinds: Mapping[str, KindName],
+    *,
+    output: Path,
+    backbone: str | None,
+    changes: Mapping[str, JsonValue],
+) -> MultitaskOutcome:
+    """Train one encoder on the tasks of `sources`, by name, and write it to `output`."""
+    base = load_backbone(backbone or DEFAULT_BACKBONE)
+    tasks = {
+        name: SharedTask(data=data, kind=TaskKind(kinds[name].value) if name in kinds else None)
+        for name, data in sources.items()
+    }
+    recipe = default_recipe(Full(), backbone=base.name, changes=changes)
+    settings = MultitaskSettings(tasks=tasks, recipe=recipe, output=output)
+    return train_backbone(settings, base, report=ProgressBar(", ".join(sources)))
 
 
 def method_of(name: MethodName, settings: Mapping[str, Any], config: BackboneConfig) -> Method:

@@ -186,6 +186,21 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         int | None,
         typer.Option(min=0, metavar="N", help="Same seed, same weights.", rich_help_panel=RECIPE),
     ] = None,
+    tapt_epochs: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="First go through the texts N times as a masked language model.",
+            rich_help_panel=RECIPE,
+        ),
+    ] = None,
+    tapt_learning_rate: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X", help="The rate meanwhile (that of tuning).", rich_help_panel=RECIPE
+        ),
+    ] = None,
     regularizer: Annotated[
         RegularizerName | None,
         typer.Option(help="Masks gradients or weights while training.", rich_help_panel=RECIPE),
@@ -228,6 +243,7 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         "batch_size": batch_size,
         "max_length": max_length,
         "seed": seed,
+        "tapt": tapt_settings(tapt_epochs, tapt_learning_rate),
         "regularizer": regularizer_settings(regularizer, regularizer_rate),
     }
     with needs_extra("training"):
@@ -274,6 +290,19 @@ def method_settings(
     if {"layers", "frozen"} <= chosen.keys():
         raise typer.BadParameter("--layers and --frozen say the same; give one of them")
     return chosen
+
+
+def tapt_settings(epochs: int | None, learning_rate: float | None) -> dict[str, JsonValue] | None:
+    """Return the settings that were given, if any.
+
+    Raises:
+        typer.BadParameter: a rate of no pretraining.
+    """
+    if epochs is None:
+        if learning_rate is not None:
+            raise typer.BadParameter("--tapt-learning-rate belongs to --tapt-epochs")
+        return None
+    return {"epochs": epochs, "learning_rate": learning_rate}
 
 
 def regularizer_settings(

@@ -1,0 +1,112 @@
+"""Task-adaptive pretraining of what a method owns."""
+
+# torch types some of its functions partly.
+# pyright: reportUnknownMemberType=false
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from nunatak_artifact import method_of
+from nunatak_model import Backbone, Encoding, Row, build_branch, forward, initial_parameters
+from nunatak_training.descent import Descent, seeded
+from nunatak_training.errors import InvalidRecipeError
+from nunatak_training.optimizer import HEAD_PREFIX, plan_course
+from nunatak_training.pretraining.language_head import (
+    initial_decoder,
+    language_loss,
+    language_spec,
+)
+from nunatak_training.pretraining.masking import MaskedText, Masking
+from nunatak_training.pretraining.settings import TaptSettings
+from nunatak_training.recipes import Recipe, changed_recipe
+from nunatak_training.report import Report
+
+WORDS = "embeddings.word"
+
+LanguageLoss = Callable[[Sequence[MaskedText]], Float[Tensor, ""]]
+
+
+def adapt(
+    parameters: Mapping[str, Tensor],
+    encodings: Sequence[Encoding],
+    settings: TaptSettings,
+    recipe: Recipe,
+    backbone: Backbone,
+    *,
+    report: Report,
+) -> None:
+    """Move what the method owns of `parameters`, in place, by masked language modelling.
+
+    The backbone stays as it is, and so does the task's head. The language head starts from random
+    numbers, tied to the word embeddings (the backbone's, or the task's own where it has a full
+    copy), and is thrown away. The caller's random state is left as it was.
+
+    Args:
+        parameters: of the task, in float32, as they are before tuning.
+        encodings: the task's train texts.
+        settings: how long, how fast and how many tokens are hidden.
+        recipe: of the tuning that follows; optimizer, schedule and batch size are shared.
+        backbone: the frozen encoder.
+        report: is told of every step.
+
+    Raises:
+        InvalidRecipeError: the vocabulary has no mask token, or no text has an ordinary one.
+        TrainingDivergedError: the loss or a gradient became infinite or NaN.
+    """
+    generator = torch.Generator().manual_seed(recipe.seed)
+    masking = Masking(backbone.tokenizer, masked_share=settings.masked_share, generator=generator)
+    readable = [encoding for encoding in encodings if masking.hide(encoding) is not None]
+    if not readable:
+        raise InvalidRecipeError("tapt needs texts with words in them; leave tapt out")
+    changes = {
+        "epochs": settings.epochs,
+        "min_steps": 0,
+        "learning_rate": settings.learning_rate or recipe.learning_rate,
+    }
+    recipe = changed_recipe(recipe, changes)
+    moved, loss_of = _language_model(parameters, recipe, backbone, generator)
+    course = plan_course(recipe, len(readable))
+    descent = Descent(moved, recipe, course)
+    report.started(num_steps=course.num_steps, num_epochs=course.num_epochs)
+    try:
+        with seeded(recipe.seed, backbone.device):
+            for _ in range(course.num_epochs):
+                order = cast("list[int]", torch.randperm(len(readable)).tolist())
+                for start in range(0, len(order), recipe.batch_size):
+                    batch = order[start : start + recipe.batch_size]
+                    hidden = [masking.hide(readable[index]) for index in batch]
+                    loss = descent.step(loss_of([text for text in hidden if text is not None]))
+                    report.stepped(loss=loss)
+    finally:
+        report.ended()
+        for tensor in moved.values():
+            tensor.requires_grad_(False)  # noqa: FBT003 - torch names it otherwise than its stub
+            tensor.grad = None
+
+
+def _language_model(
+    parameters: Mapping[str, Tensor],
+    recipe: Recipe,
+    backbone: Backbone,
+    generator: torch.Generator,
+) -> tuple[dict[str, Tensor], LanguageLoss]:
+    """What is trained, and the loss that it gives on hidden tokens."""
+    spec = language_spec(method_of(recipe.method), backbone)
+    own = {name: it for name, it in parameters.items() if not name.startswith(HEAD_PREFIX)}
+    fresh = initial_parameters(spec, backbone, generator=generator)
+    head = {name: it for name, it in fresh.items() if name.startswith(HEAD_PREFIX)}
+    branch = build_branch(spec, backbone.config, {**own, **head})
+    decoder = initial_decoder(backbone)
+    words = own.get(WORDS, backbone.embeddings.word)
+
+    def loss(texts: Sequence[MaskedText]) -> Float[Tensor, ""]:
+        rows = [Row(encoding=text.encoding, branch=branch) for text in texts]
+        vectors = forward(backbone, rows, dropout=recipe.dropout)
+        epsilon = backbone.config.layer_norm_epsilon
+        return language_loss(vectors, texts, decoder, words, epsilon=epsilon)
+
+    return {**own, **head, **decoder}, loss
