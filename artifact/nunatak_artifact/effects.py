@@ -8,7 +8,6 @@ import torch
 
 from nunatak_artifact.errors import NoEffectError
 from nunatak_model import Backbone, Branch, HeadOnly
-from nunatak_model.linear import plain
 from nunatak_model.overrides import (
     Adapter,
     BottleneckLayer,
@@ -35,9 +34,9 @@ def check_effect(reference: str, branch: Branch, backbone: Backbone) -> None:
 
 def _owns_other_values(branch: Branch, backbone: Backbone) -> bool:
     return any(
-        not torch.equal(tensor.to(frozen.device, frozen.dtype), plain(frozen))
+        not torch.equal(tensor.to(frozen.device, frozen.dtype), frozen)
         for name, tensor in branch.parameters.items()
-        if (frozen := backbone.parameters.get(name)) is not None
+        if (frozen := backbone.floating(name)) is not None
     )
 
 

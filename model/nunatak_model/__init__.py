@@ -1,6 +1,6 @@
 """The maths of Nunatak: backbone, branches, heads and the mixed forward. No web, no threads."""
 
-from nunatak_model.backbone import Backbone, pack_backbone
+from nunatak_model.backbone import INT8_SUFFIX, Backbone, pack_backbone, quantize_backbone
 from nunatak_model.branch import (
     Branch,
     BranchSpec,
@@ -58,6 +58,7 @@ from nunatak_model.trunk_cache import TrunkCache, TrunkCacheStats
 
 __all__ = [
     "DEFAULT_BACKBONE",
+    "INT8_SUFFIX",
     "TANH_BLOCK",
     "Activation",
     "AdaptedBlocks",
@@ -111,6 +112,7 @@ __all__ = [
     "pack_backbone",
     "parameter_shapes",
     "parameters_saved",
+    "quantize_backbone",
     "run_trunk",
     "tensors_from_bytes",
     "tensors_to_bytes",

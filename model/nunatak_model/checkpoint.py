@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from nunatak_model.architectures import architecture_of, config_from, encoder_shapes
-from nunatak_model.backbone import Backbone
+from nunatak_model.backbone import INT8_SUFFIX, Backbone, quantize_backbone
 from nunatak_model.config import BackboneConfig, Pooling
 from nunatak_model.errors import (
     BackboneNotFoundError,
@@ -44,22 +44,28 @@ def load_backbone(
     """Load a frozen backbone.
 
     Args:
-        source: `minilm` (the embedded default), a folder in transformers' layout, or a hub id.
+        source: `minilm` (the embedded default), a folder in transformers' layout, or a hub id;
+            with `+int8` behind it, that backbone quantized (see `quantize_backbone`).
         dtype: number format to hold the weights in.
         device: where to hold the weights.
 
     Raises:
         BackboneNotFoundError: nothing is there.
-        UnsupportedBackboneError: another architecture, or no safetensors or `tokenizer.json`.
+        UnsupportedBackboneError: another architecture, or no safetensors or `tokenizer.json`, or
+            `+int8` on another device than the CPU.
         CorruptBackboneError: tensors are missing or misshapen, or the embedded default's bytes
             are not those of the hub.
     """
-    if str(source) == DEFAULT_BACKBONE:
+    name = str(source)
+    if name.endswith(INT8_SUFFIX):
+        plain = load_backbone(name.removesuffix(INT8_SUFFIX), dtype=dtype, device=device)
+        return quantize_backbone(plain)
+    if name == DEFAULT_BACKBONE:
         return _load_folder(_minilm_folder(), MINILM_NAME, dtype, torch.device(device))
     folder = Path(source)
     if folder.is_dir():
         return _load_folder(folder, folder.name, dtype, torch.device(device))
-    return _load_folder(_download(str(source)), str(source), dtype, torch.device(device))
+    return _load_folder(_download(name), name, dtype, torch.device(device))
 
 
 def _minilm_folder() -> Path:

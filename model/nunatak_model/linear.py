@@ -1,4 +1,4 @@
-"""Linear maps, plain or packed.
+"""Linear maps: plain, packed, or in 8-bit integers.
 
 A packed weight lies in the blocked layout of oneDNN, the processor's matrix kernels, so that it is
 not rearranged in every product, and the activation is applied while the result is still in cache.
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from nunatak_model.config import Activation
+from nunatak_model.int8 import int8_product
 from nunatak_model.weights import Linear
 
 MIN_PACKED_ELEMENTS = {torch.float32: 2**17, torch.bfloat16: 2**14}
@@ -39,11 +40,7 @@ def apply_linear(
     """`activation(x @ weight.T + bias)`."""
     if linear.weight.is_mkldnn and activation in _FUSED:
         return _packed_product(x, linear, activation)
-    y = (
-        _packed_product(x, linear, None)
-        if linear.weight.is_mkldnn
-        else functional.linear(x, linear.weight, linear.bias)
-    )
+    y = _product(x, linear)
     return y if activation is None else activate(y, activation)
 
 
@@ -86,6 +83,14 @@ def packed(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
+def _product(x: Tensor, linear: Linear) -> Tensor:
+    if linear.weight.is_mkldnn:
+        return _packed_product(x, linear, None)
+    if linear.scale is not None:
+        return int8_product(x, linear)
+    return functional.linear(x, linear.weight, linear.bias)
+
+
 def plain(tensor: Tensor) -> Tensor:
     """The tensor itself, or a plain copy of a packed one."""
     return tensor.to_dense() if tensor.is_mkldnn else tensor
@@ -96,6 +101,7 @@ def _is_large_linear(name: str, tensor: Tensor) -> bool:
         name.startswith("layers.")
         and name.endswith(".weight")
         and tensor.ndim == 2
+        and tensor.is_floating_point()
         and tensor.numel() >= MIN_PACKED_ELEMENTS[tensor.dtype]
     )
 

@@ -7,7 +7,7 @@ The three attention projections are one map, `qkv`: query, key and value stacked
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 Shapes = dict[str, tuple[int, ...]]
@@ -17,8 +17,10 @@ Shapes = dict[str, tuple[int, ...]]
 class Linear:
     """`y = x @ weight.T + bias`; some architectures have no bias."""
 
-    weight: Float[Tensor, "out in"]
+    weight: Shaped[Tensor, "out in"]
     bias: Float[Tensor, " out"] | None
+    scale: Float[Tensor, " out"] | None = None
+    """What one integer of a quantized weight stands for; None where the weight is no integer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +71,11 @@ def norm_shapes(prefix: str, width: int, *, bias: bool = True) -> Shapes:
 
 def linear_from(tensors: Mapping[str, Tensor], prefix: str) -> Linear:
     """Pick a linear map out of named tensors."""
-    return Linear(weight=tensors[f"{prefix}.weight"], bias=tensors.get(f"{prefix}.bias"))
+    return Linear(
+        weight=tensors[f"{prefix}.weight"],
+        bias=tensors.get(f"{prefix}.bias"),
+        scale=tensors.get(f"{prefix}.weight_scale"),
+    )
 
 
 def norm_from(tensors: Mapping[str, Tensor], prefix: str) -> Norm:

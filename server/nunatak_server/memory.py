@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import psutil
 
 from nunatak_artifact import LoadedTask
-from nunatak_model import Backbone, dedicated_parameters
+from nunatak_model import Backbone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,17 +38,16 @@ class ProcessMemory:
 
 
 def take_stock(backbone: Backbone, tasks: Sequence[LoadedTask]) -> MemoryLedger:
-    """Add up the parameters held for `tasks`, and those of one full model for each, at one dtype.
+    """Add up the parameters held for `tasks`, and those of one full model for each.
 
     A full model is a copy of the backbone with the task's head: what a server without sharing
-    would load per task.
+    would load per task, in the same numbers.
     """
-    bytes_per_parameter = backbone.dtype.itemsize
     return MemoryLedger(
         backbone_bytes=backbone.num_bytes,
         tasks_bytes=sum(task.num_bytes for task in tasks),
         dedicated_bytes=sum(
-            dedicated_parameters(backbone.config, task.branch.spec.head) * bytes_per_parameter
+            backbone.num_bytes + task.branch.head_parameters * backbone.dtype.itemsize
             for task in tasks
         ),
     )

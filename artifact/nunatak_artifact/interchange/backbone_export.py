@@ -8,6 +8,7 @@ from pydantic import JsonValue
 from torch import Tensor
 
 from nunatak_artifact.errors import UnsupportedExportError
+from nunatak_artifact.interchange.compatibility import check_exact
 from nunatak_artifact.interchange.model_folder import write_model
 from nunatak_artifact.interchange.new_folder import new_folder
 from nunatak_artifact.interchange.transformers_layout import FAMILIES, config_fields
@@ -29,6 +30,7 @@ def export_backbone(parameters: Mapping[str, Tensor], base: Backbone, folder: Pa
     Raises:
         UnsupportedExportError: the architecture cannot be written.
         FolderInUseError: the folder holds something already.
+        UnsupportedBackboneError: `base` is quantized.
     """
     check_exportable(base)
     architecture = architecture_of(base.config)
@@ -52,6 +54,7 @@ def export_backbone(parameters: Mapping[str, Tensor], base: Backbone, folder: Pa
 
 def check_exportable(base: Backbone) -> None:
     """Raise `UnsupportedExportError` unless backbones of this architecture can be written."""
+    check_exact(base)
     if base.config.model_type not in FAMILIES:
         raise UnsupportedExportError(
             base.name,

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from nunatak_artifact.errors import CorruptFileError, ForeignBackboneError, UnsupportedImportError
 from nunatak_artifact.interchange.adapter_folder import read_bytes
 from nunatak_artifact.interchange.transformers_layout import FAMILIES
-from nunatak_model import Backbone, BackboneConfig
+from nunatak_model import INT8_SUFFIX, Backbone, BackboneConfig, UnsupportedBackboneError
 from nunatak_model.architectures import config_from
 
 CONFIG: Final = "config.json"
@@ -20,6 +20,20 @@ TOKENIZING_PARTS: Final = ("added_tokens", "normalizer", "pre_tokenizer", "post_
 """What decides token ids. Saved truncation and padding do not: each task has its own length."""
 MAX_TOKENIZER_BYTES: Final = 64 * 1024 * 1024
 """That of XLM-R, the largest of the family, has 17 MB."""
+
+
+def check_exact(backbone: Backbone) -> None:
+    """Refuse a quantized backbone: other programs compute other numbers.
+
+    Raises:
+        UnsupportedBackboneError: it is one.
+    """
+    if backbone.is_quantized:
+        original = backbone.name.removesuffix(INT8_SUFFIX)
+        raise UnsupportedBackboneError(
+            f"{backbone.name!r} computes in integers and other programs do not, so their answers "
+            f"would differ; use {original!r} for import and export"
+        )
 
 
 def check_shape(folder: Path, backbone: Backbone) -> None:

@@ -11,7 +11,7 @@ from nunatak_artifact.drafting import Draft, Provenance, draft_task
 from nunatak_artifact.errors import InvalidFolderError, UnsupportedImportError
 from nunatak_artifact.interchange.adapter_folder import has_file, read_model
 from nunatak_artifact.interchange.adapterhub_import import import_adapterhub
-from nunatak_artifact.interchange.compatibility import CONFIG
+from nunatak_artifact.interchange.compatibility import CONFIG, check_exact
 from nunatak_artifact.interchange.hub_layout import MANIFEST
 from nunatak_artifact.interchange.imported import ImportedTask
 from nunatak_artifact.interchange.peft_config import CONFIG_FILE
@@ -83,6 +83,7 @@ def import_folder(
         ArtifactError: it cannot be imported; the message says what to do.
         ModelError: its parts do not fit the backbone.
     """
+    check_exact(backbone)
     match kind or kind_of(folder):
         case ForeignKind.TRANSFORMERS:
             return import_transformers(folder, backbone, labels=labels)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from nunatak_artifact.errors import UnsupportedExportError
 from nunatak_artifact.interchange.adapter_folder import new_folder, write_json
+from nunatak_artifact.interchange.compatibility import check_exact
 from nunatak_artifact.interchange.peft_config import CONFIG_FILE, WEIGHTS_STEM, TaskType
 from nunatak_artifact.interchange.peft_heads import DENSE, stored_head
 from nunatak_artifact.interchange.peft_modules import ENCODERS, TARGETS, has_pooler
@@ -32,7 +33,9 @@ def export_peft(task: LoadedTask, folder: Path, backbone: Backbone) -> None:
     Raises:
         UnsupportedExportError: another method, or a head that no class of transformers has.
         FolderInUseError: the folder holds something already.
+        UnsupportedBackboneError: the backbone is quantized.
     """
+    check_exact(backbone)
     method, encoder, task_type = _method(task), _encoder(task, backbone), _task_type(task)
     parameters = {name: it.to("cpu", torch.float32) for name, it in task.branch.parameters.items()}
     owns_pooler = has_pooler(encoder, task_type) and not _is_pooler(parameters, backbone)

@@ -8,6 +8,7 @@ from pydantic import JsonValue
 from torch import Tensor
 
 from nunatak_artifact.errors import UnsupportedExportError
+from nunatak_artifact.interchange.compatibility import check_exact
 from nunatak_artifact.interchange.model_folder import write_model
 from nunatak_artifact.interchange.new_folder import new_folder
 from nunatak_artifact.interchange.transformers_layout import (
@@ -46,7 +47,9 @@ def export_transformers(task: LoadedTask, folder: Path, backbone: Backbone) -> N
     Raises:
         UnsupportedExportError: no class of transformers has the method or the head.
         FolderInUseError: the folder holds something already.
+        UnsupportedBackboneError: the backbone is quantized.
     """
+    check_exact(backbone)
     family = _family(task, backbone)
     weights = to_stored(_merged(task, backbone), family, task.branch.spec.head, backbone.config)
     with new_folder(folder) as made:

@@ -10,7 +10,6 @@ from torch import Tensor
 from nunatak_model.backbone import Backbone
 from nunatak_model.config import BackboneConfig
 from nunatak_model.errors import InvalidMethodError
-from nunatak_model.linear import plain
 from nunatak_model.overrides import LayerOverride
 from nunatak_model.weights import Shapes
 
@@ -64,11 +63,14 @@ def check_first_layer(first_layer: int, config: BackboneConfig) -> None:
 
 def copies(backbone: Backbone, names: Shapes) -> dict[str, Tensor]:
     """Float32 copies of backbone tensors, for a task to change."""
-    return {name: _float32_copy(backbone.parameters[name]) for name in names}
+    return {name: _float32_copy(backbone, name) for name in names}
 
 
-def _float32_copy(tensor: Tensor) -> Tensor:
-    return plain(tensor.detach()).to(torch.float32, copy=True)
+def _float32_copy(backbone: Backbone, name: str) -> Tensor:
+    tensor = backbone.floating(name)
+    if tensor is None:
+        raise KeyError(name)
+    return tensor.detach().to(torch.float32, copy=True)
 
 
 def normal(

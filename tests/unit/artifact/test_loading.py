@@ -21,6 +21,7 @@ from nunatak_model import (
     NonFiniteParameterError,
     ParameterMismatchError,
     TopK,
+    quantize_backbone,
     tensors_from_bytes,
     tensors_to_bytes,
 )
@@ -166,6 +167,12 @@ def test_a_version_that_overflows_fails_its_probe(backbone: Backbone) -> None:
 
 
 def test_float32_allows_what_was_recorded_and_half_precision_more() -> None:
-    assert probe_tolerance(1e-4, (100.0, -1.0), torch.float32) == 1e-4
-    assert probe_tolerance(1e-4, (0.5, -1.0), torch.bfloat16) == pytest.approx(0.1)
-    assert probe_tolerance(1e-4, (5.0, -10.0), torch.float16) == pytest.approx(0.2)
+    plain = tiny_backbone(num_layers=1)
+    bfloat16, float16 = (
+        tiny_backbone(num_layers=1, dtype=dtype) for dtype in (torch.bfloat16, torch.float16)
+    )
+
+    assert probe_tolerance(1e-4, (100.0, -1.0), plain) == 1e-4
+    assert probe_tolerance(1e-4, (0.5, -1.0), bfloat16) == pytest.approx(0.1)
+    assert probe_tolerance(1e-4, (5.0, -10.0), float16) == pytest.approx(0.2)
+    assert probe_tolerance(1e-4, (5.0, -10.0), quantize_backbone(plain)) == pytest.approx(0.2)
