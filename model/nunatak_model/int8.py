@@ -61,7 +61,7 @@ def _product(x: Float[Tensor, "tokens in"], linear: Linear) -> Float[Tensor, "to
     if linear.scale is None:
         raise TypeError("an int8 product needs a quantized map")
     scale = _scale(x)
-    sums = torch._int_mm(_rounded(x, scale), linear.weight.t())  # noqa: SLF001 - no public name
+    sums = torch.ops.aten._int_mm(_rounded(x, scale), linear.weight.t())  # noqa: SLF001 - no public name
     y = torch.mul(sums, linear.scale)
     y = y.mul_(scale) if linear.bias is None else torch.addcmul(linear.bias.float(), y, scale)
     return y.to(x.dtype)
