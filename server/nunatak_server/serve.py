@@ -14,6 +14,7 @@ from uvicorn.config import LOGGING_CONFIG
 
 from nunatak_model import Backbone
 from nunatak_registry import Registry
+from nunatak_server.access.exposure import check_exposure
 from nunatak_server.app import create_app
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.protocol import bounded_protocol
@@ -28,12 +29,15 @@ def serve(settings: ServerSettings, *, announce: Callable[[str], None] | None = 
     backbone is loaded before the port is opened. After a signal the process ends by that signal.
 
     Raises:
+        InvalidSettingsError: it would be open to other machines.
+        KeyFileError: the file of API keys cannot be read.
         ModelError: the backbone cannot be loaded.
         RegistryError: the registry cannot be opened.
         EngineFailedError: the device was lost while serving; the process should be restarted.
     """
     # The tokenizer's own threads would take the cores from the forward pass, for a few short texts.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    check_exposure(settings)
     backbone = load_serving_backbone(settings)
     with Registry.open(settings.registry) as registry:
         server = DrainingServer(

@@ -52,6 +52,10 @@ STATUS_OF: Mapping[type[Exception], HTTPStatus] = {
     artifact.ProbeFailedError: HTTPStatus.SERVICE_UNAVAILABLE,
     server.ServerError: HTTPStatus.INTERNAL_SERVER_ERROR,
     server.InvalidSettingsError: HTTPStatus.INTERNAL_SERVER_ERROR,
+    server.KeyFileError: HTTPStatus.INTERNAL_SERVER_ERROR,
+    server.AccessError: HTTPStatus.FORBIDDEN,
+    server.UnauthenticatedError: HTTPStatus.UNAUTHORIZED,
+    server.InsufficientScopeError: HTTPStatus.FORBIDDEN,
     server.RequestError: HTTPStatus.UNPROCESSABLE_ENTITY,
     server.InvalidJsonError: HTTPStatus.BAD_REQUEST,
     server.InvalidRequestError: HTTPStatus.UNPROCESSABLE_ENTITY,
@@ -176,10 +180,24 @@ def _headers_of(error: ProjectError) -> dict[str, str]:
         return {"retry-after": str(error.retry_after_s)}
     if STATUS_OF[type(error)] is HTTPStatus.SERVICE_UNAVAILABLE:
         return {"retry-after": str(RETRY_AFTER_S)}
+    if isinstance(error, server.AccessError):
+        # Refused before the body was read; what is left of it must not keep the connection busy.
+        return {"www-authenticate": _challenge(error), "connection": "close"}
     if isinstance(error, server.BodyTooLargeError | server.ReceiveTimeoutError):
         # What is left of the body is never read, so the connection cannot be used again.
         return {"connection": "close"}
     return {}
+
+
+def _challenge(error: server.AccessError) -> str:
+    """Say what is asked for (RFC 6750, section 3)."""
+    match error:
+        case server.InsufficientScopeError(scope=scope):
+            return f'Bearer realm="nunatak", error="insufficient_scope", scope="{scope}"'
+        case server.UnauthenticatedError(was_presented=True):
+            return 'Bearer realm="nunatak", error="invalid_token"'
+        case _:
+            return 'Bearer realm="nunatak"'
 
 
 def _response(problem: Mapping[str, Any], *, headers: Mapping[str, str] | None = None) -> Response:
