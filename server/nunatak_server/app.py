@@ -13,6 +13,7 @@ from nunatak_server.access.doors import open_door
 from nunatak_server.access.exposure import check_exposure
 from nunatak_server.api import admin, description, operations, routes
 from nunatak_server.api.context import RequestIdMiddleware
+from nunatak_server.api.description import DescribedApp
 from nunatak_server.api.errors import install_error_handlers
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.runtime import Runtime, load_serving_backbone
@@ -57,7 +58,7 @@ def create_app(
             stack.callback(asyncio.create_task(door.run()).cancel)
             yield
 
-    app = FastAPI(
+    app = DescribedApp(
         title="Nunatak",
         summary="Many text tasks from one frozen transformer encoder.",
         version=version("nunatak"),

@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.openapi.docs import get_swagger_ui_html
 
 from nunatak_server.api.access import access_to
@@ -12,13 +12,24 @@ from nunatak_server.api.replies import reply
 SCHEMA_PATH: Final = "/openapi.json"
 KEY_SCHEME: Final = "key"
 
+
+class DescribedApp(FastAPI):
+    """An application whose schema says what each route needs; made once, at the first request."""
+
+    def openapi(self) -> dict[str, Any]:
+        """Return the OpenAPI schema."""
+        if self.openapi_schema is None:
+            self.openapi_schema = with_security(super().openapi())
+        return self.openapi_schema
+
+
 router = APIRouter(route_class=StrictRoute, include_in_schema=False)
 
 
 @router.get(SCHEMA_PATH)
 async def schema(request: Request) -> Response:
     """Give the OpenAPI schema."""
-    return reply(with_security(request.app.openapi()))
+    return reply(request.app.openapi())
 
 
 @router.get("/docs")
