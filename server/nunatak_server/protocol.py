@@ -3,7 +3,8 @@
 import asyncio
 from typing import ClassVar, Final
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 MAX_HEADERS: Final = 100
 MAX_HEAD_BYTES: Final = 64 * 1024
@@ -30,6 +31,7 @@ class BoundedProtocol(HttpToolsProtocol):
     _body_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
     _head_bytes = 0
+    _answering: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] - as in the base class
         """Begin to wait for the first head."""
@@ -41,6 +43,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stop_timer()
         self._stop_body_timer()
         self._stop_write_timer()
+        self._forget_caller()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -122,8 +125,20 @@ class BoundedProtocol(HttpToolsProtocol):
             self._write_timer = None
 
     def _abort(self) -> None:
+        self._forget_caller()
         # Closing would wait for the caller once more.
         self.transport.abort()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _forget_caller(self) -> None:
+        # The base class tells only the last request of a connection that its caller has gone; an
+        # earlier one, still being answered, would write to what is closed.
+        if self._answering is not None:
+            self._answering.disconnected = True
+            self._answering.message_event.set()
 
 
 def bounded_protocol(*, receive_timeout_s: float) -> type[BoundedProtocol]:

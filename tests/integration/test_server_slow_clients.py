@@ -1,6 +1,7 @@
 """A real server, slow clients of every kind, and normal ones beside them."""
 
 import asyncio
+import logging
 import os
 from collections.abc import Generator
 
@@ -37,8 +38,15 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
 
 
 @pytest.mark.parametrize("behave", BEHAVIOURS, ids=lambda it: it.__name__.strip("_"))
-def test_a_slow_connection_is_closed_in_time(address: str, behave: Behaviour) -> None:
+def test_a_slow_connection_is_closed_in_time(
+    address: str, behave: Behaviour, caplog: pytest.LogCaptureFixture
+) -> None:
+    logging.getLogger("uvicorn.error").addHandler(caplog.handler)
+
     asyncio.run(asyncio.wait_for(be_slow_once(address, behave), timeout=PATIENCE_S))
+    asyncio.run(normal_traffic(address, num_requests=1, at_once=1))
+
+    assert [it.getMessage() for it in caplog.records if it.levelno >= logging.ERROR] == []
 
 
 def test_slow_clients_cost_normal_ones_nothing(address: str) -> None:
