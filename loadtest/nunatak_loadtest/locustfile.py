@@ -23,6 +23,7 @@ from locust.contrib.fasthttp import ResponseContextManager
 from nunatak_client import NunatakClientError, Prediction
 from nunatak_client.calls import Call, PredictOptions, predict
 from nunatak_client.replies import Reply
+from nunatak_client.transport import key_headers
 from nunatak_loadtest.samples import Sample
 from nunatak_loadtest.settings import UserSettings
 
@@ -40,6 +41,7 @@ class TaskUser(FastHttpUser):
         """Read the settings and open the file of samples."""
         settings = UserSettings.from_environment(os.environ)
         self._random = random.Random(settings.seed * 1_000_003 + next(self.numbers))  # noqa: S311 - not a secret
+        self._headers = HEADERS | key_headers(None)
         self._tasks = settings.tasks
         self._texts = settings.texts()
         self._resources = ExitStack()
@@ -65,7 +67,7 @@ class TaskUser(FastHttpUser):
             name=name,
             # FastHttpUser annotates text, and sends bytes as they are.
             data=call.content,  # pyright: ignore[reportArgumentType]
-            headers=HEADERS,
+            headers=self._headers,
             params=dict(call.query),
             catch_response=True,
         ) as response:

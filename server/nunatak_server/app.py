@@ -9,8 +9,11 @@ from fastapi import FastAPI
 
 from nunatak_model import Backbone
 from nunatak_registry import Registry
-from nunatak_server.api import admin, operations, routes
+from nunatak_server.access.doors import open_door
+from nunatak_server.access.exposure import check_exposure
+from nunatak_server.api import admin, description, operations, routes
 from nunatak_server.api.context import RequestIdMiddleware
+from nunatak_server.api.description import DescribedApp
 from nunatak_server.api.errors import install_error_handlers
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.runtime import Runtime, load_serving_backbone
@@ -29,7 +32,13 @@ def create_app(
     What is not given is opened from the settings, and closed again at the end. `on_fatal` is
     called on the event loop when only a new process can serve again; by then the application
     answers 503.
+
+    Raises:
+        InvalidSettingsError: it would be open to other machines.
+        KeyFileError: the file of API keys cannot be read.
     """
+    check_exposure(settings)
+    door = open_door(settings.api_keys_file)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
@@ -46,19 +55,22 @@ def create_app(
             stack.push_async_callback(runtime.aclose)
             await runtime.start()
             app.state.runtime = runtime
+            stack.callback(asyncio.create_task(door.run()).cancel)
             yield
 
-    app = FastAPI(
+    app = DescribedApp(
         title="Nunatak",
         summary="Many text tasks from one frozen transformer encoder.",
         version=version("nunatak"),
         lifespan=lifespan,
-        redoc_url=None,
+        # The framework's own routes know nothing of keys.
+        openapi_url=None,
         # A redirect would be built from the Host header, which the caller chooses.
         redirect_slashes=False,
     )
     app.state.settings = settings
-    for module in (routes, admin, operations):
+    app.state.door = door
+    for module in (routes, admin, operations, description):
         app.include_router(module.router)
     install_error_handlers(app)
     app.add_middleware(RequestIdMiddleware)

@@ -2,6 +2,10 @@
 
 ServerError
 +-- InvalidSettingsError      the settings contradict each other or the machine
++-- KeyFileError              the file of API keys cannot be read, trusted or changed
++-- AccessError               the caller may not do this
+|   +-- UnauthenticatedError      no key, or none that is valid
+|   +-- InsufficientScopeError    the key is valid, but not for this
 +-- RequestError              what the caller sent cannot be answered as it stands
 |   +-- InvalidJsonError          the body is not strict UTF-8 JSON
 |   +-- InvalidRequestError       a well-formed request with an impossible value
@@ -28,6 +32,7 @@ ServerError
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import ClassVar
 
 
@@ -43,6 +48,50 @@ class InvalidSettingsError(ServerError):
     code = "invalid_settings"
 
 
+class KeyFileError(ServerError):
+    """The file of API keys cannot be read, trusted or changed."""
+
+    code = "invalid_key_file"
+
+    def __init__(self, path: Path, reason: str) -> None:
+        self.path = path
+        self.reason = reason
+        super().__init__(f"the file of API keys {path}: {reason}")
+
+
+class AccessError(ServerError):
+    """Base: the caller may not do this."""
+
+    code = "access_denied"
+
+
+class UnauthenticatedError(AccessError):
+    """No key, or none that is valid; one answer for every reason tells nothing."""
+
+    code = "unauthenticated"
+
+    def __init__(self, *, was_presented: bool) -> None:
+        self.was_presented = was_presented
+        super().__init__(
+            "this needs a valid API key; send it as 'Authorization: Bearer KEY' "
+            "(the client and the command read NUNATAK_API_KEY)"
+        )
+
+
+class InsufficientScopeError(AccessError):
+    """The key is valid, but not for this."""
+
+    code = "insufficient_scope"
+
+    def __init__(self, scope: str, *, spans_tasks: bool) -> None:
+        self.scope = scope
+        self.spans_tasks = spans_tasks
+        tasks = " and with all tasks" if spans_tasks else ""
+        super().__init__(
+            f"this needs a key with the scope '{scope}'{tasks}; ask the operator of the server"
+        )
+
+
 class RequestError(ServerError):
     """Base: what the caller sent cannot be answered as it stands."""
 
@@ -56,7 +105,8 @@ class InvalidJsonError(RequestError):
 
     def __init__(self) -> None:
         super().__init__(
-            "the body must be JSON in UTF-8 (RFC 8259: no NaN, no Infinity, no lone surrogates)"
+            "the body must be JSON in UTF-8 (RFC 8259: no NaN, no Infinity, no lone surrogates), "
+            "and no object may name a field twice"
         )
 
 

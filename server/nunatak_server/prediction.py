@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from nunatak_artifact import ArtifactError
 from nunatak_model import ModelError
 from nunatak_registry import HeadKind, RegistryError, TaskManifest
+from nunatak_server.access.callers import ALL_TASKS, TaskList
 from nunatak_server.batching.rows import RowAnswer, RowOutcome
 from nunatak_server.errors import ServerError
 from nunatak_server.inputs import TaskInput
@@ -26,6 +27,8 @@ class PredictionRequest:
     inputs: tuple[TaskInput, ...]
     options: PredictionOptions
     deadline_s: float
+    tasks: TaskList = ALL_TASKS
+    """The tasks that the caller knows of; others are answered as if they did not exist."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,10 +3,13 @@
 import asyncio
 from typing import ClassVar, Final
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 MAX_HEADERS: Final = 100
 MAX_HEAD_BYTES: Final = 64 * 1024
+BODY_SLACK_S: Final = 1.0
+"""A route that reads a body gives up first, with an answer."""
 
 
 class HeadLimitError(ValueError):
@@ -14,16 +17,21 @@ class HeadLimitError(ValueError):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Closes connections whose request heads are too slow or too large.
+    """Closes connections that are too slow either way, or whose request heads are too large.
 
     A head must arrive whole within `receive_timeout_s` of its first byte, the first head of a
-    connection within that time of its opening: idle sockets cannot be hoarded.
+    connection within that time of its opening: idle sockets cannot be hoarded. The rest of a
+    request has as long again, also where no route reads it, and so has a caller to take in what
+    was sent: answers that nobody reads are not kept.
     """
 
     receive_timeout_s: ClassVar[float] = 10.0
 
     _head_timer: asyncio.TimerHandle | None = None
+    _body_timer: asyncio.TimerHandle | None = None
+    _write_timer: asyncio.TimerHandle | None = None
     _head_bytes = 0
+    _answering: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] - as in the base class
         """Begin to wait for the first head."""
@@ -33,6 +41,9 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop waiting."""
         self._stop_timer()
+        self._stop_body_timer()
+        self._stop_write_timer()
+        self._forget_caller()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -57,9 +68,26 @@ class BoundedProtocol(HttpToolsProtocol):
             raise HeadLimitError(f"at most {MAX_HEADERS} headers are read")
 
     def on_headers_complete(self) -> None:
-        """Stop waiting: the limits on bodies begin."""
+        """Wait for the body instead, a little longer than a route that reads it does."""
         self._stop_timer()
+        self._wait_for_body()
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """Stop waiting: the request is whole."""
+        self._stop_body_timer()
+        super().on_message_complete()
+
+    def pause_writing(self) -> None:
+        """Begin to wait for the caller to read."""
+        super().pause_writing()
+        self._stop_write_timer()
+        self._write_timer = self.loop.call_later(self.receive_timeout_s, self._abort)
+
+    def resume_writing(self) -> None:
+        """Stop waiting: the caller has read."""
+        self._stop_write_timer()
+        super().resume_writing()
 
     def _start_timer(self) -> None:
         self._head_bytes = 0
@@ -73,6 +101,44 @@ class BoundedProtocol(HttpToolsProtocol):
     def _give_up(self) -> None:
         self._head_timer = None
         self.transport.close()
+
+    def _wait_for_body(self) -> None:
+        self._stop_body_timer()
+        wait_s = self.receive_timeout_s + BODY_SLACK_S
+        self._body_timer = self.loop.call_later(wait_s, self._give_up_body)
+
+    def _give_up_body(self) -> None:
+        if self.flow.read_paused:
+            # It is we who do not read, as when an earlier request of the connection is answered.
+            self._wait_for_body()
+        else:
+            self._abort()
+
+    def _stop_body_timer(self) -> None:
+        if self._body_timer is not None:
+            self._body_timer.cancel()
+            self._body_timer = None
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    def _abort(self) -> None:
+        self._forget_caller()
+        # Closing would wait for the caller once more.
+        self.transport.abort()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _forget_caller(self) -> None:
+        # The base class tells only the last request of a connection that its caller has gone; an
+        # earlier one, still being answered, would write to what is closed.
+        if self._answering is not None:
+            self._answering.disconnected = True
+            self._answering.message_event.set()
 
 
 def bounded_protocol(*, receive_timeout_s: float) -> type[BoundedProtocol]:

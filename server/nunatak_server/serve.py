@@ -14,8 +14,10 @@ from uvicorn.config import LOGGING_CONFIG
 
 from nunatak_model import Backbone
 from nunatak_registry import Registry
+from nunatak_server.access.exposure import check_exposure
 from nunatak_server.app import create_app
 from nunatak_server.errors import EngineFailedError
+from nunatak_server.private_logs import WithoutMessages
 from nunatak_server.protocol import bounded_protocol
 from nunatak_server.runtime import Runtime, load_serving_backbone
 from nunatak_server.settings import ServerSettings
@@ -28,12 +30,15 @@ def serve(settings: ServerSettings, *, announce: Callable[[str], None] | None = 
     backbone is loaded before the port is opened. After a signal the process ends by that signal.
 
     Raises:
+        InvalidSettingsError: it would be open to other machines.
+        KeyFileError: the file of API keys cannot be read.
         ModelError: the backbone cannot be loaded.
         RegistryError: the registry cannot be opened.
         EngineFailedError: the device was lost while serving; the process should be restarted.
     """
     # The tokenizer's own threads would take the cores from the forward pass, for a few short texts.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    check_exposure(settings)
     backbone = load_serving_backbone(settings)
     with Registry.open(settings.registry) as registry:
         server = DrainingServer(
@@ -90,15 +95,19 @@ def _config(app: FastAPI, settings: ServerSettings) -> uvicorn.Config:
         ws="none",
         lifespan="on",
         access_log=False,
-        log_config=_logging_config(),
+        log_config=logging_config(),
         server_header=False,
         timeout_keep_alive=settings.keep_alive_s,
         timeout_graceful_shutdown=settings.grace_s,
     )
 
 
-def _logging_config() -> dict[str, Any]:
+def logging_config() -> dict[str, Any]:
+    """Return how uvicorn and the server log; tracebacks come without messages of exceptions."""
     config = copy.deepcopy(LOGGING_CONFIG)
+    config["filters"] = {"private": {"()": WithoutMessages}}
+    for handler in config["handlers"].values():
+        handler["filters"] = ["private"]
     config["loggers"]["nunatak_server"] = {"handlers": ["default"], "level": "INFO"}
     return config
 

@@ -22,6 +22,7 @@ from nunatak_registry import (
     TaskNotFoundError,
     TaskReference,
 )
+from nunatak_server.access.callers import TaskList
 from nunatak_server.admission import Admission, Permit
 from nunatak_server.asking import KNOWN_ERRORS, Answers, Asking, PlannedRow, RowSink, VersionRows
 from nunatak_server.batching.rows import RowAnswer, RowOutcome, count_tokens
@@ -48,6 +49,7 @@ from nunatak_server.prediction import (
 from nunatak_server.readiness import Readiness
 from nunatak_server.residency.residency import Residency
 from nunatak_server.tokenization import Tokenization, check_texts
+from nunatak_server.visible import visible
 
 # Failures that do not prove that the task exists; all others come after its resolution.
 UNPROVEN_TASK = (InvalidNameError, TaskNotFoundError, StoreUnavailableError)
@@ -160,7 +162,7 @@ class PredictionService:
             find_misfit(request.inputs, item.head.kind) or item
             if isinstance(item, TaskManifest)
             else item
-            for item in await self._find_all(request.references)
+            for item in await self._find_all(request.references, request.tasks)
         ]
         manifests = [item for item in found if isinstance(item, TaskManifest)]
         readings = [reading_of(manifest, request.options) for manifest in manifests]
@@ -175,23 +177,36 @@ class PredictionService:
             next(asked) if isinstance(item, TaskManifest) else item for item in found
         ], tokenize_s
 
-    async def _find_all(self, references: Sequence[str]) -> list[TaskManifest | KnownError]:
-        found = [self._find(text) for text in references]
+    async def _find_all(
+        self, references: Sequence[str], tasks: TaskList
+    ) -> list[TaskManifest | KnownError]:
+        found = [self._find(text, tasks) for text in references]
         unknown = [item for item in found if isinstance(item, TaskReference)]
-        resolved = iter(await asyncio.gather(*map(self._resolve, unknown)) if unknown else ())
+        resolved = iter(
+            await asyncio.gather(*(self._resolve(item, tasks) for item in unknown))
+            if unknown
+            else ()
+        )
         return [next(resolved) if isinstance(item, TaskReference) else item for item in found]
 
-    def _find(self, text: str) -> TaskManifest | KnownError | TaskReference:
+    def _find(self, text: str, tasks: TaskList) -> TaskManifest | KnownError | TaskReference:
         """Return the version that is meant, or the reference if it must be looked up."""
         try:
             reference = TaskReference.parse(text)
         except InvalidNameError as error:
             return error
+        if not tasks.allows(reference.task):
+            return reference
         return self._stages.residency.known(reference) or reference
 
-    async def _resolve(self, reference: TaskReference) -> TaskManifest | KnownError:
+    async def _resolve(
+        self, reference: TaskReference, tasks: TaskList
+    ) -> TaskManifest | KnownError:
+        residency = self._stages.residency
         try:
-            return await self._stages.residency.resolve(reference)
+            if tasks.allows(reference.task):
+                return await residency.resolve(reference)
+            return await visible(reference.task, residency.look_up(reference), tasks=tasks)
         except KNOWN_ERRORS as error:
             return error
 

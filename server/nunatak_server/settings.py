@@ -5,6 +5,7 @@ down as values; no other module reads the environment.
 """
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
@@ -40,6 +41,12 @@ class ServerSettings(BaseSettings):
     )
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65_535, description="0 = any free port")] = 8080
+    api_keys_file: Path | None = Field(
+        default=None, description="made by `nunatak key create`; without it anyone may ask"
+    )
+    insecure_open: bool = Field(
+        default=False, description="serve other machines without keys: something else guards"
+    )
     device: str = Field(default="auto", description="`auto`, `cpu`, `cuda` or `cuda:1`")
     dtype: ServingDtype = ServingDtype.AUTO
 

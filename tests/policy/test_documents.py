@@ -17,9 +17,15 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 INTERCHANGE = (ROOT / "docs" / "interchange.md").read_text(encoding="utf-8")
 MAKE_TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
-PUBLIC_BASES = {"registry_error", "model_error", "artifact_error", "server_error"}
+PUBLIC_BASES = {
+    "registry_error",
+    "model_error",
+    "artifact_error",
+    "server_error",
+    "access_denied",
+}
 """Codes of classes that are only ever raised as one of their subclasses."""
-NOT_OVER_HTTP = {"invalid_settings"}
+NOT_OVER_HTTP = {"invalid_settings", "invalid_key_file"}
 
 
 def shell_lines(text: str) -> list[str]:

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from nunatak_cli.commands.key import key_app
 from nunatak_cli.commands.loadtest import loadtest
 from nunatak_cli.commands.memory import memory_app
 from nunatak_cli.commands.multitask import multitask
@@ -43,6 +44,7 @@ def build_app() -> typer.Typer:
         built.command(epilog=example(EXAMPLES[command.__name__]))(command)
     built.add_typer(task_app())
     built.add_typer(memory_app())
+    built.add_typer(key_app())
     return built
 
 

@@ -8,6 +8,7 @@ from nunatak_client.async_client import AsyncClient
 from nunatak_client.client import Client
 from nunatak_client.errors import (
     ApiError,
+    AuthenticationError,
     ConflictError,
     ConnectionFailedError,
     DeadlineExceededError,
@@ -17,6 +18,7 @@ from nunatak_client.errors import (
     NotFoundError,
     NunatakClientError,
     OverloadedError,
+    PermissionDeniedError,
     UnavailableError,
     WrongHeadError,
 )
@@ -70,6 +72,7 @@ __all__ = [
     "Answers",
     "ApiError",
     "AsyncClient",
+    "AuthenticationError",
     "Classification",
     "Client",
     "ConflictError",
@@ -91,6 +94,7 @@ __all__ = [
     "NunatakClientError",
     "OverloadedError",
     "Parameters",
+    "PermissionDeniedError",
     "Predicted",
     "Prediction",
     "Problem",

@@ -25,7 +25,13 @@ from nunatak_client.results import (
     Unpinning,
 )
 from nunatak_client.retries import Attempts, RetryPolicy
-from nunatak_client.transport import DEFAULT_TIMEOUT_S, DEFAULT_URL, server_url, to_reply
+from nunatak_client.transport import (
+    DEFAULT_TIMEOUT_S,
+    DEFAULT_URL,
+    key_headers,
+    server_url,
+    to_reply,
+)
 
 
 class AsyncClient:
@@ -35,6 +41,7 @@ class AsyncClient:
 
     Args:
         url: Address of the server.
+        api_key: What a server with keys asks for; absent: `NUNATAK_API_KEY`, if that is set.
         timeout_s: Seconds to wait for an answer, where the call sets no deadline.
         retries: Further attempts after a refused connection, or a 429 or 503 that invites one;
             a `RetryPolicy` also sets the delays.
@@ -47,6 +54,7 @@ class AsyncClient:
         self,
         url: str = DEFAULT_URL,
         *,
+        api_key: str | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         retries: int | RetryPolicy = 2,
         transport: httpx.AsyncBaseTransport | None = None,
@@ -54,7 +62,10 @@ class AsyncClient:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._http = httpx.AsyncClient(
-            base_url=server_url(url), timeout=timeout_s, transport=transport
+            base_url=server_url(url),
+            headers=key_headers(api_key),
+            timeout=timeout_s,
+            transport=transport,
         )
         self._timeout_s = timeout_s
         self._policy = RetryPolicy(retries=retries) if isinstance(retries, int) else retries

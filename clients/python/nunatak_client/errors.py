@@ -6,6 +6,8 @@ NunatakClientError
 +-- InvalidResponseError        an answer that is not the one the contract promises
 +-- WrongHeadError              a part of an answer that a task of this kind does not give
 +-- ApiError                    the server refused; `code` is its stable name for the reason
+    +-- AuthenticationError     401: no API key, or none that is valid
+    +-- PermissionDeniedError   403: the key is not for this
     +-- InvalidRequestError     400, 405, 413, 415, 422: the request itself is at fault
     +-- NotFoundError           404: no such task, version or alias
     +-- ConflictError           409: the state is not what the request expects
@@ -91,6 +93,14 @@ class InvalidRequestError(ApiError):
     """The request itself is at fault; sending it again will not help."""
 
 
+class AuthenticationError(ApiError):
+    """The server wants an API key, and got none or one that is not valid now."""
+
+
+class PermissionDeniedError(ApiError):
+    """The API key is valid, but not for this."""
+
+
 class NotFoundError(ApiError):
     """No such task, version or alias."""
 
@@ -113,6 +123,8 @@ class DeadlineExceededError(ApiError):
 
 _CLASS_OF_STATUS: Mapping[int, type[ApiError]] = {
     400: InvalidRequestError,
+    401: AuthenticationError,
+    403: PermissionDeniedError,
     404: NotFoundError,
     405: InvalidRequestError,
     409: ConflictError,

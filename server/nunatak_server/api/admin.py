@@ -6,7 +6,13 @@ from nunatak_artifact import LoadedTask
 from nunatak_registry import AliasEvent, TaskReference, check_alias_name, check_task_name
 from nunatak_server.api.limits import StrictRoute
 from nunatak_server.api.replies import reply
-from nunatak_server.api.routes import PROBLEMS, VersionQuery, reference_text, runtime_of
+from nunatak_server.api.routes import (
+    PROBLEMS,
+    VersionQuery,
+    catalog_of,
+    reference_text,
+    runtime_of,
+)
 from nunatak_server.api.schemas import (
     AliasResponse,
     EvictResponse,
@@ -29,7 +35,7 @@ async def promote(request: Request, task: str, alias: str, body: PromoteRequest)
     runtime = runtime_of(request)
     wanted = TaskReference(task=check_task_name(task), version=body.version)
     check_alias_name(alias)
-    await runtime.residency.preload(await runtime.catalog.resolve(wanted))
+    await runtime.residency.preload(await catalog_of(request).resolve(wanted))
     event = await runtime.catalog.promote(
         task, alias, body.version, expected_version=body.expected_version
     )
@@ -45,6 +51,7 @@ async def roll_back(
     runtime = runtime_of(request)
     check_task_name(task)
     check_alias_name(alias)
+    await catalog_of(request).task(task)
     expected = body.expected_version if body else None
     event = await runtime.catalog.rollback(task, alias, expected_version=expected)
     runtime.residency.invalidate()
@@ -56,7 +63,7 @@ async def preload(request: Request, task: str, version: VersionQuery = None) -> 
     """Load a version, so that the first request for it need not wait."""
     runtime = runtime_of(request)
     reference = TaskReference.parse(reference_text(task, version))
-    loaded = await runtime.residency.preload(await runtime.catalog.resolve(reference))
+    loaded = await runtime.residency.preload(await catalog_of(request).resolve(reference))
     return reply(_residency_fields(runtime, loaded))
 
 
@@ -68,7 +75,7 @@ async def pin(request: Request, task: str, version: VersionQuery = None) -> Resp
     """
     runtime = runtime_of(request)
     reference = TaskReference.parse(reference_text(task, version))
-    loaded = await runtime.residency.pin(await runtime.catalog.resolve(reference))
+    loaded = await runtime.residency.pin(await catalog_of(request).resolve(reference))
     return reply(_residency_fields(runtime, loaded))
 
 
@@ -77,6 +84,7 @@ async def unpin(request: Request, task: str, version: VersionQuery = None) -> Re
     """Let one version of a task, or all, be evicted again; what is not pinned is left alone."""
     runtime = runtime_of(request)
     reference = TaskReference.parse(reference_text(task, version))
+    await catalog_of(request).task(reference.task)
     versions = runtime.residency.unpin(reference.task, reference.version)
     return reply({"task": reference.task, "versions": versions})
 
@@ -86,6 +94,7 @@ async def evict(request: Request, task: str, version: VersionQuery = None) -> Re
     """Drop one version of a task, or all, from memory; refused while one is in use or pinned."""
     runtime = runtime_of(request)
     reference = TaskReference.parse(reference_text(task, version))
+    await catalog_of(request).task(reference.task)
     versions = runtime.residency.evict(reference.task, reference.version)
     return reply({"task": reference.task, "versions": versions})
 

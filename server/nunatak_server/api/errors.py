@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import cache
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -16,10 +17,13 @@ import nunatak_model as model
 import nunatak_registry as registry
 from nunatak_server import errors as server
 from nunatak_server.api.context import REQUEST_ID_HEADER, request_id_of
+from nunatak_server.api.messages import Message
 
 PROBLEM_TYPE: Final = "application/problem+json"
 MAX_ERROR_ITEMS: Final = 10
-MAX_FIELD_NAME_CHARS: Final = 64
+PLACES: Final = frozenset(
+    {"body", "query", "path", "header", "x-deadline-ms", "text", "pair", "list"}
+)
 RETRY_AFTER_S: Final = 1
 
 STATUS_OF: Mapping[type[Exception], HTTPStatus] = {
@@ -52,6 +56,10 @@ STATUS_OF: Mapping[type[Exception], HTTPStatus] = {
     artifact.ProbeFailedError: HTTPStatus.SERVICE_UNAVAILABLE,
     server.ServerError: HTTPStatus.INTERNAL_SERVER_ERROR,
     server.InvalidSettingsError: HTTPStatus.INTERNAL_SERVER_ERROR,
+    server.KeyFileError: HTTPStatus.INTERNAL_SERVER_ERROR,
+    server.AccessError: HTTPStatus.FORBIDDEN,
+    server.UnauthenticatedError: HTTPStatus.UNAUTHORIZED,
+    server.InsufficientScopeError: HTTPStatus.FORBIDDEN,
     server.RequestError: HTTPStatus.UNPROCESSABLE_ENTITY,
     server.InvalidJsonError: HTTPStatus.BAD_REQUEST,
     server.InvalidRequestError: HTTPStatus.UNPROCESSABLE_ENTITY,
@@ -154,10 +162,18 @@ def _location(path: Sequence[str | int]) -> str:
 
 
 def _step(step: str | int) -> str:
-    # Keys of the body are the caller's text too: only what looks like a field name is repeated.
-    if isinstance(step, int) or (step.isidentifier() and len(step) <= MAX_FIELD_NAME_CHARS):
-        return str(step)
-    return "?"
+    # Keys of the body are the caller's text too: only names that we gave are repeated.
+    return str(step) if isinstance(step, int) or step in _our_names() else "?"
+
+
+@cache
+def _our_names() -> frozenset[str]:
+    """Return the parts of a request, the tags of its inputs, and every field there is."""
+    messages = [Message]
+    for message in messages:
+        messages += message.__subclasses__()
+    fields = (name for message in messages for name in message.model_fields)
+    return PLACES.union(fields)
 
 
 def _problem(code: str, status: HTTPStatus, detail: str, request_id: str | None) -> dict[str, Any]:
@@ -176,10 +192,24 @@ def _headers_of(error: ProjectError) -> dict[str, str]:
         return {"retry-after": str(error.retry_after_s)}
     if STATUS_OF[type(error)] is HTTPStatus.SERVICE_UNAVAILABLE:
         return {"retry-after": str(RETRY_AFTER_S)}
+    if isinstance(error, server.AccessError):
+        # Refused before the body was read; what is left of it must not keep the connection busy.
+        return {"www-authenticate": _challenge(error), "connection": "close"}
     if isinstance(error, server.BodyTooLargeError | server.ReceiveTimeoutError):
         # What is left of the body is never read, so the connection cannot be used again.
         return {"connection": "close"}
     return {}
+
+
+def _challenge(error: server.AccessError) -> str:
+    """Say what is asked for (RFC 6750, section 3)."""
+    match error:
+        case server.InsufficientScopeError(scope=scope):
+            return f'Bearer realm="nunatak", error="insufficient_scope", scope="{scope}"'
+        case server.UnauthenticatedError(was_presented=True):
+            return 'Bearer realm="nunatak", error="invalid_token"'
+        case _:
+            return 'Bearer realm="nunatak"'
 
 
 def _response(problem: Mapping[str, Any], *, headers: Mapping[str, str] | None = None) -> Response:

@@ -1,6 +1,7 @@
 """Limits on what is read from a caller: bytes, time, media type and strict JSON."""
 
 import asyncio
+import json
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
@@ -9,6 +10,7 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect
 
+from nunatak_server.api.access import access_to, admit
 from nunatak_server.errors import (
     BodyTooLargeError,
     InvalidJsonError,
@@ -40,13 +42,16 @@ class StrictRequest(Request):
 
 
 class StrictRoute(APIRoute):
-    """A route that reads bodies under limits, and gives up when the caller has gone."""
+    """A route for those who may use it; reads bodies under limits, and lets go of who has gone."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Wrap the handler of the base class."""
         handle = super().get_route_handler()
+        needed = access_to(self.methods or set(), self.path_format)
 
         async def handle_strictly(request: Request) -> Response:
+            # Before anything of the body is read: strangers get no work done.
+            admit(request, needed)
             if request.method not in METHODS_WITH_BODY:
                 return await handle(request)
             try:
@@ -90,16 +95,27 @@ async def read_strictly(request: Request, settings: ServerSettings) -> StrictReq
 
 
 def parse_json(body: bytes) -> object:
-    """Parse strict JSON: UTF-8, no NaN, no lone surrogates, bounded depth.
+    """Parse strict JSON: UTF-8, no NaN, no lone surrogates, no field twice, bounded depth.
+
+    A field that is named twice means one thing to a proxy that checks bodies and another to us.
 
     Raises:
         InvalidJsonError: it is something else.
     """
     try:
-        return orjson.loads(body)
-    except orjson.JSONDecodeError:
+        parsed = orjson.loads(body)
+        # The fast parser takes the last of equal names, so another one looks for them; numbers
+        # stay text there, which may have more digits than Python converts.
+        json.loads(body, object_pairs_hook=_refuse_doubles, parse_int=str, parse_float=str)
+    except (orjson.JSONDecodeError, RecursionError):
         # The decoder's own message is left out, because it quotes the body.
         raise InvalidJsonError from None
+    return parsed
+
+
+def _refuse_doubles(fields: list[tuple[str, object]]) -> None:
+    if len({name for name, _ in fields}) < len(fields):
+        raise InvalidJsonError
 
 
 async def _read(request: Request, limit_bytes: int) -> bytes:

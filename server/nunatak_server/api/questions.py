@@ -3,7 +3,7 @@
 from collections.abc import Set as AbstractSet
 from typing import Annotated, cast
 
-from pydantic import BaseModel, Discriminator, Field, Tag
+from pydantic import BaseModel, Discriminator, Field, Tag, WithJsonSchema
 
 from nunatak_server.api.messages import MAX_ITEMS, Message
 from nunatak_server.outputs import PredictionOptions
@@ -20,25 +20,38 @@ from nunatak_server.postprocess import (
 MAX_ANSWER_TOKENS = 100
 
 
+# Only described here: the service, which all protocols share, refuses other texts by a code.
+Text = Annotated[
+    str,
+    WithJsonSchema(
+        {
+            "type": "string",
+            "pattern": r"^[^\u0000]*[^\s\u0000\u001c-\u001f\u0085][^\u0000]*$",
+            "description": "with something to read in it",
+        }
+    ),
+]
+
+
 class TextPair(Message):
     """A text, or two texts that are read together."""
 
-    text: str
-    text_pair: str | None = None
+    text: Text
+    text_pair: Text | None = None
 
 
 class QuestionInput(Message):
     """A question, to be answered by a part of its context."""
 
-    question: str
-    context: str
+    question: Text
+    context: Text
 
 
 class QueryInput(Message):
     """A query, and the documents to order by how well they answer it."""
 
-    query: str
-    documents: Annotated[list[str], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
+    query: Text
+    documents: Annotated[list[Text], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
 
 
 KIND_OF_FIELDS = {"question": {"question", "context"}, "query": {"query", "documents"}}
@@ -65,14 +78,14 @@ def _field_names(value: object) -> AbstractSet[str]:
 
 # Tags choose the one schema that is meant, so that errors speak of that one alone.
 Item = Annotated[
-    Annotated[str, Tag("text")]
+    Annotated[Text, Tag("text")]
     | Annotated[TextPair, Tag("pair")]
     | Annotated[QuestionInput, Tag("question")]
     | Annotated[QueryInput, Tag("query")],
     Discriminator(_input_kind),
 ]
 Inputs = Annotated[
-    Annotated[str, Tag("text")]
+    Annotated[Text, Tag("text")]
     | Annotated[TextPair, Tag("pair")]
     | Annotated[QuestionInput, Tag("question")]
     | Annotated[QueryInput, Tag("query")]

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Header, Query, Request, Response
 
 from nunatak_registry import TaskReference
+from nunatak_server.api.access import caller_of
 from nunatak_server.api.context import request_id_of
 from nunatak_server.api.limits import StrictRoute
 from nunatak_server.api.replies import (
@@ -33,6 +34,7 @@ from nunatak_server.prediction import (
     TaskFailure,
 )
 from nunatak_server.runtime import Runtime
+from nunatak_server.visible import VisibleCatalog
 
 _PROBLEM: Final = {"model": Problem, "description": "Any failure, as application/problem+json"}
 # 422 is named too, or else the schema would show the framework's own shape for it.
@@ -50,6 +52,11 @@ def runtime_of(request: Request) -> Runtime:
     """Return what the application answers with."""
     runtime: Runtime = request.app.state.runtime
     return runtime
+
+
+def catalog_of(request: Request) -> VisibleCatalog:
+    """Return the catalog as the caller of a request sees it."""
+    return VisibleCatalog(runtime_of(request).catalog, caller_of(request.scope).tasks)
 
 
 @router.post("/v1/tasks/{task}/predict", response_model=PredictResponse)
@@ -93,10 +100,10 @@ async def predict_many(
 
 @router.get("/v1/tasks", response_model=TaskListResponse)
 async def list_tasks(request: Request) -> Response:
-    """List all tasks of the registry."""
+    """List the tasks of the registry, as far as the caller may know of them."""
     runtime = runtime_of(request)
     resident = runtime.residency.resident()
-    summaries = await runtime.catalog.tasks()
+    summaries = await catalog_of(request).tasks()
     return reply({"tasks": [summary_fields(summary, resident) for summary in summaries]})
 
 
@@ -105,8 +112,8 @@ async def show_task(request: Request, task: str, version: VersionQuery = None) -
     """Show one task, and the manifest of the version that is asked for."""
     runtime = runtime_of(request)
     reference = TaskReference.parse(reference_text(task, version))
-    manifest = await runtime.catalog.resolve(reference)
-    summary = await runtime.catalog.task(reference.task)
+    manifest = await catalog_of(request).resolve(reference)
+    summary = await catalog_of(request).task(reference.task)
     fields = summary_fields(summary, runtime.residency.resident())
     return reply({**fields, "manifest": manifest.model_dump(mode="json")})
 
@@ -140,5 +147,6 @@ async def _ask(
         inputs=inputs_of(body.inputs),
         options=body.parameters.options() if body.parameters else PredictionOptions(),
         deadline_s=(deadline_ms or runtime.settings.default_deadline_ms) / 1000,
+        tasks=caller_of(request.scope).tasks,
     )
     return await runtime.service.predict(wanted)

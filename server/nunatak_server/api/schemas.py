@@ -22,7 +22,15 @@ class PredictRequest(Message):
 class PredictManyRequest(PredictRequest):
     """One or more inputs for several tasks."""
 
-    tasks: Annotated[list[Reference], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
+    tasks: Annotated[
+        list[Reference],
+        Field(
+            min_length=1,
+            max_length=MAX_ITEMS,
+            fail_fast=True,
+            json_schema_extra={"uniqueItems": True},
+        ),
+    ]
 
 
 class ScoredLabel(Message):

@@ -36,6 +36,10 @@ class References:
             self._resolved[reference] = manifest
         return manifest
 
+    async def look_up(self, reference: TaskReference) -> TaskManifest:
+        """Ask the registry what a reference means, even if that is known; raises as `resolve`."""
+        return await self._resolve(reference)
+
     def invalidate(self) -> None:
         """Forget everything: the registry has changed."""
         self._epoch += 1

@@ -59,6 +59,10 @@ class Residency:
         """
         return await self._references.resolve(reference)
 
+    async def look_up(self, reference: TaskReference) -> TaskManifest:
+        """Ask the registry what a reference means, even if that is known; raises as `resolve`."""
+        return await self._references.look_up(reference)
+
     def lease_resident(self, manifest: TaskManifest) -> Lease | None:
         """Lease a version for a request if it is in memory; never waits."""
         key = key_of(manifest)

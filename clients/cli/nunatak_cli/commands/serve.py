@@ -2,6 +2,7 @@
 
 # ruff: noqa: PLC0415 - the server is imported when it starts, not for --help
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -24,6 +25,16 @@ def serve(  # noqa: PLR0913 - one parameter per option is how typer works
     port: Annotated[
         int | None,
         typer.Option(min=0, max=65_535, metavar="N", help="Port (8080); 0 = any free one."),
+    ] = None,
+    api_keys_file: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="Keys, made by `nunatak key create`; without: open."),
+    ] = None,
+    insecure_open: Annotated[
+        bool | None,
+        typer.Option(
+            "--insecure-open", help="Serve other machines without keys: something else guards."
+        ),
     ] = None,
     device: Annotated[
         str | None, typer.Option(metavar="auto|cpu|cuda", help="Where to compute (auto).")
@@ -100,6 +111,8 @@ def serve(  # noqa: PLR0913 - one parameter per option is how typer works
         "backbone": backbone,
         "host": host,
         "port": port,
+        "api_keys_file": api_keys_file,
+        "insecure_open": insecure_open,
         "device": device,
         "dtype": dtype,
         "max_batch_tokens": max_batch_tokens,

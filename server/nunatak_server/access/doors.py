@@ -1,0 +1,100 @@
+"""Doors: how an application finds out who asks, by keys or not at all."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+from nunatak_server.access.callers import ANYONE, Caller
+from nunatak_server.access.files import StampedKeys, read_keys, stamp_of
+from nunatak_server.access.keys import Keyring
+from nunatak_server.errors import KeyFileError
+
+REREAD_S = 1.0
+
+logger = logging.getLogger(__name__)
+
+
+class Door(Protocol):
+    """Tells who asks."""
+
+    def identify(self, presented: bytes | None) -> Caller | None:
+        """Return who sends this key, or nothing; None is a caller who may not be here."""
+        ...
+
+    async def run(self) -> None:
+        """Follow what changes, until cancelled."""
+        ...
+
+
+class OpenDoor:
+    """Everybody may do everything."""
+
+    def identify(self, presented: bytes | None) -> Caller | None:
+        """Return the one caller there is, whatever was sent."""
+        return ANYONE
+
+    async def run(self) -> None:
+        """Nothing changes."""
+
+
+class KeyedDoor:
+    """The keys of a file, as it was when it could last be read.
+
+    The file is read again when it changes. One that is missing or broken changes nothing: a slip
+    of an operator must not lock everybody out, and keys that expire do so all the same.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        keys: StampedKeys,
+        *,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._path = path
+        self._stamp = keys.stamp
+        self._ring = Keyring(keys.keys)
+        self._now = now
+        self._pause = pause
+
+    def identify(self, presented: bytes | None) -> Caller | None:
+        """Return who sends this key, or None if none was sent or it is not valid now."""
+        return None if presented is None else self._ring.identify(presented, now=self._now())
+
+    async def run(self) -> None:
+        """Read the file again whenever it has changed."""
+        is_readable = True
+        while True:
+            await self._pause(REREAD_S)
+            try:
+                changed = await asyncio.to_thread(self._read_if_changed)
+            except KeyFileError as error:
+                if is_readable:
+                    logger.error("the keys stay as they were: %s", error)  # noqa: TRY400 - no bug
+                is_readable = False
+                continue
+            is_readable = True
+            if changed is not None:
+                self._stamp = changed.stamp
+                self._ring = Keyring(changed.keys)
+                logger.info("read %d API keys again", len(changed.keys))
+
+    def _read_if_changed(self) -> StampedKeys | None:
+        return None if stamp_of(self._path) == self._stamp else read_keys(self._path)
+
+
+def open_door(path: Path | None) -> Door:
+    """Return the door of a file of keys, or the open one if there is none.
+
+    Raises:
+        KeyFileError: the file cannot be read.
+    """
+    if path is None:
+        return OpenDoor()
+    keys = read_keys(path)
+    logger.info("requests need one of %d API keys", len(keys.keys))
+    return KeyedDoor(path, keys)

@@ -1,0 +1,131 @@
+"""The file of keys: read whole, written whole, never seen half written."""
+
+import fcntl
+import os
+import secrets
+import stat
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pydantic import ValidationError
+
+from nunatak_server.access.keys import KeyFile, KeyRecord
+from nunatak_server.errors import KeyFileError
+
+MODE: Final = 0o600
+WRITABLE_BY_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
+MAX_BYTES: Final = 16 * 1024**2
+
+Keys = tuple[KeyRecord, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stamp:
+    """What differs between two states of a file; writing renames, so the inode does."""
+
+    inode: int
+    modified_ns: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StampedKeys:
+    """Keys, and the state of the file that they were read from."""
+
+    keys: Keys
+    stamp: Stamp
+
+
+def stamp_of(path: Path) -> Stamp:
+    """Tell one state of the file from another, without reading it.
+
+    Raises:
+        KeyFileError: it is not there.
+    """
+    try:
+        return _stamp(path.stat())
+    except OSError as error:
+        raise KeyFileError(path, error.strerror or "cannot be read") from None
+
+
+def read_keys(path: Path) -> StampedKeys:
+    """Read a file of keys.
+
+    Raises:
+        KeyFileError: it cannot be read, others may write to it, or it is no file of keys.
+    """
+    try:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            _check(path, status)
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise KeyFileError(path, error.strerror or "cannot be read") from None
+    return StampedKeys(keys=_parse(path, data), stamp=_stamp(status))
+
+
+def change_keys(path: Path, change: Callable[[Keys], Keys]) -> None:
+    """Replace the keys of a file by what `change` makes of them; a missing file has none.
+
+    One change at a time, from whichever process; readers see the old file or the new one.
+
+    Raises:
+        KeyFileError: it cannot be read or written.
+    """
+    try:
+        with _locked(path.parent):
+            keys = read_keys(path).keys if path.exists() else ()
+            _write(path, KeyFile(keys=change(keys)))
+    except OSError as error:
+        raise KeyFileError(path, error.strerror or "cannot be written") from None
+
+
+def _check(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise KeyFileError(path, "is no regular file")
+    if status.st_mode & WRITABLE_BY_OTHERS:
+        raise KeyFileError(path, f"may be written by others; run: chmod 600 {path}")
+
+
+def _parse(path: Path, data: bytes) -> Keys:
+    if len(data) > MAX_BYTES:
+        raise KeyFileError(path, f"has more than {MAX_BYTES} bytes")
+    try:
+        return KeyFile.model_validate_json(data).keys
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        place = ".".join(map(str, first["loc"])) or "the file"
+        raise KeyFileError(path, f"{place}: {first['msg']}") from None
+
+
+def _write(path: Path, content: KeyFile) -> None:
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, MODE)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content.model_dump_json(indent=2).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def _locked(folder: Path) -> Generator[None]:
+    """Hold the lock of a folder, and make what was renamed in it last."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _stamp(status: os.stat_result) -> Stamp:
+    return Stamp(inode=status.st_ino, modified_ns=status.st_mtime_ns, num_bytes=status.st_size)

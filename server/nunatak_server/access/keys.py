@@ -1,0 +1,102 @@
+"""API keys: how they are made, what is kept of them, and how one is recognised.
+
+A key is 256 random bits, so nothing can be guessed and its SHA-256 needs neither salt nor a slow
+hash: those protect secrets that people choose. What is kept tells nobody the key.
+"""
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Annotated, Final, Literal
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+from nunatak_registry.names import MAX_NAME_LENGTH, NAME_PATTERN, Digest
+from nunatak_server.access.callers import EVERY_TASK, Caller, Scope, TaskList
+
+KEY_PREFIX: Final = "nunatak_"
+"""Lets scanners of repositories and logs recognise a key that leaked."""
+KEY_BYTES: Final = 32
+MAX_KEYS: Final = 10_000
+
+KeyName = Annotated[str, StringConstraints(pattern=NAME_PATTERN, max_length=MAX_NAME_LENGTH)]
+TaskPattern = Annotated[
+    str, StringConstraints(pattern=r"^(?:[a-z0-9][a-z0-9._-]*\*?|\*)$", max_length=65)
+]
+
+
+class KeyRecord(BaseModel):
+    """What is kept of one key."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: KeyName
+    sha256: Digest
+    scopes: Annotated[frozenset[Scope], Field(min_length=1)]
+    tasks: Annotated[tuple[TaskPattern, ...], Field(min_length=1)] = (EVERY_TASK,)
+    weight: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] = 1.0
+    created_at: AwareDatetime
+    expires_at: AwareDatetime | None = None
+
+    @property
+    def caller(self) -> Caller:
+        """Who sends this key."""
+        return Caller(
+            name=self.name,
+            scopes=self.scopes,
+            tasks=TaskList(patterns=self.tasks),
+            weight=self.weight,
+        )
+
+    def has_expired(self, now: datetime) -> bool:
+        """Tell whether its time is over."""
+        return self.expires_at is not None and now >= self.expires_at
+
+
+class KeyFile(BaseModel):
+    """All that a file of keys holds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: Literal[1] = 1
+    keys: Annotated[tuple[KeyRecord, ...], Field(max_length=MAX_KEYS)] = ()
+
+    @model_validator(mode="after")
+    def _has_no_doubles(self) -> "KeyFile":
+        if len({key.name for key in self.keys}) < len(self.keys):
+            raise ValueError("two keys have one name")
+        if len({key.sha256 for key in self.keys}) < len(self.keys):
+            raise ValueError("two names have one key")
+        return self
+
+
+def new_key() -> str:
+    """Make a key; it is nowhere but in what this returns."""
+    return KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
+
+
+def digest_of(key: bytes) -> str:
+    """Return what is kept of a key."""
+    return hashlib.sha256(key).hexdigest()
+
+
+class Keyring:
+    """Recognises keys."""
+
+    def __init__(self, keys: Sequence[KeyRecord]) -> None:
+        self._callers = tuple((bytes.fromhex(key.sha256), key, key.caller) for key in keys)
+
+    def identify(self, presented: bytes, *, now: datetime) -> Caller | None:
+        """Return who sends this key, or None if it is none of ours or has expired.
+
+        Every key is compared, whichever it is, so that the time tells nothing of them.
+        """
+        digest = hashlib.sha256(presented).digest()
+        found = [
+            (key, caller)
+            for kept, key, caller in self._callers
+            if hmac.compare_digest(kept, digest)
+        ]
+        return next((caller for key, caller in found if not key.has_expired(now)), None)

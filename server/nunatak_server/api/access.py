@@ -1,0 +1,96 @@
+"""Access: which route needs which scope, and the check that every request passes first.
+
+A route that is not in the table is for operators of the whole server alone. What counts is the
+template of the route that was found, never the address as it was sent.
+"""
+
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from fastapi import Request
+
+from nunatak_server.access.callers import Caller, Scope
+from nunatak_server.access.doors import Door
+from nunatak_server.errors import InsufficientScopeError, UnauthenticatedError
+
+_CALLER_KEY: Final = "nunatak_caller"
+_SCHEME: Final = b"bearer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """What a caller must have; `spans_tasks` where the answer speaks of every task."""
+
+    scope: Scope
+    spans_tasks: bool = False
+
+
+PUBLIC: Final = None
+PREDICT: Final = Access(scope=Scope.PREDICT)
+READ: Final = Access(scope=Scope.READ)
+READ_ALL: Final = Access(scope=Scope.READ, spans_tasks=True)
+ADMIN: Final = Access(scope=Scope.ADMIN)
+ADMIN_ALL: Final = Access(scope=Scope.ADMIN, spans_tasks=True)
+
+ACCESS: Final[Mapping[tuple[str, str], Access | None]] = {
+    ("GET", "/livez"): PUBLIC,
+    ("GET", "/readyz"): PUBLIC,
+    ("GET", "/health"): PUBLIC,
+    ("POST", "/v1/predict"): PREDICT,
+    ("POST", "/v1/tasks/{task}/predict"): PREDICT,
+    ("POST", "/v1/tasks/{task}/{version}/predict"): PREDICT,
+    ("GET", "/v1/tasks"): READ,
+    ("GET", "/v1/tasks/{task}"): READ,
+    ("GET", "/info"): READ,
+    ("GET", "/docs"): READ,
+    ("GET", "/openapi.json"): READ,
+    ("GET", "/metrics"): READ_ALL,
+    ("GET", "/v1/memory"): READ_ALL,
+    ("PUT", "/v1/tasks/{task}/aliases/{alias}"): ADMIN,
+    ("POST", "/v1/tasks/{task}/aliases/{alias}/rollback"): ADMIN,
+    ("POST", "/v1/tasks/{task}/preload"): ADMIN,
+    ("POST", "/v1/tasks/{task}/pin"): ADMIN,
+    ("POST", "/v1/tasks/{task}/unpin"): ADMIN,
+    ("POST", "/v1/tasks/{task}/evict"): ADMIN,
+}
+
+
+def access_to(methods: set[str], template: str) -> Access | None:
+    """Return what a route needs; every route has one method."""
+    (method,) = methods
+    return ACCESS.get((method, template), ADMIN_ALL)
+
+
+def admit(request: Request, needed: Access | None) -> None:
+    """Find out who asks, and refuse those who may not.
+
+    Raises:
+        UnauthenticatedError: no valid key was sent.
+        InsufficientScopeError: the key is not for this route.
+    """
+    if needed is None:
+        return
+    presented = presented_key(request.scope["headers"])
+    door: Door = request.app.state.door
+    caller = door.identify(presented)
+    if caller is None:
+        raise UnauthenticatedError(was_presented=presented is not None)
+    if needed.scope not in caller.scopes or (needed.spans_tasks and not caller.tasks.has_all):
+        raise InsufficientScopeError(needed.scope, spans_tasks=needed.spans_tasks)
+    request.scope[_CALLER_KEY] = caller
+
+
+def caller_of(scope: MutableMapping[str, Any]) -> Caller:
+    """Return who sent a request that was admitted; public routes have no caller."""
+    caller: Caller = scope[_CALLER_KEY]
+    return caller
+
+
+def presented_key(headers: list[tuple[bytes, bytes]]) -> bytes | None:
+    """Return the key that was sent, if exactly one was: two would be read differently elsewhere."""
+    sent = [value for name, value in headers if name == b"authorization"]
+    if len(sent) != 1:
+        return None
+    scheme, _, key = sent[0].strip().partition(b" ")
+    return key.strip() if scheme.lower() == _SCHEME else None

@@ -1,0 +1,57 @@
+"""The catalog as one caller sees it: tasks that are not on the caller's list do not exist."""
+
+from collections.abc import Awaitable
+from typing import TypeVar
+
+from nunatak_registry import (
+    RegistryError,
+    StoreUnavailableError,
+    TaskManifest,
+    TaskNotFoundError,
+    TaskReference,
+    TaskSummary,
+)
+from nunatak_server.access.callers import TaskList
+from nunatak_server.catalog import Catalog
+
+Found = TypeVar("Found")
+
+
+class VisibleCatalog:
+    """Answers questions about tasks as if the registry held only the caller's."""
+
+    def __init__(self, catalog: Catalog, tasks: TaskList) -> None:
+        self._catalog = catalog
+        self._tasks = tasks
+
+    async def resolve(self, reference: TaskReference) -> TaskManifest:
+        """Return the manifest of the version that a reference means now."""
+        return await visible(reference.task, self._catalog.resolve(reference), tasks=self._tasks)
+
+    async def task(self, name: str) -> TaskSummary:
+        """Return one task."""
+        return await visible(name, self._catalog.task(name), tasks=self._tasks)
+
+    async def tasks(self) -> list[TaskSummary]:
+        """Return the caller's tasks."""
+        return [task for task in await self._catalog.tasks() if self._tasks.allows(task.name)]
+
+
+async def visible(task: str, lookup: Awaitable[Found], *, tasks: TaskList) -> Found:
+    """Return what a look-up of a task finds, if the task is on the list.
+
+    One that is not is looked up all the same, so that the time does not tell it from one that
+    is not there.
+
+    Raises:
+        TaskNotFoundError: there is no such task, or it is not on the list.
+    """
+    if tasks.allows(task):
+        return await lookup
+    try:
+        await lookup
+    except StoreUnavailableError:
+        raise
+    except RegistryError:
+        pass
+    raise TaskNotFoundError(task)

@@ -1,0 +1,39 @@
+"""Doubles for access: files of keys, and the keys that go with them."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from nunatak_server.access.callers import Scope
+from nunatak_server.access.files import change_keys
+from nunatak_server.access.keys import KeyRecord, digest_of, new_key
+
+CREATED_AT = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def key_record(
+    key: str,
+    *,
+    name: str = "support",
+    scopes: Sequence[Scope] = (Scope.PREDICT,),
+    tasks: Sequence[str] = ("*",),
+    expires_at: datetime | None = None,
+) -> KeyRecord:
+    return KeyRecord(
+        name=name,
+        sha256=digest_of(key.encode()),
+        scopes=frozenset(scopes),
+        tasks=tuple(tasks),
+        created_at=CREATED_AT,
+        expires_at=expires_at,
+    )
+
+
+def add_key(
+    path: Path, name: str, *, scopes: Sequence[Scope] = tuple(Scope), tasks: Sequence[str] = ("*",)
+) -> dict[str, str]:
+    """Put a new key into a file; return the header that presents it."""
+    key = new_key()
+    record = key_record(key, name=name, scopes=scopes, tasks=tasks)
+    change_keys(path, lambda keys: (*keys, record))
+    return {"authorization": f"Bearer {key}"}

@@ -1,0 +1,134 @@
+"""Slow clients, of every kind, beside normal ones."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import cast
+
+import httpx
+
+from doubles.raw_requests import GOOD_BODY, PREDICT, post
+from doubles.raw_sockets import place_of
+
+PAUSE_S = 0.2
+HALF_HEAD = f"POST {PREDICT} HTTP/1.1\r\nhost: test\r\nx-half: ".encode()
+HALF_BODY = post(GOOD_BODY)[: -len(GOOD_BODY) // 2]
+UNREAD = (
+    f"GET /openapi.json HTTP/1.1\r\nhost: test\r\nx-request-id: {'a' * 64}\r\n\r\n".encode() * 200
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """What became of the normal requests, and of the slow connections."""
+
+    answered: int
+    failed: int
+    slowest_s: float
+
+
+async def _idle(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+    await reader.read()
+
+
+async def _half_head(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(HALF_HEAD)
+    await reader.read()
+
+
+async def _half_body(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(HALF_BODY)
+    await reader.read()
+
+
+async def _drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Send byte after byte, of a body that never comes to its end."""
+    writer.write(post(b" " * 100_000)[:-100_000])
+    while not reader.at_eof():
+        writer.write(b" ")
+        await writer.drain()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(reader.read(65_536), PAUSE_S)
+
+
+async def _drip_unasked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Send byte after byte of a body that no route reads, after the answer as well."""
+    writer.write(b"GET /livez HTTP/1.1\r\nhost: test\r\ncontent-length: 100000\r\n\r\n")
+    while not reader.at_eof():
+        writer.write(b" ")
+        await writer.drain()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(reader.read(65_536), PAUSE_S)
+
+
+async def _unread(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Ask for much, and read nothing of it."""
+    cast("asyncio.Transport", writer.transport).pause_reading()
+    writer.write(UNREAD)
+    await writer.drain()
+    # A connection that was reset is seen by writing alone.
+    while True:
+        await asyncio.sleep(PAUSE_S)
+        writer.write(b"GET /livez HTTP/1.1\r\nhost: test\r\n\r\n")
+        await writer.drain()
+
+
+Behaviour = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+BEHAVIOURS: tuple[Behaviour, ...] = (_idle, _half_head, _half_body, _drip, _drip_unasked, _unread)
+
+
+@asynccontextmanager
+async def slow_clients(address: str, count: int) -> AsyncGenerator[set[asyncio.Task[None]]]:
+    """Open so many slow connections; each is opened again when the server closes it."""
+    tasks = {
+        asyncio.create_task(_keep_slow(address, BEHAVIOURS[index % len(BEHAVIOURS)]))
+        for index in range(count)
+    }
+    try:
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _keep_slow(address: str, behave: Behaviour) -> None:
+    while True:
+        await be_slow_once(address, behave)
+        await asyncio.sleep(PAUSE_S)
+
+
+async def be_slow_once(address: str, behave: Behaviour) -> None:
+    """Open one slow connection, and return when the server has had enough of it."""
+    reader, writer = await asyncio.open_connection(*place_of(address))
+    try:
+        with contextlib.suppress(ConnectionError):
+            await behave(reader, writer)
+    finally:
+        writer.transport.abort()
+
+
+async def normal_traffic(address: str, *, num_requests: int, at_once: int) -> Tally:
+    """Ask as normal clients do; every answer must be right."""
+    clock = asyncio.get_running_loop().time
+    remaining = iter(range(num_requests))
+    answered, failed, slowest_s = 0, 0, 0.0
+
+    async def ask(client: httpx.AsyncClient) -> None:
+        nonlocal answered, failed, slowest_s
+        for _ in remaining:
+            started = clock()
+            try:
+                answer = await client.post(PREDICT, json={"inputs": "where is my parcel?"})
+                is_right = answer.status_code == 200 and len(answer.json()["outputs"]) > 0
+            except httpx.HTTPError:
+                is_right = False
+            answered += is_right
+            failed += not is_right
+            slowest_s = max(slowest_s, clock() - started)
+
+    async with httpx.AsyncClient(base_url=address, timeout=30) as client:
+        await asyncio.gather(*(ask(client) for _ in range(at_once)))
+    return Tally(answered=answered, failed=failed, slowest_s=slowest_s)

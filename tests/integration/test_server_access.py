@@ -1,0 +1,328 @@
+"""Who may ask what: every route, every verb, every scope, and tasks of others."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Generator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from starlette.routing import BaseRoute
+
+from doubles.access import add_key
+from doubles.backbones import tiny_backbone
+from doubles.serving import make_settings, running_client
+from doubles.tasks import publish_tiny_task
+from nunatak_model import Backbone
+from nunatak_registry import Registry
+from nunatak_server.access.callers import Scope
+from nunatak_server.access.files import change_keys
+from nunatak_server.api.access import ACCESS
+from nunatak_server.api.limits import StrictRoute
+from nunatak_server.app import create_app
+
+PUBLIC = {"/livez", "/readyz", "/health"}
+VERBS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "FOO")
+HOSTS = ("test", "", "localhost", "evil.example/livez?", "x@y", "/livez", "[::1", "a b", "\u00e9")
+QUERY: dict[str, Any] = {"inputs": "where is it?"}
+VERSION: dict[str, Any] = {"version": 1}
+
+# A task of another tenant, and one that nobody has: of one length, so that lengths must be equal.
+MINE, HIDDEN, UNKNOWN = "tone", "intent", "nobody"
+BODIES: dict[tuple[str, str], list[Any]] = {
+    ("POST", "/v1/tasks/{task}/predict"): [QUERY, {"inputs": ""}, {"inputs": 7}, {}],
+    ("POST", "/v1/tasks/{task}/{version}/predict"): [QUERY, {}],
+    ("GET", "/v1/tasks/{task}"): [None],
+    ("PUT", "/v1/tasks/{task}/aliases/{alias}"): [VERSION, {"version": 9}, {"version": "x"}, {}],
+    ("POST", "/v1/tasks/{task}/aliases/{alias}/rollback"): [None, {}, {"expected_version": 7}],
+    ("POST", "/v1/tasks/{task}/preload"): [None],
+    ("POST", "/v1/tasks/{task}/pin"): [None],
+    ("POST", "/v1/tasks/{task}/unpin"): [None],
+    ("POST", "/v1/tasks/{task}/evict"): [None],
+}
+"""What is sent to each route that names a task; a new route must be added here."""
+
+
+@pytest.fixture(scope="module")
+def backbone() -> Backbone:
+    return tiny_backbone()
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Generator[Registry]:
+    with Registry.open(tmp_path_factory.mktemp("registry")) as opened:
+        for seed, task in enumerate((MINE, HIDDEN)):
+            publish_tiny_task(opened, backbone, task=task, seed=seed)
+            opened.promote(task, "prod", 1)
+        yield opened
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    path = tmp_path / "keys.json"
+    change_keys(path, lambda found: found)
+    return path
+
+
+@asynccontextmanager
+async def keyed_client(
+    backbone: Backbone, registry: Registry, keys: Path
+) -> AsyncGenerator[httpx.AsyncClient]:
+    async with running_client(backbone, registry, make_settings(api_keys_file=keys)) as client:
+        yield client
+
+
+def routes_of(found: list[BaseRoute]) -> Iterator[BaseRoute]:
+    for route in found:
+        # The framework keeps an included router as one route.
+        inner = getattr(route, "original_router", None)
+        if inner is None:
+            yield route
+        else:
+            yield from routes_of(inner.routes)
+
+
+def filled(template: str, *, task: str = MINE) -> str:
+    return template.replace("{task}", task).replace("{version}", "1").replace("{alias}", "prod")
+
+
+def app_of(**settings: object) -> FastAPI:
+    return create_app(make_settings(**settings))
+
+
+def test_every_route_is_guarded_and_says_what_it_needs() -> None:
+    routes = list(routes_of(app_of().routes))
+    guarded = [route for route in routes if isinstance(route, StrictRoute)]
+
+    assert routes == guarded
+    assert {(verb, it.path) for it in guarded for verb in it.methods or ()} == set(ACCESS)
+    assert {path for (_, path), needed in ACCESS.items() if needed is None} == PUBLIC
+    assert {pair for pair in ACCESS if "{task}" in pair[1]} == set(BODIES)
+
+
+def test_without_a_key_no_verb_of_any_route_does_anything(
+    backbone: Backbone, registry: Registry, keys: Path
+) -> None:
+    async def scenario() -> None:
+        async with keyed_client(backbone, registry, keys) as client:
+            for template in {path for _, path in ACCESS}:
+                for verb in VERBS:
+                    answer = await client.request(verb, filled(template))
+                    is_public = template in PUBLIC and verb == "GET"
+                    allowed = {200} if is_public else {401, 405}
+                    assert answer.status_code in allowed, (verb, template)
+                    if answer.status_code == 401:
+                        assert answer.headers["www-authenticate"] == 'Bearer realm="nunatak"'
+                        assert answer.json()["code"] == "unauthenticated"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        [b""],
+        [b"Bearer"],
+        [b"Bearer "],
+        [b"Bearer wrong"],
+        [b"Basic d3Jvbmc6a2V5"],
+        [b"Bearer \xc3\xa9\xff"],
+        [b"Bearer " + b"x" * 1_000_000],
+        [b"\0"],
+    ],
+    ids=lambda sent: repr(sent[0][:12]),
+)
+def test_whatever_is_no_key_is_unauthenticated(
+    backbone: Backbone, registry: Registry, keys: Path, sent: list[bytes]
+) -> None:
+    async def scenario() -> None:
+        async with keyed_client(backbone, registry, keys) as client:
+            headers = [(b"authorization", value) for value in sent]
+            answer = await client.get("/v1/tasks", headers=headers)
+            assert answer.status_code == 401
+            assert answer.headers["www-authenticate"].startswith('Bearer realm="nunatak"')
+            assert answer.headers["connection"] == "close"
+
+    asyncio.run(scenario())
+
+
+def test_a_key_is_taken_once_and_under_any_spelling_of_its_scheme(
+    backbone: Backbone, registry: Registry, keys: Path
+) -> None:
+    value = add_key(keys, "one")["authorization"]
+    key = value.removeprefix("Bearer ")
+
+    async def scenario() -> None:
+        async with keyed_client(backbone, registry, keys) as client:
+            for spelling in (value, f"bearer {key}", f"BEARER   {key}  "):
+                answer = await client.get("/v1/tasks", headers={"authorization": spelling})
+                assert answer.status_code == 200
+            twice = [("authorization", value), ("authorization", value)]
+            assert (await client.get("/v1/tasks", headers=twice)).status_code == 401
+            in_address = await client.get(f"/v1/tasks?api_key={key}&access_token={key}")
+            assert in_address.status_code == 401
+
+    asyncio.run(scenario())
+
+
+def test_the_host_header_opens_nothing(backbone: Backbone, registry: Registry, keys: Path) -> None:
+    async def scenario() -> None:
+        async with keyed_client(backbone, registry, keys) as client:
+            for verb, template in ACCESS:
+                if template in PUBLIC:
+                    continue
+                for host in HOSTS:
+                    headers = [(b"host", host.encode())]
+                    answer = await client.request(verb, filled(template), headers=headers)
+                    assert answer.status_code == 401, (verb, template, host)
+
+    asyncio.run(scenario())
+
+
+def test_each_scope_opens_its_own_routes_and_no_others(
+    backbone: Backbone, registry: Registry, keys: Path
+) -> None:
+    headers = {scope: add_key(keys, scope.value, scopes=[scope]) for scope in Scope}
+
+    async def scenario() -> None:
+        async with keyed_client(backbone, registry, keys) as client:
+            for (verb, template), needed in ACCESS.items():
+                for scope, key in headers.items():
+                    answer = await client.request(verb, filled(template), headers=key)
+                    is_open = needed is None or needed.scope is scope
+                    assert (answer.status_code not in {401, 403}) == is_open, (template, scope)
+                    if not is_open:
+                        assert answer.json()["code"] == "insufficient_scope"
+                        assert needed is not None
+                        assert f'scope="{needed.scope}"' in answer.headers["www-authenticate"]
+
+    asyncio.run(scenario())
+
+
+def test_what_speaks_of_all_tasks_needs_a_key_for_all_tasks(
+    backbone: Backbone, registry: Registry, keys: Path
+) -> None:
+    some, every = add_key(keys, "some", tasks=[MINE]), add_key(keys, "every")
+
+    async def scenario() -> None:
+        async with keyed_client(backbone, registry, keys) as client:
+            for path in ("/metrics", "/v1/memory"):
+                assert (await client.get(path, headers=some)).status_code == 403
+                assert (await client.get(path, headers=every)).status_code == 200
+
+    asyncio.run(scenario())
+
+
+def spellings(template: str, task: str) -> list[str]:
+    """Addresses that name a task with and without versions and aliases, right and wrong."""
+    path = filled(template, task=task)
+    if "{version}" in template:
+        return [path, path.replace("/1/", "/9/"), path.replace("/1/", "/x/")]
+    as_reference = [] if "{alias}" in template else ["@prod", "@beta", "@@"]
+    tails = ["", "?version=1", "?version=9", "?version=x"]
+    return [path + tail for tail in tails] + [
+        filled(template, task=task + reference) for reference in as_reference
+    ]
+
+
+def seen(answer: httpx.Response) -> tuple[int, dict[str, str], bytes]:
+    headers = {name: value for name, value in answer.headers.items() if not name.endswith("-ms")}
+    return answer.status_code, headers, answer.content.replace(UNKNOWN.encode(), HIDDEN.encode())
+
+
+def test_a_task_of_another_cannot_be_told_from_one_that_is_not_there(
+    backbone: Backbone, registry: Registry, keys: Path
+) -> None:
+    """On every route that names a task, with right and wrong versions, aliases and bodies."""
+    headers = add_key(keys, "tenant", tasks=[MINE, "mine-*"]) | {"x-request-id": "same"}
+    owner = add_key(keys, "owner", tasks=[HIDDEN])
+
+    async def scenario() -> None:
+        async with keyed_client(backbone, registry, keys) as client:
+            loaded = await client.post(f"/v1/tasks/{HIDDEN}/preload", headers=owner)
+            assert loaded.status_code == 200
+            for (verb, template), bodies in BODIES.items():
+                for hidden, unknown in zip(
+                    spellings(template, HIDDEN), spellings(template, UNKNOWN), strict=True
+                ):
+                    for body in bodies:
+                        answers = [
+                            await client.request(verb, path, json=body, headers=headers)
+                            for path in (hidden, unknown)
+                        ]
+                        assert seen(answers[0]) == seen(answers[1]), (verb, hidden, body)
+                        assert answers[0].status_code in {404, 422}
+            tasks = (await client.get("/v1/tasks", headers=headers)).json()["tasks"]
+            assert [task["name"] for task in tasks] == [MINE]
+            assert HIDDEN not in (await client.get("/info", headers=headers)).text
+            resident = await client.get(f"/v1/tasks/{HIDDEN}", headers=owner)
+            assert resident.json()["resident_versions"] == [1]
+
+    asyncio.run(scenario())
+
+
+def test_a_fan_out_answers_for_own_tasks_as_if_there_were_no_others(
+    backbone: Backbone, registry: Registry, keys: Path
+) -> None:
+    headers = add_key(keys, "tenant", tasks=[MINE]) | {"x-request-id": "same"}
+
+    async def scenario() -> None:
+        async with keyed_client(backbone, registry, keys) as client:
+            for own in ([], [MINE]):
+                for tail in ("", "@prod", "@beta", "/1", "/9", "@@"):
+                    answers = [
+                        await client.post(
+                            "/v1/predict",
+                            json={**QUERY, "tasks": [*own, other + tail]},
+                            headers=headers,
+                        )
+                        for other in (HIDDEN, UNKNOWN)
+                    ]
+                    assert seen(answers[0]) == seen(answers[1])
+                    results = answers[0].json()["results"]
+                    assert ["outputs" in result for result in results] == [True] * len(own) + [
+                        False
+                    ]
+
+    asyncio.run(scenario())
+
+
+def test_the_answers_to_a_tenant_are_those_of_an_open_server(
+    backbone: Backbone, registry: Registry, keys: Path
+) -> None:
+    headers = add_key(keys, "tenant", tasks=["to*"], scopes=[Scope.PREDICT])
+
+    async def scenario() -> None:
+        async with (
+            running_client(backbone, registry) as anyone,
+            keyed_client(backbone, registry, keys) as client,
+        ):
+            path = f"/v1/tasks/{MINE}/predict"
+            expected = await anyone.post(path, json=QUERY)
+            answer = await client.post(path, json=QUERY, headers=headers)
+            assert answer.status_code == 200
+            assert answer.json() == expected.json()
+
+    asyncio.run(scenario())
+
+
+def test_a_stranger_is_refused_before_the_body_is_read(
+    backbone: Backbone, registry: Registry, keys: Path
+) -> None:
+    num_read = 0
+
+    async def body() -> AsyncGenerator[bytes]:
+        nonlocal num_read
+        for _ in range(100):
+            num_read += 1
+            yield b" " * 65_536
+
+    async def scenario() -> None:
+        async with keyed_client(backbone, registry, keys) as client:
+            answer = await client.post(f"/v1/tasks/{MINE}/predict", content=body())
+            assert answer.status_code == 401
+
+    asyncio.run(scenario())
+    assert num_read <= 1

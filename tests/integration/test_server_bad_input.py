@@ -1,0 +1,57 @@
+"""A real server and thousands of bad requests: none harms it, none is taken for a good one."""
+
+import asyncio
+import logging
+import os
+from collections.abc import Generator
+
+import httpx
+import pytest
+
+from doubles.backbones import tiny_backbone
+from doubles.raw_requests import CANARY, GOOD_BODY, PREDICT, corpus
+from doubles.raw_sockets import send_all
+from doubles.serving import make_settings, running_server
+from doubles.tasks import publish_tiny_task
+from nunatak_registry import Registry
+
+RECEIVE_S, KEEP_ALIVE_S = 1, 1
+LIMIT_S = 15.0
+NUM_MUTATIONS = 600
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
+    backbone = tiny_backbone()
+    settings = make_settings(receive_timeout_s=RECEIVE_S, keep_alive_s=KEEP_ALIVE_S)
+    with Registry.open(tmp_path_factory.mktemp("registry")) as registry:
+        publish_tiny_task(registry, backbone)
+        with running_server(backbone, registry, settings) as found:
+            yield found
+
+
+def answer_of(address: str) -> object:
+    headers = {"content-type": "application/json"}
+    return httpx.post(address + PREDICT, content=GOOD_BODY, headers=headers).json()
+
+
+def num_open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - numbers, no paths
+
+
+def test_no_bad_request_harms_the_server(address: str, caplog: pytest.LogCaptureFixture) -> None:
+    requests = corpus(seed=0, num_mutations=NUM_MUTATIONS)
+    assert len(requests) >= 2000
+    before, files_before = answer_of(address), num_open_files()
+    logging.getLogger("uvicorn.error").addHandler(caplog.handler)
+
+    received = asyncio.run(send_all(address, requests, limit_s=LIMIT_S))
+
+    faults = [f"{it.fault}: {it.request.name}: {it.data[:200]!r}" for it in received if it.fault]
+    if faults:
+        pytest.fail("\n".join(faults))
+    assert answer_of(address) == before
+    assert httpx.get(f"{address}/readyz").status_code == 200
+    assert num_open_files() <= files_before + 5
+    assert [it.message for it in caplog.records if it.levelno >= logging.ERROR] == []
+    assert CANARY not in caplog.text

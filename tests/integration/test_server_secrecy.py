@@ -1,0 +1,147 @@
+"""Nothing that callers send comes out again: not in refusals, logs, metrics or ledgers."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import Request, Response
+
+from doubles.access import add_key
+from doubles.backbones import tiny_backbone
+from doubles.serving import make_settings, running_server
+from doubles.tasks import publish_tiny_task
+from nunatak_registry import Registry
+from nunatak_server.app import create_app
+
+CANARY = "swordfish"
+JSON = {"content-type": "application/json"}
+PREDICT = "/v1/tasks/tone/predict"
+NOT_OURS = {"uvicorn.access", "httpx", "httpcore.http11", "httpcore.connection"}
+"""Loggers of the client, and the one that the server switches off and pytest on again."""
+TEXTS = f"my {CANARY} is in here"
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "no-json": {"content": f"{{{CANARY}"},
+    "no-utf8": {"content": CANARY.encode() + b"\xff"},
+    "twice": {"content": f'{{"{CANARY}": 1, "{CANARY}": 2}}'},
+    "field": {"json": {"inputs": "x", CANARY: 1}},
+    "value": {"json": {"inputs": {CANARY: CANARY}}},
+    "items": {"json": {"inputs": [{"text": "x", CANARY: CANARY}] * 20}},
+    "kind": {"json": {"inputs": {"question": TEXTS, "context": TEXTS}}},
+    "nul": {"json": {"inputs": CANARY + "\0"}},
+    "long": {"json": {"inputs": CANARY * 5000}},
+    "function": {"json": {"inputs": "x", "parameters": {"function_to_apply": CANARY}}},
+    "strategy": {"json": {"inputs": "x", "parameters": {"aggregation_strategy": CANARY}}},
+    "parameter": {"json": {"inputs": "x", "parameters": {CANARY: CANARY}}},
+    "top-k": {"json": {"inputs": "x", "parameters": {"top_k": CANARY}}},
+    "deadline": {"json": {"inputs": "x"}, "headers": {"x-deadline-ms": CANARY}},
+    "media": {"content": CANARY, "headers": {"content-type": f"text/{CANARY}"}},
+    "key": {"json": {"inputs": TEXTS}, "headers": {"authorization": f"Bearer {CANARY}"}},
+    "basic": {"json": {"inputs": TEXTS}, "headers": {"authorization": f"Basic {CANARY}"}},
+}
+ANSWERED: dict[str, dict[str, Any]] = {
+    "text": {"json": {"inputs": [TEXTS, {"text": TEXTS, "text_pair": TEXTS}]}},
+    "labels": {"json": {"inputs": "x", "parameters": {"ignore_labels": [CANARY]}}},
+    "query": {"json": {"inputs": "x"}, "params": {CANARY: CANARY}},
+    "headers": {"json": {"inputs": "x"}, "headers": {"x-odd": CANARY, "user-agent": CANARY}},
+    "cookie": {"json": {"inputs": "x"}, "headers": {"cookie": f"{CANARY}={CANARY}"}},
+    "id": {"json": {"inputs": "x"}, "headers": {"x-request-id": f"{CANARY} {CANARY}"}},
+}
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("keys") / "keys.json"
+
+
+@pytest.fixture(scope="module")
+def key(keys: Path) -> dict[str, str]:
+    return add_key(keys, "all")
+
+
+@pytest.fixture(scope="module")
+def address(
+    tmp_path_factory: pytest.TempPathFactory, keys: Path, key: dict[str, str]
+) -> Generator[str]:
+    assert key, "there must be a key before the server reads the file"
+    backbone = tiny_backbone()
+    with Registry.open(tmp_path_factory.mktemp("registry")) as registry:
+        publish_tiny_task(registry, backbone)
+        settings = make_settings(api_keys_file=keys)
+        with running_server(backbone, registry, settings) as found:
+            yield found
+
+
+@pytest.mark.parametrize("case", [*REFUSED, *ANSWERED])
+def test_what_is_sent_does_not_come_out_again(
+    address: str,
+    key: dict[str, str],
+    case: str,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    sent = dict(REFUSED.get(case) or ANSWERED[case])
+    headers = key | JSON | sent.pop("headers", {})
+    for name in ("uvicorn.error", "nunatak_server", "asyncio"):
+        logging.getLogger(name).addHandler(caplog.handler)
+    caplog.set_level(logging.DEBUG, "nunatak_server")
+    caplog.set_level(logging.DEBUG, "asyncio")
+
+    answers = [
+        httpx.post(address + path, headers=headers, **sent)
+        for path in (PREDICT, "/v1/predict", "/v1/tasks/tone/preload")
+    ]
+    pages = [
+        httpx.get(address + path, headers=key)
+        for path in ("/metrics", "/v1/memory", "/info", "/v1/tasks", "/openapi.json")
+    ]
+
+    assert (answers[0].status_code == 200) == (case in ANSWERED)
+    assert {page.status_code for page in pages} == {200}
+    emitted = [str(answer.headers) + answer.text for answer in (*answers, *pages)]
+    own = [record for record in caplog.records if record.name not in NOT_OURS]
+    logged = [f"{record.getMessage()} {record.exc_info} {record.args}" for record in own]
+    assert CANARY not in "".join([*emitted, *logged, *capfd.readouterr()])
+
+
+def test_a_key_comes_out_nowhere(
+    address: str, key: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    secret = key["authorization"].removeprefix("Bearer ")
+
+    pages = [
+        httpx.request(verb, address + path, headers=key)
+        for verb, path in (("GET", "/metrics"), ("GET", "/info"), ("POST", "/v1/tasks/no/evict"))
+    ]
+
+    emitted = [str(page.headers) + page.text for page in pages]
+    own = [record for record in caplog.records if record.name not in NOT_OURS]
+    assert secret not in "".join([*emitted, *(record.getMessage() for record in own)])
+
+
+def test_a_failure_that_nobody_foresaw_is_told_without_its_words(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Messages of exceptions quote what went wrong, which may be what was sent."""
+    app = create_app(make_settings())
+
+    async def fail(_: Request) -> Response:
+        raise ValueError(TEXTS)
+
+    app.add_route("/fail", fail)
+
+    async def scenario() -> httpx.Response:
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.get("/fail")
+
+    answer = asyncio.run(scenario())
+
+    assert answer.status_code == 500
+    assert json.loads(answer.content)["code"] == "internal_error"
+    assert CANARY not in answer.text + caplog.text

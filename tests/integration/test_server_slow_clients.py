@@ -1,0 +1,80 @@
+"""A real server, slow clients of every kind, and normal ones beside them."""
+
+import asyncio
+import logging
+import os
+from collections.abc import Generator
+
+import httpx
+import pytest
+
+from doubles.backbones import tiny_backbone
+from doubles.raw_requests import PREDICT
+from doubles.serving import make_settings, running_server
+from doubles.slow_clients import (
+    BEHAVIOURS,
+    Behaviour,
+    be_slow_once,
+    normal_traffic,
+    slow_clients,
+)
+from doubles.tasks import publish_tiny_task
+from nunatak_registry import Registry
+
+RECEIVE_S = 2
+# Head and body may each take their time, and this machine does other things.
+PATIENCE_S = 15.0
+NUM_SLOW, NUM_NORMAL = 200, 200
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
+    backbone = tiny_backbone()
+    settings = make_settings(receive_timeout_s=RECEIVE_S)
+    with Registry.open(tmp_path_factory.mktemp("registry")) as registry:
+        publish_tiny_task(registry, backbone)
+        with running_server(backbone, registry, settings) as found:
+            yield found
+
+
+@pytest.mark.parametrize("behave", BEHAVIOURS, ids=lambda it: it.__name__.strip("_"))
+def test_a_slow_connection_is_closed_in_time(
+    address: str, behave: Behaviour, caplog: pytest.LogCaptureFixture
+) -> None:
+    logging.getLogger("uvicorn.error").addHandler(caplog.handler)
+
+    asyncio.run(asyncio.wait_for(be_slow_once(address, behave), timeout=PATIENCE_S))
+    asyncio.run(normal_traffic(address, num_requests=1, at_once=1))
+
+    assert [it.getMessage() for it in caplog.records if it.levelno >= logging.ERROR] == []
+
+
+def test_slow_clients_cost_normal_ones_nothing(address: str) -> None:
+    async def scenario() -> None:
+        async with slow_clients(address, NUM_SLOW) as tasks:
+            tally = await normal_traffic(address, num_requests=NUM_NORMAL, at_once=4)
+            assert not any(task.done() for task in tasks)
+        assert (tally.answered, tally.failed) == (NUM_NORMAL, 0)
+
+    asyncio.run(scenario())
+    assert httpx.get(f"{address}/readyz").status_code == 200
+
+
+def test_clients_that_are_killed_leave_nothing_behind(address: str) -> None:
+    """Hundreds of requests are sent by clients that go before they are answered."""
+    files_before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - numbers, no paths
+
+    async def ask_and_go(client: httpx.AsyncClient, index: int) -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.002 * (index % 3)):
+                await client.post(PREDICT, json={"inputs": [f"text {index}"] * 40})
+
+    async def scenario() -> None:
+        limits = httpx.Limits(max_connections=100)
+        async with httpx.AsyncClient(base_url=address, timeout=60, limits=limits) as client:
+            await asyncio.gather(*(ask_and_go(client, index) for index in range(300)))
+        tally = await normal_traffic(address, num_requests=20, at_once=2)
+        assert tally.failed == 0
+
+    asyncio.run(scenario())
+    assert len(os.listdir("/proc/self/fd")) <= files_before + 5  # noqa: PTH208

@@ -1,0 +1,97 @@
+"""Laws of `nunatak key`."""
+
+from pathlib import Path
+
+import pytest
+
+from doubles.terminals import nunatak
+from nunatak_server.access.files import read_keys
+from nunatak_server.access.keys import digest_of
+
+
+def test_a_key_is_shown_once_and_kept_as_a_digest(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+
+    ran = nunatak(
+        *("key", "create", "support", "--file", str(path), "--scope", "read"),
+        *("--scope", "predict", "--task", "tone", "--task", "eu-*", "--weight", "2", "--days", "7"),
+    )
+
+    key = ran.stdout.strip()
+    assert ran.exit_code == 0
+    assert "\n" not in key
+    (record,) = read_keys(path).keys
+    assert record.sha256 == digest_of(key.encode())
+    assert (record.scopes, record.tasks, record.weight) == (
+        {"read", "predict"},
+        ("tone", "eu-*"),
+        2,
+    )
+    assert record.expires_at is not None
+    assert (record.expires_at - record.created_at).days == 7
+    assert key not in path.read_text() + nunatak("key", "list", "--file", str(path)).stdout
+
+
+def test_a_key_is_for_predictions_by_all_tasks_unless_told_otherwise(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+
+    nunatak("key", "create", "support", "--file", str(path))
+
+    (record,) = read_keys(path).keys
+    assert (record.scopes, record.tasks, record.expires_at) == ({"predict"}, ("*",), None)
+
+
+def test_a_revoked_key_is_gone_and_its_neighbours_stay(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    for name in ("one", "two"):
+        nunatak("key", "create", name, "--file", str(path))
+
+    assert nunatak("key", "revoke", "one", "--file", str(path)).exit_code == 0
+
+    assert [record.name for record in read_keys(path).keys] == ["two"]
+
+
+def test_keys_are_listed_for_programs(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    nunatak("key", "create", "one", "--file", str(path), "--scope", "admin")
+
+    listed = nunatak("key", "list", "--file", str(path), "--json").json()
+
+    (key,) = listed["keys"]  # pyright: ignore[reportGeneralTypeIssues, reportOptionalIterable, reportUnknownVariableType]
+    assert (key["name"], key["scopes"]) == ("one", ["admin"])  # pyright: ignore[reportArgumentType, reportCallIssue, reportOptionalSubscript, reportIndexIssue]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("create", "one"),
+        ("create", "Upper"),
+        ("create", "two", "--task", "t*ne"),
+        ("revoke", "nobody"),
+    ],
+)
+def test_a_slip_is_one_line_and_changes_nothing(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    path = tmp_path / "keys.json"
+    nunatak("key", "create", "one", "--file", str(path))
+    content = path.read_bytes()
+
+    ran = nunatak("key", *arguments, "--file", str(path))
+
+    assert ran.exit_code == 1
+    assert ran.stderr.startswith("error [invalid_option]: ")
+    assert ran.stderr.count("\n") == 1
+    assert path.read_bytes() == content
+
+
+def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
+    ran = nunatak("key", "list", "--file", str(tmp_path / "keys.json"))
+
+    assert ran.stderr.startswith("error [invalid_key_file]: ")
+
+
+def test_a_server_without_keys_does_not_open_to_other_machines() -> None:
+    ran = nunatak("serve", "--host", "192.0.2.1")
+
+    assert ran.exit_code == 1
+    assert ran.stderr.startswith("error [invalid_settings]: ")
+    assert "nunatak key create" in ran.stderr

@@ -1,0 +1,107 @@
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from doubles.access import add_key, key_record
+from nunatak_server.access.files import change_keys, read_keys, stamp_of
+from nunatak_server.errors import KeyFileError
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "keys.json"
+
+
+def test_a_file_of_keys_is_its_owners_alone(path: Path) -> None:
+    add_key(path, "one")
+
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_written_key_is_read_again(path: Path) -> None:
+    record = key_record("secret", tasks=("tone", "eu-*"))
+
+    change_keys(path, lambda keys: (*keys, record))
+
+    assert read_keys(path).keys == (record,)
+    assert read_keys(path).stamp == stamp_of(path)
+
+
+def test_every_change_can_be_told_from_the_state_before(path: Path) -> None:
+    add_key(path, "one")
+    before = stamp_of(path)
+
+    change_keys(path, lambda keys: keys)
+
+    assert stamp_of(path) != before
+
+
+def test_a_change_that_fails_leaves_the_file_and_nothing_beside_it(path: Path) -> None:
+    add_key(path, "one")
+    content = path.read_bytes()
+
+    with pytest.raises(ZeroDivisionError):
+        change_keys(path, lambda _: 1 // 0)  # pyright: ignore[reportArgumentType] - raises
+    with pytest.raises(ValueError, match="two names"):
+        change_keys(path, lambda keys: (*keys, keys[0].model_copy(update={"name": "two"})))
+
+    assert path.read_bytes() == content
+    assert os.listdir(path.parent) == ["keys.json"]  # noqa: PTH208 - names
+
+
+def test_changes_at_one_time_are_all_kept(path: Path) -> None:
+    threads = [threading.Thread(target=add_key, args=(path, f"key-{index}")) for index in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert {key.name for key in read_keys(path).keys} == {f"key-{index}" for index in range(16)}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"keys": 1}',
+        b'{"format": 2}',
+        b'{"keys": [{"name": "swordfish"}]}',
+        b'{"keys": [], "swordfish": 1}',
+        b"\xff",
+        b"\0" * 100,
+    ],
+)
+def test_a_broken_file_is_told_without_what_it_holds(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    path.chmod(0o600)
+
+    with pytest.raises(KeyFileError) as caught:
+        read_keys(path)
+
+    assert str(path) in str(caught.value)
+    assert "'swordfish'" not in str(caught.value)
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
+def test_a_file_that_others_may_write_to_is_not_trusted(path: Path, mode: int) -> None:
+    add_key(path, "one")
+    path.chmod(mode)
+
+    with pytest.raises(KeyFileError, match="chmod 600"):
+        read_keys(path)
+
+
+def test_a_missing_file_is_told(path: Path) -> None:
+    with pytest.raises(KeyFileError, match="No such file"):
+        read_keys(path)
+    with pytest.raises(KeyFileError, match="No such file"):
+        stamp_of(path)
+
+
+def test_a_folder_is_no_file_of_keys(tmp_path: Path) -> None:
+    with pytest.raises(KeyFileError):
+        read_keys(tmp_path)
