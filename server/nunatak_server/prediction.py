@@ -8,6 +8,7 @@ from nunatak_artifact import ArtifactError
 from nunatak_model import ModelError
 from nunatak_registry import HeadKind, RegistryError, TaskManifest
 from nunatak_server.batching.rows import RowAnswer, RowOutcome
+from nunatak_server.batching.senders import ANONYMOUS, Priority
 from nunatak_server.errors import ServerError
 from nunatak_server.inputs import TaskInput
 from nunatak_server.outputs import Output, PredictionOptions, ReadRow, output_of
@@ -26,6 +27,9 @@ class PredictionRequest:
     inputs: tuple[TaskInput, ...]
     options: PredictionOptions
     deadline_s: float
+    caller: str = ANONYMOUS
+    """Whose turn it takes in batches, and whose share of the queue."""
+    priority: Priority = Priority.NORMAL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

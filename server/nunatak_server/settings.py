@@ -17,6 +17,7 @@ from nunatak_server.errors import InvalidSettingsError
 
 Count = Annotated[int, Field(ge=1, le=2**31)]
 Milliseconds = Annotated[int, Field(ge=1, le=600_000)]
+Weight = Annotated[float, Field(gt=0, le=1_000_000)]
 Seconds = Annotated[int, Field(ge=1, le=86_400)]
 
 
@@ -68,8 +69,15 @@ class ServerSettings(BaseSettings):
         "what is free there if not set, and 0 on a CPU",
     )
     max_queued_requests: Count = 1024
-    max_queued_tokens: Count = 262_144
+    max_queued_tokens: Count = Field(default=262_144, description="through all layers")
+    max_held_bytes: Count = Field(
+        default=64 * 1024**2, description="bodies of all requests that are not answered yet"
+    )
     default_deadline_ms: Milliseconds = 30_000
+    caller_weights: dict[str, Weight] = Field(
+        default_factory=dict[str, float],
+        description="share of the device by caller, as in '{\"support\": 4}'; 1 for all others",
+    )
 
     registry_poll_ms: Milliseconds = Field(
         default=100, description="how soon changes made by other processes are seen"

@@ -89,7 +89,7 @@ def make_bench(
         Metrics(),
     )
     residency = make_residency(store, room_for=room_for)
-    admission = Admission(max_requests=10, max_tokens=1000)
+    admission = Admission(max_requests=10, max_tokens=1000, max_bytes=1000)
     stages = Stages(
         admission=admission,
         residency=residency,
