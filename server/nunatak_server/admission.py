@@ -1,25 +1,28 @@
 """Admission: how much may be queued at once, in requests, in tokens and in bytes of bodies.
 
 A request takes one place at once and the tokens of its rows as soon as they are counted; both are
-given back when it is answered. Refusing early keeps the wait of what was accepted bounded, and a
-caller never gets the whole queue: it may hold at most `SHARE_OF_FREE` times what is still free
-(dynamic thresholds, Choudhury and Hahne 1998), so that one caller alone fills four fifths, and any
-number of them leave room for the next.
+given back when it is answered. Refusing early keeps the wait of what was accepted bounded.
+
+Nobody gets the whole queue: a caller may hold at most four times what is still free, and a task of
+a caller twice as much (dynamic thresholds, Choudhury and Hahne 1998). One caller alone fills four
+fifths and one task alone two thirds, and any number of them leave room for the next.
 """
 
 import random
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil
 from typing import Final
 
-from nunatak_server.backlog import Backlog, tokens_ahead
+from nunatak_server.backlog import Backlog, Holder, holders, tokens_ahead
 from nunatak_server.batching.pace import Pace
 from nunatak_server.batching.senders import ANONYMOUS, Priority
-from nunatak_server.errors import CallerOverloadedError, OverloadedError
+from nunatak_server.errors import OverloadedError, ShareExceededError
 
-SHARE_OF_FREE: Final = 4
+CALLER_SHARE: Final = 4.0
+TASK_SHARE: Final = 2.0
+"""Of what is still free, at most."""
 MIN_RETRY_S: Final = 1
 MAX_RETRY_S: Final = 60
 JITTER: Final = (0.5, 1.5)
@@ -54,7 +57,7 @@ class Permit:
 
         Raises:
             OverloadedError: they do not fit beside what others hold.
-            CallerOverloadedError: they do not fit beside what the caller holds.
+            ShareExceededError: they do not fit beside what the caller, or its task, holds.
         """
         self._admission.take_tokens(self._caller, self._priority, tokens)
         for task, count in tokens.items():
@@ -112,28 +115,31 @@ class Admission:
 
     @contextmanager
     def admit(
-        self, caller: str = ANONYMOUS, priority: Priority = Priority.NORMAL
+        self,
+        caller: str = ANONYMOUS,
+        priority: Priority = Priority.NORMAL,
+        *,
+        tasks: Collection[str] = (),
     ) -> Generator[Permit]:
         """Hold a place for one request, and the tokens it takes, while the block runs.
 
         Raises:
             OverloadedError: every place is taken.
-            CallerOverloadedError: every place that the caller may have is taken.
+            ShareExceededError: the places that the caller, or its task, may have are taken.
         """
-        backlog = self._backlog
-        self._check(
-            Held(resource="requests", limit=self._max_requests, total=backlog.num_requests),
-            of_caller=backlog.requests_of(caller),
-            wanted=1,
-        )
-        backlog.add_request(caller)
+        backlog, names = self._backlog, frozenset(tasks)
+        held = Held(resource="requests", limit=self._max_requests, total=backlog.num_requests)
+        self._check_total(held, 1)
+        for holder in holders(caller, names):
+            self._check_share(held, holder, backlog.requests_of(holder), 1)
+        backlog.add_request(caller, names)
         permit = Permit(self, caller=caller, priority=priority)
         try:
             yield permit
         finally:
             for task, count in permit.tokens.items():
                 backlog.remove_tokens((caller, priority, task), count)
-            backlog.remove_request(caller)
+            backlog.remove_request(caller, names)
 
     @contextmanager
     def hold_bytes(self) -> Generator[HeldBytes]:
@@ -159,12 +165,13 @@ class Admission:
         its caller to retry for ever.
         """
         backlog = self._backlog
+        wanted = sum(tokens.values())
         if backlog.num_tokens:
-            self._check(
-                Held(resource="tokens", limit=self._max_tokens, total=backlog.num_tokens),
-                of_caller=backlog.tokens_of(caller),
-                wanted=sum(tokens.values()),
-            )
+            held = Held(resource="tokens", limit=self._max_tokens, total=backlog.num_tokens)
+            self._check_total(held, wanted)
+            self._check_share(held, (caller,), backlog.tokens_of((caller,)), wanted)
+            for task, count in tokens.items():
+                self._check_share(held, (caller, task), backlog.tokens_of((caller, task)), count)
         for task, count in tokens.items():
             backlog.add_tokens((caller, priority, task), count)
 
@@ -186,10 +193,14 @@ class Admission:
         drain_s = self._backlog.num_tokens / pace.tokens_per_s if pace.tokens_per_s else 0.0
         return min(MAX_RETRY_S, max(MIN_RETRY_S, ceil(drain_s * self._draw(*JITTER))))
 
-    def _check(self, held: Held, *, of_caller: float, wanted: float) -> None:
+    def _check_total(self, held: Held, wanted: float) -> None:
         if held.total + wanted > held.limit:
             raise OverloadedError(held.resource, held.limit, retry_after_s=self.retry_after_s())
-        if of_caller and of_caller + wanted > SHARE_OF_FREE * (held.limit - held.total):
-            raise CallerOverloadedError(
-                held.resource, held.limit, retry_after_s=self.retry_after_s()
+
+    def _check_share(self, held: Held, holder: Holder, of_holder: float, wanted: float) -> None:
+        """Who holds nothing yet may always begin."""
+        kind, share = ("caller", CALLER_SHARE) if len(holder) == 1 else ("task", TASK_SHARE)
+        if of_holder and of_holder + wanted > share * (held.limit - held.total):
+            raise ShareExceededError(
+                held.resource, held.limit, holder=kind, retry_after_s=self.retry_after_s()
             )

@@ -4,61 +4,75 @@ Amounts are tokens through all layers, as the planner charges them.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Hashable, Mapping
+from typing import Final, TypeVar
 
 from nunatak_server.batching.turns import Flow
 
+Key = TypeVar("Key", bound=Hashable)
+Amount = TypeVar("Amount", int, float)
+Holder = tuple[str] | tuple[str, str]
+"""A caller, or a caller's task."""
+ROUNDING: Final = 1e-6
+
 
 class Backlog:
-    """Requests and tokens of every caller, and tokens of every flow, that are not answered yet."""
+    """Requests and tokens that are not answered yet: of all, of callers, of tasks, of flows."""
 
     def __init__(self) -> None:
         self.num_requests = 0
         self.num_tokens = 0.0
         self.flows: dict[Flow, float] = {}
-        self._requests = defaultdict[str, int](int)
-        self._tokens = defaultdict[str, float](float)
+        self._requests: dict[Holder, int] = {}
+        self._tokens: dict[Holder, float] = {}
 
-    def requests_of(self, caller: str) -> int:
-        """Return how many requests of one caller are queued."""
-        return self._requests.get(caller, 0)
+    def requests_of(self, holder: Holder) -> int:
+        """Return how many requests of a caller, or for a caller's task, are queued."""
+        return self._requests.get(holder, 0)
 
-    def tokens_of(self, caller: str) -> float:
-        """Return how many tokens of one caller are queued."""
-        return self._tokens.get(caller, 0.0)
+    def tokens_of(self, holder: Holder) -> float:
+        """Return how many tokens of a caller, or for a caller's task, are queued."""
+        return self._tokens.get(holder, 0.0)
 
-    def add_request(self, caller: str) -> None:
+    def add_request(self, caller: str, tasks: Collection[str]) -> None:
         """Count a request."""
         self.num_requests += 1
-        self._requests[caller] += 1
+        for holder in holders(caller, tasks):
+            self._requests[holder] = self._requests.get(holder, 0) + 1
 
-    def remove_request(self, caller: str) -> None:
+    def remove_request(self, caller: str, tasks: Collection[str]) -> None:
         """Count a request no more."""
         self.num_requests -= 1
-        self._requests[caller] -= 1
-        if not self._requests[caller]:
-            # Nothing is left of rounding either, and nothing of callers that are gone.
-            del self._requests[caller]
-            self._tokens.pop(caller, None)
-        if not self.num_requests:
-            self.num_tokens = 0.0
+        for holder in holders(caller, tasks):
+            _reduce(self._requests, holder, 1)
 
     def add_tokens(self, flow: Flow, num_tokens: float) -> None:
-        """Count tokens of a request that has been counted."""
+        """Count tokens."""
+        caller, _, task = flow
         self.num_tokens += num_tokens
-        self._tokens[flow[0]] += num_tokens
+        for holder in holders(caller, (task,)):
+            self._tokens[holder] = self._tokens.get(holder, 0.0) + num_tokens
         self.flows[flow] = self.flows.get(flow, 0.0) + num_tokens
 
     def remove_tokens(self, flow: Flow, num_tokens: float) -> None:
-        """Count tokens no more, before their request."""
-        self.num_tokens -= num_tokens
-        self._tokens[flow[0]] -= num_tokens
-        self.flows[flow] -= num_tokens
-        if self.flows[flow] < ROUNDING:
-            del self.flows[flow]
+        """Count tokens no more."""
+        caller, _, task = flow
+        for holder in holders(caller, (task,)):
+            _reduce(self._tokens, holder, num_tokens)
+        _reduce(self.flows, flow, num_tokens)
+        # What rounding leaves would never be given back.
+        self.num_tokens = self.num_tokens - num_tokens if self.flows else 0.0
 
 
-ROUNDING = 1e-6
+def holders(caller: str, tasks: Collection[str]) -> list[Holder]:
+    """Return who holds what a request takes."""
+    return [(caller,), *((caller, task) for task in tasks)]
+
+
+def _reduce(amounts: dict[Key, Amount], key: Key, amount: Amount) -> None:
+    amounts[key] -= amount
+    if amounts[key] < ROUNDING:
+        del amounts[key]
 
 
 def tokens_ahead(queued: Mapping[Flow, float], flow: Flow, weights: Mapping[str, float]) -> float:

@@ -16,7 +16,7 @@ ServerError
 |   +-- WrongInputKindError       an input of a kind that the task's head does not answer
 +-- UnavailableError          the request is fine, the server cannot serve it now
 |   +-- OverloadedError           too much is queued already
-|   |   +-- CallerOverloadedError     too much of one caller is queued already
+|   |   +-- ShareExceededError        too much of one caller, or for one task, is queued already
 |   +-- DeadlineExceededError     the deadline passed first
 |   |   +-- DeadlineTooShortError     the deadline would pass first: refused at once
 |   +-- NotReadyError             the server is starting or its engine has stopped
@@ -192,15 +192,16 @@ class OverloadedError(UnavailableError):
         )
 
 
-class CallerOverloadedError(OverloadedError):
-    """Too much of one caller is queued already; others still find room."""
+class ShareExceededError(OverloadedError):
+    """Too much of one caller, or of its requests for one task, is queued; others find room."""
 
-    code = "caller_overloaded"
+    code = "share_exceeded"
 
-    def __init__(self, resource: str, limit: int, *, retry_after_s: int) -> None:
+    def __init__(self, resource: str, limit: int, *, holder: str, retry_after_s: int) -> None:
         super().__init__(resource, limit, retry_after_s=retry_after_s)
+        self.holder = holder
         message = (
-            f"you hold your share of the queue ({limit} {resource} for all callers); wait for "
+            f"this {holder} holds its share of the queue ({limit} {resource} for all); wait for "
             f"answers, or retry after {retry_after_s} seconds"
         )
         self.args = (message,)

@@ -126,7 +126,10 @@ class PredictionService:
         self._readiness.check()
         self._check(request)
         deadline = self._clock() + request.deadline_s
-        with self._stages.admission.admit(request.caller, request.priority) as permit:
+        tasks = map(name_in, request.references)
+        with self._stages.admission.admit(
+            request.caller, request.priority, tasks=frozenset(tasks)
+        ) as permit:
             return await self._answer(request, permit, deadline)
 
     def _check(self, request: PredictionRequest) -> None:
@@ -259,6 +262,11 @@ def _with_failures(
         answer = next(remaining) if isinstance(item, AskedTask) else item
         found.append(item if isinstance(answer, list) else answer)
     return found
+
+
+def name_in(reference: str) -> str:
+    """Return the task that a reference names, be there one or not."""
+    return reference.partition("/")[0].partition("@")[0]
 
 
 def _find_lateness(

@@ -66,7 +66,7 @@ STATUS_OF: Mapping[type[Exception], HTTPStatus] = {
     server.WrongInputKindError: HTTPStatus.UNPROCESSABLE_ENTITY,
     server.UnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
     server.OverloadedError: HTTPStatus.TOO_MANY_REQUESTS,
-    server.CallerOverloadedError: HTTPStatus.TOO_MANY_REQUESTS,
+    server.ShareExceededError: HTTPStatus.TOO_MANY_REQUESTS,
     server.DeadlineExceededError: HTTPStatus.GATEWAY_TIMEOUT,
     server.DeadlineTooShortError: HTTPStatus.GATEWAY_TIMEOUT,
     server.NotReadyError: HTTPStatus.SERVICE_UNAVAILABLE,

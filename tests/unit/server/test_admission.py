@@ -6,7 +6,7 @@ import pytest
 from nunatak_server.admission import MAX_RETRY_S, Admission, Permit
 from nunatak_server.batching.pace import Pace
 from nunatak_server.batching.senders import Priority
-from nunatak_server.errors import CallerOverloadedError, OverloadedError
+from nunatak_server.errors import OverloadedError, ShareExceededError
 
 PACE = replace(Pace(), tokens_per_s=10.0, largest_tokens=20.0)
 
@@ -77,7 +77,7 @@ def fill(admission: Admission, stack: ExitStack, caller: str) -> int:
     for count in range(10_000):
         try:
             stack.enter_context(admission.admit(caller))
-        except CallerOverloadedError:
+        except ShareExceededError:
             return count
     raise AssertionError("a caller has filled the queue")
 
@@ -102,10 +102,33 @@ def test_tokens_of_one_caller_are_bounded_before_those_of_all() -> None:
     admission = make_admission(max_tokens=100)
 
     with admission.admit("greedy") as greedy, admission.admit("modest") as modest:
-        greedy.take_tokens({"tone": 80})
-        with pytest.raises(CallerOverloadedError):
-            greedy.take_tokens({"other": 1})
+        greedy.take_tokens({"tone": 40, "other": 40})
+        with pytest.raises(ShareExceededError, match="this caller"):
+            greedy.take_tokens({"new": 1})
         modest.take_tokens({"tone": 20})
+
+
+def test_a_task_alone_leaves_room_for_others_of_its_caller() -> None:
+    admission = make_admission(max_requests=90)
+
+    with ExitStack() as stack:
+        for _ in range(60):
+            stack.enter_context(admission.admit(tasks=["noisy"]))
+        with pytest.raises(ShareExceededError, match="this task"), admission.admit(tasks=["noisy"]):
+            pass
+
+        for _ in range(10):
+            stack.enter_context(admission.admit(tasks=["quiet"]))
+
+
+def test_tokens_for_one_task_leave_room_for_others_of_its_caller() -> None:
+    admission = make_admission(max_tokens=90)
+
+    with admission.admit() as permit:
+        permit.take_tokens({"noisy": 60})
+        with pytest.raises(ShareExceededError, match="this task"):
+            permit.take_tokens({"noisy": 1})
+        permit.take_tokens({"quiet": 10})
 
 
 def test_a_request_alone_is_never_told_to_retry() -> None:

@@ -1,7 +1,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nunatak_server.backlog import Backlog, tokens_ahead
+from nunatak_server.backlog import Backlog, holders, tokens_ahead
 from nunatak_server.batching.senders import Priority
 from nunatak_server.batching.turns import Flow
 
@@ -53,12 +53,12 @@ def test_what_is_counted_and_taken_back_leaves_nothing(added: list[tuple[Flow, f
     backlog = Backlog()
 
     for flow, tokens in added:
-        backlog.add_request(flow[0])
+        backlog.add_request(flow[0], [flow[2]])
         backlog.add_tokens(flow, tokens)
     for flow, tokens in added:
         backlog.remove_tokens(flow, tokens)
-        backlog.remove_request(flow[0])
+        backlog.remove_request(flow[0], [flow[2]])
 
     assert (backlog.num_requests, backlog.num_tokens, backlog.flows) == (0, 0, {})
-    assert all(backlog.tokens_of(caller) == 0 for caller in "abc")
-    assert all(backlog.requests_of(caller) == 0 for caller in "abc")
+    for holder in holders("a", "xyz"):
+        assert (backlog.tokens_of(holder), backlog.requests_of(holder)) == (0, 0)
