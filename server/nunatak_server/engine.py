@@ -77,13 +77,14 @@ class Engine:
         observer: BatchObserver,
         on_fatal: Callable[[EngineFailedError], None],
         rules: TurnRules[PendingRow] | None = None,
+        pace: Pace | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._compute = compute
         self._limits = limits
         self._rules = rules or TurnRules()
         self._order = TurnOrder()
-        self.pace = Pace()
+        self.pace = pace or Pace()
         """How long batches take; replaced after each, and so good to read from any thread."""
         self._observer = observer
         self._on_fatal = on_fatal

@@ -29,6 +29,7 @@ from nunatak_model import (
 )
 from nunatak_registry import Registry
 from nunatak_server.admission import Admission
+from nunatak_server.batching.pace import Pace
 from nunatak_server.batching.planner import TurnRules
 from nunatak_server.batching.rows import PendingRow, RowAnswer
 from nunatak_server.cache_metrics import TrunkCacheCollector
@@ -39,6 +40,7 @@ from nunatak_server.engine import Engine
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.holding import VersionHolding
 from nunatak_server.metrics import Metrics
+from nunatak_server.queue_metrics import QueueCollector
 from nunatak_server.readiness import Readiness, State
 from nunatak_server.residency.host import HostTier
 from nunatak_server.residency.loading import VersionLoading
@@ -106,6 +108,7 @@ class Runtime:
                 is_trunk_held=lambda row: compute.holds_trunk(row.encoding, row.branch.split_depth),
             ),
             limits=settings.batch_limits(longest_row_tokens=backbone.config.max_tokens),
+            pace=Pace(fixed_share=settings.batch_overhead),
             observer=self.metrics,
             on_fatal=self._fail,
         )
@@ -119,6 +122,7 @@ class Runtime:
             weights=settings.caller_weights,
             pace=lambda: self._engine.pace,
         )
+        self.metrics.include(QueueCollector(self.admission))
         self.host_tier = HostTier(
             partial(registry.read_blob, role=PARAMETERS_ROLE),
             budget_bytes=host_memory_budget(settings.host_memory_bytes, backbone.device),

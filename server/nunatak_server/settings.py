@@ -12,6 +12,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from nunatak_model import DEFAULT_BACKBONE
 from nunatak_registry import default_location
+from nunatak_server.batching.pace import FIXED_SHARE
 from nunatak_server.batching.planner import BatchLimits
 from nunatak_server.errors import InvalidSettingsError
 
@@ -55,6 +56,11 @@ class ServerSettings(BaseSettings):
         default=4096, description="distinct trunk inputs plus branch rows of one forward pass"
     )
     max_batch_rows: Count = Field(default=64, description="(text, task) pairs of one forward pass")
+    batch_overhead: Annotated[float, Field(gt=0, lt=1)] = Field(
+        default=FIXED_SHARE,
+        description="of a batch's time, for what does not grow with its tokens; batches get no "
+        "longer than that takes. Less gains throughput, more shortens the wait of quiet tasks",
+    )
     trunk_cache_bytes: Annotated[int, Field(ge=0, le=2**40)] = Field(
         default=256 * 1024**2,
         description="trunk states of texts asked before, on the device; 0 = none",

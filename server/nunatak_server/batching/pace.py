@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Final
 
-FIXED_SHARE: Final = 0.1
-"""Of the time of a batch of efficient size: what smaller batches would save in waiting is lost."""
-MIN_EFFICIENT_TOKENS: Final = 128.0
+FIXED_SHARE: Final = 0.15
+"""Of the time of a batch of efficient size. Less gains throughput, more shortens every wait."""
+MIN_EFFICIENT_TOKENS: Final = 32.0
 MEMORY: Final = 0.98
 """What a batch still counts when the next one has run: about 50 batches are remembered."""
 MIN_SPREAD: Final = 0.05
@@ -22,6 +22,7 @@ MIN_SPREAD: Final = 0.05
 class Pace:
     """Recent batches count more: sums of weights, tokens x and seconds y; and what follows."""
 
+    fixed_share: float = FIXED_SHARE
     is_warm: bool = False
     """Whether a batch has run: the first pays for much that no other does, and is not counted."""
     weight: float = 0.0
@@ -30,7 +31,7 @@ class Pace:
     xx: float = 0.0
     xy: float = 0.0
     efficient_tokens: float = inf
-    """The size of a batch whose fixed part is `FIXED_SHARE` of its time; unbounded until known."""
+    """The size of a batch whose fixed part is `fixed_share` of its time; unbounded until known."""
     tokens_per_s: float | None = None
     """The fastest of recent batches, in tokens that were asked for; None before the first."""
     largest_tokens: float = 0.0
@@ -72,4 +73,4 @@ def _efficient_tokens(sums: Pace) -> float:
     if slope <= 0:
         return sums.efficient_tokens
     fixed_s = max(0.0, mean_s - slope * mean)
-    return max(MIN_EFFICIENT_TOKENS, (1 / FIXED_SHARE - 1) * fixed_s / slope)
+    return max(MIN_EFFICIENT_TOKENS, (1 / sums.fixed_share - 1) * fixed_s / slope)
