@@ -1,66 +1,206 @@
-"""Admission: how much may be queued at once, in requests and in tokens.
+"""Admission: how much may be queued at once, in requests, in tokens and in bytes of bodies.
 
 A request takes one place at once and the tokens of its rows as soon as they are counted; both are
 given back when it is answered. Refusing early keeps the wait of what was accepted bounded.
+
+Nobody gets the whole queue: a caller may hold at most four times what is still free, and a task of
+a caller twice as much (dynamic thresholds, Choudhury and Hahne 1998). One caller alone fills four
+fifths and one task alone two thirds, and any number of them leave room for the next.
 """
 
-from collections.abc import Generator
+import random
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from math import ceil
+from typing import Final
 
-from nunatak_server.errors import OverloadedError
+from nunatak_server.backlog import Backlog, Holder, holders, tokens_ahead
+from nunatak_server.batching.pace import Pace
+from nunatak_server.batching.senders import ANONYMOUS, Priority
+from nunatak_server.errors import OverloadedError, ShareExceededError
 
-RETRY_AFTER_S = 1
+CALLER_SHARE: Final = 4.0
+TASK_SHARE: Final = 2.0
+"""Of what is still free, at most."""
+MIN_RETRY_S: Final = 1
+MAX_RETRY_S: Final = 60
+JITTER: Final = (0.5, 1.5)
+"""Of the time that the queue needs to drain: those refused together should not return together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """How much of something bounded is held by all."""
+
+    resource: str
+    limit: int
+    total: float
 
 
 class Permit:
     """One admitted request; it belongs to the event loop thread."""
 
-    def __init__(self, admission: "Admission") -> None:
+    def __init__(self, admission: "Admission", *, caller: str, priority: Priority) -> None:
         self._admission = admission
-        self.num_tokens = 0
+        self._caller = caller
+        self._priority = priority
+        self.tokens: dict[str, float] = {}
+        """By task."""
 
-    def take_tokens(self, num_tokens: int) -> None:
-        """Count the tokens of the request's rows.
+    def wait_s(self, task: str) -> float:
+        """Return the seconds that rows for a task wait at least, by what is known."""
+        return self._admission.wait_s(self._caller, self._priority, task)
+
+    def take_tokens(self, tokens: Mapping[str, float]) -> None:
+        """Count the tokens of the request's rows, by task.
 
         Raises:
             OverloadedError: they do not fit beside what others hold.
+            ShareExceededError: they do not fit beside what the caller, or its task, holds.
         """
-        self._admission.take_tokens(num_tokens)
-        self.num_tokens += num_tokens
+        self._admission.take_tokens(self._caller, self._priority, tokens)
+        for task, count in tokens.items():
+            self.tokens[task] = self.tokens.get(task, 0.0) + count
+
+
+class HeldBytes:
+    """The bytes of one body."""
+
+    def __init__(self, admission: "Admission") -> None:
+        self._admission = admission
+        self.num_bytes = 0
+
+    def take(self, num_bytes: int) -> None:
+        """Count bytes that came.
+
+        Raises:
+            OverloadedError: they do not fit beside those of other bodies.
+        """
+        self._admission.take_bytes(num_bytes)
+        self.num_bytes += num_bytes
 
 
 class Admission:
     """Counts what is admitted; not thread-safe, it belongs to the event loop thread."""
 
-    def __init__(self, *, max_requests: int, max_tokens: int) -> None:
+    def __init__(
+        self,
+        *,
+        max_requests: int,
+        max_tokens: int,
+        max_bytes: int,
+        weights: Mapping[str, float] | None = None,
+        pace: Callable[[], Pace] = Pace,
+        draw: Callable[[float, float], float] = random.uniform,
+    ) -> None:
         self._max_requests = max_requests
         self._max_tokens = max_tokens
-        self.num_requests = 0
-        self.num_tokens = 0
+        self._max_bytes = max_bytes
+        self._weights = weights or {}
+        self._pace = pace
+        self._draw = draw
+        self._backlog = Backlog()
+        self.num_bytes = 0
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that are not answered yet."""
+        return self._backlog.num_requests
+
+    @property
+    def num_tokens(self) -> float:
+        """Tokens of their rows, through all layers."""
+        return self._backlog.num_tokens
 
     @contextmanager
-    def admit(self) -> Generator[Permit]:
+    def admit(
+        self,
+        caller: str = ANONYMOUS,
+        priority: Priority = Priority.NORMAL,
+        *,
+        tasks: Collection[str] = (),
+    ) -> Generator[Permit]:
         """Hold a place for one request, and the tokens it takes, while the block runs.
 
         Raises:
             OverloadedError: every place is taken.
+            ShareExceededError: the places that the caller, or its task, may have are taken.
         """
-        if self.num_requests >= self._max_requests:
-            raise OverloadedError("requests", self._max_requests, retry_after_s=RETRY_AFTER_S)
-        self.num_requests += 1
-        permit = Permit(self)
+        backlog, names = self._backlog, frozenset(tasks)
+        held = Held(resource="requests", limit=self._max_requests, total=backlog.num_requests)
+        self._check_total(held, 1)
+        for holder in holders(caller, names):
+            self._check_share(held, holder, backlog.requests_of(holder), 1)
+        backlog.add_request(caller, names)
+        permit = Permit(self, caller=caller, priority=priority)
         try:
             yield permit
         finally:
-            self.num_requests -= 1
-            self.num_tokens -= permit.num_tokens
+            for task, count in permit.tokens.items():
+                backlog.remove_tokens((caller, priority, task), count)
+            backlog.remove_request(caller, names)
 
-    def take_tokens(self, num_tokens: int) -> None:
-        """Count tokens, or raise `OverloadedError` if others hold too many.
+    @contextmanager
+    def hold_bytes(self) -> Generator[HeldBytes]:
+        """Hold the bytes of one body while the block runs."""
+        held = HeldBytes(self)
+        try:
+            yield held
+        finally:
+            self.num_bytes -= held.num_bytes
+
+    def take_bytes(self, num_bytes: int) -> None:
+        """Count bytes of a body, or raise `OverloadedError` if others hold too many."""
+        if self.num_bytes and self.num_bytes + num_bytes > self._max_bytes:
+            raise OverloadedError(
+                "bytes of bodies", self._max_bytes, retry_after_s=self.retry_after_s()
+            )
+        self.num_bytes += num_bytes
+
+    def take_tokens(self, caller: str, priority: Priority, tokens: Mapping[str, float]) -> None:
+        """Count tokens by task, or raise `OverloadedError` if others, or the caller, hold too many.
 
         A request that finds nothing else queued always passes: refusing the only one would tell
         its caller to retry for ever.
         """
-        if self.num_tokens and self.num_tokens + num_tokens > self._max_tokens:
-            raise OverloadedError("tokens", self._max_tokens, retry_after_s=RETRY_AFTER_S)
-        self.num_tokens += num_tokens
+        backlog = self._backlog
+        wanted = sum(tokens.values())
+        if backlog.num_tokens:
+            held = Held(resource="tokens", limit=self._max_tokens, total=backlog.num_tokens)
+            self._check_total(held, wanted)
+            self._check_share(held, (caller,), backlog.tokens_of((caller,)), wanted)
+            for task, count in tokens.items():
+                self._check_share(held, (caller, task), backlog.tokens_of((caller, task)), count)
+        for task, count in tokens.items():
+            backlog.add_tokens((caller, priority, task), count)
+
+    def wait_s(self, caller: str, priority: Priority, task: str) -> float:
+        """Return the seconds that new rows of a flow wait at least, by the fastest recent batches.
+
+        It is 0 while no more is queued than one batch takes, and until the first batch has run.
+        """
+        pace = self._pace()
+        if not pace.tokens_per_s or self._backlog.num_tokens <= pace.largest_tokens:
+            return 0.0
+        ahead = tokens_ahead(self._backlog.flows, (caller, priority, task), self._weights)
+        # One batch may be as good as done.
+        return max(0.0, ahead - pace.largest_tokens) / pace.tokens_per_s
+
+    def retry_after_s(self) -> int:
+        """Return the whole seconds after which the queue will have drained, more or less."""
+        pace = self._pace()
+        drain_s = self._backlog.num_tokens / pace.tokens_per_s if pace.tokens_per_s else 0.0
+        return min(MAX_RETRY_S, max(MIN_RETRY_S, ceil(drain_s * self._draw(*JITTER))))
+
+    def _check_total(self, held: Held, wanted: float) -> None:
+        if held.total + wanted > held.limit:
+            raise OverloadedError(held.resource, held.limit, retry_after_s=self.retry_after_s())
+
+    def _check_share(self, held: Held, holder: Holder, of_holder: float, wanted: float) -> None:
+        """Who holds nothing yet may always begin."""
+        kind, share = ("caller", CALLER_SHARE) if len(holder) == 1 else ("task", TASK_SHARE)
+        if of_holder and of_holder + wanted > share * (held.limit - held.total):
+            raise ShareExceededError(
+                held.resource, held.limit, holder=kind, retry_after_s=self.retry_after_s()
+            )

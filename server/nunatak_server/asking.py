@@ -1,18 +1,22 @@
 """Asking: rows of one request put to versions in memory or on their way there.
 
 A version is leased from the moment its rows are computed until they are answered, and no lease is
-held while another is waited for: a request may name more tasks than memory has room for.
+held while another is waited for: a request may name more tasks than memory has room for. Versions
+in memory are asked at once. Those that are not are loaded side by side and then asked together, so
+that they share a batch and its trunk, if they all fit; else each by itself.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from nunatak_artifact import ArtifactError
 from nunatak_model import Encoding, ModelError
 from nunatak_registry import RegistryError, TaskManifest
 from nunatak_server.batching.rows import PendingRow, RowOutcome
+from nunatak_server.batching.senders import ANONYMOUS, Priority
 from nunatak_server.errors import DeadlineExceededError, ServerError
 from nunatak_server.prediction import KnownError
 from nunatak_server.residency.residency import Lease, Residency
@@ -36,6 +40,7 @@ class PlannedRow:
     group: int
     trunk_tokens: int
     branch_tokens: int
+    trunk_share: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +49,26 @@ class VersionRows:
 
     manifest: TaskManifest
     rows: tuple[PlannedRow, ...]
+    caller: str = ANONYMOUS
+    priority: Priority = Priority.NORMAL
+
+
+def work_by_task(asked: Sequence[VersionRows]) -> dict[str, float]:
+    """Return the tokens through all layers of each task's rows; a text's trunk counts once.
+
+    Its first task pays for it, up to its own split depth, and a deeper one for what is above.
+    """
+    found, shares = dict[str, float](), dict[int, float]()
+    for each in asked:
+        work = 0.0
+        for row in each.rows:
+            paid = shares.get(row.group, 0.0)
+            work += row.trunk_tokens * max(0.0, row.trunk_share - paid)
+            work += row.branch_tokens * (1 - row.trunk_share)
+            shares[row.group] = max(paid, row.trunk_share)
+        task = each.manifest.task
+        found[task] = found.get(task, 0.0) + work
+    return found
 
 
 Answers = list[RowOutcome] | KnownError
@@ -63,8 +88,8 @@ class Asking:
     async def ask(self, asked: Sequence[VersionRows], *, deadline: float) -> list[Answers]:
         """Return what each version answers, in order; what is late is a failure of its own.
 
-        Versions in memory are asked at once and together, so that they meet in one batch; every
-        other one as soon as it is loaded.
+        Versions in memory are asked at once and together, so that they meet in one batch; the
+        others together once they are loaded, or once half of the time is over.
 
         Raises:
             NotReadyError: the engine has stopped.
@@ -75,20 +100,44 @@ class Asking:
         try:
             if not cold:
                 return list(await self._ask_leased(hot, deadline))
-            asking = (
-                self._ask_leased(hot, deadline),
-                *(self._ask_cold(it, deadline) for it in cold),
+            from_memory, from_store = map(
+                iter,
+                await _all([self._ask_leased(hot, deadline), self._ask_cold(cold, deadline)]),
             )
-            # All of them to their end, also when one fails: they give back what they hold.
-            found = await asyncio.gather(*asking, return_exceptions=True)
         finally:
             for _, lease in hot:
                 lease.release()
-        groups = iter(_checked(found))
-        from_memory = iter(next(groups))
-        return [next(from_memory) if lease else next(groups)[0] for lease in leases]
+        return [next(from_memory if lease else from_store) for lease in leases]
 
-    async def _ask_cold(self, asked: VersionRows, deadline: float) -> list[Answers]:
+    async def _ask_cold(self, cold: Sequence[VersionRows], deadline: float) -> list[Answers]:
+        """Ask versions that are not in memory.
+
+        Together where there is room for all of them beside what is there. Where there is not, one
+        that waits for the others without a lease might go again before it is asked.
+        """
+        if len(cold) == 1 or not self._residency.has_free_room([it.manifest for it in cold]):
+            return _flat(await _all([self._ask_alone(it, deadline) for it in cold]))
+        loads = [asyncio.ensure_future(self._bring(it.manifest)) for it in cold]
+        try:
+            await asyncio.wait(loads, timeout=(deadline - self._clock()) / 2)
+            leases = [self._residency.lease_resident(it.manifest) for it in cold]
+            there = [(each, lease) for each, lease in zip(cold, leases, strict=True) if lease]
+            # One that is late, or failed, is told so; it need not make the others late.
+            rest = [each for each, lease in zip(cold, leases, strict=True) if not lease]
+            alone = (self._ask_alone(it, deadline) for it in rest)
+            together, *others = await _all([self._ask_leased(there, deadline), *alone])
+        finally:
+            for load in loads:
+                load.cancel()
+        first, second = iter(together), iter(_flat(others))
+        return [next(first if lease else second) for lease in leases]
+
+    async def _bring(self, manifest: TaskManifest) -> None:
+        # Who asks for the version is told of its failure, which is remembered for a while.
+        with contextlib.suppress(*KNOWN_ERRORS):
+            await self._residency.bring(manifest)
+
+    async def _ask_alone(self, asked: VersionRows, deadline: float) -> list[Answers]:
         try:
             async with asyncio.timeout(deadline - self._clock()):
                 lease = await self._residency.lease(asked.manifest)
@@ -101,7 +150,12 @@ class Asking:
     async def _ask_leased(
         self, asked: Sequence[tuple[VersionRows, Lease]], deadline: float
     ) -> list[Answers]:
-        rows = [[self._pending(row, lease, deadline) for row in each.rows] for each, lease in asked]
+        if not asked:
+            return []
+        rows = [
+            [self._pending(each, row, lease, deadline) for row in each.rows]
+            for each, lease in asked
+        ]
         try:
             self._engine.submit([row for group in rows for row in group])
             async with asyncio.timeout(deadline - self._clock()):
@@ -116,7 +170,9 @@ class Asking:
             for _, lease in asked:
                 lease.release()
 
-    def _pending(self, row: PlannedRow, lease: Lease, deadline: float) -> PendingRow:
+    def _pending(
+        self, asked: VersionRows, row: PlannedRow, lease: Lease, deadline: float
+    ) -> PendingRow:
         manifest = lease.task.manifest
         return PendingRow(
             task=manifest.task,
@@ -129,6 +185,9 @@ class Asking:
             deadline=deadline,
             submitted_at=self._clock(),
             future=asyncio.get_running_loop().create_future(),
+            trunk_share=row.trunk_share,
+            caller=asked.caller,
+            priority=asked.priority,
         )
 
 
@@ -137,10 +196,15 @@ def _outcome_now(row: PendingRow) -> RowOutcome:
     return row.future.result() if is_answered else DeadlineExceededError()
 
 
-def _checked(found: Sequence[list[Answers] | BaseException]) -> list[list[Answers]]:
+async def _all(asking: Sequence[Coroutine[Any, Any, list[Answers]]]) -> list[list[Answers]]:
+    """Await all of them to their end, also when one fails: they give back what they hold."""
     groups = list[list[Answers]]()
-    for group in found:
+    for group in await asyncio.gather(*asking, return_exceptions=True):
         if isinstance(group, BaseException):
             raise group
         groups.append(group)
     return groups
+
+
+def _flat(groups: Sequence[list[Answers]]) -> list[Answers]:
+    return [answer for group in groups for answer in group]

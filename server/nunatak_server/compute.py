@@ -6,7 +6,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from nunatak_model import Backbone, Row, TrunkStates, forward
+from nunatak_model import Backbone, Encoding, Row, TrunkStates, forward, trunk_source
 from nunatak_server.errors import EngineFailedError
 
 
@@ -36,6 +36,12 @@ class BatchCompute:
         except torch.AcceleratorError as error:
             raise EngineFailedError(type(error).__name__) from error
         return _split(flat, [output.numel() for output in outputs])
+
+    def holds_trunk(self, encoding: Encoding, split_depth: int | None) -> bool:
+        """Tell whether the state that a branch starts from was computed before and is held."""
+        if self._trunk is None or not split_depth:
+            return False
+        return split_depth in self._trunk.depths(trunk_source(self._backbone, encoding))
 
 
 def logits_to_floats(logits: Tensor) -> list[float]:

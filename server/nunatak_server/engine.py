@@ -19,12 +19,19 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from nunatak_model import Row
 from nunatak_server.batching.inbox import Inbox
-from nunatak_server.batching.planner import BatchLimits, BatchPlan, plan_batch
+from nunatak_server.batching.pace import Pace
+from nunatak_server.batching.planner import (
+    BatchLimits,
+    BatchPlan,
+    TurnOrder,
+    TurnRules,
+    plan_batch,
+)
 from nunatak_server.batching.rows import PendingRow, RowAnswer, RowOutcome
 from nunatak_server.errors import (
     DeadlineExceededError,
@@ -69,10 +76,16 @@ class Engine:
         limits: BatchLimits,
         observer: BatchObserver,
         on_fatal: Callable[[EngineFailedError], None],
+        rules: TurnRules[PendingRow] | None = None,
+        pace: Pace | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._compute = compute
         self._limits = limits
+        self._rules = rules or TurnRules()
+        self._order = TurnOrder()
+        self.pace = pace or Pace()
+        """How long batches take; replaced after each, and so good to read from any thread."""
         self._observer = observer
         self._on_fatal = on_fatal
         self._clock = clock
@@ -126,7 +139,14 @@ class Engine:
         if arrived is None and not pending:
             return False
         pending.extend(arrived or ())
-        plan = plan_batch(pending, limits=self._limits, now=self._clock())
+        plan = plan_batch(
+            pending,
+            limits=replace(self._limits, max_work=self.pace.efficient_tokens),
+            now=self._clock(),
+            order=self._order,
+            rules=self._rules,
+        )
+        self._order = plan.order
         _answer(loop, [(row, DeadlineExceededError()) for row in plan.expired])
         if plan.batch:
             _answer(loop, self._compute_batch(plan))
@@ -137,6 +157,7 @@ class Engine:
         started = self._clock()
         computed = self._compute_rows(plan.batch)
         compute_s = self._clock() - started
+        self.pace = self.pace.after(work=plan.work, asked_work=plan.asked_work, seconds=compute_s)
         self._observer.observe_batch(_report(plan, compute_s))
         return [
             (row, _outcome(row, logits, plan, started, compute_s))
@@ -201,7 +222,7 @@ def _report(plan: BatchPlan[PendingRow], compute_s: float) -> BatchReport:
         num_rows=len(plan.batch),
         num_tokens=plan.num_tokens,
         num_tasks=len({(row.task, row.version) for row in plan.batch}),
-        num_shared_rows=num_on_trunk - plan.num_trunk_rows,
+        num_shared_rows=num_on_trunk - plan.num_trunk_rows - plan.num_held_rows,
         compute_s=compute_s,
     )
 

@@ -20,7 +20,9 @@ ServerError
 |   +-- WrongInputKindError       an input of a kind that the task's head does not answer
 +-- UnavailableError          the request is fine, the server cannot serve it now
 |   +-- OverloadedError           too much is queued already
+|   |   +-- ShareExceededError        too much of one caller, or for one task, is queued already
 |   +-- DeadlineExceededError     the deadline passed first
+|   |   +-- DeadlineTooShortError     the deadline would pass first: refused at once
 |   +-- NotReadyError             the server is starting or its engine has stopped
 |   +-- DrainingError             the server is shutting down
 |   +-- EngineFailedError         the device or the engine is lost: the process must be restarted
@@ -240,13 +242,44 @@ class OverloadedError(UnavailableError):
         )
 
 
+class ShareExceededError(OverloadedError):
+    """Too much of one caller, or of its requests for one task, is queued; others find room."""
+
+    code = "share_exceeded"
+
+    def __init__(self, resource: str, limit: int, *, holder: str, retry_after_s: int) -> None:
+        super().__init__(resource, limit, retry_after_s=retry_after_s)
+        self.holder = holder
+        message = (
+            f"this {holder} holds its share of the queue ({limit} {resource} for all); wait for "
+            f"answers, or retry after {retry_after_s} seconds"
+        )
+        self.args = (message,)
+
+
 class DeadlineExceededError(UnavailableError):
     """The deadline passed before the answer; rows still queued were never computed."""
 
     code = "deadline_exceeded"
 
-    def __init__(self) -> None:
-        super().__init__("the deadline passed before the answer; allow more time or send less")
+    def __init__(
+        self, message: str = "the deadline passed before the answer; allow more time or send less"
+    ) -> None:
+        super().__init__(message)
+
+
+class DeadlineTooShortError(DeadlineExceededError):
+    """The deadline would pass while what is queued already is computed: refused at once."""
+
+    code = "deadline_too_short"
+
+    def __init__(self, *, deadline_s: float, wait_s: float) -> None:
+        self.deadline_s = deadline_s
+        self.wait_s = wait_s
+        super().__init__(
+            f"what is queued before it takes about {1000 * wait_s:.0f} ms, the deadline is "
+            f"{1000 * deadline_s:.0f} ms; allow more time or retry later"
+        )
 
 
 class NotReadyError(UnavailableError):

@@ -9,6 +9,7 @@ from nunatak_model import ModelError
 from nunatak_registry import HeadKind, RegistryError, TaskManifest
 from nunatak_server.access.callers import ALL_TASKS, TaskList
 from nunatak_server.batching.rows import RowAnswer, RowOutcome
+from nunatak_server.batching.senders import ANONYMOUS, Priority
 from nunatak_server.errors import ServerError
 from nunatak_server.inputs import TaskInput
 from nunatak_server.outputs import Output, PredictionOptions, ReadRow, output_of
@@ -29,6 +30,9 @@ class PredictionRequest:
     deadline_s: float
     tasks: TaskList = ALL_TASKS
     """The tasks that the caller knows of; others are answered as if they did not exist."""
+    caller: str = ANONYMOUS
+    """Whose turn it takes in batches, and whose share of the queue."""
+    priority: Priority = Priority.NORMAL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,9 @@ import torch
 from nunatak_artifact import PARAMETERS_ROLE
 from nunatak_model import (
     Backbone,
+    Branch,
     BranchSpec,
+    Encoding,
     HeadKind,
     HeadOnly,
     TrunkCache,
@@ -27,6 +29,8 @@ from nunatak_model import (
 )
 from nunatak_registry import Registry
 from nunatak_server.admission import Admission
+from nunatak_server.batching.pace import Pace
+from nunatak_server.batching.planner import TurnRules
 from nunatak_server.batching.rows import PendingRow, RowAnswer
 from nunatak_server.cache_metrics import TrunkCacheCollector
 from nunatak_server.catalog import Catalog
@@ -36,6 +40,7 @@ from nunatak_server.engine import Engine
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.holding import VersionHolding
 from nunatak_server.metrics import Metrics
+from nunatak_server.queue_metrics import QueueCollector
 from nunatak_server.readiness import Readiness, State
 from nunatak_server.residency.host import HostTier
 from nunatak_server.residency.loading import VersionLoading
@@ -52,7 +57,9 @@ from nunatak_server.settings import ServerSettings
 from nunatak_server.tokenization import Tokenization
 from nunatak_server.watch import RegistryWatch
 
-WARM_UP_TEXT = "ready"
+WARM_UP_TEXT = "ready " * 128
+WARM_UP_TOKENS = (8, 128, 12, 96)
+"""Of differing sizes, so that it is known from the start what a batch takes beside its tokens."""
 POLLS_PER_HOLD = 10
 """A registry is read for changes this often for each time that it may be written to."""
 
@@ -91,17 +98,31 @@ class Runtime:
         self.metrics.include(TrunkCacheCollector(lambda: self.trunk_cache.stats))
         self.catalog = Catalog(registry)
         self._on_fatal = on_fatal
+        compute = BatchCompute(
+            backbone, trunk=self.trunk_cache if settings.trunk_cache_bytes else None
+        )
         self._engine = Engine(
-            compute=BatchCompute(
-                backbone, trunk=self.trunk_cache if settings.trunk_cache_bytes else None
+            compute=compute,
+            rules=TurnRules(
+                weights=settings.caller_weights,
+                is_trunk_held=lambda row: compute.holds_trunk(row.encoding, row.branch.split_depth),
             ),
             limits=settings.batch_limits(longest_row_tokens=backbone.config.max_tokens),
+            pace=Pace(fixed_share=settings.batch_overhead),
             observer=self.metrics,
             on_fatal=self._fail,
         )
         self._tokenization = Tokenization(
             backbone.tokenizer, num_threads=settings.tokenizer_threads
         )
+        self.admission = Admission(
+            max_requests=settings.max_queued_requests,
+            max_tokens=settings.max_queued_tokens,
+            max_bytes=settings.max_held_bytes,
+            weights=settings.caller_weights,
+            pace=lambda: self._engine.pace,
+        )
+        self.metrics.include(QueueCollector(self.admission))
         self.host_tier = HostTier(
             partial(registry.read_blob, role=PARAMETERS_ROLE),
             budget_bytes=host_memory_budget(settings.host_memory_bytes, backbone.device),
@@ -125,10 +146,7 @@ class Runtime:
                 max_text_chars=settings.max_text_chars,
             ),
             stages=Stages(
-                admission=Admission(
-                    max_requests=settings.max_queued_requests,
-                    max_tokens=settings.max_queued_tokens,
-                ),
+                admission=self.admission,
                 residency=self.residency,
                 tokenization=self._tokenization,
                 engine=self._engine,
@@ -191,13 +209,18 @@ class Runtime:
         await asyncio.gather(self._watch.run(), self._holding.run())
 
     async def _warm_up(self) -> None:
-        """Answer one row: readiness promises that this process can compute."""
+        """Answer rows: readiness promises that this process can compute."""
         backbone = self.backbone
-        (encoding,) = backbone.tokenizer.encode([WARM_UP_TEXT], max_length=8)
         head = default_head(backbone, kind=HeadKind.SEQUENCE_CLASSIFICATION, num_labels=2)
         spec = BranchSpec(method=HeadOnly(), head=head)
         parameters = initial_parameters(spec, backbone, generator=torch.Generator().manual_seed(0))
         branch = convert_branch(build_branch(spec, backbone.config, parameters), backbone)
+        for num_tokens in WARM_UP_TOKENS:
+            max_length = min(num_tokens, backbone.config.max_tokens)
+            (encoding,) = backbone.tokenizer.encode([WARM_UP_TEXT], max_length=max_length)
+            await self._warm_up_with(encoding, branch)
+
+    async def _warm_up_with(self, encoding: Encoding, branch: Branch) -> None:
         row = PendingRow(
             task="warm-up",
             version=0,
@@ -209,6 +232,7 @@ class Runtime:
             deadline=math.inf,
             submitted_at=0.0,
             future=asyncio.get_running_loop().create_future(),
+            trunk_share=1.0,
         )
         self._engine.submit([row])
         outcome = await row.future

@@ -24,10 +24,19 @@ from nunatak_registry import (
 )
 from nunatak_server.access.callers import TaskList
 from nunatak_server.admission import Admission, Permit
-from nunatak_server.asking import KNOWN_ERRORS, Answers, Asking, PlannedRow, RowSink, VersionRows
+from nunatak_server.asking import (
+    KNOWN_ERRORS,
+    Answers,
+    Asking,
+    PlannedRow,
+    RowSink,
+    VersionRows,
+    work_by_task,
+)
 from nunatak_server.batching.rows import RowAnswer, RowOutcome, count_tokens
 from nunatak_server.errors import (
     DeadlineExceededError,
+    DeadlineTooShortError,
     ServerError,
     TooManyInputsError,
     TooManyTasksError,
@@ -119,7 +128,10 @@ class PredictionService:
         self._readiness.check()
         self._check(request)
         deadline = self._clock() + request.deadline_s
-        with self._stages.admission.admit() as permit:
+        tasks = map(name_in, request.references)
+        with self._stages.admission.admit(
+            request.caller, request.priority, tasks=frozenset(tasks)
+        ) as permit:
             return await self._answer(request, permit, deadline)
 
     def _check(self, request: PredictionRequest) -> None:
@@ -136,15 +148,16 @@ class PredictionService:
         limit = asyncio.timeout(request.deadline_s)
         try:
             async with limit:
-                asked, tokenize_s = await self._read(request)
+                asked, tokenize_s = await self._read(request, permit)
         except TimeoutError:
             if limit.expired():
                 raise DeadlineExceededError from None
             raise
-        rows = self._rows([item for item in asked if isinstance(item, AskedTask)])
-        permit.take_tokens(
-            sum(row.trunk_tokens + row.branch_tokens for each in rows for row in each.rows)
-        )
+        late = [item for item in asked if isinstance(item, DeadlineTooShortError)]
+        if late and len(late) == len(asked):
+            raise late[0]
+        rows = self._rows(request, [item for item in asked if isinstance(item, AskedTask)])
+        permit.take_tokens(work_by_task(rows))
         answers = await self._asking.ask(rows, deadline=deadline)
         if answers and all(map(_is_late, answers)):
             raise DeadlineExceededError
@@ -156,10 +169,14 @@ class PredictionService:
         results = await self._conclude(request, _with_failures(asked, answers), outcomes)
         return Prediction(results=results, timings=timings)
 
-    async def _read(self, request: PredictionRequest) -> tuple[list[AskedTask | KnownError], float]:
+    async def _read(
+        self, request: PredictionRequest, permit: Permit
+    ) -> tuple[list[AskedTask | KnownError], float]:
         """Find every version, tokenize the inputs for each, and tell how long the latter took."""
         found = [
-            find_misfit(request.inputs, item.head.kind) or item
+            find_misfit(request.inputs, item.head.kind)
+            or _find_lateness(request, item, permit)
+            or item
             if isinstance(item, TaskManifest)
             else item
             for item in await self._find_all(request.references, request.tasks)
@@ -210,7 +227,7 @@ class PredictionService:
         except KNOWN_ERRORS as error:
             return error
 
-    def _rows(self, asked: Sequence[AskedTask]) -> list[VersionRows]:
+    def _rows(self, request: PredictionRequest, asked: Sequence[AskedTask]) -> list[VersionRows]:
         """Return one row for each encoding of each task, task by task and input by input."""
         # Equal encodings of one request share a trunk row, so they should meet in one batch.
         groups: dict[Encoding, int] = defaultdict(lambda: next(self._groups))
@@ -221,13 +238,21 @@ class PredictionService:
                     self._row(encoding, groups[encoding], each.manifest.split_depth)
                     for encoding in itertools.chain.from_iterable(each.encodings)
                 ),
+                caller=request.caller,
+                priority=request.priority,
             )
             for each in asked
         ]
 
     def _row(self, encoding: Encoding, group: int, split_depth: int | None) -> PlannedRow:
         trunk, own = count_tokens(encoding, split_depth, num_layers=self._num_layers)
-        return PlannedRow(encoding=encoding, group=group, trunk_tokens=trunk, branch_tokens=own)
+        return PlannedRow(
+            encoding=encoding,
+            group=group,
+            trunk_tokens=trunk,
+            branch_tokens=own,
+            trunk_share=(split_depth or 0) / self._num_layers,
+        )
 
     async def _conclude(
         self,
@@ -252,6 +277,21 @@ def _with_failures(
         answer = next(remaining) if isinstance(item, AskedTask) else item
         found.append(item if isinstance(answer, list) else answer)
     return found
+
+
+def name_in(reference: str) -> str:
+    """Return the task that a reference names, be there one or not."""
+    return reference.partition("/")[0].partition("@")[0]
+
+
+def _find_lateness(
+    request: PredictionRequest, manifest: TaskManifest, permit: Permit
+) -> DeadlineTooShortError | None:
+    """Return why a task cannot answer in time, if what is queued already shows it."""
+    wait_s = permit.wait_s(manifest.task)
+    if wait_s <= request.deadline_s:
+        return None
+    return DeadlineTooShortError(deadline_s=request.deadline_s, wait_s=wait_s)
 
 
 def _is_late(answer: Answers) -> bool:

@@ -13,11 +13,13 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from nunatak_model import DEFAULT_BACKBONE
 from nunatak_registry import default_location
+from nunatak_server.batching.pace import FIXED_SHARE
 from nunatak_server.batching.planner import BatchLimits
 from nunatak_server.errors import InvalidSettingsError
 
 Count = Annotated[int, Field(ge=1, le=2**31)]
 Milliseconds = Annotated[int, Field(ge=1, le=600_000)]
+Weight = Annotated[float, Field(gt=0, le=1_000_000)]
 Seconds = Annotated[int, Field(ge=1, le=86_400)]
 
 
@@ -61,6 +63,11 @@ class ServerSettings(BaseSettings):
         default=4096, description="distinct trunk inputs plus branch rows of one forward pass"
     )
     max_batch_rows: Count = Field(default=64, description="(text, task) pairs of one forward pass")
+    batch_overhead: Annotated[float, Field(gt=0, lt=1)] = Field(
+        default=FIXED_SHARE,
+        description="of a batch's time, for what does not grow with its tokens; batches get no "
+        "longer than that takes. Less gains throughput, more shortens the wait of quiet tasks",
+    )
     trunk_cache_bytes: Annotated[int, Field(ge=0, le=2**40)] = Field(
         default=256 * 1024**2,
         description="trunk states of texts asked before, on the device; 0 = none",
@@ -75,8 +82,15 @@ class ServerSettings(BaseSettings):
         "what is free there if not set, and 0 on a CPU",
     )
     max_queued_requests: Count = 1024
-    max_queued_tokens: Count = 262_144
+    max_queued_tokens: Count = Field(default=262_144, description="through all layers")
+    max_held_bytes: Count = Field(
+        default=64 * 1024**2, description="bodies of all requests that are not answered yet"
+    )
     default_deadline_ms: Milliseconds = 30_000
+    caller_weights: dict[str, Weight] = Field(
+        default_factory=dict[str, float],
+        description="share of the device by caller, as in '{\"support\": 4}'; 1 for all others",
+    )
 
     registry_poll_ms: Milliseconds = Field(
         default=100, description="how soon changes made by other processes are seen"

@@ -10,6 +10,7 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect
 
+from nunatak_server.admission import Admission, HeldBytes
 from nunatak_server.api.access import access_to, admit
 from nunatak_server.errors import (
     BodyTooLargeError,
@@ -54,11 +55,12 @@ class StrictRoute(APIRoute):
             admit(request, needed)
             if request.method not in METHODS_WITH_BODY:
                 return await handle(request)
-            try:
-                strict = await read_strictly(request, settings_of(request))
-            except ClientDisconnect:
-                return Response(status_code=CLIENT_CLOSED_REQUEST)
-            return await _unless_disconnected(strict, handle(strict))
+            with admission_of(request).hold_bytes() as held:
+                try:
+                    strict = await read_strictly(request, settings_of(request), held=held)
+                except ClientDisconnect:
+                    return Response(status_code=CLIENT_CLOSED_REQUEST)
+                return await _unless_disconnected(strict, handle(strict))
 
         return handle_strictly
 
@@ -69,10 +71,19 @@ def settings_of(request: Request) -> ServerSettings:
     return settings
 
 
-async def read_strictly(request: Request, settings: ServerSettings) -> StrictRequest:
-    """Read the whole body and parse it, if there is one.
+def admission_of(request: Request) -> Admission:
+    """Return what counts the bytes of bodies, for all requests together."""
+    admission: Admission = request.app.state.runtime.admission
+    return admission
+
+
+async def read_strictly(
+    request: Request, settings: ServerSettings, *, held: HeldBytes
+) -> StrictRequest:
+    """Read the whole body and parse it, if there is one; its bytes are counted as they come.
 
     Raises:
+        OverloadedError: too many bytes of other bodies are held.
         BodyTooLargeError: more bytes than allowed are declared or come.
         ReceiveTimeoutError: they do not come in time.
         UnsupportedMediaTypeError: the body is not declared as JSON.
@@ -81,7 +92,7 @@ async def read_strictly(request: Request, settings: ServerSettings) -> StrictReq
     limit = asyncio.timeout(settings.receive_timeout_s)
     try:
         async with limit:
-            body = await _read(request, settings.max_body_bytes)
+            body = await _read(request, settings.max_body_bytes, held)
     except TimeoutError:
         if limit.expired():
             raise ReceiveTimeoutError(settings.receive_timeout_s) from None
@@ -118,7 +129,7 @@ def _refuse_doubles(fields: list[tuple[str, object]]) -> None:
         raise InvalidJsonError
 
 
-async def _read(request: Request, limit_bytes: int) -> bytes:
+async def _read(request: Request, limit_bytes: int, held: HeldBytes) -> bytes:
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared[:20]) > limit_bytes:
         raise BodyTooLargeError(limit_bytes)
@@ -127,6 +138,7 @@ async def _read(request: Request, limit_bytes: int) -> bytes:
         body += chunk
         if len(body) > limit_bytes:
             raise BodyTooLargeError(limit_bytes)
+        held.take(len(chunk))
     return bytes(body)
 
 

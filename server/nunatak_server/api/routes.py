@@ -1,5 +1,6 @@
 """Routes of callers: predictions and tasks."""
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Header, Query, Request, Response
@@ -26,6 +27,7 @@ from nunatak_server.api.schemas import (
     TaskListResponse,
     TaskResponse,
 )
+from nunatak_server.batching.senders import Priority
 from nunatak_server.errors import InvalidRequestError
 from nunatak_server.outputs import PredictionOptions
 from nunatak_server.prediction import (
@@ -43,7 +45,19 @@ PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {"default": _PROBLEM, 422: _P
 DeadlineHeader = Annotated[
     int | None, Header(alias="x-deadline-ms", ge=1, le=600_000, description="milliseconds")
 ]
+PriorityHeader = Annotated[
+    Priority, Header(alias="x-priority", description="among the requests of the same caller")
+]
 VersionQuery = Annotated[str | None, Query(description="a version, instead of what the name means")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Urgency:
+    """What the headers say about when a request is to be answered."""
+
+    deadline_ms: int | None
+    priority: Priority
+
 
 router = APIRouter(route_class=StrictRoute, responses=PROBLEMS)
 
@@ -66,9 +80,11 @@ async def predict(
     body: PredictRequest,
     version: VersionQuery = None,
     deadline_ms: DeadlineHeader = None,
+    priority: PriorityHeader = Priority.NORMAL,
 ) -> Response:
     """Ask one task; `{task}` is `name` or `name@alias`."""
-    return await _predict(request, reference_text(task, version), body, deadline_ms)
+    urgency = Urgency(deadline_ms=deadline_ms, priority=priority)
+    return await _predict(request, reference_text(task, version), body, urgency)
 
 
 @router.post("/v1/tasks/{task}/{version}/predict", response_model=PredictResponse)
@@ -78,19 +94,25 @@ async def predict_version(
     version: str,
     body: PredictRequest,
     deadline_ms: DeadlineHeader = None,
+    priority: PriorityHeader = Priority.NORMAL,
 ) -> Response:
     """Ask one version of a task."""
-    return await _predict(request, reference_text(task, version), body, deadline_ms)
+    urgency = Urgency(deadline_ms=deadline_ms, priority=priority)
+    return await _predict(request, reference_text(task, version), body, urgency)
 
 
 @router.post("/v1/predict", response_model=PredictManyResponse)
 async def predict_many(
-    request: Request, body: PredictManyRequest, deadline_ms: DeadlineHeader = None
+    request: Request,
+    body: PredictManyRequest,
+    deadline_ms: DeadlineHeader = None,
+    priority: PriorityHeader = Priority.NORMAL,
 ) -> Response:
     """Ask several tasks about the same inputs; each answers or fails by itself."""
     if len(set(body.tasks)) != len(body.tasks):
         raise InvalidRequestError("tasks must name each task once; remove the repetitions")
-    prediction = await _ask(request, tuple(body.tasks), body, deadline_ms)
+    urgency = Urgency(deadline_ms=deadline_ms, priority=priority)
+    prediction = await _ask(request, tuple(body.tasks), body, urgency)
     request_id = request_id_of(request.scope)
     results = [
         result_fields(result, body.inputs, request_id=request_id) for result in prediction.results
@@ -124,9 +146,9 @@ def reference_text(task: str, version: str | None) -> str:
 
 
 async def _predict(
-    request: Request, reference: str, body: PredictRequest, deadline_ms: int | None
+    request: Request, reference: str, body: PredictRequest, urgency: Urgency
 ) -> Response:
-    prediction = await _ask(request, (reference,), body, deadline_ms)
+    prediction = await _ask(request, (reference,), body, urgency)
     (result,) = prediction.results
     if isinstance(result, TaskFailure):
         raise result.error
@@ -139,14 +161,16 @@ async def _ask(
     request: Request,
     references: tuple[str, ...],
     body: PredictRequest,
-    deadline_ms: int | None,
+    urgency: Urgency,
 ) -> Prediction:
-    runtime = runtime_of(request)
+    runtime, caller = runtime_of(request), caller_of(request.scope)
     wanted = PredictionRequest(
         references=references,
         inputs=inputs_of(body.inputs),
         options=body.parameters.options() if body.parameters else PredictionOptions(),
-        deadline_s=(deadline_ms or runtime.settings.default_deadline_ms) / 1000,
-        tasks=caller_of(request.scope).tasks,
+        deadline_s=(urgency.deadline_ms or runtime.settings.default_deadline_ms) / 1000,
+        priority=urgency.priority,
+        caller=caller.name,
+        tasks=caller.tasks,
     )
     return await runtime.service.predict(wanted)

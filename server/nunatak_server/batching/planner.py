@@ -1,24 +1,28 @@
 """The planner: a pure function from what waits to the next batch.
 
-Rows are taken in rounds: each round gives every task one turn, tasks in the order of their oldest
-row. A row that is taken brings its siblings along (the same text for other tasks of the same
-request), because they share its trunk row. The oldest row of all always goes first into the empty
-batch, so every row is served after finitely many batches, whatever else arrives.
+Rows are taken by turns (`turns.py`): fair between callers, and between the tasks of a caller. A row
+that is taken brings its siblings along (the same text for other tasks of the same request),
+because they share its trunk row.
+
+Bounded wait: the first turn of every `OLDEST_EVERY`-th batch is that of the oldest row of all,
+whoever sent it at whatever priority. So a row that waits behind n older ones is computed within
+`OLDEST_EVERY * (n + 1)` batches, whatever arrives later.
 """
 
-from collections import defaultdict, deque
-from collections.abc import Hashable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from math import inf
+from types import MappingProxyType
+from typing import Final, Generic, Protocol, TypeVar
+
+from nunatak_server.batching.turns import Debts, Queued, Turns
+
+OLDEST_EVERY: Final = 8
 
 
-class Waiting(Protocol):
+class Waiting(Queued, Protocol):
     """What the planner needs to know of a row that waits to be computed."""
-
-    @property
-    def task(self) -> str:
-        """The name that gets a turn: one task, whatever its version."""
-        ...
 
     @property
     def group(self) -> Hashable:
@@ -41,6 +45,11 @@ class Waiting(Protocol):
         ...
 
     @property
+    def trunk_share(self) -> float:
+        """Part of the layers that its trunk row passes; its branch row passes the others."""
+        ...
+
+    @property
     def deadline(self) -> float:
         """The clock reading from which the row is no longer worth computing."""
         ...
@@ -60,6 +69,27 @@ class BatchLimits:
 
     max_tokens: int
     max_rows: int
+    max_work: float = inf
+    """In tokens through all layers. Only the rows of one text may exceed it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnOrder:
+    """What one batch leaves to the next about whose turn it is."""
+
+    debts: Debts = field(default_factory=Debts)
+    num_in_turn: int = 0
+    """Batches since one began with the oldest row of all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnRules(Generic[WaitingRow]):
+    """What turns depend on, besides the rows."""
+
+    weights: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    """Shares of callers relative to each other; 1 for those that are not named."""
+    is_trunk_held: Callable[[WaitingRow], bool] = lambda _: False
+    """Whether the trunk state that a row starts from is there already, and costs nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,16 +102,29 @@ class BatchPlan(Generic[WaitingRow]):
     waiting: tuple[WaitingRow, ...]
     num_tokens: int
     num_trunk_rows: int
+    num_held_rows: int
+    """Rows that start from a trunk state which an earlier batch computed."""
+    work: float
+    """Tokens through all layers that are computed."""
+    asked_work: float
+    """The same, if no trunk state were held."""
+    order: TurnOrder
 
 
 def plan_batch(
-    pending: Sequence[WaitingRow], *, limits: BatchLimits, now: float
+    pending: Sequence[WaitingRow],
+    *,
+    limits: BatchLimits,
+    now: float,
+    order: TurnOrder | None = None,
+    rules: TurnRules[WaitingRow] | None = None,
 ) -> BatchPlan[WaitingRow]:
     """Split `pending`, oldest first, into the next batch and the rest.
 
-    A row that does not fit ends the turns of its task, so rows of one task keep their order, but
-    smaller rows of other tasks may still use the room that is left.
+    A row that does not fit ends the turns of its flow, so rows of one caller, task and priority
+    keep their order, but smaller rows of others may still use the room that is left.
     """
+    order, rules = order or TurnOrder(), rules or TurnRules()
     expired: list[WaitingRow] = []
     cancelled: list[WaitingRow] = []
     live: list[WaitingRow] = []
@@ -92,15 +135,35 @@ def plan_batch(
             expired.append(row)
         else:
             live.append(row)
-    draft = _fill(live, limits)
+    turns = Turns(live, debts=order.debts, weights=rules.weights)
+    begins_with_oldest = order.num_in_turn + 1 >= OLDEST_EVERY
+    draft = _Draft[WaitingRow](limits=limits, is_trunk_held=rules.is_trunk_held)
+    _fill(draft, turns, live, begins_with_oldest=begins_with_oldest)
+    waiting = tuple(row for row in live if id(row) not in draft.taken)
     return BatchPlan(
         batch=tuple(draft.rows),
         expired=tuple(expired),
         cancelled=tuple(cancelled),
-        waiting=tuple(row for row in live if id(row) not in draft.taken),
+        waiting=waiting,
         num_tokens=draft.num_tokens,
-        num_trunk_rows=len(draft.trunk_keys),
+        num_trunk_rows=len(draft.trunk_shares),
+        num_held_rows=draft.num_held_rows,
+        work=draft.work,
+        asked_work=draft.asked_work,
+        order=TurnOrder(
+            debts=turns.settle(waiting),
+            num_in_turn=0 if begins_with_oldest else order.num_in_turn + 1,
+        ),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cost:
+    """What a row adds to a batch."""
+
+    tokens: int
+    work: float
+    asked_work: float
 
 
 @dataclass(slots=True, kw_only=True)
@@ -108,57 +171,78 @@ class _Draft(Generic[WaitingRow]):
     """A batch while it is being filled."""
 
     limits: BatchLimits
+    is_trunk_held: Callable[[WaitingRow], bool]
     rows: list[WaitingRow] = field(default_factory=list[WaitingRow])
     taken: set[int] = field(default_factory=set[int])
-    trunk_keys: set[Hashable] = field(default_factory=set[Hashable])
+    trunk_shares: dict[Hashable, float] = field(default_factory=dict[Hashable, float])
+    """How far up the trunk rows go that are paid for."""
+    num_held_rows: int = 0
     num_tokens: int = 0
+    work: float = 0.0
+    asked_work: float = 0.0
 
     @property
     def is_full(self) -> bool:
-        return len(self.rows) >= self.limits.max_rows or self.num_tokens >= self.limits.max_tokens
+        limits = self.limits
+        return (
+            len(self.rows) >= limits.max_rows
+            or self.num_tokens >= limits.max_tokens
+            or self.work >= limits.max_work
+        )
 
-    def take(self, row: WaitingRow) -> bool:
-        """Add the row if it fits; return whether it is in the batch."""
-        if id(row) in self.taken:
-            return True
-        needs_trunk = row.trunk_tokens > 0 and row.trunk_key not in self.trunk_keys
-        cost = row.branch_tokens + (row.trunk_tokens if needs_trunk else 0)
-        if self.is_full or self.num_tokens + cost > self.limits.max_tokens:
-            return False
+    def take(self, row: WaitingRow, *, max_work: float) -> _Cost | None:
+        """Add the row if it fits, and return what it costs; the first row always fits."""
+        if len(self.rows) >= self.limits.max_rows:
+            return None
+        is_held = row.trunk_tokens > 0 and self.is_trunk_held(row)
+        cost = self._cost(row, is_held=is_held)
+        has_room = self.work + cost.work <= max_work or not self.rows
+        if self.num_tokens + cost.tokens > self.limits.max_tokens or not has_room:
+            return None
         self.rows.append(row)
         self.taken.add(id(row))
-        self.num_tokens += cost
-        if needs_trunk:
-            self.trunk_keys.add(row.trunk_key)
-        return True
+        self.num_held_rows += is_held
+        self.num_tokens += cost.tokens
+        self.work += cost.work
+        self.asked_work += cost.asked_work
+        if row.trunk_tokens and not is_held:
+            paid = self.trunk_shares.get(row.trunk_key, 0.0)
+            self.trunk_shares[row.trunk_key] = max(paid, row.trunk_share)
+        return cost
+
+    def _cost(self, row: WaitingRow, *, is_held: bool) -> _Cost:
+        paid = self.trunk_shares.get(row.trunk_key)
+        above = row.trunk_tokens * max(0.0, row.trunk_share - (paid or 0.0))
+        own = row.branch_tokens * (1.0 - row.trunk_share)
+        trunk_tokens = row.trunk_tokens if paid is None and not is_held else 0
+        return _Cost(
+            tokens=row.branch_tokens + trunk_tokens,
+            work=own if is_held else own + above,
+            asked_work=own + above,
+        )
 
 
-def _fill(live: Iterable[WaitingRow], limits: BatchLimits) -> _Draft[WaitingRow]:
-    turns: dict[str, deque[WaitingRow]] = defaultdict(deque)
+def _fill(
+    draft: _Draft[WaitingRow],
+    turns: Turns[WaitingRow],
+    live: Sequence[WaitingRow],
+    *,
+    begins_with_oldest: bool,
+) -> None:
     siblings: dict[Hashable, list[WaitingRow]] = defaultdict(list)
     for row in live:
-        turns[row.task].append(row)
         siblings[row.group].append(row)
-    draft = _Draft[WaitingRow](limits=limits)
-    queues = list(turns.values())
-    while queues and not draft.is_full:
-        queues = [queue for queue in queues if _take_turn(queue, siblings, draft)]
-    return draft
-
-
-def _take_turn(
-    queue: deque[WaitingRow],
-    siblings: dict[Hashable, list[WaitingRow]],
-    draft: _Draft[WaitingRow],
-) -> bool:
-    """Take the next row of one task and its siblings; return whether the task has turns left."""
-    while queue and id(queue[0]) in draft.taken:
-        queue.popleft()
-    if not queue:
-        return False
-    row = queue.popleft()
-    if not draft.take(row):
-        return False
-    for sibling in siblings[row.group]:
-        draft.take(sibling)
-    return True
+    row = live[0] if live and begins_with_oldest else turns.next_row(draft.taken)
+    while row is not None:
+        cost = draft.take(row, max_work=draft.limits.max_work)
+        if cost is None:
+            turns.end_turns(row)
+        else:
+            turns.charge(row, cost.work)
+            for sibling in siblings[row.group]:
+                # The rows of one text stay together, however long they take.
+                if id(sibling) not in draft.taken:
+                    shared = draft.take(sibling, max_work=inf)
+                    if shared is not None:
+                        turns.charge(sibling, shared.work)
+        row = None if draft.is_full else turns.next_row(draft.taken)

@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import dataclass
 
 from nunatak_model import Branch, Encoding
+from nunatak_server.batching.senders import ANONYMOUS, Priority
 from nunatak_server.errors import ServerError
 
 
@@ -35,6 +36,10 @@ class PendingRow:
     deadline: float
     submitted_at: float
     future: asyncio.Future[RowOutcome]
+    trunk_share: float = 0.0
+    """Part of the layers that its trunk row passes."""
+    caller: str = ANONYMOUS
+    priority: Priority = Priority.NORMAL
 
     @property
     def trunk_key(self) -> Encoding:

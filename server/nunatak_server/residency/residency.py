@@ -7,7 +7,7 @@ methods belong to the event loop thread.
 """
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from nunatak_artifact import LoadedTask
 from nunatak_registry import TaskManifest, TaskReference
@@ -44,6 +44,7 @@ class Residency:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._references = References(resolve)
+        self._size_of = loader.size_of
         self._shelf = Shelf(budget_bytes=budget_bytes)
         self._loads = Loads(loader, shelf=self._shelf, observer=observer, clock=clock)
 
@@ -89,6 +90,17 @@ class Residency:
         self._shelf.record_use(key_of(manifest))
         task = await self._loads.lease(manifest, remember_failures=True)
         return Lease(task, end=self._end_lease)
+
+    async def bring(self, manifest: TaskManifest) -> None:
+        """Load a version for a request that will lease it before long; raises as `lease`."""
+        await self._loads.lease(manifest, remember_failures=True)
+        self._end_lease(manifest)
+
+    def has_free_room(self, manifests: Sequence[TaskManifest]) -> bool:
+        """Tell whether versions would fit in memory together with all that is there."""
+        stats = self._shelf.stats()
+        needed = sum(map(self._size_of, manifests))
+        return stats.resident_bytes + stats.loading_bytes + needed <= stats.budget_bytes
 
     async def preload(self, manifest: TaskManifest) -> LoadedTask:
         """Load a version, trying again even if it failed a moment ago; raises as `lease`."""

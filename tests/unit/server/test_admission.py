@@ -1,18 +1,40 @@
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 
-from nunatak_server.admission import Admission
-from nunatak_server.errors import OverloadedError
+from nunatak_server.admission import MAX_RETRY_S, Admission, Permit
+from nunatak_server.batching.pace import Pace
+from nunatak_server.batching.senders import Priority
+from nunatak_server.errors import OverloadedError, ShareExceededError
+
+PACE = replace(Pace(), tokens_per_s=10.0, largest_tokens=20.0)
+
+
+def make_admission(
+    *,
+    max_requests: int = 100,
+    max_tokens: int = 100,
+    max_bytes: int = 100,
+    pace: Pace = PACE,
+    jitter: float = 1.0,
+) -> Admission:
+    return Admission(
+        max_requests=max_requests,
+        max_tokens=max_tokens,
+        max_bytes=max_bytes,
+        pace=lambda: pace,
+        draw=lambda _, __: jitter,
+    )
 
 
 def test_a_request_without_a_place_is_refused_at_once() -> None:
-    admission = Admission(max_requests=2, max_tokens=100)
+    admission = make_admission(max_requests=2)
 
     with ExitStack() as stack:
-        stack.enter_context(admission.admit())
-        stack.enter_context(admission.admit())
-        with pytest.raises(OverloadedError, match="2 requests") as refused, admission.admit():
+        stack.enter_context(admission.admit("a"))
+        stack.enter_context(admission.admit("b"))
+        with pytest.raises(OverloadedError, match="2 requests") as refused, admission.admit("c"):
             pass
 
     assert refused.value.retry_after_s >= 1
@@ -20,33 +42,168 @@ def test_a_request_without_a_place_is_refused_at_once() -> None:
 
 
 def test_tokens_beside_those_of_others_are_bounded() -> None:
-    admission = Admission(max_requests=9, max_tokens=100)
+    admission = make_admission(max_tokens=100)
 
-    with admission.admit() as first, admission.admit() as second:
-        first.take_tokens(60)
-        second.take_tokens(40)
+    with admission.admit("a") as first, admission.admit("b") as second:
+        first.take_tokens({"tone": 60})
+        second.take_tokens({"tone": 40})
         with pytest.raises(OverloadedError, match="100 tokens"):
-            second.take_tokens(1)
+            second.take_tokens({"tone": 1})
+
+
+def test_bytes_beside_those_of_others_are_bounded() -> None:
+    admission = make_admission(max_bytes=100)
+
+    with admission.hold_bytes() as first, admission.hold_bytes() as second:
+        first.take(60)
+        second.take(40)
+        with pytest.raises(OverloadedError, match="100 bytes of bodies"):
+            second.take(1)
+
+    assert admission.num_bytes == 0
+
+
+def test_one_body_alone_is_never_told_to_retry() -> None:
+    admission = make_admission(max_bytes=100)
+
+    with admission.hold_bytes() as held:
+        held.take(5000)
+
+        assert admission.num_bytes == 5000
+
+
+def fill(admission: Admission, stack: ExitStack, caller: str) -> int:
+    """Send as many requests of a caller as are taken."""
+    for count in range(10_000):
+        try:
+            stack.enter_context(admission.admit(caller))
+        except ShareExceededError:
+            return count
+    raise AssertionError("a caller has filled the queue")
+
+
+def test_a_caller_alone_fills_no_more_than_its_share() -> None:
+    with ExitStack() as stack:
+        assert fill(make_admission(max_requests=100), stack, "greedy") == 80
+
+
+def test_callers_that_fill_their_shares_leave_room_for_the_next() -> None:
+    admission = make_admission(max_requests=1000)
+
+    with ExitStack() as stack:
+        counts = [fill(admission, stack, f"caller-{number}") for number in range(4)]
+
+        assert all(counts)
+        with admission.admit("next"):
+            assert admission.num_requests == sum(counts) + 1
+
+
+def test_tokens_of_one_caller_are_bounded_before_those_of_all() -> None:
+    admission = make_admission(max_tokens=100)
+
+    with admission.admit("greedy") as greedy, admission.admit("modest") as modest:
+        greedy.take_tokens({"tone": 40, "other": 40})
+        with pytest.raises(ShareExceededError, match="this caller"):
+            greedy.take_tokens({"new": 1})
+        modest.take_tokens({"tone": 20})
+
+
+def test_a_task_alone_leaves_room_for_others_of_its_caller() -> None:
+    admission = make_admission(max_requests=90)
+
+    with ExitStack() as stack:
+        for _ in range(60):
+            stack.enter_context(admission.admit(tasks=["noisy"]))
+        with pytest.raises(ShareExceededError, match="this task"), admission.admit(tasks=["noisy"]):
+            pass
+
+        for _ in range(10):
+            stack.enter_context(admission.admit(tasks=["quiet"]))
+
+
+def test_tokens_for_one_task_leave_room_for_others_of_its_caller() -> None:
+    admission = make_admission(max_tokens=90)
+
+    with admission.admit() as permit:
+        permit.take_tokens({"noisy": 60})
+        with pytest.raises(ShareExceededError, match="this task"):
+            permit.take_tokens({"noisy": 1})
+        permit.take_tokens({"quiet": 10})
 
 
 def test_a_request_alone_is_never_told_to_retry() -> None:
-    admission = Admission(max_requests=9, max_tokens=100)
+    admission = make_admission(max_tokens=100)
 
     with admission.admit() as permit:
-        permit.take_tokens(5000)
+        permit.take_tokens({"tone": 5000})
 
         assert admission.num_tokens == 5000
 
 
 def test_a_failing_request_gives_back_what_it_held() -> None:
-    admission = Admission(max_requests=9, max_tokens=100)
+    admission = make_admission(max_tokens=100)
 
     def fail() -> None:
         with admission.admit() as permit:
-            permit.take_tokens(60)
+            permit.take_tokens({"tone": 60})
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         fail()
 
     assert (admission.num_requests, admission.num_tokens) == (0, 0)
+
+
+@pytest.mark.parametrize(("jitter", "seconds"), [(0.5, 4), (1.0, 8), (1.5, 12)])
+def test_who_is_refused_returns_when_the_queue_has_drained(jitter: float, seconds: int) -> None:
+    admission = make_admission(max_tokens=100, jitter=jitter)
+
+    with admission.admit() as permit:
+        permit.take_tokens({"tone": 80})
+
+        assert admission.retry_after_s() == seconds
+
+
+@pytest.mark.parametrize("pace", [Pace(), replace(PACE, tokens_per_s=1e9)])
+def test_who_is_refused_waits_a_second_at_least(pace: Pace) -> None:
+    admission = make_admission(pace=pace)
+
+    assert admission.retry_after_s() == 1
+
+
+def test_who_is_refused_waits_a_minute_at_most() -> None:
+    admission = make_admission(max_tokens=10_000)
+
+    with admission.admit() as permit:
+        permit.take_tokens({"tone": 9000})
+
+        assert admission.retry_after_s() == MAX_RETRY_S
+
+
+def queue(admission: Admission, stack: ExitStack, caller: str, tokens: float) -> Permit:
+    permit = stack.enter_context(admission.admit(caller))
+    permit.take_tokens({"tone": tokens})
+    return permit
+
+
+def test_rows_wait_for_what_is_queued_before_them_less_one_batch() -> None:
+    admission = make_admission()
+
+    with ExitStack() as stack:
+        permit = queue(admission, stack, "a", 70)
+
+        assert permit.wait_s("tone") == (70 - 20) / 10
+        assert permit.wait_s("other") == 0
+
+
+def test_nothing_is_known_to_wait_while_the_server_idles() -> None:
+    admission = make_admission(pace=replace(PACE, tokens_per_s=1e-9))
+
+    assert admission.wait_s("a", Priority.NORMAL, "tone") == 0
+
+
+def test_nothing_is_known_to_wait_before_a_batch_has_run() -> None:
+    admission = make_admission(pace=Pace())
+
+    with ExitStack() as stack:
+        assert queue(admission, stack, "a", 90).wait_s("tone") == 0

@@ -9,10 +9,17 @@ from doubles.rendering import rendered
 from doubles.serving import FakeStore, make_residency
 from doubles.tasks import random_parameters, spec_of
 from nunatak_model import Backbone, Branch, TopK, build_branch
-from nunatak_registry import StoreUnavailableError
+from nunatak_registry import StoreUnavailableError, TaskReference
 from nunatak_server.admission import Admission
+from nunatak_server.batching.pace import Pace
 from nunatak_server.batching.rows import PendingRow, RowAnswer
-from nunatak_server.errors import DeadlineExceededError, DrainingError, TaskUnhealthyError
+from nunatak_server.batching.senders import Priority
+from nunatak_server.errors import (
+    DeadlineExceededError,
+    DeadlineTooShortError,
+    DrainingError,
+    TaskUnhealthyError,
+)
 from nunatak_server.metrics import Metrics
 from nunatak_server.outputs import PredictionOptions
 from nunatak_server.prediction import (
@@ -36,10 +43,12 @@ class FakeEngine:
         self.sick = sick
         self.is_silent = False
         self.rows: list[PendingRow] = []
+        self.submissions: list[set[str]] = []
         self.has_rows = asyncio.Event()
 
     def submit(self, rows: Sequence[PendingRow]) -> None:
         self.rows.extend(rows)
+        self.submissions.append({row.task for row in rows})
         self.has_rows.set()
         for index, row in enumerate(() if self.is_silent else rows):
             if row.task in self.sick:
@@ -80,7 +89,12 @@ def branch(backbone: Backbone) -> Branch:
 
 
 def make_bench(
-    backbone: Backbone, branch: Branch, *, sick: frozenset[str] = frozenset(), room_for: int = 100
+    backbone: Backbone,
+    branch: Branch,
+    *,
+    sick: frozenset[str] = frozenset(),
+    room_for: int = 100,
+    pace: Pace | None = None,
 ) -> Bench:
     store, engine, readiness, metrics = (
         FakeStore(branch),
@@ -89,7 +103,9 @@ def make_bench(
         Metrics(),
     )
     residency = make_residency(store, room_for=room_for)
-    admission = Admission(max_requests=10, max_tokens=1000)
+    admission = Admission(
+        max_requests=10, max_tokens=1000, max_bytes=1000, pace=lambda: pace or Pace()
+    )
     stages = Stages(
         admission=admission,
         residency=residency,
@@ -265,6 +281,95 @@ def test_tasks_in_memory_answer_while_others_load(backbone: Backbone, branch: Br
             "cold",
             "hot",
         ]
+
+    asyncio.run(scenario())
+
+
+def test_cold_tasks_that_fit_are_asked_together_once_all_are_loaded(
+    backbone: Backbone, branch: Branch
+) -> None:
+    async def scenario() -> None:
+        bench = make_bench(backbone, branch)
+        for name in ("hot", "first", "second", "third"):
+            bench.store.add(name)
+        await bench.ask("hot")
+        bench.engine.submissions.clear()
+
+        await bench.ask("first", "hot", "second", "third")
+
+        assert bench.engine.submissions == [{"hot"}, {"first", "second", "third"}]
+
+    asyncio.run(scenario())
+
+
+def test_a_cold_task_that_fails_to_load_spares_those_loaded_beside_it(
+    backbone: Backbone, branch: Branch
+) -> None:
+    async def scenario() -> None:
+        bench = make_bench(backbone, branch)
+        for name in ("one", "broken", "two"):
+            bench.store.add(name)
+        bench.store.broken["broken/1"] = StoreUnavailableError("gone")
+
+        one, broken, two = (await bench.ask("one", "broken", "two")).results
+
+        assert isinstance(broken, TaskFailure)
+        assert broken.error.code == "store_unavailable"
+        assert isinstance(one, TaskPrediction)
+        assert isinstance(two, TaskPrediction)
+        assert bench.store.loaded.count("broken/1") == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_deadline_that_cannot_be_met_is_refused_before_anything_is_done(
+    backbone: Backbone, branch: Branch
+) -> None:
+    async def scenario() -> None:
+        pace = Pace(tokens_per_s=10.0)
+        bench = make_bench(backbone, branch, pace=pace)
+        bench.store.add("busy")
+        bench.store.add("free")
+        with bench.admission.admit() as queued:
+            queued.take_tokens({"busy": 300})
+
+            with pytest.raises(DeadlineTooShortError) as refused:
+                await bench.ask("busy", deadline_s=20)
+            assert refused.value.wait_s == 30
+            busy, free = (await bench.ask("busy", "free", deadline_s=20)).results
+            await bench.ask("busy", deadline_s=60)
+
+        assert isinstance(busy, TaskFailure)
+        assert isinstance(busy.error, DeadlineTooShortError)
+        assert isinstance(free, TaskPrediction)
+        assert [row.task for row in bench.engine.rows] == ["free"] * 2 + ["busy"] * 2
+
+    asyncio.run(scenario())
+
+
+def test_rows_carry_who_sent_them_and_how_urgent_they_are(
+    backbone: Backbone, branch: Branch
+) -> None:
+    async def scenario() -> None:
+        bench = make_bench(backbone, branch)
+        bench.store.add("one")
+        request = PredictionRequest(
+            references=("one@prod",),
+            inputs=("a",),
+            options=PredictionOptions(),
+            deadline_s=60,
+            caller="gold",
+            priority=Priority.HIGH,
+        )
+        bench.store.manifests[TaskReference(task="one", alias="prod")] = bench.store.manifests[
+            TaskReference(task="one")
+        ]
+
+        await bench.service.predict(request)
+
+        (row,) = bench.engine.rows
+        assert (row.caller, row.priority, row.task) == ("gold", Priority.HIGH, "one")
+        assert row.trunk_share == 0.5
 
     asyncio.run(scenario())
 

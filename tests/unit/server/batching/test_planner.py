@@ -1,30 +1,23 @@
-from dataclasses import dataclass
+import itertools
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nunatak_server.batching.planner import BatchLimits, BatchPlan, plan_batch
+from doubles.waiting import WaitingRow
+from doubles.waiting import waiting_row as row
+from nunatak_server.batching.planner import (
+    OLDEST_EVERY,
+    BatchLimits,
+    BatchPlan,
+    TurnOrder,
+    TurnRules,
+    plan_batch,
+)
+from nunatak_server.batching.senders import Priority
 
 NOW = 100.0
 LATER = 200.0
 LIMITS = BatchLimits(max_tokens=64, max_rows=6)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class WaitingRow:
-    task: str
-    group: int
-    trunk_key: str
-    trunk_tokens: int = 4
-    branch_tokens: int = 4
-    deadline: float = LATER
-    is_cancelled: bool = False
-
-
-def row(task: str, group: int, *, tokens: int = 4) -> WaitingRow:
-    return WaitingRow(
-        task=task, group=group, trunk_key=str(group), trunk_tokens=tokens, branch_tokens=tokens
-    )
 
 
 def plan(rows: list[WaitingRow], limits: BatchLimits = LIMITS) -> BatchPlan[WaitingRow]:
@@ -46,6 +39,8 @@ def waiting_rows(draw: st.DrawFn) -> list[WaitingRow]:
         rows.extend(
             WaitingRow(
                 task=draw(st.sampled_from("abcde")),
+                caller=draw(st.sampled_from("xy")),
+                priority=draw(st.sampled_from(Priority)),
                 group=group,
                 trunk_key=key,
                 trunk_tokens=draw(st.sampled_from([0, tokens])),
@@ -86,13 +81,47 @@ def test_expired_and_cancelled_rows_are_never_computed(rows: list[WaitingRow]) -
     assert all(r.deadline <= NOW and not r.is_cancelled for r in found.expired)
 
 
-@given(waiting_rows())
+@given(waiting_rows(), st.floats(0, 40))
 @settings(derandomize=True)
-def test_the_oldest_live_row_is_always_taken(rows: list[WaitingRow]) -> None:
-    found = plan(rows)
+def test_only_the_rows_of_one_text_exceed_the_work_of_a_batch(
+    rows: list[WaitingRow], max_work: float
+) -> None:
+    limits = BatchLimits(max_tokens=64, max_rows=6, max_work=max_work)
 
-    live = [r for r in rows if r.deadline > NOW and not r.is_cancelled]
-    assert not live or live[0] in found.batch
+    found = plan(rows, limits)
+
+    *earlier, last = [list(them) for _, them in itertools.groupby(found.batch, group_of)] or [[]]
+    before = sum((r.branch_tokens * (1 - r.trunk_share) for them in earlier for r in them), 0.0)
+    assert before <= max_work or len({r.group for r in found.batch}) == 1
+    assert last or not [r for r in rows if r.deadline > NOW and not r.is_cancelled]
+
+
+@given(waiting_rows(), st.integers(0, 11), st.integers(1, 3))
+@settings(derandomize=True)
+def test_a_row_behind_n_older_ones_is_computed_within_so_many_batches(
+    rows: list[WaitingRow], position: int, num_arriving: int
+) -> None:
+    """Whatever arrives: here callers that nobody has heard of before, at high priority."""
+    pending = [r for r in rows if r.deadline > NOW and not r.is_cancelled]
+    wanted = pending[min(position, len(pending) - 1)] if pending else row("a", 0)
+    pending = pending or [wanted]
+    num_older, order, fresh = pending.index(wanted), TurnOrder(), itertools.count(1000)
+
+    num_batches = 0
+    while wanted in pending:
+        found = plan_batch(pending, limits=LIMITS, now=NOW, order=order)
+        order, num_batches = found.order, num_batches + 1
+        pending = [*found.waiting, *(newcomer(next(fresh)) for _ in range(num_arriving * 6))]
+
+    assert num_batches <= OLDEST_EVERY * (num_older + 1)
+
+
+def group_of(waiting: WaitingRow) -> int:
+    return waiting.group
+
+
+def newcomer(number: int) -> WaitingRow:
+    return row("new", number, caller=f"new-{number}", priority=Priority.HIGH, tokens=5)
 
 
 @given(waiting_rows())
@@ -155,6 +184,43 @@ def test_a_shared_trunk_row_is_paid_for_once() -> None:
     assert len(found.batch) == 5
     assert found.num_tokens == 60
     assert found.num_trunk_rows == 1
+
+
+def test_a_trunk_state_that_is_held_costs_nothing() -> None:
+    rows = [row("a", 1, tokens=20), row("a", 2, tokens=20), row("a", 3, tokens=20)]
+    rules: TurnRules[WaitingRow] = TurnRules(is_trunk_held=lambda r: r.group != 1)
+
+    found = plan_batch(rows, limits=BatchLimits(max_tokens=80, max_rows=9), now=NOW, rules=rules)
+
+    assert len(found.batch) == 3
+    assert (found.num_tokens, found.work, found.asked_work) == (80, 40, 60)
+    assert (found.num_trunk_rows, found.num_held_rows) == (1, 2)
+
+
+def test_work_counts_the_layers_that_a_row_passes() -> None:
+    deep = WaitingRow(task="a", group=1, trunk_key="x", trunk_share=0.75)
+    flat = WaitingRow(task="b", group=1, trunk_key="x", trunk_share=0.25)
+
+    assert (plan([deep]).work, plan([flat]).work) == (4, 4)
+    assert plan([flat, deep]).work == 4 * (0.75 + 0.25 + 0.75)
+
+
+def test_rows_of_a_higher_priority_go_first() -> None:
+    low, normal = row("a", 0, priority=Priority.LOW), row("b", 1)
+    high = row("c", 2, priority=Priority.HIGH)
+
+    found = plan([low, normal, high], BatchLimits(max_tokens=1000, max_rows=2))
+
+    assert found.batch == (high, normal)
+
+
+def test_a_priority_takes_nothing_from_other_callers() -> None:
+    urgent = [row("a", group, caller="x", priority=Priority.HIGH) for group in range(9)]
+    modest = [row("a", group, caller="y", priority=Priority.LOW) for group in range(9, 18)]
+
+    found = plan([*urgent, *modest])
+
+    assert [r.caller for r in found.batch] == ["x", "y"] * 3
 
 
 def test_a_row_without_room_keeps_the_order_of_its_task() -> None:

@@ -1,0 +1,76 @@
+"""Pace: how long batches take, learnt from those that ran; a pure value.
+
+A batch takes a fixed time (launches, weights read once) and a time per token. Batches beyond the
+size at which the fixed part is small gain no throughput, and only make everybody wait for longer:
+on a processor that size is a few short texts, on an accelerator it is beyond the token budget.
+"""
+
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Final
+
+FIXED_SHARE: Final = 0.15
+"""Of the time of a batch of efficient size. Less gains throughput, more shortens every wait."""
+MIN_EFFICIENT_TOKENS: Final = 32.0
+MEMORY: Final = 0.98
+"""What a batch still counts when the next one has run: about 50 batches are remembered."""
+MIN_SPREAD: Final = 0.05
+"""Variance over squared mean of batch sizes from which a fixed part can be told apart."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """Recent batches count more: sums of weights, tokens x and seconds y; and what follows."""
+
+    fixed_share: float = FIXED_SHARE
+    is_warm: bool = False
+    """Whether a batch has run: the first pays for much that no other does, and is not counted."""
+    weight: float = 0.0
+    x: float = 0.0
+    y: float = 0.0
+    xx: float = 0.0
+    xy: float = 0.0
+    efficient_tokens: float = inf
+    """The size of a batch whose fixed part is `fixed_share` of its time; unbounded until known."""
+    tokens_per_s: float | None = None
+    """The fastest of recent batches, in tokens that were asked for; None before the first."""
+    largest_tokens: float = 0.0
+    """The largest of recent batches, in tokens that were asked for."""
+
+    def after(self, *, work: float, asked_work: float, seconds: float) -> "Pace":
+        """Return the pace once a batch has run.
+
+        `work` is what was computed, in tokens through all layers; `asked_work` counts trunk states
+        that were held as well.
+        """
+        if not self.is_warm:
+            return replace(self, is_warm=True)
+        sums = replace(
+            self,
+            weight=MEMORY * self.weight + 1,
+            x=MEMORY * self.x + work,
+            y=MEMORY * self.y + seconds,
+            xx=MEMORY * self.xx + work * work,
+            xy=MEMORY * self.xy + work * seconds,
+            largest_tokens=max(MEMORY * self.largest_tokens, asked_work),
+        )
+        return replace(
+            sums,
+            efficient_tokens=_efficient_tokens(sums),
+            tokens_per_s=max(
+                MEMORY * (self.tokens_per_s or 0.0), asked_work / seconds if seconds > 0 else 0.0
+            ),
+        )
+
+
+def _efficient_tokens(sums: Pace) -> float:
+    """Fit seconds = fixed + slope * tokens by least squares, and solve for the share."""
+    mean, mean_s = sums.x / sums.weight, sums.y / sums.weight
+    variance = sums.xx / sums.weight - mean * mean
+    if variance <= MIN_SPREAD * mean * mean:
+        return sums.efficient_tokens
+    slope = (sums.xy / sums.weight - mean * mean_s) / variance
+    if slope <= 0:
+        return sums.efficient_tokens
+    fixed_s = max(0.0, mean_s - slope * mean)
+    return max(MIN_EFFICIENT_TOKENS, (1 / sums.fixed_share - 1) * fixed_s / slope)

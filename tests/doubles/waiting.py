@@ -1,0 +1,41 @@
+"""Rows that wait, without tensors and futures: all that a planner looks at."""
+
+from dataclasses import dataclass
+
+from nunatak_server.batching.senders import ANONYMOUS, Priority
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class WaitingRow:
+    """Half of its layers are trunk, unless it says otherwise."""
+
+    task: str
+    group: int
+    trunk_key: str
+    caller: str = ANONYMOUS
+    priority: Priority = Priority.NORMAL
+    trunk_tokens: int = 4
+    branch_tokens: int = 4
+    trunk_share: float = 0.5
+    deadline: float = 200.0
+    is_cancelled: bool = False
+
+
+def waiting_row(
+    task: str,
+    group: int,
+    *,
+    tokens: int = 4,
+    caller: str = ANONYMOUS,
+    priority: Priority = Priority.NORMAL,
+) -> WaitingRow:
+    """Return a row that reads a text of its group alone."""
+    return WaitingRow(
+        task=task,
+        group=group,
+        trunk_key=str(group),
+        trunk_tokens=tokens,
+        branch_tokens=tokens,
+        caller=caller,
+        priority=priority,
+    )

@@ -1,0 +1,181 @@
+import asyncio
+import dataclasses
+import itertools
+import json
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Generator, Sequence
+from typing import SupportsIndex, overload
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from doubles.backbones import tiny_backbone
+from doubles.serving import make_settings, running_client, running_server
+from doubles.tasks import publish_tiny_task
+from nunatak_model import Backbone
+from nunatak_model.weights import LayerWeights
+from nunatak_registry import Registry
+
+PREDICT = "/v1/tasks/tone/predict"
+
+
+class HeldLayers(tuple[LayerWeights, ...]):
+    """The layers of a backbone on a device that waits until it may compute."""
+
+    __slots__ = ()
+    may_compute = threading.Event()
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> LayerWeights: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[LayerWeights, ...]: ...
+    def __getitem__(self, index: SupportsIndex | slice) -> LayerWeights | tuple[LayerWeights, ...]:
+        HeldLayers.may_compute.wait(timeout=60)
+        return super().__getitem__(index)
+
+
+@pytest.fixture
+def backbone() -> Generator[Backbone]:
+    HeldLayers.may_compute.set()
+    sound = tiny_backbone()
+    yield dataclasses.replace(sound, layers=HeldLayers(sound.layers))
+    HeldLayers.may_compute.set()
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Generator[Registry]:
+    with Registry.open(tmp_path_factory.mktemp("registry")) as opened:
+        publish_tiny_task(opened, tiny_backbone())
+        publish_tiny_task(opened, tiny_backbone(), task="other", seed=1)
+        yield opened
+
+
+def check_refused(answer: httpx.Response, status: int, code: str) -> None:
+    assert (answer.status_code, answer.json()["code"]) == (status, code)
+    assert answer.headers["content-type"] == "application/problem+json"
+    if status == 429:
+        assert int(answer.headers["retry-after"]) >= 1
+
+
+async def first_of(asked: Sequence[Awaitable[httpx.Response]], count: int) -> list[httpx.Response]:
+    return [await one for one in itertools.islice(asyncio.as_completed(asked), count)]
+
+
+def test_a_task_that_floods_the_queue_is_refused_and_another_is_not(
+    backbone: Backbone, registry: Registry
+) -> None:
+    async def scenario() -> None:
+        settings = make_settings(max_queued_requests=30)
+        async with running_client(backbone, registry, settings) as client:
+            for task in ("tone", "other"):
+                await client.post(f"/v1/tasks/{task}/predict", json={"inputs": "well?"})
+            HeldLayers.may_compute.clear()
+            flood = [
+                asyncio.create_task(client.post(PREDICT, json={"inputs": f"text {number}"}))
+                for number in range(40)
+            ]
+            refused = await first_of(flood, 20)
+            quiet = asyncio.create_task(
+                client.post("/v1/tasks/other/predict", json={"inputs": "and me?"})
+            )
+            await asyncio.sleep(0)
+            HeldLayers.may_compute.set()
+
+            assert (await quiet).status_code == 200
+            for answer in refused:
+                check_refused(answer, 429, "share_exceeded")
+            assert [it.status_code for it in await asyncio.gather(*flood)].count(200) == 20
+
+    asyncio.run(scenario())
+
+
+def test_bodies_of_many_requests_are_bounded_together(
+    backbone: Backbone, registry: Registry
+) -> None:
+    async def scenario() -> None:
+        settings = make_settings(max_held_bytes=1000)
+        async with running_client(backbone, registry, settings) as client:
+            await client.post(PREDICT, json={"inputs": "well?"})
+            HeldLayers.may_compute.clear()
+            bodies = [{"inputs": f"{number} " + "a" * 600} for number in range(3)]
+            asked = [asyncio.create_task(client.post(PREDICT, json=body)) for body in bodies]
+            refused = await first_of(asked, 2)
+            HeldLayers.may_compute.set()
+
+            for answer in refused:
+                check_refused(answer, 429, "overloaded")
+            assert [it.status_code for it in await asyncio.gather(*asked)].count(200) == 1
+            assert (await client.post(PREDICT, json=bodies[0])).status_code == 200
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("value", ["urgent", "", "HIGH", "0"])
+def test_an_unknown_priority_is_refused(backbone: Backbone, registry: Registry, value: str) -> None:
+    async def scenario() -> None:
+        async with running_client(backbone, registry) as client:
+            answer = await client.post(PREDICT, json={"inputs": "x"}, headers={"x-priority": value})
+            check_refused(answer, 422, "invalid_request")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("value", ["high", "normal", "low"])
+def test_every_priority_is_answered(backbone: Backbone, registry: Registry, value: str) -> None:
+    async def scenario() -> None:
+        async with running_client(backbone, registry) as client:
+            answer = await client.post(PREDICT, json={"inputs": "x"}, headers={"x-priority": value})
+            assert answer.status_code == 200
+
+    asyncio.run(scenario())
+
+
+def test_rows_of_callers_that_hang_up_are_never_computed(
+    backbone: Backbone, registry: Registry
+) -> None:
+    with running_server(backbone, registry, make_settings()) as address:
+        assert ask(address).status_code == 200
+        HeldLayers.may_compute.clear()
+        gone = [send_only(address, number) for number in range(40)]
+        wait_for(address, queued=40)
+        before = computed_rows(address)
+        for connection in gone:
+            connection.close()
+        wait_for(address, queued=0)
+        HeldLayers.may_compute.set()
+
+        assert ask(address).status_code == 200
+        # What the device had begun with, and the last one.
+        assert computed_rows(address) - before <= 10
+
+
+def ask(address: str) -> httpx.Response:
+    return httpx.post(f"{address}{PREDICT}", json={"inputs": "still there?"})
+
+
+def send_only(address: str, number: int) -> socket.socket:
+    body = json.dumps({"inputs": f"text {number}"}).encode()
+    parts = urlsplit(address)
+    connection = socket.create_connection((parts.hostname or "", parts.port or 0), timeout=30)
+    head = f"POST {PREDICT} HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\n"
+    connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+    return connection
+
+
+def metric(address: str, name: str) -> float:
+    lines = httpx.get(f"{address}/metrics").text.splitlines()
+    (value,) = [line.split()[1] for line in lines if line.split()[0] == name]
+    return float(value)
+
+
+def computed_rows(address: str) -> float:
+    return metric(address, "nunatak_batch_rows_sum")
+
+
+def wait_for(address: str, *, queued: int) -> None:
+    end = time.monotonic() + 30
+    while metric(address, "nunatak_queued_requests") != queued:
+        assert time.monotonic() < end, f"{metric(address, 'nunatak_queued_requests')} are queued"

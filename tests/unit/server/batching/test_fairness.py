@@ -1,0 +1,106 @@
+"""Laws of who waits for whom, on a simulated clock with the real planner and pace."""
+
+import random
+
+import pytest
+
+from doubles.simulation import Arrival, Machine, rows_at, simulate
+from doubles.waiting import WaitingRow
+from nunatak_server.batching.pace import FIXED_SHARE
+from nunatak_server.batching.planner import TurnRules
+
+TOKENS = 16
+PROCESSOR = Machine(fixed_s=0.002, per_token_s=0.005 / TOKENS)
+"""As MiniLM on one core: five milliseconds for a short text."""
+ACCELERATOR = Machine(fixed_s=0.004, per_token_s=1e-6)
+NOISY, QUIET = 0, 10**6
+"""First groups of the noisy task and of the quiet ones."""
+SECONDS = 10.0
+
+
+def poisson(rate: float, seed: int, seconds: float = SECONDS) -> list[float]:
+    draw, times, at_s = random.Random(seed), list[float](), 0.0
+    while (at_s := at_s + draw.expovariate(rate)) < seconds:
+        times.append(at_s)
+    return times
+
+
+def quiet_tasks(total_rate: float, seed: int) -> list[Arrival]:
+    return [
+        arrival
+        for index in range(9)
+        for arrival in rows_at(
+            poisson(total_rate / 9, seed + index),
+            f"quiet-{index}",
+            first_group=QUIET * (index + 1),
+        )
+    ]
+
+
+def p99(waits: dict[int, float]) -> float:
+    quiet = sorted(wait for group, wait in waits.items() if group >= QUIET)
+    return quiet[int(0.99 * len(quiet))]
+
+
+def capacity(machine: Machine) -> float:
+    """Rows per second, each in a batch of its own."""
+    return 1 / machine.seconds(TOKENS)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("noise", [0.5, 2.0])
+def test_a_noisy_task_adds_two_short_batches_at_most_to_the_wait_of_quiet_ones(
+    noise: float, seed: int
+) -> None:
+    rate = capacity(PROCESSOR)
+    quiet = quiet_tasks(0.3 * rate, 100 * seed)
+    noisy = rows_at(poisson(noise * rate, seed), "noisy", first_group=NOISY)
+
+    alone = p99(simulate(PROCESSOR, quiet))
+    beside = p99(simulate(PROCESSOR, [*quiet, *noisy], until_s=SECONDS))
+
+    assert beside <= alone + 2 * longest_batch(PROCESSOR)
+
+
+@pytest.mark.parametrize("machine", [PROCESSOR, ACCELERATOR], ids=["processor", "accelerator"])
+def test_a_quiet_row_waits_for_two_batches_at_most(machine: Machine) -> None:
+    noisy = rows_at([0.0] * 500, "noisy", first_group=NOISY)
+    longest = longest_batch(machine)
+
+    for moment in (0.0001, 0.0123, 0.0777):
+        quiet = rows_at([moment], "quiet", first_group=QUIET)
+        assert simulate(machine, [*quiet, *noisy])[QUIET] <= 2 * longest
+
+
+def longest_batch(machine: Machine) -> float:
+    efficient = (1 / FIXED_SHARE - 1) * machine.fixed_s / machine.per_token_s
+    return machine.seconds(min(64 * TOKENS, efficient + TOKENS))
+
+
+def test_a_caller_with_many_tasks_gets_no_more_than_one_with_one() -> None:
+    busy = [
+        arrival
+        for index in range(9)
+        for arrival in rows_at(
+            [0.0] * 100, f"task-{index}", first_group=1000 * index, caller="busy"
+        )
+    ]
+    modest = rows_at([0.0] * 100, "task", first_group=QUIET, caller="modest")
+
+    waits = simulate(PROCESSOR, [*busy, *modest])
+
+    done = max(wait for group, wait in waits.items() if group >= QUIET)
+    alone = max(simulate(PROCESSOR, modest).values())
+    assert done <= 2.1 * alone
+
+
+def test_a_weight_is_a_share_of_the_device() -> None:
+    rules: TurnRules[WaitingRow] = TurnRules(weights={"gold": 3.0})
+    gold = rows_at([0.0] * 90, "task", first_group=NOISY, caller="gold")
+    free = rows_at([0.0] * 90, "task", first_group=QUIET, caller="free")
+
+    waits = simulate(PROCESSOR, [*gold, *free], rules=rules)
+
+    done = max(wait for group, wait in waits.items() if group < QUIET)
+    answered = sum(wait <= done for group, wait in waits.items() if group >= QUIET)
+    assert answered == pytest.approx(30, abs=5)
