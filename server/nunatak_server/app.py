@@ -9,7 +9,7 @@ from fastapi import FastAPI
 
 from nunatak_model import Backbone
 from nunatak_registry import Registry
-from nunatak_server.api import admin, operations, routes
+from nunatak_server.api import admin, operations, routes, traffic
 from nunatak_server.api.context import RequestIdMiddleware
 from nunatak_server.api.errors import install_error_handlers
 from nunatak_server.errors import EngineFailedError
@@ -58,7 +58,7 @@ def create_app(
         redirect_slashes=False,
     )
     app.state.settings = settings
-    for module in (routes, admin, operations):
+    for module in (routes, admin, traffic, operations):
         app.include_router(module.router)
     install_error_handlers(app)
     app.add_middleware(RequestIdMiddleware)

@@ -20,6 +20,12 @@ from nunatak_server.residency.residency import Lease, Residency
 KNOWN_ERRORS = (RegistryError, ModelError, ArtifactError, ServerError)
 
 
+Companion = Callable[[Sequence[PendingRow]], Sequence[PendingRow]]
+"""Given the rows of a version, returns rows to compute beside them, which nobody here waits for."""
+Report = Callable[[list[RowOutcome]], None]
+"""Is given what became of the rows of a version, as soon as the last of them is answered."""
+
+
 class RowSink(Protocol):
     """Where rows are computed."""
 
@@ -44,6 +50,8 @@ class VersionRows:
 
     manifest: TaskManifest
     rows: tuple[PlannedRow, ...]
+    companion: Companion | None = None
+    report: Report | None = None
 
 
 Answers = list[RowOutcome] | KnownError
@@ -102,8 +110,16 @@ class Asking:
         self, asked: Sequence[tuple[VersionRows, Lease]], deadline: float
     ) -> list[Answers]:
         rows = [[self._pending(row, lease, deadline) for row in each.rows] for each, lease in asked]
+        for (each, _), group in zip(asked, rows, strict=True):
+            if each.report:
+                _report_when_answered(group, each.report)
         try:
-            self._engine.submit([row for group in rows for row in group])
+            beside = [
+                each.companion(group)
+                for (each, _), group in zip(asked, rows, strict=True)
+                if each.companion
+            ]
+            self._engine.submit([row for group in (*rows, *beside) for row in group])
             async with asyncio.timeout(deadline - self._clock()):
                 return [[await row.future for row in group] for group in rows]
         except TimeoutError:
@@ -130,6 +146,20 @@ class Asking:
             submitted_at=self._clock(),
             future=asyncio.get_running_loop().create_future(),
         )
+
+
+def _report_when_answered(rows: Sequence[PendingRow], report: Report) -> None:
+    """Report once every row is answered; never if one of them is given up."""
+    remaining = len(rows)
+
+    def count(_: asyncio.Future[RowOutcome]) -> None:
+        nonlocal remaining
+        remaining -= 1
+        if not remaining and not any(row.is_cancelled for row in rows):
+            report([row.future.result() for row in rows])
+
+    for row in rows:
+        row.future.add_done_callback(count)
 
 
 def _outcome_now(row: PendingRow) -> RowOutcome:

@@ -20,12 +20,14 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from nunatak_model import Row
 from nunatak_server.batching.inbox import Inbox
 from nunatak_server.batching.planner import BatchLimits, BatchPlan, plan_batch
 from nunatak_server.batching.rows import PendingRow, RowAnswer, RowOutcome
+from nunatak_server.batching.shadows import plan_with_shadows
 from nunatak_server.errors import (
     DeadlineExceededError,
     EngineFailedError,
@@ -126,7 +128,11 @@ class Engine:
         if arrived is None and not pending:
             return False
         pending.extend(arrived or ())
-        plan = plan_batch(pending, limits=self._limits, now=self._clock())
+        plan = plan_with_shadows(
+            pending,
+            limits=self._limits,
+            plan=partial(plan_batch, limits=self._limits, now=self._clock()),
+        )
         _answer(loop, [(row, DeadlineExceededError()) for row in plan.expired])
         if plan.batch:
             _answer(loop, self._compute_batch(plan))
@@ -154,9 +160,20 @@ class Engine:
                 raise
             except Exception:
                 logger.exception("a batch of %d tasks failed; trying each alone", len(versions))
+        if len({row.is_shadow for row in rows}) > 1:
+            return self._compute_apart(rows)
         computed: dict[int, RowLogits] = {}
         for indices in versions.values():
             outputs = self._compute_version([rows[index] for index in indices])
+            computed.update(zip(indices, outputs, strict=True))
+        return [computed[index] for index in range(len(rows))]
+
+    def _compute_apart(self, rows: Sequence[PendingRow]) -> Sequence[RowLogits]:
+        """Run what callers wait for as if it had no shadows, and then the shadows."""
+        computed: dict[int, RowLogits] = {}
+        for is_shadow in (False, True):
+            indices = [index for index, row in enumerate(rows) if row.is_shadow is is_shadow]
+            outputs = self._compute_rows([rows[index] for index in indices])
             computed.update(zip(indices, outputs, strict=True))
         return [computed[index] for index in range(len(rows))]
 

@@ -13,6 +13,7 @@ from nunatak_server.inputs import TaskInput
 from nunatak_server.outputs import Output, PredictionOptions, ReadRow, output_of
 from nunatak_server.postprocess import Join
 from nunatak_server.tokenization import Encodings
+from nunatak_server.traffic.choice import Arm
 
 KnownError = RegistryError | ModelError | ArtifactError | ServerError
 """What one task of a request may fail with, while the others answer."""
@@ -26,6 +27,8 @@ class PredictionRequest:
     inputs: tuple[TaskInput, ...]
     options: PredictionOptions
     deadline_s: float
+    routing_key: str | None = None
+    """Requests of one key get one version of a split alias."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +37,11 @@ class AskedTask:
 
     manifest: TaskManifest
     encodings: Sequence[Encodings]
+    arm: Arm | None = None
+    """Which version of its alias it is, where that is split."""
+    shadow: TaskManifest | None = None
+    """What runs along, and what that reads for each input."""
+    shadow_encodings: Sequence[Encodings] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ def run(scenario: Coroutine[Any, Any, None]) -> None:
 
 
 async def lease(residency: Residency, reference: TaskReference) -> Lease:
-    return await residency.lease(await residency.resolve(reference))
+    return await residency.lease((await residency.resolve(reference)).manifest)
 
 
 async def use(residency: Residency, *references: TaskReference) -> None:

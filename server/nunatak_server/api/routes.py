@@ -7,6 +7,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from nunatak_registry import TaskReference
 from nunatak_server.api.context import request_id_of
 from nunatak_server.api.limits import StrictRoute
+from nunatak_server.api.lines import LINES_TYPE, lines_response, wants_lines
 from nunatak_server.api.replies import (
     TASK_VERSION_HEADER,
     inputs_of,
@@ -27,20 +28,30 @@ from nunatak_server.api.schemas import (
 )
 from nunatak_server.errors import InvalidRequestError
 from nunatak_server.outputs import PredictionOptions
-from nunatak_server.prediction import (
-    Prediction,
-    PredictionRequest,
-    TaskFailure,
-)
+from nunatak_server.prediction import PredictionRequest, TaskFailure
 from nunatak_server.runtime import Runtime
 
 _PROBLEM: Final = {"model": Problem, "description": "Any failure, as application/problem+json"}
 # 422 is named too, or else the schema would show the framework's own shape for it.
 PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {"default": _PROBLEM, 422: _PROBLEM}
 
+LINES: Final[dict[int | str, dict[str, Any]]] = {
+    200: {"content": {LINES_TYPE: {"schema": {"type": "string", "description": "a line per task"}}}}
+}
+
 DeadlineHeader = Annotated[
     int | None, Header(alias="x-deadline-ms", ge=1, le=600_000, description="milliseconds")
 ]
+RoutingKeyHeader = Annotated[
+    str | None,
+    Header(
+        alias="x-routing-key",
+        min_length=1,
+        max_length=256,
+        description="requests of one key get one version while a canary runs",
+    ),
+]
+AcceptHeader = Annotated[str | None, Header(description=f"`{LINES_TYPE}`: line by line")]
 VersionQuery = Annotated[str | None, Query(description="a version, instead of what the name means")]
 
 router = APIRouter(route_class=StrictRoute, responses=PROBLEMS)
@@ -59,9 +70,13 @@ async def predict(
     body: PredictRequest,
     version: VersionQuery = None,
     deadline_ms: DeadlineHeader = None,
+    routing_key: RoutingKeyHeader = None,
 ) -> Response:
     """Ask one task; `{task}` is `name` or `name@alias`."""
-    return await _predict(request, reference_text(task, version), body, deadline_ms)
+    reference = reference_text(task, version)
+    return await _predict(
+        request, _wanted(request, (reference,), body, deadline_ms, routing_key), body
+    )
 
 
 @router.post("/v1/tasks/{task}/{version}/predict", response_model=PredictResponse)
@@ -73,18 +88,29 @@ async def predict_version(
     deadline_ms: DeadlineHeader = None,
 ) -> Response:
     """Ask one version of a task."""
-    return await _predict(request, reference_text(task, version), body, deadline_ms)
+    reference = reference_text(task, version)
+    return await _predict(request, _wanted(request, (reference,), body, deadline_ms), body)
 
 
-@router.post("/v1/predict", response_model=PredictManyResponse)
+@router.post("/v1/predict", response_model=PredictManyResponse, responses=LINES)
 async def predict_many(
-    request: Request, body: PredictManyRequest, deadline_ms: DeadlineHeader = None
+    request: Request,
+    body: PredictManyRequest,
+    deadline_ms: DeadlineHeader = None,
+    routing_key: RoutingKeyHeader = None,
+    accept: AcceptHeader = None,
 ) -> Response:
-    """Ask several tasks about the same inputs; each answers or fails by itself."""
+    """Ask several tasks about the same inputs; each answers or fails by itself.
+
+    With `Accept: application/x-ndjson` each task's result is a line, sent as soon as it is there.
+    """
     if len(set(body.tasks)) != len(body.tasks):
         raise InvalidRequestError("tasks must name each task once; remove the repetitions")
-    prediction = await _ask(request, tuple(body.tasks), body, deadline_ms)
-    request_id = request_id_of(request.scope)
+    wanted = _wanted(request, tuple(body.tasks), body, deadline_ms, routing_key)
+    service, request_id = runtime_of(request).service, request_id_of(request.scope)
+    if wants_lines(accept):
+        return await lines_response(service.stream(wanted), body.inputs, request_id=request_id)
+    prediction = await service.predict(wanted)
     results = [
         result_fields(result, body.inputs, request_id=request_id) for result in prediction.results
     ]
@@ -116,10 +142,8 @@ def reference_text(task: str, version: str | None) -> str:
     return task if version is None else f"{task}/{version}"
 
 
-async def _predict(
-    request: Request, reference: str, body: PredictRequest, deadline_ms: int | None
-) -> Response:
-    prediction = await _ask(request, (reference,), body, deadline_ms)
+async def _predict(request: Request, wanted: PredictionRequest, body: PredictRequest) -> Response:
+    prediction = await runtime_of(request).service.predict(wanted)
     (result,) = prediction.results
     if isinstance(result, TaskFailure):
         raise result.error
@@ -128,17 +152,17 @@ async def _predict(
     return reply(prediction_fields(result, body.inputs), headers=headers)
 
 
-async def _ask(
+def _wanted(
     request: Request,
     references: tuple[str, ...],
     body: PredictRequest,
     deadline_ms: int | None,
-) -> Prediction:
-    runtime = runtime_of(request)
-    wanted = PredictionRequest(
+    routing_key: str | None = None,
+) -> PredictionRequest:
+    return PredictionRequest(
         references=references,
         inputs=inputs_of(body.inputs),
         options=body.parameters.options() if body.parameters else PredictionOptions(),
-        deadline_s=(deadline_ms or runtime.settings.default_deadline_ms) / 1000,
+        deadline_s=(deadline_ms or runtime_of(request).settings.default_deadline_ms) / 1000,
+        routing_key=routing_key,
     )
-    return await runtime.service.predict(wanted)

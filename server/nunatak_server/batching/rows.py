@@ -35,6 +35,8 @@ class PendingRow:
     deadline: float
     submitted_at: float
     future: asyncio.Future[RowOutcome]
+    is_shadow: bool = False
+    """Whether it is computed for comparison alone, in the room that is left."""
 
     @property
     def trunk_key(self) -> Encoding:
