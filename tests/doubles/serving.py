@@ -59,6 +59,8 @@ class FakeStore:
 
     def __init__(self, branch: Branch) -> None:
         self.branch = branch
+        self.branches: dict[str, Branch] = {}
+        """Of versions that have one of their own."""
         self.manifests: dict[TaskReference, TaskManifest] = {}
         self.traffic: dict[TaskReference, Traffic] = {}
         self.num_resolved = 0
@@ -93,7 +95,8 @@ class FakeStore:
         self.loaded.append(manifest.reference)
         if manifest.reference in self.broken:
             raise self.broken[manifest.reference]
-        return LoadedTask(manifest=manifest, branch=self.branch, num_bytes=self.branch.num_bytes)
+        branch = self.branches.get(manifest.reference, self.branch)
+        return LoadedTask(manifest=manifest, branch=branch, num_bytes=branch.num_bytes)
 
 
 def make_residency(

@@ -7,6 +7,7 @@ Nobody waits for a shadow: what becomes of it is awaited by a task of its own, b
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 
 from nunatak_registry import TaskManifest
@@ -85,9 +86,10 @@ class Shadows:
             self._drop(run)
             return ()
         rows = [self._pending(row, lease, run.deadline) for row in run.rows]
-        running = asyncio.create_task(self._follow(run, answered, rows, lease))
+        running = asyncio.create_task(self._follow(run, answered, rows))
         self._running.add(running)
-        running.add_done_callback(self._running.discard)
+        # Not in the task itself: one that is cancelled before it begins never runs.
+        running.add_done_callback(partial(self._end, rows, lease))
         return rows
 
     async def aclose(self) -> None:
@@ -97,23 +99,20 @@ class Shadows:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
+    def _end(self, rows: Sequence[PendingRow], lease: Lease, running: asyncio.Task[None]) -> None:
+        self._running.discard(running)
+        for row in rows:
+            row.future.cancel()
+        lease.release()
+
     async def _follow(
-        self,
-        run: ShadowRun,
-        answered: Sequence[PendingRow],
-        rows: Sequence[PendingRow],
-        lease: Lease,
+        self, run: ShadowRun, answered: Sequence[PendingRow], rows: Sequence[PendingRow]
     ) -> None:
-        try:
-            await asyncio.wait([row.future for row in answered])
-            if any(row.is_cancelled for row in answered):
-                # Its caller has gone or was too late: there is nothing to compare with.
-                return
-            await asyncio.wait([row.future for row in rows])
-        finally:
-            for row in rows:
-                row.future.cancel()
-            lease.release()
+        await asyncio.wait([row.future for row in answered])
+        if any(row.is_cancelled for row in answered):
+            # Its caller has gone or was too late: there is nothing to compare with.
+            return
+        await asyncio.wait([row.future for row in rows])
         await self._conclude(
             run,
             [row.future.result() for row in answered],
