@@ -1,14 +1,25 @@
 """The task contract (names, manifest) and the versioned store of tasks."""
 
 from nunatak_registry.aliases import AliasEvent, AliasEventKind
+from nunatak_registry.candidates import (
+    Candidate,
+    CandidateEvent,
+    CandidateEventKind,
+    CandidateRole,
+    SharedTraffic,
+    Traffic,
+)
 from nunatak_registry.card import task_card
 from nunatak_registry.comparison import Compared, compare
 from nunatak_registry.confusion import Matrix, Mistake, confusion_matrix, worst_mistakes
 from nunatak_registry.errors import (
     AliasConflictError,
     AliasNotFoundError,
+    CandidateConflictError,
+    CandidateNotFoundError,
     CorruptBlobError,
     InvalidArtifactError,
+    InvalidCandidateError,
     InvalidManifestError,
     InvalidNameError,
     NoPreviousVersionError,
@@ -61,6 +72,12 @@ __all__ = [
     "BackboneRecord",
     "BlobRecord",
     "BottleneckRecord",
+    "Candidate",
+    "CandidateConflictError",
+    "CandidateEvent",
+    "CandidateEventKind",
+    "CandidateNotFoundError",
+    "CandidateRole",
     "Collected",
     "Compared",
     "ConfusionCell",
@@ -75,6 +92,7 @@ __all__ = [
     "HeadOnlyRecord",
     "HeadRecord",
     "InvalidArtifactError",
+    "InvalidCandidateError",
     "InvalidManifestError",
     "InvalidNameError",
     "LoraRecord",
@@ -90,6 +108,7 @@ __all__ = [
     "RecipeRecord",
     "Registry",
     "RegistryError",
+    "SharedTraffic",
     "StoreReadOnlyError",
     "StoreUnavailableError",
     "TaskDraft",
@@ -100,6 +119,7 @@ __all__ = [
     "TensorDtype",
     "TensorEntry",
     "TopKRecord",
+    "Traffic",
     "VersionInUseError",
     "VersionNotFoundError",
     "check_alias_name",

@@ -9,7 +9,10 @@ RegistryError
 +-- AliasNotFoundError        the task exists, the alias does not
 +-- AliasConflictError        the alias moved since the caller looked (compare-and-swap failed)
 +-- NoPreviousVersionError    a rollback has nothing to go back to
-+-- VersionInUseError         a deletion of a version that an alias or a reader holds
++-- VersionInUseError         a deletion of a version that an alias, candidate or reader holds
++-- InvalidCandidateError     a version that cannot run beside the one an alias points to
++-- CandidateNotFoundError    no candidate of that role beside the alias
++-- CandidateConflictError    the candidate changed since the caller looked
 +-- CorruptBlobError          bytes on disk are missing or do not match their recorded digest
 +-- StoreUnavailableError     the index or the blob store cannot be reached or written
     +-- StoreReadOnlyError    an fsync failed: no writes until the registry is opened anew
@@ -116,22 +119,77 @@ class NoPreviousVersionError(RegistryError):
 
 
 class VersionInUseError(RegistryError):
-    """A deletion of a version that an alias or a reader holds."""
+    """A deletion of a version that an alias, a canary or shadow beside one, or a reader holds."""
 
     code = "version_in_use"
 
     def __init__(
-        self, task: str, version: int, *, aliases: tuple[str, ...], readers: tuple[str, ...]
+        self,
+        task: str,
+        version: int,
+        *,
+        aliases: tuple[str, ...],
+        readers: tuple[str, ...],
+        candidates: tuple[str, ...] = (),
     ) -> None:
         self.task = task
         self.version = version
         self.aliases = aliases
         self.readers = readers
+        self.candidates = candidates
         holders = [
             *(f"alias {alias} (promote another version first)" for alias in aliases),
+            *(f"the {candidate} (end it first)" for candidate in candidates),
             *(f"reader {reader} (evict it there, or wait for it to end)" for reader in readers),
         ]
         super().__init__(f"version {version} of task {task!r} is held by {', '.join(holders)}")
+
+
+class InvalidCandidateError(RegistryError):
+    """A version that cannot run beside the one an alias points to."""
+
+    code = "invalid_candidate"
+
+    def __init__(self, task: str, version: int, role: str, reason: str) -> None:
+        self.task = task
+        self.version = version
+        self.role = role
+        self.reason = reason
+        super().__init__(f"version {version} of task {task!r} cannot be its {role}: {reason}")
+
+
+class CandidateNotFoundError(RegistryError):
+    """The alias has no candidate of that role."""
+
+    code = "candidate_not_found"
+
+    def __init__(self, task: str, alias: str, role: str) -> None:
+        self.task = task
+        self.alias = alias
+        self.role = role
+        super().__init__(
+            f"alias {alias!r} of task {task!r} has no {role}; "
+            f"`nunatak task {role} {task} --version N` sets one"
+        )
+
+
+class CandidateConflictError(RegistryError):
+    """Compare-and-swap failed: another candidate is there than the caller expected."""
+
+    code = "candidate_conflict"
+
+    def __init__(self, task: str, alias: str, role: str, *, expected: int, actual: int) -> None:
+        self.task = task
+        self.alias = alias
+        self.role = role
+        self.expected = expected
+        self.actual = actual
+        now = f"version {actual}" if actual else "none"
+        then = f"version {expected}" if expected else "none"
+        super().__init__(
+            f"the {role} of alias {alias!r} of task {task!r} is {now}, expected {then}; "
+            "look again and retry"
+        )
 
 
 class CorruptBlobError(RegistryError):

@@ -9,16 +9,19 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import Self
 
-from sqlalchemy import URL, delete, insert, or_, select, update
+from sqlalchemy import URL, ColumnElement, delete, insert, or_, select, update
 
 from nunatak_registry.aliases import AliasEvent
 from nunatak_registry.blobs import digest_of
+from nunatak_registry.candidates import Candidate, CandidateEvent
 from nunatak_registry.database import Database, raise_generation
 from nunatak_registry.manifest import TaskManifest
 from nunatak_registry.schema import (
     AliasEventRow,
     AliasRow,
     BlobRow,
+    CandidateEventRow,
+    CandidateRow,
     HoldRow,
     RetiredBlobRow,
     TaskRow,
@@ -83,6 +86,18 @@ class Change(Snapshot):
         )
         raise_generation(self._connection)
 
+    def set_candidate(self, event: CandidateEvent) -> None:
+        """Put a candidate beside its alias, in the place of that of its role."""
+        candidate = event.candidate
+        self._connection.execute(delete(CandidateRow).where(*_place_of(candidate)))
+        self._connection.execute(insert(CandidateRow).values(**_candidate_values(candidate)))
+        self._add_candidate_event(event)
+
+    def end_candidate(self, event: CandidateEvent) -> None:
+        """Remove a candidate."""
+        self._connection.execute(delete(CandidateRow).where(*_place_of(event.candidate)))
+        self._add_candidate_event(event)
+
     def remove_version(self, task: str, version: int, at: datetime) -> None:
         """Forget a version that no alias points to; blobs that were only its own retire."""
         digests = sorted(self.blob_digests(task, version))
@@ -122,6 +137,34 @@ class Change(Snapshot):
         self._connection.execute(
             delete(RetiredBlobRow).where(RetiredBlobRow.digest.in_(sorted(digests)))
         )
+
+    def _add_candidate_event(self, event: CandidateEvent) -> None:
+        self._connection.execute(
+            insert(CandidateEventRow).values(
+                **_candidate_values(event.candidate),
+                kind=event.kind.value,
+                at=event.at.isoformat(),
+            )
+        )
+        raise_generation(self._connection)
+
+
+def _candidate_values(candidate: Candidate) -> dict[str, str | int | float]:
+    return {
+        "task": candidate.task,
+        "alias": candidate.alias,
+        "role": candidate.role.value,
+        "version": candidate.version,
+        "share": candidate.share,
+    }
+
+
+def _place_of(candidate: Candidate) -> tuple[ColumnElement[bool], ...]:
+    return (
+        CandidateRow.task == candidate.task,
+        CandidateRow.alias == candidate.alias,
+        CandidateRow.role == candidate.role.value,
+    )
 
 
 class Index:

@@ -1,12 +1,21 @@
 """Questions to a snapshot that are refused where there is no answer."""
 
+from nunatak_registry.aliases import rollback_target
+from nunatak_registry.candidates import Candidate, CandidateRole, SharedTraffic, Traffic
 from nunatak_registry.errors import (
     AliasConflictError,
     AliasNotFoundError,
+    InvalidManifestError,
+    NoPreviousVersionError,
     TaskNotFoundError,
     VersionNotFoundError,
 )
-from nunatak_registry.names import TaskReference
+from nunatak_registry.names import (
+    DEFAULT_ALIAS,
+    TaskReference,
+    check_alias_name,
+    check_task_name,
+)
 from nunatak_registry.snapshot import Snapshot, VersionRecord
 
 
@@ -32,6 +41,37 @@ def find_version(snapshot: Snapshot, wanted: TaskReference) -> VersionRecord:
         aliases = snapshot.aliases(task).get(task, {})
         raise AliasNotFoundError(task, wanted.alias, tuple(aliases))
     raise VersionNotFoundError(task, wanted.version or 0, available)
+
+
+def find_traffic(snapshot: Snapshot, wanted: TaskReference) -> Traffic:
+    """Return what runs for requests by a reference; one that names a version has no candidates.
+
+    A candidate whose manifest is damaged is left out: the alias's own version answers alone.
+
+    Raises:
+        InvalidManifestError: the manifest of the version that is meant is damaged.
+        RegistryError: as `find_version`.
+    """
+    manifest = find_version(snapshot, wanted).parse()
+    if wanted.version is not None:
+        return Traffic(manifest=manifest)
+    alias = wanted.alias or DEFAULT_ALIAS
+    beside = {it.role: it for it in snapshot.candidates(wanted.task) if it.alias == alias}
+    return Traffic(
+        manifest=manifest,
+        canary=_shared(snapshot, beside.get(CandidateRole.CANARY)),
+        shadow=_shared(snapshot, beside.get(CandidateRole.SHADOW)),
+    )
+
+
+def _shared(snapshot: Snapshot, candidate: Candidate | None) -> SharedTraffic | None:
+    if candidate is None:
+        return None
+    record = snapshot.version(candidate.task, candidate.version)
+    try:
+        return record and SharedTraffic(manifest=record.parse(), share=candidate.share)
+    except InvalidManifestError:
+        return None
 
 
 def require_versions(snapshot: Snapshot, task: str) -> tuple[int, ...]:
@@ -66,3 +106,24 @@ def check_expected(task: str, alias: str, expected: int | None, current: int | N
     """Raise `AliasConflictError` if an alias points elsewhere than expected (0: nowhere)."""
     if expected is not None and expected != (current or 0):
         raise AliasConflictError(task, alias, expected, current or 0)
+
+
+def find_rollback(
+    snapshot: Snapshot, task: str, alias: str, expected_version: int | None
+) -> tuple[int, int]:
+    """Return where an alias points, and where its rollback goes.
+
+    Raises:
+        TaskNotFoundError: no such task.
+        AliasNotFoundError: the task has no such alias.
+        AliasConflictError: the alias points elsewhere than expected.
+        NoPreviousVersionError: no earlier version is left to go back to.
+    """
+    check_alias_name(alias)
+    available = require_versions(snapshot, check_task_name(task))
+    current = require_alias(snapshot, task, alias)
+    check_expected(task, alias, expected_version, current)
+    target = rollback_target(snapshot.history(task, alias), available)
+    if target is None:
+        raise NoPreviousVersionError(task, alias)
+    return current, target

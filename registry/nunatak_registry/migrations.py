@@ -8,7 +8,16 @@ from collections.abc import Callable, Mapping
 
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
-from sqlalchemy import Column, Connection, ForeignKeyConstraint, Integer, String, update
+from sqlalchemy import (
+    Column,
+    Connection,
+    Double,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Integer,
+    String,
+    update,
+)
 
 from nunatak_registry.schema import SCHEMA_VERSION, StateRow
 
@@ -44,5 +53,35 @@ def _add_holds(operations: Operations) -> None:
     )
 
 
+def _add_candidates(operations: Operations) -> None:
+    operations.create_table(
+        "nunatak_candidates",
+        Column("task", String(64), primary_key=True),
+        Column("alias", String(64), primary_key=True),
+        Column("role", String(16), primary_key=True),
+        Column("version", Integer, nullable=False),
+        Column("share", Double, nullable=False),
+        ForeignKeyConstraint(
+            ["task", "version"], ["nunatak_versions.task", "nunatak_versions.version"]
+        ),
+        ForeignKeyConstraint(["task", "alias"], ["nunatak_aliases.task", "nunatak_aliases.alias"]),
+    )
+    operations.create_table(
+        "nunatak_candidate_events",
+        Column("id", Integer, primary_key=True),
+        Column("task", String(64), ForeignKey("nunatak_tasks.name"), nullable=False, index=True),
+        Column("alias", String(64), nullable=False),
+        Column("role", String(16), nullable=False),
+        Column("kind", String(16), nullable=False),
+        Column("version", Integer, nullable=False),
+        Column("share", Double, nullable=False),
+        Column("at", String(40), nullable=False),
+    )
+
+
 # The tables are spelled out, not taken from `schema`: that describes the newest release alone.
-_STEPS: Mapping[int, Step] = {2: _add_retired_blobs, 3: _add_holds}
+_STEPS: Mapping[int, Step] = {
+    2: _add_retired_blobs,
+    3: _add_holds,
+    4: _add_candidates,
+}

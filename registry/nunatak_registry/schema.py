@@ -7,6 +7,7 @@ given out again. Every manifest is stored as the exact text that was published, 
 from sqlalchemy import (
     BigInteger,
     CheckConstraint,
+    Double,
     ForeignKey,
     ForeignKeyConstraint,
     String,
@@ -15,7 +16,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 _NAME = String(64)
 _DIGEST = String(64)
@@ -121,4 +122,35 @@ class AliasEventRow(Base):
     kind: Mapped[str] = mapped_column(String(16))
     from_version: Mapped[int | None]
     to_version: Mapped[int]
+    at: Mapped[str] = mapped_column(_TIME)
+
+
+class CandidateRow(Base):
+    """A version beside an alias, of one role; the foreign keys hold both of them."""
+
+    __tablename__ = "nunatak_candidates"
+    __table_args__ = (
+        ForeignKeyConstraint(["task", "version"], [VersionRow.task, VersionRow.version]),
+        ForeignKeyConstraint(["task", "alias"], [AliasRow.task, AliasRow.alias]),
+    )
+
+    task: Mapped[str] = mapped_column(_NAME, primary_key=True)
+    alias: Mapped[str] = mapped_column(_NAME, primary_key=True)
+    role: Mapped[str] = mapped_column(String(16), primary_key=True)
+    version: Mapped[int]
+    share: Mapped[float] = mapped_column(Double)
+
+
+class CandidateEventRow(Base):
+    """One change of a candidate. Rows are only ever added, as those of aliases."""
+
+    __tablename__ = "nunatak_candidate_events"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    task: Mapped[str] = mapped_column(_NAME, ForeignKey(TaskRow.name), index=True)
+    alias: Mapped[str] = mapped_column(_NAME)
+    role: Mapped[str] = mapped_column(String(16))
+    kind: Mapped[str] = mapped_column(String(16))
+    version: Mapped[int]
+    share: Mapped[float] = mapped_column(Double)
     at: Mapped[str] = mapped_column(_TIME)

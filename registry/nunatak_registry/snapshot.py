@@ -12,6 +12,12 @@ from sqlalchemy import ColumnElement, Connection, Select, String, and_, cast, fu
 
 from nunatak_registry.aliases import AliasEvent, AliasEventKind
 from nunatak_registry.blobs import digest_of
+from nunatak_registry.candidates import (
+    Candidate,
+    CandidateEvent,
+    CandidateEventKind,
+    CandidateRole,
+)
 from nunatak_registry.errors import InvalidManifestError, StoreUnavailableError
 from nunatak_registry.manifest import TaskManifest
 from nunatak_registry.names import DEFAULT_ALIAS, MAX_VERSION
@@ -19,6 +25,8 @@ from nunatak_registry.schema import (
     AliasEventRow,
     AliasRow,
     BlobRow,
+    CandidateEventRow,
+    CandidateRow,
     HoldRow,
     RetiredBlobRow,
     StateRow,
@@ -175,6 +183,45 @@ class Snapshot:
                 for kind, from_version, to_version, at in rows
             ]
 
+    def candidates(self, task: str | None = None) -> list[Candidate]:
+        """Return what runs beside aliases, of one task or of all, by task, alias and role."""
+        row = CandidateRow
+        query = select(row.task, row.alias, row.role, row.version, row.share).order_by(
+            row.task, row.alias, row.role
+        )
+        if task is not None:
+            query = query.where(row.task == task)
+        with _damage_of("what runs beside the aliases"):
+            return [_candidate(*found) for found in self._connection.execute(query).all()]
+
+    def candidate(self, task: str, alias: str, role: CandidateRole) -> Candidate | None:
+        """Return the candidate of one role beside one alias."""
+        found = (it for it in self.candidates(task) if (it.alias, it.role) == (alias, role))
+        return next(found, None)
+
+    def candidate_history(
+        self, task: str, alias: str, role: CandidateRole | None = None
+    ) -> list[CandidateEvent]:
+        """Return every change of the candidates beside an alias, of one role or all."""
+        row = CandidateEventRow
+        query = (
+            select(row.role, row.version, row.share, row.kind, row.at)
+            .where(row.task == task, row.alias == alias)
+            .order_by(row.id)
+        )
+        if role is not None:
+            query = query.where(row.role == role.value)
+        rows = self._connection.execute(query).all()
+        with _damage_of(f"the candidates of alias {alias!r} of task {task!r}"):
+            return [
+                CandidateEvent(
+                    kind=CandidateEventKind(kind),
+                    candidate=_candidate(task, alias, name, version, share),
+                    at=datetime.fromisoformat(at),
+                )
+                for name, version, share, kind, at in rows
+            ]
+
     def blob_digests(self, task: str | None = None, version: int | None = None) -> set[str]:
         """Return the digests of the blobs that versions refer to, narrowed as told."""
         query = select(BlobRow.digest)
@@ -245,6 +292,12 @@ class Snapshot:
 _VERSIONS: VersionQuery = select(
     VersionRow.task, VersionRow.version, VersionRow.manifest, VersionRow.manifest_digest
 )
+
+
+def _candidate(task: str, alias: str, role: str, version: int, share: float) -> Candidate:
+    return Candidate(
+        task=task, alias=alias, role=CandidateRole(role), version=int(version), share=float(share)
+    )
 
 
 def _alias_points_to_version() -> ColumnElement[bool]:

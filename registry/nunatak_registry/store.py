@@ -11,11 +11,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from nunatak_registry.aliases import AliasEvent, AliasEventKind, rollback_target
+from nunatak_registry.aliases import AliasEvent, AliasEventKind
 from nunatak_registry.blobs import BlobStore
+from nunatak_registry.candidates import CandidateEvent, CandidateEventKind, Traffic
 from nunatak_registry.errors import (
     InvalidManifestError,
-    NoPreviousVersionError,
     StoreUnavailableError,
     VersionInUseError,
 )
@@ -24,11 +24,12 @@ from nunatak_registry.local_files import create_durable_folder
 from nunatak_registry.locations import parse_location
 from nunatak_registry.lookups import (
     check_expected,
+    find_rollback,
+    find_traffic,
     find_version,
     require_alias,
     require_task,
     require_version,
-    require_versions,
 )
 from nunatak_registry.manifest import TaskDraft, TaskManifest
 from nunatak_registry.names import (
@@ -38,6 +39,7 @@ from nunatak_registry.names import (
     check_task_name,
 )
 from nunatak_registry.publication import check_publication, number_draft
+from nunatak_registry.rollouts import Rollouts
 from nunatak_registry.summaries import DamagedTask, TaskSummary, summarize
 from nunatak_registry.upkeep import DEFAULT_GRACE_S, Collected, Upkeep
 from nunatak_registry.verification import Finding
@@ -61,6 +63,7 @@ class Registry:
         self._blobs = blobs
         self._clock = clock
         self._upkeep = Upkeep(index=index, blobs=blobs, clock=clock)
+        self.rollouts = Rollouts(index=index, writing=self._writing, clock=clock)
 
     @classmethod
     def open(cls, location: str | Path, *, clock: Clock = utc_now) -> Self:
@@ -134,6 +137,16 @@ class Registry:
         with self._index.reading() as snapshot:
             return find_version(snapshot, wanted).parse()
 
+    def traffic(self, reference: TaskReference) -> Traffic:
+        """Return what `resolve` does, and what runs beside it, all as of one moment.
+
+        Raises:
+            RegistryError: as `resolve`.
+        """
+        reference.check()
+        with self._index.reading() as snapshot:
+            return find_traffic(snapshot, reference)
+
     def read_blob(self, manifest: TaskManifest, role: str = "parameters") -> bytes:
         """Return the bytes of one blob of a version, after checking their size and digest.
 
@@ -187,7 +200,7 @@ class Registry:
     def promote(
         self, task: str, alias: str, version: int, *, expected_version: int | None = None
     ) -> AliasEvent:
-        """Let an alias point to a version, and return the move.
+        """Let an alias point to a version, and return the move; it ends canary and shadow.
 
         Compare-and-swap: nothing moves unless the alias points to `expected_version` (0: it must
         not exist yet; None: wherever it points). An alias that points to `version` already is left
@@ -211,8 +224,8 @@ class Registry:
     def rollback(self, task: str, alias: str, *, expected_version: int | None = None) -> AliasEvent:
         """Let an alias point where it did before its last promotion, and return the move.
 
-        Rollback after rollback goes further back. Versions deleted since are skipped. The same
-        compare-and-swap as in `promote`.
+        Rollback after rollback goes further back. Versions deleted since are skipped. Canary and
+        shadow end, and the same compare-and-swap, as in `promote`.
 
         Raises:
             TaskNotFoundError: no such task.
@@ -220,15 +233,20 @@ class Registry:
             AliasConflictError: the alias points elsewhere than expected.
             NoPreviousVersionError: no earlier version is left to go back to.
         """
-        check_alias_name(alias)
         with self._writing() as change:
-            available = require_versions(change, check_task_name(task))
-            current = require_alias(change, task, alias)
-            check_expected(task, alias, expected_version, current)
-            target = rollback_target(change.history(task, alias), available)
-            if target is None:
-                raise NoPreviousVersionError(task, alias)
+            current, target = find_rollback(change, task, alias, expected_version)
             return self._move(change, task, alias, AliasEventKind.ROLLBACK, (current, target))
+
+    def next_rollback(
+        self, task: str, alias: str, *, expected_version: int | None = None
+    ) -> tuple[int, int]:
+        """Return where an alias points, and where a rollback would let it point.
+
+        Raises:
+            RegistryError: as `rollback`.
+        """
+        with self._index.reading() as snapshot:
+            return find_rollback(snapshot, task, alias, expected_version)
 
     def history(self, task: str, alias: str) -> list[AliasEvent]:
         """Return every move of an alias, oldest first.
@@ -252,7 +270,7 @@ class Registry:
         Raises:
             TaskNotFoundError: no such task.
             VersionNotFoundError: the task has no such version.
-            VersionInUseError: an alias points to it, or a reader holds it.
+            VersionInUseError: an alias points to it, it runs beside one, or a reader holds it.
         """
         with self._writing() as change:
             require_version(change, check_task_name(task), version)
@@ -260,8 +278,15 @@ class Registry:
             targets = change.aliases(task).get(task, {})
             aliases = tuple(alias for alias, target in targets.items() if target == version)
             readers = change.readers(task, version, now)
-            if aliases or readers:
-                raise VersionInUseError(task, version, aliases=aliases, readers=readers)
+            candidates = tuple(
+                f"{it.role} of alias {it.alias}"
+                for it in change.candidates(task)
+                if it.version == version
+            )
+            if aliases or readers or candidates:
+                raise VersionInUseError(
+                    task, version, aliases=aliases, readers=readers, candidates=candidates
+                )
             change.remove_version(task, version, now)
 
     def readers(self, task: str, version: int) -> tuple[str, ...]:
@@ -345,6 +370,11 @@ class Registry:
             at=self._clock(),
         )
         change.move_alias(event)
+        for candidate in change.candidates(task):
+            if candidate.alias == alias:
+                change.end_candidate(
+                    CandidateEvent(kind=CandidateEventKind.END, candidate=candidate, at=event.at)
+                )
         return event
 
 

@@ -1,8 +1,10 @@
 """What a list of tasks shows of each: its versions, its aliases, what its bare name stands for."""
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from nunatak_registry.candidates import Candidate
 from nunatak_registry.errors import InvalidManifestError
 from nunatak_registry.manifest import TaskManifest
 from nunatak_registry.snapshot import Snapshot
@@ -16,6 +18,8 @@ class TaskSummary:
     versions: tuple[int, ...]
     aliases: dict[str, int]
     manifest: TaskManifest
+    candidates: tuple[Candidate, ...] = ()
+    """What runs beside its aliases."""
 
     @property
     def latest(self) -> int:
@@ -36,6 +40,9 @@ def summarize(snapshot: Snapshot, task: str | None = None) -> Iterator[TaskSumma
     """Yield one task or all, ordered by name."""
     versions = snapshot.version_numbers(task)
     aliases = snapshot.aliases(task)
+    candidates = defaultdict[str, list[Candidate]](list)
+    for candidate in snapshot.candidates(task):
+        candidates[candidate.task].append(candidate)
     for record in snapshot.default_versions(task):
         try:
             yield TaskSummary(
@@ -43,6 +50,7 @@ def summarize(snapshot: Snapshot, task: str | None = None) -> Iterator[TaskSumma
                 versions=versions[record.task],
                 aliases=aliases.get(record.task, {}),
                 manifest=record.parse(),
+                candidates=tuple(candidates[record.task]),
             )
         except InvalidManifestError as error:
             yield DamagedTask(name=record.task, version=record.version, error=error)

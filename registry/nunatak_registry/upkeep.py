@@ -140,6 +140,7 @@ def _check_index(snapshot: Snapshot, task: str | None) -> Iterator[Finding]:
     for name, aliases in snapshot.aliases(task).items():
         for alias, version in aliases.items():
             yield from _check_alias(snapshot, f"{name}@{alias}", version, versions.get(name, ()))
+    yield from _check_candidates(snapshot, task)
 
 
 def _check_alias(
@@ -154,3 +155,10 @@ def _check_alias(
         return
     if not history or history[-1].to_version != version:
         yield index_finding(reference, f"points to version {version}, its history does not")
+
+
+def _check_candidates(snapshot: Snapshot, task: str | None) -> Iterator[Finding]:
+    try:
+        snapshot.candidates(task)
+    except StoreUnavailableError as error:
+        yield index_finding("index" if task is None else task, f"has damage: {error}")

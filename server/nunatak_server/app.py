@@ -11,7 +11,7 @@ from nunatak_model import Backbone
 from nunatak_registry import Registry
 from nunatak_server.access.doors import open_door
 from nunatak_server.access.exposure import check_exposure
-from nunatak_server.api import admin, description, operations, routes
+from nunatak_server.api import admin, description, operations, routes, traffic
 from nunatak_server.api.context import RequestIdMiddleware
 from nunatak_server.api.description import DescribedApp
 from nunatak_server.api.errors import install_error_handlers
@@ -70,7 +70,7 @@ def create_app(
     )
     app.state.settings = settings
     app.state.door = door
-    for module in (routes, admin, operations, description):
+    for module in (routes, admin, traffic, operations, description):
         app.include_router(module.router)
     install_error_handlers(app)
     app.add_middleware(RequestIdMiddleware)

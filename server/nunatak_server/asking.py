@@ -24,6 +24,12 @@ from nunatak_server.residency.residency import Lease, Residency
 KNOWN_ERRORS = (RegistryError, ModelError, ArtifactError, ServerError)
 
 
+Companion = Callable[[Sequence[PendingRow]], Sequence[PendingRow]]
+"""Given the rows of a version, returns rows to compute beside them, which nobody here waits for."""
+Report = Callable[[list[RowOutcome]], None]
+"""Is given what became of the rows of a version, as soon as the last of them is answered."""
+
+
 class RowSink(Protocol):
     """Where rows are computed."""
 
@@ -51,6 +57,8 @@ class VersionRows:
     rows: tuple[PlannedRow, ...]
     caller: str = ANONYMOUS
     priority: Priority = Priority.NORMAL
+    companion: Companion | None = None
+    report: Report | None = None
 
 
 def work_by_task(asked: Sequence[VersionRows]) -> dict[str, float]:
@@ -156,8 +164,16 @@ class Asking:
             [self._pending(each, row, lease, deadline) for row in each.rows]
             for each, lease in asked
         ]
+        for (each, _), group in zip(asked, rows, strict=True):
+            if each.report:
+                _report_when_answered(group, each.report)
         try:
-            self._engine.submit([row for group in rows for row in group])
+            beside = [
+                each.companion(group)
+                for (each, _), group in zip(asked, rows, strict=True)
+                if each.companion
+            ]
+            self._engine.submit([row for group in (*rows, *beside) for row in group])
             async with asyncio.timeout(deadline - self._clock()):
                 return [[await row.future for row in group] for group in rows]
         except TimeoutError:
@@ -189,6 +205,20 @@ class Asking:
             caller=asked.caller,
             priority=asked.priority,
         )
+
+
+def _report_when_answered(rows: Sequence[PendingRow], report: Report) -> None:
+    """Report once every row is answered; never if one of them is given up."""
+    remaining = len(rows)
+
+    def count(_: asyncio.Future[RowOutcome]) -> None:
+        nonlocal remaining
+        remaining -= 1
+        if not remaining and not any(row.is_cancelled for row in rows):
+            report([row.future.result() for row in rows])
+
+    for row in rows:
+        row.future.add_done_callback(count)
 
 
 def _outcome_now(row: PendingRow) -> RowOutcome:

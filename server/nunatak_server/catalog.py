@@ -9,7 +9,17 @@ from functools import partial
 from typing import ParamSpec, TypeVar
 from uuid import uuid4
 
-from nunatak_registry import AliasEvent, Registry, TaskManifest, TaskReference, TaskSummary
+from nunatak_registry import (
+    AliasEvent,
+    Candidate,
+    CandidateEvent,
+    CandidateRole,
+    Registry,
+    TaskManifest,
+    TaskReference,
+    TaskSummary,
+    Traffic,
+)
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -27,6 +37,10 @@ class Catalog:
     async def resolve(self, reference: TaskReference) -> TaskManifest:
         """Return the manifest of the version that a reference means now."""
         return await self._call(self._registry.resolve, reference)
+
+    async def traffic(self, reference: TaskReference) -> Traffic:
+        """Return what runs for requests by a reference now."""
+        return await self._call(self._registry.traffic, reference)
 
     async def generation(self) -> int:
         """Return a number that changes with every change of the registry."""
@@ -53,6 +67,34 @@ class Catalog:
         return await self._call(
             self._registry.rollback, task, alias, expected_version=expected_version
         )
+
+    async def next_rollback(
+        self, task: str, alias: str, *, expected_version: int | None
+    ) -> tuple[int, int]:
+        """Return where an alias points, and where a rollback would let it point."""
+        return await self._call(
+            self._registry.next_rollback, task, alias, expected_version=expected_version
+        )
+
+    async def set_candidate(
+        self, candidate: Candidate, *, expected_version: int | None
+    ) -> CandidateEvent:
+        """Let a version run beside an alias, if the expected one does now."""
+        return await self._call(
+            self._registry.rollouts.set, candidate, expected_version=expected_version
+        )
+
+    async def end_candidate(
+        self, task: str, alias: str, role: CandidateRole, *, expected_version: int | None
+    ) -> CandidateEvent:
+        """Let no version of this role run beside an alias."""
+        return await self._call(
+            self._registry.rollouts.end, task, alias, role, expected_version=expected_version
+        )
+
+    async def candidate(self, task: str, alias: str, role: CandidateRole) -> Candidate:
+        """Return what runs beside an alias."""
+        return await self._call(self._registry.rollouts.get, task, alias, role)
 
     async def hold(self, versions: Collection[tuple[str, int]], *, seconds: float) -> None:
         """Keep these versions, and no others, from being deleted for a while."""

@@ -20,6 +20,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 from nunatak_model import Row
@@ -33,6 +34,7 @@ from nunatak_server.batching.planner import (
     plan_batch,
 )
 from nunatak_server.batching.rows import PendingRow, RowAnswer, RowOutcome
+from nunatak_server.batching.shadows import plan_with_shadows
 from nunatak_server.errors import (
     DeadlineExceededError,
     EngineFailedError,
@@ -139,12 +141,13 @@ class Engine:
         if arrived is None and not pending:
             return False
         pending.extend(arrived or ())
-        plan = plan_batch(
+        limits = replace(self._limits, max_work=self.pace.efficient_tokens)
+        plan = plan_with_shadows(
             pending,
-            limits=replace(self._limits, max_work=self.pace.efficient_tokens),
-            now=self._clock(),
-            order=self._order,
-            rules=self._rules,
+            limits=limits,
+            plan=partial(
+                plan_batch, limits=limits, now=self._clock(), order=self._order, rules=self._rules
+            ),
         )
         self._order = plan.order
         _answer(loop, [(row, DeadlineExceededError()) for row in plan.expired])
@@ -175,9 +178,20 @@ class Engine:
                 raise
             except Exception:
                 logger.exception("a batch of %d tasks failed; trying each alone", len(versions))
+        if len({row.is_shadow for row in rows}) > 1:
+            return self._compute_apart(rows)
         computed: dict[int, RowLogits] = {}
         for indices in versions.values():
             outputs = self._compute_version([rows[index] for index in indices])
+            computed.update(zip(indices, outputs, strict=True))
+        return [computed[index] for index in range(len(rows))]
+
+    def _compute_apart(self, rows: Sequence[PendingRow]) -> Sequence[RowLogits]:
+        """Run what callers wait for as if it had no shadows, and then the shadows."""
+        computed: dict[int, RowLogits] = {}
+        for is_shadow in (False, True):
+            indices = [index for index, row in enumerate(rows) if row.is_shadow is is_shadow]
+            outputs = self._compute_rows([rows[index] for index in indices])
             computed.update(zip(indices, outputs, strict=True))
         return [computed[index] for index in range(len(rows))]
 

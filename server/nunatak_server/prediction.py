@@ -15,6 +15,7 @@ from nunatak_server.inputs import TaskInput
 from nunatak_server.outputs import Output, PredictionOptions, ReadRow, output_of
 from nunatak_server.postprocess import Join
 from nunatak_server.tokenization import Encodings
+from nunatak_server.traffic.choice import Arm
 
 KnownError = RegistryError | ModelError | ArtifactError | ServerError
 """What one task of a request may fail with, while the others answer."""
@@ -33,6 +34,8 @@ class PredictionRequest:
     caller: str = ANONYMOUS
     """Whose turn it takes in batches, and whose share of the queue."""
     priority: Priority = Priority.NORMAL
+    routing_key: str | None = None
+    """Requests of one key get one version of a split alias."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +44,11 @@ class AskedTask:
 
     manifest: TaskManifest
     encodings: Sequence[Encodings]
+    arm: Arm | None = None
+    """Which version of its alias it is, where that is split."""
+    shadow: TaskManifest | None = None
+    """What runs along, and what that reads for each input."""
+    shadow_encodings: Sequence[Encodings] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

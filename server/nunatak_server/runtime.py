@@ -55,6 +55,7 @@ from nunatak_server.residency.sizes import (
 from nunatak_server.service import PredictionService, RequestLimits, Stages
 from nunatak_server.settings import ServerSettings
 from nunatak_server.tokenization import Tokenization
+from nunatak_server.traffic.control import TrafficControl
 from nunatak_server.watch import RegistryWatch
 
 WARM_UP_TEXT = "ready " * 128
@@ -128,7 +129,7 @@ class Runtime:
             budget_bytes=host_memory_budget(settings.host_memory_bytes, backbone.device),
         )
         self.residency = Residency(
-            resolve=self.catalog.resolve,
+            resolve=self.catalog.traffic,
             loader=Loader(
                 load=VersionLoading(backbone, self.host_tier),
                 give_back=find_memory_return(),
@@ -138,6 +139,13 @@ class Runtime:
             budget_bytes=task_memory_budget(settings.task_memory_bytes, backbone.device),
             observer=self.metrics,
         )
+        self.traffic = TrafficControl(
+            residency=self.residency,
+            join=backbone.tokenizer.join,
+            tolerance=settings.shadow_tolerance,
+        )
+        for collector in self.traffic.collectors():
+            self.metrics.include(collector)
         self.service = PredictionService(
             readiness=self.readiness,
             limits=RequestLimits(
@@ -150,6 +158,7 @@ class Runtime:
                 residency=self.residency,
                 tokenization=self._tokenization,
                 engine=self._engine,
+                traffic=self.traffic,
             ),
             metrics=self.metrics,
             num_layers=backbone.config.num_layers,
@@ -199,6 +208,7 @@ class Runtime:
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
+        await self.traffic.aclose()
         await self.residency.aclose()
         await self._engine.aclose()
         await self._holding.release()

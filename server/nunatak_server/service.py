@@ -10,24 +10,23 @@ import asyncio
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, aclosing
+from dataclasses import dataclass, replace
 from functools import partial
 
 from nunatak_model import Encoding
 from nunatak_registry import (
     InvalidNameError,
     StoreUnavailableError,
-    TaskManifest,
     TaskNotFoundError,
     TaskReference,
 )
-from nunatak_server.access.callers import TaskList
 from nunatak_server.admission import Admission, Permit
 from nunatak_server.asking import (
-    KNOWN_ERRORS,
     Answers,
     Asking,
+    Companion,
     PlannedRow,
     RowSink,
     VersionRows,
@@ -41,9 +40,8 @@ from nunatak_server.errors import (
     TooManyInputsError,
     TooManyTasksError,
 )
-from nunatak_server.inputs import find_misfit, texts_to_read
+from nunatak_server.inputs import texts_to_read
 from nunatak_server.metrics import OK, Metrics
-from nunatak_server.outputs import reading_of
 from nunatak_server.postprocess import Join
 from nunatak_server.prediction import (
     AskedTask,
@@ -55,10 +53,14 @@ from nunatak_server.prediction import (
     results_of,
     timings_of,
 )
+from nunatak_server.preparation import Preparation
 from nunatak_server.readiness import Readiness
 from nunatak_server.residency.residency import Residency
+from nunatak_server.streaming import Arrivals, Part, StreamedResult
 from nunatak_server.tokenization import Tokenization, check_texts
-from nunatak_server.visible import visible
+from nunatak_server.traffic.choice import Arm
+from nunatak_server.traffic.control import TrafficControl
+from nunatak_server.traffic.shadows import ShadowRun
 
 # Failures that do not prove that the task exists; all others come after its resolution.
 UNPROVEN_TASK = (InvalidNameError, TaskNotFoundError, StoreUnavailableError)
@@ -83,6 +85,7 @@ class Stages:
     residency: Residency
     tokenization: Tokenization
     engine: RowSink
+    traffic: TrafficControl
 
 
 class PredictionService:
@@ -106,6 +109,12 @@ class PredictionService:
         self._num_layers = num_layers
         self._join = join
         self._asking = Asking(residency=stages.residency, engine=stages.engine, clock=clock)
+        self._preparation = Preparation(
+            residency=stages.residency,
+            tokenization=stages.tokenization,
+            traffic=stages.traffic,
+            clock=clock,
+        )
         self._clock = clock
         self._groups = itertools.count()
 
@@ -124,15 +133,39 @@ class PredictionService:
             self._metrics.observe_request(*_metric_labels(result))
         return prediction
 
+    async def stream(self, request: PredictionRequest) -> AsyncGenerator[StreamedResult]:
+        """Yield an answer or a failure for each task, in the order in which they come.
+
+        A request that is refused as a whole raises at the first step; from then on a failure is a
+        result too. Closing the generator gives up what is still open.
+
+        Raises:
+            ServerError: the request as a whole cannot be answered.
+        """
+        try:
+            self._readiness.check()
+            self._check(request)
+            deadline = self._clock() + request.deadline_s
+            with self._place(request) as permit:
+                async with aclosing(self._stream(request, permit, deadline)) as results:
+                    async for streamed in results:
+                        self._metrics.observe_request(*_metric_labels(streamed.result))
+                        yield streamed
+        except ServerError as error:
+            self._metrics.observe_request(None, error.code)
+            raise
+
     async def _admit(self, request: PredictionRequest) -> Prediction:
         self._readiness.check()
         self._check(request)
         deadline = self._clock() + request.deadline_s
-        tasks = map(name_in, request.references)
-        with self._stages.admission.admit(
-            request.caller, request.priority, tasks=frozenset(tasks)
-        ) as permit:
+        with self._place(request) as permit:
             return await self._answer(request, permit, deadline)
+
+    def _place(self, request: PredictionRequest) -> AbstractContextManager[Permit]:
+        """Hold a place in the queue while the block runs."""
+        tasks = frozenset(map(name_in, request.references))
+        return self._stages.admission.admit(request.caller, request.priority, tasks=tasks)
 
     def _check(self, request: PredictionRequest) -> None:
         num_inputs = sum(len(texts_to_read(item)) for item in request.inputs)
@@ -145,18 +178,13 @@ class PredictionService:
     async def _answer(
         self, request: PredictionRequest, permit: Permit, deadline: float
     ) -> Prediction:
-        limit = asyncio.timeout(request.deadline_s)
-        try:
-            async with limit:
-                asked, tokenize_s = await self._read(request, permit)
-        except TimeoutError:
-            if limit.expired():
-                raise DeadlineExceededError from None
-            raise
+        asked, tokenize_s = await self._preparation.read(request, permit)
         late = [item for item in asked if isinstance(item, DeadlineTooShortError)]
         if late and len(late) == len(asked):
             raise late[0]
-        rows = self._rows(request, [item for item in asked if isinstance(item, AskedTask)])
+        rows = self._rows(
+            request, [item for item in asked if isinstance(item, AskedTask)], deadline
+        )
         permit.take_tokens(work_by_task(rows))
         answers = await self._asking.ask(rows, deadline=deadline)
         if answers and all(map(_is_late, answers)):
@@ -167,67 +195,54 @@ class PredictionService:
         timings = timings_of(outcomes, tokenize_s)
         self._metrics.observe_stages(queue_s=timings.queue_s, tokenize_s=tokenize_s)
         results = await self._conclude(request, _with_failures(asked, answers), outcomes)
+        for item, result in zip(asked, results, strict=True):
+            self._observe_arm(item.arm if isinstance(item, AskedTask) else None, result)
         return Prediction(results=results, timings=timings)
 
-    async def _read(
-        self, request: PredictionRequest, permit: Permit
-    ) -> tuple[list[AskedTask | KnownError], float]:
-        """Find every version, tokenize the inputs for each, and tell how long the latter took."""
-        found = [
-            find_misfit(request.inputs, item.head.kind)
-            or _find_lateness(request, item, permit)
-            or item
-            if isinstance(item, TaskManifest)
-            else item
-            for item in await self._find_all(request.references, request.tasks)
-        ]
-        manifests = [item for item in found if isinstance(item, TaskManifest)]
-        readings = [reading_of(manifest, request.options) for manifest in manifests]
-        started = self._clock()
-        encodings = await self._stages.tokenization.encode(request.inputs, readings=readings)
-        tokenize_s = self._clock() - started
-        asked = (
-            AskedTask(manifest=manifest, encodings=encodings[reading])
-            for manifest, reading in zip(manifests, readings, strict=True)
-        )
-        return [
-            next(asked) if isinstance(item, TaskManifest) else item for item in found
-        ], tokenize_s
+    async def _stream(
+        self, request: PredictionRequest, permit: Permit, deadline: float
+    ) -> AsyncGenerator[StreamedResult]:
+        arrivals = Arrivals()
+        parts = [Part(it, put=arrivals.put) for it in self._parts(request)]
+        sources = (self._answer_part(part, request, permit, deadline) for part in parts)
+        taken = arrivals.take(len(request.references), sources=sources)
+        async with aclosing(taken):
+            async for it in taken:
+                timings = timings_of(it.outcomes, it.tokenize_s)
+                self._metrics.observe_stages(queue_s=timings.queue_s, tokenize_s=it.tokenize_s)
+                alone = replace(request, references=(it.reference,))
+                (result,) = await self._conclude(alone, [it.asked], it.outcomes)
+                self._observe_arm(it.arm, result)
+                yield StreamedResult(result=result, timings=timings)
 
-    async def _find_all(
-        self, references: Sequence[str], tasks: TaskList
-    ) -> list[TaskManifest | KnownError]:
-        found = [self._find(text, tasks) for text in references]
-        unknown = [item for item in found if isinstance(item, TaskReference)]
-        resolved = iter(
-            await asyncio.gather(*(self._resolve(item, tasks) for item in unknown))
-            if unknown
-            else ()
-        )
-        return [next(resolved) if isinstance(item, TaskReference) else item for item in found]
+    def _parts(self, request: PredictionRequest) -> Iterator[tuple[str, ...]]:
+        """Yield what is known at once, together, and each reference to be looked up, alone."""
+        is_known = {it: self._preparation.is_known(it, request.tasks) for it in request.references}
+        known = tuple(text for text in request.references if is_known[text])
+        if known:
+            yield known
+        yield from ((text,) for text in request.references if not is_known[text])
 
-    def _find(self, text: str, tasks: TaskList) -> TaskManifest | KnownError | TaskReference:
-        """Return the version that is meant, or the reference if it must be looked up."""
+    async def _answer_part(
+        self, part: Part, request: PredictionRequest, permit: Permit, deadline: float
+    ) -> None:
+        """Answer some tasks of a request; whatever happens, each of them arrives."""
+        wanted = replace(request, references=part.references)
         try:
-            reference = TaskReference.parse(text)
-        except InvalidNameError as error:
-            return error
-        if not tasks.allows(reference.task):
-            return reference
-        return self._stages.residency.known(reference) or reference
+            asked, tokenize_s = await self._preparation.read(wanted, permit)
+            rows = self._rows(wanted, part.begin(asked, tokenize_s=tokenize_s), deadline)
+            permit.take_tokens(work_by_task(rows))
+            reported = [
+                replace(each, report=report)
+                for each, report in zip(rows, part.reports(), strict=True)
+            ]
+            part.end(await self._asking.ask(reported, deadline=deadline))
+        except ServerError as error:
+            part.fail(error)
 
-    async def _resolve(
-        self, reference: TaskReference, tasks: TaskList
-    ) -> TaskManifest | KnownError:
-        residency = self._stages.residency
-        try:
-            if tasks.allows(reference.task):
-                return await residency.resolve(reference)
-            return await visible(reference.task, residency.look_up(reference), tasks=tasks)
-        except KNOWN_ERRORS as error:
-            return error
-
-    def _rows(self, request: PredictionRequest, asked: Sequence[AskedTask]) -> list[VersionRows]:
+    def _rows(
+        self, request: PredictionRequest, asked: Sequence[AskedTask], deadline: float
+    ) -> list[VersionRows]:
         """Return one row for each encoding of each task, task by task and input by input."""
         # Equal encodings of one request share a trunk row, so they should meet in one batch.
         groups: dict[Encoding, int] = defaultdict(lambda: next(self._groups))
@@ -240,9 +255,33 @@ class PredictionService:
                 ),
                 caller=request.caller,
                 priority=request.priority,
+                companion=self._companion(request, each, groups, deadline),
             )
             for each in asked
         ]
+
+    def _companion(
+        self,
+        request: PredictionRequest,
+        asked: AskedTask,
+        groups: Mapping[Encoding, int],
+        deadline: float,
+    ) -> Companion | None:
+        if asked.shadow is None:
+            return None
+        run = ShadowRun(
+            answered=asked.manifest,
+            shadow=asked.shadow,
+            inputs=request.inputs,
+            encodings=asked.encodings,
+            shadow_encodings=asked.shadow_encodings,
+            rows=tuple(
+                self._row(encoding, groups[encoding], asked.shadow.split_depth)
+                for encoding in itertools.chain.from_iterable(asked.shadow_encodings)
+            ),
+            deadline=deadline,
+        )
+        return partial(self._stages.traffic.shadow, run)
 
     def _row(self, encoding: Encoding, group: int, split_depth: int | None) -> PlannedRow:
         trunk, own = count_tokens(encoding, split_depth, num_layers=self._num_layers)
@@ -266,6 +305,11 @@ class PredictionService:
             return conclude()
         return await asyncio.to_thread(conclude)
 
+    def _observe_arm(self, arm: Arm | None, result: TaskPrediction | TaskFailure) -> None:
+        task, outcome = _metric_labels(result)
+        if arm is not None and task is not None:
+            self._stages.traffic.observe_answer(task, arm, outcome)
+
 
 def _with_failures(
     asked: Sequence[AskedTask | KnownError], answers: Sequence[Answers]
@@ -282,16 +326,6 @@ def _with_failures(
 def name_in(reference: str) -> str:
     """Return the task that a reference names, be there one or not."""
     return reference.partition("/")[0].partition("@")[0]
-
-
-def _find_lateness(
-    request: PredictionRequest, manifest: TaskManifest, permit: Permit
-) -> DeadlineTooShortError | None:
-    """Return why a task cannot answer in time, if what is queued already shows it."""
-    wait_s = permit.wait_s(manifest.task)
-    if wait_s <= request.deadline_s:
-        return None
-    return DeadlineTooShortError(deadline_s=request.deadline_s, wait_s=wait_s)
 
 
 def _is_late(answer: Answers) -> bool:

@@ -95,6 +95,9 @@ class ServerSettings(BaseSettings):
     registry_poll_ms: Milliseconds = Field(
         default=100, description="how soon changes made by other processes are seen"
     )
+    shadow_tolerance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        default=0.1, description="how far apart values of regression count as agreeing"
+    )
     tokenizer_threads: Annotated[int, Field(ge=1, le=256)] = 1
     load_threads: Annotated[int, Field(ge=1, le=64)] = 2
     compute_threads: Annotated[int, Field(ge=0, le=1024, description="0 = torch's own choice")] = 0

@@ -1,7 +1,7 @@
 """The catalog as one caller sees it: tasks that are not on the caller's list do not exist."""
 
 from collections.abc import Awaitable
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from nunatak_registry import (
     RegistryError,
@@ -10,6 +10,7 @@ from nunatak_registry import (
     TaskNotFoundError,
     TaskReference,
     TaskSummary,
+    Traffic,
 )
 from nunatak_server.access.callers import TaskList
 from nunatak_server.catalog import Catalog
@@ -27,6 +28,10 @@ class VisibleCatalog:
     async def resolve(self, reference: TaskReference) -> TaskManifest:
         """Return the manifest of the version that a reference means now."""
         return await visible(reference.task, self._catalog.resolve(reference), tasks=self._tasks)
+
+    async def traffic(self, reference: TaskReference) -> Traffic:
+        """Return the version that a reference means now, and what runs beside it."""
+        return await visible(reference.task, self._catalog.traffic(reference), tasks=self._tasks)
 
     async def task(self, name: str) -> TaskSummary:
         """Return one task."""
@@ -46,8 +51,17 @@ async def visible(task: str, lookup: Awaitable[Found], *, tasks: TaskList) -> Fo
     Raises:
         TaskNotFoundError: there is no such task, or it is not on the list.
     """
-    if tasks.allows(task):
-        return await lookup
+    if not tasks.allows(task):
+        await deny(task, lookup)
+    return await lookup
+
+
+async def deny(task: str, lookup: Awaitable[object]) -> NoReturn:
+    """Look a task up that is not on the list, and answer as if it did not exist.
+
+    Raises:
+        TaskNotFoundError: always, unless the store cannot be read.
+    """
     try:
         await lookup
     except StoreUnavailableError:

@@ -1,7 +1,7 @@
 """What scenarios of residency do all the time."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from nunatak_registry import TaskReference
@@ -14,12 +14,19 @@ def run(scenario: Coroutine[Any, Any, None]) -> None:
 
 
 async def lease(residency: Residency, reference: TaskReference) -> Lease:
-    return await residency.lease(await residency.resolve(reference))
+    return await residency.lease((await residency.resolve(reference)).manifest)
 
 
 async def use(residency: Residency, *references: TaskReference) -> None:
     for reference in references:
         (await lease(residency, reference)).release()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for what a thread brings about, and nothing tells of."""
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110 - there is no event to wait for
+            await asyncio.sleep(0)
 
 
 async def settle() -> None:

@@ -11,7 +11,7 @@ import httpx
 from doubles.drafts import make_draft
 from nunatak_artifact import LoadedTask
 from nunatak_model import Backbone, Branch
-from nunatak_registry import Registry, TaskManifest, TaskNotFoundError, TaskReference
+from nunatak_registry import Registry, TaskManifest, TaskNotFoundError, TaskReference, Traffic
 from nunatak_server.app import create_app
 from nunatak_server.engine import BatchReport
 from nunatak_server.residency.loads import Loader
@@ -59,7 +59,10 @@ class FakeStore:
 
     def __init__(self, branch: Branch) -> None:
         self.branch = branch
+        self.branches: dict[str, Branch] = {}
+        """Of versions that have one of their own."""
         self.manifests: dict[TaskReference, TaskManifest] = {}
+        self.traffic: dict[TaskReference, Traffic] = {}
         self.num_resolved = 0
         self.loaded: list[str] = []
         self.broken: dict[str, Exception] = {}
@@ -78,21 +81,22 @@ class FakeStore:
         self.manifests[TaskReference(task=task, version=version)] = manifest
         return reference
 
-    async def resolve(self, reference: TaskReference) -> TaskManifest:
+    async def resolve(self, reference: TaskReference) -> Traffic:
         self.num_resolved += 1
         found = self.manifests.get(reference)
         self.is_resolving.set()
         await self.may_resolve.wait()
         if found is None:
             raise TaskNotFoundError(reference.task)
-        return found
+        return self.traffic.get(reference, Traffic(manifest=found))
 
     def load(self, manifest: TaskManifest) -> LoadedTask:
         self.may_load.wait(timeout=60)
         self.loaded.append(manifest.reference)
         if manifest.reference in self.broken:
             raise self.broken[manifest.reference]
-        return LoadedTask(manifest=manifest, branch=self.branch, num_bytes=self.branch.num_bytes)
+        branch = self.branches.get(manifest.reference, self.branch)
+        return LoadedTask(manifest=manifest, branch=branch, num_bytes=branch.num_bytes)
 
 
 def make_residency(

@@ -304,6 +304,7 @@ def test_tasks_are_listed_and_shown(backbone: Backbone, registry: Registry) -> N
             "version": 1,
             "versions": [1],
             "aliases": {"prod": 1},
+            "candidates": [],
             "head": "sequence_classification",
             "labels": ["calm", "urgent", "other"],
             "method": "topk",

@@ -1,6 +1,6 @@
 """Answers from a server."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from nunatak_cli.views.answers import Answer, Item
 from nunatak_client import (
@@ -24,6 +24,15 @@ def ask_server(
     with Client(server) as client:
         fan_out = client.predict_many(source, tasks, parameters=parameters)
     return [_answer(result) for result in fan_out.results]
+
+
+def stream_server(
+    server: str, source: Input, tasks: Sequence[str], *, parameters: Parameters
+) -> Iterator[Answer]:
+    """Ask every task in one request, and yield the answers as they come."""
+    with Client(server) as client:
+        for result in client.stream(source, tasks, parameters=parameters):
+            yield _answer(result)
 
 
 def _answer(result: TaskResult) -> Answer:

@@ -22,6 +22,11 @@ def print_json(value: Mapping[str, JsonValue]) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False))  # noqa: T201 - rich would wrap lines
 
 
+def print_json_line(value: Mapping[str, JsonValue]) -> None:
+    """Print one JSON document on one line, at once also where the output is a pipe."""
+    print(json.dumps(value, ensure_ascii=False), flush=True)  # noqa: T201 - rich would wrap lines
+
+
 def print_text(value: str) -> None:
     """Print a text as it is."""
     print(value, end="")  # noqa: T201 - rich would wrap lines

@@ -1,12 +1,12 @@
 """One function per route: arguments in, a complete call out. Shared by both clients."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Generic, Literal, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Generic, Literal, NoReturn, TypeVar
 
 from pydantic import JsonValue
 
-from nunatak_client.errors import InvalidInputError
+from nunatak_client.errors import InvalidInputError, InvalidResponseError
 from nunatak_client.payloads import (
     FunctionToApply,
     Inputs,
@@ -23,19 +23,24 @@ from nunatak_client.replies import (
     ResultT,
     raise_for_problem,
     read_fan_out,
+    read_line,
     read_object,
     read_prediction,
     read_result,
 )
 from nunatak_client.results import (
     AliasChange,
+    CandidateChange,
+    CandidateRole,
     Eviction,
     FanOut,
     MemoryReport,
     Prediction,
     Residency,
     ServerInfo,
+    ShadowReport,
     TaskDetail,
+    TaskResult,
     TaskSummary,
     Unpinning,
 )
@@ -53,6 +58,7 @@ class Call(Generic[AnswerT]):
     query: Mapping[str, str] = field(default_factory=dict[str, str])
     content: bytes | None = None
     deadline_s: float | None = None
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def answer(self, reply: Reply) -> AnswerT:
         """Read `reply`.
@@ -73,6 +79,12 @@ class PredictOptions:
     function_to_apply: FunctionToApply | str | None = None
     parameters: Parameters | None = None
     deadline_s: float | None = None
+    routing_key: str | None = None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What is asked of the server beside the body."""
+        return {} if self.routing_key is None else {"x-routing-key": self.routing_key}
 
 
 def predict(task: str, inputs: Inputs, options: PredictOptions) -> Call[Prediction]:
@@ -85,6 +97,7 @@ def predict(task: str, inputs: Inputs, options: PredictOptions) -> Call[Predicti
         query=target.query,
         content=_predict_body(wire, options),
         deadline_s=options.deadline_s,
+        headers=options.headers,
         read=lambda reply: read_prediction(reply, num_inputs=wire.num_inputs),
     )
 
@@ -103,7 +116,95 @@ def predict_many(inputs: Inputs, tasks: Sequence[str], options: PredictOptions) 
         path="/v1/predict",
         content=_predict_body(wire, options, tasks=tasks),
         deadline_s=options.deadline_s,
+        headers=options.headers,
         read=lambda reply: read_fan_out(reply, num_inputs=wire.num_inputs, tasks=tasks),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamCall:
+    """A request whose answer comes line by line, one line for each of the tasks."""
+
+    call: Call[FanOut]
+    tasks: Sequence[str]
+    num_inputs: int | None
+
+    def read(self, line: str) -> TaskResult:
+        """Read one line.
+
+        Raises:
+            InvalidResponseError: the line does not follow the contract.
+        """
+        return read_line(line, num_inputs=self.num_inputs)
+
+    def refuse(self, reply: Reply) -> NoReturn:
+        """Raise the error that a reply without lines stands for.
+
+        Raises:
+            ApiError: the server refused.
+            InvalidResponseError: the reply does not follow the contract.
+        """
+        raise_for_problem(reply)
+        raise InvalidResponseError(f"expected lines, got an answer of status {reply.status}")
+
+    def check_whole(self, answered: Sequence[str]) -> None:
+        """Refuse a stream that ended without a line for each task.
+
+        Raises:
+            InvalidResponseError: it did.
+        """
+        if sorted(answered) != sorted(self.tasks):
+            raise InvalidResponseError(
+                f"asked for tasks {list(self.tasks)}, the stream ended after {list(answered)}"
+            )
+
+
+def stream(inputs: Inputs, tasks: Sequence[str], options: PredictOptions) -> StreamCall:
+    """Ask several tasks about the same inputs, for results as they come; raises as the above."""
+    call = predict_many(inputs, tasks, options)
+    lines = {"accept": "application/x-ndjson"}
+    return StreamCall(
+        call=replace(call, headers={**call.headers, **lines}),
+        tasks=tasks,
+        num_inputs=wire_inputs(inputs).num_inputs,
+    )
+
+
+def set_candidate(
+    place: tuple[str, str, CandidateRole],
+    version: int,
+    share: float,
+    expected_version: int | None,
+) -> Call[CandidateChange]:
+    """Let a version run beside an alias."""
+    body: dict[str, JsonValue] = {"version": version, "share": share}
+    return Call(
+        method="PUT",
+        path=_candidate_path(*place),
+        content=json_body(body | _expectation(expected_version)),
+        read=_reader(CandidateChange),
+    )
+
+
+def end_candidate(
+    place: tuple[str, str, CandidateRole], expected_version: int | None
+) -> Call[CandidateChange]:
+    """Let no version of this role run beside an alias."""
+    return Call(
+        method="POST",
+        path=f"{_candidate_path(*place)}/end",
+        content=json_body(_expectation(expected_version)),
+        read=_reader(CandidateChange),
+    )
+
+
+def shadow_report(name: str, alias: str) -> Call[ShadowReport]:
+    """Ask how a shadow has done."""
+    return Call(
+        method="GET",
+        path=f"/v1/tasks/{path_segment('task name', name)}/shadow",
+        query={"alias": alias},
+        read=_reader(ShadowReport),
     )
 
 
@@ -213,6 +314,10 @@ def _read_tasks(reply: Reply) -> tuple[TaskSummary, ...]:
 
 def _alias_path(name: str, alias: str) -> str:
     return f"/v1/tasks/{path_segment('task name', name)}/aliases/{path_segment('alias', alias)}"
+
+
+def _candidate_path(name: str, alias: str, role: CandidateRole) -> str:
+    return f"{_alias_path(name, alias)}/{role}"
 
 
 def _expectation(expected_version: int | None) -> dict[str, JsonValue]:

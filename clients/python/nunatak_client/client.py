@@ -1,7 +1,7 @@
 """The blocking client."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -13,13 +13,17 @@ from nunatak_client.errors import ConnectionFailedError, UnavailableError
 from nunatak_client.payloads import FunctionToApply, Inputs, Parameters
 from nunatak_client.results import (
     AliasChange,
+    CandidateChange,
+    CandidateRole,
     Eviction,
     FanOut,
     MemoryReport,
     Prediction,
     Residency,
     ServerInfo,
+    ShadowReport,
     TaskDetail,
+    TaskResult,
     TaskSummary,
     Unpinning,
 )
@@ -80,6 +84,7 @@ class Client:
         function_to_apply: FunctionToApply | str | None = None,
         parameters: Parameters | None = None,
         deadline_s: float | None = None,
+        routing_key: str | None = None,
     ) -> Prediction:
         """Ask one task about one input or a list of inputs.
 
@@ -90,12 +95,14 @@ class Client:
             function_to_apply: `softmax`, `sigmoid` or `none`; by the task's kind when absent.
             parameters: What else to show, for tasks that do not classify whole texts.
             deadline_s: Seconds for everything, further attempts included.
+            routing_key: Requests of one key get one version while a canary runs.
         """
         options = PredictOptions(
             top_k=top_k,
             function_to_apply=function_to_apply,
             parameters=parameters,
             deadline_s=deadline_s,
+            routing_key=routing_key,
         )
         return self._run(calls.predict(task, inputs, options))
 
@@ -108,6 +115,7 @@ class Client:
         function_to_apply: FunctionToApply | str | None = None,
         parameters: Parameters | None = None,
         deadline_s: float | None = None,
+        routing_key: str | None = None,
     ) -> FanOut:
         """Ask several tasks about the same inputs; a task that fails does not fail the others."""
         options = PredictOptions(
@@ -115,8 +123,62 @@ class Client:
             function_to_apply=function_to_apply,
             parameters=parameters,
             deadline_s=deadline_s,
+            routing_key=routing_key,
         )
         return self._run(calls.predict_many(inputs, tasks, options))
+
+    def stream(
+        self,
+        inputs: Inputs,
+        tasks: Sequence[str],
+        *,
+        top_k: int | None = None,
+        function_to_apply: FunctionToApply | str | None = None,
+        parameters: Parameters | None = None,
+        deadline_s: float | None = None,
+        routing_key: str | None = None,
+    ) -> Generator[TaskResult]:
+        """Ask several tasks about the same inputs, and yield each one's result as it comes.
+
+        Closing the iterator gives up what has not come. Further attempts are made only before the
+        first result.
+        """
+        options = PredictOptions(
+            top_k=top_k,
+            function_to_apply=function_to_apply,
+            parameters=parameters,
+            deadline_s=deadline_s,
+            routing_key=routing_key,
+        )
+        stream = calls.stream(inputs, tasks, options)
+        attempts = Attempts(self._policy, deadline_s=stream.call.deadline_s, clock=self._clock)
+        while True:
+            try:
+                with self._http.stream(
+                    stream.call.method,
+                    stream.call.path,
+                    content=stream.call.content,
+                    headers={**attempts.headers(), **stream.call.headers},
+                    timeout=attempts.timeout_s(self._timeout_s),
+                ) as response:
+                    if response.is_success:
+                        answered = list[str]()
+                        for line in response.iter_lines():
+                            result = stream.read(line)
+                            answered.append(result.reference)
+                            yield result
+                        stream.check_whole(answered)
+                        return
+                    response.read()
+            except httpx.RequestError as error:
+                delay_s = attempts.after_failure(error)
+            else:
+                reply = to_reply(response)
+                retry_s = attempts.after_reply(reply)
+                if retry_s is None:
+                    stream.refuse(reply)
+                delay_s = retry_s
+            self._sleep(delay_s)
 
     def tasks(self) -> tuple[TaskSummary, ...]:
         """List the tasks of the server's registry."""
@@ -139,6 +201,51 @@ class Client:
     def rollback(self, task: str, alias: str, expected_version: int | None = None) -> AliasChange:
         """Point `alias` back at the version before."""
         return self._run(calls.rollback(task, alias, expected_version))
+
+    def set_canary(
+        self,
+        task: str,
+        version: int,
+        share: float,
+        *,
+        alias: str = "prod",
+        expected_version: int | None = None,
+    ) -> CandidateChange:
+        """Let `version` answer a share of the alias's requests; it is loaded and probed first.
+
+        Raises:
+            ConflictError: the canary is not at `expected_version` (0: there must be none).
+        """
+        place = (task, alias, CandidateRole.CANARY)
+        return self._run(calls.set_candidate(place, version, share, expected_version))
+
+    def set_shadow(
+        self,
+        task: str,
+        version: int,
+        share: float = 1.0,
+        *,
+        alias: str = "prod",
+        expected_version: int | None = None,
+    ) -> CandidateChange:
+        """Run `version` unseen on a share of the alias's requests, to compare it."""
+        place = (task, alias, CandidateRole.SHADOW)
+        return self._run(calls.set_candidate(place, version, share, expected_version))
+
+    def end_candidate(
+        self,
+        task: str,
+        role: CandidateRole,
+        *,
+        alias: str = "prod",
+        expected_version: int | None = None,
+    ) -> CandidateChange:
+        """End the canary or the shadow beside an alias."""
+        return self._run(calls.end_candidate((task, alias, role), expected_version))
+
+    def shadow_report(self, task: str, *, alias: str = "prod") -> ShadowReport:
+        """Report how the shadow beside an alias has done on this server."""
+        return self._run(calls.shadow_report(task, alias))
 
     def preload(self, reference: str) -> Residency:
         """Bring a task version into memory and check it."""
@@ -195,7 +302,7 @@ class Client:
                     call.path,
                     params=call.query or None,
                     content=call.content,
-                    headers=attempts.headers(),
+                    headers={**attempts.headers(), **call.headers},
                     timeout=attempts.timeout_s(self._timeout_s),
                 )
             except httpx.RequestError as error:

@@ -8,7 +8,7 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from nunatak_client.errors import InvalidResponseError, error_class
 from nunatak_client.outputs import HeadKind, Result
-from nunatak_client.results import FanOut, Prediction, Problem, Timings
+from nunatak_client.results import FanOut, Prediction, Problem, TaskResult, Timings
 
 ResultT = TypeVar("ResultT", bound=Result)
 
@@ -87,6 +87,15 @@ def read_fan_out(reply: Reply, *, num_inputs: int | None, tasks: Sequence[str]) 
     if answered != list(tasks):
         raise InvalidResponseError(f"asked for tasks {list(tasks)}, got answers for {answered}")
     return fan_out
+
+
+def read_line(line: str, *, num_inputs: int | None) -> TaskResult:
+    """Read one line of a stream: the answer or failure of one task."""
+    try:
+        entry = _OBJECT.validate_json(line)
+    except ValidationError as error:
+        raise _unexpected("a JSON object on each line", error) from error
+    return read_result(TaskResult, _with_predicted(entry, num_inputs))
 
 
 def read_timings(headers: Mapping[str, str]) -> Timings:

@@ -3,6 +3,8 @@
 Fields the client does not know are ignored, so that a newer server serves an older client.
 """
 
+from enum import StrEnum
+
 from pydantic import Field, JsonValue, model_validator
 
 from nunatak_client.errors import ApiError, error_class
@@ -92,6 +94,8 @@ class TaskResult(Answered):
     version: int | None = None
     predicted: Predicted | None = None
     error: Problem | None = None
+    timings: Timings = Timings()
+    """Its own, where it was streamed; else those of the whole answer count."""
 
     @model_validator(mode="after")
     def _is_answer_or_error(self) -> "TaskResult":
@@ -130,6 +134,15 @@ class FanOut(Result):
         raise KeyError(reference)
 
 
+class RunningCandidate(Result):
+    """A canary or shadow beside an alias."""
+
+    alias: str
+    role: str
+    version: int
+    share: float
+
+
 class TaskSummary(Result):
     """One task of the registry; `version` is what its bare name means."""
 
@@ -137,6 +150,7 @@ class TaskSummary(Result):
     version: int
     versions: tuple[int, ...]
     aliases: dict[str, int]
+    candidates: tuple[RunningCandidate, ...] = ()
     head: str
     labels: tuple[str, ...]
     method: str
@@ -157,6 +171,48 @@ class AliasChange(Result):
     alias: str
     version: int
     previous_version: int | None = None
+
+
+class CandidateRole(StrEnum):
+    """What a version does beside an alias: answer a share of its requests, or run unseen."""
+
+    CANARY = "canary"
+    SHADOW = "shadow"
+
+
+class CandidateChange(Result):
+    """A canary or shadow that was set, or one that has ended."""
+
+    task: str
+    alias: str
+    role: CandidateRole
+    version: int
+    share: float
+    active: bool
+
+
+class DriftCount(Result):
+    """Inputs whose largest difference of scores is at most `up_to`, and above the bound before."""
+
+    up_to: float | None = Field(description="None: beyond the last bound")
+    inputs: int
+
+
+class ShadowReport(Result):
+    """How a shadow has done on one server since that started; counts are of inputs."""
+
+    task: str
+    alias: str
+    version: int
+    shadow_version: int
+    share: float
+    compared: int
+    agreement: float | None = None
+    errors: int
+    dropped: int
+    mean_drift: float | None = None
+    max_drift: float | None = None
+    drift_histogram: tuple[DriftCount, ...] = ()
 
 
 class Residency(Result):

@@ -47,13 +47,20 @@ async def promote(request: Request, task: str, alias: str, body: PromoteRequest)
 async def roll_back(
     request: Request, task: str, alias: str, body: RollbackRequest | None = None
 ) -> Response:
-    """Point an alias to the version it was promoted from; seen by the next request."""
+    """Point an alias to the version it was promoted from; seen by the next request.
+
+    That version is loaded and probed first, as one that is promoted.
+    """
     runtime = runtime_of(request)
     check_task_name(task)
     check_alias_name(alias)
     await catalog_of(request).task(task)
     expected = body.expected_version if body else None
-    event = await runtime.catalog.rollback(task, alias, expected_version=expected)
+    current, target = await runtime.catalog.next_rollback(task, alias, expected_version=expected)
+    wanted = TaskReference(task=task, version=target)
+    await runtime.residency.preload(await runtime.catalog.resolve(wanted))
+    # An alias that moved meanwhile would go back to another version than the one just loaded.
+    event = await runtime.catalog.rollback(task, alias, expected_version=current)
     runtime.residency.invalidate()
     return reply(_alias_fields(event))
 

@@ -94,6 +94,10 @@ def summary_fields(summary: TaskSummary, resident: Sequence[LoadedTask]) -> dict
         "version": manifest.version,
         "versions": summary.versions,
         "aliases": summary.aliases,
+        "candidates": [
+            {"alias": it.alias, "role": it.role, "version": it.version, "share": it.share}
+            for it in summary.candidates
+        ],
         "head": manifest.head.kind,
         "labels": manifest.head.labels,
         "method": manifest.method.kind,

@@ -9,6 +9,7 @@ from nunatak_registry import TaskReference
 from nunatak_server.api.access import caller_of
 from nunatak_server.api.context import request_id_of
 from nunatak_server.api.limits import StrictRoute
+from nunatak_server.api.lines import LINES_TYPE, lines_response, wants_lines
 from nunatak_server.api.replies import (
     TASK_VERSION_HEADER,
     inputs_of,
@@ -30,11 +31,7 @@ from nunatak_server.api.schemas import (
 from nunatak_server.batching.senders import Priority
 from nunatak_server.errors import InvalidRequestError
 from nunatak_server.outputs import PredictionOptions
-from nunatak_server.prediction import (
-    Prediction,
-    PredictionRequest,
-    TaskFailure,
-)
+from nunatak_server.prediction import PredictionRequest, TaskFailure
 from nunatak_server.runtime import Runtime
 from nunatak_server.visible import VisibleCatalog
 
@@ -42,21 +39,36 @@ _PROBLEM: Final = {"model": Problem, "description": "Any failure, as application
 # 422 is named too, or else the schema would show the framework's own shape for it.
 PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {"default": _PROBLEM, 422: _PROBLEM}
 
+LINES: Final[dict[int | str, dict[str, Any]]] = {
+    200: {"content": {LINES_TYPE: {"schema": {"type": "string", "description": "a line per task"}}}}
+}
+
 DeadlineHeader = Annotated[
     int | None, Header(alias="x-deadline-ms", ge=1, le=600_000, description="milliseconds")
 ]
 PriorityHeader = Annotated[
     Priority, Header(alias="x-priority", description="among the requests of the same caller")
 ]
+RoutingKeyHeader = Annotated[
+    str | None,
+    Header(
+        alias="x-routing-key",
+        min_length=1,
+        max_length=256,
+        description="requests of one key get one version while a canary runs",
+    ),
+]
+AcceptHeader = Annotated[str | None, Header(description=f"`{LINES_TYPE}`: line by line")]
 VersionQuery = Annotated[str | None, Query(description="a version, instead of what the name means")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Urgency:
-    """What the headers say about when a request is to be answered."""
+class Wishes:
+    """What the headers say about how a request is to be answered."""
 
     deadline_ms: int | None
     priority: Priority
+    routing_key: str | None = None
 
 
 router = APIRouter(route_class=StrictRoute, responses=PROBLEMS)
@@ -81,10 +93,12 @@ async def predict(
     version: VersionQuery = None,
     deadline_ms: DeadlineHeader = None,
     priority: PriorityHeader = Priority.NORMAL,
+    routing_key: RoutingKeyHeader = None,
 ) -> Response:
     """Ask one task; `{task}` is `name` or `name@alias`."""
-    urgency = Urgency(deadline_ms=deadline_ms, priority=priority)
-    return await _predict(request, reference_text(task, version), body, urgency)
+    reference = reference_text(task, version)
+    wishes = Wishes(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
+    return await _predict(request, _wanted(request, (reference,), body, wishes), body)
 
 
 @router.post("/v1/tasks/{task}/{version}/predict", response_model=PredictResponse)
@@ -97,23 +111,32 @@ async def predict_version(
     priority: PriorityHeader = Priority.NORMAL,
 ) -> Response:
     """Ask one version of a task."""
-    urgency = Urgency(deadline_ms=deadline_ms, priority=priority)
-    return await _predict(request, reference_text(task, version), body, urgency)
+    reference = reference_text(task, version)
+    wishes = Wishes(deadline_ms=deadline_ms, priority=priority)
+    return await _predict(request, _wanted(request, (reference,), body, wishes), body)
 
 
-@router.post("/v1/predict", response_model=PredictManyResponse)
+@router.post("/v1/predict", response_model=PredictManyResponse, responses=LINES)
 async def predict_many(
     request: Request,
     body: PredictManyRequest,
     deadline_ms: DeadlineHeader = None,
     priority: PriorityHeader = Priority.NORMAL,
+    routing_key: RoutingKeyHeader = None,
+    accept: AcceptHeader = None,
 ) -> Response:
-    """Ask several tasks about the same inputs; each answers or fails by itself."""
+    """Ask several tasks about the same inputs; each answers or fails by itself.
+
+    With `Accept: application/x-ndjson` each task's result is a line, sent as soon as it is there.
+    """
     if len(set(body.tasks)) != len(body.tasks):
         raise InvalidRequestError("tasks must name each task once; remove the repetitions")
-    urgency = Urgency(deadline_ms=deadline_ms, priority=priority)
-    prediction = await _ask(request, tuple(body.tasks), body, urgency)
-    request_id = request_id_of(request.scope)
+    wishes = Wishes(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
+    wanted = _wanted(request, tuple(body.tasks), body, wishes)
+    service, request_id = runtime_of(request).service, request_id_of(request.scope)
+    if wants_lines(accept):
+        return await lines_response(service.stream(wanted), body.inputs, request_id=request_id)
+    prediction = await service.predict(wanted)
     results = [
         result_fields(result, body.inputs, request_id=request_id) for result in prediction.results
     ]
@@ -145,10 +168,8 @@ def reference_text(task: str, version: str | None) -> str:
     return task if version is None else f"{task}/{version}"
 
 
-async def _predict(
-    request: Request, reference: str, body: PredictRequest, urgency: Urgency
-) -> Response:
-    prediction = await _ask(request, (reference,), body, urgency)
+async def _predict(request: Request, wanted: PredictionRequest, body: PredictRequest) -> Response:
+    prediction = await runtime_of(request).service.predict(wanted)
     (result,) = prediction.results
     if isinstance(result, TaskFailure):
         raise result.error
@@ -157,20 +178,20 @@ async def _predict(
     return reply(prediction_fields(result, body.inputs), headers=headers)
 
 
-async def _ask(
+def _wanted(
     request: Request,
     references: tuple[str, ...],
     body: PredictRequest,
-    urgency: Urgency,
-) -> Prediction:
-    runtime, caller = runtime_of(request), caller_of(request.scope)
-    wanted = PredictionRequest(
+    wishes: Wishes,
+) -> PredictionRequest:
+    caller = caller_of(request.scope)
+    return PredictionRequest(
         references=references,
         inputs=inputs_of(body.inputs),
         options=body.parameters.options() if body.parameters else PredictionOptions(),
-        deadline_s=(urgency.deadline_ms or runtime.settings.default_deadline_ms) / 1000,
-        priority=urgency.priority,
+        deadline_s=(wishes.deadline_ms or runtime_of(request).settings.default_deadline_ms) / 1000,
         caller=caller.name,
         tasks=caller.tasks,
+        priority=wishes.priority,
+        routing_key=wishes.routing_key,
     )
-    return await runtime.service.predict(wanted)

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from nunatak_registry import HeadKind, TaskManifest
+from nunatak_registry import CandidateRole, HeadKind, TaskManifest
 from nunatak_server.api.messages import MAX_ITEMS, Message
 from nunatak_server.api.questions import Inputs, Parameters
 
@@ -139,6 +139,15 @@ class PredictManyResponse(Message):
     results: list[TaskResult | TaskError]
 
 
+class RunningCandidate(Message):
+    """A version that runs beside an alias, and its share of the alias's requests."""
+
+    alias: str
+    role: CandidateRole
+    version: int
+    share: float
+
+
 class TaskSummaryResponse(Message):
     """One task; head, labels, method and split depth are those of `version`."""
 
@@ -146,6 +155,7 @@ class TaskSummaryResponse(Message):
     version: int
     versions: list[int]
     aliases: dict[str, int]
+    candidates: list[RunningCandidate]
     head: str
     labels: list[str]
     method: str
@@ -178,6 +188,59 @@ class RollbackRequest(Message):
     """Where an alias is expected to point now."""
 
     expected_version: Version | None = None
+
+
+class CandidateRequest(Message):
+    """What shall run beside an alias, and which version is expected to do so now."""
+
+    version: Version
+    share: Annotated[float, Field(gt=0, le=1)] = Field(
+        description="of the requests that name the alias, or the task alone"
+    )
+    expected_version: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
+        None, description="0 = there must be none yet"
+    )
+
+
+class CandidateEndRequest(Message):
+    """Which version is expected to run beside an alias now."""
+
+    expected_version: Version | None = None
+
+
+class CandidateResponse(Message):
+    """A canary or shadow after it was set, or as it was when it ended."""
+
+    task: str
+    alias: str
+    role: CandidateRole
+    version: int
+    share: float
+    active: bool
+
+
+class DriftCount(Message):
+    """Inputs whose largest difference of scores is at most `up_to` and above the bound before."""
+
+    up_to: float | None = Field(description="null = beyond the last bound")
+    inputs: int
+
+
+class ShadowResponse(Message):
+    """How a shadow has done on this server; counts are of inputs."""
+
+    task: str
+    alias: str
+    version: int
+    shadow_version: int
+    share: float
+    compared: int
+    agreement: float | None
+    errors: int
+    dropped: int
+    mean_drift: float | None
+    max_drift: float | None
+    drift_histogram: list[DriftCount]
 
 
 class AliasResponse(Message):

@@ -40,6 +40,8 @@ class PendingRow:
     """Part of the layers that its trunk row passes."""
     caller: str = ANONYMOUS
     priority: Priority = Priority.NORMAL
+    is_shadow: bool = False
+    """Whether it is computed for comparison alone, in the room that is left."""
 
     @property
     def trunk_key(self) -> Encoding:

@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 
-from nunatak_registry import TaskManifest, TaskReference
+from nunatak_registry import TaskReference, Traffic
 
 # Bounds a hostile stream of `name/1`, `name/2`, ... ; far above the references in real use.
 MAX_CACHED_REFERENCES = 10_000
@@ -11,16 +11,16 @@ MAX_CACHED_REFERENCES = 10_000
 class References:
     """Resolves references, each once; belongs to the event loop thread."""
 
-    def __init__(self, resolve: Callable[[TaskReference], Awaitable[TaskManifest]]) -> None:
+    def __init__(self, resolve: Callable[[TaskReference], Awaitable[Traffic]]) -> None:
         self._resolve = resolve
-        self._resolved: dict[TaskReference, TaskManifest] = {}
+        self._resolved: dict[TaskReference, Traffic] = {}
         self._epoch = 0
 
-    def known(self, reference: TaskReference) -> TaskManifest | None:
+    def known(self, reference: TaskReference) -> Traffic | None:
         """Return what a reference means if that is known; never waits."""
         return self._resolved.get(reference)
 
-    async def resolve(self, reference: TaskReference) -> TaskManifest:
+    async def resolve(self, reference: TaskReference) -> Traffic:
         """Return what a reference means, from memory as long as the registry has not changed.
 
         Raises:
@@ -30,13 +30,13 @@ class References:
         if known is not None:
             return known
         epoch = self._epoch
-        manifest = await self._resolve(reference)
+        traffic = await self._resolve(reference)
         # An answer from before a change must not outlive it.
         if epoch == self._epoch and len(self._resolved) < MAX_CACHED_REFERENCES:
-            self._resolved[reference] = manifest
-        return manifest
+            self._resolved[reference] = traffic
+        return traffic
 
-    async def look_up(self, reference: TaskReference) -> TaskManifest:
+    async def look_up(self, reference: TaskReference) -> Traffic:
         """Ask the registry what a reference means, even if that is known; raises as `resolve`."""
         return await self._resolve(reference)
 

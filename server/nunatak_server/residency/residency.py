@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from nunatak_artifact import LoadedTask
-from nunatak_registry import TaskManifest, TaskReference
+from nunatak_registry import TaskManifest, TaskReference, Traffic
 from nunatak_server.residency.keys import key_of
 from nunatak_server.residency.loads import Loader, Loads, ResidencyObserver
 from nunatak_server.residency.references import References
@@ -37,7 +37,7 @@ class Residency:
     def __init__(
         self,
         *,
-        resolve: Callable[[TaskReference], Awaitable[TaskManifest]],
+        resolve: Callable[[TaskReference], Awaitable[Traffic]],
         loader: Loader,
         budget_bytes: int,
         observer: ResidencyObserver,
@@ -48,11 +48,11 @@ class Residency:
         self._shelf = Shelf(budget_bytes=budget_bytes)
         self._loads = Loads(loader, shelf=self._shelf, observer=observer, clock=clock)
 
-    def known(self, reference: TaskReference) -> TaskManifest | None:
+    def known(self, reference: TaskReference) -> Traffic | None:
         """Return what a reference means if that is known; never waits."""
         return self._references.known(reference)
 
-    async def resolve(self, reference: TaskReference) -> TaskManifest:
+    async def resolve(self, reference: TaskReference) -> Traffic:
         """Return what a reference means, from memory as long as the registry has not changed.
 
         Raises:
@@ -60,7 +60,7 @@ class Residency:
         """
         return await self._references.resolve(reference)
 
-    async def look_up(self, reference: TaskReference) -> TaskManifest:
+    async def look_up(self, reference: TaskReference) -> Traffic:
         """Ask the registry what a reference means, even if that is known; raises as `resolve`."""
         return await self._references.look_up(reference)
 
@@ -135,6 +135,10 @@ class Residency:
         self._loads.count_evicted(len(versions))
         self._loads.start_waiting()
         return versions
+
+    def is_resident(self, manifest: TaskManifest) -> bool:
+        """Tell whether a version is in memory, which it comes into by passing its probe."""
+        return self._shelf.get(key_of(manifest)) is not None
 
     def resident(self) -> tuple[LoadedTask, ...]:
         """Return the versions in memory, ordered by task and version."""

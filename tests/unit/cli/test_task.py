@@ -57,6 +57,7 @@ def test_list_as_json_has_the_shape_of_the_server(place: tuple[str, str]) -> Non
                 "version": 2,
                 "versions": [1, 2, 3],
                 "aliases": {"prod": 2},
+                "candidates": [],
                 "head": "sequence_classification",
                 "labels": ["no", "yes"],
                 "method": "head",

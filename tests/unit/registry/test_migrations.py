@@ -31,6 +31,7 @@ def make_old(folder: Path) -> None:
     """Take a registry of this release back to schema version 1."""
     write(
         folder,
+        "DROP TABLE nunatak_candidates; DROP TABLE nunatak_candidate_events; "
         "DROP TABLE nunatak_holds; DROP TABLE nunatak_retired_blobs; "
         "UPDATE nunatak_state SET schema_version = 1",
     )

@@ -32,6 +32,7 @@ from nunatak_server.readiness import Readiness, State
 from nunatak_server.residency.residency import Residency
 from nunatak_server.service import PredictionService, RequestLimits, Stages
 from nunatak_server.tokenization import Tokenization
+from nunatak_server.traffic.control import TrafficControl
 
 LOGITS = [0.0, 1.0]
 
@@ -111,6 +112,7 @@ def make_bench(
         residency=residency,
         tokenization=Tokenization(backbone.tokenizer, num_threads=1),
         engine=engine,
+        traffic=TrafficControl(residency=residency, join=backbone.tokenizer.join, tolerance=0.1),
     )
     service = PredictionService(
         readiness=readiness,

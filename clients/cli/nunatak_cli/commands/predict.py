@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from nunatak_cli.errors import InvalidOptionError
 from nunatak_cli.failures import needs_extra
 from nunatak_cli.options import AggregationName, BackboneOption, JsonOption, RegistryOption
 from nunatak_cli.output import console, print_json
@@ -44,6 +45,10 @@ def predict(  # noqa: PLR0913 - one parameter per option is how typer works
             metavar="URL", help="Ask this server. Absent: load the tasks into this process."
         ),
     ] = None,
+    stream: Annotated[
+        bool,
+        typer.Option("--stream", help="Print each task's answer as it comes; with --server."),
+    ] = False,
     registry: RegistryOption = None,
     backbone: BackboneOption = None,
     as_json: JsonOption = False,
@@ -54,6 +59,14 @@ def predict(  # noqa: PLR0913 - one parameter per option is how typer works
 
     source = source_of(text, pair=pair, question=question, documents=document or ())
     parameters = parameters_of(source, aggregation=aggregation)
+    if stream:
+        from nunatak_cli.streaming import print_stream
+
+        if server is None:
+            raise InvalidOptionError("--stream needs a server that streams; name it with --server")
+        if not print_stream(server, source, task, parameters=parameters, as_json=as_json):
+            raise typer.Exit(1)
+        return
     if server is not None:
         from nunatak_cli.asking import ask_server
 

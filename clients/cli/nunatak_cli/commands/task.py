@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from nunatak_cli.commands.exchange import export, import_, pull, push
+from nunatak_cli.commands.rollout import canary, shadow
 from nunatak_cli.failures import needs_extra
 from nunatak_cli.options import (
     AliasOption,
@@ -32,6 +33,8 @@ EXAMPLES = {
     "history": "nunatak task history tone --alias prod",
     "promote": "nunatak task promote tone 3 --alias prod --expect 2",
     "rollback": "nunatak task rollback tone --alias prod",
+    "canary": "nunatak task canary tone --version 4 --share 0.1",
+    "shadow": "nunatak task shadow tone --version 5 --share 0.5",
     "verify": "nunatak task verify --probe",
     "import": "nunatak task import ./finetuned --task tone --backbone bert-base-uncased",
     "export": "nunatak task export tone@prod ./tone --format transformers",
@@ -57,6 +60,8 @@ def task_app() -> typer.Typer:
         "history": history,
         "promote": promote,
         "rollback": rollback,
+        "canary": canary,
+        "shadow": shadow,
         "verify": verify,
         "import": import_,
         "export": export,
@@ -142,17 +147,26 @@ def history(
     registry: RegistryOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show every move of a task's aliases, oldest first."""
+    """Show every move of a task's aliases, and what ran beside them, oldest first."""
+    from nunatak_cli.views.rollouts import candidate_json
     from nunatak_cli.views.tasks import event_json, history_table
 
     with existing_registry(registry) as opened:
         aliases = opened.task(name).aliases if alias is None else [alias]
         moves = [move for each in aliases for move in opened.history(name, each)]
+        changes = [it for each in aliases for it in opened.rollouts.history(name, each)]
     moves.sort(key=lambda move: move.at)
+    changes.sort(key=lambda change: change.at)
     if as_json:
-        print_json({"task": name, "events": [event_json(move) for move in moves]})
+        print_json(
+            {
+                "task": name,
+                "events": [event_json(move) for move in moves],
+                "candidates": [candidate_json(change) for change in changes],
+            }
+        )
     elif moves:
-        console().print(history_table(moves))
+        console().print(history_table(moves, changes))
     else:
         error_console().print(f"task {name!r} has no aliases; its newest version is served")
 

@@ -50,6 +50,16 @@ def answer_table(answers: Iterable[Answer]) -> Table:
     return table
 
 
+def answer_line(answer: Answer) -> Text:
+    """One task in one line."""
+    version = "" if answer.version is None else f" (version {answer.version})"
+    name = (f"{answer.reference}{version}: ", "cyan")
+    if answer.error_code is not None:
+        return Text.assemble(name, (f"error [{answer.error_code}]: {answer.error_message}", "red"))
+    shown = ", ".join(f"{_text(it)} {it['score']:.4f}" for it in answer.items[:SHOWN_ITEMS])
+    return Text.assemble(name, shown or "nothing found")
+
+
 def _text(item: Item) -> str:
     match item:
         case {"label": label}:

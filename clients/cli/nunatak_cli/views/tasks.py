@@ -7,7 +7,13 @@ from pydantic import JsonValue
 from rich.table import Table
 from rich.text import Text
 
-from nunatak_registry import AliasEvent, TaskManifest, TaskSummary
+from nunatak_registry import (
+    AliasEvent,
+    CandidateEvent,
+    CandidateEventKind,
+    TaskManifest,
+    TaskSummary,
+)
 from nunatak_registry.wording import method_text, shared_text
 
 SHOWN_LABELS = 5
@@ -35,20 +41,27 @@ def task_table(tasks: Iterable[TaskSummary]) -> Table:
     return table
 
 
-def history_table(events: Iterable[AliasEvent]) -> Table:
-    """One row per move, oldest first."""
+def history_table(events: Iterable[AliasEvent], changes: Iterable[CandidateEvent] = ()) -> Table:
+    """One row per move and per change of what runs beside an alias, oldest first."""
     table = Table(box=None, header_style="bold")
     for heading in ("when", "alias", "what", "from", "to"):
         table.add_column(heading)
-    for event in events:
-        table.add_row(
-            moment(event.at),
-            event.alias,
-            event.kind.value,
-            "-" if event.from_version is None else str(event.from_version),
-            str(event.to_version),
-        )
+    # A move comes before the ends that it brings about, which happen at the same time.
+    for event in sorted((*events, *changes), key=lambda event: event.at):
+        table.add_row(moment(event.at), *_history_cells(event))
     return table
+
+
+def _history_cells(event: AliasEvent | CandidateEvent) -> tuple[str, str, str, str]:
+    if isinstance(event, AliasEvent):
+        before = "-" if event.from_version is None else str(event.from_version)
+        return event.alias, event.kind.value, before, str(event.to_version)
+    it = event.candidate
+    match event.kind:
+        case CandidateEventKind.SET:
+            return it.alias, it.role.value, "-", f"{it.version} ({it.share:.2%})"
+        case CandidateEventKind.END:
+            return it.alias, f"{it.role.value} end", str(it.version), "-"
 
 
 def moved_line(event: AliasEvent) -> Text:
@@ -67,6 +80,10 @@ def summary_json(task: TaskSummary) -> dict[str, JsonValue]:
         "version": manifest.version,
         "versions": list(task.versions),
         "aliases": dict(task.aliases),
+        "candidates": [
+            {"alias": it.alias, "role": it.role.value, "version": it.version, "share": it.share}
+            for it in task.candidates
+        ],
         "head": manifest.head.kind.value,
         "labels": list(manifest.head.labels),
         "method": manifest.method.kind,

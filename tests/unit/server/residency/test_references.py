@@ -37,8 +37,8 @@ def test_an_answer_from_before_a_change_is_not_kept(store: FakeStore) -> None:
         residency.invalidate()
         store.may_resolve.set()
 
-        assert (await old).version == 1
-        assert (await residency.resolve(reference)).version == 2
+        assert (await old).manifest.version == 1
+        assert (await residency.resolve(reference)).manifest.version == 2
         await residency.aclose()
 
     run(scenario())

@@ -1,0 +1,123 @@
+"""Rollouts: setting, changing and ending the candidates beside aliases."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from datetime import datetime
+
+from nunatak_registry.candidates import (
+    Candidate,
+    CandidateEvent,
+    CandidateEventKind,
+    CandidateRole,
+    check_candidate,
+    check_expected_candidate,
+)
+from nunatak_registry.errors import CandidateNotFoundError
+from nunatak_registry.index import Change, Index
+from nunatak_registry.lookups import find_version, require_alias, require_task
+from nunatak_registry.names import TaskReference, check_alias_name, check_task_name
+
+
+class Rollouts:
+    """The candidates of one registry. Safe to share between threads and between processes."""
+
+    def __init__(
+        self,
+        *,
+        index: Index,
+        writing: Callable[[], AbstractContextManager[Change]],
+        clock: Callable[[], datetime],
+    ) -> None:
+        self._index = index
+        self._writing = writing
+        self._clock = clock
+
+    def set(self, candidate: Candidate, *, expected_version: int | None = None) -> CandidateEvent:
+        """Let a version run beside an alias, in the place of the candidate of its role.
+
+        Compare-and-swap: nothing changes unless `expected_version` is the candidate of that role
+        now (0: there must be none; None: whatever there is). An equal candidate is left alone.
+
+        Raises:
+            TaskNotFoundError: no such task.
+            AliasNotFoundError: the task has no such alias.
+            VersionNotFoundError: the task has no such version.
+            InvalidCandidateError: the version cannot stand beside the one the alias points to.
+            CandidateConflictError: another candidate is there than expected.
+        """
+        task, alias, role = _checked_place(candidate.task, candidate.alias, candidate.role)
+        with self._writing() as change:
+            require_task(change, task)
+            base = TaskReference(task=task, version=require_alias(change, task, alias))
+            wanted = TaskReference(task=task, version=candidate.version)
+            check_candidate(
+                candidate,
+                base=find_version(change, base).parse(),
+                manifest=find_version(change, wanted).parse(),
+            )
+            current = change.candidate(task, alias, role)
+            check_expected_candidate((task, alias, role), expected_version, current)
+            if candidate == current:
+                return change.candidate_history(task, alias, role)[-1]
+            event = CandidateEvent(
+                kind=CandidateEventKind.SET, candidate=candidate, at=self._clock()
+            )
+            change.set_candidate(event)
+            return event
+
+    def end(
+        self, task: str, alias: str, role: CandidateRole, *, expected_version: int | None = None
+    ) -> CandidateEvent:
+        """Let an alias's requests be its own version's alone again.
+
+        Raises:
+            TaskNotFoundError: no such task.
+            AliasNotFoundError: the task has no such alias.
+            CandidateNotFoundError: there is no candidate of this role.
+            CandidateConflictError: another candidate is there than expected.
+        """
+        _checked_place(task, alias, role)
+        with self._writing() as change:
+            require_task(change, task)
+            require_alias(change, task, alias)
+            current = change.candidate(task, alias, role)
+            check_expected_candidate((task, alias, role), expected_version, current)
+            if current is None:
+                raise CandidateNotFoundError(task, alias, role)
+            event = CandidateEvent(kind=CandidateEventKind.END, candidate=current, at=self._clock())
+            change.end_candidate(event)
+            return event
+
+    def get(self, task: str, alias: str, role: CandidateRole) -> Candidate:
+        """Return the candidate of a role beside an alias.
+
+        Raises:
+            TaskNotFoundError: no such task.
+            AliasNotFoundError: the task has no such alias.
+            CandidateNotFoundError: there is none.
+        """
+        _checked_place(task, alias, role)
+        with self._index.reading() as snapshot:
+            require_task(snapshot, task)
+            require_alias(snapshot, task, alias)
+            found = snapshot.candidate(task, alias, role)
+        if found is None:
+            raise CandidateNotFoundError(task, alias, role)
+        return found
+
+    def history(self, task: str, alias: str) -> list[CandidateEvent]:
+        """Return every change of the candidates beside an alias, oldest first.
+
+        Raises:
+            TaskNotFoundError: no such task.
+            AliasNotFoundError: the task has no such alias.
+        """
+        check_alias_name(alias)
+        with self._index.reading() as snapshot:
+            require_task(snapshot, check_task_name(task))
+            require_alias(snapshot, task, alias)
+            return snapshot.candidate_history(task, alias)
+
+
+def _checked_place(task: str, alias: str, role: CandidateRole) -> tuple[str, str, CandidateRole]:
+    return check_task_name(task), check_alias_name(alias), role

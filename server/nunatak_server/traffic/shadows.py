@@ -1,0 +1,193 @@
+"""Shadows: runs a candidate on the texts of the version that answers, and compares the two.
+
+The rows of both are handed to the engine together, so that they share trunk rows in one batch.
+Nobody waits for a shadow: what becomes of it is awaited by a task of its own, beside the answer.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, islice
+
+from nunatak_registry import TaskManifest
+from nunatak_server.asking import PlannedRow
+from nunatak_server.batching.rows import PendingRow, RowAnswer, RowOutcome
+from nunatak_server.errors import TaskError
+from nunatak_server.inputs import TaskInput
+from nunatak_server.outputs import Output, ReadRow, output_of
+from nunatak_server.postprocess import Join
+from nunatak_server.residency.keys import VersionKey, key_of
+from nunatak_server.residency.residency import Lease, Residency
+from nunatak_server.tokenization import Encodings
+from nunatak_server.traffic.comparison import FULL_OPTIONS, Comparison, compare_outputs
+from nunatak_server.traffic.metrics import TrafficMetrics
+from nunatak_server.traffic.proving import Proving
+from nunatak_server.traffic.reports import Reports, pair_of
+
+PAUSE_S = 60.0
+"""How long a shadow that failed is not run: a batch that it breaks is computed twice."""
+MAX_RUNNING = 64
+"""Runs whose outcome is open; beyond it shadows are dropped."""
+MAX_LOGITS_ON_LOOP = 500
+"""Comparing more would hold up the event loop for more than a millisecond."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShadowRun:
+    """What the shadow of one task of a request is to do: a row for each of its encodings."""
+
+    answered: TaskManifest
+    shadow: TaskManifest
+    inputs: Sequence[TaskInput]
+    encodings: Sequence[Encodings]
+    """What the version that answers reads, by input."""
+    shadow_encodings: Sequence[Encodings]
+    rows: tuple[PlannedRow, ...]
+    deadline: float
+
+
+class Shadows:
+    """Runs shadows; belongs to the event loop thread."""
+
+    def __init__(
+        self,
+        *,
+        residency: Residency,
+        proving: Proving,
+        metrics: TrafficMetrics,
+        join: Join,
+        tolerance: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self.reports = Reports()
+        self._residency = residency
+        self._proving = proving
+        self._metrics = metrics
+        self._join = join
+        self._tolerance = tolerance
+        self._clock = clock
+        self._paused_until: dict[VersionKey, float] = {}
+        self._running: set[asyncio.Task[None]] = set()
+
+    def start(self, run: ShadowRun, answered: Sequence[PendingRow]) -> Sequence[PendingRow]:
+        """Return the shadow's rows, to be submitted with those of the version that answers.
+
+        None, and the run counts as dropped, while the shadow is not in memory or has just failed.
+        """
+        key = key_of(run.shadow)
+        is_paused = self._clock() < self._paused_until.get(key, 0.0)
+        if is_paused or len(self._running) >= MAX_RUNNING:
+            self._drop(run)
+            return ()
+        lease = self._residency.lease_resident(run.shadow)
+        if lease is None:
+            self._proving.warm(run.shadow)
+            self._drop(run)
+            return ()
+        rows = [self._pending(row, lease, run.deadline) for row in run.rows]
+        running = asyncio.create_task(self._follow(run, answered, rows))
+        self._running.add(running)
+        # Not in the task itself: one that is cancelled before it begins never runs.
+        running.add_done_callback(partial(self._end, rows, lease))
+        return rows
+
+    async def aclose(self) -> None:
+        """Let go of what is open."""
+        running = list(self._running)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    def _end(self, rows: Sequence[PendingRow], lease: Lease, running: asyncio.Task[None]) -> None:
+        self._running.discard(running)
+        for row in rows:
+            row.future.cancel()
+        lease.release()
+
+    async def _follow(
+        self, run: ShadowRun, answered: Sequence[PendingRow], rows: Sequence[PendingRow]
+    ) -> None:
+        await asyncio.wait([row.future for row in answered])
+        if any(row.is_cancelled for row in answered):
+            # Its caller has gone or was too late: there is nothing to compare with.
+            return
+        await asyncio.wait([row.future for row in rows])
+        await self._conclude(
+            run,
+            [row.future.result() for row in answered],
+            [row.future.result() for row in rows],
+        )
+
+    async def _conclude(
+        self, run: ShadowRun, answered: Sequence[RowOutcome], shadow: Sequence[RowOutcome]
+    ) -> None:
+        own = [it for it in answered if isinstance(it, RowAnswer)]
+        other = [it for it in shadow if isinstance(it, RowAnswer)]
+        if any(isinstance(outcome, TaskError) for outcome in shadow):
+            self._fail(run)
+        elif len(other) < len(shadow):
+            self._drop(run)
+        elif len(own) == len(answered):
+            await self._compare(run, own, other)
+
+    async def _compare(
+        self, run: ShadowRun, own: Sequence[RowAnswer], other: Sequence[RowAnswer]
+    ) -> None:
+        if sum(len(answer.logits) for answer in own) <= MAX_LOGITS_ON_LOOP:
+            comparisons = self._comparisons(run, own, other)
+        else:
+            comparisons = await asyncio.to_thread(self._comparisons, run, own, other)
+        self.reports.add_comparisons(pair_of(run.answered, run.shadow), comparisons)
+        for comparison in comparisons:
+            self._metrics.observe_comparison(run.answered.task, comparison)
+
+    def _comparisons(
+        self, run: ShadowRun, own: Sequence[RowAnswer], other: Sequence[RowAnswer]
+    ) -> list[Comparison]:
+        outputs = self._outputs(run.answered, run.inputs, run.encodings, own)
+        shadows = self._outputs(run.shadow, run.inputs, run.shadow_encodings, other)
+        return [
+            compare_outputs(run.answered.head, output, shadow, tolerance=self._tolerance)
+            for output, shadow in zip(outputs, shadows, strict=True)
+        ]
+
+    def _outputs(
+        self,
+        manifest: TaskManifest,
+        inputs: Sequence[TaskInput],
+        encodings: Sequence[Encodings],
+        answers: Sequence[RowAnswer],
+    ) -> Iterator[Output]:
+        rows = (
+            ReadRow(encoding=encoding, logits=answer.logits)
+            for encoding, answer in zip(chain.from_iterable(encodings), answers, strict=True)
+        )
+        for item, read in zip(inputs, encodings, strict=True):
+            own = list(islice(rows, len(read)))
+            yield output_of(manifest.head, item, own, options=FULL_OPTIONS, join=self._join)
+
+    def _drop(self, run: ShadowRun) -> None:
+        self.reports.add_dropped(pair_of(run.answered, run.shadow), len(run.inputs))
+        self._metrics.observe_dropped(run.answered.task, len(run.inputs))
+
+    def _fail(self, run: ShadowRun) -> None:
+        self._paused_until[key_of(run.shadow)] = self._clock() + PAUSE_S
+        self.reports.add_errors(pair_of(run.answered, run.shadow), len(run.inputs))
+        self._metrics.observe_errors(run.answered.task, len(run.inputs))
+
+    def _pending(self, row: PlannedRow, lease: Lease, deadline: float) -> PendingRow:
+        manifest = lease.task.manifest
+        return PendingRow(
+            task=manifest.task,
+            version=manifest.version,
+            branch=lease.task.branch,
+            encoding=row.encoding,
+            group=row.group,
+            trunk_tokens=row.trunk_tokens,
+            branch_tokens=row.branch_tokens,
+            deadline=deadline,
+            submitted_at=self._clock(),
+            future=asyncio.get_running_loop().create_future(),
+            is_shadow=True,
+        )

@@ -1,0 +1,93 @@
+"""Doubles for versions in traffic: a service over a fake store, and aliases with candidates."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from doubles.serving import FakeStore, ManualClock, make_residency
+from nunatak_model import Backbone
+from nunatak_registry import SharedTraffic, TaskManifest, TaskReference, Traffic
+from nunatak_server.admission import Admission
+from nunatak_server.asking import RowSink
+from nunatak_server.metrics import Metrics
+from nunatak_server.outputs import PredictionOptions
+from nunatak_server.prediction import PredictionRequest
+from nunatak_server.readiness import Readiness, State
+from nunatak_server.residency.residency import Residency
+from nunatak_server.service import PredictionService, RequestLimits, Stages
+from nunatak_server.tokenization import Tokenization
+from nunatak_server.traffic.control import TrafficControl
+
+OWN = TaskReference(task="tone")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrafficBench:
+    """A service, and what it stands on."""
+
+    service: PredictionService
+    residency: Residency
+    traffic: TrafficControl
+    admission: Admission
+
+
+def make_traffic_bench(
+    backbone: Backbone,
+    store: FakeStore,
+    engine: RowSink,
+    *,
+    draw: Callable[[], float] = lambda: 0.0,
+    clock: ManualClock | None = None,
+) -> TrafficBench:
+    """Return a ready service whose draws are given."""
+    residency, readiness = make_residency(store), Readiness()
+    admission = Admission(max_requests=10, max_tokens=1000)
+    traffic = TrafficControl(
+        residency=residency,
+        join=backbone.tokenizer.join,
+        tolerance=0.1,
+        draw=draw,
+        clock=clock or ManualClock(),
+    )
+    service = PredictionService(
+        readiness=readiness,
+        limits=RequestLimits(max_inputs=8, max_tasks=8, max_text_chars=100),
+        stages=Stages(
+            admission=admission,
+            residency=residency,
+            tokenization=Tokenization(backbone.tokenizer, num_threads=1),
+            engine=engine,
+            traffic=traffic,
+        ),
+        metrics=Metrics(),
+        num_layers=backbone.config.num_layers,
+        join=backbone.tokenizer.join,
+    )
+    readiness.move_to(State.READY)
+    return TrafficBench(service=service, residency=residency, traffic=traffic, admission=admission)
+
+
+def add_versions(
+    store: FakeStore, *, canary: float | None = None, shadow: float | None = None
+) -> tuple[TaskManifest, TaskManifest]:
+    """Let `tone` mean version 1, with version 2 beside it; return both."""
+    store.add("tone", version=2)
+    candidate = store.manifests[OWN]
+    store.add("tone", version=1)
+    own = store.manifests[OWN]
+    store.traffic[OWN] = Traffic(
+        manifest=own,
+        canary=None if canary is None else SharedTraffic(manifest=candidate, share=canary),
+        shadow=None if shadow is None else SharedTraffic(manifest=candidate, share=shadow),
+    )
+    return own, candidate
+
+
+def ask_for(*tasks: str, routing_key: str | None = None) -> PredictionRequest:
+    """Return a request about two texts."""
+    return PredictionRequest(
+        references=tasks,
+        inputs=("a", "b"),
+        options=PredictionOptions(),
+        deadline_s=60,
+        routing_key=routing_key,
+    )

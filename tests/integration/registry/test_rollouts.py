@@ -1,0 +1,192 @@
+"""What every kind of index must do: canaries and shadows beside aliases."""
+
+import pytest
+
+from doubles.drafts import make_draft, publish_many, publish_one
+from nunatak_registry import (
+    AliasNotFoundError,
+    Candidate,
+    CandidateConflictError,
+    CandidateEventKind,
+    CandidateNotFoundError,
+    CandidateRole,
+    InvalidCandidateError,
+    NoPreviousVersionError,
+    ProblemType,
+    Registry,
+    TaskReference,
+    VersionInUseError,
+    VersionNotFoundError,
+)
+
+PROD = TaskReference(task="intent")
+
+
+def candidate(
+    version: int, share: float = 0.1, role: CandidateRole = CandidateRole.CANARY
+) -> Candidate:
+    return Candidate(task="intent", alias="prod", role=role, version=version, share=share)
+
+
+@pytest.fixture
+def promoted(registry: Registry) -> Registry:
+    """A registry whose task has versions 1 to 4, and an alias that went from 1 to 2."""
+    publish_many(registry, 4)
+    registry.promote("intent", "prod", 1)
+    registry.promote("intent", "prod", 2)
+    return registry
+
+
+@pytest.mark.parametrize("role", CandidateRole)
+def test_a_candidate_runs_beside_the_alias_and_not_in_its_place(
+    promoted: Registry, role: CandidateRole
+) -> None:
+    promoted.rollouts.set(candidate(3, 0.25, role))
+
+    traffic = promoted.traffic(PROD)
+    beside = {CandidateRole.CANARY: traffic.canary, CandidateRole.SHADOW: traffic.shadow}
+    found = beside.pop(role)
+    assert (traffic.manifest.version, found and found.share) == (2, 0.25)
+    assert found is not None
+    assert found.manifest.version == 3
+    assert list(beside.values()) == [None]
+    assert promoted.resolve("intent").version == 2
+    assert promoted.task("intent").candidates == (candidate(3, 0.25, role),)
+
+
+@pytest.mark.parametrize("reference", ["intent/2", "intent/3", "intent@other"])
+def test_only_the_alias_itself_has_its_candidates(promoted: Registry, reference: str) -> None:
+    promoted.promote("intent", "other", 2)
+    promoted.rollouts.set(candidate(3))
+
+    assert promoted.traffic(TaskReference.parse(reference)).canary is None
+
+
+def test_a_bare_name_and_the_alias_it_stands_for_share_candidates(promoted: Registry) -> None:
+    promoted.rollouts.set(candidate(3))
+
+    assert promoted.traffic(TaskReference(task="intent", alias="prod")) == promoted.traffic(PROD)
+
+
+@pytest.mark.parametrize("moves", ["promote", "rollback"])
+def test_a_move_of_the_alias_ends_its_candidates_in_the_same_change(
+    promoted: Registry, moves: str
+) -> None:
+    promoted.rollouts.set(candidate(3))
+    promoted.rollouts.set(candidate(4, 1.0, CandidateRole.SHADOW))
+
+    if moves == "promote":
+        promoted.promote("intent", "prod", 3)
+    else:
+        promoted.rollback("intent", "prod")
+
+    traffic = promoted.traffic(PROD)
+    assert (traffic.canary, traffic.shadow) == (None, None)
+    assert [
+        (event.kind, event.candidate.version)
+        for event in promoted.rollouts.history("intent", "prod")
+    ] == [
+        (CandidateEventKind.SET, 3),
+        (CandidateEventKind.SET, 4),
+        (CandidateEventKind.END, 3),
+        (CandidateEventKind.END, 4),
+    ]
+
+
+def test_a_refused_move_leaves_the_candidates(promoted: Registry) -> None:
+    promoted.rollouts.set(candidate(3))
+
+    with pytest.raises(VersionNotFoundError):
+        promoted.promote("intent", "prod", 9)
+    promoted.promote("intent", "prod", 2)
+
+    assert promoted.traffic(PROD).canary is not None
+
+
+def test_candidates_change_by_compare_and_swap(promoted: Registry) -> None:
+    first = promoted.rollouts.set(candidate(3), expected_version=0)
+
+    with pytest.raises(CandidateConflictError) as conflict:
+        promoted.rollouts.set(candidate(4), expected_version=0)
+    assert (conflict.value.expected, conflict.value.actual) == (0, 3)
+    with pytest.raises(CandidateConflictError):
+        promoted.rollouts.end("intent", "prod", CandidateRole.CANARY, expected_version=4)
+    second = promoted.rollouts.set(candidate(4), expected_version=3)
+    third = promoted.rollouts.end("intent", "prod", CandidateRole.CANARY, expected_version=4)
+
+    assert promoted.rollouts.history("intent", "prod") == [first, second, third]
+    with pytest.raises(CandidateNotFoundError):
+        promoted.rollouts.end("intent", "prod", CandidateRole.CANARY)
+
+
+def test_an_equal_candidate_changes_nothing_and_another_share_does(promoted: Registry) -> None:
+    first = promoted.rollouts.set(candidate(3, 0.1))
+    generation = promoted.generation()
+
+    assert promoted.rollouts.set(candidate(3, 0.1)) == first
+    assert promoted.generation() == generation
+    promoted.rollouts.set(candidate(3, 0.5))
+    assert promoted.generation() == generation + 1
+    found = promoted.rollouts.get("intent", "prod", CandidateRole.CANARY)
+    assert found.share == 0.5
+
+
+@pytest.mark.parametrize("role", CandidateRole)
+def test_a_candidate_cannot_be_deleted(promoted: Registry, role: CandidateRole) -> None:
+    promoted.rollouts.set(candidate(3, 0.1, role))
+
+    with pytest.raises(VersionInUseError, match=f"the {role} of alias prod") as refused:
+        promoted.delete("intent", 3)
+
+    assert refused.value.candidates == (f"{role} of alias prod",)
+    promoted.rollouts.end("intent", "prod", role)
+    promoted.delete("intent", 3)
+
+
+@pytest.mark.parametrize("share", [0.0, -0.1, 1.01, float("nan"), float("inf")])
+def test_a_share_lies_above_none_and_up_to_all(promoted: Registry, share: float) -> None:
+    with pytest.raises(InvalidCandidateError, match="share"):
+        promoted.rollouts.set(candidate(3, share))
+
+
+def test_what_the_alias_points_to_is_no_candidate(promoted: Registry) -> None:
+    with pytest.raises(InvalidCandidateError, match="itself"):
+        promoted.rollouts.set(candidate(2))
+
+
+def test_a_candidate_answers_the_same_kind_of_question(promoted: Registry) -> None:
+    draft, blobs = make_draft(seed=7)
+    head = draft.head.model_copy(update={"problem_type": ProblemType.MULTI_LABEL})
+    other = promoted.publish(draft.model_copy(update={"head": head}), blobs)
+
+    with pytest.raises(InvalidCandidateError, match="multi_label"):
+        promoted.rollouts.set(candidate(other.version))
+
+
+def test_a_candidate_needs_its_alias_and_its_version(promoted: Registry) -> None:
+    with pytest.raises(VersionNotFoundError):
+        promoted.rollouts.set(candidate(9))
+    publish_one(promoted, task="bare")
+    with pytest.raises(AliasNotFoundError):
+        promoted.rollouts.set(
+            Candidate(task="bare", alias="prod", role=CandidateRole.CANARY, version=1, share=0.5)
+        )
+
+
+def test_candidates_raise_the_generation_and_keep_the_registry_whole(promoted: Registry) -> None:
+    before = promoted.generation()
+    promoted.rollouts.set(candidate(3))
+    promoted.rollouts.end("intent", "prod", CandidateRole.CANARY)
+
+    assert promoted.generation() == before + 2
+    assert promoted.verify() == []
+
+
+def test_the_next_rollback_is_where_the_rollback_goes(promoted: Registry) -> None:
+    assert promoted.next_rollback("intent", "prod") == (2, 1)
+
+    moved = promoted.rollback("intent", "prod")
+
+    assert (moved.from_version, moved.to_version) == (2, 1)
+    with pytest.raises(NoPreviousVersionError):
+        promoted.next_rollback("intent", "prod")

@@ -1,0 +1,316 @@
+"""Canaries, shadows and streams, as callers and operators see them."""
+
+import asyncio
+import json
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from doubles.backbones import tiny_backbone
+from doubles.serving import running_client, running_server
+from doubles.tasks import publish_tiny_task
+from nunatak_model import Backbone
+from nunatak_registry import Candidate, CandidateRole, Registry, TaskManifest
+
+PREDICT = "/v1/tasks/tone/predict"
+CANARY = "/v1/tasks/tone/aliases/prod/canary"
+SHADOW = "/v1/tasks/tone/aliases/prod/shadow"
+KEYS = [f"user-{number}" for number in range(30)]
+
+
+@pytest.fixture(scope="module")
+def backbone() -> Backbone:
+    return tiny_backbone()
+
+
+@pytest.fixture
+def registry(tmp_path: Path, backbone: Backbone) -> Generator[Registry]:
+    with Registry.open(tmp_path) as opened:
+        for seed in (1, 2, 3):
+            publish_tiny_task(opened, backbone, seed=seed)
+        publish_tiny_task(opened, backbone, task="intent", seed=4)
+        opened.promote("tone", "prod", 1)
+        opened.promote("tone", "prod", 2)
+        yield opened
+
+
+def damage(folder: Path, manifest: TaskManifest) -> None:
+    (file,) = folder.rglob(f"*{manifest.blobs[0].sha256}*")
+    file.unlink()
+
+
+async def served(client: httpx.AsyncClient, key: str | None = None) -> int:
+    headers = {} if key is None else {"x-routing-key": key}
+    answer = await client.post(PREDICT, json={"inputs": "hello"}, headers=headers)
+    assert answer.status_code == 200, answer.text
+    version: int = answer.json()["version"]
+    assert answer.headers["x-task-version"] == f"tone/{version}"
+    return version
+
+
+async def metric(client: httpx.AsyncClient, line: str) -> float:
+    text = (await client.get("/metrics")).text
+    found = [it.rpartition(" ")[2] for it in text.splitlines() if it.startswith(f"{line} ")]
+    return float(found[0]) if found else 0.0
+
+
+async def report_of(client: httpx.AsyncClient, *, inputs: int) -> dict[str, Any]:
+    """Return the shadow's report once it speaks of so many inputs."""
+    async with asyncio.timeout(30):
+        while True:
+            report: dict[str, Any] = (await client.get("/v1/tasks/tone/shadow")).json()
+            if report["compared"] + report["errors"] + report["dropped"] >= inputs:
+                return report
+
+
+def test_a_canary_answers_its_share_and_each_caller_keeps_its_version(
+    backbone: Backbone, registry: Registry
+) -> None:
+    async def scenario() -> None:
+        async with running_client(backbone, registry) as client:
+            started = await client.put(CANARY, json={"version": 3, "share": 0.3})
+            assert started.json() == {
+                "task": "tone",
+                "alias": "prod",
+                "role": "canary",
+                "version": 3,
+                "share": 0.3,
+                "active": True,
+            }
+            first = {key: await served(client, key) for key in KEYS}
+            assert set(first.values()) == {2, 3}
+            assert {key: await served(client, key) for key in KEYS} == first
+
+            await client.put(CANARY, json={"version": 3, "share": 0.8, "expected_version": 3})
+            grown = {key: await served(client, key) for key in KEYS}
+            assert {key for key in KEYS if first[key] == 3} < {
+                key for key in KEYS if grown[key] == 3
+            }
+            shown = (await client.get("/v1/tasks/tone")).json()["candidates"]
+            assert shown == [{"alias": "prod", "role": "canary", "version": 3, "share": 0.8}]
+            told = "nunatak_split_requests_total"
+            for arm in ("alias", "canary"):
+                line = f'{told}{{arm="{arm}",outcome="ok",task="tone"}}'
+                assert await metric(client, line) > 0
+
+            ended = await client.post(f"{CANARY}/end")
+            assert (ended.json()["active"], ended.json()["version"]) == (False, 3)
+            assert {await served(client, key) for key in KEYS} == {2}
+
+    asyncio.run(scenario())
+
+
+def test_a_move_of_the_alias_ends_the_canary_at_once(
+    backbone: Backbone, registry: Registry
+) -> None:
+    async def scenario() -> None:
+        async with running_client(backbone, registry) as client:
+            await client.put(CANARY, json={"version": 3, "share": 1})
+            assert await served(client) == 3
+
+            moved = await client.post("/v1/tasks/tone/aliases/prod/rollback")
+
+            assert moved.json()["version"] == 1
+            assert {await served(client, key) for key in KEYS} == {1}
+            none = await client.post(f"{CANARY}/end")
+            assert (none.status_code, none.json()["code"]) == (404, "candidate_not_found")
+
+    asyncio.run(scenario())
+
+
+def test_a_canary_set_elsewhere_answers_once_it_is_loaded_here(
+    backbone: Backbone, registry: Registry
+) -> None:
+    canary = Candidate(task="tone", alias="prod", role=CandidateRole.CANARY, version=3, share=1.0)
+
+    async def scenario() -> None:
+        async with running_client(backbone, registry) as client:
+            assert await served(client) == 2
+            registry.rollouts.set(canary)
+            async with asyncio.timeout(30):
+                while await served(client) != 3:
+                    pass
+
+    asyncio.run(scenario())
+
+
+def test_a_candidate_that_cannot_be_served_is_refused_and_gets_no_traffic(
+    backbone: Backbone, registry: Registry, tmp_path: Path
+) -> None:
+    sick = publish_tiny_task(registry, backbone, seed=9)
+    damage(tmp_path, sick)
+    elsewhere = Candidate(
+        task="tone", alias="prod", role=CandidateRole.CANARY, version=sick.version, share=1.0
+    )
+
+    async def scenario() -> None:
+        async with running_client(backbone, registry) as client:
+            for path in (CANARY, SHADOW):
+                body = {"version": sick.version, "share": 1.0}
+                refused = await client.put(path, json=body)
+                assert (refused.status_code, refused.json()["code"]) == (503, "corrupt_blob")
+            assert registry.task("tone").candidates == ()
+
+            registry.rollouts.set(elsewhere)
+            async with asyncio.timeout(30):
+                while await metric(client, 'nunatak_loads_total{outcome="failed"}') < 3:
+                    assert await served(client) == 2
+            assert await served(client) == 2
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "code"),
+    [
+        (CANARY, {"version": 2, "share": 0.1}, 422, "invalid_candidate"),
+        (CANARY, {"version": 9, "share": 0.1}, 404, "version_not_found"),
+        (CANARY, {"version": 3, "share": 0}, 422, "invalid_request"),
+        (CANARY, {"version": 3, "share": 1.5}, 422, "invalid_request"),
+        (CANARY, {"version": 3}, 422, "invalid_request"),
+        (CANARY, {"version": 3, "share": 0.1, "expected_version": 1}, 409, "candidate_conflict"),
+        (CANARY.replace("prod", "other"), {"version": 3, "share": 1}, 404, "alias_not_found"),
+        (CANARY.replace("tone", "nope"), {"version": 3, "share": 1}, 404, "task_not_found"),
+        (CANARY.replace("canary", "parrot"), {"version": 3, "share": 1}, 422, "invalid_request"),
+    ],
+)
+def test_a_candidate_that_makes_no_sense_is_refused(
+    backbone: Backbone,
+    registry: Registry,
+    path: str,
+    body: dict[str, float],
+    status: int,
+    code: str,
+) -> None:
+    async def scenario() -> None:
+        async with running_client(backbone, registry) as client:
+            refused = await client.put(path, json=body)
+
+            assert (refused.status_code, refused.json()["code"]) == (status, code)
+            assert refused.headers["content-type"] == "application/problem+json"
+
+    asyncio.run(scenario())
+
+
+def test_a_rollback_loads_its_target_first_and_refuses_one_that_cannot_be_served(
+    backbone: Backbone, registry: Registry, tmp_path: Path
+) -> None:
+    registry.promote("tone", "prod", 3)
+
+    async def scenario() -> None:
+        async with running_client(backbone, registry) as client:
+            assert await served(client) == 3
+            moved = await client.post("/v1/tasks/tone/aliases/prod/rollback")
+            resident = (await client.get("/v1/tasks/tone")).json()["resident_versions"]
+            assert (moved.json()["version"], resident) == (2, [2, 3])
+
+            damage(tmp_path, registry.resolve("tone/1"))
+            refused = await client.post("/v1/tasks/tone/aliases/prod/rollback")
+            assert (refused.status_code, refused.json()["code"]) == (503, "corrupt_blob")
+            assert await served(client) == 2
+
+    asyncio.run(scenario())
+
+
+def test_a_shadow_is_compared_on_the_same_trunk_and_never_seen(
+    backbone: Backbone, registry: Registry
+) -> None:
+    async def scenario() -> None:
+        async with running_client(backbone, registry) as client:
+            alone = (await client.post(PREDICT, json={"inputs": ["one", "two"]})).json()
+            await client.put(SHADOW, json={"version": 3, "share": 1.0})
+            shared = await metric(client, "nunatak_shared_trunk_rows_total")
+
+            beside = (await client.post(PREDICT, json={"inputs": ["one", "two"]})).json()
+            report = await report_of(client, inputs=2)
+
+            assert beside["version"] == 2
+            for own, other in zip(alone["outputs"], beside["outputs"], strict=True):
+                assert [item["label"] for item in own] == [item["label"] for item in other]
+                scores = [item["score"] for item in own]
+                assert [item["score"] for item in other] == pytest.approx(scores, abs=1e-5)
+            assert await metric(client, "nunatak_shared_trunk_rows_total") == shared + 2
+            assert (report["version"], report["shadow_version"], report["share"]) == (2, 3, 1.0)
+            assert (report["compared"], report["errors"], report["dropped"]) == (2, 0, 0)
+            assert 0 <= report["agreement"] <= 1
+            assert 0 < report["mean_drift"] <= report["max_drift"]
+            assert sum(it["inputs"] for it in report["drift_histogram"]) == 2
+            outcomes = [
+                await metric(client, f'nunatak_shadow_inputs_total{{outcome="{it}",task="tone"}}')
+                for it in ("agreed", "differed")
+            ]
+            assert sum(outcomes) == 2
+
+            await client.post(f"{SHADOW}/end")
+            none = await client.get("/v1/tasks/tone/shadow")
+            assert (none.status_code, none.json()["code"]) == (404, "candidate_not_found")
+
+    asyncio.run(scenario())
+
+
+def test_a_fan_out_is_streamed_line_by_line_over_a_socket(
+    backbone: Backbone, registry: Registry
+) -> None:
+    body = {"inputs": ["one", "two"], "tasks": ["tone", "nope", "intent", "tone/1"]}
+    with running_server(backbone, registry) as address, httpx.Client(base_url=address) as client:
+        whole = client.post("/v1/predict", json=body).json()["results"]
+        headers = {"accept": "application/x-ndjson"}
+        with client.stream("POST", "/v1/predict", json=body, headers=headers) as answer:
+            lines = [json.loads(line) for line in answer.iter_lines()]
+        refused = client.post("/v1/predict", json=body | {"inputs": []}, headers=headers)
+
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "application/x-ndjson"
+    assert "x-compute-ms" not in answer.headers
+    assert sorted(line["reference"] for line in lines) == sorted(body["tasks"])
+    by_reference = {line["reference"]: line for line in lines}
+    for expected in whole:
+        line = by_reference[expected["reference"]]
+        timings = line.pop("timings")
+        assert set(timings) == {"queue_ms", "tokenize_ms", "compute_ms", "batch_size"}
+        if "error" in expected:
+            assert line["error"]["code"] == "task_not_found"
+        else:
+            assert (line["version"], line["head"]) == (expected["version"], expected["head"])
+            assert len(line["outputs"]) == 2
+    assert (refused.status_code, refused.json()["code"]) == (422, "invalid_request")
+
+
+@pytest.mark.parametrize(
+    ("accept", "type_"),
+    [
+        ("application/json", "application/json"),
+        ("*/*", "application/json"),
+        ("application/x-ndjson;q=0", "application/json"),
+        ("application/json, application/x-ndjson;q=0.9", "application/x-ndjson"),
+    ],
+)
+def test_only_who_names_lines_gets_lines(
+    backbone: Backbone, registry: Registry, accept: str, type_: str
+) -> None:
+    async def scenario() -> None:
+        async with running_client(backbone, registry) as client:
+            body = {"inputs": "x", "tasks": ["tone"]}
+            answer = await client.post("/v1/predict", json=body, headers={"accept": accept})
+
+            assert answer.headers["content-type"] == type_
+
+    asyncio.run(scenario())
+
+
+def test_a_caller_that_leaves_a_stream_leaves_nothing_behind(
+    backbone: Backbone, registry: Registry
+) -> None:
+    body = {"inputs": "one", "tasks": ["tone", "intent"]}
+    headers = {"accept": "application/x-ndjson"}
+    with running_server(backbone, registry) as address, httpx.Client(base_url=address) as client:
+        for _ in range(5):
+            with client.stream("POST", "/v1/predict", json=body, headers=headers) as answer:
+                next(answer.iter_lines())
+        # Leases have ended: everything may be evicted, and the server answers on.
+        assert client.post(PREDICT, json={"inputs": "x"}).status_code == 200
+        for task in ("tone", "intent"):
+            assert client.post(f"/v1/tasks/{task}/evict").status_code == 200

@@ -1,0 +1,92 @@
+"""Laws of `nunatak task canary` and `nunatak task shadow`."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from doubles.drafts import publish_many
+from doubles.terminals import nunatak
+from nunatak_registry import Registry
+
+OPTIONS = ("--version", "3", "--share", "0.1", "--unprobed")
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[Registry]:
+    """Task `intent` with versions 1 to 3 and `intent@prod` at 2."""
+    with Registry.open(tmp_path) as opened:
+        publish_many(opened, 3)
+        opened.promote("intent", "prod", 2)
+        yield opened
+
+
+@pytest.fixture
+def place(registry: Registry, tmp_path: Path) -> tuple[str, str]:
+    assert registry.task("intent").versions == (1, 2, 3)
+    return ("--registry", str(tmp_path))
+
+
+@pytest.mark.parametrize("role", ["canary", "shadow"])
+def test_a_candidate_is_set_and_ended(
+    registry: Registry, place: tuple[str, str], role: str
+) -> None:
+    ran = nunatak("task", role, "intent", *OPTIONS, *place)
+
+    assert (ran.exit_code, ran.stdout) == (
+        0,
+        f"intent@prod has {role} version 3 on 10.00% of its requests\n",
+    )
+    (found,) = registry.task("intent").candidates
+    assert (found.role, found.version, found.share) == (role, 3, 0.1)
+
+    ended = nunatak("task", role, "intent", "--end", "--expect", "3", "--json", *place).json()
+
+    assert isinstance(ended, dict)
+    assert (ended["kind"], ended["version"]) == ("end", 3)
+    assert registry.task("intent").candidates == ()
+
+
+def test_a_shadow_runs_on_all_requests_unless_told_otherwise(
+    registry: Registry, place: tuple[str, str]
+) -> None:
+    nunatak("task", "shadow", "intent", "--version", "1", "--unprobed", *place)
+
+    assert registry.task("intent").candidates[0].share == 1.0
+
+
+def test_the_history_shows_what_ran_beside_the_alias(
+    registry: Registry, place: tuple[str, str]
+) -> None:
+    nunatak("task", "canary", "intent", *OPTIONS, *place)
+    registry.promote("intent", "prod", 3)
+
+    shown = nunatak("task", "history", "intent", *place).stdout.splitlines()[1:]
+
+    assert [line.split()[2:] for line in shown] == [
+        ["prod", "promote", "-", "2"],
+        ["prod", "canary", "-", "3", "(10.00%)"],
+        ["prod", "promote", "2", "3"],
+        ["prod", "canary", "end", "3", "-"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("canary", "intent", "--version", "3"), "invalid_option"),
+        (("canary", "intent", "--end", "--share", "0.1"), "invalid_option"),
+        (("shadow", "intent"), "invalid_option"),
+        (("shadow", "intent", "--report"), "invalid_option"),
+        (("canary", "intent", "--end"), "candidate_not_found"),
+        (("canary", "intent", *OPTIONS, "--expect", "1"), "candidate_conflict"),
+        (("canary", "intent", "--version", "2", "--share", "1", "--unprobed"), "invalid_candidate"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    place: tuple[str, str], arguments: tuple[str, ...], code: str
+) -> None:
+    ran = nunatak("task", *arguments, *place)
+
+    assert ran.exit_code == 1
+    assert f"error [{code}]" in ran.stderr
