@@ -9,7 +9,7 @@ from fastapi import FastAPI
 
 from nunatak_model import Backbone
 from nunatak_registry import Registry
-from nunatak_server.api import admin, operations, routes
+from nunatak_server.api import admin, operations, pages, routes
 from nunatak_server.api.context import RequestIdMiddleware
 from nunatak_server.api.errors import install_error_handlers
 from nunatak_server.errors import EngineFailedError
@@ -53,12 +53,14 @@ def create_app(
         summary="Many text tasks from one frozen transformer encoder.",
         version=version("nunatak"),
         lifespan=lifespan,
+        # Both of the framework's pages load scripts from elsewhere; `pages` has one that does not.
+        docs_url=None,
         redoc_url=None,
         # A redirect would be built from the Host header, which the caller chooses.
         redirect_slashes=False,
     )
     app.state.settings = settings
-    for module in (routes, admin, operations):
+    for module in (routes, admin, operations, pages):
         app.include_router(module.router)
     install_error_handlers(app)
     app.add_middleware(RequestIdMiddleware)
