@@ -12,6 +12,7 @@ from nunatak_registry import Registry
 from nunatak_server.api import admin, operations, pages, routes
 from nunatak_server.api.context import RequestIdMiddleware
 from nunatak_server.api.errors import install_error_handlers
+from nunatak_server.api.neighbours import open_inference, openai, tei
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.runtime import Runtime, load_serving_backbone
 from nunatak_server.settings import ServerSettings
@@ -60,7 +61,7 @@ def create_app(
         redirect_slashes=False,
     )
     app.state.settings = settings
-    for module in (routes, admin, operations, pages):
+    for module in (routes, admin, operations, pages, tei, openai, open_inference):
         app.include_router(module.router)
     install_error_handlers(app)
     app.add_middleware(RequestIdMiddleware)
