@@ -243,6 +243,18 @@ def test_a_key_is_asked_for_and_kept_in_the_session_alone(page: Page) -> None:
     assert page.evaluate("document.cookie") == ""
 
 
+def test_a_key_for_some_tasks_sees_and_asks_those(page: Page) -> None:
+    for path in ("**/v1/memory", "**/metrics"):
+        page.route(path, lambda route: route.fulfill(status=403, json={"code": "forbidden"}))
+    ask(page, "topic")
+
+    expect(card(page, "topic/1").locator(".score")).to_have_count(2)
+    expect(page.locator("#tasks tr").filter(has_text="topic")).to_contain_text("1 in memory")
+    expect(page.locator("#state")).to_have_text("ready")
+    expect(page.locator("#notice")).to_be_hidden()
+    expect(page.locator("#memory-panel")).to_be_hidden()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_text_stands_out_from_its_background(page: Page, scheme: Any) -> None:  # noqa: ANN401 - a literal
     page.emulate_media(color_scheme=scheme, reduced_motion="reduce")

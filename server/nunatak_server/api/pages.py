@@ -8,6 +8,7 @@ from fastapi import APIRouter, Response
 from starlette.exceptions import HTTPException
 
 from nunatak_server import page
+from nunatak_server.api.limits import StrictRoute
 
 HTML: Final = "text/html; charset=utf-8"
 SCRIPT: Final = "text/javascript; charset=utf-8"
@@ -36,7 +37,7 @@ HEADERS: Final[Mapping[str, str]] = {
     "cache-control": "no-cache",
 }
 
-router = APIRouter(include_in_schema=False)
+router = APIRouter(route_class=StrictRoute, include_in_schema=False)
 
 
 @router.get("/")

@@ -3,7 +3,7 @@
 import { answerCard, failureCard } from "/page/answers.js";
 import { byId, bytes, element, milliseconds, show } from "/page/dom.js";
 import { gained, parse, quantile, total } from "/page/metrics.js";
-import { Refusal, getJson, getText, postJson, storeKey, storedKey } from "/page/server.js";
+import { Refusal, getJson, getText, permitted, postJson, storeKey, storedKey } from "/page/server.js";
 
 const REFRESH_MS = 2000;
 const SHOWN_RATES = 60;
@@ -38,16 +38,23 @@ async function refresh() {
 }
 
 async function readTasks() {
-  const [{ tasks }, memory] = await Promise.all([getJson("/v1/tasks"), getJson("/v1/memory")]);
+  const asked = [getJson("/v1/tasks"), permitted(getJson("/v1/memory"))];
+  const [{ tasks }, memory] = await Promise.all(asked);
   Object.assign(state, { tasks, memory });
   drawSummary();
   drawChips();
-  drawMemory();
   drawTasks();
+  byId("memory-panel").hidden = !memory;
+  if (memory) {
+    drawSavings();
+    drawMemory();
+  }
 }
 
 async function readMetrics() {
-  const samples = parse(await getText("/metrics"));
+  const text = await permitted(getText("/metrics"));
+  if (text === null) return;
+  const samples = parse(text);
   const now = performance.now();
   const before = state.samples;
   const answers = total(samples, "nunatak_requests_total");
@@ -87,15 +94,19 @@ function notice(text) {
 }
 
 function drawSummary() {
-  const { memory, info, tasks } = state;
+  const { info, tasks } = state;
+  show("summary", `${tasks.length} text tasks from one frozen backbone: ${info.backbone.name}, ${info.device}.`);
+  const held = tasks.filter((it) => it.resident_versions.length > 0);
+  show("resident", `${held.length} of ${tasks.length}`);
+}
+
+function drawSavings() {
+  const { memory } = state;
   const saved = memory.tasks.length ? `${Math.round(100 * memory.saved_share)} %` : "–";
   show("saved", saved);
   const against = `${bytes(memory.shared_bytes)}, not ${bytes(memory.dedicated_bytes)}`;
   show("saved-note", memory.tasks.length ? against : "no task in memory yet");
-  const names = new Set(memory.tasks.map((it) => it.task));
-  show("resident", `${names.size} of ${tasks.length}`);
   show("resident-note", `${bytes(memory.tiers.device.bytes)} of ${bytes(memory.tiers.device.budget_bytes)}`);
-  show("summary", `${tasks.length} text tasks from one frozen backbone: ${info.backbone.name}, ${info.device}.`);
   const { hits, misses, saved_tokens: tokens } = memory.trunk_cache;
   show("cache", hits + misses ? `${Math.round((100 * hits) / (hits + misses))} %` : "–");
   show("cache-note", `${tokens.toLocaleString("en")} tokens not computed`);
@@ -187,8 +198,9 @@ function layersOf(task) {
 }
 
 function placesOf(task) {
+  if (task.resident_versions.length === 0) return ["in the store"];
+  if (!state.memory) return task.resident_versions.map((it) => tag(`${it} in memory`, "here"));
   const held = state.memory.tasks.filter((it) => it.task === task.name);
-  if (held.length === 0) return ["in the store"];
   return held.map((it) =>
     tag(`${it.version} ${it.pinned ? "pinned" : "in memory"}: ${bytes(it.bytes)}`, it.pinned ? "pinned" : "here"),
   );

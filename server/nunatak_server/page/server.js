@@ -28,6 +28,16 @@ export async function getText(path) {
   return (await send(path)).text();
 }
 
+/** What an answer says, or null where the key is for less than that. */
+export async function permitted(answer) {
+  try {
+    return await answer;
+  } catch (error) {
+    if (error instanceof Refusal && error.status === 403) return null;
+    throw error;
+  }
+}
+
 /** Post JSON; returns the answer and where the time went. */
 export async function postJson(path, body) {
   const started = performance.now();

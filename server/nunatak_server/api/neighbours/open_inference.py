@@ -12,7 +12,6 @@ from fastapi import APIRouter, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import Field, ValidationError
 
-from nunatak_registry import TaskReference
 from nunatak_server.api.messages import MAX_ITEMS, Message
 from nunatak_server.api.neighbours.tensors import (
     PARAMETERS,
@@ -27,6 +26,7 @@ from nunatak_server.api.neighbours.translation import (
     TranslatedRoute,
     ask_task,
     explained,
+    find_task,
 )
 from nunatak_server.api.questions import Parameters
 from nunatak_server.api.replies import reply
@@ -174,10 +174,8 @@ async def ready(request: Request) -> Response:
 @router.get("/models/{task}/versions/{version}", response_model=ModelMetadata)
 async def model_metadata(request: Request, task: str, version: str | None = None) -> Response:
     """Tell what a task reads and answers; `{task}` may name an alias."""
-    runtime = runtime_of(request)
-    reference = TaskReference.parse(reference_text(task, version))
-    manifest = await runtime.residency.resolve(reference)
-    summary = await runtime.catalog.task(reference.task)
+    manifest = await find_task(request, task, version)
+    summary = await runtime_of(request).catalog.task(manifest.task)
     head = manifest.head
     return reply(
         {
@@ -194,10 +192,8 @@ async def model_metadata(request: Request, task: str, version: str | None = None
 @router.get("/models/{task}/versions/{version}/ready", response_model=ModelReady)
 async def model_ready(request: Request, task: str, version: str | None = None) -> Response:
     """Answer 200 if a task can be asked; one that is not in memory is loaded when it is."""
-    runtime = runtime_of(request)
-    runtime.readiness.check()
-    reference = TaskReference.parse(reference_text(task, version))
-    manifest = await runtime.residency.resolve(reference)
+    runtime_of(request).readiness.check()
+    manifest = await find_task(request, task, version)
     return reply({"name": manifest.task, "ready": True})
 
 

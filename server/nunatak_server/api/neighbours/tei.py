@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
-from nunatak_registry import HeadKind, TaskManifest, TaskReference
+from nunatak_registry import HeadKind, TaskManifest
 from nunatak_server.api.messages import MAX_ITEMS, Message
 from nunatak_server.api.neighbours.translation import (
     Problem,
@@ -22,6 +22,7 @@ from nunatak_server.api.neighbours.translation import (
     ask_task,
     embed_texts,
     explained,
+    find_task,
 )
 from nunatak_server.api.replies import reply
 from nunatak_server.api.routes import DeadlineHeader, reference_text, runtime_of
@@ -206,8 +207,7 @@ async def embed(
 async def task_info(request: Request, task: str, version: str | None = None) -> Response:
     """Tell what a task is, in the words for a model."""
     runtime = runtime_of(request)
-    reference = TaskReference.parse(reference_text(task, version))
-    manifest = await runtime.residency.resolve(reference)
+    manifest = await find_task(request, task, version)
     kind = {_model_kind(manifest): _labels(manifest.head.labels)}
     return reply(_info(runtime, manifest.reference, None, kind, manifest.max_length))
 
@@ -225,9 +225,8 @@ async def backbone_info(request: Request) -> Response:
 @router.get("/tasks/{task}/{version}/health", response_class=Response)
 async def task_health(request: Request, task: str, version: str | None = None) -> Response:
     """Answer 200 while the server takes requests and the task exists."""
-    runtime = runtime_of(request)
-    runtime.readiness.check()
-    await runtime.residency.resolve(TaskReference.parse(reference_text(task, version)))
+    runtime_of(request).readiness.check()
+    await find_task(request, task, version)
     return Response()
 
 

@@ -7,11 +7,12 @@ import orjson
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 
+from nunatak_registry import TaskManifest, TaskReference
 from nunatak_server.api.context import request_id_of
 from nunatak_server.api.errors import ProjectError, headers_of, problem_of, problem_of_invalid
 from nunatak_server.api.limits import StrictRoute
 from nunatak_server.api.replies import TASK_VERSION_HEADER, timing_headers
-from nunatak_server.api.routes import runtime_of
+from nunatak_server.api.routes import reference_text, runtime_of
 from nunatak_server.embedding import EmbeddingRequest, Embeddings
 from nunatak_server.inputs import TaskInput
 from nunatak_server.outputs import PredictionOptions
@@ -83,6 +84,16 @@ async def ask_task(
         raise result.error
     headers = timing_headers(prediction.timings)
     return result, {**headers, TASK_VERSION_HEADER: f"{result.task}/{result.version}"}
+
+
+async def find_task(request: Request, task: str, version: str | None) -> TaskManifest:
+    """Return the manifest of the version that a path means.
+
+    Raises:
+        RegistryError: no such task, version or alias, or the store cannot be read.
+    """
+    reference = TaskReference.parse(reference_text(task, version))
+    return await runtime_of(request).catalog.resolve(reference)
 
 
 async def embed_texts(
