@@ -15,10 +15,12 @@ SCRIPT: Final = "text/javascript; charset=utf-8"
 
 MEDIA_TYPES: Final[Mapping[str, str]] = {
     "answers.js": SCRIPT,
+    "asking.js": SCRIPT,
     "docs.js": SCRIPT,
     "dom.js": SCRIPT,
     "icon.svg": "image/svg+xml",
     "metrics.js": SCRIPT,
+    "panels.js": SCRIPT,
     "page.css": "text/css; charset=utf-8",
     "page.js": SCRIPT,
     "server.js": SCRIPT,
