@@ -318,25 +318,3 @@ def test_the_api_page_lists_every_route_without_help_from_elsewhere(page: Page) 
     routes = [(path, verb) for path, verbs in schema["paths"].items() for verb in verbs]
     expect(page.locator("#routes details")).to_have_count(len(routes))
     expect(page.locator("#schemas details")).to_have_count(len(schema["components"]["schemas"]))
-
-
-@pytest.mark.parametrize("path", ["/", "/docs", "/page/page.js", "/page/page.css"])
-def test_the_files_of_the_page_allow_nothing_from_elsewhere(page: Page, path: str) -> None:
-    page.goto("/")
-    answer = page.request.get(path)
-
-    policy = answer.headers["content-security-policy"]
-    assert answer.status == 200
-    assert policy.startswith("default-src 'none'")
-    assert "unsafe" not in policy
-    assert "http" not in policy
-
-
-@pytest.mark.parametrize("name", ["nothing.js", "..%2fapp.py", "__init__.py"])
-def test_no_other_file_is_sent(page: Page, name: str) -> None:
-    page.goto("/")
-
-    answer = page.request.get(f"/page/{name}")
-
-    assert answer.status == 404
-    assert answer.json()["code"] == "route_not_found"

@@ -39,23 +39,24 @@ HEADERS: Final[Mapping[str, str]] = {
     "cache-control": "no-cache",
 }
 
+# Plain functions run on threads of the framework: the event loop reads no disk.
 router = APIRouter(route_class=StrictRoute, include_in_schema=False)
 
 
 @router.get("/")
-async def overview() -> Response:
+def overview() -> Response:
     """Show tasks, memory and speed, and a box to ask in."""
     return _file("index.html", HTML)
 
 
 @router.get("/docs")
-async def docs() -> Response:
+def docs() -> Response:
     """Show the API, without the scripts from elsewhere that the framework's own page loads."""
     return _file("docs.html", HTML)
 
 
 @router.get("/page/{name}")
-async def asset(name: str) -> Response:
+def asset(name: str) -> Response:
     """Send one of the files of the pages."""
     if name not in MEDIA_TYPES:
         raise HTTPException(404)
