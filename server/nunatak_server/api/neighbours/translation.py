@@ -54,7 +54,7 @@ class TranslatedRoute(StrictRoute):
 def explained(problem: Problem) -> str:
     """Return what a problem says in one line, for neighbours that have no list of fields."""
     fields = "; ".join(f"{it['location']}: {it['message']}" for it in problem.get("errors", ()))
-    return f"{problem['detail']} ({fields})" if fields else str(problem["detail"])
+    return f"the request does not follow its schema: {fields}" if fields else problem["detail"]
 
 
 async def ask_task(
