@@ -11,10 +11,11 @@ from nunatak_model import Backbone
 from nunatak_registry import Registry
 from nunatak_server.access.doors import open_door
 from nunatak_server.access.exposure import check_exposure
-from nunatak_server.api import admin, description, operations, routes, traffic
+from nunatak_server.api import admin, description, operations, pages, routes, traffic
 from nunatak_server.api.context import RequestIdMiddleware
 from nunatak_server.api.description import DescribedApp
 from nunatak_server.api.errors import install_error_handlers
+from nunatak_server.api.neighbours import open_inference, openai, tei
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.runtime import Runtime, load_serving_backbone
 from nunatak_server.settings import ServerSettings
@@ -63,14 +64,15 @@ def create_app(
         summary="Many text tasks from one frozen transformer encoder.",
         version=version("nunatak"),
         lifespan=lifespan,
-        # The framework's own routes know nothing of keys.
+        # The framework's routes know nothing of keys, and its pages load scripts from elsewhere.
         openapi_url=None,
         # A redirect would be built from the Host header, which the caller chooses.
         redirect_slashes=False,
     )
     app.state.settings = settings
     app.state.door = door
-    for module in (routes, admin, traffic, operations, description):
+    native = (routes, admin, traffic, operations, pages, description)
+    for module in (*native, tei, openai, open_inference):
         app.include_router(module.router)
     install_error_handlers(app)
     app.add_middleware(RequestIdMiddleware)

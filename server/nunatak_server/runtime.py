@@ -36,6 +36,7 @@ from nunatak_server.cache_metrics import TrunkCacheCollector
 from nunatak_server.catalog import Catalog
 from nunatak_server.compute import BatchCompute
 from nunatak_server.devices import resolve_device, resolve_dtype
+from nunatak_server.embedding import EmbeddingService
 from nunatak_server.engine import Engine
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.holding import VersionHolding
@@ -146,20 +147,29 @@ class Runtime:
         )
         for collector in self.traffic.collectors():
             self.metrics.include(collector)
+        limits = RequestLimits(
+            max_inputs=settings.max_inputs,
+            max_tasks=settings.max_tasks_per_request,
+            max_text_chars=settings.max_text_chars,
+        )
+        stages = Stages(
+            admission=self.admission,
+            residency=self.residency,
+            tokenization=self._tokenization,
+            engine=self._engine,
+            traffic=self.traffic,
+        )
+        self.embedding = EmbeddingService(
+            readiness=self.readiness,
+            limits=limits,
+            stages=stages,
+            metrics=self.metrics,
+            backbone=backbone,
+        )
         self.service = PredictionService(
             readiness=self.readiness,
-            limits=RequestLimits(
-                max_inputs=settings.max_inputs,
-                max_tasks=settings.max_tasks_per_request,
-                max_text_chars=settings.max_text_chars,
-            ),
-            stages=Stages(
-                admission=self.admission,
-                residency=self.residency,
-                tokenization=self._tokenization,
-                engine=self._engine,
-                traffic=self.traffic,
-            ),
+            limits=limits,
+            stages=stages,
             metrics=self.metrics,
             num_layers=backbone.config.num_layers,
             join=backbone.tokenizer.join,

@@ -1,9 +1,8 @@
-"""Routes that describe the API: its OpenAPI schema, and a page that shows it."""
+"""What describes the API: its OpenAPI schema, which the page at `/docs` shows."""
 
 from typing import Any, Final
 
 from fastapi import APIRouter, FastAPI, Request, Response
-from fastapi.openapi.docs import get_swagger_ui_html
 
 from nunatak_registry.names import NAME_PATTERN
 from nunatak_server.api.access import access_to
@@ -40,12 +39,6 @@ router = APIRouter(route_class=StrictRoute, include_in_schema=False)
 async def schema(request: Request) -> Response:
     """Give the OpenAPI schema."""
     return reply(request.app.openapi())
-
-
-@router.get("/docs")
-async def docs(request: Request) -> Response:
-    """Show the schema; the page reads it, so it is of use where no keys are asked for."""
-    return get_swagger_ui_html(openapi_url=SCHEMA_PATH, title=request.app.title)
 
 
 def completed(description: dict[str, Any]) -> dict[str, Any]:
