@@ -6,6 +6,7 @@ ServerError
 +-- AccessError               the caller may not do this
 |   +-- UnauthenticatedError      no key, or none that is valid
 |   +-- InsufficientScopeError    the key is valid, but not for this
+|   +-- CrossSiteError            a browser sends it for a page of another site
 +-- RequestError              what the caller sent cannot be answered as it stands
 |   +-- InvalidJsonError          the body is not strict UTF-8 JSON
 |   +-- InvalidRequestError       a well-formed request with an impossible value
@@ -93,6 +94,18 @@ class InsufficientScopeError(AccessError):
         tasks = " and with all tasks" if spans_tasks else ""
         super().__init__(
             f"this needs a key with the scope '{scope}'{tasks}; ask the operator of the server"
+        )
+
+
+class CrossSiteError(AccessError):
+    """A browser sends it for a page of another site, whose reader did not ask for it."""
+
+    code = "cross_site"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "a page of another site may not change or ask anything here; send the request from a "
+            "program, or from a page of this server"
         )
 
 

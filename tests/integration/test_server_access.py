@@ -308,6 +308,23 @@ def test_the_answers_to_a_tenant_are_those_of_an_open_server(
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(("site", "is_refused"), [("cross-site", True), ("same-origin", False)])
+def test_a_page_of_another_site_changes_nothing_at_an_open_server(
+    backbone: Backbone, registry: Registry, site: str, *, is_refused: bool
+) -> None:
+    """Browsers send requests without a body from any page, and say so."""
+
+    async def scenario() -> None:
+        async with running_client(backbone, registry) as client:
+            for verb, template in ACCESS:
+                headers = {"sec-fetch-site": site}
+                answer = await client.request(verb, filled(template), headers=headers)
+                assert (answer.status_code == 403) == (is_refused and verb != "GET")
+            assert (await client.post(f"/v1/tasks/{MINE}/evict")).status_code == 200
+
+    asyncio.run(scenario())
+
+
 def test_a_stranger_is_refused_before_the_body_is_read(
     backbone: Backbone, registry: Registry, keys: Path
 ) -> None:

@@ -12,7 +12,7 @@ from fastapi import Request
 
 from nunatak_server.access.callers import Caller, Scope
 from nunatak_server.access.doors import Door
-from nunatak_server.errors import InsufficientScopeError, UnauthenticatedError
+from nunatak_server.errors import CrossSiteError, InsufficientScopeError, UnauthenticatedError
 
 _CALLER_KEY: Final = "nunatak_caller"
 _SCHEME: Final = b"bearer"
@@ -98,9 +98,12 @@ def admit(request: Request, needed: Access | None) -> None:
     Raises:
         UnauthenticatedError: no valid key was sent.
         InsufficientScopeError: the key is not for this route.
+        CrossSiteError: a browser sends it, for a page that is not ours.
     """
     if needed is None:
         return
+    if request.method != "GET" and (b"sec-fetch-site", b"cross-site") in request.scope["headers"]:
+        raise CrossSiteError
     presented = presented_key(request.scope["headers"])
     door: Door = request.app.state.door
     caller = door.identify(presented)

@@ -63,6 +63,7 @@ STATUS_OF: Mapping[type[Exception], HTTPStatus] = {
     server.AccessError: HTTPStatus.FORBIDDEN,
     server.UnauthenticatedError: HTTPStatus.UNAUTHORIZED,
     server.InsufficientScopeError: HTTPStatus.FORBIDDEN,
+    server.CrossSiteError: HTTPStatus.FORBIDDEN,
     server.RequestError: HTTPStatus.UNPROCESSABLE_ENTITY,
     server.InvalidJsonError: HTTPStatus.BAD_REQUEST,
     server.InvalidRequestError: HTTPStatus.UNPROCESSABLE_ENTITY,
@@ -207,22 +208,25 @@ def headers_of(error: ProjectError) -> dict[str, str]:
         return {"retry-after": str(RETRY_AFTER_S)}
     if isinstance(error, server.AccessError):
         # Refused before the body was read; what is left of it must not keep the connection busy.
-        return {"www-authenticate": _challenge(error), "connection": "close"}
+        return _challenge(error) | {"connection": "close"}
     if isinstance(error, server.BodyTooLargeError | server.ReceiveTimeoutError):
         # What is left of the body is never read, so the connection cannot be used again.
         return {"connection": "close"}
     return {}
 
 
-def _challenge(error: server.AccessError) -> str:
-    """Say what is asked for (RFC 6750, section 3)."""
+def _challenge(error: server.AccessError) -> dict[str, str]:
+    """Say which key is asked for, if one would help (RFC 6750, section 3)."""
+    realm = 'Bearer realm="nunatak"'
     match error:
         case server.InsufficientScopeError(scope=scope):
-            return f'Bearer realm="nunatak", error="insufficient_scope", scope="{scope}"'
+            return {"www-authenticate": f'{realm}, error="insufficient_scope", scope="{scope}"'}
         case server.UnauthenticatedError(was_presented=True):
-            return 'Bearer realm="nunatak", error="invalid_token"'
+            return {"www-authenticate": f'{realm}, error="invalid_token"'}
+        case server.UnauthenticatedError():
+            return {"www-authenticate": realm}
         case _:
-            return 'Bearer realm="nunatak"'
+            return {}
 
 
 def _response(problem: Mapping[str, Any], *, headers: Mapping[str, str] | None = None) -> Response:
