@@ -89,19 +89,23 @@ class Asking:
         return [next(from_memory) if lease else next(groups)[0] for lease in leases]
 
     async def _ask_cold(self, asked: VersionRows, deadline: float) -> list[Answers]:
+        started = self._clock()
         try:
-            async with asyncio.timeout(deadline - self._clock()):
+            async with asyncio.timeout(deadline - started):
                 lease = await self._residency.lease(asked.manifest)
         except TimeoutError:
             return [DeadlineExceededError()]
         except KNOWN_ERRORS as error:
             return [error]
-        return await self._ask_leased([(asked, lease)], deadline)
+        return await self._ask_leased([(asked, lease)], deadline, load_s=self._clock() - started)
 
     async def _ask_leased(
-        self, asked: Sequence[tuple[VersionRows, Lease]], deadline: float
+        self, asked: Sequence[tuple[VersionRows, Lease]], deadline: float, *, load_s: float = 0.0
     ) -> list[Answers]:
-        rows = [[self._pending(row, lease, deadline) for row in each.rows] for each, lease in asked]
+        rows = [
+            [self._pending(row, lease, deadline, load_s) for row in each.rows]
+            for each, lease in asked
+        ]
         try:
             self._engine.submit([row for group in rows for row in group])
             async with asyncio.timeout(deadline - self._clock()):
@@ -116,7 +120,7 @@ class Asking:
             for _, lease in asked:
                 lease.release()
 
-    def _pending(self, row: PlannedRow, lease: Lease, deadline: float) -> PendingRow:
+    def _pending(self, row: PlannedRow, lease: Lease, deadline: float, load_s: float) -> PendingRow:
         manifest = lease.task.manifest
         return PendingRow(
             task=manifest.task,
@@ -128,6 +132,7 @@ class Asking:
             branch_tokens=row.branch_tokens,
             deadline=deadline,
             submitted_at=self._clock(),
+            load_s=load_s,
             future=asyncio.get_running_loop().create_future(),
         )
 

@@ -8,6 +8,7 @@ import logging
 import math
 from collections.abc import Callable
 from functools import partial
+from importlib.metadata import version
 
 import torch
 
@@ -32,10 +33,14 @@ from nunatak_server.cache_metrics import TrunkCacheCollector
 from nunatak_server.catalog import Catalog
 from nunatak_server.compute import BatchCompute
 from nunatak_server.devices import resolve_device, resolve_dtype
-from nunatak_server.engine import Engine
+from nunatak_server.engine import BatchObservers, Engine
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.holding import VersionHolding
+from nunatak_server.memory import take_stock
 from nunatak_server.metrics import Metrics
+from nunatak_server.observation.records import note_prediction
+from nunatak_server.observation.state import BuildInfo, ServerState
+from nunatak_server.observation.tracing import Tracing
 from nunatak_server.readiness import Readiness, State
 from nunatak_server.residency.host import HostTier
 from nunatak_server.residency.loading import VersionLoading
@@ -81,6 +86,7 @@ class Runtime:
         backbone: Backbone,
         registry: Registry,
         on_fatal: Callable[[EngineFailedError], None],
+        tracing: Tracing | None = None,
     ) -> None:
         self.settings = settings
         self.backbone = backbone
@@ -90,13 +96,20 @@ class Runtime:
         self.metrics = Metrics()
         self.metrics.include(TrunkCacheCollector(lambda: self.trunk_cache.stats))
         self.catalog = Catalog(registry)
+        self._build = BuildInfo(
+            version=version("nunatak"),
+            backbone=backbone.name,
+            device=str(backbone.device),
+            dtype=str(backbone.dtype).removeprefix("torch."),
+        )
         self._on_fatal = on_fatal
+        self.tracing = tracing
         self._engine = Engine(
             compute=BatchCompute(
                 backbone, trunk=self.trunk_cache if settings.trunk_cache_bytes else None
             ),
             limits=settings.batch_limits(longest_row_tokens=backbone.config.max_tokens),
-            observer=self.metrics,
+            observer=BatchObservers(self.metrics, *([tracing] if tracing else [])),
             on_fatal=self._fail,
         )
         self._tokenization = Tokenization(
@@ -117,6 +130,9 @@ class Runtime:
             budget_bytes=task_memory_budget(settings.task_memory_bytes, backbone.device),
             observer=self.metrics,
         )
+        self._admission = Admission(
+            max_requests=settings.max_queued_requests, max_tokens=settings.max_queued_tokens
+        )
         self.service = PredictionService(
             readiness=self.readiness,
             limits=RequestLimits(
@@ -125,15 +141,17 @@ class Runtime:
                 max_text_chars=settings.max_text_chars,
             ),
             stages=Stages(
-                admission=Admission(
-                    max_requests=settings.max_queued_requests,
-                    max_tokens=settings.max_queued_tokens,
-                ),
+                admission=self._admission,
                 residency=self.residency,
                 tokenization=self._tokenization,
                 engine=self._engine,
             ),
             metrics=self.metrics,
+            observers=(
+                self.metrics.observe_prediction,
+                note_prediction,
+                *([tracing.observe_prediction] if tracing else []),
+            ),
             num_layers=backbone.config.num_layers,
             join=backbone.tokenizer.join,
         )
@@ -171,6 +189,19 @@ class Runtime:
         self._watching.add_done_callback(self._check_watch)
         self.readiness.move_to(State.READY)
 
+    def state(self) -> ServerState:
+        """Return what a scrape shows beside what was counted."""
+        return ServerState(
+            build=self._build,
+            readiness=self.readiness.state,
+            num_admitted=self._admission.num_requests,
+            num_admitted_tokens=self._admission.num_tokens,
+            num_alias_moves=self.residency.num_moves_seen,
+            ledger=take_stock(self.backbone, self.residency.resident()),
+            device=self.residency.stats(),
+            host=self.host_tier.stats(),
+        )
+
     def begin_drain(self) -> None:
         """Take no new requests; those in flight are answered."""
         self.readiness.move_to(State.DRAINING)
@@ -186,6 +217,8 @@ class Runtime:
         await self._holding.release()
         await asyncio.to_thread(self._tokenization.close)
         await asyncio.to_thread(self.catalog.close)
+        if self.tracing is not None:
+            await asyncio.to_thread(self.tracing.close)
 
     async def _follow_registry(self) -> None:
         await asyncio.gather(self._watch.run(), self._holding.run())

@@ -32,7 +32,13 @@ from nunatak_server.errors import (
     TooManyTasksError,
 )
 from nunatak_server.inputs import find_misfit, texts_to_read
-from nunatak_server.metrics import OK, Metrics
+from nunatak_server.metrics import Metrics
+from nunatak_server.observation.records import (
+    OK,
+    PredictionObserver,
+    PredictionRecord,
+    record_versions,
+)
 from nunatak_server.outputs import reading_of
 from nunatak_server.postprocess import Join
 from nunatak_server.prediction import (
@@ -77,13 +83,14 @@ class Stages:
 class PredictionService:
     """Answers prediction requests; belongs to the event loop thread."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one parameter for each thing that a request meets
         self,
         *,
         readiness: Readiness,
         limits: RequestLimits,
         stages: Stages,
         metrics: Metrics,
+        observers: Sequence[PredictionObserver] = (),
         num_layers: int,
         join: Join,
         clock: Callable[[], float] = time.monotonic,
@@ -92,6 +99,7 @@ class PredictionService:
         self._limits = limits
         self._stages = stages
         self._metrics = metrics
+        self._observers = observers
         self._num_layers = num_layers
         self._join = join
         self._asking = Asking(residency=stages.residency, engine=stages.engine, clock=clock)
@@ -135,6 +143,7 @@ class PredictionService:
         try:
             async with limit:
                 asked, tokenize_s = await self._read(request)
+                read_at = self._clock()
         except TimeoutError:
             if limit.expired():
                 raise DeadlineExceededError from None
@@ -144,6 +153,13 @@ class PredictionService:
             sum(row.trunk_tokens + row.branch_tokens for each in rows for row in each.rows)
         )
         answers = await self._asking.ask(rows, deadline=deadline)
+        record = PredictionRecord(
+            tokenize_started_at=read_at - tokenize_s,
+            tokenize_s=tokenize_s,
+            versions=record_versions(rows, answers),
+        )
+        for observe in self._observers:
+            observe(record)
         if answers and all(map(_is_late, answers)):
             raise DeadlineExceededError
         outcomes: list[RowOutcome] = [

@@ -14,6 +14,7 @@ from nunatak_model import DEFAULT_BACKBONE
 from nunatak_registry import default_location
 from nunatak_server.batching.planner import BatchLimits
 from nunatak_server.errors import InvalidSettingsError
+from nunatak_server.observation.logs import LogFormat
 
 Count = Annotated[int, Field(ge=1, le=2**31)]
 Milliseconds = Annotated[int, Field(ge=1, le=600_000)]
@@ -80,7 +81,14 @@ class ServerSettings(BaseSettings):
 
     keep_alive_s: Seconds = Field(default=75, description="idle connections; above the proxy's")
     grace_s: Seconds = Field(default=30, description="for requests in flight at shutdown")
+    drain_delay_s: Annotated[int, Field(ge=0, le=3600)] = Field(
+        default=0,
+        description="at shutdown, requests are taken for this long while /readyz says 503",
+    )
     receive_timeout_s: Seconds = Field(default=10, description="for a request to arrive whole")
+
+    log_format: LogFormat = Field(default=LogFormat.TEXT, description="`text` or `json`")
+    access_log: bool = Field(default=True, description="one line for each request")
 
     def batch_limits(self, *, longest_row_tokens: int) -> BatchLimits:
         """Return the limits of one batch, once it is certain that every row can be served.

@@ -84,11 +84,5 @@ async def memory(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """Give all metrics in the Prometheus text format."""
     runtime = runtime_of(request)
-    tasks = runtime.residency.resident()
-    text = await asyncio.to_thread(
-        runtime.metrics.render,
-        resident_bytes=take_stock(runtime.backbone, tasks).shared_bytes,
-        device=runtime.residency.stats(),
-        host=runtime.host_tier.stats(),
-    )
+    text = await asyncio.to_thread(runtime.metrics.render, runtime.state())
     return Response(text, media_type=CONTENT_TYPE)
