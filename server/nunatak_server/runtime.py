@@ -202,6 +202,10 @@ class Runtime:
             host=self.host_tier.stats(),
         )
 
+    def announce_drain(self) -> None:
+        """Take requests still, while /readyz asks for no more."""
+        self.readiness.move_to(State.LEAVING)
+
     def begin_drain(self) -> None:
         """Take no new requests; those in flight are answered."""
         self.readiness.move_to(State.DRAINING)

@@ -33,7 +33,9 @@ class ServingDtype(StrEnum):
 class ServerSettings(BaseSettings):
     """Everything an operator may choose; each field is also `NUNATAK_<NAME>` in the environment."""
 
-    model_config = SettingsConfigDict(env_prefix="NUNATAK_", frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(
+        env_prefix="NUNATAK_", env_ignore_empty=True, frozen=True, extra="forbid"
+    )
 
     registry: str = Field(default_factory=default_location, description="folder or database URL")
     backbone: str = Field(

@@ -1,4 +1,4 @@
-"""What `/metrics` shows, what the documents and the dashboard say of it, and what it never shows."""
+"""What `/metrics` shows, what documents and dashboard say of it, and what it never shows."""
 
 import asyncio
 import itertools
@@ -151,7 +151,7 @@ def test_every_metric_that_is_queried_exists(families: dict[str, Metric], source
     assert wanted - names_of(families) == set()
 
 
-def test_queries_name_only_labels_that_exist(families: dict[str, Metric]) -> None:
+def test_queries_name_only_labels_that_exist() -> None:
     known = set(itertools.chain(*(labels for _, labels in documented().values())))
     queries = expressions(dashboard()) + expressions(alerts())
     by = {

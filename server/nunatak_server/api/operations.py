@@ -38,7 +38,7 @@ async def live() -> Response:
 @router.get("/health", response_model=StatusResponse)
 async def ready(request: Request) -> Response:
     """Answer 200 while requests are taken: a forward pass has run, and the engine is well."""
-    runtime_of(request).readiness.check()
+    runtime_of(request).readiness.check_ready()
     return reply({"status": "ready"})
 
 
