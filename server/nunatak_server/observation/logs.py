@@ -4,13 +4,12 @@ Whatever a message holds, it stays within its line: what could begin another one
 terminal, is escaped. An event's own values travel beside its message, under `FIELDS`.
 """
 
+import json
 import logging
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final, assert_never
-
-import orjson
 
 FIELDS: Final = "nunatak_fields"
 """The attribute of a log record that holds the values of its event."""
@@ -39,12 +38,13 @@ class JsonFormatter(logging.Formatter):
             "time": _time_of(record),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "event": _encodable(record.getMessage()),
+            "event": record.getMessage(),
             **_fields_of(record),
         }
         if record.exc_info:
-            line["exception"] = _encodable(self.formatException(record.exc_info))
-        return orjson.dumps(line, default=str).decode()
+            line["exception"] = self.formatException(record.exc_info)
+        # ASCII alone: some readers take U+2028 for the end of a line.
+        return json.dumps(line, default=str)
 
 
 class TextFormatter(logging.Formatter):
@@ -90,10 +90,6 @@ def _time_of(record: logging.LogRecord) -> str:
 
 def _fields_of(record: logging.LogRecord) -> Mapping[str, object]:
     return getattr(record, FIELDS, {})
-
-
-def _encodable(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _escaped(text: str) -> str:
