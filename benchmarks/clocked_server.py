@@ -1,7 +1,7 @@
 """A server that counts its processor time: the child process of `serving_overhead.py`.
 
-    python benchmarks/clocked_server.py served    the server, configured by NUNATAK_* variables
-    python benchmarks/clocked_server.py bare      one route of the same framework that answers at once
+    python benchmarks/clocked_server.py served   the server, configured by NUNATAK_* variables
+    python benchmarks/clocked_server.py bare     a route of the same framework that answers at once
 
 It prints its address once it takes requests, and one line for each line that it reads: the seconds
 of the processor that the process has used, and those of them that forward passes have used.
@@ -17,10 +17,12 @@ import uvicorn
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-import nunatak_server.compute
+from nunatak_server.compute import BatchCompute
 from nunatak_server.serve import serve
 from nunatak_server.settings import ServerSettings
 
+FORWARD = "forward"
+"""What the compute module calls the function that is counted."""
 ANSWER = [{"label": "calm", "score": 0.9}, {"label": "urgent", "score": 0.1}]
 
 
@@ -62,7 +64,8 @@ def main() -> None:
     if sys.argv[1] == "bare":
         serve_bare()
     else:
-        nunatak_server.compute.forward = clock.around(nunatak_server.compute.forward)
+        compute = sys.modules[BatchCompute.__module__]
+        setattr(compute, FORWARD, clock.around(getattr(compute, FORWARD)))
         serve(ServerSettings(), announce=announce)
 
 

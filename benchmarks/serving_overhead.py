@@ -23,11 +23,11 @@ import torch
 from fanout import save_random_bert
 from recording import FIGURES, record
 from tenants import Caller, ask_for, publish
+from workload import served_backbone
 
 from nunatak_artifact import load_task
 from nunatak_model import DEFAULT_BACKBONE, Backbone, Branch, Row, forward, load_backbone
 from nunatak_registry import Registry
-from workload import served_backbone
 
 SCRIPT = Path(__file__).with_name("clocked_server.py")
 TASKS = ("tone", "mood", "intent", "spam")
