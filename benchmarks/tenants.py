@@ -56,6 +56,8 @@ class Asked:
     status: int
     body: dict[str, Any]
     seconds: float
+    compute_ms: float = 0.0
+    """Of the forward pass, as the answer's header says."""
 
 
 class Caller:
@@ -64,6 +66,8 @@ class Caller:
     def __init__(self, address: str) -> None:
         parts = urlsplit(address)
         self._connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=120)
+        self.compute_ms = 0.0
+        """Of the last answer."""
 
     def call(self, method: str, path: str, body: object = None) -> tuple[int, dict[str, Any]]:
         """Send one request and read its answer."""
@@ -71,6 +75,7 @@ class Caller:
         headers = {} if data is None else {"content-type": "application/json"}
         self._connection.request(method, path, data, headers)
         answer = self._connection.getresponse()
+        self.compute_ms = float(answer.headers.get("x-compute-ms", 0))
         return answer.status, json.loads(answer.read())
 
     def ask(self, task: str, text: str) -> Asked:
@@ -79,7 +84,14 @@ class Caller:
         body = {"inputs": text, "parameters": LOGITS}
         status, answer = self.call("POST", f"/v1/tasks/{task}/predict", body)
         seconds = time.perf_counter() - started
-        return Asked(task=task, text=text, status=status, body=answer, seconds=seconds)
+        return Asked(
+            task=task,
+            text=text,
+            status=status,
+            body=answer,
+            seconds=seconds,
+            compute_ms=self.compute_ms,
+        )
 
     def ask_many(self, tasks: Sequence[str], texts: Sequence[str]) -> list[Asked]:
         """Ask tasks about texts in one request; one answer for each pair."""

@@ -16,7 +16,9 @@ from nunatak_server.api.context import RequestIdMiddleware
 from nunatak_server.api.description import DescribedApp
 from nunatak_server.api.errors import install_error_handlers
 from nunatak_server.api.neighbours import open_inference, openai, tei
+from nunatak_server.api.observing import ObservingMiddleware
 from nunatak_server.errors import EngineFailedError
+from nunatak_server.observation.tracing import Tracing
 from nunatak_server.runtime import Runtime, load_serving_backbone
 from nunatak_server.settings import ServerSettings
 
@@ -27,6 +29,7 @@ def create_app(
     backbone: Backbone | None = None,
     registry: Registry | None = None,
     on_fatal: Callable[[EngineFailedError], None] | None = None,
+    tracing: Tracing | None = None,
 ) -> FastAPI:
     """Put an application together; its lifespan starts and stops everything behind it.
 
@@ -52,6 +55,8 @@ def create_app(
                 backbone=backbone or await asyncio.to_thread(load_serving_backbone, settings),
                 registry=opened,
                 on_fatal=on_fatal or _leave_to_supervisor,
+                weights=door.weights,
+                tracing=tracing,
             )
             stack.push_async_callback(runtime.aclose)
             await runtime.start()
@@ -76,6 +81,7 @@ def create_app(
         app.include_router(module.router)
     install_error_handlers(app)
     app.add_middleware(RequestIdMiddleware)
+    app.add_middleware(ObservingMiddleware, access_log=settings.access_log)
     return app
 
 

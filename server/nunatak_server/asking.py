@@ -125,6 +125,7 @@ class Asking:
         """
         if len(cold) == 1 or not self._residency.has_free_room([it.manifest for it in cold]):
             return _flat(await _all([self._ask_alone(it, deadline) for it in cold]))
+        started = self._clock()
         loads = [asyncio.ensure_future(self._bring(it.manifest)) for it in cold]
         try:
             await asyncio.wait(loads, timeout=(deadline - self._clock()) / 2)
@@ -133,7 +134,8 @@ class Asking:
             # One that is late, or failed, is told so; it need not make the others late.
             rest = [each for each, lease in zip(cold, leases, strict=True) if not lease]
             alone = (self._ask_alone(it, deadline) for it in rest)
-            together, *others = await _all([self._ask_leased(there, deadline), *alone])
+            asking = self._ask_leased(there, deadline, load_s=self._clock() - started)
+            together, *others = await _all([asking, *alone])
         finally:
             for load in loads:
                 load.cancel()
@@ -146,22 +148,23 @@ class Asking:
             await self._residency.bring(manifest)
 
     async def _ask_alone(self, asked: VersionRows, deadline: float) -> list[Answers]:
+        started = self._clock()
         try:
-            async with asyncio.timeout(deadline - self._clock()):
+            async with asyncio.timeout(deadline - started):
                 lease = await self._residency.lease(asked.manifest)
         except TimeoutError:
             return [DeadlineExceededError()]
         except KNOWN_ERRORS as error:
             return [error]
-        return await self._ask_leased([(asked, lease)], deadline)
+        return await self._ask_leased([(asked, lease)], deadline, load_s=self._clock() - started)
 
     async def _ask_leased(
-        self, asked: Sequence[tuple[VersionRows, Lease]], deadline: float
+        self, asked: Sequence[tuple[VersionRows, Lease]], deadline: float, *, load_s: float = 0.0
     ) -> list[Answers]:
         if not asked:
             return []
         rows = [
-            [self._pending(each, row, lease, deadline) for row in each.rows]
+            [self._pending(each, row, lease, deadline, load_s) for row in each.rows]
             for each, lease in asked
         ]
         for (each, _), group in zip(asked, rows, strict=True):
@@ -187,7 +190,7 @@ class Asking:
                 lease.release()
 
     def _pending(
-        self, asked: VersionRows, row: PlannedRow, lease: Lease, deadline: float
+        self, asked: VersionRows, row: PlannedRow, lease: Lease, deadline: float, load_s: float
     ) -> PendingRow:
         manifest = lease.task.manifest
         return PendingRow(
@@ -200,6 +203,7 @@ class Asking:
             branch_tokens=row.branch_tokens,
             deadline=deadline,
             submitted_at=self._clock(),
+            load_s=load_s,
             future=asyncio.get_running_loop().create_future(),
             trunk_share=row.trunk_share,
             caller=asked.caller,

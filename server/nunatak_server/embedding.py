@@ -24,7 +24,8 @@ from nunatak_server.errors import (
     ServerError,
     TooManyInputsError,
 )
-from nunatak_server.metrics import OK, Metrics
+from nunatak_server.metrics import Metrics
+from nunatak_server.observation.records import OK
 from nunatak_server.prediction import Timings, timings_of
 from nunatak_server.readiness import Readiness
 from nunatak_server.service import MAX_LOGITS_ON_LOOP, RequestLimits, Stages

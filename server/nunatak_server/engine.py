@@ -13,6 +13,7 @@ row is answered exactly once. A failure the engine cannot attribute to a task st
 """
 
 import asyncio
+import itertools
 import logging
 import math
 import threading
@@ -53,10 +54,15 @@ logger = logging.getLogger(__name__)
 class BatchReport:
     """What one batch held and how long it took."""
 
+    number: int
     num_rows: int
     num_tokens: int
     num_tasks: int
     num_shared_rows: int
+    num_padding_saved: int
+    """Tokens that the same trunk and branch rows would have cost more, had each been padded to
+    the longest of its kind."""
+    started_at: float
     compute_s: float
 
 
@@ -66,6 +72,18 @@ class BatchObserver(Protocol):
     def observe_batch(self, report: BatchReport) -> None:
         """Record one batch."""
         ...
+
+
+class BatchObservers:
+    """Tells several observers, in their order."""
+
+    def __init__(self, *observers: BatchObserver) -> None:
+        self._observers = observers
+
+    def observe_batch(self, report: BatchReport) -> None:
+        """Record one batch with each."""
+        for observer in self._observers:
+            observer.observe_batch(report)
 
 
 class Engine:
@@ -92,6 +110,7 @@ class Engine:
         self._on_fatal = on_fatal
         self._clock = clock
         self._inbox: Inbox[PendingRow] = Inbox()
+        self._numbers = itertools.count(1)
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -161,9 +180,10 @@ class Engine:
         computed = self._compute_rows(plan.batch)
         compute_s = self._clock() - started
         self.pace = self.pace.after(work=plan.work, asked_work=plan.asked_work, seconds=compute_s)
-        self._observer.observe_batch(_report(plan, compute_s))
+        report = _report(plan, next(self._numbers), started, compute_s)
+        self._observer.observe_batch(report)
         return [
-            (row, _outcome(row, logits, plan, started, compute_s))
+            (row, _outcome(row, logits, report))
             for row, logits in zip(plan.batch, computed, strict=True)
         ]
 
@@ -211,32 +231,38 @@ class Engine:
         return self._compute([Row(encoding=row.encoding, branch=row.branch) for row in rows])
 
 
-def _outcome(
-    row: PendingRow,
-    logits: RowLogits,
-    plan: BatchPlan[PendingRow],
-    started: float,
-    compute_s: float,
-) -> RowOutcome:
+def _outcome(row: PendingRow, logits: RowLogits, batch: BatchReport) -> RowOutcome:
     if isinstance(logits, TaskUnhealthyError):
         return logits
     if not all(map(math.isfinite, logits)):
         return TaskUnhealthyError(row.task, row.version, "gives logits that are not finite")
     return RowAnswer(
         logits=logits,
-        queue_s=started - row.submitted_at,
-        compute_s=compute_s,
-        batch_rows=len(plan.batch),
+        queue_s=batch.started_at - row.submitted_at,
+        compute_s=batch.compute_s,
+        batch_rows=batch.num_rows,
+        load_s=row.load_s,
+        started_at=batch.started_at,
+        batch=batch.number,
     )
 
 
-def _report(plan: BatchPlan[PendingRow], compute_s: float) -> BatchReport:
+def _report(
+    plan: BatchPlan[PendingRow], number: int, started_at: float, compute_s: float
+) -> BatchReport:
     num_on_trunk = sum(row.trunk_tokens > 0 for row in plan.batch)
+    num_branch_rows = sum(row.branch_tokens > 0 for row in plan.batch)
+    longest_trunk = max((row.trunk_tokens for row in plan.batch), default=0)
+    longest_branch = max((row.branch_tokens for row in plan.batch), default=0)
+    padded = plan.num_trunk_rows * longest_trunk + num_branch_rows * longest_branch
     return BatchReport(
+        number=number,
         num_rows=len(plan.batch),
         num_tokens=plan.num_tokens,
         num_tasks=len({(row.task, row.version) for row in plan.batch}),
         num_shared_rows=num_on_trunk - plan.num_trunk_rows - plan.num_held_rows,
+        num_padding_saved=padded - plan.num_tokens,
+        started_at=started_at,
         compute_s=compute_s,
     )
 

@@ -1,21 +1,35 @@
 """The memory ledger: what is held, and what one full model per task would hold."""
 
+import resource
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import psutil
+import torch
 
 from nunatak_artifact import LoadedTask
-from nunatak_model import Backbone
+from nunatak_model import (
+    Backbone,
+    BackboneConfig,
+    Branch,
+    Full,
+    TopK,
+    dedicated_parameters,
+    model_size,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryLedger:
-    """Bytes of parameters; activations and the process itself are not in it."""
+    """Parameters; activations, caches and the process itself are not in it."""
 
     backbone_bytes: int
     tasks_bytes: int
     dedicated_bytes: int
+    saved_share_formula: float = 0.0
+    """`saved_share` by parameter counts alone, which leaves out backbone layers that no task reads
+    (Lee et al. 2019/2020, sec. 3)."""
 
     @property
     def shared_bytes(self) -> int:
@@ -33,6 +47,7 @@ class ProcessMemory:
     """What the operating system counts; None where it does not count it."""
 
     rss_bytes: int
+    peak_rss_bytes: int | None
     pss_bytes: int | None
     uss_bytes: int | None
 
@@ -43,14 +58,60 @@ def take_stock(backbone: Backbone, tasks: Sequence[LoadedTask]) -> MemoryLedger:
     A full model is a copy of the backbone with the task's head: what a server without sharing
     would load per task, in the same numbers.
     """
+    head_parameters = sum(task.branch.head_parameters for task in tasks)
     return MemoryLedger(
         backbone_bytes=backbone.num_bytes,
         tasks_bytes=sum(task.num_bytes for task in tasks),
-        dedicated_bytes=sum(
-            backbone.num_bytes + task.branch.head_parameters * backbone.dtype.itemsize
-            for task in tasks
-        ),
+        dedicated_bytes=len(tasks) * backbone.num_bytes + head_parameters * backbone.dtype.itemsize,
+        saved_share_formula=saved_by_formula(backbone.config, [it.branch for it in tasks]),
     )
+
+
+def saved_by_formula(config: BackboneConfig, branches: Sequence[Branch]) -> float:
+    """Return the share of parameters that sharing saves, from the shapes of the modules alone.
+
+    `1 - (shared + sum of own) / (sum of full models)`, where `shared` is the part of the backbone
+    that any branch reads. For branches of equal split depth that own all layers above it, this is
+    `parameters_saved`.
+    """
+    full = sum(dedicated_parameters(config, branch.spec.head) for branch in branches)
+    if not full:
+        return 0.0
+    own = sum(branch.branch_parameters + branch.head_parameters for branch in branches)
+    size = model_size(config, branches[0].spec.head)
+    reads = [_layers_read(branch, config) for branch in branches]
+    deepest = max((depth for depth in reads if depth is not None), default=None)
+    shared = 0.0 if deepest is None else size.embedding + deepest * size.per_layer
+    return 1.0 - (shared + own) / full
+
+
+def peak_activations(backbone: Backbone, *, held_bytes: int) -> int | None:
+    """Return the most bytes that forward passes held at once beside `held_bytes`.
+
+    None on a processor, where nothing counts them apart from all else.
+    """
+    if backbone.device.type != "cuda":
+        return None
+    return max(0, torch.cuda.max_memory_allocated(backbone.device) - held_bytes)
+
+
+def _layers_read(branch: Branch, config: BackboneConfig) -> int | None:
+    """Return how many frozen layers a branch reads; None if not even the embeddings."""
+    match branch.spec.method:
+        case Full():
+            return None
+        case TopK():
+            return branch.split_depth
+        case _:
+            # What is added to a frozen layer leaves it in use.
+            return config.num_layers
+
+
+def _peak_rss() -> int | None:
+    # Linux counts in KiB; elsewhere the unit is another, or there is no such count.
+    if sys.platform != "linux":
+        return None
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def measure_process() -> ProcessMemory:
@@ -62,9 +123,10 @@ def measure_process() -> ProcessMemory:
     try:
         full = process.memory_full_info()
     except psutil.AccessDenied:
-        return ProcessMemory(rss_bytes=process.memory_info().rss, pss_bytes=None, uss_bytes=None)
+        full = process.memory_info()
     return ProcessMemory(
         rss_bytes=full.rss,
+        peak_rss_bytes=_peak_rss(),
         pss_bytes=getattr(full, "pss", None),
         uss_bytes=getattr(full, "uss", None),
     )

@@ -1,25 +1,28 @@
 """Metrics: what the server counts and times, in the Prometheus text format.
 
-Labels are bounded: task names are taken from the registry, never from a request, and outcomes are
-error codes. All methods may be called from any thread.
+Labels are bounded: task names are taken from the registry, never from a request, routes are
+templates, and outcomes are error codes. All methods may be called from any thread.
 """
 
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 from prometheus_client.registry import Collector
 
 from nunatak_server.engine import BatchReport
-from nunatak_server.residency.host import HostStats
-from nunatak_server.residency.shelf import ShelfStats
+from nunatak_server.observation.records import OK, PredictionRecord
+from nunatak_server.observation.state import ServerState, StateCollector
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 MAX_TASK_LABELS: Final = 1000
 UNKNOWN_TASK: Final = "unknown"
 OTHER_TASK: Final = "other"
-OK: Final = "ok"
-DEVICE_TIER: Final = "device"
-HOST_TIER: Final = "host"
 
 SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 ROWS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -33,8 +36,27 @@ class Metrics:
         registry = CollectorRegistry()
         self._registry = registry
         self._task_labels: set[str] = set()
+        ProcessCollector(registry=registry)
+        self._http_requests = Counter(
+            "nunatak_http_requests",
+            "Requests by route template",
+            ["route", "method", "status"],
+            registry=registry,
+        )
+        self._http_seconds = Histogram(
+            "nunatak_http_request_seconds",
+            "Time from a request's head to the end of its answer",
+            ["route"],
+            buckets=SECONDS,
+            registry=registry,
+        )
         self._requests = Counter(
             "nunatak_requests", "Answers by task", ["task", "outcome"], registry=registry
+        )
+        self._task_rows = _by_task("rows", "Rows computed for a task", registry)
+        self._task_tokens = _by_task("tokens", "Tokens of the rows computed for a task", registry)
+        self._task_queue = _by_task(
+            "queue_seconds", "Time that requests of a task waited", registry
         )
         self._queue = _seconds("queue", "Time a request's rows waited", registry)
         self._tokenize = _seconds("tokenize", "Time to tokenize a request", registry)
@@ -54,6 +76,11 @@ class Metrics:
             "Rows that read a trunk row which another row of their batch had paid for",
             registry=registry,
         )
+        self._padding_saved = Counter(
+            "nunatak_padding_saved_tokens",
+            "Tokens that padding the rows of a batch to the longest would have added",
+            registry=registry,
+        )
         self._load_wait = _seconds(
             "load_wait", "Time a request waited for a task version to come into memory", registry
         )
@@ -63,32 +90,29 @@ class Metrics:
         self._evictions = Counter(
             "nunatak_evictions", "Task versions dropped from memory", registry=registry
         )
-        self._resident_tasks = Gauge(
-            "nunatak_resident_tasks", "Task versions in memory", registry=registry
-        )
-        self._tier_bytes = Gauge(
-            "nunatak_tier_bytes", "Bytes of task versions, by tier", ["tier"], registry=registry
-        )
-        self._tier_budget_bytes = Gauge(
-            "nunatak_tier_budget_bytes", "Budget of a tier", ["tier"], registry=registry
-        )
-        self._pinned_bytes = Gauge(
-            "nunatak_pinned_bytes", "Bytes of task versions that are pinned", registry=registry
-        )
-        self._loading_bytes = Gauge(
-            "nunatak_loading_bytes", "Bytes of task versions being loaded", registry=registry
-        )
-        self._resident_bytes = Gauge(
-            "nunatak_resident_bytes", "Bytes of backbone and task versions", registry=registry
-        )
 
     def include(self, collector: Collector) -> None:
         """Render what `collector` yields along with the rest, whenever that is."""
         self._registry.register(collector)
 
+    def observe_http(self, *, route: str, method: str, status: int, seconds: float) -> None:
+        """Count one HTTP request by the template of its route; never by its path."""
+        self._http_requests.labels(route, method, status).inc()
+        self._http_seconds.labels(route).observe(seconds)
+
     def observe_request(self, task: str | None, outcome: str) -> None:
         """Count one answer of one task; None is a task that is not known to be registered."""
         self._requests.labels(self._task_label(task), outcome).inc()
+
+    def observe_prediction(self, record: PredictionRecord) -> None:
+        """Count what each task version did for one request."""
+        for version in record.versions:
+            if version.slowest is None:
+                continue
+            label = self._task_label(version.task)
+            self._task_rows.labels(label).inc(version.num_rows)
+            self._task_tokens.labels(label).inc(version.num_tokens)
+            self._task_queue.labels(label).inc(version.slowest.queue_s)
 
     def observe_stages(self, *, queue_s: float, tokenize_s: float) -> None:
         """Record how long the stages of one request took."""
@@ -102,6 +126,7 @@ class Metrics:
         self._batch_tokens.observe(report.num_tokens)
         self._batch_tasks.observe(report.num_tasks)
         self._shared_rows.inc(report.num_shared_rows)
+        self._padding_saved.inc(report.num_padding_saved)
 
     def observe_load(self, *, seconds: float, succeeded: bool) -> None:
         """Record one attempt to load a version."""
@@ -116,17 +141,9 @@ class Metrics:
         """Record versions dropped from memory."""
         self._evictions.inc(count)
 
-    def render(self, *, resident_bytes: int, device: ShelfStats, host: HostStats) -> bytes:
-        """Return all metrics as text, with the memory held now; may take milliseconds."""
-        self._resident_tasks.set(device.num_resident)
-        self._resident_bytes.set(resident_bytes)
-        self._tier_bytes.labels(DEVICE_TIER).set(device.resident_bytes)
-        self._tier_budget_bytes.labels(DEVICE_TIER).set(device.budget_bytes)
-        self._tier_bytes.labels(HOST_TIER).set(host.num_bytes)
-        self._tier_budget_bytes.labels(HOST_TIER).set(host.budget_bytes)
-        self._pinned_bytes.set(device.pinned_bytes)
-        self._loading_bytes.set(device.loading_bytes)
-        return generate_latest(self._registry)
+    def render(self, state: ServerState) -> bytes:
+        """Return all metrics as text, with the state of now; may take milliseconds."""
+        return generate_latest(self._registry) + generate_latest(StateCollector(state))
 
     def _task_label(self, task: str | None) -> str:
         if task is None:
@@ -140,3 +157,8 @@ class Metrics:
 
 def _seconds(stage: str, documentation: str, registry: CollectorRegistry) -> Histogram:
     return Histogram(f"nunatak_{stage}_seconds", documentation, buckets=SECONDS, registry=registry)
+
+
+def _by_task(what: str, documentation: str, registry: CollectorRegistry) -> Counter:
+    # Sums and no histogram: with a thousand tasks a scrape would take a good part of a second.
+    return Counter(f"nunatak_task_{what}", documentation, ["task"], registry=registry)

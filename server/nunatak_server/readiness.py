@@ -11,6 +11,8 @@ class State(StrEnum):
 
     STARTING = "starting"
     READY = "ready"
+    LEAVING = "leaving"
+    """Requests are still taken, but whoever asks for readiness is told to send no more."""
     DRAINING = "draining"
     FAILED = "failed"
 
@@ -33,6 +35,11 @@ class Readiness:
             NotReadyError: the process is starting or has failed.
             DrainingError: the process is shutting down.
         """
+        if self.state is not State.LEAVING:
+            self.check_ready()
+
+    def check_ready(self) -> None:
+        """Return if more requests should be sent; raises as `check`."""
         match self.state:
             case State.READY:
                 return
@@ -40,7 +47,7 @@ class Readiness:
                 raise NotReadyError("it is starting")
             case State.FAILED:
                 raise NotReadyError("the engine has failed")
-            case State.DRAINING:
+            case State.LEAVING | State.DRAINING:
                 raise DrainingError
             case _:
                 assert_never(self.state)

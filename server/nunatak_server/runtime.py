@@ -6,8 +6,9 @@ It belongs to the event loop on which it is started.
 import asyncio
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from importlib.metadata import version
 
 import torch
 
@@ -37,11 +38,14 @@ from nunatak_server.catalog import Catalog
 from nunatak_server.compute import BatchCompute
 from nunatak_server.devices import resolve_device, resolve_dtype
 from nunatak_server.embedding import EmbeddingService
-from nunatak_server.engine import Engine
+from nunatak_server.engine import BatchObservers, Engine
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.holding import VersionHolding
+from nunatak_server.memory import take_stock
 from nunatak_server.metrics import Metrics
-from nunatak_server.queue_metrics import QueueCollector
+from nunatak_server.observation.records import note_prediction
+from nunatak_server.observation.state import BuildInfo, ServerState
+from nunatak_server.observation.tracing import Tracing
 from nunatak_server.readiness import Readiness, State
 from nunatak_server.residency.host import HostTier
 from nunatak_server.residency.loading import VersionLoading
@@ -90,6 +94,8 @@ class Runtime:
         backbone: Backbone,
         registry: Registry,
         on_fatal: Callable[[EngineFailedError], None],
+        weights: Mapping[str, float] | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self.settings = settings
         self.backbone = backbone
@@ -99,19 +105,26 @@ class Runtime:
         self.metrics = Metrics()
         self.metrics.include(TrunkCacheCollector(lambda: self.trunk_cache.stats))
         self.catalog = Catalog(registry)
+        self._build = BuildInfo(
+            version=version("nunatak"),
+            backbone=backbone.name,
+            device=str(backbone.device),
+            dtype=str(backbone.dtype).removeprefix("torch."),
+        )
         self._on_fatal = on_fatal
         compute = BatchCompute(
             backbone, trunk=self.trunk_cache if settings.trunk_cache_bytes else None
         )
+        self.tracing = tracing
         self._engine = Engine(
             compute=compute,
             rules=TurnRules(
-                weights=settings.caller_weights,
+                weights=weights or {},
                 is_trunk_held=lambda row: compute.holds_trunk(row.encoding, row.branch.split_depth),
             ),
             limits=settings.batch_limits(longest_row_tokens=backbone.config.max_tokens),
             pace=Pace(fixed_share=settings.batch_overhead),
-            observer=self.metrics,
+            observer=BatchObservers(self.metrics, *([tracing] if tracing else [])),
             on_fatal=self._fail,
         )
         self._tokenization = Tokenization(
@@ -121,10 +134,9 @@ class Runtime:
             max_requests=settings.max_queued_requests,
             max_tokens=settings.max_queued_tokens,
             max_bytes=settings.max_held_bytes,
-            weights=settings.caller_weights,
+            weights=weights or {},
             pace=lambda: self._engine.pace,
         )
-        self.metrics.include(QueueCollector(self.admission))
         self.host_tier = HostTier(
             partial(registry.read_blob, role=PARAMETERS_ROLE),
             budget_bytes=host_memory_budget(settings.host_memory_bytes, backbone.device),
@@ -171,6 +183,11 @@ class Runtime:
             limits=limits,
             stages=stages,
             metrics=self.metrics,
+            observers=(
+                self.metrics.observe_prediction,
+                note_prediction,
+                *([tracing.observe_prediction] if tracing else []),
+            ),
             num_layers=backbone.config.num_layers,
             join=backbone.tokenizer.join,
         )
@@ -208,6 +225,24 @@ class Runtime:
         self._watching.add_done_callback(self._check_watch)
         self.readiness.move_to(State.READY)
 
+    def state(self) -> ServerState:
+        """Return what a scrape shows beside what was counted."""
+        return ServerState(
+            build=self._build,
+            readiness=self.readiness.state,
+            num_admitted=self.admission.num_requests,
+            num_admitted_tokens=self.admission.num_tokens,
+            num_body_bytes=self.admission.num_bytes,
+            num_alias_moves=self.residency.num_moves_seen,
+            ledger=take_stock(self.backbone, self.residency.resident()),
+            device=self.residency.stats(),
+            host=self.host_tier.stats(),
+        )
+
+    def announce_drain(self) -> None:
+        """Take requests still, while /readyz asks for no more."""
+        self.readiness.move_to(State.LEAVING)
+
     def begin_drain(self) -> None:
         """Take no new requests; those in flight are answered."""
         self.readiness.move_to(State.DRAINING)
@@ -224,6 +259,8 @@ class Runtime:
         await self._holding.release()
         await asyncio.to_thread(self._tokenization.close)
         await asyncio.to_thread(self.catalog.close)
+        if self.tracing is not None:
+            await asyncio.to_thread(self.tracing.close)
 
     async def _follow_registry(self) -> None:
         await asyncio.gather(self._watch.run(), self._holding.run())

@@ -1,33 +1,49 @@
 """Serving: one process, one event loop, one engine thread, until a signal or a fatal error."""
 
-import copy
+import asyncio
+import logging
 import os
 import socket
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from types import FrameType
-from typing import Any
+from typing import Final
 
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.config import LOGGING_CONFIG
+from prometheus_client import disable_created_metrics
 
 from nunatak_model import Backbone
 from nunatak_registry import Registry
 from nunatak_server.access.exposure import check_exposure
 from nunatak_server.app import create_app
+from nunatak_server.configuration import Configuration, Origin, unread_variables
 from nunatak_server.errors import EngineFailedError
-from nunatak_server.private_logs import WithoutMessages
+from nunatak_server.observation.logs import fields, logging_config
+from nunatak_server.observation.tracing import Tracing, find_tracing
 from nunatak_server.protocol import bounded_protocol
 from nunatak_server.runtime import Runtime, load_serving_backbone
 from nunatak_server.settings import ServerSettings
 
+DEVICE_LOST: Final = 75
+"""The exit status after `EngineFailedError` (`EX_TEMPFAIL`): start the process again."""
+TICK_S: Final = 0.05
 
-def serve(settings: ServerSettings, *, announce: Callable[[str], None] | None = None) -> None:
+logger = logging.getLogger(__name__)
+
+
+def serve(
+    settings: ServerSettings,
+    *,
+    announce: Callable[[str], None] | None = None,
+    origins: Mapping[str, Origin] | None = None,
+) -> None:
     """Serve until SIGTERM or SIGINT; requests in flight are then answered within the grace time.
 
-    `announce` is given the address once requests are taken; the default prints a line. The
-    backbone is loaded before the port is opened. After a signal the process ends by that signal.
+    `announce` is given the address once requests are taken; the default prints a line. `origins`
+    tells where each setting comes from, for the log. The backbone is loaded before the port is
+    opened. After a signal the process ends by that signal.
 
     Raises:
         InvalidSettingsError: it would be open to other machines.
@@ -39,11 +55,19 @@ def serve(settings: ServerSettings, *, announce: Callable[[str], None] | None = 
     # The tokenizer's own threads would take the cores from the forward pass, for a few short texts.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     check_exposure(settings)
+    # Each counter would have a second line in every scrape, which nobody reads.
+    disable_created_metrics()
+    tracing = find_tracing()
     backbone = load_serving_backbone(settings)
     with Registry.open(settings.registry) as registry:
         server = DrainingServer(
-            settings, backbone=backbone, registry=registry, announce=announce or _print_address
+            settings,
+            backbone=backbone,
+            registry=registry,
+            announce=announce or _print_address,
+            tracing=tracing,
         )
+        _log_configuration(Configuration(settings=settings, origins=origins or {}))
         try:
             server.run()
         except KeyboardInterrupt:
@@ -62,10 +86,15 @@ class DrainingServer(uvicorn.Server):
         backbone: Backbone,
         registry: Registry,
         announce: Callable[[str], None],
+        tracing: Tracing | None = None,
     ) -> None:
         self.failure: EngineFailedError | None = None
+        self._delay_is_over = False
         self._announce = announce
-        self._app = create_app(settings, backbone=backbone, registry=registry, on_fatal=self._fail)
+        self._drain_delay_s = settings.drain_delay_s
+        self._app = create_app(
+            settings, backbone=backbone, registry=registry, on_fatal=self._fail, tracing=tracing
+        )
         super().__init__(_config(self._app, settings))
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -75,11 +104,34 @@ class DrainingServer(uvicorn.Server):
             self._announce(_address(self.servers[0].sockets[0]))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Refuse new requests from the moment of the signal."""
-        runtime: Runtime | None = getattr(self._app.state, "runtime", None)
-        if runtime is not None:
+        """Say 503 at /readyz from the moment of the signal; a second signal ends the delay."""
+        runtime = self._runtime
+        if runtime is not None and self._drain_delay_s and not self.should_exit:
+            runtime.announce_drain()
+        elif runtime is not None:
             runtime.begin_drain()
+        self._delay_is_over |= self.should_exit
         super().handle_exit(sig, frame)
+
+    async def main_loop(self) -> None:
+        """Serve until told to end, and then as long as balancers may need to notice."""
+        await super().main_loop()
+        runtime = self._runtime
+        if runtime is None or self.failure is not None:
+            return
+        ends_at = time.monotonic() + self._drain_delay_s
+        # Polled, for a signal handler wakes no event loop.
+        while self._is_leaving and time.monotonic() < ends_at:  # noqa: ASYNC110 - see above
+            await asyncio.sleep(TICK_S)
+        runtime.begin_drain()
+
+    @property
+    def _is_leaving(self) -> bool:
+        return not self._delay_is_over and self.failure is None
+
+    @property
+    def _runtime(self) -> Runtime | None:
+        return getattr(self._app.state, "runtime", None)
 
     def _fail(self, error: EngineFailedError) -> None:
         self.failure = error
@@ -95,21 +147,19 @@ def _config(app: FastAPI, settings: ServerSettings) -> uvicorn.Config:
         ws="none",
         lifespan="on",
         access_log=False,
-        log_config=logging_config(),
+        log_config=logging_config(settings.log_format),
         server_header=False,
         timeout_keep_alive=settings.keep_alive_s,
         timeout_graceful_shutdown=settings.grace_s,
     )
 
 
-def logging_config() -> dict[str, Any]:
-    """Return how uvicorn and the server log; tracebacks come without messages of exceptions."""
-    config = copy.deepcopy(LOGGING_CONFIG)
-    config["filters"] = {"private": {"()": WithoutMessages}}
-    for handler in config["handlers"].values():
-        handler["filters"] = ["private"]
-    config["loggers"]["nunatak_server"] = {"handlers": ["default"], "level": "INFO"}
-    return config
+def _log_configuration(configuration: Configuration) -> None:
+    shown = {name: f"{value} ({origin})" for name, value, origin in configuration.shown()}
+    logger.info("configuration", extra=fields(**shown))
+    unread = unread_variables(os.environ)
+    if unread:
+        logger.warning("no settings of the server: %s", ", ".join(unread))
 
 
 def _address(listener: socket.socket) -> str:

@@ -41,7 +41,13 @@ from nunatak_server.errors import (
     TooManyTasksError,
 )
 from nunatak_server.inputs import texts_to_read
-from nunatak_server.metrics import OK, Metrics
+from nunatak_server.metrics import Metrics
+from nunatak_server.observation.records import (
+    OK,
+    PredictionObserver,
+    PredictionRecord,
+    record_versions,
+)
 from nunatak_server.postprocess import Join
 from nunatak_server.prediction import (
     AskedTask,
@@ -91,13 +97,14 @@ class Stages:
 class PredictionService:
     """Answers prediction requests; belongs to the event loop thread."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one parameter for each thing that a request meets
         self,
         *,
         readiness: Readiness,
         limits: RequestLimits,
         stages: Stages,
         metrics: Metrics,
+        observers: Sequence[PredictionObserver] = (),
         num_layers: int,
         join: Join,
         clock: Callable[[], float] = time.monotonic,
@@ -106,6 +113,7 @@ class PredictionService:
         self._limits = limits
         self._stages = stages
         self._metrics = metrics
+        self._observers = observers
         self._num_layers = num_layers
         self._join = join
         self._asking = Asking(residency=stages.residency, engine=stages.engine, clock=clock)
@@ -179,6 +187,7 @@ class PredictionService:
         self, request: PredictionRequest, permit: Permit, deadline: float
     ) -> Prediction:
         asked, tokenize_s = await self._preparation.read(request, permit)
+        read_at = self._clock()
         late = [item for item in asked if isinstance(item, DeadlineTooShortError)]
         if late and len(late) == len(asked):
             raise late[0]
@@ -187,6 +196,7 @@ class PredictionService:
         )
         permit.take_tokens(work_by_task(rows))
         answers = await self._asking.ask(rows, deadline=deadline)
+        self._record(rows, answers, read_at=read_at, tokenize_s=tokenize_s)
         if answers and all(map(_is_late, answers)):
             raise DeadlineExceededError
         outcomes: list[RowOutcome] = [
@@ -230,15 +240,34 @@ class PredictionService:
         wanted = replace(request, references=part.references)
         try:
             asked, tokenize_s = await self._preparation.read(wanted, permit)
+            read_at = self._clock()
             rows = self._rows(wanted, part.begin(asked, tokenize_s=tokenize_s), deadline)
             permit.take_tokens(work_by_task(rows))
             reported = [
                 replace(each, report=report)
                 for each, report in zip(rows, part.reports(), strict=True)
             ]
-            part.end(await self._asking.ask(reported, deadline=deadline))
+            answers = await self._asking.ask(reported, deadline=deadline)
+            self._record(rows, answers, read_at=read_at, tokenize_s=tokenize_s)
+            part.end(answers)
         except ServerError as error:
             part.fail(error)
+
+    def _record(
+        self,
+        rows: Sequence[VersionRows],
+        answers: Sequence[Answers],
+        *,
+        read_at: float,
+        tokenize_s: float,
+    ) -> None:
+        record = PredictionRecord(
+            tokenize_started_at=read_at - tokenize_s,
+            tokenize_s=tokenize_s,
+            versions=record_versions(rows, answers),
+        )
+        for observe in self._observers:
+            observe(record)
 
     def _rows(
         self, request: PredictionRequest, asked: Sequence[AskedTask], deadline: float

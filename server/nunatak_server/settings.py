@@ -16,10 +16,10 @@ from nunatak_registry import default_location
 from nunatak_server.batching.pace import FIXED_SHARE
 from nunatak_server.batching.planner import BatchLimits
 from nunatak_server.errors import InvalidSettingsError
+from nunatak_server.observation.logs import LogFormat
 
 Count = Annotated[int, Field(ge=1, le=2**31)]
 Milliseconds = Annotated[int, Field(ge=1, le=600_000)]
-Weight = Annotated[float, Field(gt=0, le=1_000_000)]
 Seconds = Annotated[int, Field(ge=1, le=86_400)]
 
 
@@ -35,7 +35,9 @@ class ServingDtype(StrEnum):
 class ServerSettings(BaseSettings):
     """Everything an operator may choose; each field is also `NUNATAK_<NAME>` in the environment."""
 
-    model_config = SettingsConfigDict(env_prefix="NUNATAK_", frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(
+        env_prefix="NUNATAK_", env_ignore_empty=True, frozen=True, extra="forbid"
+    )
 
     registry: str = Field(default_factory=default_location, description="folder or database URL")
     backbone: str = Field(
@@ -87,10 +89,6 @@ class ServerSettings(BaseSettings):
         default=64 * 1024**2, description="bodies of all requests that are not answered yet"
     )
     default_deadline_ms: Milliseconds = 30_000
-    caller_weights: dict[str, Weight] = Field(
-        default_factory=dict[str, float],
-        description="share of the device by caller, as in '{\"support\": 4}'; 1 for all others",
-    )
 
     registry_poll_ms: Milliseconds = Field(
         default=100, description="how soon changes made by other processes are seen"
@@ -104,7 +102,14 @@ class ServerSettings(BaseSettings):
 
     keep_alive_s: Seconds = Field(default=75, description="idle connections; above the proxy's")
     grace_s: Seconds = Field(default=30, description="for requests in flight at shutdown")
+    drain_delay_s: Annotated[int, Field(ge=0, le=3600)] = Field(
+        default=0,
+        description="at shutdown, requests are taken for this long while /readyz says 503",
+    )
     receive_timeout_s: Seconds = Field(default=10, description="for a request to arrive whole")
+
+    log_format: LogFormat = Field(default=LogFormat.TEXT, description="`text` or `json`")
+    access_log: bool = Field(default=True, description="one line for each request")
 
     def batch_limits(self, *, longest_row_tokens: int) -> BatchLimits:
         """Return the limits of one batch, once it is certain that every row can be served.

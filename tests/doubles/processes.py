@@ -16,6 +16,29 @@ from nunatak_server.settings import ServerSettings
 
 serve(ServerSettings(), announce=lambda address: print(address, flush=True))
 """
+FAULTY_SCRIPT = """
+import time
+from pathlib import Path
+
+import torch
+
+from nunatak_cli.main import app
+
+FAULTS, join = Path({faults!r}), torch.cat
+
+
+def faulty_join(*args, **kwargs):
+    while (FAULTS / "held").exists():
+        time.sleep(0.005)
+    if (FAULTS / "lost").exists():
+        raise torch.AcceleratorError("device-side assert triggered")
+    return join(*args, **kwargs)
+
+
+torch.cat = faulty_join
+app(["serve"])
+"""
+"""The command itself, on a device that is held up or lost as long as a file says so."""
 START_LIMIT_S = 90
 
 
@@ -29,13 +52,13 @@ class ServerProcess:
 
 @contextlib.contextmanager
 def server_process(
-    *, registry: Path, backbone: Path, **settings: object
+    *, registry: Path, backbone: Path, script: str = SCRIPT, **settings: object
 ) -> Generator[ServerProcess]:
     """Start a server process; it is killed at the end if it has not ended by itself."""
     values = {"registry": registry, "backbone": backbone, "port": 0, "compute_threads": 1}
     environment = {f"NUNATAK_{name.upper()}": str(v) for name, v in (values | settings).items()}
     with subprocess.Popen(  # noqa: S603 - our own interpreter and script
-        [sys.executable, "-c", SCRIPT],
+        [sys.executable, "-c", script],
         env=os.environ | environment,
         stdout=subprocess.PIPE,
         text=True,
@@ -52,5 +75,6 @@ def _first_line(process: "subprocess.Popen[str]") -> str:
     lines: queue.Queue[str] = queue.Queue()
     threading.Thread(target=lambda: lines.put(output.readline()), daemon=True).start()
     line = lines.get(timeout=START_LIMIT_S).strip()
-    assert line.startswith("http://"), "the server ended before it was ready"
-    return line
+    address = line[line.find("http://") :]
+    assert address.startswith("http://"), "the server ended before it was ready"
+    return address

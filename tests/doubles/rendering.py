@@ -1,6 +1,9 @@
 """Metrics as text, with the memory of a server that holds little."""
 
+from nunatak_server.memory import MemoryLedger
 from nunatak_server.metrics import Metrics
+from nunatak_server.observation.state import BuildInfo, ServerState
+from nunatak_server.readiness import State
 from nunatak_server.residency.host import HostStats
 from nunatak_server.residency.shelf import ShelfStats
 
@@ -13,8 +16,19 @@ DEVICE = ShelfStats(
     num_pinned=1,
 )
 HOST = HostStats(budget_bytes=4000, num_bytes=700, num_blobs=3, hits=5, misses=6)
+STATE = ServerState(
+    build=BuildInfo(version="1.0", backbone="tiny", device="cpu", dtype="float32"),
+    readiness=State.READY,
+    num_admitted=3,
+    num_admitted_tokens=44,
+    num_body_bytes=555,
+    num_alias_moves=2,
+    ledger=MemoryLedger(backbone_bytes=100, tasks_bytes=200, dedicated_bytes=900),
+    device=DEVICE,
+    host=HOST,
+)
 
 
 def rendered(metrics: Metrics) -> str:
     """Return all metrics as text."""
-    return metrics.render(resident_bytes=300, device=DEVICE, host=HOST).decode()
+    return metrics.render(STATE).decode()

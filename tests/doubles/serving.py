@@ -14,6 +14,7 @@ from nunatak_model import Backbone, Branch
 from nunatak_registry import Registry, TaskManifest, TaskNotFoundError, TaskReference, Traffic
 from nunatak_server.app import create_app
 from nunatak_server.engine import BatchReport
+from nunatak_server.observation.tracing import Tracing
 from nunatak_server.residency.loads import Loader
 from nunatak_server.residency.residency import Residency
 from nunatak_server.serve import DrainingServer
@@ -125,11 +126,15 @@ def make_settings(**changes: object) -> ServerSettings:
 
 @contextlib.asynccontextmanager
 async def running_client(
-    backbone: Backbone, registry: Registry, settings: ServerSettings | None = None
+    backbone: Backbone,
+    registry: Registry,
+    settings: ServerSettings | None = None,
+    *,
+    tracing: Tracing | None = None,
 ) -> AsyncGenerator[httpx.AsyncClient]:
     """Run the real application in this event loop, without sockets."""
     async with (
-        running_transport(backbone, registry, settings) as transport,
+        running_transport(backbone, registry, settings, tracing=tracing) as transport,
         httpx.AsyncClient(transport=transport, base_url="http://test") as client,
     ):
         yield client
@@ -137,10 +142,16 @@ async def running_client(
 
 @contextlib.asynccontextmanager
 async def running_transport(
-    backbone: Backbone, registry: Registry, settings: ServerSettings | None = None
+    backbone: Backbone,
+    registry: Registry,
+    settings: ServerSettings | None = None,
+    *,
+    tracing: Tracing | None = None,
 ) -> AsyncGenerator[httpx.ASGITransport]:
     """Run the real application, and yield the way to it, which leads there even after its end."""
-    app = create_app(settings or make_settings(), backbone=backbone, registry=registry)
+    app = create_app(
+        settings or make_settings(), backbone=backbone, registry=registry, tracing=tracing
+    )
     async with app.router.lifespan_context(app):
         yield httpx.ASGITransport(app)
 

@@ -177,5 +177,5 @@ def computed_rows(address: str) -> float:
 
 def wait_for(address: str, *, queued: int) -> None:
     end = time.monotonic() + 30
-    while metric(address, "nunatak_queued_requests") != queued:
-        assert time.monotonic() < end, f"{metric(address, 'nunatak_queued_requests')} are queued"
+    while metric(address, "nunatak_admitted_requests") != queued:
+        assert time.monotonic() < end, f"{metric(address, 'nunatak_admitted_requests')} are queued"

@@ -164,6 +164,13 @@ class DtypeName(StrEnum):
     FLOAT16 = "float16"
 
 
+class LogFormatName(StrEnum):
+    """How the server writes its log."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
 def example(command_line: str) -> str:
     """The last line of a command's help."""
     return f"Example:  [cyan]{command_line}[/cyan]"

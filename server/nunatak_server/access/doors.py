@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 from nunatak_server.access.callers import ANYONE, Caller
@@ -20,6 +21,11 @@ logger = logging.getLogger(__name__)
 class Door(Protocol):
     """Tells who asks."""
 
+    @property
+    def weights(self) -> Mapping[str, float]:
+        """Shares of callers by name, 1 for all others; one mapping that is kept up to date."""
+        ...
+
     def identify(self, presented: bytes | None) -> Caller | None:
         """Return who sends this key, or nothing; None is a caller who may not be here."""
         ...
@@ -31,6 +37,8 @@ class Door(Protocol):
 
 class OpenDoor:
     """Everybody may do everything."""
+
+    weights: Mapping[str, float] = MappingProxyType({})
 
     def identify(self, presented: bytes | None) -> Caller | None:
         """Return the one caller there is, whatever was sent."""
@@ -58,6 +66,7 @@ class KeyedDoor:
         self._path = path
         self._stamp = keys.stamp
         self._ring = Keyring(keys.keys)
+        self.weights = _weights(keys)
         self._now = now
         self._pause = pause
 
@@ -81,10 +90,15 @@ class KeyedDoor:
             if changed is not None:
                 self._stamp = changed.stamp
                 self._ring = Keyring(changed.keys)
+                self.weights.update(_weights(changed))
                 logger.info("read %d API keys again", len(changed.keys))
 
     def _read_if_changed(self) -> StampedKeys | None:
         return None if stamp_of(self._path) == self._stamp else read_keys(self._path)
+
+
+def _weights(keys: StampedKeys) -> dict[str, float]:
+    return {key.caller.name: key.caller.weight for key in keys.keys}
 
 
 def open_door(path: Path | None) -> Door:

@@ -9,7 +9,7 @@ from nunatak_server.api.limits import StrictRoute
 from nunatak_server.api.replies import backbone_fields, memory_fields, reply
 from nunatak_server.api.routes import PROBLEMS, runtime_of
 from nunatak_server.api.schemas import InfoResponse, MemoryResponse, StatusResponse
-from nunatak_server.memory import measure_process, take_stock
+from nunatak_server.memory import measure_process, peak_activations, take_stock
 from nunatak_server.metrics import CONTENT_TYPE
 from nunatak_server.settings import ServerSettings
 
@@ -38,7 +38,7 @@ async def live() -> Response:
 @router.get("/health", response_model=StatusResponse)
 async def ready(request: Request) -> Response:
     """Answer 200 while requests are taken: a forward pass has run, and the engine is well."""
-    runtime_of(request).readiness.check()
+    runtime_of(request).readiness.check_ready()
     return reply({"status": "ready"})
 
 
@@ -77,18 +77,14 @@ async def memory(request: Request) -> Response:
     runtime = runtime_of(request)
     process = await asyncio.to_thread(measure_process)
     ledger = take_stock(runtime.backbone, runtime.residency.resident())
-    return reply(memory_fields(runtime, ledger, process))
+    held = ledger.shared_bytes + runtime.trunk_cache.stats.num_bytes
+    activations = peak_activations(runtime.backbone, held_bytes=held)
+    return reply(memory_fields(runtime, ledger, process, activations))
 
 
 @router.get("/metrics", response_class=Response)
 async def metrics(request: Request) -> Response:
     """Give all metrics in the Prometheus text format."""
     runtime = runtime_of(request)
-    tasks = runtime.residency.resident()
-    text = await asyncio.to_thread(
-        runtime.metrics.render,
-        resident_bytes=take_stock(runtime.backbone, tasks).shared_bytes,
-        device=runtime.residency.stats(),
-        host=runtime.host_tier.stats(),
-    )
+    text = await asyncio.to_thread(runtime.metrics.render, runtime.state())
     return Response(text, media_type=CONTENT_TYPE)

@@ -120,7 +120,9 @@ def backbone_fields(runtime: Runtime) -> dict[str, Any]:
     }
 
 
-def memory_fields(runtime: Runtime, ledger: MemoryLedger, process: ProcessMemory) -> dict[str, Any]:
+def memory_fields(
+    runtime: Runtime, ledger: MemoryLedger, process: ProcessMemory, peak_activations: int | None
+) -> dict[str, Any]:
     """Return the memory ledger."""
     return {
         "backbone": backbone_fields(runtime),
@@ -131,10 +133,13 @@ def memory_fields(runtime: Runtime, ledger: MemoryLedger, process: ProcessMemory
         "shared_bytes": ledger.shared_bytes,
         "dedicated_bytes": ledger.dedicated_bytes,
         "saved_share": ledger.saved_share,
+        "saved_share_formula": ledger.saved_share_formula,
         "tiers": _tiers_memory(runtime.residency.stats(), runtime.host_tier.stats()),
         "trunk_cache": _trunk_cache_memory(runtime.trunk_cache.stats),
+        "activations": {"peak_bytes": peak_activations},
         "process": {
             "rss_bytes": process.rss_bytes,
+            "peak_rss_bytes": process.peak_rss_bytes,
             "pss_bytes": process.pss_bytes,
             "uss_bytes": process.uss_bytes,
         },

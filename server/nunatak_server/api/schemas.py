@@ -341,8 +341,15 @@ class ProcessMemoryResponse(Message):
     """What the operating system counts."""
 
     rss_bytes: int
+    peak_rss_bytes: int | None
     pss_bytes: int | None
     uss_bytes: int | None
+
+
+class ActivationsMemory(Message):
+    """What forward passes held at once beside all else; null on a processor."""
+
+    peak_bytes: int | None
 
 
 class MemoryResponse(Message):
@@ -353,8 +360,10 @@ class MemoryResponse(Message):
     shared_bytes: int
     dedicated_bytes: int
     saved_share: float
+    saved_share_formula: float
     tiers: TiersMemory
     trunk_cache: TrunkCacheMemory
+    activations: ActivationsMemory
     process: ProcessMemoryResponse
 
 

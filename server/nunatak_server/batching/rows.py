@@ -16,6 +16,12 @@ class RowAnswer:
     queue_s: float
     compute_s: float
     batch_rows: int
+    load_s: float = 0.0
+    """How long its version took to come into memory; 0 if it was there."""
+    started_at: float = 0.0
+    """When its batch began, by the engine's clock."""
+    batch: int = 0
+    """The number of its batch."""
 
 
 RowOutcome = RowAnswer | ServerError
@@ -35,6 +41,7 @@ class PendingRow:
     branch_tokens: int
     deadline: float
     submitted_at: float
+    load_s: float = 0.0
     future: asyncio.Future[RowOutcome]
     trunk_share: float = 0.0
     """Part of the layers that its trunk row passes."""

@@ -14,6 +14,9 @@ class References:
     def __init__(self, resolve: Callable[[TaskReference], Awaitable[Traffic]]) -> None:
         self._resolve = resolve
         self._resolved: dict[TaskReference, Traffic] = {}
+        self._last_meant: dict[TaskReference, tuple[int, int]] = {}
+        self.num_moves = 0
+        """How often a reference was found to mean another version than before."""
         self._epoch = 0
 
     def known(self, reference: TaskReference) -> Traffic | None:
@@ -34,6 +37,7 @@ class References:
         # An answer from before a change must not outlive it.
         if epoch == self._epoch and len(self._resolved) < MAX_CACHED_REFERENCES:
             self._resolved[reference] = traffic
+        self._note_meaning(reference, traffic.manifest.version, epoch)
         return traffic
 
     async def look_up(self, reference: TaskReference) -> Traffic:
@@ -44,3 +48,15 @@ class References:
         """Forget everything: the registry has changed."""
         self._epoch += 1
         self._resolved.clear()
+
+    def _note_meaning(self, reference: TaskReference, version: int, epoch: int) -> None:
+        """Count a move, unless the answer was asked for before one that is known already."""
+        last = self._last_meant.get(reference)
+        if last is None:
+            if len(self._last_meant) < MAX_CACHED_REFERENCES:
+                self._last_meant[reference] = (version, epoch)
+            return
+        last_version, last_epoch = last
+        if epoch >= last_epoch:
+            self.num_moves += version != last_version
+            self._last_meant[reference] = (version, epoch)

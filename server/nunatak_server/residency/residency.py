@@ -148,6 +148,11 @@ class Residency:
         """Tell whether a version is in memory and pinned."""
         return self._shelf.is_pinned(task.key)
 
+    @property
+    def num_moves_seen(self) -> int:
+        """How often a reference was found to mean another version than before."""
+        return self._references.num_moves
+
     def stats(self) -> ShelfStats:
         """Return how many bytes are held, and of how many may be."""
         return self._shelf.stats()

@@ -28,13 +28,23 @@ def test_task_labels_are_bounded() -> None:
 
 def test_batches_and_memory_are_shown() -> None:
     metrics = Metrics()
-    report = BatchReport(num_rows=5, num_tokens=90, num_tasks=3, num_shared_rows=4, compute_s=0.002)
+    report = BatchReport(
+        number=1,
+        num_rows=5,
+        num_tokens=90,
+        num_tasks=3,
+        num_shared_rows=4,
+        num_padding_saved=30,
+        started_at=0.0,
+        compute_s=0.002,
+    )
 
     metrics.observe_batch(report)
 
     text = rendered(metrics)
     assert "nunatak_shared_trunk_rows_total 4.0" in text
     assert "nunatak_batch_rows_sum 5.0" in text
+    assert "nunatak_padding_saved_tokens_total 30.0" in text
     assert "nunatak_resident_tasks 2.0" in text
     assert "nunatak_resident_bytes 300.0" in text
     assert 'nunatak_tier_bytes{tier="device"} 200.0' in text

@@ -2,20 +2,33 @@
 
 # ruff: noqa: PLC0415 - the server is imported when it starts, not for --help
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from nunatak_cli.errors import InvalidOptionError
-from nunatak_cli.failures import needs_extra
-from nunatak_cli.options import BackboneOption, DtypeName, RegistryOption
+from nunatak_cli.failures import needs_extra, print_failure
+from nunatak_cli.options import BackboneOption, DtypeName, LogFormatName, RegistryOption
 
 LIMITS = "Limits (each also by environment: NUNATAK_MAX_INPUTS, ...)"
 
 
 def serve(  # noqa: PLR0913 - one parameter per option is how typer works
     *,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            envvar="NUNATAK_CONFIG",
+            help="Settings in TOML, for what neither options nor the environment set.",
+            show_default=False,
+        ),
+    ] = None,
+    show_config: Annotated[
+        bool,
+        typer.Option("--show-config", help="Print the settings and their origins, and leave."),
+    ] = False,
     registry: RegistryOption = None,
     backbone: BackboneOption = None,
     host: Annotated[
@@ -104,10 +117,28 @@ def serve(  # noqa: PLR0913 - one parameter per option is how typer works
             rich_help_panel=LIMITS,
         ),
     ] = None,
+    log_format: Annotated[
+        LogFormatName | None, typer.Option(help="Lines for people or for programs (text).")
+    ] = None,
+    access_log: Annotated[
+        bool | None,
+        typer.Option("--access-log/--no-access-log", help="One line for each request (yes)."),
+    ] = None,
+    drain_delay_s: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="After SIGTERM, requests are taken for this long while /readyz says 503 (0).",
+            rich_help_panel=LIMITS,
+        ),
+    ] = None,
 ) -> None:
     """Serve all tasks of a registry over HTTP, until interrupted."""
+    # The shared option reads this variable itself; its origin is still the environment.
+    from_environment = registry == os.environ.get("NUNATAK_REGISTRY")
     given = {
-        "registry": registry,
+        "registry": None if from_environment else registry,
         "backbone": backbone,
         "host": host,
         "port": port,
@@ -125,18 +156,22 @@ def serve(  # noqa: PLR0913 - one parameter per option is how typer works
         "trunk_cache_bytes": trunk_cache_bytes,
         "tokenizer_threads": tokenizer_threads,
         "compute_threads": compute_threads,
+        "log_format": log_format,
+        "access_log": access_log,
+        "drain_delay_s": drain_delay_s,
     }
     with needs_extra("server"):
-        from pydantic import ValidationError
-
+        from nunatak_server.configuration import as_toml, configure
+        from nunatak_server.errors import EngineFailedError
+        from nunatak_server.serve import DEVICE_LOST
         from nunatak_server.serve import serve as run_server
-        from nunatak_server.settings import ServerSettings
+    chosen = {name: value for name, value in given.items() if value is not None}
+    configuration = configure(chosen, file=config)
+    if show_config:
+        typer.echo(as_toml(configuration), nl=False)
+        return
     try:
-        settings = ServerSettings.model_validate(
-            {name: value for name, value in given.items() if value is not None}
-        )
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"])) or "settings"
-        raise InvalidOptionError(f"{place}: {first['msg']}") from error
-    run_server(settings)
+        run_server(configuration.settings, origins=configuration.origins)
+    except EngineFailedError as error:
+        print_failure(error.code, str(error))
+        raise typer.Exit(DEVICE_LOST) from error

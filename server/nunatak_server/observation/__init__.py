@@ -1,0 +1,1 @@
+"""What an operator sees of the server beside its metrics: records, logs and traces."""

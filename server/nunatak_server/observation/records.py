@@ -1,0 +1,88 @@
+"""Records: what became of one request, told once it is answered.
+
+Nothing of the input is in them: names, counts and times alone. Times are readings of the
+monotonic clock, in seconds.
+"""
+
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Final
+
+from nunatak_server.asking import Answers, VersionRows
+from nunatak_server.batching.rows import RowAnswer
+from nunatak_server.errors import ServerError
+
+OK: Final = "ok"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionRecord:
+    """What one task version did for a request; times are those of its slowest row."""
+
+    task: str
+    version: int
+    outcome: str
+    """`ok`, or the code of an error."""
+    num_rows: int
+    num_tokens: int
+    """Of its rows, each counted as trunk and as branch, whoever shares them."""
+    slowest: RowAnswer | None
+    """The row that was answered last; None if none was computed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictionRecord:
+    """What a request passed through, for each version that it could be put to."""
+
+    tokenize_started_at: float
+    tokenize_s: float
+    versions: tuple[VersionRecord, ...]
+
+
+PredictionObserver = Callable[[PredictionRecord], None]
+"""Is told about each prediction, on the event loop, in the context of its request."""
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestNotes:
+    """What the layers below leave for the one line that the request becomes in the log."""
+
+    prediction: PredictionRecord | None = None
+
+
+current_notes: ContextVar[RequestNotes | None] = ContextVar("nunatak_request_notes", default=None)
+"""The notes of the request that is being answered, wherever in its context one looks."""
+
+
+def note_prediction(record: PredictionRecord) -> None:
+    """Leave a record with the request that is being answered, if there is one."""
+    notes = current_notes.get()
+    if notes is not None:
+        notes.prediction = record
+
+
+def record_versions(
+    asked: Sequence[VersionRows], answers: Sequence[Answers]
+) -> tuple[VersionRecord, ...]:
+    """Say what each version made of its rows."""
+    return tuple(_record(rows, answer) for rows, answer in zip(asked, answers, strict=True))
+
+
+def _record(asked: VersionRows, answer: Answers) -> VersionRecord:
+    outcomes = answer if isinstance(answer, list) else []
+    failures = [it for it in outcomes if isinstance(it, ServerError)]
+    computed = [it for it in outcomes if isinstance(it, RowAnswer)]
+    failed = failures[0] if isinstance(answer, list) and failures else answer
+    return VersionRecord(
+        task=asked.manifest.task,
+        version=asked.manifest.version,
+        outcome=OK if isinstance(failed, list) else failed.code,
+        num_rows=len(asked.rows),
+        num_tokens=sum(row.trunk_tokens + row.branch_tokens for row in asked.rows),
+        slowest=max(computed, key=_total_s, default=None),
+    )
+
+
+def _total_s(answer: RowAnswer) -> float:
+    return answer.queue_s + answer.compute_s

@@ -1,0 +1,101 @@
+"""The state of a server at one moment, as metrics: what is held, queued and promised.
+
+It is read on the event loop and turned into text on a thread, so the loop pays for no scrape.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from nunatak_server.memory import MemoryLedger
+from nunatak_server.readiness import State
+from nunatak_server.residency.host import HostStats
+from nunatak_server.residency.shelf import ShelfStats
+
+DEVICE_TIER: Final = "device"
+HOST_TIER: Final = "host"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildInfo:
+    """What the process is, for the whole of its life."""
+
+    version: str
+    backbone: str
+    device: str
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerState:
+    """What a scrape shows beside what was counted."""
+
+    build: BuildInfo
+    readiness: State
+    num_admitted: int
+    num_admitted_tokens: float
+    num_body_bytes: int
+    num_alias_moves: int
+    ledger: MemoryLedger
+    device: ShelfStats
+    host: HostStats
+
+
+class StateCollector(Collector):
+    """Turns one state into metrics."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield all metrics of the state."""
+        yield from self._process()
+        yield from self._tiers()
+
+    def _process(self) -> Iterable[Metric]:
+        state = self._state
+        build = state.build
+        names = ("version", "backbone", "device", "dtype")
+        info = GaugeMetricFamily("nunatak_build_info", "1, with what the server is", labels=names)
+        info.add_metric((build.version, build.backbone, build.device, build.dtype), 1)
+        yield info
+        is_ready = float(state.readiness is State.READY)
+        moves = "References that were found to mean another version than before"
+        yield GaugeMetricFamily("nunatak_ready", "1 while /readyz answers 200", value=is_ready)
+        yield _gauge("admitted_requests", "Requests being answered", state.num_admitted)
+        tokens = "Tokens of their rows, through all layers"
+        yield _gauge("admitted_tokens", tokens, state.num_admitted_tokens)
+        yield _gauge("held_body_bytes", "Bytes of their bodies", state.num_body_bytes)
+        yield CounterMetricFamily("nunatak_alias_moves", moves, value=state.num_alias_moves)
+
+    def _tiers(self) -> Iterable[Metric]:
+        state, ledger = self._state, self._state.ledger
+        device, host = state.device, state.host
+        yield _gauge("backbone_bytes", "Bytes of the backbone", ledger.backbone_bytes)
+        yield _gauge("resident_bytes", "Bytes of backbone and task versions", ledger.shared_bytes)
+        dedicated = "Bytes that a full model for each resident task version would take"
+        yield _gauge("dedicated_bytes", dedicated, ledger.dedicated_bytes)
+        yield _gauge("resident_tasks", "Task versions in memory", device.num_resident)
+        yield _tiers("tier_bytes", "Bytes held, by tier", device.resident_bytes, host.num_bytes)
+        yield _tiers(
+            "tier_budget_bytes", "Budget of a tier", device.budget_bytes, host.budget_bytes
+        )
+        yield _gauge("pinned_bytes", "Bytes that are pinned", device.pinned_bytes)
+        yield _gauge("loading_bytes", "Bytes being loaded", device.loading_bytes)
+        hits, misses = "Loads that found their bytes", "Loads that read the store"
+        yield CounterMetricFamily("nunatak_host_tier_hits", hits, value=host.hits)
+        yield CounterMetricFamily("nunatak_host_tier_misses", misses, value=host.misses)
+
+
+def _gauge(name: str, documentation: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"nunatak_{name}", documentation, value=value)
+
+
+def _tiers(name: str, documentation: str, device: int, host: int) -> Metric:
+    family = GaugeMetricFamily(f"nunatak_{name}", documentation, labels=("tier",))
+    family.add_metric((DEVICE_TIER,), device)
+    family.add_metric((HOST_TIER,), host)
+    return family

@@ -1,0 +1,39 @@
+"""Events of the server's log, as programs read them."""
+
+import contextlib
+import json
+import logging
+from collections.abc import Generator
+from typing import Any
+
+from nunatak_server.observation.logs import JsonFormatter
+
+
+class EventList(logging.Handler):
+    """Keeps what would be written, line by line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self.setFormatter(JsonFormatter())
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(self.format(record))
+
+    def named(self, event: str) -> list[dict[str, Any]]:
+        """Return the events of one name, in their order."""
+        return [found for line in self.lines if (found := json.loads(line))["event"] == event]
+
+
+@contextlib.contextmanager
+def logged_events(level: int = logging.INFO) -> Generator[EventList]:
+    """Collect what the server logs while the block runs."""
+    logger, events = logging.getLogger("nunatak_server"), EventList()
+    before = logger.level
+    logger.addHandler(events)
+    logger.setLevel(level)
+    try:
+        yield events
+    finally:
+        logger.setLevel(before)
+        logger.removeHandler(events)

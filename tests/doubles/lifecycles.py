@@ -1,0 +1,198 @@
+"""Real server processes that are told to end, or killed, while they are asked."""
+
+import asyncio
+import re
+import signal
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from doubles.backbones import save_tiny_backbone
+from doubles.processes import FAULTY_SCRIPT, ServerProcess, server_process
+from doubles.tasks import (
+    LABELS,
+    TOP_LAYER,
+    logits_alone,
+    publish_tiny_task,
+    random_parameters,
+    spec_of,
+)
+from nunatak_model import load_backbone
+from nunatak_registry import Registry
+
+TEXTS = ["where is my parcel?", "hi", "please call me back, it is urgent", "x" * 60]
+TASKS = {"tone": 11, "mood": 22}
+TOLERANCE = 1e-4
+NUM_CALLERS = 8
+POLL_S = 0.02
+LIMIT_S = 60
+ANSWERED = 200
+
+Oracle = Mapping[tuple[str, str], Mapping[str, float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """A backbone and a registry on disk, and what its tasks say of each text."""
+
+    registry: Path
+    backbone: Path
+    faults: Path
+    oracle: Oracle
+
+    def server(self, **settings: object) -> AbstractContextManager[ServerProcess]:
+        """Start a process on it."""
+        script = FAULTY_SCRIPT.format(faults=str(self.faults))
+        return server_process(
+            registry=self.registry, backbone=self.backbone, script=script, **settings
+        )
+
+    def hold(self, *, is_held: bool) -> None:
+        """Let the device stand still, or go on."""
+        _put(self.faults / "held", is_there=is_held)
+
+    def lose(self) -> None:
+        """Let the device be lost from now on."""
+        _put(self.faults / "lost", is_there=True)
+
+
+def make_site(folder: Path) -> Site:
+    """Publish two tasks."""
+    for name in ("backbone", "registry", "faults"):
+        (folder / name).mkdir()
+    backbone = load_backbone(save_tiny_backbone(folder / "backbone"))
+    spec = spec_of(backbone, TOP_LAYER, num_labels=len(LABELS))
+    oracle = dict[tuple[str, str], dict[str, float]]()
+    with Registry.open(folder / "registry") as registry:
+        for task, seed in TASKS.items():
+            publish_tiny_task(registry, backbone, task=task, seed=seed)
+            parameters = random_parameters(spec, backbone, seed=seed)
+            logits = logits_alone(backbone, spec, parameters, TEXTS)
+            for text, row in zip(TEXTS, logits, strict=True):
+                oracle[task, text] = dict(zip(LABELS, row, strict=True))
+    return Site(
+        registry=folder / "registry",
+        backbone=folder / "backbone",
+        faults=folder / "faults",
+        oracle=oracle,
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class Tally:
+    """What became of the calls."""
+
+    statuses: Counter[int] = field(default_factory=Counter[int])
+    num_cut: int = 0
+    """Calls that ended without any answer."""
+    num_wrong: int = 0
+
+
+async def call(client: httpx.AsyncClient, site: Site, index: int, tally: Tally) -> None:
+    """Ask one task about one text, and hold the answer against the oracle."""
+    task, text = list(TASKS)[index % len(TASKS)], TEXTS[index % len(TEXTS)]
+    body = {"inputs": text, "parameters": {"function_to_apply": "none"}}
+    try:
+        answer = await client.post(f"/v1/tasks/{task}/predict", json=body)
+    except httpx.TransportError:
+        tally.num_cut += 1
+        return
+    tally.statuses[answer.status_code] += 1
+    if answer.status_code == ANSWERED:
+        found = {item["label"]: item["score"] for item in answer.json()["outputs"]}
+        expected = site.oracle[task, text]
+        is_right = found.keys() == expected.keys() and all(
+            abs(found[label] - expected[label]) <= TOLERANCE for label in expected
+        )
+        tally.num_wrong += not is_right
+
+
+def terminate_with_calls_in_flight(site: Site, num_calls: int) -> tuple[Tally, int]:
+    """Send SIGTERM while so many requests are being answered; also return the exit status."""
+    site.hold(is_held=False)
+    with site.server(access_log=False) as server:
+
+        async def scenario() -> Tally:
+            tally = Tally()
+            async with open_client(server) as client:
+                # The first calls bring the tasks into memory: the rest waits for the device.
+                await asyncio.gather(*(call(client, site, i, Tally()) for i in range(len(TASKS))))
+                site.hold(is_held=True)
+                calls = [
+                    asyncio.create_task(call(client, site, index, tally))
+                    for index in range(num_calls)
+                ]
+                await wait_for_admitted(client, num_calls)
+                server.process.send_signal(signal.SIGTERM)
+                await wait_until_refused(server)
+                site.hold(is_held=False)
+                await asyncio.gather(*calls)
+            return tally
+
+        tally = asyncio.run(scenario())
+        return tally, server.process.wait(timeout=LIMIT_S)
+
+
+def kill_under_load(site: Site, *, calls_before: int) -> Tally:
+    """Kill a process with SIGKILL while callers ask; they go on until they are cut off."""
+    with site.server(access_log=False) as server:
+
+        async def scenario() -> Tally:
+            tally = Tally()
+            async with open_client(server) as client:
+
+                async def ask_until_cut(first: int) -> None:
+                    index = first
+                    while not tally.num_cut:
+                        await call(client, site, index, tally)
+                        index += NUM_CALLERS
+                        if tally.statuses.total() >= calls_before:
+                            server.process.kill()
+
+                await asyncio.gather(*(ask_until_cut(first) for first in range(NUM_CALLERS)))
+            return tally
+
+        return asyncio.run(scenario())
+
+
+def open_client(server: ServerProcess) -> httpx.AsyncClient:
+    """A client that opens as many connections as it has calls."""
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    return httpx.AsyncClient(base_url=server.address, timeout=LIMIT_S, limits=limits)
+
+
+async def wait_for_admitted(client: httpx.AsyncClient, num_requests: int) -> None:
+    """Return once so many requests are being answered."""
+    async with asyncio.timeout(LIMIT_S):
+        while await _admitted(client) < num_requests:  # noqa: ASYNC110 - of another process
+            await asyncio.sleep(POLL_S)
+
+
+async def wait_until_refused(server: ServerProcess) -> None:
+    """Return once the process takes no new connections."""
+    async with asyncio.timeout(LIMIT_S):
+        while True:
+            try:
+                async with open_client(server) as client:
+                    await client.get("/readyz")
+            except httpx.TransportError:
+                return
+            await asyncio.sleep(POLL_S)
+
+
+async def _admitted(client: httpx.AsyncClient) -> int:
+    text = (await client.get("/metrics")).text
+    found = re.search(r"^nunatak_admitted_requests (\S+)$", text, flags=re.MULTILINE)
+    assert found is not None
+    return int(float(found[1]))
+
+
+def _put(file: Path, *, is_there: bool) -> None:
+    if is_there:
+        file.touch()
+    else:
+        file.unlink(missing_ok=True)

@@ -1,0 +1,139 @@
+"""What the log says of requests, and what neither logs, nor metrics, nor traces ever say."""
+
+import asyncio
+import logging
+from collections.abc import Generator
+from pathlib import Path
+
+import httpx
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from doubles.backbones import tiny_backbone
+from doubles.events import logged_events
+from doubles.serving import make_settings, running_client
+from doubles.tasks import publish_tiny_task
+from nunatak_model import Backbone
+from nunatak_registry import Registry
+from nunatak_server.observation.spans import SpanTracing
+
+PREDICT = "/v1/tasks/tone/predict"
+CANARY = "canary7c1e"
+
+
+@pytest.fixture(scope="module")
+def backbone() -> Backbone:
+    return tiny_backbone()
+
+
+@pytest.fixture
+def registry(backbone: Backbone, tmp_path: Path) -> Generator[Registry]:
+    with Registry.open(tmp_path) as opened:
+        publish_tiny_task(opened, backbone)
+        yield opened
+
+
+def test_a_request_is_one_event_with_what_it_passed_through(
+    backbone: Backbone, registry: Registry
+) -> None:
+    async def scenario() -> None:
+        async with running_client(backbone, registry) as client:
+            with logged_events() as events:
+                answer = await client.post(
+                    PREDICT, json={"inputs": "x"}, headers={"x-request-id": "mine-1"}
+                )
+                (event,) = events.named("request")
+
+            assert answer.status_code == event["status"] == 200
+            assert (event["request_id"], event["method"]) == ("mine-1", "POST")
+            assert event["route"] == "/v1/tasks/{task}/predict"
+            assert event["tasks"] == ["tone/1"]
+            assert event["batch_rows"] == 1
+            assert event["load_ms"] > 0
+            assert event["duration_ms"] >= event["load_ms"] + event["queue_ms"]
+            assert "failed" not in event
+
+    asyncio.run(scenario())
+
+
+def test_a_refusal_is_an_event_too(backbone: Backbone, registry: Registry) -> None:
+    async def scenario() -> None:
+        async with running_client(backbone, registry) as client:
+            with logged_events() as events:
+                await client.post("/v1/tasks/absent/predict", json={"inputs": "x"})
+                await client.get("/nowhere")
+            found = [(event["route"], event["status"]) for event in events.named("request")]
+            assert found == [("/v1/tasks/{task}/predict", 404), ("none", 404)]
+
+    asyncio.run(scenario())
+
+
+def test_probes_are_no_events_unless_one_debugs(backbone: Backbone, registry: Registry) -> None:
+    async def scenario() -> None:
+        async with running_client(backbone, registry) as client:
+            for level, expected in ((logging.INFO, 0), (logging.DEBUG, 2)):
+                with logged_events(level) as events:
+                    await client.get("/readyz")
+                    await client.get("/metrics")
+                assert len(events.named("request")) == expected
+
+    asyncio.run(scenario())
+
+
+def test_events_of_requests_can_be_turned_off(backbone: Backbone, registry: Registry) -> None:
+    async def scenario() -> None:
+        settings = make_settings(access_log=False)
+        async with running_client(backbone, registry, settings) as client:
+            with logged_events() as events:
+                await client.post(PREDICT, json={"inputs": "x"})
+            assert events.named("request") == []
+
+    asyncio.run(scenario())
+
+
+async def ask_with_canaries(client: httpx.AsyncClient) -> None:
+    headers = {"authorization": f"Bearer {CANARY}", "cookie": CANARY, "user-agent": CANARY}
+    bodies = [
+        {"inputs": CANARY},
+        {"inputs": [CANARY, f"{CANARY}\r\n{CANARY}"]},
+        {"inputs": f"{CANARY}\0"},
+        {"inputs": "x", CANARY: CANARY},
+        {"inputs": {"question": CANARY, "context": CANARY}},
+    ]
+    for path in (
+        PREDICT,
+        f"/v1/tasks/{CANARY}/predict",
+        f"/{CANARY}",
+        f"{PREDICT}?version={CANARY}",
+    ):
+        for body in bodies:
+            await client.post(path, json=body, headers=headers)
+    await client.post("/v1/predict", json={"inputs": CANARY, "tasks": ["tone", CANARY]})
+    await client.post(PREDICT, content=CANARY, headers={"content-type": "application/json"})
+    await client.post(PREDICT, content=CANARY, headers={"content-type": CANARY})
+    await client.request(CANARY, PREDICT, headers={"x-request-id": f"{CANARY}\t{CANARY}"})
+    await client.put(f"/v1/tasks/tone/aliases/{CANARY}", json={"version": 99})
+
+
+def test_nothing_of_a_request_reaches_logs_metrics_or_traces(
+    backbone: Backbone, registry: Registry
+) -> None:
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+
+    async def scenario() -> str:
+        tracing = SpanTracing(provider)
+        async with running_client(backbone, registry, tracing=tracing) as client:
+            await ask_with_canaries(client)
+            return (await client.get("/metrics")).text
+
+    with logged_events(logging.DEBUG) as events:
+        metrics = asyncio.run(scenario())
+
+    spans = [span.to_json() for span in exporter.get_finished_spans()]
+    assert len(events.named("request")) > 20
+    assert len(spans) > 20
+    for told in (*events.lines, *spans, metrics):
+        assert CANARY not in told.lower()

@@ -1,0 +1,189 @@
+"""What `/metrics` shows, what documents and dashboard say of it, and what it never shows."""
+
+import asyncio
+import itertools
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import yaml
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from doubles.backbones import tiny_backbone
+from doubles.serving import running_client
+from doubles.tasks import publish_tiny_task
+from nunatak_registry import Registry
+
+ROOT = Path(__file__).parents[2]
+PREDICT = "/v1/tasks/tone/predict"
+CANARY = "canary-7c1e"
+SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
+
+
+def parsed(text: str) -> dict[str, Metric]:
+    """Families by the name that one queries; the times of creation left out."""
+    found: dict[str, Metric] = {}
+    for family in text_string_to_metric_families(text):
+        if not family.name.endswith("_created"):
+            name = f"{family.name}_total" if family.type == "counter" else family.name
+            found[name] = family
+    return found
+
+
+@pytest.fixture(scope="module")
+def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Metric]:
+    """What a server shows that has answered, refused, and seen an alias move."""
+    backbone = tiny_backbone()
+
+    async def scenario(registry: Registry) -> str:
+        async with running_client(backbone, registry) as client:
+            for version in (1, 2, 1):
+                moved = await client.put("/v1/tasks/tone/aliases/prod", json={"version": version})
+                assert moved.status_code == 200
+                answer = await client.post(PREDICT, json={"inputs": ["a", "a longer text"]})
+                assert answer.json()["version"] == version
+            await client.post("/v1/predict", json={"inputs": "a", "tasks": ["tone", "tone/2"]})
+            await client.post(f"/v1/tasks/{CANARY}/predict", json={"inputs": CANARY})
+            await client.get(f"/{CANARY}?q={CANARY}")
+            await client.request(CANARY.upper(), "/livez")
+            return (await client.get("/metrics")).text
+
+    with Registry.open(tmp_path_factory.mktemp("registry")) as registry:
+        for seed in (1, 2):
+            publish_tiny_task(registry, backbone, seed=seed)
+        text = asyncio.run(scenario(registry))
+    assert CANARY not in text.lower()
+    return parsed(text)
+
+
+def value_of(families: Mapping[str, Metric], name: str, **labels: str) -> float:
+    (found,) = (
+        sample.value
+        for family in families.values()
+        for sample in family.samples
+        if sample.name == name and sample.labels == labels
+    )
+    return found
+
+
+def names_of(families: Mapping[str, Metric]) -> set[str]:
+    """All names that can be queried."""
+    return {
+        family.name + suffix for family in families.values() for suffix in SUFFIXES[family.type]
+    }
+
+
+def documented() -> dict[str, tuple[str, set[str]]]:
+    """Type and labels by metric, as the table says."""
+    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \|(.*?)\| .+ \|$", text, flags=re.MULTILINE)
+    return {name: (kind, set(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
+
+
+def test_the_table_of_metrics_is_what_a_server_shows(families: dict[str, Metric]) -> None:
+    shown = {
+        name: (family.type, set(itertools.chain(*(s.labels for s in family.samples))) - {"le"})
+        for name, family in families.items()
+    }
+
+    assert documented() == shown
+
+
+def test_every_metric_is_in_base_units(families: dict[str, Metric]) -> None:
+    assert not [name for name in families if re.search(r"_(ms|us|mb|kb|mib|percent)(_|$)", name)]
+
+
+def test_an_alias_move_is_counted_when_it_is_met(families: dict[str, Metric]) -> None:
+    assert value_of(families, "nunatak_alias_moves_total") == 2
+
+
+def test_work_is_counted_by_task(families: dict[str, Metric]) -> None:
+    # Three requests of two texts, and one of one text for two versions.
+    assert value_of(families, "nunatak_task_rows_total", task="tone") == 8
+    assert value_of(families, "nunatak_task_tokens_total", task="tone") > 8
+
+
+def test_a_name_that_is_no_task_becomes_no_label(families: dict[str, Metric]) -> None:
+    labels = {"task": "unknown", "outcome": "task_not_found"}
+
+    assert value_of(families, "nunatak_requests_total", **labels) == 1
+
+
+def test_a_path_that_is_no_route_becomes_no_label(families: dict[str, Metric]) -> None:
+    labels = {"route": "none", "method": "GET", "status": "404"}
+
+    assert value_of(families, "nunatak_http_requests_total", **labels) == 1
+
+
+def test_padding_saved_is_what_the_shorter_rows_lack(families: dict[str, Metric]) -> None:
+    assert value_of(families, "nunatak_padding_saved_tokens_total") > 0
+
+
+def expressions(value: object) -> list[str]:
+    """All queries of a dashboard or of rules."""
+    if isinstance(value, dict):
+        items = cast("dict[str, Any]", value).items()
+        own = [it for key, it in items if key == "expr"]
+        return own + [found for _, it in items for found in expressions(it)]
+    if isinstance(value, list):
+        return [found for it in cast("list[Any]", value) for found in expressions(it)]
+    return []
+
+
+def dashboard() -> dict[str, Any]:
+    return json.loads((ROOT / "deploy" / "grafana" / "nunatak.json").read_text(encoding="utf-8"))
+
+
+def alerts() -> dict[str, Any]:
+    return yaml.safe_load((ROOT / "deploy" / "prometheus" / "alerts.yml").read_text("utf-8"))
+
+
+@pytest.mark.parametrize("source", [dashboard, alerts])
+def test_every_metric_that_is_queried_exists(families: dict[str, Metric], source: Any) -> None:  # noqa: ANN401 - a function of JSON
+    queries = expressions(source())
+    wanted = {name for query in queries for name in re.findall(r"(?:nunatak|process)_\w+", query)}
+
+    assert queries
+    assert wanted - names_of(families) == set()
+
+
+def test_queries_name_only_labels_that_exist() -> None:
+    known = set(itertools.chain(*(labels for _, labels in documented().values())))
+    queries = expressions(dashboard()) + expressions(alerts())
+    by = {
+        label.strip()
+        for query in queries
+        for labels in re.findall(r"by \(([^)]*)\)", query)
+        for label in labels.split(",")
+    }
+
+    assert by - known <= {"le", "instance"}
+
+
+def test_panels_of_the_dashboard_lie_beside_each_other() -> None:
+    panels = dashboard()["panels"]
+    cells = [
+        (panel["gridPos"]["x"] + x, panel["gridPos"]["y"] + y)
+        for panel in panels
+        for x in range(panel["gridPos"]["w"])
+        for y in range(panel["gridPos"]["h"])
+    ]
+
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    assert len(set(cells)) == len(cells)
+    assert max(x for x, _ in cells) < 24
+    assert all(panel["title"] and panel["type"] for panel in panels)
+
+
+def test_every_alert_says_what_is_wrong_and_what_to_do() -> None:
+    rules = [rule for group in alerts()["groups"] for rule in group["rules"]]
+
+    assert rules
+    for rule in rules:
+        assert rule["alert"].startswith("Nunatak")
+        assert rule["labels"]["severity"] in {"page", "ticket"}
+        assert rule["annotations"].keys() == {"summary", "description"}

@@ -1,0 +1,202 @@
+"""Spans of real requests, as a collector would get them."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Generator, Sequence
+from pathlib import Path
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+
+from doubles.backbones import tiny_backbone
+from doubles.events import logged_events
+from doubles.serving import running_client
+from doubles.tasks import publish_tiny_task
+from nunatak_model import Backbone
+from nunatak_registry import Registry
+from nunatak_server.errors import InvalidSettingsError
+from nunatak_server.observation.spans import SpanTracing
+from nunatak_server.observation.tracing import find_tracing
+
+PREDICT = "/v1/tasks/tone/predict"
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+
+
+class Collector:
+    """Spans that have ended."""
+
+    def __init__(self, *, sampled: float = 1.0) -> None:
+        self._exporter = InMemorySpanExporter()
+        self.provider = TracerProvider(sampler=ParentBased(TraceIdRatioBased(sampled)))
+        self.provider.add_span_processor(SimpleSpanProcessor(self._exporter))
+
+    def named(self, name: str) -> list[ReadableSpan]:
+        return [span for span in self._exporter.get_finished_spans() if span.name == name]
+
+    def below(self, parent: ReadableSpan) -> list[ReadableSpan]:
+        """Children in the order of their beginning."""
+        spans = self._exporter.get_finished_spans()
+        own = [it for it in spans if it.parent and it.parent.span_id == id_of(parent)]
+        return sorted(own, key=lambda span: span.start_time or 0)
+
+
+def id_of(span: ReadableSpan) -> int:
+    assert span.context is not None
+    return span.context.span_id
+
+
+def attributes_of(span: ReadableSpan) -> dict[str, object]:
+    return dict(span.attributes or {})
+
+
+@pytest.fixture(scope="module")
+def backbone() -> Backbone:
+    return tiny_backbone()
+
+
+@pytest.fixture
+def registry(backbone: Backbone, tmp_path: Path) -> Generator[Registry]:
+    with Registry.open(tmp_path) as opened:
+        publish_tiny_task(opened, backbone)
+        publish_tiny_task(opened, backbone, task="mood")
+        yield opened
+
+
+def ask(
+    collector: Collector,
+    backbone: Backbone,
+    registry: Registry,
+    bodies: Sequence[dict[str, object]],
+    **headers: str,
+) -> None:
+    """Send requests for both tasks, one after another."""
+
+    async def scenario() -> None:
+        tracing = SpanTracing(collector.provider)
+        async with running_client(backbone, registry, tracing=tracing) as client:
+            for body in bodies:
+                answer = await client.post("/v1/predict", json=body, headers=headers)
+                assert answer.status_code == 200
+
+    asyncio.run(scenario())
+
+
+BODY: dict[str, object] = {"inputs": ["a", "bb"], "tasks": ["tone", "mood"]}
+
+
+def test_a_cold_request_is_tokenized_loaded_queued_and_computed(
+    backbone: Backbone, registry: Registry
+) -> None:
+    collector = Collector()
+
+    ask(collector, backbone, registry, [{"inputs": "a", "tasks": ["tone"]}])
+
+    (request,) = collector.named("/v1/predict")
+    stages = collector.below(request)
+    assert [stage.name for stage in stages] == ["tokenize", "load", "queue", "compute"]
+    assert (request.start_time or 0) <= (stages[0].start_time or 0)
+    assert (stages[-1].end_time or 0) <= (request.end_time or 0)
+    assert attributes_of(request) == {
+        "http.request.method": "POST",
+        "http.route": "/v1/predict",
+        "http.response.status_code": 200,
+    }
+
+
+def test_a_warm_request_has_a_queue_and_a_compute_for_each_task(
+    backbone: Backbone, registry: Registry
+) -> None:
+    collector = Collector()
+
+    ask(collector, backbone, registry, [BODY, BODY])
+
+    _, request = collector.named("/v1/predict")
+    stages = collector.below(request)
+    computed = [attributes_of(stage) for stage in stages if stage.name == "compute"]
+    assert sorted(stage.name for stage in stages) == [
+        "compute", "compute", "queue", "queue", "tokenize",
+    ]  # fmt: skip
+    assert {found["nunatak.task"] for found in computed} == {"tone", "mood"}
+    assert all(found["nunatak.version"] == 1 and found["nunatak.rows"] == 2 for found in computed)
+    assert all(found["nunatak.batch.rows"] == 4 for found in computed)
+
+
+def test_a_request_is_linked_to_the_batch_it_was_part_of(
+    backbone: Backbone, registry: Registry
+) -> None:
+    collector = Collector()
+
+    ask(collector, backbone, registry, [BODY, BODY])
+
+    _, request = collector.named("/v1/predict")
+    batch = collector.named("batch")[-1]
+    assert {link.context.span_id for link in request.links} == {id_of(batch)}
+    assert attributes_of(batch)["nunatak.batch.rows"] == 4
+    assert batch.parent is None
+
+
+def test_a_callers_trace_is_continued(backbone: Backbone, registry: Registry) -> None:
+    collector = Collector()
+
+    with logged_events() as events:
+        ask(collector, backbone, registry, [BODY], traceparent=f"00-{TRACE}-{PARENT}-01")
+
+    (request,) = collector.named("/v1/predict")
+    assert request.context is not None
+    assert request.parent is not None
+    assert f"{request.context.trace_id:032x}" == TRACE
+    assert f"{request.parent.span_id:016x}" == PARENT
+    assert events.named("request")[0]["trace_id"] == TRACE
+
+
+@pytest.mark.parametrize("value", ["", "00-zz", f"00-{'0' * 32}-{PARENT}-01", "x" * 9999])
+def test_a_malformed_trace_begins_a_new_one(
+    backbone: Backbone, registry: Registry, value: str
+) -> None:
+    collector = Collector()
+
+    ask(collector, backbone, registry, [BODY], traceparent=value)
+
+    (request,) = collector.named("/v1/predict")
+    assert request.parent is None
+
+
+def test_what_a_caller_does_not_sample_is_not_told(backbone: Backbone, registry: Registry) -> None:
+    collector = Collector()
+
+    ask(collector, backbone, registry, [BODY], traceparent=f"00-{TRACE}-{PARENT}-00")
+
+    assert not collector.named("/v1/predict")
+    assert not collector.named("compute")
+
+
+def test_tracing_is_off_unless_a_collector_is_named() -> None:
+    assert find_tracing({}) is None
+    named = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"}
+    assert find_tracing(named | {"OTEL_SDK_DISABLED": "true"}) is None
+    tracing = find_tracing(named)
+    assert tracing is not None
+    tracing.close()
+
+
+def test_a_server_that_does_not_trace_imports_nothing_for_it() -> None:
+    script = (
+        "import sys, nunatak_server.serve as s; assert s.find_tracing({}) is None;"
+        "assert 'nunatak_server.observation.spans' not in sys.modules"
+    )
+
+    subprocess.run([sys.executable, "-c", script], check=True)  # noqa: S603 - our own interpreter
+
+
+def test_tracing_without_its_libraries_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(sys.modules, "nunatak_server.observation.spans", raising=False)
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+
+    with pytest.raises(InvalidSettingsError, match=r"nunatak\[tracing\]"):
+        find_tracing({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:4318"})
