@@ -14,6 +14,7 @@ from nunatak_training.data import (
     load_task_data,
 )
 from nunatak_training.errors import (
+    CacheError,
     DataError,
     DataNotFoundError,
     InvalidRecipeError,
@@ -33,18 +34,22 @@ from nunatak_training.recipes import Recipe, changed_recipe, default_recipe
 from nunatak_training.report import EpochResult, ProgressBar, Report, SilentReport
 from nunatak_training.scoring.labels import score
 from nunatak_training.train import TrainOutcome, TrainSettings, train
+from nunatak_training.trunk import DiskTrunkStore, MemoryTrunkStore, TrunkStore
 
 __all__ = [
     "AnswerSpan",
     "Answers",
+    "CacheError",
     "DataError",
     "DataNotFoundError",
+    "DiskTrunkStore",
     "EpochResult",
     "Example",
     "ExampleSet",
     "InvalidRecipeError",
     "InvalidRowError",
     "LabelSet",
+    "MemoryTrunkStore",
     "Metric",
     "MissingColumnError",
     "ProgressBar",
@@ -61,6 +66,7 @@ __all__ = [
     "TrainedTask",
     "TrainingDivergedError",
     "TrainingError",
+    "TrunkStore",
     "UnknownLabelError",
     "UnreadableFileError",
     "Word",

@@ -10,9 +10,11 @@ TrainingError
 |   +-- TooFewExamplesError     a data set, class or split that is too small to learn from
 +-- InvalidRecipeError          settings that contradict each other or the data
 +-- TrainingDivergedError       the loss or a gradient stopped being a number
++-- CacheError                  the cache folder cannot be read or written
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import ClassVar
 
 from nunatak_training.kinds import TaskKind
@@ -119,4 +121,18 @@ class TrainingDivergedError(TrainingError):
         super().__init__(
             f"the loss or its gradient is not finite at step {step} (learning rate "
             f"{learning_rate:g}); lower the learning rate, or raise warmup_share"
+        )
+
+
+class CacheError(TrainingError):
+    """The cache folder cannot be read or written."""
+
+    code = "cache_unusable"
+
+    def __init__(self, folder: Path, problem: str) -> None:
+        self.folder = folder
+        self.problem = problem
+        super().__init__(
+            f"the cache folder {folder} cannot be used: {problem}; make room there or let it be "
+            "written, name another one in NUNATAK_CACHE, or go without (--no-cache, --no-resume)"
         )

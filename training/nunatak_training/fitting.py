@@ -15,7 +15,6 @@ from nunatak_model import (
     Encoding,
     HeadKind,
     Row,
-    TrunkCache,
     TrunkStates,
     build_branch,
     default_head,
@@ -24,6 +23,7 @@ from nunatak_model import (
 )
 from nunatak_registry.manifest import MIN_WINDOW_TOKENS
 from nunatak_training.data import TaskData
+from nunatak_training.encoded import EncodedSet
 from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.loop import BatchLogits, fit, predict
 from nunatak_training.metrics import Metric
@@ -32,9 +32,7 @@ from nunatak_training.recipes import Recipe, changed_recipe
 from nunatak_training.regularizers import check_method
 from nunatak_training.report import EpochResult, Report
 from nunatak_training.scoring import Interval, bootstrap_intervals
-
-MAX_TRUNK_BYTES = 2 * 1024**3
-"""For the trunk states of a data set, which are then computed once and not in every epoch."""
+from nunatak_training.trunk import JoinedStates, MemoryTrunkStore, TrunkStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,10 +55,26 @@ class TrainedTask:
     history: tuple[EpochResult, ...]
 
 
-def fit_task(data: TaskData, recipe: Recipe, backbone: Backbone, *, report: Report) -> TrainedTask:
+def fit_task(
+    data: TaskData,
+    recipe: Recipe,
+    backbone: Backbone,
+    *,
+    report: Report,
+    trunks: TrunkStore | None = None,
+) -> TrainedTask:
     """Train a task; the backbone is read and never written.
 
+    Args:
+        data: train and dev examples.
+        recipe: how to train.
+        backbone: what is trained on.
+        report: is told of every step and epoch.
+        trunks: where trunk states come from; to share it between runs spares each its trunk.
+            Absent: memory, for this run alone. The result is the same, bit for bit.
+
     Raises:
+        CacheError: `trunks` cannot be written.
         InvalidRecipeError: the recipe does not fit the data or the backbone.
         ModelError: the method does not fit the backbone.
         TrainingDivergedError: the loss stopped being a number.
@@ -77,7 +91,7 @@ def fit_task(data: TaskData, recipe: Recipe, backbone: Backbone, *, report: Repo
         objective.encode(part, backbone.tokenizer, max_length=recipe.max_length)
         for part in (data.train, data.dev)
     )
-    trunk = TrunkCache(max_bytes=MAX_TRUNK_BYTES)
+    trunk = _trunk_states(trunks or MemoryTrunkStore(), backbone, spec, [train, dev], report=report)
 
     def dev_score(logits: Sequence[Float[Tensor, "*vectors outputs"]]) -> float:
         return objective.statistics(data.dev, dev, logits).value(metric)
@@ -151,6 +165,26 @@ def branch_logits(
         return forward(backbone, rows, dropout=dropout, trunk=trunk)
 
     return logits
+
+
+def _trunk_states(
+    store: TrunkStore,
+    backbone: Backbone,
+    spec: BranchSpec,
+    sets: Sequence[EncodedSet],
+    *,
+    report: Report,
+) -> TrunkStates | None:
+    """The states of all sets at the split depth; None where nothing but embeddings lies below."""
+    depth = spec.split_depth(backbone.config)
+    if not depth:
+        return None
+    # Sets of their own, for tasks and runs may share dev examples and not train examples.
+    parts = [
+        store.states(backbone, part.encodings, depth=depth, progress=report.prepared)
+        for part in sets
+    ]
+    return JoinedStates(parts)
 
 
 def _check_recipe(recipe: Recipe, data: TaskData, backbone: Backbone) -> None:

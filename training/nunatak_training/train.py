@@ -18,6 +18,7 @@ from nunatak_training.publishing import publish
 from nunatak_training.recipes import Recipe, changed_recipe
 from nunatak_training.report import EpochResult, Report, SilentReport
 from nunatak_training.scoring import Interval
+from nunatak_training.trunk import TrunkStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +58,7 @@ def train(
     registry: Registry,
     backbone: Backbone | None = None,
     report: Report | None = None,
+    trunks: TrunkStore | None = None,
 ) -> TrainOutcome:
     """Read the data, train, and publish the best epoch as a new version of the task.
 
@@ -69,6 +71,7 @@ def train(
         backbone: a loaded backbone, to train several tasks on one; then neither
             `settings.recipe.backbone` nor `settings.device` is looked at.
         report: is told of every step and epoch.
+        trunks: where trunk states come from (see `fit_task`).
 
     Raises:
         TrainingError: the data, the recipe or the run is at fault.
@@ -84,7 +87,7 @@ def train(
         backbone = load_backbone(settings.recipe.backbone, device=settings.device)
     # What is recorded is the backbone's own name, never somebody's path to it.
     recipe = changed_recipe(settings.recipe, {"backbone": backbone.name})
-    trained = fit_task(data, recipe, backbone, report=report or SilentReport())
+    trained = fit_task(data, recipe, backbone, report=report or SilentReport(), trunks=trunks)
     manifest = publish(
         trained,
         registry,

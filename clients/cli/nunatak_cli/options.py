@@ -27,6 +27,14 @@ BackboneOption = Annotated[
         show_default=False,
     ),
 ]
+CacheOption = Annotated[
+    bool,
+    typer.Option(
+        "--cache/--no-cache",
+        help="Keep what the shared layers make of the texts on disk, for later runs "
+        "(nunatak cache).",
+    ),
+]
 AliasOption = Annotated[str, typer.Option("--alias", metavar="ALIAS", help="Alias to move.")]
 ExpectOption = Annotated[
     int | None,

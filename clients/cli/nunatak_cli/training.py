@@ -24,6 +24,7 @@ from nunatak_model import (
 from nunatak_registry import Registry, check_alias_name
 from nunatak_registry.names import check_task_name
 from nunatak_training import (
+    DiskTrunkStore,
     ProgressBar,
     TaskKind,
     TrainOutcome,
@@ -46,6 +47,8 @@ class TrainRequest:
     method: MethodName
     method_settings: Mapping[str, float | str]
     changes: Mapping[str, JsonValue]
+    cache: bool = True
+    """Whether trunk states are kept on disk."""
 
 
 def train_and_promote(
@@ -69,8 +72,13 @@ def train_and_promote(
         dev=request.dev,
         note=request.note,
     )
-    report = ProgressBar(request.task)
-    outcome = train(settings, registry=registry, backbone=backbone, report=report)
+    outcome = train(
+        settings,
+        registry=registry,
+        backbone=backbone,
+        report=ProgressBar(request.task),
+        trunks=DiskTrunkStore() if request.cache else None,
+    )
     if alias is not None:
         registry.promote(request.task, alias, outcome.manifest.version)
     return outcome

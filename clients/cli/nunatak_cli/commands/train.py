@@ -12,6 +12,7 @@ from pydantic import JsonValue
 from nunatak_cli.failures import needs_extra
 from nunatak_cli.options import (
     BackboneOption,
+    CacheOption,
     JsonOption,
     KindName,
     MethodName,
@@ -72,6 +73,7 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
     ] = None,
     note: Annotated[str, typer.Option(metavar="TEXT", help="A remark to keep with it.")] = "",
     as_json: JsonOption = False,
+    cache: CacheOption = True,
     method: Annotated[
         MethodName, typer.Option(help="What is the task's own.", rich_help_panel=METHOD)
     ] = MethodName.TOPK,
@@ -243,6 +245,7 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         method=method,
         method_settings=chosen,
         changes={name: value for name, value in changes.items() if value is not None},
+        cache=cache,
     )
     with created_registry(registry) as opened:
         outcome = train_and_promote(request, opened, alias=promote)

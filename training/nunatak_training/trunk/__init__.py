@@ -1,0 +1,16 @@
+"""Trunk states of whole data sets: computed once, kept in memory or on disk, read by every run."""
+
+from nunatak_training.trunk.disk import DiskTrunkStore
+from nunatak_training.trunk.inputs import InputSet
+from nunatak_training.trunk.memory import MemoryTrunkStore
+from nunatak_training.trunk.states import SetStates
+from nunatak_training.trunk.store import JoinedStates, TrunkStore
+
+__all__ = [
+    "DiskTrunkStore",
+    "InputSet",
+    "JoinedStates",
+    "MemoryTrunkStore",
+    "SetStates",
+    "TrunkStore",
+]
