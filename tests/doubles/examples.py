@@ -52,6 +52,7 @@ class RecordingReport:
         self.num_prepared = 0
         self.num_steps = 0
         self.num_epochs = 0
+        self.num_resumed = 0
         self.losses: list[float] = []
         self.epochs: list[EpochResult] = []
         self.times_ended = 0
@@ -62,6 +63,9 @@ class RecordingReport:
     def started(self, *, num_steps: int, num_epochs: int) -> None:
         self.num_steps = num_steps
         self.num_epochs = num_epochs
+
+    def resumed(self, *, num_steps: int) -> None:
+        self.num_resumed = num_steps
 
     def stepped(self, *, loss: float) -> None:
         self.losses.append(loss)

@@ -1,5 +1,7 @@
 """Training of task versions: data, recipes, the loop and publishing."""
 
+from nunatak_training.cache_folder import CACHE_VARIABLE, default_cache_folder
+from nunatak_training.checkpoints import Checkpoint, held_checkpoint, run_key
 from nunatak_training.data import (
     Answers,
     AnswerSpan,
@@ -14,6 +16,7 @@ from nunatak_training.data import (
     load_task_data,
 )
 from nunatak_training.errors import (
+    AlreadyTrainingError,
     CacheError,
     DataError,
     DataNotFoundError,
@@ -37,9 +40,12 @@ from nunatak_training.train import TrainOutcome, TrainSettings, train
 from nunatak_training.trunk import DiskTrunkStore, MemoryTrunkStore, TrunkStore
 
 __all__ = [
+    "CACHE_VARIABLE",
+    "AlreadyTrainingError",
     "AnswerSpan",
     "Answers",
     "CacheError",
+    "Checkpoint",
     "DataError",
     "DataNotFoundError",
     "DiskTrunkStore",
@@ -72,12 +78,15 @@ __all__ = [
     "Word",
     "branch_logits",
     "changed_recipe",
+    "default_cache_folder",
     "default_recipe",
     "draft_trained",
     "fit_task",
+    "held_checkpoint",
     "load_examples",
     "load_task_data",
     "publish",
+    "run_key",
     "score",
     "train",
 ]

@@ -10,6 +10,7 @@ TrainingError
 |   +-- TooFewExamplesError     a data set, class or split that is too small to learn from
 +-- InvalidRecipeError          settings that contradict each other or the data
 +-- TrainingDivergedError       the loss or a gradient stopped being a number
++-- AlreadyTrainingError        another process is at exactly this run
 +-- CacheError                  the cache folder cannot be read or written
 """
 
@@ -121,6 +122,19 @@ class TrainingDivergedError(TrainingError):
         super().__init__(
             f"the loss or its gradient is not finite at step {step} (learning rate "
             f"{learning_rate:g}); lower the learning rate, or raise warmup_share"
+        )
+
+
+class AlreadyTrainingError(TrainingError):
+    """Another process is at exactly this run."""
+
+    code = "already_training"
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        super().__init__(
+            f"another process trains the same task on the same data by the same recipe (its "
+            f"checkpoint in {folder} is in use); wait for it, or train beside it with --no-resume"
         )
 
 

@@ -22,16 +22,18 @@ from nunatak_model import (
     initial_parameters,
 )
 from nunatak_registry.manifest import MIN_WINDOW_TOKENS
+from nunatak_training.checkpoints import Checkpoint
 from nunatak_training.data import TaskData
 from nunatak_training.encoded import EncodedSet
 from nunatak_training.errors import InvalidRecipeError
-from nunatak_training.loop import BatchLogits, fit, predict
+from nunatak_training.loop import fit, predict
 from nunatak_training.metrics import Metric
 from nunatak_training.objectives import Objective, objective_of
 from nunatak_training.recipes import Recipe, changed_recipe
 from nunatak_training.regularizers import check_method
 from nunatak_training.report import EpochResult, Report
 from nunatak_training.scoring import Interval, bootstrap_intervals
+from nunatak_training.stepping import BatchLogits
 from nunatak_training.trunk import JoinedStates, MemoryTrunkStore, TrunkStore
 
 
@@ -62,6 +64,7 @@ def fit_task(
     *,
     report: Report,
     trunks: TrunkStore | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> TrainedTask:
     """Train a task; the backbone is read and never written.
 
@@ -72,9 +75,11 @@ def fit_task(
         report: is told of every step and epoch.
         trunks: where trunk states come from; to share it between runs spares each its trunk.
             Absent: memory, for this run alone. The result is the same, bit for bit.
+        checkpoint: where a killed run goes on (see `held_checkpoint`); the caller discards it
+            when the result is safe. Absent: a killed run is lost.
 
     Raises:
-        CacheError: `trunks` cannot be written.
+        CacheError: `trunks` or `checkpoint` cannot be written.
         InvalidRecipeError: the recipe does not fit the data or the backbone.
         ModelError: the method does not fit the backbone.
         TrainingDivergedError: the loss stopped being a number.
@@ -105,6 +110,7 @@ def fit_task(
         recipe=recipe,
         dev_score=dev_score,
         report=report,
+        checkpoint=checkpoint,
     )
     finished = objective.finished(fitted.parameters)
     logits = predict(branch_logits(backbone, spec, finished, trunk), dev.encodings)

@@ -34,6 +34,10 @@ class Report(Protocol):
         """Training begins."""
         ...
 
+    def resumed(self, *, num_steps: int) -> None:
+        """Training goes on where an earlier process stopped, after so many steps."""
+        ...
+
     def stepped(self, *, loss: float) -> None:
         """One optimizer step is done."""
         ...
@@ -54,6 +58,9 @@ class SilentReport:
         """Do nothing."""
 
     def started(self, *, num_steps: int, num_epochs: int) -> None:
+        """Do nothing."""
+
+    def resumed(self, *, num_steps: int) -> None:
         """Do nothing."""
 
     def stepped(self, *, loss: float) -> None:
@@ -85,6 +92,11 @@ class ProgressBar:
     def started(self, *, num_steps: int, num_epochs: int) -> None:
         """Show an empty bar."""
         self._bar = _bar(f"{self._label} ({num_epochs} epochs)", num_steps, unit="step")
+
+    def resumed(self, *, num_steps: int) -> None:
+        """Begin the bar where the earlier one ended."""
+        if self._bar is not None:
+            self._bar.update(num_steps)
 
     def stepped(self, *, loss: float) -> None:
         """Advance the bar."""

@@ -1,7 +1,8 @@
 """One training run from data to published version: what the command line calls."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,7 +11,9 @@ from nunatak_model import Backbone, load_backbone
 from nunatak_registry import Registry
 from nunatak_registry.manifest import TaskManifest
 from nunatak_registry.names import check_task_name
-from nunatak_training.data import load_task_data
+from nunatak_training.checkpoints import Checkpoint, held_checkpoint, run_key
+from nunatak_training.data import TaskData, load_task_data
+from nunatak_training.errors import TrainingDivergedError
 from nunatak_training.fitting import fit_task
 from nunatak_training.kinds import TaskKind
 from nunatak_training.metrics import Metric
@@ -59,6 +62,7 @@ def train(
     backbone: Backbone | None = None,
     report: Report | None = None,
     trunks: TrunkStore | None = None,
+    checkpoints: Path | None = None,
 ) -> TrainOutcome:
     """Read the data, train, and publish the best epoch as a new version of the task.
 
@@ -72,6 +76,8 @@ def train(
             `settings.recipe.backbone` nor `settings.device` is looked at.
         report: is told of every step and epoch.
         trunks: where trunk states come from (see `fit_task`).
+        checkpoints: a cache folder; the same call after a kill goes on from there, to the same
+            weights. Absent: it begins anew.
 
     Raises:
         TrainingError: the data, the recipe or the run is at fault.
@@ -87,15 +93,25 @@ def train(
         backbone = load_backbone(settings.recipe.backbone, device=settings.device)
     # What is recorded is the backbone's own name, never somebody's path to it.
     recipe = changed_recipe(settings.recipe, {"backbone": backbone.name})
-    trained = fit_task(data, recipe, backbone, report=report or SilentReport(), trunks=trunks)
-    manifest = publish(
-        trained,
-        registry,
-        backbone,
-        task=settings.task,
-        created_at=datetime.now(UTC),
-        note=settings.note,
-    )
+    with _checkpoint(settings.task, data, recipe, backbone, checkpoints) as checkpoint:
+        trained = fit_task(
+            data,
+            recipe,
+            backbone,
+            report=report or SilentReport(),
+            trunks=trunks,
+            checkpoint=checkpoint,
+        )
+        manifest = publish(
+            trained,
+            registry,
+            backbone,
+            task=settings.task,
+            created_at=datetime.now(UTC),
+            note=settings.note,
+        )
+        if checkpoint is not None:
+            checkpoint.discard()
     return TrainOutcome(
         manifest=manifest,
         metrics=trained.scores,
@@ -104,3 +120,19 @@ def train(
         history=trained.history,
         seconds=time.perf_counter() - started,
     )
+
+
+@contextmanager
+def _checkpoint(
+    task: str, data: TaskData, recipe: Recipe, backbone: Backbone, folder: Path | None
+) -> Generator[Checkpoint | None]:
+    """The checkpoint of a run, if it is to have one; gone after a run that cannot go well."""
+    if folder is None:
+        yield None
+        return
+    with held_checkpoint(run_key(task, data, recipe, backbone), folder) as checkpoint:
+        try:
+            yield checkpoint
+        except TrainingDivergedError:
+            checkpoint.discard()
+            raise

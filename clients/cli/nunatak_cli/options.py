@@ -35,6 +35,10 @@ CacheOption = Annotated[
         "(nunatak cache).",
     ),
 ]
+ResumeOption = Annotated[
+    bool,
+    typer.Option("--resume/--no-resume", help="Go on where the same command was killed."),
+]
 AliasOption = Annotated[str, typer.Option("--alias", metavar="ALIAS", help="Alias to move.")]
 ExpectOption = Annotated[
     int | None,

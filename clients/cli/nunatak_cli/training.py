@@ -29,6 +29,7 @@ from nunatak_training import (
     TaskKind,
     TrainOutcome,
     TrainSettings,
+    default_cache_folder,
     default_recipe,
     train,
 )
@@ -49,6 +50,8 @@ class TrainRequest:
     changes: Mapping[str, JsonValue]
     cache: bool = True
     """Whether trunk states are kept on disk."""
+    resume: bool = True
+    """Whether a killed run goes on, and this one could."""
 
 
 def train_and_promote(
@@ -78,6 +81,7 @@ def train_and_promote(
         backbone=backbone,
         report=ProgressBar(request.task),
         trunks=DiskTrunkStore() if request.cache else None,
+        checkpoints=default_cache_folder() if request.resume else None,
     )
     if alias is not None:
         registry.promote(request.task, alias, outcome.manifest.version)

@@ -20,6 +20,7 @@ from nunatak_cli.options import (
     OptimizerName,
     RegistryOption,
     RegularizerName,
+    ResumeOption,
     ScheduleName,
 )
 from nunatak_cli.output import console, print_json
@@ -74,6 +75,7 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
     note: Annotated[str, typer.Option(metavar="TEXT", help="A remark to keep with it.")] = "",
     as_json: JsonOption = False,
     cache: CacheOption = True,
+    resume: ResumeOption = True,
     method: Annotated[
         MethodName, typer.Option(help="What is the task's own.", rich_help_panel=METHOD)
     ] = MethodName.TOPK,
@@ -246,6 +248,7 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         method_settings=chosen,
         changes={name: value for name, value in changes.items() if value is not None},
         cache=cache,
+        resume=resume,
     )
     with created_registry(registry) as opened:
         outcome = train_and_promote(request, opened, alias=promote)
