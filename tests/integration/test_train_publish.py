@@ -1,6 +1,7 @@
 """From a file of examples to a version that another process could load."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -192,3 +193,17 @@ def test_a_run_killed_before_it_published_goes_on_and_leaves_no_checkpoint(
     assert (report.num_resumed, report.losses) == (12, [])
     assert outcome.history == killed.history
     assert not place.exists()
+
+
+def test_layers_found_by_a_target_stand_in_the_manifest(
+    folder: Path, registry: Registry, backbone: Backbone
+) -> None:
+    chosen = replace(settings(TopK(), folder), layer_target=0.5, recipe_changes=QUICK)
+
+    outcome = train(chosen, registry=registry, backbone=backbone)
+
+    choice = outcome.layer_choice
+    assert choice is not None
+    assert outcome.manifest.recipe is not None
+    assert outcome.manifest.recipe.settings["layer_choice"] == choice.model_dump(mode="json")
+    assert choice.layers in {run.layers for run in choice.runs}

@@ -23,6 +23,7 @@ from nunatak_training.errors import (
     InvalidRecipeError,
     InvalidRowError,
     MissingColumnError,
+    TargetMissedError,
     TooFewExamplesError,
     TrainingDivergedError,
     TrainingError,
@@ -31,9 +32,10 @@ from nunatak_training.errors import (
 )
 from nunatak_training.fitting import TrainedTask, branch_logits, fit_task
 from nunatak_training.kinds import TaskKind
+from nunatak_training.layer_choice import ChosenTask, choose_layers
 from nunatak_training.metrics import Metric
 from nunatak_training.publishing import draft_trained, publish
-from nunatak_training.recipes import Recipe, changed_recipe, default_recipe
+from nunatak_training.recipes import LayerChoice, LayerRun, Recipe, changed_recipe, default_recipe
 from nunatak_training.report import EpochResult, ProgressBar, Report, SilentReport
 from nunatak_training.scoring.labels import score
 from nunatak_training.train import TrainOutcome, TrainSettings, train
@@ -46,6 +48,7 @@ __all__ = [
     "Answers",
     "CacheError",
     "Checkpoint",
+    "ChosenTask",
     "DataError",
     "DataNotFoundError",
     "DiskTrunkStore",
@@ -55,6 +58,8 @@ __all__ = [
     "InvalidRecipeError",
     "InvalidRowError",
     "LabelSet",
+    "LayerChoice",
+    "LayerRun",
     "MemoryTrunkStore",
     "Metric",
     "MissingColumnError",
@@ -64,6 +69,7 @@ __all__ = [
     "Report",
     "SilentReport",
     "TaggedWords",
+    "TargetMissedError",
     "TaskData",
     "TaskKind",
     "TooFewExamplesError",
@@ -78,6 +84,7 @@ __all__ = [
     "Word",
     "branch_logits",
     "changed_recipe",
+    "choose_layers",
     "default_cache_folder",
     "default_recipe",
     "draft_trained",

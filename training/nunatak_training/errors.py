@@ -10,6 +10,7 @@ TrainingError
 |   +-- TooFewExamplesError     a data set, class or split that is too small to learn from
 +-- InvalidRecipeError          settings that contradict each other or the data
 +-- TrainingDivergedError       the loss or a gradient stopped being a number
++-- TargetMissedError           no number of tuned layers keeps the share asked for
 +-- AlreadyTrainingError        another process is at exactly this run
 +-- CacheError                  the cache folder cannot be read or written
 """
@@ -123,6 +124,28 @@ class TrainingDivergedError(TrainingError):
             f"the loss or its gradient is not finite at step {step} (learning rate "
             f"{learning_rate:g}); lower the learning rate, or raise warmup_share"
         )
+
+
+class TargetMissedError(TrainingError):
+    """No number of tuned layers keeps the share of full fine-tuning's score that was asked for."""
+
+    code = "target_missed"
+
+    def __init__(
+        self, target: float, full_score: float, runs: tuple[tuple[int, float], ...]
+    ) -> None:
+        self.target = target
+        self.full_score = full_score
+        self.runs = runs
+        if full_score <= 0:
+            found = "which no share of can be kept; train longer, or at another learning rate"
+        else:
+            tried = ", ".join(f"{layers} layers {score:.4f}" for layers, score in runs)
+            found = (
+                f"of which {target:g} is {target * full_score:.4f}; tried: {tried}. Lower "
+                "--target, or name --layers or --method full"
+            )
+        super().__init__(f"full fine-tuning scores {full_score:.4f}, {found}")
 
 
 class AlreadyTrainingError(TrainingError):

@@ -29,7 +29,7 @@ from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.loop import fit, predict
 from nunatak_training.metrics import Metric
 from nunatak_training.objectives import Objective, objective_of
-from nunatak_training.recipes import Recipe, changed_recipe
+from nunatak_training.recipes import LayerChoice, Recipe, changed_recipe
 from nunatak_training.regularizers import check_method
 from nunatak_training.report import EpochResult, Report
 from nunatak_training.scoring import Interval, bootstrap_intervals
@@ -55,6 +55,11 @@ class TrainedTask:
     label occurred."""
     best_epoch: int
     history: tuple[EpochResult, ...]
+
+    def with_choice(self, choice: LayerChoice) -> "TrainedTask":
+        """The same, with how its number of layers was chosen in its recipe."""
+        recipe = changed_recipe(self.recipe, {"layer_choice": choice.model_dump(mode="json")})
+        return replace(self, recipe=recipe)
 
 
 def fit_task(

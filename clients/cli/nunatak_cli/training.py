@@ -50,6 +50,8 @@ class TrainRequest:
     changes: Mapping[str, JsonValue]
     cache: bool = True
     """Whether trunk states are kept on disk."""
+    layer_target: float | None = None
+    """Absent: the method says how many layers; else see `TrainSettings`."""
     resume: bool = True
     """Whether a killed run goes on, and this one could."""
 
@@ -74,6 +76,8 @@ def train_and_promote(
         kind=None if request.kind is None else TaskKind(request.kind.value),
         dev=request.dev,
         note=request.note,
+        layer_target=request.layer_target,
+        recipe_changes=request.changes,
     )
     outcome = train(
         settings,

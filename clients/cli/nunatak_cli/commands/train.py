@@ -28,6 +28,9 @@ from nunatak_cli.registries import created_registry
 
 RECIPE = "Recipe (absent: tuned defaults of the method)"
 METHOD = "Method"
+AUTO = "auto"
+DEFAULT_TARGET = 0.95
+"""The share of full fine-tuning's score that Lee et al. 2019 hold to be good enough."""
 SETTINGS_OF_METHOD: Mapping[MethodName, frozenset[str]] = {
     MethodName.TOPK: frozenset({"layers", "frozen"}),
     MethodName.HEAD: frozenset(),
@@ -81,8 +84,20 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
     ] = MethodName.TOPK,
     backbone: BackboneOption = None,
     layers: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="topk: own top layers (2).", rich_help_panel=METHOD),
+        str | None,
+        typer.Option(
+            metavar="N|auto",
+            help="topk: own top layers (2); auto: the fewest that keep --target.",
+            rich_help_panel=METHOD,
+        ),
+    ] = None,
+    target: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="With --layers auto: of full fine-tuning's dev score (0.95).",
+            rich_help_panel=METHOD,
+        ),
     ] = None,
     frozen: Annotated[
         int | None,
@@ -204,10 +219,13 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
     ] = None,
 ) -> None:
     """Train a task on your examples and publish it as a new version."""
+    num_layers, layer_target = layer_settings(layers, target)
+    if layer_target is not None and (method is not MethodName.TOPK or frozen is not None):
+        raise typer.BadParameter("--layers auto belongs to --method topk, without --frozen")
     chosen = method_settings(
         method,
         {
-            "layers": layers,
+            "layers": num_layers,
             "frozen": frozen,
             "size": size,
             "rank": rank,
@@ -247,6 +265,7 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         method=method,
         method_settings=chosen,
         changes={name: value for name, value in changes.items() if value is not None},
+        layer_target=layer_target,
         cache=cache,
         resume=resume,
     )
@@ -280,6 +299,26 @@ def method_settings(
     if {"layers", "frozen"} <= chosen.keys():
         raise typer.BadParameter("--layers and --frozen say the same; give one of them")
     return chosen
+
+
+def layer_settings(layers: str | None, target: float | None) -> tuple[int | None, float | None]:
+    """Read a number of layers, or the share that the fewest are to keep.
+
+    Raises:
+        typer.BadParameter: it is neither, or a share without `auto`.
+    """
+    if layers == AUTO:
+        share = DEFAULT_TARGET if target is None else target
+        if not 0 < share <= 1:
+            raise typer.BadParameter(f"--target must be above 0 and at most 1, got {share:g}")
+        return None, share
+    if target is not None:
+        raise typer.BadParameter("--target belongs to --layers auto")
+    if layers is None:
+        return None, None
+    if not layers.isdecimal() or int(layers) < 1:
+        raise typer.BadParameter(f"--layers must be a number from 1 up or {AUTO}, got {layers!r}")
+    return int(layers), None
 
 
 def regularizer_settings(

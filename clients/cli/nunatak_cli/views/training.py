@@ -5,7 +5,7 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from nunatak_registry.wording import method_text, shared_text, stored_bytes
-from nunatak_training import TrainOutcome
+from nunatak_training import LayerChoice, TrainOutcome
 
 
 def outcome_table(outcome: TrainOutcome) -> Table:
@@ -18,6 +18,8 @@ def outcome_table(outcome: TrainOutcome) -> Table:
     for metric, value in outcome.metrics.items():
         low, high = outcome.intervals[metric]
         table.add_row(f"dev {metric}", f"{value:.4f}  [{low:.4f}, {high:.4f}] at 95 %")
+    if outcome.layer_choice is not None:
+        table.add_row("layers chosen", choice_text(outcome.layer_choice))
     table.add_row("method", method_text(manifest.method))
     table.add_row("shared layers", shared_text(manifest))
     table.add_row("labels", str(len(manifest.head.labels)))
@@ -26,6 +28,15 @@ def outcome_table(outcome: TrainOutcome) -> Table:
     table.add_row("best epoch", f"{outcome.best_epoch} of {outcome.history[-1].epoch}")
     table.add_row("time", f"{outcome.seconds:.1f} s")
     return table
+
+
+def choice_text(choice: LayerChoice) -> str:
+    """Every run and what it kept of full fine-tuning's score."""
+    runs = ", ".join(
+        f"{run.layers}: {run.score:.4f} ({run.score / choice.full_score:.1%})"
+        for run in choice.runs
+    )
+    return f"{choice.layers} of {runs}; full: {choice.full_score:.4f}, target {choice.target:.0%}"
 
 
 def outcome_json(outcome: TrainOutcome, *, alias: str | None) -> dict[str, JsonValue]:
@@ -48,5 +59,8 @@ def outcome_json(outcome: TrainOutcome, *, alias: str | None) -> dict[str, JsonV
             }
             for result in outcome.history
         ],
+        "layer_choice": None
+        if outcome.layer_choice is None
+        else outcome.layer_choice.model_dump(mode="json"),
         "seconds": outcome.seconds,
     }
