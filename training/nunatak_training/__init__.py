@@ -1,6 +1,7 @@
 """Training of task versions: data, recipes, the loop and publishing."""
 
 from nunatak_training.cache_folder import CACHE_VARIABLE, default_cache_folder
+from nunatak_training.cached import CacheContents, StoredCheckpoint, cache_contents, clear_cache
 from nunatak_training.checkpoints import Checkpoint, held_checkpoint, run_key
 from nunatak_training.data import (
     Answers,
@@ -46,6 +47,7 @@ __all__ = [
     "AlreadyTrainingError",
     "AnswerSpan",
     "Answers",
+    "CacheContents",
     "CacheError",
     "Checkpoint",
     "ChosenTask",
@@ -68,6 +70,7 @@ __all__ = [
     "Relevance",
     "Report",
     "SilentReport",
+    "StoredCheckpoint",
     "TaggedWords",
     "TargetMissedError",
     "TaskData",
@@ -83,8 +86,10 @@ __all__ = [
     "UnreadableFileError",
     "Word",
     "branch_logits",
+    "cache_contents",
     "changed_recipe",
     "choose_layers",
+    "clear_cache",
     "default_cache_folder",
     "default_recipe",
     "draft_trained",

@@ -5,12 +5,14 @@ from typing import Annotated
 
 import typer
 
+from nunatak_cli.commands.cache import cache_app
 from nunatak_cli.commands.loadtest import loadtest
 from nunatak_cli.commands.memory import memory_app
 from nunatak_cli.commands.predict import predict
 from nunatak_cli.commands.serve import serve
 from nunatak_cli.commands.task import task_app
 from nunatak_cli.commands.train import train
+from nunatak_cli.commands.train_all import train_all
 from nunatak_cli.failures import FailureGroup
 from nunatak_cli.options import example
 
@@ -18,6 +20,7 @@ VersionOption = Annotated[bool, typer.Option("--version", help="Show the version
 EXAMPLES = {
     "nunatak": "nunatak train --task tone --data tone.jsonl",
     "train": "nunatak train --task tone --data tone.jsonl --method topk --layers 2 --promote prod",
+    "train-all": "nunatak train-all tasks.yaml",
     "predict": 'nunatak predict "Please come at once." --task tone --task intent',
     "serve": "nunatak serve --registry ./registry --port 8080",
     "loadtest": "nunatak loadtest --server http://127.0.0.1:8080 --task tone --task intent",
@@ -37,10 +40,12 @@ def build_app() -> typer.Typer:
         epilog=example(EXAMPLES["nunatak"]),
     )
     built.callback(invoke_without_command=True)(start)
+    built.command("train-all", epilog=example(EXAMPLES["train-all"]))(train_all)
     for command in (train, predict, serve, loadtest):
         built.command(epilog=example(EXAMPLES[command.__name__]))(command)
     built.add_typer(task_app())
     built.add_typer(memory_app())
+    built.add_typer(cache_app())
     return built
 
 

@@ -219,9 +219,7 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
     ] = None,
 ) -> None:
     """Train a task on your examples and publish it as a new version."""
-    num_layers, layer_target = layer_settings(layers, target)
-    if layer_target is not None and (method is not MethodName.TOPK or frozen is not None):
-        raise typer.BadParameter("--layers auto belongs to --method topk, without --frozen")
+    num_layers, layer_target = layer_settings(layers, target, method, frozen)
     chosen = method_settings(
         method,
         {
@@ -238,8 +236,6 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         "metric": metric,
         "positive_label": positive_label,
         "epochs": epochs,
-        # Who asks for a number of epochs gets it, also where the data is small.
-        "min_steps": None if epochs is None else 0,
         "learning_rate": learning_rate,
         "head_learning_rate": head_learning_rate,
         "optimizer": optimizer,
@@ -301,13 +297,17 @@ def method_settings(
     return chosen
 
 
-def layer_settings(layers: str | None, target: float | None) -> tuple[int | None, float | None]:
+def layer_settings(
+    layers: str | None, target: float | None, method: MethodName, frozen: int | None
+) -> tuple[int | None, float | None]:
     """Read a number of layers, or the share that the fewest are to keep.
 
     Raises:
         typer.BadParameter: it is neither, or a share without `auto`.
     """
     if layers == AUTO:
+        if method is not MethodName.TOPK or frozen is not None:
+            raise typer.BadParameter("--layers auto belongs to --method topk, without --frozen")
         share = DEFAULT_TARGET if target is None else target
         if not 0 < share <= 1:
             raise typer.BadParameter(f"--target must be above 0 and at most 1, got {share:g}")

@@ -1,9 +1,12 @@
 """The outcome of a training run, as a table and as JSON."""
 
+from collections.abc import Sequence
+
 from pydantic import JsonValue
 from rich.filesize import decimal
 from rich.table import Table
 
+from nunatak_cli.training_many import TaskResult
 from nunatak_registry.wording import method_text, shared_text, stored_bytes
 from nunatak_training import LayerChoice, TrainOutcome
 
@@ -28,6 +31,42 @@ def outcome_table(outcome: TrainOutcome) -> Table:
     table.add_row("best epoch", f"{outcome.best_epoch} of {outcome.history[-1].epoch}")
     table.add_row("time", f"{outcome.seconds:.1f} s")
     return table
+
+
+def many_table(results: Sequence[TaskResult]) -> Table:
+    """What became of each task."""
+    table = Table("task", "version", "dev score", "time", box=None)
+    for result in results:
+        if result.outcome is None:
+            problem = "" if result.failure is None else f"failed [{result.failure.code}]"
+            table.add_row(result.task, problem, "", "")
+            continue
+        metric, value = next(iter(result.outcome.metrics.items()))
+        version, seconds = result.outcome.manifest.version, result.outcome.seconds
+        table.add_row(result.task, str(version), f"{metric} {value:.4f}", f"{seconds:.1f} s")
+    return table
+
+
+def many_json(results: Sequence[TaskResult]) -> dict[str, JsonValue]:
+    """What became of each task, in the order in which they were trained."""
+    published = [result for result in results if result.outcome is not None]
+    return {
+        "published": len(published),
+        "failed": len(results) - len(published),
+        "tasks": [_result_json(result) for result in results],
+    }
+
+
+def _result_json(result: TaskResult) -> dict[str, JsonValue]:
+    if result.outcome is not None:
+        return {"status": "published", **outcome_json(result.outcome, alias=result.alias)}
+    failure = result.failure
+    return {
+        "status": "failed",
+        "task": result.task,
+        "code": None if failure is None else failure.code,
+        "message": None if failure is None else failure.message,
+    }
 
 
 def choice_text(choice: LayerChoice) -> str:
