@@ -34,6 +34,12 @@ def postgres() -> Generator[PostgresServer]:
         yield server
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keep what tests cache, here and in the processes that they start, out of the user's."""
+    os.environ["NUNATAK_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
 @pytest.fixture(autouse=True)
 def _only_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     """Refuse connections that would leave the machine."""

@@ -53,22 +53,38 @@ class _Batch:
     pairs: tuple[tuple[int, int], ...]
 
 
-def run_trunk(backbone: Backbone, inputs: Sequence[Encoding], *, depth: int) -> TrunkActivations:
-    """Run the backbone's embeddings and layers below `depth` on each distinct input."""
+def run_trunk(
+    backbone: Backbone,
+    inputs: Sequence[Encoding],
+    *,
+    depth: int,
+    trunk: TrunkStates | None = None,
+) -> TrunkActivations:
+    """Run the backbone's embeddings and layers below `depth` on each distinct input.
+
+    With `trunk` each input starts from the deepest state held there that is not above `depth`;
+    nothing is offered.
+    """
     distinct = tuple(dict.fromkeys(inputs))
     if not distinct:
         return TrunkActivations(depth=depth, hidden={})
     batch = _Batch(inputs=distinct, branches=(), pairs=())
+    sources = [] if trunk is None else [trunk_source(backbone, it) for it in distinct]
     plan = plan_batch(
         [(index, 0) for index in range(len(distinct))],
         branches=[BranchTraits(lane=Lane.TRUNK, split_depth=depth)],
         input_lengths=[encoding.num_tokens for encoding in distinct],
         num_layers=depth,
+        held_depths=[] if trunk is None else [trunk.depths(source) for source in sources],
     )
-    hidden = _embed(backbone, batch, plan.start, dropout=0.0)
-    for stage in plan.stages:
+    layout = plan.start
+    hidden = _embed(backbone, batch, layout, dropout=0.0) if layout.rows else _empty(backbone)
+    held = _read_states(trunk, plan, sources)
+    for stage, states in zip(plan.stages, held, strict=True):
+        hidden = _enter_stage(hidden, layout, stage, states)
+        layout = stage.layout
         hidden = _run_stage(hidden, backbone, batch, stage, dropout=0.0)
-    rows = torch.split(hidden, list(plan.start.lengths))
+    rows = torch.split(hidden, list(layout.lengths))
     return TrunkActivations(depth=depth, hidden=dict(zip(distinct, rows, strict=True)))
 
 

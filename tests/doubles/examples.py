@@ -49,15 +49,23 @@ class RecordingReport:
     """Remembers everything a run tells."""
 
     def __init__(self) -> None:
+        self.num_prepared = 0
         self.num_steps = 0
         self.num_epochs = 0
+        self.num_resumed = 0
         self.losses: list[float] = []
         self.epochs: list[EpochResult] = []
         self.times_ended = 0
 
+    def prepared(self, done: int, num_inputs: int) -> None:
+        self.num_prepared = done
+
     def started(self, *, num_steps: int, num_epochs: int) -> None:
         self.num_steps = num_steps
         self.num_epochs = num_epochs
+
+    def resumed(self, *, num_steps: int) -> None:
+        self.num_resumed = num_steps
 
     def stepped(self, *, loss: float) -> None:
         self.losses.append(loss)

@@ -1,6 +1,7 @@
 """From a file of examples to a version that another process could load."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,13 +28,16 @@ from nunatak_model import (
 )
 from nunatak_registry import InvalidNameError, Registry, TaskManifest
 from nunatak_training import (
+    Checkpoint,
     DataError,
     Metric,
     TrainOutcome,
     TrainSettings,
+    changed_recipe,
     default_recipe,
     fit_task,
     load_task_data,
+    run_key,
     train,
 )
 
@@ -168,3 +172,38 @@ def test_malformed_task_name_is_refused_before_anything_is_read(
             registry=registry,
             backbone=backbone,
         )
+
+
+def test_a_run_killed_before_it_published_goes_on_and_leaves_no_checkpoint(
+    folder: Path, registry: Registry, backbone: Backbone, tmp_path: Path
+) -> None:
+    chosen, data = settings(HeadOnly(), folder), load_task_data(folder)
+    recipe = changed_recipe(chosen.recipe, {"backbone": backbone.name})
+    place = tmp_path / "checkpoints" / f"{run_key(chosen.task, data, recipe, backbone)}.safetensors"
+    place.parent.mkdir()
+    # On a clock that stands still a checkpoint is always due.
+    held = Checkpoint(place, interval=0.0, clock=lambda: 0.0)
+    killed = fit_task(data, recipe, backbone, report=RecordingReport(), checkpoint=held)
+    report = RecordingReport()
+
+    outcome = train(
+        chosen, registry=registry, backbone=backbone, report=report, checkpoints=tmp_path
+    )
+
+    assert (report.num_resumed, report.losses) == (12, [])
+    assert outcome.history == killed.history
+    assert not place.exists()
+
+
+def test_layers_found_by_a_target_stand_in_the_manifest(
+    folder: Path, registry: Registry, backbone: Backbone
+) -> None:
+    chosen = replace(settings(TopK(), folder), layer_target=0.5, recipe_changes=QUICK)
+
+    outcome = train(chosen, registry=registry, backbone=backbone)
+
+    choice = outcome.layer_choice
+    assert choice is not None
+    assert outcome.manifest.recipe is not None
+    assert outcome.manifest.recipe.settings["layer_choice"] == choice.model_dump(mode="json")
+    assert choice.layers in {run.layers for run in choice.runs}

@@ -1,5 +1,8 @@
 """Training of task versions: data, recipes, the loop and publishing."""
 
+from nunatak_training.cache_folder import CACHE_VARIABLE, default_cache_folder
+from nunatak_training.cached import CacheContents, StoredCheckpoint, cache_contents, clear_cache
+from nunatak_training.checkpoints import Checkpoint, held_checkpoint, run_key
 from nunatak_training.data import (
     Answers,
     AnswerSpan,
@@ -14,11 +17,14 @@ from nunatak_training.data import (
     load_task_data,
 )
 from nunatak_training.errors import (
+    AlreadyTrainingError,
+    CacheError,
     DataError,
     DataNotFoundError,
     InvalidRecipeError,
     InvalidRowError,
     MissingColumnError,
+    TargetMissedError,
     TooFewExamplesError,
     TrainingDivergedError,
     TrainingError,
@@ -27,24 +33,36 @@ from nunatak_training.errors import (
 )
 from nunatak_training.fitting import TrainedTask, branch_logits, fit_task
 from nunatak_training.kinds import TaskKind
+from nunatak_training.layer_choice import ChosenTask, choose_layers
 from nunatak_training.metrics import Metric
 from nunatak_training.publishing import draft_trained, publish
-from nunatak_training.recipes import Recipe, changed_recipe, default_recipe
+from nunatak_training.recipes import LayerChoice, LayerRun, Recipe, changed_recipe, default_recipe
 from nunatak_training.report import EpochResult, ProgressBar, Report, SilentReport
 from nunatak_training.scoring.labels import score
 from nunatak_training.train import TrainOutcome, TrainSettings, train
+from nunatak_training.trunk import DiskTrunkStore, MemoryTrunkStore, TrunkStore
 
 __all__ = [
+    "CACHE_VARIABLE",
+    "AlreadyTrainingError",
     "AnswerSpan",
     "Answers",
+    "CacheContents",
+    "CacheError",
+    "Checkpoint",
+    "ChosenTask",
     "DataError",
     "DataNotFoundError",
+    "DiskTrunkStore",
     "EpochResult",
     "Example",
     "ExampleSet",
     "InvalidRecipeError",
     "InvalidRowError",
     "LabelSet",
+    "LayerChoice",
+    "LayerRun",
+    "MemoryTrunkStore",
     "Metric",
     "MissingColumnError",
     "ProgressBar",
@@ -52,7 +70,9 @@ __all__ = [
     "Relevance",
     "Report",
     "SilentReport",
+    "StoredCheckpoint",
     "TaggedWords",
+    "TargetMissedError",
     "TaskData",
     "TaskKind",
     "TooFewExamplesError",
@@ -61,17 +81,24 @@ __all__ = [
     "TrainedTask",
     "TrainingDivergedError",
     "TrainingError",
+    "TrunkStore",
     "UnknownLabelError",
     "UnreadableFileError",
     "Word",
     "branch_logits",
+    "cache_contents",
     "changed_recipe",
+    "choose_layers",
+    "clear_cache",
+    "default_cache_folder",
     "default_recipe",
     "draft_trained",
     "fit_task",
+    "held_checkpoint",
     "load_examples",
     "load_task_data",
     "publish",
+    "run_key",
     "score",
     "train",
 ]

@@ -10,9 +10,13 @@ TrainingError
 |   +-- TooFewExamplesError     a data set, class or split that is too small to learn from
 +-- InvalidRecipeError          settings that contradict each other or the data
 +-- TrainingDivergedError       the loss or a gradient stopped being a number
++-- TargetMissedError           no number of tuned layers keeps the share asked for
++-- AlreadyTrainingError        another process is at exactly this run
++-- CacheError                  the cache folder cannot be read or written
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import ClassVar
 
 from nunatak_training.kinds import TaskKind
@@ -119,4 +123,53 @@ class TrainingDivergedError(TrainingError):
         super().__init__(
             f"the loss or its gradient is not finite at step {step} (learning rate "
             f"{learning_rate:g}); lower the learning rate, or raise warmup_share"
+        )
+
+
+class TargetMissedError(TrainingError):
+    """No number of tuned layers keeps the share of full fine-tuning's score that was asked for."""
+
+    code = "target_missed"
+
+    def __init__(
+        self, target: float, full_score: float, runs: tuple[tuple[int, float], ...]
+    ) -> None:
+        self.target = target
+        self.full_score = full_score
+        self.runs = runs
+        if full_score <= 0:
+            found = "which no share of can be kept; train longer, or at another learning rate"
+        else:
+            tried = ", ".join(f"{layers} layers {score:.4f}" for layers, score in runs)
+            found = (
+                f"of which {target:g} is {target * full_score:.4f}; tried: {tried}. Lower "
+                "--target, or name --layers or --method full"
+            )
+        super().__init__(f"full fine-tuning scores {full_score:.4f}, {found}")
+
+
+class AlreadyTrainingError(TrainingError):
+    """Another process is at exactly this run."""
+
+    code = "already_training"
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        super().__init__(
+            f"another process trains the same task on the same data by the same recipe (its "
+            f"checkpoint in {folder} is in use); wait for it, or train beside it with --no-resume"
+        )
+
+
+class CacheError(TrainingError):
+    """The cache folder cannot be read or written."""
+
+    code = "cache_unusable"
+
+    def __init__(self, folder: Path, problem: str) -> None:
+        self.folder = folder
+        self.problem = problem
+        super().__init__(
+            f"the cache folder {folder} cannot be used: {problem}; make room there or let it be "
+            "written, name another one in NUNATAK_CACHE, or go without (--no-cache, --no-resume)"
         )

@@ -15,7 +15,6 @@ from nunatak_model import (
     Encoding,
     HeadKind,
     Row,
-    TrunkCache,
     TrunkStates,
     build_branch,
     default_head,
@@ -23,19 +22,20 @@ from nunatak_model import (
     initial_parameters,
 )
 from nunatak_registry.manifest import MIN_WINDOW_TOKENS
+from nunatak_training.checkpoints import Checkpoint
 from nunatak_training.data import TaskData
+from nunatak_training.encoded import EncodedSet
 from nunatak_training.errors import InvalidRecipeError
-from nunatak_training.loop import BatchLogits, fit, predict
+from nunatak_training.loop import fit, predict
 from nunatak_training.metrics import Metric
 from nunatak_training.objectives import Objective, objective_of
 from nunatak_training.pretraining.adaptation import adapt
-from nunatak_training.recipes import Recipe, changed_recipe
+from nunatak_training.recipes import LayerChoice, Recipe, changed_recipe
 from nunatak_training.regularizers import check_method
 from nunatak_training.report import EpochResult, Report
 from nunatak_training.scoring import Interval, bootstrap_intervals
-
-MAX_TRUNK_BYTES = 2 * 1024**3
-"""For the trunk states of a data set, which are then computed once and not in every epoch."""
+from nunatak_training.stepping import BatchLogits
+from nunatak_training.trunk import JoinedStates, MemoryTrunkStore, TrunkStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,11 +57,35 @@ class TrainedTask:
     best_epoch: int
     history: tuple[EpochResult, ...]
 
+    def with_choice(self, choice: LayerChoice) -> "TrainedTask":
+        """The same, with how its number of layers was chosen in its recipe."""
+        recipe = changed_recipe(self.recipe, {"layer_choice": choice.model_dump(mode="json")})
+        return replace(self, recipe=recipe)
 
-def fit_task(data: TaskData, recipe: Recipe, backbone: Backbone, *, report: Report) -> TrainedTask:
+
+def fit_task(
+    data: TaskData,
+    recipe: Recipe,
+    backbone: Backbone,
+    *,
+    report: Report,
+    trunks: TrunkStore | None = None,
+    checkpoint: Checkpoint | None = None,
+) -> TrainedTask:
     """Train a task; the backbone is read and never written.
 
+    Args:
+        data: train and dev examples.
+        recipe: how to train.
+        backbone: what is trained on.
+        report: is told of every step and epoch.
+        trunks: where trunk states come from; to share it between runs spares each its trunk.
+            Absent: memory, for this run alone. The result is the same, bit for bit.
+        checkpoint: where a killed run goes on (see `held_checkpoint`); the caller discards it
+            when the result is safe. Absent: a killed run is lost.
+
     Raises:
+        CacheError: `trunks` or `checkpoint` cannot be written.
         InvalidRecipeError: the recipe does not fit the data or the backbone.
         ModelError: the method does not fit the backbone.
         TrainingDivergedError: the loss stopped being a number.
@@ -80,7 +104,7 @@ def fit_task(data: TaskData, recipe: Recipe, backbone: Backbone, *, report: Repo
     )
     if recipe.tapt is not None:
         adapt(parameters, train.encodings, recipe.tapt, recipe, backbone, report=report)
-    trunk = TrunkCache(max_bytes=MAX_TRUNK_BYTES)
+    trunk = _trunk_states(trunks or MemoryTrunkStore(), backbone, spec, [train, dev], report=report)
 
     def dev_score(logits: Sequence[Float[Tensor, "*vectors outputs"]]) -> float:
         return objective.statistics(data.dev, dev, logits).value(metric)
@@ -94,6 +118,7 @@ def fit_task(data: TaskData, recipe: Recipe, backbone: Backbone, *, report: Repo
         recipe=recipe,
         dev_score=dev_score,
         report=report,
+        checkpoint=checkpoint,
     )
     finished = objective.finished(fitted.parameters)
     logits = predict(branch_logits(backbone, spec, finished, trunk), dev.encodings)
@@ -154,6 +179,26 @@ def branch_logits(
         return forward(backbone, rows, dropout=dropout, trunk=trunk)
 
     return logits
+
+
+def _trunk_states(
+    store: TrunkStore,
+    backbone: Backbone,
+    spec: BranchSpec,
+    sets: Sequence[EncodedSet],
+    *,
+    report: Report,
+) -> TrunkStates | None:
+    """The states of all sets at the split depth; None where nothing but embeddings lies below."""
+    depth = spec.split_depth(backbone.config)
+    if not depth:
+        return None
+    # Sets of their own, for tasks and runs may share dev examples and not train examples.
+    parts = [
+        store.states(backbone, part.encodings, depth=depth, progress=report.prepared)
+        for part in sets
+    ]
+    return JoinedStates(parts)
 
 
 def check_recipe(recipe: Recipe, data: TaskData, backbone: Backbone) -> None:

@@ -7,47 +7,33 @@ that turns encodings into logits; the loop knows encodings, targets and a recipe
 # torch types some of its functions partly.
 # pyright: reportUnknownMemberType=false
 
-import math
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from functools import partial
+from typing import cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.utils import clip_grad_norm_
 
 from nunatak_model import Encoding
+from nunatak_training.checkpoints import Checkpoint
 from nunatak_training.encoded import EncodedSet
-from nunatak_training.errors import TrainingDivergedError
-from nunatak_training.optimizer import Course, build_optimizer, build_schedule, plan_course
+from nunatak_training.optimizer import Course, plan_course
+from nunatak_training.randomness import seeded
 from nunatak_training.recipes import Recipe
-from nunatak_training.regularizers import Regularizer, build_regularizer, check_course
+from nunatak_training.regularizers import (
+    Regularizer,
+    build_regularizer,
+    check_course,
+    random_source,
+)
 from nunatak_training.report import EpochResult, Report
+from nunatak_training.resuming import LoopState, Place, restore, snapshot
+from nunatak_training.stepping import BatchLogits, BatchLoss, Best, Stepper
 
 EVALUATION_BATCH_SIZE = 64
-
-
-class BatchLogits(Protocol):
-    """Turns encodings into logits, differentiable in the parameters that are trained."""
-
-    def __call__(
-        self, encodings: Sequence[Encoding], *, dropout: float
-    ) -> list[Float[Tensor, "*vectors outputs"]]:
-        """Return the logits of each encoding, in order: one vector, or one for each token."""
-        ...
-
-
-class BatchLoss(Protocol):
-    """Tells how far logits are from what they should be."""
-
-    def __call__(
-        self, logits: Sequence[Float[Tensor, "*vectors outputs"]], targets: Sequence[Tensor]
-    ) -> Float[Tensor, ""]:
-        """Return the loss of a batch."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,46 +57,66 @@ def fit(  # noqa: PLR0913 - what a run is made of
     recipe: Recipe,
     dev_score: Callable[[Sequence[Float[Tensor, "*vectors outputs"]]], float],
     report: Report,
+    checkpoint: Checkpoint | None = None,
 ) -> FitResult:
     """Train `parameters` in place and return a copy of them after the best epoch.
 
-    The same arguments give the same bytes on a CPU. The caller's random state is left as it was.
+    The same arguments give the same bytes on a CPU, also where `checkpoint` holds the beginning
+    of the run. The caller's random state is left as it was.
 
     Raises:
         InvalidRecipeError: the regularizer has nothing to do in so few epochs.
         TrainingDivergedError: the loss or a gradient became infinite or NaN.
+        CacheError: the checkpoint cannot be written.
     """
     course = plan_course(recipe, len(train.encodings))
     check_course(recipe.regularizer, num_epochs=course.num_epochs)
+    randomness = random_source(parameters, seed=recipe.seed)
     regularizer = build_regularizer(
-        recipe.regularizer, parameters, num_epochs=course.num_epochs, seed=recipe.seed
+        recipe.regularizer, parameters, num_epochs=course.num_epochs, generator=randomness
     )
-    stepper = _Stepper(parameters, batch_logits, batch_loss, recipe, course, regularizer)
-    history: list[EpochResult] = []
-    best = _Best()
+    state = LoopState(
+        parameters=parameters,
+        stepper=Stepper(parameters, recipe, course, regularizer),
+        randomness=randomness,
+        best=Best(),
+        place=Place(),
+        history=[],
+    )
+
+    def loss_of(batch: Sequence[int]) -> Float[Tensor, ""]:
+        encodings = [train.encodings[index] for index in batch]
+        logits = batch_logits(encodings, dropout=recipe.dropout)
+        return batch_loss(logits, [train.targets[index] for index in batch])
+
+    def scored(epoch: int, train_loss: float, started: float) -> EpochResult:
+        logits = predict(batch_logits, dev.encodings)
+        return EpochResult(
+            epoch=epoch,
+            train_loss=train_loss,
+            dev_loss=batch_loss(logits, dev.targets).item(),
+            dev_score=dev_score(logits),
+            seconds=time.perf_counter() - started,
+        )
+
     report.started(num_steps=course.num_steps, num_epochs=course.num_epochs)
     try:
-        with _seeded(recipe.seed, next(iter(parameters.values())).device):
-            for epoch in range(1, course.num_epochs + 1):
-                started = time.perf_counter()
-                regularizer.begin_epoch(epoch)
-                train_loss = _train_epoch(stepper, train, recipe.batch_size, report)
-                if not course.is_evaluated(epoch):
-                    continue
-                logits = predict(batch_logits, dev.encodings)
-                result = EpochResult(
-                    epoch=epoch,
-                    train_loss=train_loss,
-                    dev_loss=batch_loss(logits, dev.targets).item(),
-                    dev_score=dev_score(logits),
-                    seconds=time.perf_counter() - started,
-                )
-                history.append(result)
-                best.offer(result, parameters)
-                report.evaluated(result)
+        with seeded(recipe.seed, randomness.device):
+            _resume(state, checkpoint, report)
+            epochs = _Epochs(
+                state,
+                _Batches(num_examples=len(train.encodings), size=recipe.batch_size, loss=loss_of),
+                regularizer,
+                checkpoint,
+                report,
+            )
+            epochs.run(course, scored)
     finally:
         report.ended()
-    return FitResult(parameters=best.parameters, best_epoch=best.epoch, history=tuple(history))
+    best = state.best
+    return FitResult(
+        parameters=best.parameters, best_epoch=best.epoch, history=tuple(state.history)
+    )
 
 
 def predict(
@@ -128,81 +134,71 @@ def predict(
     return [found[index] for index in range(len(encodings))]
 
 
-class _Best:
-    """Keeps a copy of the parameters after the best epoch so far."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Batches:
+    """How the train examples are gone through."""
 
-    def __init__(self) -> None:
-        self.epoch = 0
-        self.parameters: dict[str, Tensor] = {}
-        self._rank = (-math.inf, -math.inf)
-
-    def offer(self, result: EpochResult, parameters: Mapping[str, Tensor]) -> None:
-        # The loss decides between equal scores, which small dev sets give often.
-        rank = (result.dev_score, -result.dev_loss)
-        if rank > self._rank or not self.epoch:
-            self._rank = rank
-            self.epoch = result.epoch
-            self.parameters = {name: tensor.detach().clone() for name, tensor in parameters.items()}
+    num_examples: int
+    size: int
+    loss: Callable[[Sequence[int]], Float[Tensor, ""]]
+    """Of a batch, given by the numbers of its examples."""
 
 
-class _Stepper:
-    """One optimizer step at a time along the course."""
+class _Epochs:
+    """Walks a run's epochs from the place where its state stands."""
 
     def __init__(
         self,
-        parameters: Mapping[str, Tensor],
-        batch_logits: BatchLogits,
-        batch_loss: BatchLoss,
-        recipe: Recipe,
-        course: Course,
+        state: LoopState,
+        batches: _Batches,
         regularizer: Regularizer,
+        checkpoint: Checkpoint | None,
+        report: Report,
     ) -> None:
-        self._tensors = [tensor.requires_grad_() for tensor in parameters.values()]
-        self._batch_logits = batch_logits
-        self._batch_loss = batch_loss
-        self._recipe = recipe
+        self._state = state
+        self._batches = batches
         self._regularizer = regularizer
-        self._optimizer = build_optimizer(parameters, recipe)
-        self._schedule = build_schedule(self._optimizer, course)
-        self._num_steps = 0
+        self._checkpoint = checkpoint
+        self._report = report
 
-    def step(self, encodings: Sequence[Encoding], targets: Sequence[Tensor]) -> float:
-        """Move all parameters once and return the loss before the move."""
-        self._num_steps += 1
-        self._regularizer.before_forward()
-        logits = self._batch_logits(encodings, dropout=self._recipe.dropout)
-        loss = self._batch_loss(logits, targets)
-        self._optimizer.zero_grad()
-        loss.backward()
-        self._regularizer.after_backward()
-        norm = clip_grad_norm_(self._tensors, self._recipe.max_grad_norm)
-        value = loss.item()
-        if not math.isfinite(value) or not torch.isfinite(norm):
-            raise TrainingDivergedError(self._num_steps, self._recipe.learning_rate)
-        self._optimizer.step()
-        self._regularizer.after_step()
-        self._schedule.step()
-        return value
+    def run(self, course: Course, scored: Callable[[int, float, float], EpochResult]) -> None:
+        """Run the epochs that are left; score those that the course says."""
+        state = self._state
+        while (epoch := state.place.epoch) <= course.num_epochs:
+            started = time.perf_counter()
+            train_loss = self._run_epoch()
+            if course.is_evaluated(epoch):
+                result = scored(epoch, train_loss, started)
+                state.history.append(result)
+                state.best.offer(result, state.parameters)
+                self._report.evaluated(result)
+            state.place = Place(epoch=epoch + 1)
+            self._save_if_due()
+
+    def _run_epoch(self) -> float:
+        """Take one step per batch of a random order; return the mean loss of an example."""
+        place, batches = self._state.place, self._batches
+        self._regularizer.begin_epoch(place.epoch)
+        place.order = place.order or cast(
+            "list[int]", torch.randperm(batches.num_examples).tolist()
+        )
+        while place.num_done < batches.num_examples:
+            batch = place.order[place.num_done : place.num_done + batches.size]
+            loss = self._state.stepper.step(partial(batches.loss, batch))
+            place.total_loss += loss * len(batch)
+            place.num_done += len(batch)
+            self._report.stepped(loss=loss)
+            self._save_if_due()
+        return place.total_loss / batches.num_examples
+
+    def _save_if_due(self) -> None:
+        if self._checkpoint is not None and self._checkpoint.is_due:
+            self._checkpoint.save(snapshot(self._state))
 
 
-def _train_epoch(stepper: _Stepper, train: EncodedSet, batch_size: int, report: Report) -> float:
-    """Take one step per batch of a fresh random order; return the mean loss of an example."""
-    num_examples = len(train.encodings)
-    order = cast("list[int]", torch.randperm(num_examples).tolist())
-    total = 0.0
-    for start in range(0, num_examples, batch_size):
-        batch = order[start : start + batch_size]
-        encodings = [train.encodings[index] for index in batch]
-        loss = stepper.step(encodings, [train.targets[index] for index in batch])
-        total += loss * len(encodings)
-        report.stepped(loss=loss)
-    return total / num_examples
-
-
-@contextmanager
-def _seeded(seed: int, device: torch.device) -> Generator[None]:
-    """Seed torch's random state for a while: shuffling and dropout draw from it."""
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
-        yield
+def _resume(state: LoopState, checkpoint: Checkpoint | None, report: Report) -> None:
+    """Go on from the checkpoint, if it holds something."""
+    held = None if checkpoint is None else checkpoint.load()
+    if held is not None:
+        restore(state, held)
+        report.resumed(num_steps=state.stepper.num_steps)

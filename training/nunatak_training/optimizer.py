@@ -86,6 +86,6 @@ def build_optimizer(parameters: Mapping[str, Tensor], recipe: Recipe) -> optim.O
             return optim.SGD(groups)
 
 
-def build_schedule(optimizer: optim.Optimizer, course: Course) -> LambdaLR:
-    """Return the schedule that moves all rates along the course."""
-    return LambdaLR(optimizer, course.rate_factor)
+def build_schedule(optimizer: optim.Optimizer, course: Course, *, num_steps: int = 0) -> LambdaLR:
+    """Return the schedule that moves all rates along the course, after so many steps of it."""
+    return LambdaLR(optimizer, course.rate_factor, last_epoch=num_steps - 1)

@@ -50,6 +50,26 @@ class Schedule(StrEnum):
     CONSTANT = "constant"
 
 
+class LayerRun(BaseModel):
+    """One number of tuned layers that was tried."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    layers: Annotated[int, Field(ge=0)]
+    score: float = Field(description="on the dev examples, in the recipe's metric")
+
+
+class LayerChoice(BaseModel):
+    """How the number of tuned layers was chosen."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    target: Annotated[float, Field(gt=0, le=1, description="share of `full_score` to keep")]
+    full_score: float = Field(description="of full fine-tuning")
+    runs: tuple[LayerRun, ...] = Field(description="in the order they were made")
+    layers: int = Field(description="the fewest that kept it")
+
+
 class Recipe(BaseModel):
     """Every setting of one training run; together with the data it fixes the result."""
 
@@ -80,6 +100,12 @@ class Recipe(BaseModel):
     metric: Metric | None = Field(default=None, description="null: as is usual for the task")
     positive_label: str | None = Field(default=None, description="the label whose F1 `f1` reports")
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    layer_choice: LayerChoice | None = Field(
+        default=None,
+        description="how the number of layers was found; changes nothing in the run",
+        # A recipe whose layers were named has the digest it has always had.
+        exclude_if=lambda choice: choice is None,
+    )
 
     @model_validator(mode="after")
     def _f1_names_its_label(self) -> "Recipe":

@@ -26,8 +26,16 @@ class EpochResult:
 class Report(Protocol):
     """Is told how a run goes, from the thread that trains."""
 
+    def prepared(self, done: int, num_inputs: int) -> None:
+        """So many inputs have gone through the trunk; told only where they had not before."""
+        ...
+
     def started(self, *, num_steps: int, num_epochs: int) -> None:
         """Training begins."""
+        ...
+
+    def resumed(self, *, num_steps: int) -> None:
+        """Training goes on where an earlier process stopped, after so many steps."""
         ...
 
     def stepped(self, *, loss: float) -> None:
@@ -46,7 +54,13 @@ class Report(Protocol):
 class SilentReport:
     """Tells nobody."""
 
+    def prepared(self, done: int, num_inputs: int) -> None:
+        """Do nothing."""
+
     def started(self, *, num_steps: int, num_epochs: int) -> None:
+        """Do nothing."""
+
+    def resumed(self, *, num_steps: int) -> None:
         """Do nothing."""
 
     def stepped(self, *, loss: float) -> None:
@@ -66,14 +80,23 @@ class ProgressBar:
         self._label = label
         self._bar: tqdm[NoReturn] | None = None
 
+    def prepared(self, done: int, num_inputs: int) -> None:
+        """Advance a bar of its own, which goes when all is done."""
+        if done == 0:
+            self._bar = _bar(f"{self._label} (trunk)", num_inputs, unit="text", leave=False)
+        if self._bar is not None:
+            self._bar.update(done - self._bar.n)
+        if done == num_inputs:
+            self.ended()
+
     def started(self, *, num_steps: int, num_epochs: int) -> None:
         """Show an empty bar."""
-        self._bar = tqdm(
-            total=num_steps,
-            desc=f"{self._label} ({num_epochs} epochs)",
-            unit="step",
-            disable=not sys.stderr.isatty(),
-        )
+        self._bar = _bar(f"{self._label} ({num_epochs} epochs)", num_steps, unit="step")
+
+    def resumed(self, *, num_steps: int) -> None:
+        """Begin the bar where the earlier one ended."""
+        if self._bar is not None:
+            self._bar.update(num_steps)
 
     def stepped(self, *, loss: float) -> None:
         """Advance the bar."""
@@ -95,3 +118,8 @@ class ProgressBar:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+
+
+def _bar(label: str, total: int, *, unit: str, leave: bool = True) -> "tqdm[NoReturn]":
+    is_silent = not sys.stderr.isatty()
+    return tqdm(total=total, desc=label, unit=unit, leave=leave, disable=is_silent)

@@ -2,22 +2,29 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+
+from pydantic import JsonValue
 
 from nunatak_model import Backbone, load_backbone
 from nunatak_registry import Registry
 from nunatak_registry.manifest import TaskManifest
 from nunatak_registry.names import check_task_name
-from nunatak_training.data import load_task_data
-from nunatak_training.fitting import fit_task
+from nunatak_training.checkpoints import Checkpoint, held_checkpoint, run_key
+from nunatak_training.data import TaskData, load_task_data
+from nunatak_training.errors import TrainingDivergedError
+from nunatak_training.fitting import TrainedTask, fit_task
 from nunatak_training.kinds import TaskKind
+from nunatak_training.layer_choice import choose_layers
 from nunatak_training.metrics import Metric
 from nunatak_training.publishing import publish
-from nunatak_training.recipes import Recipe, changed_recipe
+from nunatak_training.recipes import LayerChoice, Recipe, changed_recipe
 from nunatak_training.report import EpochResult, Report, SilentReport
 from nunatak_training.scoring import Interval
+from nunatak_training.trunk import TrunkStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +41,11 @@ class TrainSettings:
     """A file of dev examples, in place of those that `data` would give."""
     device: str = "cpu"
     note: str = ""
+    layer_target: float | None = None
+    """If given, the fewest tuned layers are sought that keep this share of full fine-tuning's dev
+    score; of `recipe` only the backbone and the seed count then, and `recipe_changes` (see
+    `default_recipe`) apply to every run."""
+    recipe_changes: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +59,8 @@ class TrainOutcome:
     """Of each metric, at 95 % by bootstrap over the dev examples."""
     best_epoch: int
     history: tuple[EpochResult, ...]
+    layer_choice: LayerChoice | None
+    """How the number of layers was found, where it was sought."""
     seconds: float
     """Wall time of the whole run, loading and publishing included."""
 
@@ -57,6 +71,8 @@ def train(
     registry: Registry,
     backbone: Backbone | None = None,
     report: Report | None = None,
+    trunks: TrunkStore | None = None,
+    checkpoints: Path | None = None,
 ) -> TrainOutcome:
     """Read the data, train, and publish the best epoch as a new version of the task.
 
@@ -69,6 +85,9 @@ def train(
         backbone: a loaded backbone, to train several tasks on one; then neither
             `settings.recipe.backbone` nor `settings.device` is looked at.
         report: is told of every step and epoch.
+        trunks: where trunk states come from (see `fit_task`).
+        checkpoints: a cache folder; the same call after a kill goes on from there, to the same
+            weights. Absent: it begins anew.
 
     Raises:
         TrainingError: the data, the recipe or the run is at fault.
@@ -84,20 +103,81 @@ def train(
         backbone = load_backbone(settings.recipe.backbone, device=settings.device)
     # What is recorded is the backbone's own name, never somebody's path to it.
     recipe = changed_recipe(settings.recipe, {"backbone": backbone.name})
-    trained = fit_task(data, recipe, backbone, report=report or SilentReport())
-    manifest = publish(
-        trained,
-        registry,
-        backbone,
-        task=settings.task,
-        created_at=datetime.now(UTC),
-        note=settings.note,
-    )
+    with ExitStack() as held:
+        run = _Runs(settings.task, data, backbone, report or SilentReport(), trunks, checkpoints)
+        target = settings.layer_target
+        if target is None:
+            trained = run.fit(recipe, held)
+        else:
+            chosen = choose_layers(
+                backbone,
+                lambda each: run.fit(each, held),
+                target=target,
+                changes=settings.recipe_changes,
+            )
+            trained = chosen.trained
+        manifest = publish(
+            trained,
+            registry,
+            backbone,
+            task=settings.task,
+            created_at=datetime.now(UTC),
+            note=settings.note,
+        )
+        run.discard_checkpoints()
     return TrainOutcome(
         manifest=manifest,
         metrics=trained.scores,
         intervals=trained.intervals,
         best_epoch=trained.best_epoch,
         history=trained.history,
+        layer_choice=trained.recipe.layer_choice,
         seconds=time.perf_counter() - started,
     )
+
+
+class _Runs:
+    """Trains recipes on one task's data; their checkpoints stay until the task is published."""
+
+    def __init__(
+        self,
+        task: str,
+        data: TaskData,
+        backbone: Backbone,
+        report: Report,
+        trunks: TrunkStore | None,
+        checkpoints: Path | None,
+    ) -> None:
+        self._task = task
+        self._data = data
+        self._backbone = backbone
+        self._report = report
+        self._trunks = trunks
+        self._folder = checkpoints
+        self._checkpoints: list[Checkpoint] = []
+
+    def fit(self, recipe: Recipe, held: ExitStack) -> TrainedTask:
+        """Train one recipe; its checkpoint is held as long as `held`."""
+        checkpoint: Checkpoint | None = None
+        if self._folder is not None:
+            key = run_key(self._task, self._data, recipe, self._backbone)
+            checkpoint = held.enter_context(held_checkpoint(key, self._folder))
+            self._checkpoints.append(checkpoint)
+        try:
+            return fit_task(
+                self._data,
+                recipe,
+                self._backbone,
+                report=self._report,
+                trunks=self._trunks,
+                checkpoint=checkpoint,
+            )
+        except TrainingDivergedError:
+            # It would diverge again from there.
+            self.discard_checkpoints()
+            raise
+
+    def discard_checkpoints(self) -> None:
+        """Remove what is not needed any more."""
+        for checkpoint in self._checkpoints:
+            checkpoint.discard()

@@ -4,8 +4,10 @@ CliError
 +-- MissingExtraError         an optional part of the installation is missing
 +-- RegistryMissingError      no registry at the place to read from
 +-- InvalidOptionError        options whose values make no sense
++-- TaskFileError             a file of tasks that breaks the format
 """
 
+from pathlib import Path
 from typing import ClassVar
 
 
@@ -46,3 +48,15 @@ class InvalidOptionError(CliError):
     """Options whose values make no sense."""
 
     code = "invalid_option"
+
+
+class TaskFileError(CliError):
+    """A file of tasks that breaks the format."""
+
+    code = "invalid_task_file"
+
+    def __init__(self, path: Path, place: str, problem: str) -> None:
+        self.path = path
+        self.place = place
+        self.problem = problem
+        super().__init__(f"{path}: {place}: {problem}; docs/training.md shows the format")

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from nunatak_cli.commands.cache import cache_app
 from nunatak_cli.commands.key import key_app
 from nunatak_cli.commands.loadtest import loadtest
 from nunatak_cli.commands.memory import memory_app
@@ -13,6 +14,7 @@ from nunatak_cli.commands.predict import predict
 from nunatak_cli.commands.serve import serve
 from nunatak_cli.commands.task import task_app
 from nunatak_cli.commands.train import train
+from nunatak_cli.commands.train_all import train_all
 from nunatak_cli.failures import FailureGroup
 from nunatak_cli.options import example
 
@@ -21,6 +23,7 @@ EXAMPLES = {
     "nunatak": "nunatak train --task tone --data tone.jsonl",
     "train": "nunatak train --task tone --data tone.jsonl --method topk --layers 2 --promote prod",
     "multitask": "nunatak multitask ./base --data tone=tone.jsonl --data intent=intent.jsonl",
+    "train-all": "nunatak train-all tasks.yaml",
     "predict": 'nunatak predict "Please come at once." --task tone --task intent',
     "serve": "nunatak serve --registry ./registry --port 8080",
     "loadtest": "nunatak loadtest --server http://127.0.0.1:8080 --task tone --task intent",
@@ -40,11 +43,11 @@ def build_app() -> typer.Typer:
         epilog=example(EXAMPLES["nunatak"]),
     )
     built.callback(invoke_without_command=True)(start)
+    built.command("train-all", epilog=example(EXAMPLES["train-all"]))(train_all)
     for command in (train, multitask, predict, serve, loadtest):
         built.command(epilog=example(EXAMPLES[command.__name__]))(command)
-    built.add_typer(task_app())
-    built.add_typer(memory_app())
-    built.add_typer(key_app())
+    for group in (task_app, memory_app, cache_app, key_app):
+        built.add_typer(group())
     return built
 
 

@@ -27,6 +27,18 @@ BackboneOption = Annotated[
         show_default=False,
     ),
 ]
+CacheOption = Annotated[
+    bool,
+    typer.Option(
+        "--cache/--no-cache",
+        help="Keep what the shared layers make of the texts on disk, for later runs "
+        "(nunatak cache).",
+    ),
+]
+ResumeOption = Annotated[
+    bool,
+    typer.Option("--resume/--no-resume", help="Go on where the same command was killed."),
+]
 AliasOption = Annotated[str, typer.Option("--alias", metavar="ALIAS", help="Alias to move.")]
 ExpectOption = Annotated[
     int | None,

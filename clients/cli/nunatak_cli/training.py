@@ -10,6 +10,7 @@ from pydantic import JsonValue
 from nunatak_cli.options import KindName, MethodName
 from nunatak_model import (
     DEFAULT_BACKBONE,
+    Backbone,
     BackboneConfig,
     Bottleneck,
     Full,
@@ -24,10 +25,14 @@ from nunatak_model import (
 from nunatak_registry import Registry, check_alias_name
 from nunatak_registry.names import check_task_name
 from nunatak_training import (
+    DiskTrunkStore,
     ProgressBar,
+    Recipe,
     TaskKind,
     TrainOutcome,
     TrainSettings,
+    TrunkStore,
+    default_cache_folder,
     default_recipe,
     train,
 )
@@ -52,21 +57,32 @@ class TrainRequest:
     method: MethodName
     method_settings: Mapping[str, float | str]
     changes: Mapping[str, JsonValue]
+    cache: bool = True
+    """Whether trunk states are kept on disk."""
+    layer_target: float | None = None
+    """Absent: the method says how many layers; else see `TrainSettings`."""
+    resume: bool = True
+    """Whether a killed run goes on, and this one could."""
 
 
 def train_and_promote(
-    request: TrainRequest, registry: Registry, *, alias: str | None
+    request: TrainRequest,
+    registry: Registry,
+    *,
+    alias: str | None,
+    backbone: Backbone | None = None,
+    trunks: TrunkStore | None = None,
 ) -> TrainOutcome:
-    """Train, publish, and point `alias` at the version, if there is one."""
-    if alias is not None:
-        check_alias_name(alias)  # a slip must not show only when all the work is done
-    check_task_name(request.task)
-    backbone = load_backbone(request.backbone or DEFAULT_BACKBONE)
-    recipe = default_recipe(
-        method_of(request.method, request.method_settings, backbone.config),
-        backbone=backbone.name,
-        changes=request.changes,
-    )
+    """Train, publish, and point `alias` at the version, if there is one.
+
+    A loaded backbone and a store of trunk states may be shared by several requests.
+    """
+    check_names(request, alias)
+    if backbone is None:
+        backbone = load_backbone(request.backbone or DEFAULT_BACKBONE)
+    recipe = recipe_of(request, backbone)
+    if trunks is None and request.cache:
+        trunks = DiskTrunkStore()
     settings = TrainSettings(
         task=request.task,
         data=request.data,
@@ -74,9 +90,17 @@ def train_and_promote(
         kind=None if request.kind is None else TaskKind(request.kind.value),
         dev=request.dev,
         note=request.note,
+        layer_target=request.layer_target,
+        recipe_changes=request.changes,
     )
-    report = ProgressBar(request.task)
-    outcome = train(settings, registry=registry, backbone=backbone, report=report)
+    outcome = train(
+        settings,
+        registry=registry,
+        backbone=backbone,
+        report=ProgressBar(request.task),
+        trunks=trunks,
+        checkpoints=default_cache_folder() if request.resume else None,
+    )
     if alias is not None:
         registry.promote(request.task, alias, outcome.manifest.version)
     return outcome
@@ -99,6 +123,39 @@ def train_shared_encoder(
     recipe = default_recipe(Full(), backbone=base.name, changes=changes)
     settings = MultitaskSettings(tasks=tasks, recipe=recipe, output=output)
     return train_backbone(settings, base, report=ProgressBar(", ".join(sources)))
+
+
+def check_request(request: TrainRequest, backbone: Backbone, *, alias: str | None) -> None:
+    """Return if a request can be begun.
+
+    Raises:
+        RegistryError: the task or the alias has no such name.
+        InvalidRecipeError, ModelError: its settings do not fit each other or the backbone.
+    """
+    check_names(request, alias)
+    method_of(request.method, request.method_settings, backbone.config).check(backbone.config)
+    recipe_of(request, backbone)
+
+
+def check_names(request: TrainRequest, alias: str | None) -> None:
+    """Return if names are well formed: a slip must not show only when all the work is done."""
+    if alias is not None:
+        check_alias_name(alias)
+    check_task_name(request.task)
+
+
+def recipe_of(request: TrainRequest, backbone: Backbone) -> Recipe:
+    """The recipe that a request asks for."""
+    method = method_of(request.method, request.method_settings, backbone.config)
+    return default_recipe(method, backbone=backbone.name, changes=request.changes)
+
+
+def split_depth(request: TrainRequest, backbone: Backbone) -> int:
+    """The depth from which a request needs trunk states; 0 where it needs none, or several."""
+    if request.layer_target is not None:
+        return 0
+    method = method_of(request.method, request.method_settings, backbone.config)
+    return method.split_depth(backbone.config) or 0
 
 
 def method_of(name: MethodName, settings: Mapping[str, Any], config: BackboneConfig) -> Method:

@@ -160,3 +160,24 @@ def test_senseless_regularizer_is_refused_with_the_reason(tmp_path: Path) -> Non
     assert ran.exit_code == 1
     assert ran.stderr.startswith("error [invalid_recipe]: ")
     assert "method head tunes none" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("--layers", "some"), "must be a number from 1 up or auto, got 'some'"),
+        (("--layers", "0"), "must be a number from 1 up or auto"),
+        (("--target", "0.9"), "--target belongs to --layers auto"),
+        (("--layers", "2", "--target", "0.9"), "--target belongs to --layers auto"),
+        (("--layers", "auto", "--target", "1.5"), "must be above 0 and at most 1"),
+        (("--layers", "auto", "--method", "lora"), "belongs to --method topk"),
+        (("--layers", "auto", "--frozen", "2"), "without --frozen"),
+    ],
+)
+def test_layers_and_target_that_make_no_sense_are_usage_errors(
+    arguments: tuple[str, ...], problem: str
+) -> None:
+    ran = nunatak("train", "--task", "tone", "--data", "x.jsonl", *arguments)
+
+    assert ran.exit_code == 2
+    assert problem in " ".join(ran.stderr.replace("│", " ").split())

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from statistics import fmean
 from typing import cast
@@ -17,13 +18,14 @@ from torch import Tensor
 from nunatak_artifact import method_of
 from nunatak_model import Backbone, Full
 from nunatak_training.data import TaskData
-from nunatak_training.descent import Descent, seeded
 from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.multitask.tasks import TaskInTraining, TaskScores, put_on
 from nunatak_training.optimizer import HEAD_PREFIX, course_of
+from nunatak_training.randomness import seeded
 from nunatak_training.recipes import Recipe
 from nunatak_training.regularizers.settings import RegularizerName
 from nunatak_training.report import EpochResult, Report
+from nunatak_training.stepping import Best, Stepper
 
 MIN_TASKS = 2
 
@@ -77,14 +79,14 @@ def fit_encoder(
         math.ceil(len(it.train.encodings) / recipe.batch_size) for it in members.values()
     ]
     course = course_of(recipe, steps_per_epoch=sum(num_batches))
-    descent = Descent({**encoder, **heads}, recipe, course)
-    best, history = _Best(), list[EpochResult]()
+    stepper = Stepper({**encoder, **heads}, recipe, course)
+    best, best_scores, history = Best(), dict[str, TaskScores](), list[EpochResult]()
     report.started(num_steps=course.num_steps, num_epochs=course.num_epochs)
     try:
         with seeded(recipe.seed, backbone.device):
             for epoch in range(1, course.num_epochs + 1):
                 started = time.perf_counter()
-                train_loss = _train_epoch(members, descent, recipe, report)
+                train_loss = _train_epoch(members, stepper, recipe, report)
                 if not course.is_evaluated(epoch):
                     continue
                 scores = {name: member.scores() for name, member in members.items()}
@@ -96,48 +98,30 @@ def fit_encoder(
                     seconds=time.perf_counter() - started,
                 )
                 history.append(result)
-                best.offer(result, encoder, scores)
+                best.offer(result, encoder)
+                if best.epoch == epoch:
+                    best_scores = scores
                 report.evaluated(result)
     finally:
         report.ended()
     return FittedEncoder(
         parameters=best.parameters,
-        scores=best.scores,
+        scores=best_scores,
         best_epoch=best.epoch,
         history=tuple(history),
     )
 
 
-class _Best:
-    """Keeps a copy of the encoder after the best epoch so far."""
-
-    def __init__(self) -> None:
-        self.epoch = 0
-        self.parameters: dict[str, Tensor] = {}
-        self.scores: Mapping[str, TaskScores] = {}
-        self._rank = (-math.inf, -math.inf)
-
-    def offer(
-        self,
-        result: EpochResult,
-        encoder: Mapping[str, Tensor],
-        scores: Mapping[str, TaskScores],
-    ) -> None:
-        rank = (result.dev_score, -result.dev_loss)
-        if rank > self._rank or not self.epoch:
-            self._rank, self.epoch, self.scores = rank, result.epoch, scores
-            self.parameters = {name: tensor.detach().clone() for name, tensor in encoder.items()}
-
-
 def _train_epoch(
-    members: Mapping[str, TaskInTraining], descent: Descent, recipe: Recipe, report: Report
+    members: Mapping[str, TaskInTraining], stepper: Stepper, recipe: Recipe, report: Report
 ) -> float:
     """Take one step for each batch of every task, in a random order; return the mean loss."""
     batches = list(chain.from_iterable(_batches(each, recipe) for each in members.values()))
     losses = list[float]()
     for index in _shuffled(len(batches)):
         member, batch = batches[index]
-        losses.append(descent.step(member.loss(batch, dropout=recipe.dropout)))
+        loss_of = partial(member.loss, batch, dropout=recipe.dropout)
+        losses.append(stepper.step(loss_of))
         report.stepped(loss=losses[-1])
     return fmean(losses)
 

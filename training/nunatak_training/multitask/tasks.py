@@ -11,10 +11,11 @@ from nunatak_model.heads import initial_head
 from nunatak_training.data import TaskData
 from nunatak_training.encoded import EncodedSet
 from nunatak_training.fitting import branch_logits, branch_spec, check_recipe
-from nunatak_training.loop import BatchLogits, predict
+from nunatak_training.loop import predict
 from nunatak_training.metrics import Metric
 from nunatak_training.objectives import Objective, objective_of
 from nunatak_training.recipes import Recipe
+from nunatak_training.stepping import BatchLogits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

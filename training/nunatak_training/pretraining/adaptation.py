@@ -4,6 +4,7 @@
 # pyright: reportUnknownMemberType=false
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import cast
 
 import torch
@@ -12,7 +13,6 @@ from torch import Tensor
 
 from nunatak_artifact import method_of
 from nunatak_model import Backbone, Encoding, Row, build_branch, forward, initial_parameters
-from nunatak_training.descent import Descent, seeded
 from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.optimizer import HEAD_PREFIX, plan_course
 from nunatak_training.pretraining.language_head import (
@@ -22,8 +22,10 @@ from nunatak_training.pretraining.language_head import (
 )
 from nunatak_training.pretraining.masking import MaskedText, Masking
 from nunatak_training.pretraining.settings import TaptSettings
+from nunatak_training.randomness import seeded
 from nunatak_training.recipes import Recipe, changed_recipe
 from nunatak_training.report import Report
+from nunatak_training.stepping import Stepper
 
 WORDS = "embeddings.word"
 
@@ -70,7 +72,7 @@ def adapt(
     recipe = changed_recipe(recipe, changes)
     moved, loss_of = _language_model(parameters, recipe, backbone, generator)
     course = plan_course(recipe, len(readable))
-    descent = Descent(moved, recipe, course)
+    stepper = Stepper(moved, recipe, course)
     report.started(num_steps=course.num_steps, num_epochs=course.num_epochs)
     try:
         with seeded(recipe.seed, backbone.device):
@@ -79,7 +81,8 @@ def adapt(
                 for start in range(0, len(order), recipe.batch_size):
                     batch = order[start : start + recipe.batch_size]
                     hidden = [masking.hide(readable[index]) for index in batch]
-                    loss = descent.step(loss_of([text for text in hidden if text is not None]))
+                    texts = [text for text in hidden if text is not None]
+                    loss = stepper.step(partial(loss_of, texts))
                     report.stepped(loss=loss)
     finally:
         report.ended()

@@ -1,7 +1,12 @@
 """Regularizers: what keeps tuned weights near the pretrained ones, or frees them by and by."""
 
 from nunatak_training.regularizers.base import Regularizer, Unregularized
-from nunatak_training.regularizers.building import build_regularizer, check_course, check_method
+from nunatak_training.regularizers.building import (
+    build_regularizer,
+    check_course,
+    check_method,
+    random_source,
+)
 from nunatak_training.regularizers.settings import (
     AnnealedGradDropSettings,
     EpochGradDropSettings,
@@ -27,4 +32,5 @@ __all__ = [
     "build_regularizer",
     "check_course",
     "check_method",
+    "random_source",
 ]

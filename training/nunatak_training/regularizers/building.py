@@ -41,15 +41,14 @@ def build_regularizer(
     parameters: Mapping[str, Tensor],
     *,
     num_epochs: int,
-    seed: int,
+    generator: torch.Generator,
 ) -> Regularizer:
     """Return the regularizer of a run that is about to train `parameters`.
 
-    It draws from a random state of its own, so that the order of the examples does not depend on
-    the regularizer.
+    It draws from `generator` and from nothing else. To go on in the middle of a run, build it
+    anew on the initial parameters and a new generator of the same seed; then set the parameters,
+    the generator's state, and begin the epoch again.
     """
-    device = next(iter(parameters.values())).device
-    generator = torch.Generator(device).manual_seed(seed)
     match settings:
         case UnregularizedSettings():
             return Unregularized()
@@ -68,6 +67,11 @@ def build_regularizer(
             return GradFreeze(parameters, order, num_epochs=num_epochs)
         case MixoutSettings():
             return Mixout(parameters, settings.rate, generator)
+
+
+def random_source(parameters: Mapping[str, Tensor], *, seed: int) -> torch.Generator:
+    """Return a random state for the regularizer alone, so that it leaves all other draws alone."""
+    return torch.Generator(next(iter(parameters.values())).device).manual_seed(seed)
 
 
 def _of_batches(

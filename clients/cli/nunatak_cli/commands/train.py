@@ -12,6 +12,7 @@ from pydantic import JsonValue
 from nunatak_cli.failures import needs_extra
 from nunatak_cli.options import (
     BackboneOption,
+    CacheOption,
     JsonOption,
     KindName,
     MethodName,
@@ -19,6 +20,7 @@ from nunatak_cli.options import (
     OptimizerName,
     RegistryOption,
     RegularizerName,
+    ResumeOption,
     ScheduleName,
 )
 from nunatak_cli.output import console, print_json
@@ -26,6 +28,9 @@ from nunatak_cli.registries import created_registry
 
 RECIPE = "Recipe (absent: tuned defaults of the method)"
 METHOD = "Method"
+AUTO = "auto"
+DEFAULT_TARGET = 0.95
+"""The share of full fine-tuning's score that Lee et al. 2019 hold to be good enough."""
 SETTINGS_OF_METHOD: Mapping[MethodName, frozenset[str]] = {
     MethodName.TOPK: frozenset({"layers", "frozen"}),
     MethodName.HEAD: frozenset(),
@@ -72,13 +77,27 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
     ] = None,
     note: Annotated[str, typer.Option(metavar="TEXT", help="A remark to keep with it.")] = "",
     as_json: JsonOption = False,
+    cache: CacheOption = True,
+    resume: ResumeOption = True,
     method: Annotated[
         MethodName, typer.Option(help="What is the task's own.", rich_help_panel=METHOD)
     ] = MethodName.TOPK,
     backbone: BackboneOption = None,
     layers: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="topk: own top layers (2).", rich_help_panel=METHOD),
+        str | None,
+        typer.Option(
+            metavar="N|auto",
+            help="topk: own top layers (2); auto: the fewest that keep --target.",
+            rich_help_panel=METHOD,
+        ),
+    ] = None,
+    target: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="With --layers auto: of full fine-tuning's dev score (0.95).",
+            rich_help_panel=METHOD,
+        ),
     ] = None,
     frozen: Annotated[
         int | None,
@@ -215,10 +234,11 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
     ] = None,
 ) -> None:
     """Train a task on your examples and publish it as a new version."""
+    num_layers, layer_target = layer_settings(layers, target, method, frozen)
     chosen = method_settings(
         method,
         {
-            "layers": layers,
+            "layers": num_layers,
             "frozen": frozen,
             "size": size,
             "rank": rank,
@@ -231,8 +251,6 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         "metric": metric,
         "positive_label": positive_label,
         "epochs": epochs,
-        # Who asks for a number of epochs gets it, also where the data is small.
-        "min_steps": None if epochs is None else 0,
         "learning_rate": learning_rate,
         "head_learning_rate": head_learning_rate,
         "optimizer": optimizer,
@@ -259,6 +277,9 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         method=method,
         method_settings=chosen,
         changes={name: value for name, value in changes.items() if value is not None},
+        layer_target=layer_target,
+        cache=cache,
+        resume=resume,
     )
     with created_registry(registry) as opened:
         outcome = train_and_promote(request, opened, alias=promote)
@@ -303,6 +324,30 @@ def tapt_settings(epochs: int | None, learning_rate: float | None) -> dict[str, 
             raise typer.BadParameter("--tapt-learning-rate belongs to --tapt-epochs")
         return None
     return {"epochs": epochs, "learning_rate": learning_rate}
+
+
+def layer_settings(
+    layers: str | None, target: float | None, method: MethodName, frozen: int | None
+) -> tuple[int | None, float | None]:
+    """Read a number of layers, or the share that the fewest are to keep.
+
+    Raises:
+        typer.BadParameter: it is neither, or a share without `auto`.
+    """
+    if layers == AUTO:
+        if method is not MethodName.TOPK or frozen is not None:
+            raise typer.BadParameter("--layers auto belongs to --method topk, without --frozen")
+        share = DEFAULT_TARGET if target is None else target
+        if not 0 < share <= 1:
+            raise typer.BadParameter(f"--target must be above 0 and at most 1, got {share:g}")
+        return None, share
+    if target is not None:
+        raise typer.BadParameter("--target belongs to --layers auto")
+    if layers is None:
+        return None, None
+    if not layers.isdecimal() or int(layers) < 1:
+        raise typer.BadParameter(f"--layers must be a number from 1 up or {AUTO}, got {layers!r}")
+    return int(layers), None
 
 
 def regularizer_settings(

@@ -1,11 +1,14 @@
 """The outcome of a training run, as a table and as JSON."""
 
+from collections.abc import Sequence
+
 from pydantic import JsonValue
 from rich.filesize import decimal
 from rich.table import Table
 
+from nunatak_cli.training_many import TaskResult
 from nunatak_registry.wording import method_text, shared_text, stored_bytes
-from nunatak_training import TrainOutcome
+from nunatak_training import LayerChoice, TrainOutcome
 
 
 def outcome_table(outcome: TrainOutcome) -> Table:
@@ -18,6 +21,8 @@ def outcome_table(outcome: TrainOutcome) -> Table:
     for metric, value in outcome.metrics.items():
         low, high = outcome.intervals[metric]
         table.add_row(f"dev {metric}", f"{value:.4f}  [{low:.4f}, {high:.4f}] at 95 %")
+    if outcome.layer_choice is not None:
+        table.add_row("layers chosen", choice_text(outcome.layer_choice))
     table.add_row("method", method_text(manifest.method))
     table.add_row("shared layers", shared_text(manifest))
     table.add_row("labels", str(len(manifest.head.labels)))
@@ -26,6 +31,51 @@ def outcome_table(outcome: TrainOutcome) -> Table:
     table.add_row("best epoch", f"{outcome.best_epoch} of {outcome.history[-1].epoch}")
     table.add_row("time", f"{outcome.seconds:.1f} s")
     return table
+
+
+def many_table(results: Sequence[TaskResult]) -> Table:
+    """What became of each task."""
+    table = Table("task", "version", "dev score", "time", box=None)
+    for result in results:
+        if result.outcome is None:
+            problem = "" if result.failure is None else f"failed [{result.failure.code}]"
+            table.add_row(result.task, problem, "", "")
+            continue
+        metric, value = next(iter(result.outcome.metrics.items()))
+        version, seconds = result.outcome.manifest.version, result.outcome.seconds
+        table.add_row(result.task, str(version), f"{metric} {value:.4f}", f"{seconds:.1f} s")
+    return table
+
+
+def many_json(results: Sequence[TaskResult]) -> dict[str, JsonValue]:
+    """What became of each task, in the order in which they were trained."""
+    published = [result for result in results if result.outcome is not None]
+    return {
+        "published": len(published),
+        "failed": len(results) - len(published),
+        "tasks": [_result_json(result) for result in results],
+    }
+
+
+def _result_json(result: TaskResult) -> dict[str, JsonValue]:
+    if result.outcome is not None:
+        return {"status": "published", **outcome_json(result.outcome, alias=result.alias)}
+    failure = result.failure
+    return {
+        "status": "failed",
+        "task": result.task,
+        "code": None if failure is None else failure.code,
+        "message": None if failure is None else failure.message,
+    }
+
+
+def choice_text(choice: LayerChoice) -> str:
+    """Every run and what it kept of full fine-tuning's score."""
+    runs = ", ".join(
+        f"{run.layers}: {run.score:.4f} ({run.score / choice.full_score:.1%})"
+        for run in choice.runs
+    )
+    return f"{choice.layers} of {runs}; full: {choice.full_score:.4f}, target {choice.target:.0%}"
 
 
 def outcome_json(outcome: TrainOutcome, *, alias: str | None) -> dict[str, JsonValue]:
@@ -48,5 +98,8 @@ def outcome_json(outcome: TrainOutcome, *, alias: str | None) -> dict[str, JsonV
             }
             for result in outcome.history
         ],
+        "layer_choice": None
+        if outcome.layer_choice is None
+        else outcome.layer_choice.model_dump(mode="json"),
         "seconds": outcome.seconds,
     }

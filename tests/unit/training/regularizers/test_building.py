@@ -15,7 +15,7 @@ from nunatak_training import (
     default_recipe,
     fit_task,
 )
-from nunatak_training.regularizers import RegularizerName, build_regularizer
+from nunatak_training.regularizers import RegularizerName, build_regularizer, random_source
 
 NAMES = list(RegularizerName)
 QUICK: dict[str, JsonValue] = {"epochs": 2, "min_steps": 0, "batch_size": 16, "max_length": 32}
@@ -77,7 +77,9 @@ def test_regularizer_does_not_disturb_the_random_state_of_the_loop() -> None:
 
     for name in NAMES:
         settings = recipe_of(name, TopK()).regularizer
-        built = build_regularizer(settings, parameters, num_epochs=3, seed=0)
+        built = build_regularizer(
+            settings, parameters, num_epochs=3, generator=random_source(parameters, seed=0)
+        )
         built.begin_epoch(1)
         built.before_forward()
         parameters["layers.0.qkv.weight"].grad = torch.ones(2, 2)

@@ -1,0 +1,95 @@
+"""Many tasks of one file: each published, whatever becomes of the others."""
+
+import json
+from pathlib import Path
+
+import pytest
+from pydantic import JsonValue
+
+from doubles.backbones import save_tiny_backbone
+from doubles.examples import rows_of, toy_examples, write_jsonl
+from doubles.terminals import Ran, nunatak
+from nunatak_registry import Registry
+from nunatak_training.trunk.entries import stored_entries
+
+
+@pytest.fixture(name="folder")
+def make_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("NUNATAK_CACHE", str(tmp_path / "cache"))
+    save_tiny_backbone(tmp_path / "backbone", num_layers=3)
+    write_jsonl(tmp_path / "tone.jsonl", rows_of(toy_examples(40)))
+    write_jsonl(tmp_path / "broken.jsonl", [{"text": "a", "label": "x"}, {"text": ""}])
+    return tmp_path
+
+
+def trained(folder: Path, tasks: dict[str, JsonValue], *options: str) -> Ran:
+    shared = {"epochs": 1, "max_length": 16}
+    content = {"backbone": str(folder / "backbone"), "shared": shared, "tasks": tasks}
+    # JSON is YAML too.
+    (folder / "tasks.yaml").write_text(json.dumps(content), encoding="utf-8")
+    registry = ("--registry", str(folder / "registry"))
+    return nunatak("train-all", str(folder / "tasks.yaml"), "--json", *registry, *options)
+
+
+def test_every_task_is_published_on_one_pass_through_each_trunk_layer(folder: Path) -> None:
+    ran = trained(
+        folder,
+        {
+            "head": {"data": "tone.jsonl", "method": "head", "promote": "prod"},
+            "one": {"data": "tone.jsonl", "layers": 1},
+            "two": {"data": "tone.jsonl", "layers": 2},
+        },
+    )
+
+    assert (ran.exit_code, ran.json()["published"], ran.json()["failed"]) == (0, 3, 0)
+    with Registry.open(str(folder / "registry")) as registry:
+        assert registry.resolve("head@prod").version == 1
+        assert registry.resolve("two").version == 1
+    # Train and dev examples, at the three split depths, the lowest first.
+    depths = [it.entry.depth for it in stored_entries(folder / "cache" / "trunk")]
+    assert sorted(depths) == [1, 1, 2, 2, 3, 3]
+    assert [line.split()[1] for line in ran.stderr.splitlines()] == ["two:", "one:", "head:"]
+
+
+def test_a_task_that_fails_is_reported_and_the_others_are_published(folder: Path) -> None:
+    ran = trained(
+        folder,
+        {
+            "broken": {"data": "broken.jsonl"},
+            "tone": {"data": "tone.jsonl"},
+            "absent": {"data": "absent.jsonl"},
+        },
+        "--no-cache",
+        "--no-resume",
+    )
+
+    found = ran.json()["tasks"]
+    assert isinstance(found, list)
+    status = {str(it["task"]): it["status"] for it in found if isinstance(it, dict)}
+    assert ran.exit_code == 1
+    assert status == {"broken": "failed", "tone": "published", "absent": "failed"}
+    assert "broken.jsonl:2" in ran.stderr
+    assert not (folder / "cache").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"layers": 9}, "topk layers"),
+        ({"method": "lora", "layers": 1}, "--layers belongs to --method topk"),
+        ({"dropout": 0.5, "regularizer": "mixout"}, "takes the place of dropout"),
+        ({"promote": "../prod"}, "alias"),
+    ],
+)
+def test_a_slip_in_the_last_task_stops_before_the_first_is_trained(
+    folder: Path, settings: dict[str, JsonValue], problem: str
+) -> None:
+    ran = trained(
+        folder, {"tone": {"data": "tone.jsonl"}, "slip": {"data": "tone.jsonl", **settings}}
+    )
+
+    assert ran.exit_code == 1
+    assert "error [invalid_task_file]" in ran.stderr
+    assert "tasks.slip" in ran.stderr
+    assert problem in ran.stderr
+    assert not (folder / "registry").exists()

@@ -1,0 +1,77 @@
+"""What is wrong with data or a run is one line that names it, and nothing is published."""
+
+from pathlib import Path
+
+import pytest
+
+from doubles.backbones import save_tiny_backbone
+from doubles.examples import rows_of, toy_examples, write_jsonl
+from doubles.terminals import Ran, nunatak
+from nunatak_registry import Registry
+
+GOOD = rows_of(toy_examples(12))
+
+
+def trained(folder: Path, *options: str) -> Ran:
+    save_tiny_backbone(folder / "backbone", num_layers=2)
+    place = ("--registry", str(folder / "registry"), "--backbone", str(folder / "backbone"))
+    return nunatak("train", "--task", "tone", "--max-length", "16", *place, *options)
+
+
+def assert_refused(ran: Ran, folder: Path, code: str, *parts: str) -> None:
+    assert ran.exit_code == 1
+    assert ran.stderr.startswith(f"error [{code}]: ")
+    assert ran.stderr.count("\n") == 1
+    for part in parts:
+        assert part in ran.stderr
+    with Registry.open(str(folder / "registry")) as registry:
+        assert registry.tasks() == []
+
+
+@pytest.mark.parametrize(
+    ("row", "code", "parts"),
+    [
+        ({"text": "", "label": "late"}, "invalid_row", ("train.jsonl:13", "'text'")),
+        ({"text": "  ", "label": "late"}, "invalid_row", ("train.jsonl:13", "'text'")),
+        ({"text": "a", "label": ["x"]}, "invalid_row", ("train.jsonl:13", "'label'")),
+        ({"text": "a"}, "missing_column", ("train.jsonl:13", "'label'", "found 'text'")),
+        ({"sentence": "a", "label": "x"}, "missing_column", ("train.jsonl:13", "'sentence'")),
+    ],
+)
+def test_a_broken_row_is_named_by_its_line(
+    tmp_path: Path, row: dict[str, object], code: str, parts: tuple[str, ...]
+) -> None:
+    data = write_jsonl(tmp_path / "train.jsonl", [*GOOD, row])
+
+    assert_refused(trained(tmp_path, "--data", str(data)), tmp_path, code, *parts)
+
+
+@pytest.mark.parametrize(
+    ("row", "code", "part"),
+    [
+        ({"text": "a", "label": "never"}, "unknown_label", "'never'"),
+        ({"text": "a"}, "missing_column", "'label'"),
+    ],
+)
+def test_dev_labels_that_are_missing_or_unknown_are_named_by_their_line(
+    tmp_path: Path, row: dict[str, object], code: str, part: str
+) -> None:
+    data = write_jsonl(tmp_path / "train.jsonl", GOOD)
+    dev = write_jsonl(tmp_path / "dev.jsonl", [*GOOD[:2], row])
+
+    ran = trained(tmp_path, "--data", str(data), "--dev", str(dev))
+
+    assert_refused(ran, tmp_path, code, "dev.jsonl:3", part)
+
+
+def test_a_loss_that_stops_being_a_number_leaves_no_version_and_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NUNATAK_CACHE", str(tmp_path / "cache"))
+    data = write_jsonl(tmp_path / "train.jsonl", GOOD)
+
+    # Updates so large that their products are no numbers.
+    ran = trained(tmp_path, "--data", str(data), "--method", "lora", "--alpha", "1e38")
+
+    assert_refused(ran, tmp_path, "training_diverged", "step", "lower the learning rate")
+    assert not list((tmp_path / "cache" / "checkpoints").glob("*.safetensors"))

@@ -1,0 +1,37 @@
+from pathlib import Path
+
+from doubles.backbones import tiny_backbone
+from nunatak_model import Encoding
+from nunatak_training import (
+    DiskTrunkStore,
+    SilentReport,
+    cache_contents,
+    clear_cache,
+    held_checkpoint,
+)
+from nunatak_training.checkpoints import Snapshot
+
+
+def test_a_folder_that_is_not_there_holds_nothing(tmp_path: Path) -> None:
+    contents = cache_contents(tmp_path / "absent")
+
+    assert (contents.states, contents.checkpoints, contents.num_bytes) == ((), (), 0)
+
+
+def test_clearing_leaves_only_the_checkpoint_that_is_in_use(tmp_path: Path) -> None:
+    wanted = [Encoding(token_ids=(5, 6), type_ids=(0, 0))]
+    backbone, progress = tiny_backbone(num_layers=2), SilentReport().prepared
+    DiskTrunkStore(tmp_path).states(backbone, wanted, depth=1, progress=progress)
+    snapshot = Snapshot(tensors={}, facts="{}")
+    with held_checkpoint("killed", tmp_path) as checkpoint:
+        checkpoint.save(snapshot)
+    with held_checkpoint("running", tmp_path) as checkpoint:
+        checkpoint.save(snapshot)
+        before = cache_contents(tmp_path)
+
+        after = clear_cache(tmp_path)
+
+    assert (len(before.states), len(before.checkpoints)) == (1, 2)
+    assert before.num_bytes > 2 * 32 * 4
+    assert after.states == ()
+    assert [stored.path.stem for stored in after.checkpoints] == ["running"]

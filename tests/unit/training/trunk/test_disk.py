@@ -1,0 +1,204 @@
+"""Laws of the entries on disk: whole or absent, within the budget, whoever else is there."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from doubles.backbones import tiny_backbone
+from nunatak_model import Encoding, trunk_source
+from nunatak_training import CacheError, DiskTrunkStore
+from nunatak_training.trunk.entries import ENTRY, PARTIAL, STATES, stored_entries
+
+BACKBONE = tiny_backbone(num_layers=3)
+NUM_TOKENS, WIDTH = 6, 32
+SET_BYTES = NUM_TOKENS * WIDTH * 4
+
+
+def inputs(number: int) -> list[Encoding]:
+    """Sets that differ, all of six tokens."""
+    return [Encoding(token_ids=(number + 5,) * n, type_ids=(0,) * n) for n in (2, 4)]
+
+
+class Store:
+    """A disk store that counts its passes through the trunk."""
+
+    def __init__(self, folder: Path, *, num_sets: int = 100) -> None:
+        self._store = DiskTrunkStore(folder, max_bytes=num_sets * SET_BYTES)
+        self.passes = 0
+
+    def states(self, number: int, depth: int = 2) -> list[Tensor]:
+        wanted = inputs(number)
+        held = self._store.states(BACKBONE, wanted, depth=depth, progress=self._progress)
+        return [held.read(trunk_source(BACKBONE, each), depth) for each in wanted]
+
+    def _progress(self, done: int, num_inputs: int) -> None:
+        self.passes += done == num_inputs
+
+
+def only_entry(folder: Path) -> Path:
+    (stored,) = stored_entries(folder / "trunk")
+    return stored.folder
+
+
+def test_the_least_recently_used_go_when_the_budget_is_full(tmp_path: Path) -> None:
+    store = Store(tmp_path, num_sets=2)
+    for age, number in enumerate((0, 1)):
+        store.states(number)
+        newest = stored_entries(tmp_path / "trunk")[-1].folder / ENTRY
+        os.utime(newest, (1000.0 + age, 1000.0 + age))
+    store.states(0)  # read again, and so younger than 1
+
+    store.states(2)
+
+    assert len(stored_entries(tmp_path / "trunk")) == 2
+    assert store.passes == 3
+    store.states(0)
+    assert store.passes == 3
+    store.states(1)
+    assert store.passes == 4
+
+
+def test_states_stay_readable_after_their_entry_is_dropped(tmp_path: Path) -> None:
+    before = Store(tmp_path).states(0)
+    copies = [state.clone() for state in before]
+
+    shutil.rmtree(tmp_path)
+
+    assert all(torch.equal(state, copy) for state, copy in zip(before, copies, strict=True))
+
+
+def test_writing_into_a_state_leaves_the_file_as_it_is(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    state = store.states(0)[0]
+    expected = state.clone()
+
+    state.zero_()
+
+    assert torch.equal(store.states(0)[0], expected)
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "no states", "no entry", "not json"])
+def test_a_damaged_entry_is_made_again(tmp_path: Path, damage: str) -> None:
+    store = Store(tmp_path)
+    expected = [state.clone() for state in store.states(0)]
+    folder = only_entry(tmp_path)
+    states = folder / STATES
+    content = bytearray(states.read_bytes())
+    match damage:
+        case "flip":
+            content[100] ^= 1
+            states.write_bytes(content)
+        case "cut":
+            states.write_bytes(content[:-4])
+        case "no states":
+            states.unlink()
+        case "no entry":
+            (folder / ENTRY).unlink()
+        case _:
+            (folder / ENTRY).write_text("{")
+
+    found = store.states(0)
+
+    assert store.passes == 2
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert Store(tmp_path).states(0)[0].equal(expected[0])
+
+
+def test_a_set_above_the_budget_is_held_in_memory_and_leaves_no_file(tmp_path: Path) -> None:
+    Store(tmp_path, num_sets=0).states(0)
+
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+
+    with pytest.raises(CacheError, match=r"NUNATAK_CACHE") as caught:
+        Store(blocked).states(0)
+
+    assert str(blocked) in str(caught.value)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from doubles.backbones import tiny_backbone
+from nunatak_model import Encoding
+from nunatak_training import DiskTrunkStore
+def progress(done, of):
+    if done == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+wanted = [Encoding(token_ids=(5,) * n, type_ids=(0,) * n) for n in (2, 4)]
+DiskTrunkStore(Path(sys.argv[1])).states(
+    tiny_backbone(num_layers=3), wanted, depth=2, progress=progress
+)
+"""
+
+
+@pytest.mark.parametrize("done", [0, 2])
+def test_a_killed_pass_leaves_no_entry_and_what_it_leaves_is_swept_up(
+    tmp_path: Path, done: int
+) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    killed = subprocess.run(  # noqa: S603 - our own interpreter on our own script
+        [sys.executable, "-c", KILLED, str(tmp_path), str(done)], env=environment, check=False
+    )
+    assert killed.returncode == -9
+    assert list((tmp_path / "trunk").glob(f"*{PARTIAL}"))
+    store = Store(tmp_path)
+
+    store.states(0)
+
+    assert store.passes == 1
+    assert not list((tmp_path / "trunk").glob(f"*{PARTIAL}"))
+
+
+RACING = """
+import sys
+from pathlib import Path
+from doubles.backbones import tiny_backbone
+from nunatak_model import Encoding
+from nunatak_training import DiskTrunkStore
+backbone = tiny_backbone(num_layers=3)
+wanted = [Encoding(token_ids=(5,) * n, type_ids=(0,) * n) for n in range(1, 60)]
+passes = 0
+def progress(done, of):
+    global passes
+    passes += done == of
+print("ready", flush=True)
+sys.stdin.readline()
+DiskTrunkStore(Path(sys.argv[1])).states(backbone, wanted, depth=2, progress=progress)
+print(passes)
+"""
+
+
+def test_processes_that_want_the_same_entry_compute_it_once(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    racers = [
+        subprocess.Popen(  # noqa: S603 - our own interpreter on our own script
+            [sys.executable, "-c", RACING, str(tmp_path)],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(3)
+    ]
+    for racer in racers:
+        assert racer.stdout is not None
+        assert racer.stdout.readline() == "ready\n"
+
+    for racer in racers:
+        assert racer.stdin is not None
+        racer.stdin.write("\n")
+        racer.stdin.flush()
+    passes = [int(racer.communicate()[0]) for racer in racers]
+
+    assert sorted(passes) == [0, 0, 1]
