@@ -14,17 +14,21 @@ from nunatak_training.data import (
     load_task_data,
 )
 from nunatak_training.errors import (
+    CorruptResultError,
     DataError,
     DataNotFoundError,
     InvalidRecipeError,
     InvalidRowError,
+    InvalidSweepError,
     MissingColumnError,
+    SweepRunningError,
     TooFewExamplesError,
     TrainingDivergedError,
     TrainingError,
     UnknownLabelError,
     UnreadableFileError,
 )
+from nunatak_training.evaluation import evaluate
 from nunatak_training.fitting import TrainedTask, branch_logits, fit_task
 from nunatak_training.kinds import TaskKind
 from nunatak_training.metrics import Metric
@@ -37,6 +41,7 @@ from nunatak_training.train import TrainOutcome, TrainSettings, train
 __all__ = [
     "AnswerSpan",
     "Answers",
+    "CorruptResultError",
     "DataError",
     "DataNotFoundError",
     "EpochResult",
@@ -44,6 +49,7 @@ __all__ = [
     "ExampleSet",
     "InvalidRecipeError",
     "InvalidRowError",
+    "InvalidSweepError",
     "LabelSet",
     "Metric",
     "MissingColumnError",
@@ -52,6 +58,7 @@ __all__ = [
     "Relevance",
     "Report",
     "SilentReport",
+    "SweepRunningError",
     "TaggedWords",
     "TaskData",
     "TaskKind",
@@ -68,6 +75,7 @@ __all__ = [
     "changed_recipe",
     "default_recipe",
     "draft_trained",
+    "evaluate",
     "fit_task",
     "load_examples",
     "load_task_data",

@@ -10,6 +10,9 @@ TrainingError
 |   +-- TooFewExamplesError     a data set, class or split that is too small to learn from
 +-- InvalidRecipeError          settings that contradict each other or the data
 +-- TrainingDivergedError       the loss or a gradient stopped being a number
++-- InvalidSweepError           a sweep file or its options that say no sweep
++-- SweepRunningError           another sweep writes to the results folder
++-- CorruptResultError          a file of the results folder that no sweep wrote
 """
 
 from collections.abc import Mapping
@@ -120,3 +123,37 @@ class TrainingDivergedError(TrainingError):
             f"the loss or its gradient is not finite at step {step} (learning rate "
             f"{learning_rate:g}); lower the learning rate, or raise warmup_share"
         )
+
+
+class InvalidSweepError(TrainingError):
+    """A sweep file or its options that say no sweep; `where` names the file or the axis."""
+
+    code = "invalid_sweep"
+
+    def __init__(self, where: str, problem: str) -> None:
+        self.where = where
+        self.problem = problem
+        super().__init__(f"{where}: {problem}")
+
+
+class SweepRunningError(TrainingError):
+    """Another sweep writes to the results folder."""
+
+    code = "sweep_running"
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        super().__init__(
+            f"another sweep writes to {folder}; wait for it, or name another folder (--results)"
+        )
+
+
+class CorruptResultError(TrainingError):
+    """A file of the results folder that no sweep wrote."""
+
+    code = "corrupt_result"
+
+    def __init__(self, file: str, problem: str) -> None:
+        self.file = file
+        self.problem = problem
+        super().__init__(f"{file} is no result of a sweep ({problem}); move it away to go on")

@@ -9,6 +9,7 @@ from nunatak_cli.commands.loadtest import loadtest
 from nunatak_cli.commands.memory import memory_app
 from nunatak_cli.commands.predict import predict
 from nunatak_cli.commands.serve import serve
+from nunatak_cli.commands.sweep import sweep_app
 from nunatak_cli.commands.task import task_app
 from nunatak_cli.commands.train import train
 from nunatak_cli.failures import FailureGroup
@@ -41,6 +42,7 @@ def build_app() -> typer.Typer:
         built.command(epilog=example(EXAMPLES[command.__name__]))(command)
     built.add_typer(task_app())
     built.add_typer(memory_app())
+    built.add_typer(sweep_app())
     return built
 
 
