@@ -108,9 +108,7 @@ def describe(
         "kind": data.kind,
         "labels": list[JsonValue](cut.data.labels),
         "data": [data.train_digest, data.dev_digest, data.test_digest],
-        # What is at its default is left out: a setting that recipes gain later, with a default
-        # that means what was done before, does not make every run another one.
-        "recipe": recipe.model_dump(mode="json", exclude={"backbone"}, exclude_defaults=True),
+        "recipe": _determining(recipe),
     }
     text = json.dumps(determining, sort_keys=True, separators=(",", ":"))
     return RunDescription(
@@ -124,6 +122,17 @@ def describe(
         data=data,
         recipe=recipe,
     )
+
+
+def _determining(recipe: Recipe) -> dict[str, JsonValue]:
+    """The settings that are not at their defaults, with method and regularizer in full.
+
+    So a setting that recipes gain later, with a default that means what was done before, does not
+    make every run another one.
+    """
+    changed = recipe.model_dump(mode="json", exclude={"backbone"}, exclude_defaults=True)
+    whole = recipe.model_dump(mode="json", include={"method", "regularizer"})
+    return {**changed, **whole}
 
 
 def methods_of(axis: MethodAxis, config: BackboneConfig) -> Sequence[Method]:
