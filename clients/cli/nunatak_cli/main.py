@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from nunatak_cli.commands.analyze import analyze_app
 from nunatak_cli.commands.loadtest import loadtest
 from nunatak_cli.commands.memory import memory_app
 from nunatak_cli.commands.predict import predict
@@ -43,6 +44,7 @@ def build_app() -> typer.Typer:
     built.add_typer(task_app())
     built.add_typer(memory_app())
     built.add_typer(sweep_app())
+    built.add_typer(analyze_app())
     return built
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
 from pydantic import JsonValue
 
 from nunatak_training import InvalidSweepError
@@ -18,6 +19,7 @@ from nunatak_training.sweeps import (
     SweepProgress,
     cells_markdown,
     cells_of,
+    in_order,
     plan_runs,
     read_grid,
     run_sweep,
@@ -27,31 +29,38 @@ from nunatak_training.sweeps import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepRequest:
-    """What was asked for; `changes` holds only the axes that were given."""
+    """Which runs were asked for; `changes` holds only the axes that were given."""
 
     file: Path | None
+    tasks: tuple[str, ...] = ()
+    """Names of the file's, or `name=path`."""
+    settings: tuple[str, ...] = ()
+    """Of the recipe of all runs, `name=value`."""
+    changes: Mapping[str, JsonValue]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepSettings:
+    """How they are to be done."""
+
     results: Path
     jobs: int
     device: str
     retry_failed: bool
-    tasks: tuple[str, ...]
-    """Names of the file's, or `name=path`."""
-    epochs: int | None
-    changes: Mapping[str, JsonValue]
 
 
-def sweep_through(request: SweepRequest) -> tuple[RunRecord, ...]:
+def sweep_through(request: SweepRequest, settings: SweepSettings) -> tuple[RunRecord, ...]:
     """Do the runs that have no result yet; return the records of all."""
     grid = grid_of(request)
-    bench = Bench(device=request.device)
+    bench = Bench(device=settings.device)
     runs = plan_runs(grid, backbone_of=bench.backbone, data_of=bench.data)
-    results = ResultsFolder(request.results)
-    if request.retry_failed:
+    results = ResultsFolder(settings.results)
+    if settings.retry_failed:
         results.drop_failures()
     runner = (
         OneByOne(bench)
-        if request.jobs == 1
-        else InProcesses(jobs=request.jobs, device=request.device)
+        if settings.jobs == 1
+        else InProcesses(jobs=settings.jobs, device=settings.device)
     )
     return run_sweep(runs, results, runner, SweepProgress(grid.name))
 
@@ -69,10 +78,16 @@ def grid_of(request: SweepRequest) -> Grid:
             {"name": name, "data": path} for name, _, path in (it.partition("=") for it in named)
         ]
     grid = read_grid(request.file, changes)
-    if request.epochs is not None:
-        changed = {**grid.recipe, "epochs": request.epochs}
-        grid = grid.model_copy(update={"recipe": changed})
+    changed = {**grid.recipe, **dict(map(_setting, request.settings))}
+    grid = grid.model_copy(update={"recipe": changed})
     return _only(grid, frozenset(request.tasks) - set(named))
+
+
+def _setting(text: str) -> tuple[str, JsonValue]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise InvalidSweepError("--set", f"expected NAME=VALUE, got {text!r}")
+    return name, yaml.safe_load(value)
 
 
 def _only(grid: Grid, names: frozenset[str]) -> Grid:
@@ -93,7 +108,7 @@ def sweep_failures(records: Sequence[RunRecord]) -> int:
 
 def sweep_table(results: Path) -> str:
     """The table of a results folder."""
-    return cells_markdown(cells_of(existing_records(results)))
+    return cells_markdown(cells_of(in_order(existing_records(results))))
 
 
 def write_sweep_report(results: Path, out: Path) -> tuple[Path, ...]:

@@ -6,7 +6,7 @@ from nunatak_training.sweeps.planning import Run, Source, describe, methods_of, 
 from nunatak_training.sweeps.progress import SweepProgress
 from nunatak_training.sweeps.reading import read_grid
 from nunatak_training.sweeps.records import Failed, Finished, RunDescription, RunRecord
-from nunatak_training.sweeps.reporting import write_report
+from nunatak_training.sweeps.reporting import in_order, write_report
 from nunatak_training.sweeps.results import ResultsFolder
 from nunatak_training.sweeps.running import Bench
 from nunatak_training.sweeps.sweep import Runner, SweepReport, run_sweep
@@ -35,6 +35,7 @@ __all__ = [
     "cells_of",
     "cut_data",
     "describe",
+    "in_order",
     "methods_of",
     "plan_runs",
     "read_grid",

@@ -1,9 +1,11 @@
 """Parts of a task's data: so many train examples, so many to choose by, and what to test on."""
 
 import random
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from nunatak_training.data import ExampleSet, TaskData
+from nunatak_training.data import Example, ExampleSet, Relevance, TaskData
 from nunatak_training.errors import TooFewExamplesError
 
 SAMPLE_SEED = 0
@@ -31,30 +33,51 @@ class CutData:
 def cut_data(data: TaskData, cut: Cut) -> CutData:
     """Draw the same random part of the data for every seed of training; files keep their order.
 
-    A smaller part lies in every larger one, and the labels stay those of the whole data.
+    A smaller part lies in every larger one, and the labels stay those of the whole data. Documents
+    that are ranked together stay together, so such a part may be a little smaller than asked for.
 
     Raises:
         TooFewExamplesError: the train examples do not give train and dev examples.
     """
-    order = list(range(len(data.train)))
-    random.Random(SAMPLE_SEED).shuffle(order)  # noqa: S311 - a sample needs no secrecy
-    train = _chosen(data.train, order[: cut.train])
+    train, rest = _split(data.train, cut.train)
     if not cut.dev_from_train:
-        dev_order = list(range(len(data.dev)))
-        random.Random(SAMPLE_SEED).shuffle(dev_order)  # noqa: S311 - as above
-        dev = _chosen(data.dev, dev_order[: cut.dev])
+        dev, _ = _split(data.dev, cut.dev)
         return CutData(data=replace(data, train=train, dev=dev), test=None)
-    rest = [] if cut.train is None else order[cut.train :]
-    if not rest:
+    if not len(rest):
         raise TooFewExamplesError(
             data.name,
-            f"{len(order)} train examples leave none to choose by beside {cut.train or 'all'} to "
-            "train on; lower the cap, or choose by the dev set",
+            f"{len(data.train)} train examples leave none to choose by beside "
+            f"{cut.train or 'all'} to train on; lower the cap, or choose by the dev set",
         )
-    return CutData(
-        data=replace(data, train=train, dev=_chosen(data.train, rest[: cut.dev])), test=data.dev
+    dev, _ = _split(rest, cut.dev)
+    return CutData(data=replace(data, train=train, dev=dev), test=data.dev)
+
+
+def _split(examples: ExampleSet, cap: int | None) -> tuple[ExampleSet, ExampleSet]:
+    """A random part of at most `cap` examples, and the rest."""
+    if cap is None or cap >= len(examples):
+        return examples, ExampleSet(examples=())
+    units = list(_units(examples.examples))
+    random.Random(SAMPLE_SEED).shuffle(units)  # noqa: S311 - a sample needs no secrecy
+    chosen = set[int]()
+    for unit in units:
+        if len(chosen) + len(unit) > cap:
+            break
+        chosen.update(unit)
+    numbered = list(enumerate(examples.examples))
+    return (
+        ExampleSet(examples=tuple(it for number, it in numbered if number in chosen)),
+        ExampleSet(examples=tuple(it for number, it in numbered if number not in chosen)),
     )
 
 
-def _chosen(examples: ExampleSet, positions: list[int]) -> ExampleSet:
-    return ExampleSet(examples=tuple(examples.examples[position] for position in sorted(positions)))
+def _units(examples: Sequence[Example]) -> Iterator[list[int]]:
+    """The positions of what belongs together: one example, or the documents of one group."""
+    groups = defaultdict[str, list[int]](list)
+    for position, example in enumerate(examples):
+        match example.label:
+            case Relevance(group=group):
+                groups[group].append(position)
+            case _:
+                yield [position]
+    yield from groups.values()

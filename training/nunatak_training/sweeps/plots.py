@@ -18,7 +18,7 @@ COLUMNS_OF_PLOTS = 3
 
 def save_scores(cells: Sequence[Cell], path: Path) -> None:
     """One panel a task: mean score of each setting, with one standard deviation over seeds."""
-    drawing, panels = _panels(cells)
+    drawing, panels = panels_by_task(cells)
     for axes, (task, members) in panels:
         found = [cell for cell in reversed(members) if cell.scores]
         axes.errorbar(
@@ -28,7 +28,7 @@ def save_scores(cells: Sequence[Cell], path: Path) -> None:
             fmt="o",
             capsize=3,
         )
-        axes.set_yticks(range(len(found)), [_label(cell, cells) for cell in found])
+        axes.set_yticks(range(len(found)), [label_of(cell, cells) for cell in found])
         axes.set_xlabel(found[0].outcomes[0].metric if found else "")
         axes.set_title(task)
     drawing.savefig(path, dpi=120)
@@ -36,12 +36,12 @@ def save_scores(cells: Sequence[Cell], path: Path) -> None:
 
 def save_curves(cells: Sequence[Cell], path: Path) -> None:
     """One panel a task: dev score over epochs, the mean of the seeds, a line for each setting."""
-    drawing, panels = _panels(cells)
+    drawing, panels = panels_by_task(cells)
     for axes, (task, members) in panels:
         for cell in members:
             curve = mean_curve(cell)
             epochs, scores = [epoch for epoch, _ in curve], [score for _, score in curve]
-            axes.plot(epochs, scores, marker="o", ms=3, label=_label(cell, cells))
+            axes.plot(epochs, scores, marker="o", ms=3, label=label_of(cell, cells))
         axes.set_xlabel("epoch")
         axes.set_ylabel("dev score")
         axes.set_title(task)
@@ -56,7 +56,9 @@ def mean_curve(cell: Cell) -> list[tuple[int, float]]:
     return [(epoch, mean(curve[epoch] for curve in curves)) for epoch in sorted(shared)]
 
 
-def _panels(cells: Sequence[Cell]) -> tuple[Figure, list[tuple[Axes, tuple[str, list[Cell]]]]]:
+def panels_by_task(
+    cells: Sequence[Cell],
+) -> tuple[Figure, list[tuple[Axes, tuple[str, list[Cell]]]]]:
     """A figure with a panel for each task, and the cells of each."""
     by_task: dict[str, list[Cell]] = {}
     for cell in cells:
@@ -71,7 +73,7 @@ def _panels(cells: Sequence[Cell]) -> tuple[Figure, list[tuple[Axes, tuple[str, 
     return drawing, list(zip(grid.flat, by_task.items(), strict=False))
 
 
-def _label(cell: Cell, cells: Sequence[Cell]) -> str:
+def label_of(cell: Cell, cells: Sequence[Cell]) -> str:
     """The settings that vary in the sweep, all but the task."""
     varied = [
         value

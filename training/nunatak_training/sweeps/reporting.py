@@ -11,7 +11,7 @@ from nunatak_training.sweeps.tables import cells_markdown, cells_of, runs_csv
 def write_report(records: Sequence[RunRecord], folder: Path) -> tuple[Path, ...]:
     """Write `runs.csv`, `table.md`, `scores.png` and `curves.png`; return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    ordered = sorted(records, key=_order)
+    ordered = in_order(records)
     cells = cells_of(ordered)
     paths = tuple(folder / name for name in ("runs.csv", "table.md", "scores.png", "curves.png"))
     runs, table, scores, curves = paths
@@ -20,6 +20,11 @@ def write_report(records: Sequence[RunRecord], folder: Path) -> tuple[Path, ...]
     save_scores(cells, scores)
     save_curves(cells, curves)
     return paths
+
+
+def in_order(records: Sequence[RunRecord]) -> list[RunRecord]:
+    """Order records as people read them: by task, examples, method, regularizer, rate and seed."""
+    return sorted(records, key=_order)
 
 
 def _order(record: RunRecord) -> tuple[str, int, str, str, str, float, int]:

@@ -37,7 +37,7 @@ class Bench:
         """Train and score; what is wrong with the run, and not with the program, is its outcome."""
         clock = _Clock(wall=time.perf_counter(), cpu=time.process_time())
         try:
-            outcome: Finished | Failed = self._trained(run)
+            outcome: Finished | Failed = self._outcome(run)
         except (TrainingError, ModelError) as error:
             outcome = Failed(code=error.code, message=str(error))
         return RunRecord(
@@ -53,13 +53,20 @@ class Bench:
             },
         )
 
-    def _trained(self, run: Run) -> Finished:
-        backbone = self.backbone(run.backbone)
-        cut = self.data(run.source)
-        trained = fit_task(cut.data, run.description.recipe, backbone, report=SilentReport())
-        if cut.test is None:
-            return _finished(trained, {})
-        return _finished(trained, evaluate(trained, cut.test, backbone))
+    def fit(self, run: Run) -> TrainedTask:
+        """Train; the same run gives the same parameters on the same machine.
+
+        Raises:
+            TrainingError: the run is at fault.
+            ModelError: its method does not fit the backbone.
+        """
+        backbone, cut = self.backbone(run.backbone), self.data(run.source)
+        return fit_task(cut.data, run.description.recipe, backbone, report=SilentReport())
+
+    def _outcome(self, run: Run) -> Finished:
+        trained, test = self.fit(run), self.data(run.source).test
+        tested = None if test is None else evaluate(trained, test, self.backbone(run.backbone))
+        return _finished(trained, tested or {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -90,8 +90,14 @@ def run(  # noqa: PLR0913 - one parameter per option is how typer works
         str | None,
         typer.Option(metavar="N,all", help="Train examples to learn from.", rich_help_panel=AXES),
     ] = None,
-    epochs: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Of all runs.", rich_help_panel=AXES)
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="A setting of the recipe of all runs, as in epochs=3. Repeatable.",
+            rich_help_panel=AXES,
+        ),
     ] = None,
 ) -> None:
     """Do all runs of a sweep that have no result yet."""
@@ -105,18 +111,15 @@ def run(  # noqa: PLR0913 - one parameter per option is how typer works
         "train_caps": numbers(train_caps),
     }
     with needs_extra("training"):
-        from nunatak_cli.sweeping import SweepRequest, sweep_failures, sweep_through
+        from nunatak_cli.sweeping import SweepRequest, SweepSettings, sweep_failures, sweep_through
     records = sweep_through(
         SweepRequest(
             file=file,
-            results=results,
-            jobs=jobs,
-            device=device,
-            retry_failed=retry_failed,
             tasks=tuple(task or ()),
-            epochs=epochs,
+            settings=tuple(settings or ()),
             changes={name: value for name, value in changes.items() if value is not None},
-        )
+        ),
+        SweepSettings(results=results, jobs=jobs, device=device, retry_failed=retry_failed),
     )
     console().print(f"{len(records)} runs, {sweep_failures(records)} failed: {results}")
     if sweep_failures(records):

@@ -1,9 +1,12 @@
 """Laws of parts of a task's data."""
 
+from collections import Counter
+from dataclasses import replace
+
 import pytest
 
 from doubles.examples import toy_data
-from nunatak_training import ExampleSet, TooFewExamplesError
+from nunatak_training import Example, ExampleSet, Relevance, TaskKind, TooFewExamplesError
 from nunatak_training.sweeps import Cut, cut_data
 
 DATA = toy_data(num_train=40, num_dev=20)
@@ -50,3 +53,21 @@ def test_labels_stay_those_of_the_whole_data() -> None:
 def test_cut_that_leaves_nothing_to_choose_by_is_refused() -> None:
     with pytest.raises(TooFewExamplesError, match="40 train examples leave none to choose by"):
         cut_data(DATA, Cut(train=40, dev=5, dev_from_train=True))
+
+
+def test_documents_of_one_group_stay_together() -> None:
+    examples = tuple(
+        Example(
+            text=f"query {group}",
+            text_pair=f"document {number}",
+            label=Relevance(grade=0.0, group=str(group)),
+        )
+        for number in range(5)
+        for group in range(8)
+    )
+    ranked = replace(DATA, kind=TaskKind.RANKING, train=ExampleSet(examples=examples))
+
+    part = cut_data(ranked, Cut(train=13)).data.train
+
+    sizes = Counter(it.text for it in part.examples)
+    assert sorted(sizes.values()) == [5, 5]

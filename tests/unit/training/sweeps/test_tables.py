@@ -5,6 +5,7 @@ from pathlib import Path
 from statistics import mean, stdev
 
 import pytest
+from pydantic import JsonValue
 
 from doubles.sweeps import record_of, toy_folder, toy_runs
 from nunatak_training.sweeps import Run, cells_markdown, cells_of, runs_csv, write_report
@@ -14,7 +15,7 @@ from nunatak_training.sweeps.tables import COLUMNS
 
 @pytest.fixture(name="runs", scope="module")
 def make_runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, ...]:
-    methods = [{"kind": "head"}, {"kind": "topk", "frozen": [1]}]
+    methods: JsonValue = [{"kind": "head"}, {"kind": "topk", "frozen": [1]}]
     folder = toy_folder(tmp_path_factory.mktemp("sweep"))
     return toy_runs(folder, methods=methods, seeds=[0, 1])
 
