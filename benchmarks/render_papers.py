@@ -12,7 +12,7 @@ import matplotlib as mpl
 from elsa_table import TARGET, draw_relative, elsa_table
 from graddrop_table import draw_curves, graddrop_cells, graddrop_markdown
 from matplotlib.figure import Figure
-from recording import FIGURES, record
+from recording import FIGURES, latest, record
 
 from nunatak_training.analysis import analyze_lowresource, analyze_robustness
 from nunatak_training.sweeps import (
@@ -25,6 +25,7 @@ from nunatak_training.sweeps import (
 )
 from nunatak_training.sweeps.wording import regularizer_label
 
+DEPLOYED, FORMULA = "paper.elsa.saved_deployed", "paper.elsa.saved_formula"
 SWEEPS = Path(__file__).parent / "papers"
 PAGE = FIGURES.parent / "papers.md"
 PLOTS = FIGURES.parent / "plots"
@@ -84,6 +85,21 @@ def elsa_part(records: Sequence[RunRecord]) -> str:
     return (
         f"{table.markdown()}\n![relative performance](plots/papers-elsa.svg)\n\n"
         f"Operating point at {TARGET:.0%} of full fine-tuning: {told} layers frozen.\n"
+        f"{savings()}"
+    )
+
+
+def savings() -> str:
+    """What was measured of a deployment, if it was, beside the formula."""
+    figures = latest()
+    if not {DEPLOYED, FORMULA} <= figures.keys():
+        return ""
+    deployed, formula = figures[DEPLOYED], figures[FORMULA]
+    return (
+        f"\nSaved: {deployed.value:.4f} {deployed.unit}; {formula.value:.4f} {formula.unit}.\n"
+        "The server holds the whole backbone, for tasks of every method; the formula counts of it\n"
+        "only the layers that all tasks freeze. The difference is the backbone's upper layers,\n"
+        "once, and shrinks with the number of tasks.\n"
     )
 
 

@@ -43,17 +43,18 @@ class InProcesses:
         threads = max(1, torch.get_num_threads() // self.jobs)
         with ExitStack() as stack:
             busy: dict[Connection, tuple[_Worker, Run]] = {}
-            idle = [self._start(stack, threads) for _ in range(min(self.jobs, len(runs)))]
+            idle: list[_Worker] = []
             while pending or busy:
-                while idle and pending:
-                    worker, run = idle.pop(), pending.pop()
+                while pending and len(busy) < self.jobs:
+                    worker = idle.pop() if idle else self._start(stack, threads)
+                    run = pending.pop()
                     worker.pipe.send(run)
                     busy[worker.pipe] = worker, run
                 for pipe in cast("list[Connection]", wait(list(busy))):
                     worker, run = busy.pop(pipe)
                     record = worker.answer(run)
-                    alive = worker.process.is_alive()
-                    idle.append(worker if alive else self._start(stack, threads))
+                    if worker.process.is_alive():
+                        idle.append(worker)
                     yield record
 
     def _start(self, stack: ExitStack, threads: int) -> "_Worker":
