@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import mean
 
 import matplotlib as mpl
-from elsa_table import TARGET, draw_relative, elsa_table
+from elsa_table import FIRST_TARGET, LEFT_OUT, TARGET, draw_relative, elsa_table
 from graddrop_table import draw_curves, graddrop_cells, graddrop_markdown
 from matplotlib.figure import Figure
 from recording import FIGURES, latest, record
@@ -80,11 +80,12 @@ def elsa_part(records: Sequence[RunRecord]) -> str:
     if not table.tasks or not table.depths:
         return cells_markdown(cells_of(records))
     _save(draw_relative(table), "papers-elsa.svg")
-    point = table.operating_point()
-    told = "none of those tried" if point is None else f"{point} of {table.num_layers}"
+    point, first = table.operating_point(), table.operating_point(FIRST_TARGET, without=LEFT_OUT)
+    num_layers = table.num_layers
     return (
         f"{table.markdown()}\n![relative performance](plots/papers-elsa.svg)\n\n"
-        f"Operating point at {TARGET:.0%} of full fine-tuning: {told} layers frozen.\n"
+        f"Operating point at {TARGET:.0%} of full fine-tuning: {_layers(point, num_layers)}; at "
+        f"{FIRST_TARGET:.0%} without {LEFT_OUT}: {_layers(first, num_layers)}.\n"
         f"{savings()}"
     )
 
@@ -156,6 +157,10 @@ def section(title: str, name: str, records: Sequence[RunRecord], text: str) -> s
         f"{mean(it.cpu_seconds for it in records):.0f} s a run; "
         f"{', '.join(map(str, sizes))} train examples.\n\n{text}"
     )
+
+
+def _layers(frozen: int | None, num_layers: int) -> str:
+    return "none of those tried" if frozen is None else f"{frozen} of {num_layers} layers frozen"
 
 
 def _records(folder: Path) -> list[RunRecord]:

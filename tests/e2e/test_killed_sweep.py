@@ -5,13 +5,9 @@ import sys
 from itertools import takewhile
 from pathlib import Path
 
-import pytest
-
 from doubles.sweeps import toy_folder
 from doubles.terminals import nunatak
 from nunatak_training.sweeps import ResultsFolder
-
-pytestmark = pytest.mark.e2e
 
 
 def test_killed_sweep_keeps_its_results_and_does_the_others(tmp_path: Path) -> None:

@@ -56,6 +56,8 @@ def test_operating_point_is_the_most_frozen_layers_that_keep_the_target(
 ) -> None:
     # 0.7 / 0.7 and 0.67 / 0.7 are at least 95 %, 0.2 / 0.7 is not.
     assert elsa_table(elsa).operating_point() == 2
+    assert elsa_table(elsa).operating_point(0.2) == 3
+    assert elsa_table(elsa).operating_point(1.01) is None
 
 
 def test_task_without_a_baseline_is_left_out(elsa: list[RunRecord]) -> None:

@@ -2,7 +2,8 @@
 
 from nunatak_training.sweeps.cuts import Cut, CutData, cut_data
 from nunatak_training.sweeps.grid import Grid
-from nunatak_training.sweeps.planning import Run, Source, describe, methods_of, plan_runs
+from nunatak_training.sweeps.methods import methods_of
+from nunatak_training.sweeps.planning import Run, Source, describe, plan_runs
 from nunatak_training.sweeps.progress import SweepProgress
 from nunatak_training.sweeps.reading import read_grid
 from nunatak_training.sweeps.records import Failed, Finished, RunDescription, RunRecord

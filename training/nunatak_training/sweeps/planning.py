@@ -2,39 +2,19 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
 from pydantic import JsonValue
 
-from nunatak_model import (
-    Backbone,
-    BackboneConfig,
-    Bottleneck,
-    Full,
-    HeadOnly,
-    Lora,
-    Method,
-    TopK,
-)
-from nunatak_training.errors import InvalidSweepError
+from nunatak_model import Backbone
 from nunatak_training.kinds import TaskKind
 from nunatak_training.recipes import Recipe, default_recipe
 from nunatak_training.sweeps.cuts import Cut, CutData
-from nunatak_training.sweeps.grid import (
-    BottleneckAxis,
-    Cap,
-    FullAxis,
-    Grid,
-    HeadAxis,
-    LoraAxis,
-    MethodAxis,
-    RegularizerEntry,
-    TaskEntry,
-    TopKAxis,
-)
+from nunatak_training.sweeps.grid import Cap, Grid, RegularizerEntry, TaskEntry
+from nunatak_training.sweeps.methods import methods_of
 from nunatak_training.sweeps.records import BackboneDescription, DataDescription, RunDescription
 
 DIGEST_VERSION = 1
@@ -133,36 +113,6 @@ def _determining(recipe: Recipe) -> dict[str, JsonValue]:
     changed = recipe.model_dump(mode="json", exclude={"backbone"}, exclude_defaults=True)
     whole = recipe.model_dump(mode="json", include={"method", "regularizer"})
     return {**changed, **whole}
-
-
-def methods_of(axis: MethodAxis, config: BackboneConfig) -> Sequence[Method]:
-    """The methods of an axis on a backbone.
-
-    Raises:
-        InvalidSweepError: the backbone has fewer layers.
-    """
-    match axis:
-        case TopKAxis():
-            counts = axis.layers or tuple(config.num_layers - frozen for frozen in axis.frozen)
-            return [_topmost(count, config) for count in counts]
-        case HeadAxis():
-            return [HeadOnly()]
-        case BottleneckAxis():
-            return [Bottleneck(size=size, first_layer=axis.first_layer) for size in axis.sizes]
-        case LoraAxis():
-            return [Lora(rank=rank, first_layer=axis.first_layer) for rank in axis.ranks]
-        case FullAxis():
-            return [Full()]
-
-
-def _topmost(count: int, config: BackboneConfig) -> TopK | HeadOnly:
-    if not 0 <= count <= config.num_layers:
-        raise InvalidSweepError(
-            "methods",
-            f"a backbone of {config.num_layers} layers has no {count} to tune; its frozen layers "
-            f"are 0 to {config.num_layers}",
-        )
-    return TopK(num_layers=count) if count else HeadOnly()
 
 
 def _recipes(grid: Grid, task: TaskEntry, backbone: Backbone) -> Iterator[Recipe]:

@@ -130,7 +130,7 @@ def transfer(
     device: DeviceOption = "cpu",
 ) -> None:
     """Train on one set or language, test on others."""
-    tests = test_files(test)
+    tests = named_files(test)
     with needs_extra("training"):
         from nunatak_cli.analyzing import planned, saved
         from nunatak_training.analysis import analyze_transfer
@@ -138,7 +138,7 @@ def transfer(
     _show(saved(analyze_transfer(runs, bench, tests), out))
 
 
-def test_files(named: list[str]) -> dict[str, Path]:
+def named_files(named: list[str]) -> dict[str, Path]:
     """Read `name=path` pairs.
 
     Raises:
