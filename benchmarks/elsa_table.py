@@ -41,11 +41,11 @@ class ElsaTable:
     @property
     def depths(self) -> list[int]:
         """Numbers of frozen layers that every task has runs for."""
-        counts = {
-            task: {frozen for name, frozen in self.scores if name == task and frozen is not FULL}
+        tried = [
+            {frozen for name, frozen in self.scores if name == task and frozen is not None}
             for task in self.tasks
-        }
-        return sorted(it for it in set.intersection(*counts.values()) if it is not None)
+        ]
+        return sorted(set[int].intersection(*tried))
 
     def relative(self, task: str, frozen: int) -> float:
         """Share of the quality of full fine-tuning that a task keeps."""
