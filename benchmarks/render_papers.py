@@ -30,7 +30,7 @@ SWEEPS = Path(__file__).parent / "papers"
 PAGE = FIGURES.parent / "papers.md"
 PLOTS = FIGURES.parent / "plots"
 READING = SWEEPS / "findings.md"
-"""What the tables say, in words; written by people."""
+"""What the tables say, in words; written by people once there is something to say."""
 HEAD = """# The papers' tables
 
 MiniLM (6 layers, width 384), trained by `nunatak sweep` on capped data sets. Scores are of the
@@ -57,7 +57,7 @@ def main() -> None:
         adapter_sections(_records(folder / "adapter")),
         robustness_section(_records(folder / "robustness")),
         graddrop_section(_records(folder / "graddrop")),
-        READING.read_text(encoding="utf-8"),
+        READING.read_text(encoding="utf-8") if READING.exists() else "",
     ]
     PAGE.write_text("\n".join(parts), encoding="utf-8")
     if arguments.record and elsa:
