@@ -5,8 +5,11 @@ BIN := $(VENV)/bin
 # Folder of labelled data sets for `make real` (see docs/results/real-data.md).
 DATA ?= ../shared/data
 
+# Results of `make papers`, one line a run.
+PAPERS ?= .bench/papers
+
 .DEFAULT_GOAL := help
-.PHONY: help install demo screenshot test check format bench real torture abuse figures serve clean
+.PHONY: help install demo screenshot test check format bench real papers torture abuse figures serve clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -52,6 +55,14 @@ bench: $(VENV)/.dev  ## race the mixed forward against its rivals, half an hour
 
 real: $(VENV)/.dev  ## train, serve and score five real data sets (DATA=folder)
 	$(BIN)/python benchmarks/real_data.py --data $(DATA)
+
+papers: $(VENV)/.dev  ## train the papers' tables on one thread, hours, resumable (DATA=folder ONLY=elsa OPTIONS="--seeds 0,1")
+	for table in $(or $(ONLY),elsa graddrop adapter mixout robustness); do \
+	  OMP_NUM_THREADS=1 nice -n 19 $(BIN)/nunatak sweep run benchmarks/papers/$$table.yaml \
+	    --data-root $(DATA) --results $(PAPERS)/$$(echo $$table | sed s/mixout/adapter/) $(OPTIONS) || exit 1; \
+	done
+	$(if $(filter elsa,$(or $(ONLY),elsa)),$(BIN)/python benchmarks/deploy_elsa.py --data $(DATA) --results $(PAPERS)/elsa)
+	$(BIN)/python benchmarks/render_papers.py --results $(PAPERS) --record
 
 torture: $(VENV)/.dev  ## kill, fail, corrupt and race the registry (ONLY="kills_on_sqlite scale": these alone)
 	PYTHONPATH=tests $(BIN)/python benchmarks/torture_registry.py $(if $(ONLY),--only $(ONLY))

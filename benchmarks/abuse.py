@@ -19,7 +19,7 @@ import httpx
 from recording import FIGURES, record
 
 from doubles.backbones import save_tiny_backbone
-from doubles.processes import ServerProcess, server_process
+from doubles.processes import SCRIPT, ServerProcess, server_process
 from doubles.raw_requests import GOOD_BODY, PREDICT, corpus
 from doubles.raw_sockets import send_all
 from doubles.slow_clients import normal_traffic, slow_clients
@@ -76,7 +76,9 @@ def served(**settings: object) -> Generator[ServerProcess]:
         backbone = save_tiny_backbone(folder)
         with Registry.open(registry) as opened:
             publish_tiny_task(opened, load_backbone(backbone))
-        with server_process(registry=registry, backbone=backbone, **settings) as running:
+        with server_process(
+            registry=registry, backbone=backbone, script=SCRIPT, **settings
+        ) as running:
             yield running
 
 

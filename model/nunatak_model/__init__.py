@@ -33,6 +33,7 @@ from nunatak_model.errors import (
 )
 from nunatak_model.forward import Row, forward, run_trunk
 from nunatak_model.heads import HeadKind, HeadSpec, default_head
+from nunatak_model.hidden_states import hidden_states
 from nunatak_model.methods import (
     AdaptedBlocks,
     AdapterInput,
@@ -108,6 +109,7 @@ __all__ = [
     "default_head",
     "embedding_branch",
     "forward",
+    "hidden_states",
     "initial_parameters",
     "load_backbone",
     "model_size",

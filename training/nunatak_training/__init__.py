@@ -19,11 +19,14 @@ from nunatak_training.data import (
 from nunatak_training.errors import (
     AlreadyTrainingError,
     CacheError,
+    CorruptResultError,
     DataError,
     DataNotFoundError,
     InvalidRecipeError,
     InvalidRowError,
+    InvalidSweepError,
     MissingColumnError,
+    SweepRunningError,
     TargetMissedError,
     TooFewExamplesError,
     TrainingDivergedError,
@@ -31,6 +34,7 @@ from nunatak_training.errors import (
     UnknownLabelError,
     UnreadableFileError,
 )
+from nunatak_training.evaluation import evaluate
 from nunatak_training.fitting import TrainedTask, branch_logits, fit_task
 from nunatak_training.kinds import TaskKind
 from nunatak_training.layer_choice import ChosenTask, choose_layers
@@ -51,6 +55,7 @@ __all__ = [
     "CacheError",
     "Checkpoint",
     "ChosenTask",
+    "CorruptResultError",
     "DataError",
     "DataNotFoundError",
     "DiskTrunkStore",
@@ -59,6 +64,7 @@ __all__ = [
     "ExampleSet",
     "InvalidRecipeError",
     "InvalidRowError",
+    "InvalidSweepError",
     "LabelSet",
     "LayerChoice",
     "LayerRun",
@@ -71,6 +77,7 @@ __all__ = [
     "Report",
     "SilentReport",
     "StoredCheckpoint",
+    "SweepRunningError",
     "TaggedWords",
     "TargetMissedError",
     "TaskData",
@@ -93,6 +100,7 @@ __all__ = [
     "default_cache_folder",
     "default_recipe",
     "draft_trained",
+    "evaluate",
     "fit_task",
     "held_checkpoint",
     "load_examples",

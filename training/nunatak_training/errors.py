@@ -13,6 +13,9 @@ TrainingError
 +-- TargetMissedError           no number of tuned layers keeps the share asked for
 +-- AlreadyTrainingError        another process is at exactly this run
 +-- CacheError                  the cache folder cannot be read or written
++-- InvalidSweepError           a sweep file or its options that say no sweep
++-- SweepRunningError           another sweep writes to the results folder
++-- CorruptResultError          a file of the results folder that no sweep wrote
 """
 
 from collections.abc import Mapping
@@ -173,3 +176,37 @@ class CacheError(TrainingError):
             f"the cache folder {folder} cannot be used: {problem}; make room there or let it be "
             "written, name another one in NUNATAK_CACHE, or go without (--no-cache, --no-resume)"
         )
+
+
+class InvalidSweepError(TrainingError):
+    """A sweep file or its options that say no sweep; `where` names the file or the axis."""
+
+    code = "invalid_sweep"
+
+    def __init__(self, where: str, problem: str) -> None:
+        self.where = where
+        self.problem = problem
+        super().__init__(f"{where}: {problem}")
+
+
+class SweepRunningError(TrainingError):
+    """Another sweep writes to the results folder."""
+
+    code = "sweep_running"
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        super().__init__(
+            f"another sweep writes to {folder}; wait for it, or name another folder (--results)"
+        )
+
+
+class CorruptResultError(TrainingError):
+    """A file of the results folder that no sweep wrote."""
+
+    code = "corrupt_result"
+
+    def __init__(self, file: str, problem: str) -> None:
+        self.file = file
+        self.problem = problem
+        super().__init__(f"{file} is no result of a sweep ({problem}); move it away to go on")

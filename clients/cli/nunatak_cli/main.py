@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from nunatak_cli.commands.analyze import analyze_app
 from nunatak_cli.commands.cache import cache_app
 from nunatak_cli.commands.key import key_app
 from nunatak_cli.commands.loadtest import loadtest
@@ -12,6 +13,7 @@ from nunatak_cli.commands.memory import memory_app
 from nunatak_cli.commands.multitask import multitask
 from nunatak_cli.commands.predict import predict
 from nunatak_cli.commands.serve import serve
+from nunatak_cli.commands.sweep import sweep_app
 from nunatak_cli.commands.task import task_app
 from nunatak_cli.commands.train import train
 from nunatak_cli.commands.train_all import train_all
@@ -46,7 +48,8 @@ def build_app() -> typer.Typer:
     built.command("train-all", epilog=example(EXAMPLES["train-all"]))(train_all)
     for command in (train, multitask, predict, serve, loadtest):
         built.command(epilog=example(EXAMPLES[command.__name__]))(command)
-    for group in (task_app, memory_app, cache_app, key_app):
+    groups = (task_app, memory_app, sweep_app, analyze_app, cache_app, key_app)
+    for group in groups:
         built.add_typer(group())
     return built
 

@@ -1,0 +1,174 @@
+"""The papers' tables, from the results of their sweeps alone: `docs/results/papers.md`.
+
+Can be run while the sweeps go on; a table that has no results yet says so.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean
+
+import matplotlib as mpl
+from elsa_table import FIRST_TARGET, LEFT_OUT, TARGET, draw_relative, elsa_table
+from graddrop_table import draw_curves, graddrop_cells, graddrop_markdown
+from matplotlib.figure import Figure
+from recording import FIGURES, latest, record
+
+from nunatak_training.analysis import analyze_lowresource, analyze_robustness
+from nunatak_training.sweeps import (
+    Failed,
+    ResultsFolder,
+    RunRecord,
+    cells_markdown,
+    cells_of,
+    in_order,
+)
+from nunatak_training.sweeps.wording import regularizer_label
+
+DEPLOYED, FORMULA = "paper.elsa.saved_deployed", "paper.elsa.saved_formula"
+SWEEPS = Path(__file__).parent / "papers"
+PAGE = FIGURES.parent / "papers.md"
+PLOTS = FIGURES.parent / "plots"
+READING = SWEEPS / "findings.md"
+"""What the tables say, in words; written by people once there is something to say."""
+HEAD = """# The papers' tables
+
+MiniLM (6 layers, width 384), trained by `nunatak sweep` on capped data sets. Scores are of the
+dev examples that chose the epoch, mean ± standard deviation over seeds, unless said otherwise. All
+of it: `make papers DATA=folder`; each run is one line of JSON in `.bench/papers`, and a run that is
+there is not done again. Sizes, rates and epochs stand below each title as the sweep file has them.
+"""
+# Equal results give equal bytes: no date, no random ids.
+mpl.rcParams |= {"svg.hashsalt": "papers", "svg.fonttype": "none"}
+
+
+def main() -> None:
+    """Write the page, its plots, and the figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--results", type=Path, required=True, help="folder of the sweeps' results")
+    parser.add_argument("--record", action="store_true", help="append the figures")
+    arguments = parser.parse_args()
+    PLOTS.mkdir(parents=True, exist_ok=True)
+    folder: Path = arguments.results
+    elsa = _records(folder / "elsa")
+    parts = [
+        HEAD,
+        section("Freezing layers (Elsa)", "elsa", elsa, elsa_part(elsa)),
+        adapter_sections(_records(folder / "adapter")),
+        robustness_section(_records(folder / "robustness")),
+        graddrop_section(_records(folder / "graddrop")),
+        READING.read_text(encoding="utf-8") if READING.exists() else "",
+    ]
+    PAGE.write_text("\n".join(parts), encoding="utf-8")
+    if arguments.record and elsa:
+        table = elsa_table(elsa)
+        record(
+            "paper.elsa.relative.n4",
+            [table.average(4)],
+            unit=f"of full fine-tuning, mean of {len(table.tasks)} tasks, 4 of 6 layers frozen",
+            command="make papers",
+        )
+    print(PAGE)
+
+
+def elsa_part(records: Sequence[RunRecord]) -> str:
+    """Table, plot and operating point."""
+    if not records:
+        return ""
+    table = elsa_table(records)
+    if not table.tasks or not table.depths:
+        return cells_markdown(cells_of(records))
+    _save(draw_relative(table), "papers-elsa.svg")
+    point, first = table.operating_point(), table.operating_point(FIRST_TARGET, without=LEFT_OUT)
+    num_layers = table.num_layers
+    return (
+        f"{table.markdown()}\n![relative performance](plots/papers-elsa.svg)\n\n"
+        f"Operating point at {TARGET:.0%} of full fine-tuning: {_layers(point, num_layers)}; at "
+        f"{FIRST_TARGET:.0%} without {LEFT_OUT}: {_layers(first, num_layers)}.\n"
+        f"{savings()}"
+    )
+
+
+def savings() -> str:
+    """What was measured of a deployment, if it was, beside the formula."""
+    figures = latest()
+    if not {DEPLOYED, FORMULA} <= figures.keys():
+        return ""
+    deployed, formula = figures[DEPLOYED], figures[FORMULA]
+    return (
+        f"\nSaved: {deployed.value:.4f} {deployed.unit}; {formula.value:.4f} {formula.unit}.\n"
+        "The server holds the whole backbone, for tasks of every method; the formula counts of it\n"
+        "only the layers that all tasks freeze. The difference is the backbone's upper layers,\n"
+        "once, and shrinks with the number of tasks.\n"
+    )
+
+
+def adapter_sections(records: Sequence[RunRecord]) -> str:
+    """Gains over full fine-tuning, and mixout off and on."""
+    plain = [it for it in records if regularizer_label(it.run.recipe) == "none"]
+    mixed_tasks = {it.run.task for it in records if it not in plain}
+    gained = ""
+    if plain:
+        findings = analyze_lowresource(plain)
+        _save(findings.drawing, "papers-adapter.svg")
+        gained = f"{findings.markdown()}\n![gains](plots/papers-adapter.svg)\n"
+    mixed = [it for it in records if it.run.task in mixed_tasks]
+    note = "Scores are of the dev set, which here chose nothing.\n\n"
+    return "\n".join(
+        (
+            section("Adapters at 1k examples", "adapter", plain, note + gained),
+            section("Mixout", "mixout", mixed, cells_markdown(cells_of(mixed)) if mixed else ""),
+        )
+    )
+
+
+def robustness_section(records: Sequence[RunRecord]) -> str:
+    """Box plots over learning rates."""
+    text = ""
+    if records:
+        findings = analyze_robustness(records)
+        _save(findings.drawing, "papers-robustness.svg")
+        text = f"{findings.markdown()}\n![boxes](plots/papers-robustness.svg)\n"
+    return section("Learning rates", "robustness", records, text)
+
+
+def graddrop_section(records: Sequence[RunRecord]) -> str:
+    """Averages by variant, and curves."""
+    text = ""
+    cells = graddrop_cells(records)
+    if cells:
+        _save(draw_curves(cells), "papers-graddrop.svg")
+        text = f"{graddrop_markdown(cells)}\n![curves](plots/papers-graddrop.svg)\n"
+    return section("Dropped gradients (GradDrop)", "graddrop", records, text)
+
+
+def section(title: str, name: str, records: Sequence[RunRecord], text: str) -> str:
+    """One table with what it ran on: the sweep file, how much is done, and how long that took."""
+    sweep = (SWEEPS / f"{name}.yaml").read_text(encoding="utf-8")
+    head = f"## {title}\n\n```yaml\n{sweep}```\n\n"
+    if not records:
+        return f"{head}No results yet.\n"
+    failed = sum(isinstance(it.outcome, Failed) for it in records)
+    minutes = sum(it.cpu_seconds for it in records) / 60
+    sizes = sorted({it.run.data.num_train for it in records})
+    return (
+        f"{head}{len(records)} runs ({failed} failed), {minutes:.0f} minutes of one processor, "
+        f"{mean(it.cpu_seconds for it in records):.0f} s a run; "
+        f"{', '.join(map(str, sizes))} train examples.\n\n{text}"
+    )
+
+
+def _layers(frozen: int | None, num_layers: int) -> str:
+    return "none of those tried" if frozen is None else f"{frozen} of {num_layers} layers frozen"
+
+
+def _records(folder: Path) -> list[RunRecord]:
+    return in_order(ResultsFolder(folder).records())
+
+
+def _save(drawing: Figure, name: str) -> None:
+    drawing.savefig(PLOTS / name, metadata={"Date": None})  # pyright: ignore[reportUnknownMemberType]
+
+
+if __name__ == "__main__":
+    main()

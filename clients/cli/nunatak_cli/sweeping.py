@@ -1,0 +1,128 @@
+"""From the options of `sweep` to results and their report."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+from pydantic import JsonValue
+
+from nunatak_training import InvalidSweepError
+from nunatak_training.sweeps import (
+    Bench,
+    Failed,
+    Grid,
+    InProcesses,
+    OneByOne,
+    ResultsFolder,
+    RunRecord,
+    SweepProgress,
+    cells_markdown,
+    cells_of,
+    in_order,
+    plan_runs,
+    read_grid,
+    run_sweep,
+    write_report,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepRequest:
+    """Which runs were asked for; `changes` holds only the axes that were given."""
+
+    file: Path | None
+    tasks: tuple[str, ...] = ()
+    """Names of the file's, or `name=path`."""
+    settings: tuple[str, ...] = ()
+    """Of the recipe of all runs, `name=value`."""
+    changes: Mapping[str, JsonValue]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepSettings:
+    """How they are to be done."""
+
+    results: Path
+    jobs: int
+    device: str
+    retry_failed: bool
+
+
+def sweep_through(request: SweepRequest, settings: SweepSettings) -> tuple[RunRecord, ...]:
+    """Do the runs that have no result yet; return the records of all."""
+    grid = grid_of(request)
+    bench = Bench(device=settings.device)
+    runs = plan_runs(grid, backbone_of=bench.backbone, data_of=bench.data)
+    results = ResultsFolder(settings.results)
+    if settings.retry_failed:
+        results.drop_failures()
+    runner = (
+        OneByOne(bench)
+        if settings.jobs == 1
+        else InProcesses(jobs=settings.jobs, device=settings.device)
+    )
+    return run_sweep(runs, results, runner, SweepProgress(grid.name))
+
+
+def grid_of(request: SweepRequest) -> Grid:
+    """Read the sweep file and put what the options say in its place.
+
+    Raises:
+        InvalidSweepError: they do not make a sweep.
+    """
+    changes = dict(request.changes)
+    named = [name for name in request.tasks if "=" in name]
+    if named:
+        changes["tasks"] = [
+            {"name": name, "data": path} for name, _, path in (it.partition("=") for it in named)
+        ]
+    grid = read_grid(request.file, changes)
+    changed = {**grid.recipe, **dict(map(_setting, request.settings))}
+    grid = grid.model_copy(update={"recipe": changed})
+    return _only(grid, frozenset(request.tasks) - set(named))
+
+
+def _setting(text: str) -> tuple[str, JsonValue]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise InvalidSweepError("--set", f"expected NAME=VALUE, got {text!r}")
+    return name, yaml.safe_load(value)
+
+
+def _only(grid: Grid, names: frozenset[str]) -> Grid:
+    if not names:
+        return grid
+    unknown = names - {task.name for task in grid.tasks}
+    if unknown:
+        known = ", ".join(task.name for task in grid.tasks)
+        raise InvalidSweepError("--task", f"expected one of {known}, got {min(unknown)!r}")
+    kept = tuple(task for task in grid.tasks if task.name in names)
+    return grid.model_copy(update={"tasks": kept})
+
+
+def sweep_failures(records: Sequence[RunRecord]) -> int:
+    """How many runs failed."""
+    return sum(isinstance(record.outcome, Failed) for record in records)
+
+
+def sweep_table(results: Path) -> str:
+    """The table of a results folder."""
+    return cells_markdown(cells_of(in_order(existing_records(results))))
+
+
+def write_sweep_report(results: Path, out: Path) -> tuple[Path, ...]:
+    """Write tables and plots of a results folder."""
+    return write_report(existing_records(results), out)
+
+
+def existing_records(results: Path) -> tuple[RunRecord, ...]:
+    """Read a results folder.
+
+    Raises:
+        InvalidSweepError: it holds no result.
+    """
+    records = ResultsFolder(results).records()
+    if not records:
+        raise InvalidSweepError(str(results), "expected a folder with results of a sweep")
+    return records

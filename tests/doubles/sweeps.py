@@ -1,0 +1,104 @@
+"""A tiny sweep over toy data, and reports that remember."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from pydantic import JsonValue
+
+from doubles.backbones import save_tiny_backbone
+from doubles.examples import rows_of, toy_examples, write_jsonl
+from nunatak_training.sweeps import (
+    Bench,
+    Failed,
+    Finished,
+    Grid,
+    Run,
+    RunRecord,
+    plan_runs,
+    read_grid,
+)
+from nunatak_training.sweeps.records import EpochRecord
+
+QUICK: dict[str, JsonValue] = {"epochs": 2, "max_length": 32}
+
+
+def toy_folder(folder: Path, *, num_train: int = 24, num_dev: int = 8) -> Path:
+    """Write a backbone of three layers and a toy task below `folder`; returns it."""
+    save_tiny_backbone(folder / "backbone", num_layers=3)
+    data = folder / "toy"
+    data.mkdir()
+    write_jsonl(data / "train.jsonl", rows_of(toy_examples(num_train, seed=1)))
+    write_jsonl(data / "dev.jsonl", rows_of(toy_examples(num_dev, seed=2)))
+    return folder
+
+
+def toy_grid(folder: Path, **changes: JsonValue) -> Grid:
+    """A sweep of heads over the toy task, with axes in place of its own."""
+    axes: dict[str, JsonValue] = {
+        "backbones": [str(folder / "backbone")],
+        "data_root": str(folder),
+        "tasks": [{"name": "toy"}],
+        "methods": [{"kind": "head"}],
+        "recipe": QUICK,
+    }
+    return read_grid(None, {**axes, **changes})
+
+
+def toy_runs(folder: Path, **changes: JsonValue) -> tuple[Run, ...]:
+    """The runs of such a sweep."""
+    bench = Bench()
+    return plan_runs(toy_grid(folder, **changes), backbone_of=bench.backbone, data_of=bench.data)
+
+
+def record_of(run: Run, *scores: float) -> RunRecord:
+    """A record as if the run had these dev scores, one an epoch; a failure if there are none."""
+    if not scores:
+        outcome: Finished | Failed = Failed(code="training_diverged", message="not finite | no")
+    else:
+        outcome = Finished(
+            metric="accuracy",
+            scores={"accuracy": max(scores)},
+            test_scores={},
+            num_parameters=1,
+            best_epoch=1,
+            epochs=tuple(
+                EpochRecord(epoch=epoch, train_loss=1.0, dev_loss=1.0, dev_score=score)
+                for epoch, score in enumerate(scores, start=1)
+            ),
+        )
+    return RunRecord(
+        run=run.description, outcome=outcome, seconds=1.0, cpu_seconds=1.0, environment={}
+    )
+
+
+class ScriptedRunner:
+    """Gives every run a score at once, and is killed before the run of that number."""
+
+    def __init__(self, *, killed_before: int | None = None) -> None:
+        self.done: list[str] = []
+        self._killed_before = killed_before
+
+    def __call__(self, runs: Sequence[Run]) -> Iterator[RunRecord]:
+        for run in runs:
+            if len(self.done) == self._killed_before:
+                raise KeyboardInterrupt
+            self.done.append(run.description.digest)
+            yield record_of(run, 0.5)
+
+
+class RecordingSweepReport:
+    """Remembers what a sweep tells."""
+
+    def __init__(self) -> None:
+        self.counts: list[tuple[int, int]] = []
+        self.records: list[RunRecord] = []
+        self.times_ended = 0
+
+    def started(self, *, num_runs: int, num_done: int) -> None:
+        self.counts.append((num_runs, num_done))
+
+    def finished(self, record: RunRecord) -> None:
+        self.records.append(record)
+
+    def ended(self) -> None:
+        self.times_ended += 1

@@ -1,0 +1,37 @@
+"""A sweep that is killed goes on where it was."""
+
+import subprocess
+import sys
+from itertools import takewhile
+from pathlib import Path
+
+from doubles.sweeps import toy_folder
+from doubles.terminals import nunatak
+from nunatak_training.sweeps import ResultsFolder
+
+
+def test_killed_sweep_keeps_its_results_and_does_the_others(tmp_path: Path) -> None:
+    folder, results = toy_folder(tmp_path / "toys"), tmp_path / "results"
+    command = [
+        *("sweep", "run", "--task", f"tone={folder / 'toy'}", "--method", "head"),
+        *("--backbone", str(folder / "backbone"), "--results", str(results)),
+        *("--seeds", ",".join(map(str, range(40))), "--set", "epochs=30"),
+        *("--set", "max_length=32"),
+    ]
+    with subprocess.Popen(  # noqa: S603 - our own interpreter; no shell
+        [sys.executable, "-m", "nunatak_cli", *command], stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        before = list(takewhile(lambda line: "seed 2:" not in line, process.stderr))
+        process.kill()
+    killed = {record.run.digest: record for record in ResultsFolder(results).records()}
+
+    ran = nunatak(*command)
+
+    assert len(before) == 3, before
+    assert 3 <= len(killed) < 40
+    assert ran.exit_code == 0
+    assert f"40 runs, {len(killed)} of them done before" in ran.stderr
+    found = {record.run.digest: record for record in ResultsFolder(results).records()}
+    assert len(found) == 40
+    assert {digest: found[digest] for digest in killed} == killed

@@ -1,0 +1,134 @@
+"""Laws of `nunatak sweep` and `nunatak analyze`."""
+
+from pathlib import Path
+
+import pytest
+
+from doubles.sweeps import toy_folder
+from doubles.terminals import Ran, nunatak
+
+SWEEP = """
+name: small
+tasks: [{name: toy}, {name: other, data: toy}]
+methods: [{kind: head}, {kind: bottleneck, sizes: [4]}]
+recipe: {epochs: 1, max_length: 32}
+"""
+
+
+@pytest.fixture(name="folder", scope="module")
+def make_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = toy_folder(tmp_path_factory.mktemp("sweep"))
+    (folder / "small.yaml").write_text(SWEEP)
+    return folder
+
+
+def sweep(folder: Path, results: Path, *options: str) -> Ran:
+    return nunatak(
+        "sweep", "run", str(folder / "small.yaml"), "--data-root", str(folder),
+        "--backbone", str(folder / "backbone"), "--results", str(results), *options,
+    )  # fmt: skip
+
+
+def test_sweep_runs_goes_on_and_reports(folder: Path, tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    first = sweep(folder, results, "--task", "toy", "--method", "head")
+    second = sweep(folder, results, "--task", "toy", "--seeds", "0,1")
+
+    assert (first.exit_code, second.exit_code) == (0, 0)
+    assert "1 runs, 0 of them done before" in first.stderr
+    assert "4 runs, 1 of them done before" in second.stderr
+    assert len(list(results.glob("*.jsonl"))) == 4
+
+    printed = nunatak("sweep", "report", str(results))
+    assert printed.exit_code == 0
+    assert printed.stdout.startswith("| task |")
+    assert nunatak("sweep", "report", str(results), "--out", str(tmp_path / "out")).exit_code == 0
+    assert (tmp_path / "out" / "table.md").read_text() == printed.stdout
+
+
+def test_sweep_from_options_alone(folder: Path, tmp_path: Path) -> None:
+    ran = nunatak(
+        "sweep", "run", "--task", f"tone={folder / 'toy'}", "--frozen", "3",
+        "--backbone", str(folder / "backbone"), "--results", str(tmp_path / "results"),
+        "--set", "epochs=1", "--set", "max_length=32", "--train-caps", "8,all",
+    )  # fmt: skip
+
+    assert ran.exit_code == 0
+    assert "2 runs, 0 failed" in ran.stdout
+
+
+def test_failed_run_is_told_and_tried_again_only_when_asked(folder: Path, tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    senseless = ("--task", "toy", "--method", "head", "--regularizer", "graddrop")
+
+    first, second = sweep(folder, results, *senseless), sweep(folder, results, *senseless)
+    third = sweep(folder, results, *senseless, "--retry-failed")
+
+    assert (first.exit_code, second.exit_code, third.exit_code) == (1, 1, 1)
+    assert "failed [invalid_recipe]" in first.stderr
+    assert "failed [invalid_recipe]" not in second.stderr
+    assert "failed [invalid_recipe]" in third.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (("--task", "gone"), "expected one of toy, other, got 'gone'"),
+        (("--seeds", "x"), "seeds.0"),
+        (("--set", "epochs"), "expected NAME=VALUE"),
+        (("--set", "epochs=0"), "epochs"),
+        (("--method", "head", "--frozen", "3"), "--frozen belongs to --method topk"),
+        (("--frozen", "9"), "backbone of 3 layers"),
+    ],
+)
+def test_options_that_make_no_sweep_are_refused(
+    folder: Path, tmp_path: Path, options: tuple[str, ...], problem: str
+) -> None:
+    ran = sweep(folder, tmp_path / "results", *options)
+
+    assert ran.exit_code != 0
+    assert problem in ran.stderr
+
+
+def test_report_of_an_empty_folder_is_refused(tmp_path: Path) -> None:
+    ran = nunatak("sweep", "report", str(tmp_path))
+
+    assert ran.exit_code == 1
+    assert "error [invalid_sweep]" in ran.stderr
+
+
+@pytest.mark.parametrize("name", ["curves", "robustness"])
+def test_analysis_of_results_writes_table_and_plot(folder: Path, tmp_path: Path, name: str) -> None:
+    results = tmp_path / "results"
+    sweep(folder, results, "--task", "toy", "--method", "head")
+
+    ran = nunatak("analyze", name, str(results), "--out", str(tmp_path / "out"))
+
+    assert ran.exit_code == 0
+    assert (tmp_path / "out" / f"{name}.md").read_text() in ran.stdout
+    assert (tmp_path / "out" / f"{name}.png").exists()
+
+
+@pytest.mark.parametrize("name", ["rsa", "landscape"])
+def test_analysis_of_trained_tasks_trains_the_runs_of_the_file(
+    folder: Path, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "one.yaml").write_text(
+        f"{SWEEP}\nbackbones: [{folder / 'backbone'}]\ndata_root: {folder}\n"
+    )
+
+    ran = nunatak(
+        "analyze", name, str(tmp_path / "one.yaml"), "--task", "toy", "--out", str(tmp_path / "out")
+    )
+
+    assert ran.exit_code == 0
+    assert (tmp_path / "out" / f"{name}.csv").exists()
+
+
+def test_transfer_takes_named_files(folder: Path, tmp_path: Path) -> None:
+    arguments = ("analyze", "transfer", str(folder / "small.yaml"), "--out", str(tmp_path))
+
+    ran = nunatak(*arguments, "--test", "nothing")
+
+    assert ran.exit_code == 2
+    assert "--test takes NAME=PATH" in ran.stderr

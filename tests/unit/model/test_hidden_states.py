@@ -1,0 +1,64 @@
+"""Laws of hidden states: they are what the mixed forward goes through."""
+
+import pytest
+import torch
+
+from doubles.backbones import Family, tiny_backbone
+from nunatak_model import (
+    Bottleneck,
+    BranchSpec,
+    Full,
+    HeadKind,
+    HeadSpec,
+    Lora,
+    Method,
+    Row,
+    TopK,
+    build_branch,
+    forward,
+    hidden_states,
+    initial_parameters,
+    run_trunk,
+)
+
+TEXTS = ("abc de", "f", "ghij klm no")
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "modernbert"])
+def test_states_of_the_backbone_are_those_of_the_trunk_at_every_depth(family: Family) -> None:
+    backbone = tiny_backbone(num_layers=3, family=family)
+    inputs = backbone.tokenizer.encode(TEXTS, max_length=32)
+
+    states = hidden_states(backbone, inputs)
+
+    assert len(states) == 3
+    for depth, state in enumerate(states, start=1):
+        rows = run_trunk(backbone, inputs, depth=depth).hidden
+        torch.testing.assert_close(state, torch.cat([rows[encoding] for encoding in inputs]))
+
+
+@pytest.mark.parametrize(
+    "method",
+    [Full(), TopK(num_layers=2), Bottleneck(size=4), Lora(rank=2)],
+    ids=["full", "topk", "bottleneck", "lora"],
+)
+def test_last_state_of_a_branch_is_what_its_head_reads(method: Method) -> None:
+    backbone = tiny_backbone(num_layers=3)
+    width = backbone.config.hidden_width
+    head = HeadSpec(kind=HeadKind.TOKEN_CLASSIFICATION, num_labels=width)
+    spec = BranchSpec(method=method, head=head)
+    generator = torch.Generator().manual_seed(1)
+    parameters = {
+        name: tensor + 0.05 * torch.randn(tensor.shape, generator=generator)
+        for name, tensor in initial_parameters(spec, backbone, generator=generator).items()
+    }
+    # A head that shows what it reads.
+    parameters |= {"head.output.weight": torch.eye(width), "head.output.bias": torch.zeros(width)}
+    branch = build_branch(spec, backbone.config, parameters)
+    inputs = backbone.tokenizer.encode(TEXTS, max_length=32)
+
+    last = hidden_states(backbone, inputs, branch=branch)[-1]
+
+    shown = forward(backbone, [Row(encoding=encoding, branch=branch) for encoding in inputs])
+    torch.testing.assert_close(last, torch.cat(shown))
+    assert not torch.allclose(last, hidden_states(backbone, inputs)[-1])

@@ -1,0 +1,127 @@
+"""Laws of the analyses that read a sweep's results."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import mean
+
+import numpy as np
+import pytest
+
+from doubles.sweeps import record_of, toy_folder, toy_runs
+from nunatak_training import InvalidSweepError
+from nunatak_training.analysis import (
+    Findings,
+    analyze_curves,
+    analyze_lowresource,
+    analyze_robustness,
+    average_gains,
+    box,
+    gains,
+    save_findings,
+)
+from nunatak_training.analysis.curves import curve, summary
+from nunatak_training.sweeps import Run, RunRecord, cells_of
+
+
+@pytest.fixture(name="folder", scope="module")
+def make_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return toy_folder(tmp_path_factory.mktemp("sweep"))
+
+
+@pytest.fixture(name="runs", scope="module")
+def make_runs(folder: Path) -> tuple[Run, ...]:
+    """Full, then bottleneck; of each 8 examples and 16; of each seed 0 and 1."""
+    return tuple(
+        run
+        for kind in ("full", "bottleneck")
+        for cap in (8, 16)
+        for run in toy_runs(folder, methods=[{"kind": kind}], train_caps=[cap], seeds=[0, 1])
+    )
+
+
+SCORES = (0.4, 0.6, 0.7, 0.9, 0.6, 0.8, 0.8, 0.8)
+
+
+def test_gain_is_the_mean_above_that_of_full_fine_tuning_on_as_many_examples(
+    runs: tuple[Run, ...],
+) -> None:
+    found = gains(cells_of([record_of(*it) for it in zip(runs, SCORES, strict=True)]))
+
+    assert [(it.method, it.num_train) for it in found] == [
+        ("bottleneck 64", 8),
+        ("bottleneck 64", 16),
+    ]
+    assert [it.gain for it in found] == pytest.approx([0.7 - 0.5, 0.8 - 0.8])
+    assert average_gains(found)["bottleneck 64", 8] == pytest.approx(0.2)
+
+
+def test_best_learning_rate_of_each_method_counts(folder: Path) -> None:
+    runs = toy_runs(
+        folder, methods=[{"kind": "full"}, {"kind": "lora"}], learning_rates=[1e-4, 1e-3]
+    )
+
+    (found,) = gains(
+        cells_of([record_of(*it) for it in zip(runs, (0.2, 0.5, 0.9, 0.7), strict=True)])
+    )
+
+    assert {found.score, found.baseline} <= {0.2, 0.5, 0.7, 0.9}
+    by_kind = {
+        kind: max(
+            score
+            for run, score in zip(runs, (0.2, 0.5, 0.9, 0.7), strict=True)
+            if run.description.recipe.method.kind == kind
+        )
+        for kind in ("full", "lora")
+    }
+    assert (found.baseline, found.score) == (by_kind["full"], by_kind["lora"])
+
+
+def test_gains_need_a_baseline(runs: tuple[Run, ...]) -> None:
+    with pytest.raises(InvalidSweepError, match="full fine-tuning on 8 examples"):
+        gains(cells_of([record_of(runs[4], 0.5)]))
+
+
+def test_box_is_the_quantiles_of_the_seeds() -> None:
+    scores = [0.5, 0.1, 0.9, 0.3, 0.4, 0.2]
+
+    found = box(scores)
+
+    assert (found.low, found.high) == (0.1, 0.9)
+    assert found.median == pytest.approx(float(np.median(scores)))
+    assert found.first_quartile == pytest.approx(float(np.percentile(scores, 25)))
+    assert found.third_quartile == pytest.approx(float(np.percentile(scores, 75)))
+
+
+def test_curve_counts_steps_and_takes_the_mean_of_the_seeds(runs: tuple[Run, ...]) -> None:
+    (cell,) = cells_of([record_of(runs[0], 0.2, 0.4), record_of(runs[1], 0.4, 0.8, 0.9)])
+    batch = runs[0].description.recipe.batch_size
+
+    points = curve(cell)
+
+    assert [it.dev_score for it in points] == pytest.approx([0.3, 0.6])
+    assert [it.step for it in points] == [-(-8 // batch), 2 * -(-8 // batch)]
+
+
+def test_summary_is_mean_and_best_over_all_evaluations(runs: tuple[Run, ...]) -> None:
+    (cell,) = cells_of([record_of(runs[0], 0.2, 0.4), record_of(runs[1], 0.4, 0.8)])
+
+    found = summary(cell)
+
+    assert found.mean_score == pytest.approx(mean([0.2, 0.4, 0.4, 0.8]))
+    assert found.best_score == pytest.approx(mean([0.4, 0.8]))
+
+
+@pytest.mark.parametrize("analyze", [analyze_curves, analyze_robustness, analyze_lowresource])
+def test_findings_are_a_table_twice_and_a_plot_and_leave_failures_out(
+    runs: tuple[Run, ...], tmp_path: Path, analyze: Callable[[Sequence[RunRecord]], Findings]
+) -> None:
+    records = [record_of(*it) for it in zip(runs, SCORES, strict=True)]
+    failed = record_of(runs[1])
+
+    paths = save_findings(analyze([*records[:1], failed, *records[2:]]), tmp_path)
+
+    assert [path.suffix for path in paths] == [".csv", ".md", ".png"]
+    lines = paths[0].read_text().splitlines()
+    assert len(lines) > 1
+    assert {line.count(",") for line in lines} == {lines[0].count(",")}
+    assert all(path.stat().st_size > 0 for path in paths)

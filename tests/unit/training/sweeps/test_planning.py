@@ -1,0 +1,131 @@
+"""Laws of the product of axes and of the digests of runs."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import JsonValue
+
+from doubles.examples import rows_of, toy_examples, write_jsonl
+from doubles.sweeps import QUICK, toy_folder, toy_runs
+from nunatak_model import Full, HeadOnly, TopK
+from nunatak_training import InvalidRecipeError, InvalidSweepError
+from nunatak_training.sweeps import Run
+from nunatak_training.sweeps.wording import method_label
+
+
+@pytest.fixture(name="folder", scope="module")
+def make_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return toy_folder(tmp_path_factory.mktemp("sweep"))
+
+
+def digests(runs: tuple[Run, ...]) -> list[str]:
+    return [run.description.digest for run in runs]
+
+
+def test_runs_are_the_product_of_all_axes(folder: Path) -> None:
+    runs = toy_runs(
+        folder,
+        methods=[{"kind": "full"}, {"kind": "topk", "frozen": [1, 2, 3]}],
+        regularizers=[{"name": "none"}, {"name": "graddrop", "rate": 0.5}],
+        learning_rates=[1e-3, 1e-4],
+        seeds=[0, 1, 2],
+        train_caps=[8, "all"],
+    )
+
+    assert len(set(digests(runs))) == 4 * 2 * 2 * 3 * 2
+    assert {method_label(run.description) for run in runs} == {
+        "full", "frozen 1", "frozen 2", "frozen 3",
+    }  # fmt: skip
+    assert {run.description.data.num_train for run in runs} == {8, 24}
+    assert {run.description.recipe.dropout for run in runs} == {0.0, 0.1}
+
+
+def test_equal_runs_by_different_names_are_one(folder: Path) -> None:
+    methods: JsonValue = [
+        {"kind": "topk", "frozen": [1, 1, 3]},
+        {"kind": "topk", "layers": [2]},
+        {"kind": "head"},
+    ]
+
+    assert len(toy_runs(folder, methods=methods)) == 2
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"methods": [{"kind": "full"}]},
+        {"methods": [{"kind": "topk", "layers": [1]}]},
+        {"methods": [{"kind": "bottleneck"}]},
+        {"methods": [{"kind": "lora"}]},
+        {"seeds": [1]},
+        {"learning_rates": [0.5]},
+        {"train_caps": [8]},
+        {"dev_cap": 4},
+        {"dev_from_train": True, "train_caps": [16], "dev_cap": 8},
+        {"recipe": {**QUICK, "epochs": 3}},
+        {"tasks": [{"name": "toy", "recipe": {"metric": "f1_macro"}}]},
+    ],
+)
+def test_whatever_changes_the_result_changes_the_digest(
+    folder: Path, changes: dict[str, JsonValue]
+) -> None:
+    assert not set(digests(toy_runs(folder))) & set(digests(toy_runs(folder, **changes)))
+
+
+def test_names_of_sweep_task_and_folder_do_not_change_the_digest(
+    folder: Path, tmp_path: Path
+) -> None:
+    moved = tmp_path / "elsewhere.jsonl"
+    dev = tmp_path / "dev.jsonl"
+    write_jsonl(moved, rows_of(toy_examples(24, seed=1)))
+    write_jsonl(dev, rows_of(toy_examples(8, seed=2)))
+    other = toy_runs(
+        folder,
+        name="other",
+        tasks=[{"name": "moved", "data": str(moved), "dev": str(dev)}],
+        data_root=None,
+    )
+
+    assert digests(other) == digests(toy_runs(folder))
+
+
+def test_innermost_setting_wins(folder: Path) -> None:
+    (run,) = toy_runs(
+        folder,
+        recipe={**QUICK, "batch_size": 2, "weight_decay": 0.5, "warmup_share": 0.5, "dropout": 0.5},
+        tasks=[
+            {"name": "toy", "recipe": {"weight_decay": 0.4, "warmup_share": 0.4, "dropout": 0.4}}
+        ],
+        methods=[{"kind": "head", "recipe": {"warmup_share": 0.3, "dropout": 0.3}}],
+        regularizers=[{"name": "none", "recipe": {"dropout": 0.2}}],
+    )
+
+    recipe = run.description.recipe
+    assert (recipe.batch_size, recipe.weight_decay) == (2, 0.4)
+    assert (recipe.warmup_share, recipe.dropout) == (0.3, 0.2)
+
+
+def test_frozen_layers_beyond_the_backbone_are_refused(folder: Path) -> None:
+    with pytest.raises(InvalidSweepError, match="backbone of 3 layers"):
+        toy_runs(folder, methods=[{"kind": "topk", "frozen": [4]}])
+
+
+def test_recipes_that_contradict_themselves_are_refused_before_any_run(folder: Path) -> None:
+    with pytest.raises(InvalidRecipeError, match="positive_label"):
+        toy_runs(folder, recipe={"metric": "f1"})
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        ({"kind": "topk", "frozen": [0]}, TopK(num_layers=3)),
+        ({"kind": "topk", "frozen": [3]}, HeadOnly()),
+        ({"kind": "full"}, Full()),
+    ],
+)
+def test_methods_are_those_of_the_recipes(
+    folder: Path, method: dict[str, JsonValue], expected: TopK | HeadOnly | Full
+) -> None:
+    (run,) = toy_runs(folder, methods=[method])
+
+    assert run.description.recipe.method.kind == expected.kind.value

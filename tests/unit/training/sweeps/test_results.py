@@ -1,0 +1,86 @@
+"""Laws of the results folder."""
+
+from pathlib import Path
+
+import pytest
+
+from doubles.sweeps import record_of, toy_folder, toy_runs
+from nunatak_training import CorruptResultError, SweepRunningError
+from nunatak_training.sweeps import ResultsFolder, Run
+
+
+@pytest.fixture(name="runs", scope="module")
+def make_runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, ...]:
+    return toy_runs(toy_folder(tmp_path_factory.mktemp("sweep")), seeds=[0, 1])
+
+
+@pytest.fixture(name="results")
+def make_results(tmp_path: Path) -> ResultsFolder:
+    return ResultsFolder(tmp_path / "results")
+
+
+def test_what_was_added_is_read_back_as_it_was(
+    results: ResultsFolder, runs: tuple[Run, ...]
+) -> None:
+    records = [record_of(runs[0], 0.25, 0.5), record_of(runs[1])]
+    for record in records:
+        results.add(record)
+
+    assert list(results.records()) == sorted(records, key=lambda it: it.run.digest)
+
+
+def test_every_run_is_one_line_in_one_file(results: ResultsFolder, runs: tuple[Run, ...]) -> None:
+    results.add(record_of(runs[0], 0.5))
+    results.add(record_of(runs[0], 0.75))
+
+    (path,) = results.path.glob("*.jsonl")
+    assert path.stem == runs[0].description.digest
+    assert path.read_text().count("\n") == 1
+    assert path.read_text().endswith("\n")
+
+
+def test_half_written_file_is_no_result(results: ResultsFolder, runs: tuple[Run, ...]) -> None:
+    results.path.mkdir()
+    (results.path / f"{runs[0].description.digest}.writing").write_text('{"run": {"dig')
+
+    assert results.records() == ()
+    results.add(record_of(runs[0], 0.5))
+    assert len(results.records()) == 1
+
+
+@pytest.mark.parametrize("content", ["", "{}", "no json", '{"run": 1}'])
+def test_file_that_no_sweep_wrote_is_named(results: ResultsFolder, content: str) -> None:
+    results.path.mkdir()
+    (results.path / "notes.jsonl").write_text(content)
+
+    with pytest.raises(CorruptResultError, match=r"notes\.jsonl is no result"):
+        results.records()
+
+
+def test_result_under_the_digest_of_another_run_is_refused(
+    results: ResultsFolder, runs: tuple[Run, ...]
+) -> None:
+    results.add(record_of(runs[0], 0.5))
+    (path,) = results.path.glob("*.jsonl")
+    path.rename(path.with_stem(runs[1].description.digest))
+
+    with pytest.raises(CorruptResultError, match="holds the run"):
+        results.records()
+
+
+def test_folder_is_held_by_one_sweep_at_a_time(results: ResultsFolder) -> None:
+    other = ResultsFolder(results.path)
+    with results.held(), pytest.raises(SweepRunningError, match="another sweep"), other.held():
+        pass
+    with other.held():
+        pass
+
+
+def test_dropped_failures_leave_the_others(results: ResultsFolder, runs: tuple[Run, ...]) -> None:
+    finished = record_of(runs[0], 0.5)
+    results.add(finished)
+    results.add(record_of(runs[1]))
+
+    results.drop_failures()
+
+    assert results.records() == (finished,)

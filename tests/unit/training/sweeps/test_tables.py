@@ -1,0 +1,69 @@
+"""Laws of the tables and plots of a sweep."""
+
+import csv
+from pathlib import Path
+from statistics import mean, stdev
+
+import pytest
+from pydantic import JsonValue
+
+from doubles.sweeps import record_of, toy_folder, toy_runs
+from nunatak_training.sweeps import Run, cells_markdown, cells_of, runs_csv, write_report
+from nunatak_training.sweeps.plots import mean_curve
+from nunatak_training.sweeps.tables import COLUMNS
+
+
+@pytest.fixture(name="runs", scope="module")
+def make_runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, ...]:
+    methods: JsonValue = [{"kind": "head"}, {"kind": "topk", "frozen": [1]}]
+    folder = toy_folder(tmp_path_factory.mktemp("sweep"))
+    return toy_runs(folder, methods=methods, seeds=[0, 1])
+
+
+def test_runs_that_differ_in_their_seed_alone_are_one_cell(runs: tuple[Run, ...]) -> None:
+    scores = (0.2, 0.4, 0.5, 0.9)
+
+    cells = cells_of([record_of(run, score) for run, score in zip(runs, scores, strict=True)])
+
+    assert [cell.scores for cell in cells] == [(0.2, 0.4), (0.5, 0.9)]
+    for cell in cells:
+        assert f"| {mean(cell.scores):.4f} | {stdev(cell.scores):.4f} |" in cells_markdown(cells)
+
+
+def test_axes_that_do_not_vary_are_left_out_of_the_table(runs: tuple[Run, ...]) -> None:
+    header = cells_markdown(cells_of([record_of(run, 0.5) for run in runs])).splitlines()[0]
+
+    assert "method" in header
+    assert "regularizer" not in header
+
+
+def test_failures_stand_in_the_tables(runs: tuple[Run, ...]) -> None:
+    records = [record_of(runs[0]), *(record_of(run, 0.5) for run in runs[1:])]
+
+    assert "1 (1 failed: training_diverged)" in cells_markdown(cells_of(records))
+    assert "training_diverged: not finite" in runs_csv(records)
+
+
+def test_csv_has_a_row_a_run(runs: tuple[Run, ...]) -> None:
+    header, *rows = csv.reader(runs_csv([record_of(run, 0.5) for run in runs]).splitlines())
+
+    assert header[: len(COLUMNS)] == list(COLUMNS)
+    assert len(rows) == len(runs)
+    assert {len(row) for row in rows} == {len(header)}
+
+
+def test_curve_is_the_mean_of_the_seeds_epoch_by_epoch(runs: tuple[Run, ...]) -> None:
+    (cell,) = cells_of([record_of(runs[0], 0.2, 0.4), record_of(runs[1], 0.6, 0.4, 0.9)])
+
+    assert mean_curve(cell) == [(1, pytest.approx(0.4)), (2, pytest.approx(0.4))]
+
+
+def test_report_is_written_from_records_alone_also_if_some_failed(
+    runs: tuple[Run, ...], tmp_path: Path
+) -> None:
+    records = [record_of(runs[0]), *(record_of(run, 0.4, 0.5) for run in runs[1:])]
+
+    paths = write_report(records, tmp_path / "report")
+
+    assert [path.name for path in paths] == ["runs.csv", "table.md", "scores.png", "curves.png"]
+    assert all(path.stat().st_size > 0 for path in paths)

@@ -1,0 +1,77 @@
+"""The loss along the line through the parameters before and after training.
+
+He et al. 2021 (arXiv:2106.03164), sec. 5 and figure 6, after Li et al. 2018: f(a) =
+L(t0 + a (t1 - t0)) for 20 values of a in [-2, 2]. 0 is the model before training, 1 the trained
+one; a wide basin around 1 goes with a model that generalises.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from nunatak_model import Backbone, initial_parameters
+from nunatak_training.data import ExampleSet
+from nunatak_training.fitting import TrainedTask, branch_logits
+from nunatak_training.kinds import TaskKind
+from nunatak_training.loop import predict
+from nunatak_training.objectives import objective_of
+from nunatak_training.objectives.base import stacked
+
+NUM_POINTS, FIRST, LAST = 20, -2.0, 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinePoint:
+    """The loss at one place of the line."""
+
+    alpha: float
+    loss: float
+
+
+def line_losses(
+    start: Mapping[str, Tensor],
+    end: Mapping[str, Tensor],
+    loss_of: Callable[[Mapping[str, Tensor]], float],
+    *,
+    num_points: int = NUM_POINTS,
+) -> tuple[LinePoint, ...]:
+    """Evaluate `loss_of` at evenly spaced places of the line from `FIRST` to `LAST`."""
+    step = (LAST - FIRST) / (num_points - 1)
+    alphas = [FIRST + step * point for point in range(num_points)]
+    return tuple(
+        LinePoint(
+            alpha=alpha,
+            loss=loss_of({name: start[name] + alpha * (end[name] - start[name]) for name in end}),
+        )
+        for alpha in alphas
+    )
+
+
+def landscape(
+    trained: TrainedTask, backbone: Backbone, examples: ExampleSet
+) -> tuple[LinePoint, ...]:
+    """The loss of examples along the line of a trained task, head and adapters included.
+
+    What it started from follows from its recipe. Regression is measured in squared units of its
+    values, which differs from the loss in training by a factor.
+    """
+    generator = torch.Generator().manual_seed(trained.recipe.seed)
+    objective = objective_of(trained.data, positive_label=trained.recipe.positive_label)
+    start = objective.finished(initial_parameters(trained.spec, backbone, generator=generator))
+    encoded = objective.encode(examples, backbone.tokenizer, max_length=trained.recipe.max_length)
+
+    def loss_of(parameters: Mapping[str, Tensor]) -> float:
+        logits = predict(branch_logits(backbone, trained.spec, parameters), encoded.encodings)
+        if trained.data.kind is TaskKind.REGRESSION:
+            return _squared_error(logits, examples.labels(float))
+        return objective.loss(logits, encoded.targets).item()
+
+    return line_losses(start, trained.parameters, loss_of)
+
+
+def _squared_error(logits: Sequence[Tensor], values: Sequence[float]) -> float:
+    predicted, right = stacked(logits, [torch.tensor([value]) for value in values])
+    return functional.mse_loss(predicted, right).item()

@@ -1,0 +1,69 @@
+"""How much the score depends on the learning rate and the seed.
+
+He et al. 2021 (arXiv:2106.03164), sec. 5 and figure 4: box plots over seeds at each learning rate.
+"""
+
+# matplotlib leaves the keyword arguments of its methods untyped.
+# pyright: reportUnknownMemberType=false
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from nunatak_training.analysis.findings import Findings
+from nunatak_training.sweeps.plots import panels_by_task
+from nunatak_training.sweeps.records import RunRecord
+from nunatak_training.sweeps.tables import COLUMNS, cells_of
+
+METHOD = tuple(COLUMNS).index("method")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Box:
+    """Minimum, quartiles and maximum (linear between neighbours), as a box plot shows them."""
+
+    low: float
+    first_quartile: float
+    median: float
+    third_quartile: float
+    high: float
+
+
+def box(scores: Sequence[float]) -> Box:
+    """Sum up the scores of the seeds, of which there is at least one."""
+    low, first, median, third, high = np.quantile(np.array(scores), [0, 0.25, 0.5, 0.75, 1])
+    return Box(
+        low=float(low),
+        first_quartile=float(first),
+        median=float(median),
+        third_quartile=float(third),
+        high=float(high),
+    )
+
+
+def analyze_robustness(records: Sequence[RunRecord]) -> Findings:
+    """Boxes over seeds, of each method at each learning rate, a panel a task."""
+    cells = [cell for cell in cells_of(records) if cell.scores]
+    cells.sort(key=lambda cell: (cell.axes[METHOD], cell.runs[0].recipe.learning_rate))
+    drawing, panels = panels_by_task(cells)
+    for axes, (task, members) in panels:
+        axes.boxplot(
+            [list(cell.scores) for cell in members],
+            tick_labels=[
+                f"{cell.axes[METHOD]}\n{cell.runs[0].recipe.learning_rate:g}" for cell in members
+            ],
+            whis=(0, 100),
+        )
+        axes.tick_params(axis="x", labelsize=7, rotation=90)
+        axes.set(title=task, ylabel=members[0].outcomes[0].metric)
+    return Findings(
+        name="robustness",
+        header=(*COLUMNS, "min", "first quartile", "median", "third quartile", "max", "seeds"),
+        rows=tuple((*cell.axes, *_numbers(box(cell.scores)), len(cell.scores)) for cell in cells),
+        drawing=drawing,
+    )
+
+
+def _numbers(found: Box) -> tuple[float, ...]:
+    return found.low, found.first_quartile, found.median, found.third_quartile, found.high

@@ -1,0 +1,123 @@
+"""Sweep files: the axes whose product are the runs of a sweep."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+
+from nunatak_model import DEFAULT_BACKBONE
+from nunatak_registry.names import TaskName
+from nunatak_training.kinds import TaskKind
+from nunatak_training.regularizers import RegularizerName
+
+Count = Annotated[int, Field(ge=1)]
+Depth = Annotated[int, Field(ge=0)]
+Cap = Count | Literal["all"]
+Changes = dict[str, JsonValue]
+"""Settings of a recipe by name, in place of the method's defaults."""
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class _RecipeEntry(_Entry):
+    recipe: Changes = Field(default={}, description="settings for the runs of this entry")
+
+
+class TaskEntry(_RecipeEntry):
+    """One task, and the examples it is learnt from."""
+
+    name: TaskName
+    data: str | None = Field(default=None, description="a path or data set; null: the task's name")
+    kind: TaskKind | None = Field(default=None, description="null: the first train row tells it")
+    dev: str | None = Field(default=None, description="a file of dev examples")
+    train_caps: tuple[Cap, ...] = Field(default=(), description="in place of the sweep's")
+
+
+class TopKAxis(_RecipeEntry):
+    """Own top layers: counted from above, or by how many stay frozen below."""
+
+    kind: Literal["topk"]
+    layers: tuple[Count, ...] = ()
+    frozen: tuple[Depth, ...] = Field(default=(), description="as many as layers: a head alone")
+
+    @model_validator(mode="after")
+    def _is_counted_one_way(self) -> "TopKAxis":
+        if bool(self.layers) == bool(self.frozen):
+            raise ValueError("topk needs either layers or frozen, a list of counts")
+        return self
+
+
+class HeadAxis(_RecipeEntry):
+    """A head alone."""
+
+    kind: Literal["head"]
+
+
+class BottleneckAxis(_RecipeEntry):
+    """Bottleneck adapters of some sizes."""
+
+    kind: Literal["bottleneck"]
+    sizes: tuple[Count, ...] = (64,)
+    first_layer: Depth = 0
+
+
+class LoraAxis(_RecipeEntry):
+    """Low-rank updates of some ranks."""
+
+    kind: Literal["lora"]
+    ranks: tuple[Count, ...] = (8,)
+    first_layer: Depth = 0
+
+
+class FullAxis(_RecipeEntry):
+    """Everything tuned."""
+
+    kind: Literal["full"]
+
+
+MethodAxis = Annotated[
+    TopKAxis | HeadAxis | BottleneckAxis | LoraAxis | FullAxis, Field(discriminator="kind")
+]
+
+
+class RegularizerEntry(_RecipeEntry):
+    """One regularizer, `none` among them."""
+
+    name: RegularizerName
+    rate: float | None = Field(default=None, description="null: as the paper has it")
+
+
+class Grid(_Entry):
+    """All axes of a sweep.
+
+    A setting that several places name is taken from the innermost: the grid's `recipe`, the
+    task's, the method's, the regularizer's, then learning rate and seed.
+    """
+
+    name: TaskName = "sweep"
+    backbones: Annotated[tuple[str, ...], Field(min_length=1)] = (DEFAULT_BACKBONE,)
+    tasks: Annotated[tuple[TaskEntry, ...], Field(min_length=1)]
+    methods: Annotated[tuple[MethodAxis, ...], Field(min_length=1)]
+    regularizers: Annotated[tuple[RegularizerEntry, ...], Field(min_length=1)] = (
+        RegularizerEntry(name=RegularizerName.NONE),
+    )
+    learning_rates: tuple[float, ...] = Field(default=(), description="none: those of the recipe")
+    seeds: Annotated[tuple[Depth, ...], Field(min_length=1)] = (0,)
+    train_caps: Annotated[tuple[Cap, ...], Field(min_length=1)] = ("all",)
+    dev_cap: Cap = "all"
+    dev_from_train: bool = Field(
+        default=False,
+        description="choose by examples that the cap leaves out of the train set, and test on the "
+        "dev set (He et al. 2021, sec. 3.2)",
+    )
+    recipe: Changes = Field(default={}, description="settings for all runs")
+    data_root: Path | None = Field(default=None, description="folder of the tasks' data")
+
+    @model_validator(mode="after")
+    def _leaves_train_examples_for_dev(self) -> "Grid":
+        caps = {*self.train_caps, *(cap for task in self.tasks for cap in task.train_caps)}
+        if self.dev_from_train and ("all" in caps or self.dev_cap == "all"):
+            raise ValueError("dev_from_train needs numbers in train_caps and dev_cap")
+        return self
