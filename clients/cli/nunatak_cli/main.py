@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from nunatak_cli.commands.loadtest import loadtest
+from nunatak_cli.commands.loadtest import loadtest_app
 from nunatak_cli.commands.memory import memory_app
 from nunatak_cli.commands.predict import predict
 from nunatak_cli.commands.serve import serve
@@ -20,7 +20,6 @@ EXAMPLES = {
     "train": "nunatak train --task tone --data tone.jsonl --method topk --layers 2 --promote prod",
     "predict": 'nunatak predict "Please come at once." --task tone --task intent',
     "serve": "nunatak serve --registry ./registry --port 8080",
-    "loadtest": "nunatak loadtest --server http://127.0.0.1:8080 --task tone --task intent",
 }
 
 
@@ -37,10 +36,11 @@ def build_app() -> typer.Typer:
         epilog=example(EXAMPLES["nunatak"]),
     )
     built.callback(invoke_without_command=True)(start)
-    for command in (train, predict, serve, loadtest):
+    for command in (train, predict, serve):
         built.command(epilog=example(EXAMPLES[command.__name__]))(command)
     built.add_typer(task_app())
     built.add_typer(memory_app())
+    built.add_typer(loadtest_app())
     return built
 
 
