@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 DATA ?= ../shared/data
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check format bench real torture figures serve clean
+.PHONY: help install demo test check format bench real torture report figures serve clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -52,6 +52,9 @@ real: $(VENV)/.dev  ## train, serve and score five real data sets (DATA=folder)
 
 torture: $(VENV)/.dev  ## kill, fail, corrupt and race the registry (ONLY="kills_on_sqlite scale": these alone)
 	PYTHONPATH=tests $(BIN)/python benchmarks/torture_registry.py $(if $(ONLY),--only $(ONLY))
+
+report: $(VENV)/.dev  ## measure what sharing saves in servers, and write the report (PARTS="race page")
+	$(BIN)/python benchmarks/savings_report.py --rounds $(or $(ROUNDS),1) $(PARTS)
 
 figures: $(VENV)/.dev  ## render docs/results from figures.jsonl
 	$(BIN)/python benchmarks/render_figures.py

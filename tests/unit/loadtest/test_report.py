@@ -4,40 +4,13 @@ import io
 
 from rich.console import Console
 
-from nunatak_client.results import MemoryReport, ServerInfo
+from doubles.measured import MEMORY, SERVER
 from nunatak_loadtest import Job, LoadReport, Scenario, render
 from nunatak_loadtest.memory import MemorySample
 from nunatak_loadtest.report import build_report
 from nunatak_loadtest.samples import Sample
 
 JOB = Job(tasks=("tone", "intent"), scenario=Scenario(name="users"))
-SERVER = ServerInfo(
-    name="nunatak",
-    version="0.1.0",
-    backbone={},
-    device="cpu",
-    dtype="float32",
-    registry="folder",
-    limits={},
-)
-MEMORY = MemoryReport.model_validate(
-    {
-        "backbone": {
-            "name": "minilm",
-            "digest": "d",
-            "dtype": "float32",
-            "bytes": 90_000_000,
-            "parameters": 22_000_000,
-        },
-        "tasks": [
-            {"task": "tone", "version": 3, "method": "topk", "bytes": 14_000_000, "parameters": 1}
-        ],
-        "shared_bytes": 104_000_000,
-        "dedicated_bytes": 208_000_000,
-        "saved_share": 0.5,
-        "process": {"rss_bytes": 500_000_000, "pss_bytes": 400_000_000},
-    }
-)
 SAMPLES = [
     Sample(tasks=("tone",), started_s=0.0, response_ms=10, compute_ms=4, batch_size=2),
     Sample(tasks=("tone",), started_s=0.5, response_ms=30, compute_ms=6, batch_size=4),

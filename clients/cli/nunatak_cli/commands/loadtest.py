@@ -51,6 +51,7 @@ EXAMPLES = {
     "run": "nunatak loadtest run single --server http://127.0.0.1:8080 --out ./measured",
     "web": "nunatak loadtest web users --task tone --task intent",
     "scenarios": "nunatak loadtest scenarios",
+    "report": "nunatak loadtest report ./measured",
 }
 
 
@@ -62,7 +63,7 @@ def loadtest_app() -> typer.Typer:
         no_args_is_help=True,
         epilog=example(EXAMPLES["run"]),
     )
-    commands = {"run": run, "web": web, "scenarios": scenarios}
+    commands = {"run": run, "web": web, "scenarios": scenarios, "report": report}
     for name, command in commands.items():
         app.command(name, epilog=example(EXAMPLES[name]))(command)
     return app
@@ -136,3 +137,21 @@ def scenarios(*, as_json: JsonOption = False) -> None:
         return
     for it in found:
         console().print(f"{it.name:<10} {it.title}")
+
+
+def report(
+    *,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="What `run --out` has kept.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Where the report goes. Absent: the same folder."),
+    ] = None,
+    price: Annotated[
+        float, typer.Option(min=0, metavar="PER_HOUR", help="Of the machine, for the cost.")
+    ] = 0.10,
+) -> None:
+    """Write report.html, report.md, report.json and plots from measured results."""
+    with needs_extra("loadtest"):
+        from nunatak_loadtest.page import write_report
+    for path in write_report(folder, out or folder, price_per_hour=price):
+        console().print(str(path))
