@@ -39,9 +39,10 @@ def footprint(system: System, deployment: Deployment, counts: Sequence[int]) -> 
 
 
 def runtime_bytes(system: System, tiny: Deployment) -> int:
-    """PSS of a system with next to no weights: interpreter, libraries, threads."""
+    """PSS of a system beside its weights, which are few: interpreter, libraries, threads."""
+    weights = (tiny.backbone / "model.safetensors").stat().st_size
     with running(system, tiny) as started:
-        return _asked(started, tiny.tasks).pss_bytes
+        return _asked(started, tiny.tasks).pss_bytes - weights
 
 
 def _of_one_server(deployment: Deployment, counts: Sequence[int]) -> list[MemoryPoint]:

@@ -83,7 +83,7 @@ def draft(plan: TaskPlan, backbone: Backbone) -> Draft:
         labels=LABELS,
         parameters=parameters,
         backbone=backbone,
-        max_length=MAX_LENGTH,
+        max_length=min(MAX_LENGTH, backbone.config.max_tokens),
         probe_inputs=PROBE,
         provenance=Provenance(created_at=CREATED_AT),
     )

@@ -36,7 +36,7 @@ def backbone_folder(shape: Shape, root: Path) -> Path:
             config: BertConfig | RobertaConfig = BertConfig()
         case Shape.TINY:
             config = BertConfig(
-                hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16
+                hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
             )
         case Shape.ROBERTA_BASE:
             config = RobertaConfig(

@@ -153,6 +153,7 @@ def _process(
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_VERBOSITY": "error",
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_raylet_start_wait_time_s": "120",
     }
     pin: tuple[str, ...] = ()
     if deployment.cores:
