@@ -36,6 +36,8 @@ from nunatak_registry.publication import check_publication, number_draft
 LABELS = ("calm", "urgent", "other")
 HEAD = HeadSpec(num_labels=len(LABELS), pooling=Pooling.FIRST, dense=True)
 """The head of transformers' classes, so that every baseline can hold the tasks."""
+SMALL_HEAD = HeadSpec(num_labels=len(LABELS), pooling=Pooling.FIRST)
+"""One linear map: a pooler of its own would be two thirds of a small LoRA task."""
 PROBE = ("Where is my parcel, and who can tell me more about it?",)
 MAX_LENGTH = 130
 """The longest texts of the scenarios, with the two special tokens."""
@@ -55,19 +57,27 @@ class TaskPlan:
     name: str
     method: Method
     seed: int
+    head: HeadSpec = HEAD
 
 
-def plans(count: int, methods: Sequence[Method], *, prefix: str = "task") -> list[TaskPlan]:
+def plans(
+    count: int, methods: Sequence[Method], *, prefix: str = "task", head: HeadSpec = HEAD
+) -> list[TaskPlan]:
     """So many tasks, their methods in turns."""
     return [
-        TaskPlan(name=f"{prefix}-{number:05d}", method=methods[number % len(methods)], seed=number)
+        TaskPlan(
+            name=f"{prefix}-{number:05d}",
+            method=methods[number % len(methods)],
+            seed=number,
+            head=head,
+        )
         for number in range(count)
     ]
 
 
 def draft(plan: TaskPlan, backbone: Backbone) -> Draft:
     """The task of a plan, away from where training starts."""
-    spec = BranchSpec(method=plan.method, head=HEAD)
+    spec = BranchSpec(method=plan.method, head=plan.head)
     generator = torch.Generator().manual_seed(plan.seed)
     fresh = initial_parameters(spec, backbone, generator=generator)
     parameters = {

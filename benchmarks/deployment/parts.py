@@ -5,7 +5,7 @@ from statistics import median
 from deployment.desk import Desk
 from deployment.fanout import bound, speed_ups
 from deployment.footprint import WITHOUT_CACHE, Footprint, footprint, runtime_bytes
-from deployment.makers import BOTTLENECK, HEAD, LORA, TOP_LAYER, TaskPlan, plans
+from deployment.makers import BOTTLENECK, HEAD, LORA, SMALL_HEAD, TOP_LAYER, TaskPlan, plans
 from deployment.many import measure_many
 from deployment.race import Turn, run_round
 from deployment.shapes import Shape
@@ -148,7 +148,8 @@ def many(desk: Desk) -> None:
     """Throughput of very many tasks against that of a few, in one server."""
     counts = desk.extent.many
     shape = _race_shape(desk)
-    deployment = desk.deployment(shape, "many", plans(max(counts), (LORA,), prefix="many"))
+    wanted = plans(max(counts), (LORA,), prefix="many", head=SMALL_HEAD)
+    deployment = desk.deployment(shape, "many", wanted)
     points, rates = measure_many(
         deployment, counts, rounds=desk.extent.rounds, seconds=desk.extent.many_seconds
     )

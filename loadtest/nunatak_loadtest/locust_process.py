@@ -32,6 +32,8 @@ def run_locust(job: Job, *, html: Path | None = None) -> list[Sample]:
     """
     _require_locust()
     users, seconds = _extent(job)
+    if html is not None:
+        html.parent.mkdir(parents=True, exist_ok=True)
     options = (
         *("--users", str(users)),
         *("--spawn-rate", str(users)),
@@ -59,7 +61,10 @@ def serve_locust(job: Job, *, port: int) -> None:
     """
     _require_locust()
     users, _ = _extent(job)
-    options = ("--web-port", str(port), "--users", str(users), "--spawn-rate", str(users))
+    options = (
+        *("--web-host", "127.0.0.1", "--web-port", str(port)),
+        *("--users", str(users), "--spawn-rate", str(users)),
+    )
     with TemporaryDirectory(prefix="nunatak-loadtest-") as name:
         environment = _environment(job, Path(name))
         finished = subprocess.run(  # noqa: S603 - our own interpreter and file; no shell

@@ -118,7 +118,7 @@ def _memory_headlines(facts: Facts) -> list[Headline]:
             Headline(
                 number=f"{theirs / mine:.1f}x less memory",
                 text=f"{tasks} tasks on {backbone} take {gigabytes(mine)}; as full models in one "
-                f"process they take {gigabytes(theirs)}. A machine of 24 GiB holds "
+                f"process they take {gigabytes(theirs)}. By the slopes, 24 GiB hold "
                 f"{tasks_that_fit(ours):,} tasks instead of {tasks_that_fit(full[0]):,}.",
             )
         )

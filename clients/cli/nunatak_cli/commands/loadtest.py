@@ -99,7 +99,8 @@ def run(  # noqa: PLR0913 - each is an option
     job = make_job(chosen, server=server, tasks=task)
     if not as_json:
         error_console().print(f"{chosen.name}: {len(job.tasks)} tasks, {chosen.duration_s:g} s ...")
-    result, samples = run_job(job)
+    locust_page = None if out is None else out / f"run-{chosen.name}.locust.html"
+    result, samples = run_job(job, html=locust_page)
     if out is not None:
         save_run(out, result, samples)
     if as_json:
