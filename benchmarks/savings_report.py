@@ -49,6 +49,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--work", type=Path, default=WORK)
     parser.add_argument("--figures", type=Path, default=FIGURES, help="file to append figures to")
+    parser.add_argument("--resume", action="store_true", help="leave out what is there already")
     options = parser.parse_args()
     torch.set_num_threads(1)
     extent = EXTENTS[options.extent]
@@ -60,7 +61,14 @@ def main() -> None:
     for name in options.parts:
         command = f"python benchmarks/savings_report.py {name} --rounds {extent.rounds}"
         sheet = Sheet(command=command, file=options.figures, rounds=extent.rounds)
-        desk = Desk(work=options.work, out=options.out, sheet=sheet, extent=extent, cores=cores)
+        desk = Desk(
+            work=options.work,
+            out=options.out,
+            sheet=sheet,
+            extent=extent,
+            cores=cores,
+            resumes=options.resume,
+        )
         PARTS[name](desk)
 
 

@@ -89,6 +89,7 @@ class Desk:
     sheet: Sheet
     extent: Extent
     cores: tuple[int, ...] | None
+    resumes: bool = False
 
     def backbone(self, shape: Shape) -> Backbone:
         """A backbone, loaded."""
@@ -133,9 +134,9 @@ class Desk:
             versions={name: version(name) for name in PACKAGES},
         )
 
-    def has(self, name: str) -> bool:
-        """Whether a result is there already."""
-        return (self.out / f"{name}.json").exists()
+    def is_done(self, name: str) -> bool:
+        """Whether a run that was cut short has left this result, and this one goes on from it."""
+        return self.resumes and (self.out / f"{name}.json").exists()
 
     def keep(self, name: str, result: AnyResult) -> None:
         """Write a result for the report."""

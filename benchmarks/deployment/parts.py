@@ -42,6 +42,8 @@ FLOAT32_BYTES = 4
 def memory(desk: Desk) -> None:
     """Memory over the number of tasks: ours, full models in one process, a process per task."""
     for shape, counts in desk.extent.ours.items():
+        if desk.is_done(f"memory-{shape}-{System.FULL_MODELS}"):
+            continue
         backbone = desk.backbone(shape)
         wanted = plans(max(counts), MIXED)
         deployment = desk.deployment(shape, "mixed", wanted, options=WITHOUT_CACHE)
@@ -54,10 +56,12 @@ def memory(desk: Desk) -> None:
         adapters = plans(max(copies), (LORA,))
         apart = desk.deployment(shape, "lora", [], full_models=adapters, adapters=adapters)
         apart = _with_tasks(apart, adapters)
-        systems = {System.FULL_MODELS: copies}
+        systems = dict[System, tuple[int, ...]]()
         if desk.extent.processes:
             few = tuple(it for it in desk.extent.processes if it <= max(copies))
             systems |= {System.PROCESSES_PRIVATE: few, System.PROCESSES_MAPPED: few}
+        # Last: its result says that the shape is done.
+        systems[System.FULL_MODELS] = copies
         for system, numbers in systems.items():
             line = footprint(system, apart, numbers)
             _keep_line(desk, shape, backbone, system, line, (LORA,))
@@ -76,6 +80,8 @@ def saved(desk: Desk) -> None:
     apart = desk.deployment(shape, "copies", [], full_models=copies)
     full = footprint(System.FULL_MODELS, _with_tasks(apart, copies), extent.saved_tasks)
     for frozen in extent.saved_frozen:
+        if desk.is_done(f"saved-{shape}.t{most}.n{frozen}"):
+            continue
         wanted = plans(most, (TopK(num_layers=layers - frozen),), prefix=f"n{frozen}")
         deployment = desk.deployment(shape, f"n{frozen}", wanted, options=WITHOUT_CACHE)
         ours = footprint(System.NUNATAK, deployment, extent.saved_tasks)
@@ -108,6 +114,8 @@ def races(desk: Desk) -> None:
     count = desk.extent.race_tasks
     own = 2 if count > 2 else 1
     for workload, common in desk.extent.common_rates_per_s.items():
+        if desk.is_done(f"race-{workload}"):
+            continue
         backbone = desk.backbone(_race_shape(desk))
         first = backbone.config.num_layers - own
         wanted = plans(count, (Lora(rank=8, first_layer=first),), prefix="race")
