@@ -18,6 +18,7 @@ from nunatak_loadtest.results import (
     MemoryLine,
     Origin,
     Race,
+    Racer,
     Run,
     SavedCell,
 )
@@ -126,8 +127,7 @@ def race_sheet(race: Race, price_per_hour: float) -> Sheet:
                 racer.title,
                 f"{rate:.1f}",
                 f"{min(rates):.1f} to {max(rates):.1f} ({len(rates)})",
-                f"{median(it.p50_ms for it in racer.rounds):.0f}",
-                f"{median(it.p99_ms for it in racer.rounds):.0f}",
+                *_latencies_there(racer),
                 "-" if cost is None else f"{cost:.2f}",
             )
         )
@@ -151,6 +151,14 @@ def race_sheet(race: Race, price_per_hour: float) -> Sheet:
             f"cdf-{race.workload}",
         ),
     )
+
+
+def _latencies_there(racer: Racer) -> tuple[str, str]:
+    """p50 and p99 at the goodput; a round in which no rate kept the objective has none."""
+    kept = [it for it in racer.rounds if it.goodput_per_s > 0]
+    if not kept:
+        return "-", "-"
+    return f"{median(it.p50_ms for it in kept):.0f}", f"{median(it.p99_ms for it in kept):.0f}"
 
 
 def fan_out_sheet(line: FanOutLine) -> Sheet:
