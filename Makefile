@@ -9,7 +9,7 @@ DATA ?= ../shared/data
 PAPERS ?= .bench/papers
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo screenshot test check format bench real papers torture abuse figures serve clean
+.PHONY: help install demo screenshot test check format bench real papers torture abuse report figures serve clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -69,6 +69,9 @@ torture: $(VENV)/.dev  ## kill, fail, corrupt and race the registry (ONLY="kills
 
 abuse: $(VENV)/.dev  ## send a server bad requests by the thousand, and slow clients
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python benchmarks/abuse.py
+
+report: $(VENV)/.dev  ## measure what sharing saves in servers, and write the report (PARTS="race page")
+	$(BIN)/python benchmarks/savings_report.py --rounds $(or $(ROUNDS),1) $(PARTS)
 
 figures: $(VENV)/.dev  ## render docs/results from figures.jsonl
 	$(BIN)/python benchmarks/render_figures.py

@@ -68,7 +68,7 @@ def record(
         high=_rounded(high),
         runs=len(samples),
         command=command,
-        commit=_commit(),
+        commit=commit(),
         date=datetime.now(UTC).date().isoformat(),
         hardware=hardware(),
         versions={name: version(name) for name in PACKAGES},
@@ -179,7 +179,7 @@ def _rounded(value: float) -> float:
     return float(f"{value:.5g}")
 
 
-def _commit() -> str:
+def commit() -> str:
     """Short id of the commit that was measured; marked where the tree has changes."""
     finished = subprocess.run(
         ["git", "describe", "--always", "--dirty"],  # noqa: S607 - whichever git is on the path

@@ -10,6 +10,8 @@ LoadTestError
 from pathlib import Path
 from typing import ClassVar
 
+from pydantic import ValidationError
+
 
 class LoadTestError(Exception):
     """Base of every error this package raises on purpose."""
@@ -21,6 +23,12 @@ class InvalidSettingsError(LoadTestError):
     """Settings that no run can follow."""
 
     code = "invalid_settings"
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first thing that is wrong with outside values, in one line."""
+    first = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}, got {first['input']!r}"
 
 
 class LoadGeneratorError(LoadTestError):

@@ -1,18 +1,20 @@
-"""The result of a run, as a value and as tables."""
+"""The result of a run, as a value."""
 
 from collections.abc import Iterable, Sequence
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict
-from rich.console import Group
-from rich.filesize import decimal
-from rich.table import Table
-from rich.text import Text
+from pydantic import BaseModel, ConfigDict, Field
 
 from nunatak_client.results import MemoryReport, ServerInfo
+from nunatak_loadtest.job import Job
 from nunatak_loadtest.memory import MemorySample
-from nunatak_loadtest.samples import RequestStatistics, Sample, span_s
-from nunatak_loadtest.settings import LoadTestSettings
+from nunatak_loadtest.popularity import top_shares
+from nunatak_loadtest.samples import RequestStatistics, Sample, percentile, span_s
+from nunatak_loadtest.scenario import Closed, Objectives
+
+QUANTILES = (*(float(percent) for percent in range(100)), 99.5, 99.9, 100.0)
+LAG_LIMIT_MS = 5.0
+"""A generator that is later than this in one request of a hundred measures itself."""
 
 
 class ProcessPeak(BaseModel):
@@ -38,123 +40,143 @@ class ProcessPeak(BaseModel):
         )
 
 
+class Verdict(BaseModel):
+    """The run held against its objectives; a request without an answer misses them."""
+
+    model_config = ConfigDict(frozen=True)
+
+    attained_share: float = Field(description="of requests, answered within the objective's p99")
+    error_share: float
+    met: bool
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample], objectives: Objectives) -> Self:
+        """Hold samples against objectives; no sample meets none."""
+        in_time = sum(
+            sample.error is None and sample.response_ms <= objectives.p99_ms for sample in samples
+        )
+        errors = sum(sample.error is not None for sample in samples)
+        count = max(len(samples), 1)
+        return cls(
+            attained_share=in_time / count,
+            error_share=errors / count,
+            met=in_time >= 0.99 * count and errors <= objectives.error_share * count,
+        )
+
+
+class Generator(BaseModel):
+    """How well the load itself was kept to."""
+
+    model_config = ConfigDict(frozen=True)
+
+    open_loop: bool
+    lag_p99_ms: float
+    valid: bool = Field(description="whether the generator was in time; a closed loop always is")
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample], *, open_loop: bool) -> Self:
+        """Summarise how late requests left."""
+        lags = sorted(sample.lag_ms for sample in samples)
+        lag_ms = percentile(lags, 99) if lags else 0.0
+        return cls(open_loop=open_loop, lag_p99_ms=lag_ms, valid=lag_ms <= LAG_LIMIT_MS)
+
+
+class WarmedUp(BaseModel):
+    """The windows before the measurement."""
+
+    model_config = ConfigDict(frozen=True)
+
+    window_medians_ms: tuple[float | None, ...] = ()
+    steady: bool | None = Field(default=None, description="`None` where nothing was asked before")
+
+
+class Asked(BaseModel):
+    """What was asked in truth, beside what the scenario says."""
+
+    model_config = ConfigDict(frozen=True)
+
+    tasks: int
+    top_task_share: float
+    top_tenth_share: float
+    cache_hit_share: float | None = Field(
+        description="of trunk states that the server already had; `None` where it does not tell"
+    )
+
+
 class LoadReport(BaseModel):
     """Everything a run has measured."""
 
     model_config = ConfigDict(frozen=True)
 
-    settings: LoadTestSettings
+    job: Job
     server: ServerInfo
     span_s: float
     overall: RequestStatistics
+    quantiles_ms: tuple[float, ...] = Field(description="of answered requests, at `QUANTILES`")
     tasks: dict[str, RequestStatistics]
+    verdict: Verdict
+    generator: Generator
+    warm_up: WarmedUp
+    asked: Asked
     memory: MemoryReport
     process_peak: ProcessPeak | None
+    watched: tuple[MemorySample, ...] = ()
 
 
 def build_report(
-    settings: LoadTestSettings,
+    job: Job,
     samples: Sequence[Sample],
     *,
     server: ServerInfo,
-    memory: MemoryReport,
+    memory: tuple[MemoryReport, MemoryReport],
     watched: Sequence[MemorySample],
+    warm_up: WarmedUp | None = None,
 ) -> LoadReport:
-    """Put the measurements together."""
+    """Put the measurements together.
+
+    Args:
+        job: What was asked for.
+        samples: What came of it.
+        server: What it was asked of.
+        memory: What the server said of its memory before and after.
+        watched: Its process, seen from outside.
+        warm_up: What came before the samples.
+    """
     span = span_s(samples)
+    by_task: dict[str, list[Sample]] = {task: [] for task in job.tasks}
+    for sample in samples:
+        for task in sample.tasks:
+            by_task[task].append(sample)
+    top, tenth = top_shares([len(asked) for asked in by_task.values()])
+    ordered = sorted(sample.response_ms for sample in samples if sample.error is None)
     return LoadReport(
-        settings=settings,
+        job=job,
         server=server,
         span_s=span,
         overall=RequestStatistics.of(samples, span_s=span),
-        tasks={
-            task: RequestStatistics.of(
-                [sample for sample in samples if sample.task == task], span_s=span
-            )
-            for task in settings.user.tasks
-        },
-        memory=memory,
-        process_peak=ProcessPeak.of(watched),
-    )
-
-
-def render(report: LoadReport) -> Group:
-    """Tables for people; figures are those of `report`, only rounded."""
-    failures = _failures(report)
-    return Group(
-        Text(
-            f"{report.settings.users} users for {report.span_s:.1f} s against "
-            f"{report.server.name} {report.server.version} on {report.server.device} "
-            f"({report.server.dtype})"
+        quantiles_ms=tuple(percentile(ordered, it) for it in QUANTILES) if ordered else (),
+        tasks={task: RequestStatistics.of(its, span_s=span) for task, its in by_task.items()},
+        verdict=Verdict.of(samples, job.scenario.objectives),
+        generator=Generator.of(samples, open_loop=not isinstance(job.scenario.arrivals, Closed)),
+        warm_up=warm_up or WarmedUp(),
+        asked=Asked(
+            tasks=sum(bool(its) for its in by_task.values()),
+            top_task_share=top,
+            top_tenth_share=tenth,
+            cache_hit_share=_cache_hit_share(*memory),
         ),
-        _request_table(report),
-        *([failures] if failures is not None else []),
-        _memory_table(report),
+        memory=memory[1],
+        process_peak=ProcessPeak.of(watched),
+        watched=tuple(watched),
     )
 
 
-def _request_table(report: LoadReport) -> Table:
-    table = Table(title="Requests", title_justify="left", title_style="bold")
-    table.add_column("task", overflow="fold")
-    for heading in ("answers/s", "p50 ms", "p95 ms", "p99 ms", "compute ms", "batch", "failed"):
-        table.add_column(heading, justify="right")
-    for task, statistics in report.tasks.items():
-        table.add_row(task, *_figures(statistics))
-    table.add_section()
-    table.add_row("all", *_figures(report.overall), style="bold")
-    return table
-
-
-def _figures(statistics: RequestStatistics) -> tuple[str, ...]:
-    latency = statistics.latency
-    return (
-        f"{statistics.requests_per_s:.1f}",
-        _rounded(latency and latency.p50_ms),
-        _rounded(latency and latency.p95_ms),
-        _rounded(latency and latency.p99_ms),
-        _rounded(statistics.mean_compute_ms),
-        _rounded(statistics.mean_batch_size),
-        f"{statistics.failures} of {statistics.requests}",
-    )
-
-
-def _failures(report: LoadReport) -> Text | None:
-    codes = report.overall.failure_codes
-    if not codes:
+def _cache_hit_share(before: MemoryReport, after: MemoryReport) -> float | None:
+    if before.trunk_cache is None or after.trunk_cache is None:
         return None
-    counts = ", ".join(f"{code} ({count})" for code, count in codes.items())
-    return Text(f"failures: {counts}", style="red")
-
-
-def _memory_table(report: LoadReport) -> Table:
-    memory = report.memory
-    table = Table(title="Memory", title_justify="left", title_style="bold")
-    table.add_column("what", overflow="fold")
-    table.add_column("bytes", justify="right")
-    table.add_row(f"backbone {memory.backbone.name}", decimal(memory.backbone.bytes))
-    for task in memory.tasks:
-        table.add_row(f"task {task.task}/{task.version} ({task.method})", decimal(task.bytes))
-    table.add_section()
-    table.add_row("all of this, shared", decimal(memory.shared_bytes))
-    table.add_row("one full model per task instead", decimal(memory.dedicated_bytes))
-    table.add_row("saved", f"{memory.saved_share:.1%}")
-    table.add_section()
-    for heading, figure in _process_figures(report):
-        table.add_row(heading, "-" if figure is None else decimal(figure))
-    return table
-
-
-def _process_figures(report: LoadReport) -> tuple[tuple[str, int | None], ...]:
-    peak = report.process_peak
-    if peak is not None:
-        source, name = peak, "server process, peak"
-    else:
-        source, name = report.memory.process, "server process, as it reports"
-    return ((f"{name} PSS", source.pss_bytes), (f"{name} RSS", source.rss_bytes))
-
-
-def _rounded(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
+    hits = after.trunk_cache.hits - before.trunk_cache.hits
+    asked = hits + after.trunk_cache.misses - before.trunk_cache.misses
+    return hits / asked if asked else 0.0
 
 
 def _highest(values: Iterable[int | None]) -> int | None:

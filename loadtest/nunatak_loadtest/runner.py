@@ -1,106 +1,102 @@
-"""Runs one load test: prepares the server, lets locust loose in a process of its own, reports.
+"""Runs one load test: prepares the server, sends the load, watches the memory, reports."""
 
-Locust patches the standard library for gevent as soon as it is imported, so it is never imported
-here.
-"""
-
-import os
-import subprocess
-import sys
+import asyncio
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from statistics import median
 
 from nunatak_client import Client
-from nunatak_loadtest.errors import LoadGeneratorError
-from nunatak_loadtest.memory import MemorySampler, listening_pid
-from nunatak_loadtest.report import LoadReport, build_report
-from nunatak_loadtest.samples import read_samples
-from nunatak_loadtest.settings import LoadTestSettings
+from nunatak_loadtest.askers import Asker, NunatakAsker
+from nunatak_loadtest.job import Job
+from nunatak_loadtest.locust_process import run_locust
+from nunatak_loadtest.memory import MemorySample, MemorySampler, listening_pid
+from nunatak_loadtest.openloop import Clock, Sleep, drive
+from nunatak_loadtest.report import LoadReport, WarmedUp, build_report
+from nunatak_loadtest.samples import Sample
+from nunatak_loadtest.scenario import Closed, Scenario
+from nunatak_loadtest.steadiness import is_steady
+from nunatak_loadtest.traffic import plan, text_check
 
-LOCUSTFILE = Path(__file__).with_name("locustfile.py")
-# Requests that are under way when the time is up may still be answered, this long.
-STOP_TIMEOUT_S = 10
-# Locust starts, stops and writes within this time beside the run itself.
-MARGIN_S = 60
+WARM_UP_SEED = 1_000_003
+"""Apart from the run's own, or the warm-up would fill the server's cache with the run's texts."""
 
 
-def run(settings: LoadTestSettings, *, pid: int | None = None) -> LoadReport:
-    """Load the server for `duration_s` and report.
+def run(
+    job: Job, *, pid: int | None = None, html: Path | None = None
+) -> tuple[LoadReport, list[Sample]]:
+    """Load the server as the scenario says and report, with every request as it went.
 
     The tasks are preloaded first: what is measured is a server at work, not one at start.
 
     Args:
-        settings: What to do.
+        job: What to do.
         pid: The server process, to watch its memory; on this machine it is found by its port.
+        html: Where locust writes a report of its own; for closed loops.
 
     Raises:
         NunatakClientError: the server or a task is not there; nothing was measured.
-        LoadTestError: the settings or locust failed.
+        LoadTestError: the job or locust failed.
     """
-    settings.user.texts()  # a broken file must not cost a run
-    if find_spec("locust") is None:
-        raise LoadGeneratorError("locust is missing; run: pip install 'nunatak[loadtest]'")
-    with Client(settings.server) as client, TemporaryDirectory(prefix="nunatak-loadtest-") as name:
-        for task in settings.user.tasks:
+    text_check(job.scenario)  # a broken file must not cost a run
+    with Client(job.server) as client:
+        for task in job.tasks:
             client.preload(task)
-        server = client.info()
-        samples = Path(name) / "samples.jsonl"
-        with ExitStack() as stack:
-            watched = pid if pid is not None else listening_pid(settings.server)
-            sampler = (
-                stack.enter_context(MemorySampler(watched, interval_s=settings.memory_interval_s))
-                if watched is not None
-                else None
-            )
-            _run_locust(settings, folder=Path(name), samples=samples)
-        return build_report(
-            settings,
-            read_samples(samples),
+        server, before = client.info(), client.memory()
+        samples, watched, warm_up = _measure(job, pid=pid, html=html)
+        report = build_report(
+            job,
+            samples,
             server=server,
-            memory=client.memory(),
-            watched=sampler.samples if sampler is not None else (),
+            memory=(before, client.memory()),
+            watched=watched,
+            warm_up=warm_up,
         )
+    return report, samples
 
 
-def _run_locust(settings: LoadTestSettings, *, folder: Path, samples: Path) -> None:
-    user = settings.user.model_copy(update={"samples": samples})
-    # Locust also reads options from LOCUST_* variables and from files in its folder.
-    inherited = {
-        name: value for name, value in os.environ.items() if not name.startswith("LOCUST_")
-    }
-    try:
-        finished = subprocess.run(  # noqa: S603 - our own interpreter and file; no shell
-            _command(settings),
-            env=inherited | user.to_environment(),
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
-            timeout=settings.duration_s + STOP_TIMEOUT_S + MARGIN_S,
+def _measure(
+    job: Job, *, pid: int | None, html: Path | None
+) -> tuple[list[Sample], Sequence[MemorySample], WarmedUp]:
+    process = pid if pid is not None else listening_pid(job.server)
+    with ExitStack() as stack:
+        sampler = None
+        if process is not None:
+            interval_s = job.scenario.memory_interval_s
+            sampler = stack.enter_context(MemorySampler(process, interval_s=interval_s))
+        if isinstance(job.scenario.arrivals, Closed):
+            samples, warm_up = run_locust(job, html=html), WarmedUp()
+        else:
+            samples, warm_up = asyncio.run(_open_loop(job))
+    return samples, sampler.samples if sampler is not None else (), warm_up
+
+
+async def _open_loop(job: Job) -> tuple[list[Sample], WarmedUp]:
+    async with NunatakAsker(job.server) as asker:
+        warm_up = await warm(asker, job.scenario, job.tasks)
+        planned = plan(
+            job.scenario, job.tasks, seed=job.scenario.seed, seconds=job.scenario.duration_s
         )
-    except subprocess.TimeoutExpired as error:
-        raise LoadGeneratorError("locust did not stop in time; the run does not count") from error
-    if finished.returncode != 0:
-        lines = finished.stderr.decode(errors="replace").strip().splitlines()
-        reason = lines[-1] if lines else f"exit code {finished.returncode}"
-        raise LoadGeneratorError(f"locust failed: {reason}")
+        return await drive(asker, planned), warm_up
 
 
-def _command(settings: LoadTestSettings) -> Sequence[str]:
-    return (
-        sys.executable,
-        *("-m", "locust"),
-        *("--locustfile", str(LOCUSTFILE)),
-        *("--host", settings.server),
-        *("--users", str(settings.users)),
-        *("--spawn-rate", str(settings.users)),
-        *("--run-time", f"{settings.duration_s}s"),
-        *("--stop-timeout", str(STOP_TIMEOUT_S)),
-        *("--exit-code-on-error", "0"),
-        *("--loglevel", "ERROR"),
-        "--headless",
-        "--only-summary",
-    )
+async def warm(
+    asker: Asker,
+    scenario: Scenario,
+    tasks: Sequence[str],
+    *,
+    clock: Clock = time.monotonic,
+    sleep: Sleep = asyncio.sleep,
+) -> WarmedUp:
+    """Send the scenario's load in windows until their medians agree, or for as long as it says."""
+    rule, medians = scenario.warm_up, list[float | None]()
+    while (len(medians) + 1) * rule.window_s <= rule.longest_s:
+        seed = WARM_UP_SEED * (scenario.seed + 1) + len(medians)
+        planned = plan(scenario, tasks, seed=seed, seconds=rule.window_s)
+        window = await drive(asker, planned, clock=clock, sleep=sleep)
+        times = [sample.response_ms for sample in window if sample.error is None]
+        medians.append(median(times) if times else None)
+        if is_steady(medians, tolerance=rule.tolerance):
+            return WarmedUp(window_medians_ms=tuple(medians), steady=True)
+    return WarmedUp(window_medians_ms=tuple(medians), steady=False if medians else None)

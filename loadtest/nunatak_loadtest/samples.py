@@ -8,9 +8,9 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class Sample(BaseModel):
@@ -18,9 +18,10 @@ class Sample(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    task: str
-    started_s: float
-    response_ms: float
+    tasks: Annotated[tuple[str, ...], Field(min_length=1)]
+    started_s: float = Field(description="when it was due; in a closed loop, when it was sent")
+    response_ms: float = Field(description="from then until its answer was there")
+    lag_ms: float = Field(default=0.0, description="from when it was due until it was sent")
     error: str | None = None
     queue_ms: float | None = None
     tokenize_ms: float | None = None

@@ -1,8 +1,24 @@
-"""The texts that users send where nobody gives a file of their own: short to long, plain to odd."""
+"""The texts of a run: drawn word by word, from a file, or a dozen that come with the package.
 
+A server may remember texts it has seen, so drawn texts are new unless the scenario repeats some.
+"""
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.resources import files
 from pathlib import Path
+from typing import Protocol
 
 from nunatak_loadtest.errors import InvalidSettingsError
+from nunatak_loadtest.scenario import (
+    BuiltInTexts,
+    FileTexts,
+    LogNormalLengths,
+    NormalLengths,
+    Scenario,
+)
 
 DEFAULT_TEXTS = (
     "Thanks!",
@@ -22,6 +38,83 @@ DEFAULT_TEXTS = (
         "half way, and nobody answers at the support desk. Please have someone call us back today."
     ),
 )
+# Words that the usual English vocabularies hold whole, so that a word is a token.
+WORDS = tuple(files("nunatak_loadtest").joinpath("words.txt").read_text("utf-8").split())
+TRIES = 32
+"""Draws until a text counts as new; of one word there are fewer texts than requests."""
+
+
+class TextSource(Protocol):
+    """Where texts come from."""
+
+    def draw(self) -> str:
+        """The next text."""
+        ...
+
+
+class Repeating:
+    """Draws from a fixed set of texts."""
+
+    def __init__(self, texts: Sequence[str], chance: random.Random) -> None:
+        self._texts = texts
+        self._random = chance
+
+    def draw(self) -> str:
+        """Any of the texts."""
+        return self._random.choice(self._texts)
+
+
+class Drawing:
+    """Makes texts of drawn lengths; a share of them repeats an earlier one."""
+
+    def __init__(
+        self,
+        length: Callable[[], float],
+        longest: int,
+        repeated_share: float,
+        chance: random.Random,
+    ) -> None:
+        self._length = length
+        self._longest = longest
+        self._repeated_share = repeated_share
+        self._random = chance
+        self._sent = list[str]()
+        self._known = set[str]()
+
+    def draw(self) -> str:
+        """A new text, or one of those before."""
+        if self._sent and self._random.random() < self._repeated_share:
+            return self._random.choice(self._sent)
+        text = self._new()
+        self._sent.append(text)
+        self._known.add(text)
+        return text
+
+    def _new(self) -> str:
+        for _ in range(TRIES):
+            count = min(max(round(self._length()), 1), self._longest)
+            text = " ".join(self._random.choices(WORDS, k=count))
+            if text not in self._known:
+                return text
+        return " ".join(self._random.choices(WORDS, k=self._longest))
+
+
+def text_source(scenario: Scenario, chance: random.Random) -> TextSource:
+    """What the scenario's texts come from.
+
+    Raises:
+        InvalidSettingsError: its file of texts cannot be read.
+    """
+    match scenario.texts:
+        case BuiltInTexts():
+            return Repeating(DEFAULT_TEXTS, chance)
+        case FileTexts(path=path):
+            return Repeating(read_texts(Path(path)), chance)
+        case NormalLengths(mean=mean, deviation=deviation, longest=longest):
+            length = partial(chance.gauss, mean, deviation)
+        case LogNormalLengths(median=median, sigma=sigma, longest=longest):
+            length = partial(chance.lognormvariate, math.log(median), sigma)
+    return Drawing(length, longest, scenario.repeated_share, chance)
 
 
 def read_texts(path: Path) -> tuple[str, ...]:

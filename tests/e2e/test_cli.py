@@ -174,7 +174,7 @@ def test_client_moves_aliases_with_compare_and_swap(server: str) -> None:
 
 def test_load_test_reports_requests_and_memory(desk: Desk, server: str) -> None:
     done = desk.nunatak(
-        *("loadtest", "--server", server, "--task", "early", "--task", "late/1"),
+        *("loadtest", "run", "--server", server, "--task", "early", "--task", "late/1"),
         *("--users", "2", "--duration", "3", "--json"),
     )
 
@@ -191,7 +191,7 @@ def test_load_test_reports_requests_and_memory(desk: Desk, server: str) -> None:
 
 
 def test_load_test_of_a_missing_task_measures_nothing(desk: Desk, server: str) -> None:
-    done = desk.nunatak("loadtest", "--server", server, "--task", "nope", "--json")
+    done = desk.nunatak("loadtest", "run", "--server", server, "--task", "nope", "--json")
 
     assert done.returncode == 1
     assert done.stdout == ""

@@ -16,6 +16,7 @@ from nunatak_server.api.errors import STATUS_OF
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 INTERCHANGE = (ROOT / "docs" / "interchange.md").read_text(encoding="utf-8")
+LOADTEST = (ROOT / "docs" / "loadtest.md").read_text(encoding="utf-8")
 MAKE_TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
 PUBLIC_BASES = {
     "registry_error",
@@ -59,12 +60,16 @@ def test_every_make_target_of_the_readme_exists(command: str) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [it for it in (*COMMANDS, *shell_lines(INTERCHANGE)) if it.startswith("nunatak ")],
+    [
+        it
+        for it in (*COMMANDS, *shell_lines(INTERCHANGE), *shell_lines(LOADTEST))
+        if it.startswith("nunatak ")
+    ],
 )
 def test_every_option_of_the_documents_commands_exists(command: str) -> None:
     words = shlex.split(command)[1:]
     path = [word for word in words[:2] if word in {"train", "serve", "predict", "loadtest", "task"}]
-    if path == ["task"]:
+    if path in (["task"], ["loadtest"]):
         path.append(words[1])
 
     shown = CliRunner().invoke(app, [*path, "--help"], env={"COLUMNS": "200", "TERM": "dumb"})

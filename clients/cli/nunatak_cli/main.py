@@ -8,7 +8,7 @@ import typer
 from nunatak_cli.commands.analyze import analyze_app
 from nunatak_cli.commands.cache import cache_app
 from nunatak_cli.commands.key import key_app
-from nunatak_cli.commands.loadtest import loadtest
+from nunatak_cli.commands.loadtest import loadtest_app
 from nunatak_cli.commands.memory import memory_app
 from nunatak_cli.commands.multitask import multitask
 from nunatak_cli.commands.predict import predict
@@ -28,7 +28,6 @@ EXAMPLES = {
     "train-all": "nunatak train-all tasks.yaml",
     "predict": 'nunatak predict "Please come at once." --task tone --task intent',
     "serve": "nunatak serve --registry ./registry --port 8080",
-    "loadtest": "nunatak loadtest --server http://127.0.0.1:8080 --task tone --task intent",
 }
 
 
@@ -46,9 +45,9 @@ def build_app() -> typer.Typer:
     )
     built.callback(invoke_without_command=True)(start)
     built.command("train-all", epilog=example(EXAMPLES["train-all"]))(train_all)
-    for command in (train, multitask, predict, serve, loadtest):
+    for command in (train, multitask, predict, serve):
         built.command(epilog=example(EXAMPLES[command.__name__]))(command)
-    groups = (task_app, memory_app, sweep_app, analyze_app, cache_app, key_app)
+    groups = (task_app, memory_app, sweep_app, analyze_app, cache_app, key_app, loadtest_app)
     for group in groups:
         built.add_typer(group())
     return built

@@ -8,7 +8,7 @@ NOBODY = ("--server", "http://127.0.0.1:9")
 
 
 def test_server_that_is_not_there_is_one_line() -> None:
-    ran = nunatak("loadtest", "--task", "tone", *NOBODY, "--json")
+    ran = nunatak("loadtest", "run", "--task", "tone", *NOBODY, "--json")
 
     assert ran.exit_code == 1
     assert ran.stdout == ""
@@ -18,10 +18,19 @@ def test_server_that_is_not_there_is_one_line() -> None:
 def test_text_file_is_read_before_anything_else(tmp_path: Path) -> None:
     absent = str(tmp_path / "absent.txt")
 
-    ran = nunatak("loadtest", "--task", "tone", *NOBODY, "--text-file", absent, "--json")
+    ran = nunatak("loadtest", "run", "--task", "tone", *NOBODY, "--text-file", absent, "--json")
 
     assert ran.stderr.startswith("error [invalid_settings]: cannot read texts")
 
 
-def test_task_is_required() -> None:
-    assert nunatak("loadtest").exit_code == 2
+def test_scenarios_are_listed_with_what_they_are() -> None:
+    ran = nunatak("loadtest", "scenarios")
+
+    assert "fanout8    Eight of sixteen tasks about every text" in ran.stdout
+
+
+def test_unknown_scenario_is_one_line() -> None:
+    ran = nunatak("loadtest", "run", "absent", *NOBODY)
+
+    assert ran.exit_code == 1
+    assert ran.stderr.startswith("error [invalid_settings]: no scenario 'absent'")

@@ -4,49 +4,22 @@ import io
 
 from rich.console import Console
 
-from nunatak_client.results import MemoryReport, ServerInfo
-from nunatak_loadtest import LoadReport, LoadTestSettings, UserSettings, render
+from doubles.measured import MEMORY, SERVER
+from nunatak_loadtest import Job, LoadReport, Scenario, render
 from nunatak_loadtest.memory import MemorySample
 from nunatak_loadtest.report import build_report
 from nunatak_loadtest.samples import Sample
 
-SETTINGS = LoadTestSettings(user=UserSettings(tasks=("tone", "intent")))
-SERVER = ServerInfo(
-    name="nunatak",
-    version="0.1.0",
-    backbone={},
-    device="cpu",
-    dtype="float32",
-    registry="folder",
-    limits={},
-)
-MEMORY = MemoryReport.model_validate(
-    {
-        "backbone": {
-            "name": "minilm",
-            "digest": "d",
-            "dtype": "float32",
-            "bytes": 90_000_000,
-            "parameters": 22_000_000,
-        },
-        "tasks": [
-            {"task": "tone", "version": 3, "method": "topk", "bytes": 14_000_000, "parameters": 1}
-        ],
-        "shared_bytes": 104_000_000,
-        "dedicated_bytes": 208_000_000,
-        "saved_share": 0.5,
-        "process": {"rss_bytes": 500_000_000, "pss_bytes": 400_000_000},
-    }
-)
+JOB = Job(tasks=("tone", "intent"), scenario=Scenario(name="users"))
 SAMPLES = [
-    Sample(task="tone", started_s=0.0, response_ms=10, compute_ms=4, batch_size=2),
-    Sample(task="tone", started_s=0.5, response_ms=30, compute_ms=6, batch_size=4),
-    Sample(task="intent", started_s=1.0, response_ms=1000, error="overloaded"),
+    Sample(tasks=("tone",), started_s=0.0, response_ms=10, compute_ms=4, batch_size=2),
+    Sample(tasks=("tone",), started_s=0.5, response_ms=30, compute_ms=6, batch_size=4),
+    Sample(tasks=("intent",), started_s=1.0, response_ms=1000, error="overloaded"),
 ]
 
 
 def report(watched: tuple[MemorySample, ...] = ()) -> LoadReport:
-    return build_report(SETTINGS, SAMPLES, server=SERVER, memory=MEMORY, watched=watched)
+    return build_report(JOB, SAMPLES, server=SERVER, memory=(MEMORY, MEMORY), watched=watched)
 
 
 def shown(report: LoadReport) -> str:
@@ -65,7 +38,7 @@ def test_requests_add_up_over_the_tasks() -> None:
 
 
 def test_task_that_was_never_asked_is_still_reported() -> None:
-    built = build_report(SETTINGS, [], server=SERVER, memory=MEMORY, watched=())
+    built = build_report(JOB, [], server=SERVER, memory=(MEMORY, MEMORY), watched=())
 
     assert built.tasks["intent"].requests == 0
     assert "intent" in shown(built)

@@ -21,7 +21,7 @@ TIMES = st.lists(st.floats(min_value=0, max_value=1e6), min_size=1, max_size=50)
 def sample(
     response_ms: float, *, task: str = "tone", started_s: float = 0.0, error: str | None = None
 ) -> Sample:
-    return Sample(task=task, started_s=started_s, response_ms=response_ms, error=error)
+    return Sample(tasks=(task,), started_s=started_s, response_ms=response_ms, error=error)
 
 
 @pytest.mark.parametrize(
@@ -73,8 +73,8 @@ def test_failures_count_but_do_not_flatter_the_times() -> None:
 
 def test_mean_timings_leave_absent_ones_out() -> None:
     samples = [
-        Sample(task="tone", started_s=0, response_ms=1, queue_ms=2, batch_size=4),
-        Sample(task="tone", started_s=0, response_ms=1, queue_ms=4),
+        Sample(tasks=("tone",), started_s=0, response_ms=1, queue_ms=2, batch_size=4),
+        Sample(tasks=("tone",), started_s=0, response_ms=1, queue_ms=4),
     ]
 
     statistics = RequestStatistics.of(samples, span_s=1.0)

@@ -9,48 +9,150 @@ from typing import Annotated
 import typer
 
 from nunatak_cli.failures import needs_extra
-from nunatak_cli.options import JsonOption
+from nunatak_cli.options import JsonOption, example
 from nunatak_cli.output import console, error_console, print_json
 
+ScenarioArgument = Annotated[
+    str, typer.Argument(metavar="SCENARIO", help="Name of a scenario, or path of a TOML file.")
+]
+ServerOption = Annotated[str, typer.Option(metavar="URL", help="The server to load.")]
+TasksOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--task",
+        metavar="REF",
+        help="Task: name, name@alias or name/version. Repeat for several. Absent: the server's.",
+        show_default=False,
+    ),
+]
+UsersOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1, metavar="N", help="Instead of the scenario's arrivals: users who wait for answers."
+    ),
+]
+RateOption = Annotated[
+    float | None,
+    typer.Option(
+        min=0.01, metavar="PER_S", help="Instead of the scenario's arrivals: Poisson, so many."
+    ),
+]
+DurationOption = Annotated[
+    float | None,
+    typer.Option(min=1, metavar="SECONDS", help="Instead of the scenario's duration."),
+]
+TextFileOption = Annotated[
+    Path | None,
+    typer.Option(metavar="PATH", help="Texts to send, one per line, instead of the scenario's."),
+]
+DEFAULT_SERVER = "http://127.0.0.1:8080"
 
-def loadtest(
+EXAMPLES = {
+    "run": "nunatak loadtest run single --server http://127.0.0.1:8080 --out ./measured",
+    "web": "nunatak loadtest web users --task tone --task intent",
+    "scenarios": "nunatak loadtest scenarios",
+    "report": "nunatak loadtest report ./measured",
+}
+
+
+def loadtest_app() -> typer.Typer:
+    """Put the commands of the group together."""
+    app = typer.Typer(
+        name="loadtest",
+        help="Measure throughput, latencies and memory of a server, and report them.",
+        no_args_is_help=True,
+        epilog=example(EXAMPLES["run"]),
+    )
+    commands = {"run": run, "web": web, "scenarios": scenarios, "report": report}
+    for name, command in commands.items():
+        app.command(name, epilog=example(EXAMPLES[name]))(command)
+    return app
+
+
+def run(  # noqa: PLR0913 - each is an option
     *,
-    task: Annotated[
-        list[str],
-        typer.Option(
-            metavar="REF", help="Task: name, name@alias or name/version. Repeat for several."
-        ),
-    ],
-    server: Annotated[
-        str, typer.Option(metavar="URL", help="The server to load.")
-    ] = "http://127.0.0.1:8080",
-    users: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Simulated users; each waits for its answer.")
-    ] = 8,
-    duration: Annotated[int, typer.Option(min=1, metavar="SECONDS", help="How long.")] = 30,
-    text_file: Annotated[
+    scenario: ScenarioArgument = "users",
+    server: ServerOption = DEFAULT_SERVER,
+    task: TasksOption = None,
+    users: UsersOption = None,
+    rate: RateOption = None,
+    duration: DurationOption = None,
+    text_file: TextFileOption = None,
+    out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="PATH", help="Texts to send, one per line. Absent: a dozen sentences."
-        ),
+        typer.Option(metavar="FOLDER", help="Keep the result and every request here."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure throughput, latencies and memory of a server; exit 1 if a request fails."""
+    """Load a server as a scenario says; exit 1 if a request fails."""
     with needs_extra("loadtest"):
-        from nunatak_loadtest import LoadTestSettings, render, run
-    settings = LoadTestSettings.checked(
-        server=server,
+        from nunatak_loadtest import changed_scenario, load_scenario, make_job, render
+        from nunatak_loadtest import run as run_job
+        from nunatak_loadtest.results import save_run
+    chosen = changed_scenario(
+        load_scenario(scenario),
         users=users,
+        rate_per_s=rate,
         duration_s=duration,
-        user={"tasks": task, "text_file": text_file},
+        text_file=text_file,
     )
+    job = make_job(chosen, server=server, tasks=task)
     if not as_json:
-        error_console().print(f"{users} users ask {len(task)} tasks for {duration} s ...")
-    report = run(settings)
+        error_console().print(f"{chosen.name}: {len(job.tasks)} tasks, {chosen.duration_s:g} s ...")
+    locust_page = None if out is None else out / f"run-{chosen.name}.locust.html"
+    result, samples = run_job(job, html=locust_page)
+    if out is not None:
+        save_run(out, result, samples)
     if as_json:
-        print_json(json.loads(report.model_dump_json()))
+        print_json(json.loads(result.model_dump_json()))
     else:
-        console().print(render(report))
-    if report.overall.failures or not report.overall.requests:
+        console().print(render(result))
+    if result.overall.failures or not result.overall.requests:
         raise typer.Exit(1)
+
+
+def web(
+    *,
+    scenario: ScenarioArgument = "users",
+    server: ServerOption = DEFAULT_SERVER,
+    task: TasksOption = None,
+    port: Annotated[
+        int, typer.Option(min=1, max=65_535, metavar="PORT", help="Of the web page.")
+    ] = 8089,
+) -> None:
+    """Serve locust's web page for a scenario, to start and watch it by hand."""
+    with needs_extra("loadtest"):
+        from nunatak_loadtest import load_scenario, make_job, serve_locust
+    job = make_job(load_scenario(scenario), server=server, tasks=task)
+    error_console().print(f"open http://127.0.0.1:{port}; end with Ctrl-C")
+    serve_locust(job, port=port)
+
+
+def scenarios(*, as_json: JsonOption = False) -> None:
+    """List the scenarios that come with the package."""
+    with needs_extra("loadtest"):
+        from nunatak_loadtest import load_scenario, scenario_names
+    found = [load_scenario(name) for name in scenario_names()]
+    if as_json:
+        print_json({it.name: json.loads(it.model_dump_json()) for it in found})
+        return
+    for it in found:
+        console().print(f"{it.name:<10} {it.title}")
+
+
+def report(
+    *,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="What `run --out` has kept.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Where the report goes. Absent: the same folder."),
+    ] = None,
+    price: Annotated[
+        float, typer.Option(min=0, metavar="PER_HOUR", help="Of the machine, for the cost.")
+    ] = 0.10,
+) -> None:
+    """Write report.html, report.md, report.json and plots from measured results."""
+    with needs_extra("loadtest"):
+        from nunatak_loadtest.page import write_report
+    for path in write_report(folder, out or folder, price_per_hour=price):
+        console().print(str(path))

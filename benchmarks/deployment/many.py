@@ -1,0 +1,124 @@
+"""Very many tasks in one server: throughput, memory and start-up over their number."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from deployment.askers import asking
+from deployment.race import ask_at, burst_rate
+from deployment.systems import Deployment, Started, System, running
+
+from nunatak_client import AsyncClient, Client
+from nunatak_loadtest.results import ManyPoint
+from nunatak_loadtest.samples import Latency
+from nunatak_loadtest.scenario import NormalLengths, Popularity, Scenario, Uniform, Zipf
+
+POPULARITIES: dict[str, Popularity] = {"uniform": Uniform(), "zipf1": Zipf(exponent=1.0)}
+LOADERS = 4
+"""Tasks that are asked to load at once; the server has two threads for it."""
+HALF = 0.5
+"""Latencies are measured at this share of the throughput."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filled:
+    """A server that has taken in so many tasks."""
+
+    tasks: int
+    pss_bytes: int
+    seconds: float
+
+
+def measure_many(
+    deployment: Deployment, counts: Sequence[int], *, rounds: int, seconds: float
+) -> tuple[list[ManyPoint], dict[str, list[list[float]]]]:
+    """Fill one server step by step, then ask the first few, more, and all of its tasks in turns.
+
+    Returns the points, and by popularity the throughput of every round at each number of tasks.
+    """
+    began = time.monotonic()
+    with running(System.NUNATAK, deployment) as started:
+        start_s = time.monotonic() - began
+        filled = [fill(started, deployment.tasks[:count]) for count in counts]
+        rates: dict[str, list[list[float]]] = {name: [] for name in POPULARITIES}
+        points = list[ManyPoint]()
+        for name, popularity in POPULARITIES.items():
+            scenario = Scenario(
+                name=name, popularity=popularity, texts=NormalLengths(), duration_s=seconds
+            )
+            for number in range(rounds):
+                rates[name].append(
+                    [_throughput(started, scenario, deployment.tasks[:count], seed=number)
+                     for count in counts]
+                )  # fmt: skip
+            for place, full in enumerate(filled):
+                rate = sorted(it[place] for it in rates[name])[rounds // 2]
+                points.append(_point(started, scenario, deployment, full, rate, start_s))
+    return points, rates
+
+
+def fill(started: Started, tasks: Sequence[str]) -> Filled:
+    """Load all of these tasks through HTTP."""
+    (address,) = set(started.addresses.values())
+
+    async def load_all() -> None:
+        async with AsyncClient(address, timeout_s=120) as client:
+            waiting = iter(tasks)
+
+            async def load() -> None:
+                for task in waiting:
+                    await client.preload(task)
+
+            await asyncio.gather(*(load() for _ in range(LOADERS)))
+
+    began = time.monotonic()
+    asyncio.run(load_all())
+    seconds = time.monotonic() - began
+    return Filled(tasks=len(tasks), pss_bytes=started.memory()[0], seconds=seconds)
+
+
+def _throughput(started: Started, scenario: Scenario, tasks: Sequence[str], *, seed: int) -> float:
+    async def burst() -> float:
+        async with asking(started) as asker:
+            return await burst_rate(asker, scenario, tasks, seed=seed)
+
+    return asyncio.run(burst())
+
+
+def _point(
+    started: Started,
+    scenario: Scenario,
+    deployment: Deployment,
+    full: Filled,
+    rate_per_s: float,
+    start_s: float,
+) -> ManyPoint:
+    tasks = deployment.tasks[: full.tasks]
+    before = _versions(started)
+
+    async def ask() -> Latency | None:
+        async with asking(started) as asker:
+            samples = await ask_at(asker, scenario, tasks, HALF * rate_per_s, seed=7)
+            loaded.append((_versions(started) - before) / max(len(samples), 1))
+            return Latency.of(it.response_ms for it in samples if it.error is None)
+
+    loaded = list[float]()
+    latency = asyncio.run(ask())
+    return ManyPoint(
+        tasks=full.tasks,
+        popularity=scenario.name,
+        throughput_per_s=rate_per_s,
+        p50_ms=latency.p50_ms if latency else 0.0,
+        p99_ms=latency.p99_ms if latency else 0.0,
+        cold_share=loaded[0],
+        pss_bytes=full.pss_bytes,
+        start_s=start_s,
+        fill_s=full.seconds,
+    )
+
+
+def _versions(started: Started) -> int:
+    (address,) = set(started.addresses.values())
+    with Client(address) as client:
+        return len(client.memory().tasks)

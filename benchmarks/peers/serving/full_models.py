@@ -1,0 +1,39 @@
+"""One process with one full transformers model per task, and a lock, since torch has the cores.
+
+With one folder it is also the process of one task in "one process per task". Mode `private` copies
+the weights out of the mapped file, as a cast or a move to a device does.
+"""
+# pyright: basic
+
+import threading
+
+from answering import Question, options, serve
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+LOCK = threading.Lock()
+
+
+def main() -> None:
+    """Load every task's model and serve."""
+    read = options()
+    tokenizer = AutoTokenizer.from_pretrained(read.tasks[0])
+    models = {}
+    for folder in read.tasks:
+        model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+        if read.mode == "private":
+            for parameter in model.parameters():
+                parameter.data = parameter.data.clone()
+        models[folder.name] = model
+
+    def answer(question: Question) -> list[list[float]]:
+        inputs = tokenizer(question.text, return_tensors="pt", truncation=True, max_length=130)
+        with LOCK:
+            return [
+                models[task](**inputs).logits[0].softmax(-1).tolist() for task in question.tasks
+            ]
+
+    serve(answer, read.port)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""Writes the report: one HTML file that needs nothing beside it, Markdown, JSON and PNG."""
+
+import io
+from collections.abc import Mapping, Sequence
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+
+from matplotlib.figure import Figure
+from pydantic import TypeAdapter
+
+from nunatak_loadtest.page.charts import draw_all
+from nunatak_loadtest.page.facts import Facts, Headline, gather, headlines
+from nunatak_loadtest.page.tables import Sheet, all_sheets
+from nunatak_loadtest.results import AnyResult, load_results
+
+TITLE = "What one shared backbone saves"
+PRICE_PER_HOUR = 0.10
+"""Of the machine, in any currency; about what two cores cost."""
+_RESULTS: TypeAdapter[dict[str, AnyResult]] = TypeAdapter(dict[str, AnyResult])
+
+
+def write_report(folder: Path, out: Path, *, price_per_hour: float = PRICE_PER_HOUR) -> list[Path]:
+    """Write the report of a folder's results; returns the files.
+
+    Raises:
+        InvalidSettingsError: the folder holds no results.
+    """
+    results = load_results(folder)
+    facts = gather(results, price_per_hour=price_per_hour)
+    drawn = draw_all(facts)
+    texts = {
+        "report.html": to_html(facts, {name: to_svg(it) for name, it in drawn.items()}),
+        "report.md": to_markdown(facts, drawn),
+        "report.json": _RESULTS.dump_json(results, indent=1).decode(),
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        (out / name).write_text(text, encoding="utf-8")
+    for name, figure in drawn.items():
+        # A file has no theme to follow.
+        figure.savefig(out / f"{name}.png", dpi=110, facecolor="white")  # pyright: ignore[reportUnknownMemberType]
+    return [out / name for name in (*texts, *(f"{name}.png" for name in drawn))]
+
+
+def to_html(facts: Facts, plots: Mapping[str, str]) -> str:
+    """The page, with its style and its plots inside."""
+    style = files("nunatak_loadtest.page").joinpath("style.css").read_text(encoding="utf-8")
+    cards = "".join(_card(headline) for headline in headlines(facts))
+    sections = "".join(_section(sheet, plots) for sheet in all_sheets(facts))
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{TITLE}</title><style>{style}</style></head><body><main>"
+        f"<header><h1>{TITLE}</h1><p>Many text tasks, one frozen encoder: memory, throughput and "
+        "latency, measured in running servers against what is done without sharing.</p></header>"
+        f'<div class="cards">{cards}</div>{sections}</main></body></html>\n'
+    )
+
+
+def to_markdown(facts: Facts, plots: Sequence[str] | Mapping[str, object]) -> str:
+    """The same as text, with the plots beside it."""
+    parts = [f"# {TITLE}", ""]
+    parts += [f"- **{it.number}**: {it.text}" for it in headlines(facts)]
+    for sheet in all_sheets(facts):
+        parts += ["", f"## {sheet.title}", "", sheet.note, "", _row(sheet.header)]
+        parts.append(_row(["---"] * len(sheet.header)))
+        parts += [_row(row) for row in sheet.rows]
+        parts += ["", *(f"![{name}]({name}.png)" for name in sheet.plots if name in plots)]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def to_svg(figure: Figure) -> str:
+    """A plot to put into a page: no header, no date, no colour behind it."""
+    stream = io.StringIO()
+    figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None})  # pyright: ignore[reportUnknownMemberType]
+    return stream.getvalue().partition("<svg")[1] + stream.getvalue().partition("<svg")[2]
+
+
+def _card(headline: Headline) -> str:
+    return f"<article><b>{escape(headline.number)}</b><p>{escape(headline.text)}</p></article>"
+
+
+def _section(sheet: Sheet, plots: Mapping[str, str]) -> str:
+    figures = "".join(f"<figure>{plots[name]}</figure>" for name in sheet.plots if name in plots)
+    head = "".join(f"<th>{escape(name)}</th>" for name in sheet.header)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in sheet.rows
+    )
+    return (
+        f"<section><h2>{escape(sheet.title)}</h2><p>{escape(sheet.note)}</p>"
+        f'<div class="plots">{figures}</div><div class="wide"><table><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div></section>"
+    )
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

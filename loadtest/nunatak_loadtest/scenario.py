@@ -1,0 +1,159 @@
+"""A scenario: what is asked how often of how many tasks, for how long, and what would be good.
+
+Every part is a frozen value; a scenario file is TOML with the same names.
+"""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0)]
+
+
+class Part(BaseModel):
+    """Base of every part: frozen, and no name that nobody reads."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Uniform(Part):
+    """Every task is asked equally often."""
+
+    kind: Literal["uniform"] = "uniform"
+
+
+class Zipf(Part):
+    """The task of rank r is asked in proportion to `r ** -exponent`."""
+
+    kind: Literal["zipf"] = "zipf"
+    exponent: Annotated[float, Field(gt=0, le=5)] = 1.0
+
+
+class Closed(Part):
+    """Users who each wait for their answer before they ask again; a slow server is asked less.
+
+    With `steps`, the number of users follows them instead of being `users` all the time.
+    """
+
+    kind: Literal["closed"] = "closed"
+    users: Annotated[int, Field(ge=1, le=10_000)] = 8
+    steps: tuple["Step", ...] = ()
+
+
+class Step(Part):
+    """So many users for so long."""
+
+    users: Annotated[int, Field(ge=1, le=10_000)]
+    seconds: Annotated[int, Field(ge=1, le=86_400)]
+
+
+class Poisson(Part):
+    """Requests that arrive whether or not the server keeps up, independent of each other."""
+
+    kind: Literal["poisson"] = "poisson"
+    rate_per_s: Annotated[float, Field(gt=0, le=100_000)]
+
+
+class Gamma(Part):
+    """Bursty arrivals: gaps of a Gamma distribution with this coefficient of variation.
+
+    `cv = 1` is Poisson (S-LoRA, arXiv 2311.03285, sec. 7: shape `1 / cv**2`, scale `cv**2 / rate`).
+    """
+
+    kind: Literal["gamma"] = "gamma"
+    rate_per_s: Annotated[float, Field(gt=0, le=100_000)]
+    cv: Annotated[float, Field(gt=0, le=100)] = 4.0
+
+
+class NormalLengths(Part):
+    """Words per text: normal, rounded and clipped (PetS, ATC 2022: mean 32, clipped to 1..128)."""
+
+    kind: Literal["normal"] = "normal"
+    mean: Positive = 32.0
+    deviation: Annotated[float, Field(ge=0)] = 8.0
+    longest: Annotated[int, Field(ge=1, le=8192)] = 128
+
+
+class LogNormalLengths(Part):
+    """Words per text: log-normal around a median, rounded and clipped; many short, few long."""
+
+    kind: Literal["lognormal"] = "lognormal"
+    median: Positive = 20.0
+    sigma: Positive = 0.6
+    longest: Annotated[int, Field(ge=1, le=8192)] = 128
+
+
+class FileTexts(Part):
+    """Texts from a file, one a line, drawn with repetition."""
+
+    kind: Literal["file"] = "file"
+    path: str
+
+
+class BuiltInTexts(Part):
+    """A dozen sentences from short to long, drawn with repetition."""
+
+    kind: Literal["builtin"] = "builtin"
+
+
+class Width(Part):
+    """A share of requests that ask so many tasks about their text."""
+
+    tasks: Annotated[int, Field(ge=1, le=4096)] = 1
+    weight: Positive = 1.0
+
+
+class WarmUp(Part):
+    """Load before the measurement, in windows, until three in a row agree in their median.
+
+    Two medians agree where the higher is at most `1 + tolerance` times the lower. A server that is
+    not steady after `longest_s` is measured all the same, and the report says so.
+    """
+
+    window_s: Positive = 2.0
+    longest_s: Annotated[float, Field(ge=0, le=3600)] = 30.0
+    tolerance: Share = 0.05
+
+
+class Objectives(Part):
+    """What would be good enough."""
+
+    p99_ms: Positive = 200.0
+    error_share: Share = 0.0
+
+
+Popularity = Annotated[Uniform | Zipf, Field(discriminator="kind")]
+Arrivals = Annotated[Closed | Poisson | Gamma, Field(discriminator="kind")]
+Texts = Annotated[
+    NormalLengths | LogNormalLengths | FileTexts | BuiltInTexts, Field(discriminator="kind")
+]
+
+
+class Scenario(Part):
+    """One load, whole."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+    title: str = ""
+    num_tasks: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(
+        default=None, description="how many of the server's tasks take part; absent: all"
+    )
+    popularity: Popularity = Uniform()
+    arrivals: Arrivals = Closed()
+    texts: Texts = NormalLengths()
+    repeated_share: Share = Field(
+        default=0.0, description="of requests whose text was sent before; the others are new"
+    )
+    widths: Annotated[tuple[Width, ...], Field(min_length=1)] = (Width(),)
+    duration_s: Annotated[float, Field(gt=0, le=86_400)] = 30.0
+    warm_up: WarmUp = WarmUp()
+    objectives: Objectives = Objectives()
+    memory_interval_s: Positive = 1.0
+    seed: int = 0
+
+    @model_validator(mode="after")
+    def _is_wide_enough(self) -> Self:
+        widest = max(width.tasks for width in self.widths)
+        if self.num_tasks is not None and widest > self.num_tasks:
+            raise ValueError(f"a request asks {widest} tasks, but only {self.num_tasks} take part")
+        return self

@@ -1,0 +1,82 @@
+"""What a scenario sends, and when: drawn before the run, from the seed alone."""
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from nunatak_loadtest.popularity import task_weights
+from nunatak_loadtest.scenario import Closed, Gamma, Poisson, Scenario
+from nunatak_loadtest.texts import TextSource, text_source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """One request: when it is due, counted from the start, what it asks, and of whom."""
+
+    due_s: float
+    tasks: tuple[str, ...]
+    text: str
+
+
+class Asking:
+    """An endless draw of requests: tasks by popularity, widths by weight, texts by length."""
+
+    def __init__(self, scenario: Scenario, tasks: Sequence[str], *, seed: int) -> None:
+        self._random = random.Random(seed)  # noqa: S311 - not a secret
+        self._tasks = tuple(tasks)
+        self._cumulative = tuple(accumulate(task_weights(scenario.popularity, len(tasks))))
+        self._widths = [width.tasks for width in scenario.widths]
+        self._width_weights = [width.weight for width in scenario.widths]
+        self._texts: TextSource = text_source(scenario, self._random)
+
+    def draw(self) -> tuple[tuple[str, ...], str]:
+        """The next request: distinct tasks, and a text."""
+        (width,) = self._random.choices(self._widths, self._width_weights)
+        wanted = min(width, len(self._tasks))
+        if wanted == len(self._tasks):
+            return self._tasks, self._texts.draw()
+        chosen = dict[str, None]()
+        while len(chosen) < wanted:
+            (task,) = self._random.choices(self._tasks, cum_weights=self._cumulative)
+            chosen[task] = None
+        return tuple(chosen), self._texts.draw()
+
+
+def plan(
+    scenario: Scenario, tasks: Sequence[str], *, seed: int, seconds: float
+) -> tuple[Planned, ...]:
+    """All requests of an open-loop run; the same arguments give the same plan."""
+    asking = Asking(scenario, tasks, seed=seed)
+    due_times = arrival_times(scenario.arrivals, seconds=seconds, seed=seed)
+    drawn = ((due_s, *asking.draw()) for due_s in due_times)
+    return tuple(Planned(due_s=due_s, tasks=chosen, text=text) for due_s, chosen, text in drawn)
+
+
+def arrival_times(
+    arrivals: Closed | Poisson | Gamma, *, seconds: float, seed: int
+) -> Iterator[float]:
+    """When requests are due; users of a closed loop have no such times, so theirs are none."""
+    match arrivals:
+        case Closed():
+            return
+        case Poisson(rate_per_s=rate):
+            shape = 1.0
+        case Gamma(rate_per_s=rate, cv=cv):
+            shape = 1 / cv**2
+    chance = random.Random(seed)  # noqa: S311 - not a secret
+    scale = 1 / (shape * rate)
+    now = chance.gammavariate(shape, scale)
+    while now < seconds and math.isfinite(now):
+        yield now
+        now += chance.gammavariate(shape, scale)
+
+
+def text_check(scenario: Scenario) -> None:
+    """Find out before a run whether its texts can be had.
+
+    Raises:
+        InvalidSettingsError: they cannot.
+    """
+    text_source(scenario, random.Random(0))  # noqa: S311 - not a secret

@@ -1,0 +1,67 @@
+"""A real server on a real port that answers every prediction at once, but for one freeze."""
+
+import asyncio
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Generator
+
+ANSWER = json.dumps({"task": "tone", "version": 1, "outputs": [{"label": "calm", "score": 0.9}]})
+RESPONSE = (
+    "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
+    f"content-length: {len(ANSWER)}\r\n\r\n{ANSWER}"
+).encode()
+
+
+class _Stub:
+    def __init__(self, *, freeze_at_s: float, freeze_s: float) -> None:
+        self._freeze_at_s = freeze_at_s
+        self._freeze_s = freeze_s
+        self._is_fresh = True
+        self._connections = set[asyncio.Task[None] | None]()
+        self.loop = asyncio.new_event_loop()
+        self.is_over = asyncio.Event()
+        self.ready = threading.Event()
+        self.port = 0
+
+    async def run(self) -> None:
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = server.sockets[0].getsockname()[1]
+        self.ready.set()
+        await self.is_over.wait()
+        server.close()
+        left = [task for task in self._connections if task is not None]
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._connections.add(asyncio.current_task())
+        try:
+            with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+                while True:
+                    head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+                    await reader.readexactly(int(head.partition("content-length:")[2].split()[0]))
+                    if self._is_fresh:
+                        # Blocks the loop, as a stopped process would: nobody is answered.
+                        self.loop.call_later(self._freeze_at_s, time.sleep, self._freeze_s)
+                        self._is_fresh = False
+                    writer.write(RESPONSE)
+        finally:
+            writer.close()
+
+
+@contextlib.contextmanager
+def freezing_server(*, freeze_at_s: float, freeze_s: float) -> Generator[str]:
+    """Its address; the freeze begins so long after the first request."""
+    stub = _Stub(freeze_at_s=freeze_at_s, freeze_s=freeze_s)
+    thread = threading.Thread(target=stub.loop.run_until_complete, args=(stub.run(),))
+    thread.start()
+    stub.ready.wait()
+    try:
+        yield f"http://127.0.0.1:{stub.port}"
+    finally:
+        stub.loop.call_soon_threadsafe(stub.is_over.set)
+        thread.join()
+        stub.loop.close()

@@ -1,0 +1,96 @@
+"""Laws of scenarios, jobs and their files."""
+
+from pathlib import Path
+
+import pytest
+
+from nunatak_loadtest import Job, Scenario, changed_scenario, load_scenario, scenario_names
+from nunatak_loadtest.errors import InvalidSettingsError
+from nunatak_loadtest.job import JOB_VARIABLE
+from nunatak_loadtest.scenario import Closed, FileTexts, Gamma, Poisson, Zipf
+from nunatak_loadtest.scenario_files import parse_scenario
+
+
+@pytest.mark.parametrize("name", scenario_names())
+def test_every_scenario_of_the_package_is_one_and_says_what_it_is(name: str) -> None:
+    scenario = load_scenario(name)
+
+    assert scenario.name == name
+    assert scenario.title
+
+
+def test_kinds_choose_the_parts() -> None:
+    assert load_scenario("bursty").arrivals == Gamma(rate_per_s=30, cv=4)
+    assert load_scenario("zipf").popularity == Zipf(exponent=1.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        pytest.param("name = ", "no TOML", id="no-toml"),
+        pytest.param("name = 'x'\nspeed = 3", "speed", id="unknown-name"),
+        pytest.param("name = 'x'\nduration_s = 0", "duration_s", id="no-time"),
+        pytest.param("name = 'x'\n[arrivals]\nkind = 'poisson'", "rate_per_s", id="no-rate"),
+        pytest.param("name = 'x'\n[arrivals]\nkind = 'tide'", "arrivals", id="unknown-kind"),
+        pytest.param("name = 'x'\nwidths = []", "widths", id="no-width"),
+        pytest.param(
+            "name = 'x'\nnum_tasks = 2\nwidths = [{ tasks = 3 }]", "3 tasks", id="too-wide"
+        ),
+    ],
+)
+def test_scenario_that_nobody_can_follow_is_refused_by_name(text: str, named: str) -> None:
+    with pytest.raises(InvalidSettingsError, match=named):
+        parse_scenario(text, source="mine.toml")
+
+
+def test_unknown_scenario_names_the_known_ones() -> None:
+    with pytest.raises(InvalidSettingsError, match="smoke"):
+        load_scenario("absent")
+
+
+def test_own_scenario_is_read_from_its_path(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text("name = 'mine'")
+
+    assert load_scenario(str(file)) == Scenario(name="mine")
+    with pytest.raises(InvalidSettingsError, match=r"absent\.toml"):
+        load_scenario(str(tmp_path / "absent.toml"))
+
+
+def test_changes_replace_parts_of_the_scenario(tmp_path: Path) -> None:
+    scenario = Scenario(name="base")
+
+    assert changed_scenario(scenario) == scenario
+    assert changed_scenario(scenario, users=3).arrivals == Closed(users=3)
+    assert changed_scenario(scenario, rate_per_s=3).arrivals == Poisson(rate_per_s=3)
+    assert changed_scenario(scenario, text_file=tmp_path / "t").texts == FileTexts(
+        path=str(tmp_path / "t")
+    )
+    with pytest.raises(InvalidSettingsError):
+        changed_scenario(scenario, users=3, rate_per_s=3)
+
+
+def test_job_survives_its_file(tmp_path: Path) -> None:
+    job = Job(tasks=("tone", "intent@prod", "attack/2"), scenario=load_scenario("steps"))
+    file = tmp_path / "job.json"
+    file.write_text(job.model_dump_json())
+
+    assert Job.from_environment({JOB_VARIABLE: str(file)}) == job
+
+
+@pytest.mark.parametrize("content", [None, "{}", "no json"])
+def test_job_file_that_holds_no_job_is_refused(tmp_path: Path, content: str | None) -> None:
+    file = tmp_path / "job.json"
+    if content is not None:
+        file.write_text(content)
+
+    with pytest.raises(InvalidSettingsError):
+        Job.from_environment({JOB_VARIABLE: str(file)})
+    with pytest.raises(InvalidSettingsError, match=JOB_VARIABLE):
+        Job.from_environment({})
+
+
+@pytest.mark.parametrize("tasks", [(), (" ",), ("tone", "tone")])
+def test_job_without_distinct_tasks_is_refused(tasks: tuple[str, ...]) -> None:
+    with pytest.raises(InvalidSettingsError):
+        Job.checked(tasks=tasks, scenario=Scenario(name="x"))
