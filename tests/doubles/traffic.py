@@ -40,7 +40,7 @@ def make_traffic_bench(
 ) -> TrafficBench:
     """Return a ready service whose draws are given."""
     residency, readiness = make_residency(store), Readiness()
-    admission = Admission(max_requests=10, max_tokens=1000)
+    admission = Admission(max_requests=10, max_tokens=1000, max_bytes=1000)
     traffic = TrafficControl(
         residency=residency,
         join=backbone.tokenizer.join,

@@ -6,7 +6,7 @@ import pytest
 
 from doubles.backbones import tiny_backbone
 from doubles.rendering import rendered
-from doubles.serving import FakeStore, make_residency
+from doubles.serving import FakeStore, ManualClock, make_residency
 from nunatak_model import Backbone, embedding_branch
 from nunatak_server.admission import Admission
 from nunatak_server.batching.rows import PendingRow, RowAnswer, RowOutcome
@@ -30,6 +30,7 @@ from nunatak_server.metrics import Metrics
 from nunatak_server.readiness import Readiness, State
 from nunatak_server.service import RequestLimits, Stages
 from nunatak_server.tokenization import Tokenization
+from nunatak_server.traffic.control import TrafficControl
 
 VECTOR = [3.0, 4.0]
 ANSWER = RowAnswer(logits=VECTOR, queue_s=0.1, compute_s=0.5, batch_rows=2)
@@ -78,12 +79,16 @@ def backbone() -> Backbone:
 
 def make_bench(backbone: Backbone, outcome: RowOutcome | None = ANSWER) -> Bench:
     engine, metrics, readiness = FakeEngine(outcome), Metrics(), Readiness()
-    admission = Admission(max_requests=4, max_tokens=MAX_TOKENS)
+    admission = Admission(max_requests=4, max_tokens=MAX_TOKENS, max_bytes=1000)
+    residency = make_residency(FakeStore(embedding_branch(backbone)))
     stages = Stages(
         admission=admission,
-        residency=make_residency(FakeStore(embedding_branch(backbone))),
+        residency=residency,
         tokenization=Tokenization(backbone.tokenizer, num_threads=1),
         engine=engine,
+        traffic=TrafficControl(
+            residency=residency, join=backbone.tokenizer.join, tolerance=0.1, clock=ManualClock()
+        ),
     )
     service = EmbeddingService(
         readiness=readiness,
@@ -155,7 +160,7 @@ def test_what_is_refused_takes_nothing(backbone: Backbone) -> None:
 
     assert isinstance(refusal(bench, "a", "b", "c", "d"), TooManyInputsError)
     with bench.admission.admit() as other:
-        other.take_tokens(MAX_TOKENS)
+        other.take_tokens({BACKBONE: MAX_TOKENS})
         assert isinstance(refusal(bench, "a"), OverloadedError)
     bench.readiness.move_to(State.DRAINING)
     assert isinstance(refusal(bench, "a"), DrainingError)

@@ -1,13 +1,14 @@
 """Shadow rows never cost a row that somebody waits for its place."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nunatak_server.batching.planner import BatchLimits, BatchPlan, plan_batch
+from nunatak_server.batching.senders import Priority
 from nunatak_server.batching.shadows import plan_with_shadows
 
 
@@ -18,10 +19,12 @@ class FakeRow:
     trunk_key: str = "text"
     trunk_tokens: int = 4
     branch_tokens: int = 2
+    trunk_share: float = 0.5
     deadline: float = 10.0
     is_cancelled: bool = False
     is_shadow: bool = False
-    caller: str = field(default="")
+    caller: str = ""
+    priority: Priority = Priority.NORMAL
 
 
 def plan(rows: Sequence[FakeRow], max_tokens: int = 100, max_rows: int = 100) -> BatchPlan[FakeRow]:

@@ -177,8 +177,8 @@ def test_a_request_that_is_refused_whole_raises_before_its_first_line(
     async def scenario() -> None:
         bench, _, _ = await make_bench(backbone, branch, "one")
         with ExitStack() as others:
-            for _ in range(10):
-                others.enter_context(bench.admission.admit())
+            for number in range(10):
+                others.enter_context(bench.admission.admit(f"caller {number}"))
             with pytest.raises(OverloadedError):
                 await anext(bench.service.stream(ask_for("one")))
 
