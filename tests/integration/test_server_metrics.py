@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+import httpx
 import pytest
 import yaml
 from prometheus_client.metrics_core import Metric
@@ -47,6 +48,11 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Metric]:
                 answer = await client.post(PREDICT, json={"inputs": ["a", "a longer text"]})
                 assert answer.json()["version"] == version
             await client.post("/v1/predict", json={"inputs": "a", "tasks": ["tone", "tone/2"]})
+            for role in ("canary", "shadow"):
+                body = {"version": 2, "share": 1.0 if role == "shadow" else 0.01}
+                path = f"/v1/tasks/intent/aliases/prod/{role}"
+                assert (await client.put(path, json=body)).status_code == 200
+            await _compare(client)
             await client.post(f"/v1/tasks/{CANARY}/predict", json={"inputs": CANARY})
             await client.get(f"/{CANARY}?q={CANARY}")
             await client.request(CANARY.upper(), "/livez")
@@ -55,9 +61,17 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Metric]:
     with Registry.open(tmp_path_factory.mktemp("registry")) as registry:
         for seed in (1, 2):
             publish_tiny_task(registry, backbone, seed=seed)
+            publish_tiny_task(registry, backbone, task="intent", seed=seed)
+        registry.promote("intent", "prod", 1)
         text = asyncio.run(scenario(registry))
     assert CANARY not in text.lower()
     return parsed(text)
+
+
+async def _compare(client: httpx.AsyncClient) -> None:
+    """Ask until the shadow was compared, which no answer waits for."""
+    while not (await client.get("/v1/tasks/intent/shadow")).json()["compared"]:
+        await client.post("/v1/tasks/intent/predict", json={"inputs": "a"})
 
 
 def value_of(families: Mapping[str, Metric], name: str, **labels: str) -> float:

@@ -73,7 +73,7 @@ ACCESS: Final[Mapping[tuple[str, str], Access | None]] = {
     ("GET", "/tei/backbone/health"): PUBLIC,
     ("POST", "/v1/embeddings"): PREDICT,
     ("GET", "/v1/models"): READ,
-    ("GET", "/v1/models/{model:path}"): READ,
+    ("GET", "/v1/models/{model}"): READ,
     ("GET", "/v2"): READ,
     ("GET", "/v2/health/live"): PUBLIC,
     ("GET", "/v2/health/ready"): PUBLIC,
