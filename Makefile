@@ -50,6 +50,7 @@ bench: $(VENV)/.dev  ## race the mixed forward against its rivals, half an hour
 	$(BIN)/python benchmarks/trunk_cache.py
 	$(BIN)/python benchmarks/ragged.py
 	$(BIN)/python benchmarks/flat.py
+	$(BIN)/python benchmarks/int8.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/overhead.py
 

@@ -57,6 +57,14 @@ not. Bottlenecks also read 32 times the weights.
         ("flat.svg",),
     ),
     "forward.trunkcache.": ("Trunk cache", "A hit, held against a miss.\n", ()),
+    "forward.int8.": (
+        "The backbone in integers",
+        """`+int8` ([decision 12](../decisions/0012-the-backbone-in-integers.md)) against the same
+forward in floating point: 32 texts on MiniLM, 16 on the shape of BERT base. What tasks own, norms,
+attention and non-linearities stay in float32, and weigh the more the smaller the width.
+""",
+        (),
+    ),
     "forward.bytes_per_task.": (
         "Memory",
         """Bytes that a further task takes, as a multiple of its parameters' bytes: slopes over many
