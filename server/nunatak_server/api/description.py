@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from fastapi import APIRouter, FastAPI, Request, Response
 
-from nunatak_registry.names import NAME_PATTERN
+from nunatak_registry.names import MAX_NAME_LENGTH, MAX_VERSION, NAME_PATTERN
 from nunatak_server.api.access import access_to
 from nunatak_server.api.errors import PROBLEM_TYPE
 from nunatak_server.api.limits import StrictRoute
@@ -13,13 +13,30 @@ from nunatak_server.api.replies import reply
 SCHEMA_PATH: Final = "/openapi.json"
 KEY_SCHEME: Final = "key"
 PROBLEM_SCHEMA: Final = {"$ref": "#/components/schemas/Problem"}
+
+
+def integers_up_to(limit: int) -> str:
+    """Return a pattern of the integers from 1 to `limit`, a number of two digits or more."""
+    digits = str(limit)
+    after = len(digits) - 1
+    fewer_digits = f"[1-9][0-9]{{0,{after - 1}}}"
+    # As many digits: the same up to a place, there a smaller one, then any.
+    smaller = [
+        f"{digits[:place]}[{int(place == 0)}-{int(digit) - 1}][0-9]{{{after - place}}}"
+        for place, digit in enumerate(digits)
+        if int(digit) > int(place == 0)
+    ]
+    return f"(?:{'|'.join([fewer_digits, *smaller, digits])})"
+
+
 _NAME: Final = NAME_PATTERN.strip("^$")
-PATTERNS: Final = {
-    "task": f"^{_NAME}(?:@{_NAME})?$",
-    "alias": NAME_PATTERN,
-    "version": "^[1-9][0-9]{0,9}$",
+_TOO_LONG: Final = f"[^@]{{{MAX_NAME_LENGTH + 1}}}"
+NAME: Final = {"type": "string", "pattern": NAME_PATTERN, "maxLength": MAX_NAME_LENGTH}
+REFERENCE: Final = {
+    "type": "string",
+    "pattern": f"^(?!{_TOO_LONG}|[^@]*@{_TOO_LONG}){_NAME}(?:@{_NAME})?$",
 }
-"""Grammar of the parameters that are names, wherever a route has them."""
+VERSION: Final = {"type": "string", "pattern": f"^{integers_up_to(MAX_VERSION)}$"}
 
 
 class DescribedApp(FastAPI):
@@ -65,7 +82,9 @@ def completed(description: dict[str, Any]) -> dict[str, Any]:
 def _completed(path: str, method: str, operation: dict[str, Any]) -> dict[str, Any]:
     needed = access_to({method.upper()}, path)
     security = [] if needed is None else [{KEY_SCHEME: [needed.scope.value]}, {}]
-    parameters = [_named(parameter) for parameter in operation.get("parameters", [])]
+    listed = operation.get("parameters", [])
+    grammar = _grammar({(parameter["name"], parameter["in"]) for parameter in listed})
+    parameters = [_named(parameter, grammar.get(parameter["name"])) for parameter in listed]
     responses = {status: _typed(answer) for status, answer in operation["responses"].items()}
     return {
         **operation,
@@ -75,12 +94,16 @@ def _completed(path: str, method: str, operation: dict[str, Any]) -> dict[str, A
     }
 
 
-def _named(parameter: dict[str, Any]) -> dict[str, Any]:
-    pattern = PATTERNS.get(parameter["name"])
-    schema = parameter["schema"]
-    if pattern is not None:
-        schema = {"type": "string", "pattern": pattern}
-    elif "anyOf" in schema:
+def _grammar(places: set[tuple[str, str]]) -> dict[str, dict[str, Any]]:
+    """Return the grammar of the parameters that are names, wherever a route has them."""
+    # A task beside an alias, or beside a version that is always there, cannot name an alias too.
+    is_alone = places.isdisjoint({("alias", "path"), ("alias", "query"), ("version", "path")})
+    return {"task": REFERENCE if is_alone else NAME, "alias": NAME, "version": VERSION}
+
+
+def _named(parameter: dict[str, Any], name: dict[str, Any] | None) -> dict[str, Any]:
+    schema = name or parameter["schema"]
+    if "anyOf" in schema:
         # One that is left out is null to Python, but nobody can send null outside of a body.
         schema = next(one for one in schema["anyOf"] if one != {"type": "null"})
     return {**parameter, "schema": schema}

@@ -13,6 +13,14 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import Field, ValidationError
 
 from nunatak_server.api.messages import MAX_ITEMS, Message
+from nunatak_server.api.neighbours.tensor_schemas import (
+    BINARY,
+    InputName,
+    OutputName,
+    RequestParameters,
+    Scalar,
+    TensorParameters,
+)
 from nunatak_server.api.neighbours.tensors import (
     PARAMETERS,
     Tensor,
@@ -28,7 +36,7 @@ from nunatak_server.api.neighbours.translation import (
     explained,
     find_task,
 )
-from nunatak_server.api.questions import Parameters
+from nunatak_server.api.questions import Parameters, Text
 from nunatak_server.api.replies import reply
 from nunatak_server.api.routes import (
     DeadlineHeader,
@@ -39,12 +47,10 @@ from nunatak_server.api.routes import (
 from nunatak_server.errors import InvalidRequestError
 from nunatak_server.outputs import PredictionOptions
 
-Scalar = bool | int | float | str
 Extent = Annotated[int, Field(ge=1, le=MAX_ITEMS)]
-Column = Annotated[list[str], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
-Single = Annotated[list[str], Field(min_length=1, max_length=1)]
+Column = Annotated[list[Text], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
+Single = Annotated[list[Text], Field(min_length=1, max_length=1)]
 Rows = Annotated[list[Single], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
-BINARY = {"binary_data", "binary_data_output", "binary_data_size"}
 
 
 class OpenInferenceProblem(Message):
@@ -65,25 +71,25 @@ class OpenInferenceRoute(TranslatedRoute):
 class InputTensor(Message):
     """Texts, as BYTES of shape [n] or [n, 1]."""
 
-    name: str
+    name: InputName
     shape: Annotated[list[Extent], Field(min_length=1, max_length=2)]
     datatype: Literal["BYTES"]
-    parameters: dict[str, Scalar] | None = None
+    parameters: TensorParameters | None = None
     data: Column | Rows
 
 
 class WantedOutput(Message):
     """An output that is wanted, where not all are."""
 
-    name: str
-    parameters: dict[str, Scalar] | None = None
+    name: OutputName
+    parameters: TensorParameters | None = None
 
 
 class InferRequest(Message):
     """Named tensors for one task."""
 
     id: str | None = None
-    parameters: dict[str, Scalar] | None = None
+    parameters: RequestParameters | None = None
     inputs: Annotated[list[InputTensor], Field(min_length=1, max_length=2)]
     outputs: Annotated[list[WantedOutput], Field(min_length=1, max_length=4)] | None = None
 

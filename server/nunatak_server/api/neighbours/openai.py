@@ -17,6 +17,7 @@ from nunatak_server.api.neighbours.translation import (
     embed_texts,
     explained,
 )
+from nunatak_server.api.questions import Text
 from nunatak_server.api.replies import reply
 from nunatak_server.api.routes import DeadlineHeader, runtime_of
 from nunatak_server.errors import InvalidRequestError, ModelNotFoundError
@@ -58,7 +59,7 @@ class OpenAIRoute(TranslatedRoute):
 class EmbeddingsRequest(Message):
     """Texts to embed; token ids are refused, for they would be those of another tokenizer."""
 
-    input: str | Annotated[list[str], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
+    input: Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
     model: str
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int, Field(ge=1)] | None = None

@@ -24,6 +24,7 @@ from nunatak_server.api.neighbours.translation import (
     explained,
     find_task,
 )
+from nunatak_server.api.questions import Text
 from nunatak_server.api.replies import reply
 from nunatak_server.api.routes import DeadlineHeader, reference_text, runtime_of
 from nunatak_server.api.schemas import ScoredLabel
@@ -33,9 +34,9 @@ from nunatak_server.outputs import PredictionOptions
 from nunatak_server.postprocess import RankingOptions, ScoreFunction, ScoreOptions
 from nunatak_server.runtime import Runtime
 
-Words = Annotated[list[str], Field(min_length=1, max_length=2)]
+Words = Annotated[list[Text], Field(min_length=1, max_length=2)]
 """A text, or a pair of texts."""
-Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
+Texts = Annotated[list[Text], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
 Batch = Annotated[list[Words], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
 Direction = Literal["right", "Right"]
 """Texts are cut at their end alone."""
@@ -71,7 +72,7 @@ class TeiRoute(TranslatedRoute):
 class TeiPredictRequest(Message):
     """A text, a pair `[a, b]`, or a batch `[[a], [a, b], ...]`."""
 
-    inputs: str | Words | Batch
+    inputs: Text | Words | Batch
     raw_scores: bool = False
     truncate: bool = False
     truncation_direction: Direction = "right"
@@ -80,7 +81,7 @@ class TeiPredictRequest(Message):
 class TeiRerankRequest(Message):
     """A query, and the texts to order."""
 
-    query: str
+    query: Text
     texts: Texts
     raw_scores: bool = False
     return_text: bool = False
@@ -91,7 +92,7 @@ class TeiRerankRequest(Message):
 class TeiEmbedRequest(Message):
     """Texts to embed; prompts and cut vectors are nothing that the backbone knows."""
 
-    inputs: str | Texts
+    inputs: Text | Texts
     normalize: bool = True
     truncate: bool = False
     truncation_direction: Direction = "right"
