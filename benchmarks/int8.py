@@ -6,26 +6,23 @@ run in turns.
 """
 
 import tempfile
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import torch
 from fanout import save_random_bert
-from ragged import NUM_ROWS, mixed
+from flat import run_of
+from ragged import NUM_ROWS
 from recording import Sheet, open_sheet
 from rounds import interleave, ratios, seconds
-from workload import dtypes, lognormal_lengths, random_encodings, random_task, served_backbone
+from workload import dtypes, lognormal_lengths, random_encodings, served_backbone
 
 from nunatak_model import (
     DEFAULT_BACKBONE,
     INT8_SUFFIX,
-    Backbone,
-    Encoding,
     HeadOnly,
     Lora,
     Method,
-    Row,
     TopK,
 )
 
@@ -71,18 +68,6 @@ def measure(sheet: Sheet, shape: str, source: str, num_texts: int) -> None:
         [backbones[INT8].num_bytes / backbones["fp32"].num_bytes],
         unit="of the backbone's bytes in fp32",
     )
-
-
-def run_of(
-    backbone: Backbone, method: Method, encodings: Sequence[Encoding], num_tasks: int
-) -> partial[torch.Tensor]:
-    """A forward of all texts, dealt out to the tasks."""
-    tasks = [random_task(backbone, method, seed=seed) for seed in range(num_tasks)]
-    rows = [
-        Row(encoding=encoding, branch=tasks[index % num_tasks].branch)
-        for index, encoding in enumerate(encodings)
-    ]
-    return partial(mixed, backbone, rows)
 
 
 if __name__ == "__main__":
