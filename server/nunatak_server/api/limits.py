@@ -117,13 +117,30 @@ def parse_json(body: bytes) -> object:
     """
     try:
         parsed = orjson.loads(body)
-        # The fast parser takes the last of equal names, so another one looks for them; numbers
-        # stay text there, which may have more digits than Python converts.
-        json.loads(body, object_pairs_hook=_refuse_doubles, parse_int=str, parse_float=str)
+        # The fast parser takes the last of equal names. Every field has a colon, so where there
+        # are no more colons than fields, none was dropped; else another parser looks for them.
+        # Numbers stay text there, which may have more digits than Python converts.
+        if body.count(b":") > _num_fields(parsed):
+            json.loads(body, object_pairs_hook=_refuse_doubles, parse_int=str, parse_float=str)
     except (orjson.JSONDecodeError, RecursionError):
         # The decoder's own message is left out, because it quotes the body.
         raise InvalidJsonError from None
     return parsed
+
+
+def _num_fields(parsed: object) -> int:
+    match parsed:
+        case dict():
+            fields = cast("dict[str, object]", parsed)
+            return len(fields) + sum(map(_num_fields, filter(_is_container, fields.values())))
+        case list():
+            return sum(map(_num_fields, filter(_is_container, cast("list[object]", parsed))))
+        case _:
+            return 0
+
+
+def _is_container(value: object) -> bool:
+    return type(value) in {dict, list}
 
 
 def _refuse_doubles(fields: list[tuple[str, object]]) -> None:
