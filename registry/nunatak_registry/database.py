@@ -5,6 +5,7 @@ Readers see one consistent snapshot and never wait for a lock of ours.
 """
 
 import sqlite3
+import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Self
@@ -13,6 +14,7 @@ from sqlalchemy import (
     URL,
     Connection,
     Engine,
+    PoolProxiedConnection,
     create_engine,
     event,
     insert,
@@ -53,6 +55,8 @@ class Database:
         self._reader = reader
         self._writer = writer
         self._sync_failure: str | None = None
+        self._marker: PoolProxiedConnection | None = None
+        self._marking = threading.Lock()
 
     @classmethod
     def open(cls, url: URL) -> Self:
@@ -72,6 +76,10 @@ class Database:
 
     def close(self) -> None:
         """Close all idle connections."""
+        with self._marking:
+            if self._marker is not None:
+                self._marker.close()
+                self._marker = None
         self._reader.dispose()
 
     @contextmanager
@@ -93,6 +101,26 @@ class Database:
         ):
             connection.execute(select(StateRow.id).with_for_update())
             yield connection
+
+    def change_mark(self) -> int | None:
+        """Return a number that differs whenever a commit lies between two calls.
+
+        None where the database tells nothing cheaper than a query. It costs a twentieth of a
+        transaction (sqlite.org/pragma.html#pragma_data_version).
+        """
+        if self._reader.dialect.name != "sqlite":
+            return None
+        with _refusals(), self._marking:
+            # The number counts what others commit, so nobody else may use this connection.
+            if self._marker is None:
+                self._marker = self._reader.raw_connection()
+                self._marker.detach()
+            cursor = self._marker.cursor()
+            try:
+                cursor.execute("PRAGMA data_version")
+                return int(next(iter(cursor.fetchall()))[0])
+            finally:
+                cursor.close()
 
     @contextmanager
     def _failed_sync_is_final(self) -> Generator[None]:
@@ -221,7 +249,7 @@ def _postgresql_engine(url: URL) -> Engine:
 def _refusals() -> Generator[None]:
     try:
         yield
-    except SQLAlchemyError as error:
+    except (SQLAlchemyError, sqlite3.Error) as error:
         # The driver's own text names host, user and reason; SQLAlchemy's would add statements and
         # their values.
         cause = error.orig if isinstance(error, DBAPIError) else error

@@ -172,6 +172,7 @@ class Index:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._seen: tuple[int, int] | None = None
 
     @classmethod
     def open(cls, url: URL) -> Self:
@@ -185,6 +186,20 @@ class Index:
     def close(self) -> None:
         """Close all idle connections."""
         self._database.close()
+
+    def generation(self) -> int:
+        """Return a number that every change raises, which other processes may make too.
+
+        Cheap to ask again while nothing has been written.
+        """
+        # The mark comes first: a change in between is then seen by the next call, not missed.
+        mark, seen = self._database.change_mark(), self._seen
+        if seen is not None and seen[0] == mark:
+            return seen[1]
+        with self.reading() as snapshot:
+            generation = snapshot.generation()
+        self._seen = None if mark is None else (mark, generation)
+        return generation
 
     @contextmanager
     def reading(self) -> Generator[Snapshot]:

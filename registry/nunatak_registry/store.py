@@ -344,8 +344,7 @@ class Registry:
 
         One tiny query; it sees the changes of other processes too.
         """
-        with self._index.reading() as snapshot:
-            return snapshot.generation()
+        return self._index.generation()
 
     @contextmanager
     def _writing(self) -> Generator[Change]:

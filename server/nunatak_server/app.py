@@ -73,6 +73,8 @@ def create_app(
         openapi_url=None,
         # A redirect would be built from the Host header, which the caller chooses.
         redirect_slashes=False,
+        # The framework's own would tell of paths, which are the caller's; ours tells of templates.
+        telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.state.settings = settings
     app.state.door = door

@@ -147,6 +147,8 @@ def _config(app: FastAPI, settings: ServerSettings) -> uvicorn.Config:
         ws="none",
         lifespan="on",
         access_log=False,
+        # Nobody reads what a proxy says of its caller.
+        proxy_headers=False,
         log_config=logging_config(settings.log_format),
         server_header=False,
         timeout_keep_alive=settings.keep_alive_s,

@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from sqlalchemy import URL
@@ -9,6 +10,7 @@ from nunatak_registry.blobs import BlobStore
 from nunatak_registry.errors import InvalidManifestError, StoreUnavailableError
 from nunatak_registry.index import Index
 from nunatak_registry.local_files import LocalFiles
+from nunatak_registry.snapshot import Snapshot
 from nunatak_registry.store import Registry, utc_now
 from nunatak_registry.verification import FindingKind
 
@@ -125,3 +127,31 @@ def test_sqlite_by_url_with_blobs_in_memory(tmp_path: Path) -> None:
         manifest = registry.publish(*make_draft())
         assert registry.read_blob(manifest) == make_draft()[1]["parameters"]
         assert registry.verify() == []
+
+
+def test_generation_shows_what_any_opener_of_the_registry_changes(
+    registry: Registry, folder: Path
+) -> None:
+    with Registry.open(folder) as other:
+        seen = [registry.generation(), other.generation()]
+        for number, writer in enumerate((registry, other, registry, registry, other)):
+            writer.publish(*make_draft(seed=number))
+            now = registry.generation()
+            assert now == other.generation()
+            assert now not in seen
+            seen.append(now)
+
+
+def test_generation_of_an_unchanged_registry_is_not_queried_again(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = registry.generation()
+
+    def refuse(_: object) -> NoReturn:
+        raise AssertionError("queried again")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Snapshot, "generation", refuse)
+        assert registry.generation() == before
+    registry.publish(*make_draft())
+    assert registry.generation() != before

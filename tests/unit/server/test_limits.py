@@ -16,6 +16,9 @@ REFUSED = {
     "too-deep": b"[" * 5000 + b"]" * 5000,
     "trailing-comma": b'{"a": 1,}',
     "two-values": b"{}{}",
+    "field-twice": b'{"a": 1, "a": 1}',
+    "field-twice-in-a-list": b'[{"b": ":::"}, [{"a": 1, "b": 2, "a": 3}]]',
+    "field-twice-by-an-escape": b'{"a": 1, "\\u0061": ":"}',
 }
 
 
@@ -29,3 +32,7 @@ def test_what_is_not_strict_json_is_refused_without_repeating_it(body: bytes) ->
 
 def test_strict_json_is_parsed() -> None:
     assert parse_json('{"a": ["\u00e9", 1.5, null]}'.encode()) == {"a": ["\u00e9", 1.5, None]}
+
+
+def test_colons_in_texts_are_no_fields() -> None:
+    assert parse_json(b'{"a:": [{"b": "c::"}]}') == {"a:": [{"b": "c::"}]}

@@ -13,8 +13,14 @@ from nunatak_server.errors import (
     TextTooLongError,
     TooManyTokensError,
 )
-from nunatak_server.inputs import Query, Question
-from nunatak_server.tokenization import Reading, Tokenization, check_texts, default_stride
+from nunatak_server.inputs import Query, Question, TaskInput
+from nunatak_server.tokenization import (
+    MAX_CHARS_ON_LOOP,
+    Reading,
+    Tokenization,
+    check_texts,
+    default_stride,
+)
 
 REFUSED = {
     "empty": ("", EmptyTextError),
@@ -75,7 +81,7 @@ def test_errors_never_repeat_the_text(text: str, error: type[ServerError]) -> No
     assert canary not in str(refused.value)
 
 
-def test_inputs_are_encoded_once_per_reading_and_off_the_event_loop() -> None:
+def test_inputs_are_encoded_once_per_reading() -> None:
     encoder = SpyEncoder()
     tokenization = Tokenization(encoder, num_threads=1)
     short, long = Reading(max_length=4, stride=None), Reading(max_length=8, stride=None)
@@ -89,6 +95,40 @@ def test_inputs_are_encoded_once_per_reading_and_off_the_event_loop() -> None:
     }
     assert lengths == {short: [[4], [4]], long: [[8], [8]]}
     assert sorted(length for _, length in encoder.calls) == [4, 8]
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        ["x" * (MAX_CHARS_ON_LOOP + 1)],
+        ["x"] * (MAX_CHARS_ON_LOOP + 1),
+        [("x" * MAX_CHARS_ON_LOOP, "x")],
+        [Query(query="x" * (MAX_CHARS_ON_LOOP // 2), documents=("a", "b"))],
+    ],
+    ids=["text", "texts", "pair", "query of each document"],
+)
+def test_only_what_is_short_is_encoded_on_the_event_loop(inputs: Sequence[TaskInput]) -> None:
+    encoder = SpyEncoder()
+    tokenization = Tokenization(encoder, num_threads=1)
+    reading = Reading(max_length=4, stride=None)
+
+    asyncio.run(tokenization.encode(inputs, readings=[reading]))
+    asyncio.run(tokenization.encode(["x" * MAX_CHARS_ON_LOOP], readings=[reading]))
+    tokenization.close()
+
+    (long, _), (short, _) = encoder.calls
+    assert long.startswith("nunatak-tokenize")
+    assert short == threading.current_thread().name
+
+
+def test_what_is_short_for_one_reading_may_be_long_for_several() -> None:
+    encoder = SpyEncoder()
+    tokenization = Tokenization(encoder, num_threads=1)
+    readings = [Reading(max_length=length, stride=None) for length in (4, 8)]
+
+    asyncio.run(tokenization.encode(["x" * MAX_CHARS_ON_LOOP], readings=readings))
+    tokenization.close()
+
     assert all(name.startswith("nunatak-tokenize") for name, _ in encoder.calls)
 
 

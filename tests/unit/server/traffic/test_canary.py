@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from doubles.backbones import tiny_backbone
-from doubles.leases import until
+from doubles.leases import settle, until
 from doubles.serving import FakeStore, ManualClock
 from doubles.tasks import random_parameters, spec_of
 from doubles.traffic import TrafficBench, add_versions, ask_for, make_traffic_bench
@@ -77,6 +77,8 @@ def test_a_canary_that_cannot_be_loaded_gets_no_request_and_is_tried_again_later
 
         assert await version_for(bench) == 1
         await until(lambda: canary.reference in store.loaded)
+        await until(lambda: not bench.residency.stats().loading_bytes)
+        await settle()
         assert [await version_for(bench) for _ in range(5)] == [1] * 5
         assert store.loaded.count(canary.reference) == 1
 
