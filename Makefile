@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 DATA ?= ../shared/data
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check format bench real torture figures serve clean
+.PHONY: help install demo screenshot test check format bench real torture figures serve clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -25,6 +25,9 @@ $(VENV)/.dev: $(VENV)/.runtime
 
 demo: $(VENV)/.runtime  ## train four tasks, serve them from one backbone, ask them, show what is saved
 	$(BIN)/python demo/gateway.py
+
+screenshot: $(VENV)/.dev  ## take the README's picture of the web page; after `make demo`, needs Chromium
+	$(BIN)/python demo/screenshot.py
 
 test: $(VENV)/.dev  ## run the tests
 	$(BIN)/python -m pytest

@@ -18,6 +18,7 @@ from nunatak_model.config import (
     HeadNorm,
     Pooling,
 )
+from nunatak_model.embedding import embedding_branch
 from nunatak_model.encoding import Alignment, Encoding, TextInput
 from nunatak_model.errors import (
     BackboneNotFoundError,
@@ -105,6 +106,7 @@ __all__ = [
     "convert_branch",
     "dedicated_parameters",
     "default_head",
+    "embedding_branch",
     "forward",
     "initial_parameters",
     "load_backbone",

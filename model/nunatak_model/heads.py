@@ -99,14 +99,17 @@ class HeadSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """The parameters of one head; a head without pooling reads every token."""
+    """The parameters of one head; a head without pooling reads every token.
+
+    A head without output layer gives the features themselves.
+    """
 
     pooling: Pooling | None
     dense: Linear | None
     activation: Activation
     norm: Norm | None
     norm_epsilon: float
-    output: Linear
+    output: Linear | None
 
 
 def default_head(backbone: Backbone, *, kind: HeadKind, num_labels: int) -> HeadSpec:
@@ -199,6 +202,8 @@ def apply_head(
         if head.norm is not None:
             features = layer_norm(features, head.norm, epsilon=head.norm_epsilon)
         features = functional.dropout(features, dropout, training=dropout > 0.0)
+    if head.output is None:
+        return features.float()
     return functional.linear(features, head.output.weight, head.output.bias).float()
 
 

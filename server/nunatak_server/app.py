@@ -9,9 +9,10 @@ from fastapi import FastAPI
 
 from nunatak_model import Backbone
 from nunatak_registry import Registry
-from nunatak_server.api import admin, operations, routes
+from nunatak_server.api import admin, operations, pages, routes
 from nunatak_server.api.context import RequestIdMiddleware
 from nunatak_server.api.errors import install_error_handlers
+from nunatak_server.api.neighbours import open_inference, openai, tei
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.runtime import Runtime, load_serving_backbone
 from nunatak_server.settings import ServerSettings
@@ -53,12 +54,14 @@ def create_app(
         summary="Many text tasks from one frozen transformer encoder.",
         version=version("nunatak"),
         lifespan=lifespan,
+        # Both of the framework's pages load scripts from elsewhere; `pages` has one that does not.
+        docs_url=None,
         redoc_url=None,
         # A redirect would be built from the Host header, which the caller chooses.
         redirect_slashes=False,
     )
     app.state.settings = settings
-    for module in (routes, admin, operations):
+    for module in (routes, admin, operations, pages, tei, openai, open_inference):
         app.include_router(module.router)
     install_error_handlers(app)
     app.add_middleware(RequestIdMiddleware)

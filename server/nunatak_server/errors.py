@@ -11,8 +11,10 @@ ServerError
 |   +-- TooManyInputsError        more texts than one request may carry
 |   +-- TooManyTasksError         more tasks than one request may name
 |   +-- TextTooLongError          more characters than one text may have
+|   +-- TooManyTokensError        more tokens than are read, from a caller who wants nothing cut
 |   +-- EmptyTextError            a text with nothing to read in it
 |   +-- InvalidTextError          a text that no tokenizer can take
+|   +-- ModelNotFoundError        an embedding model that this server does not have
 |   +-- WrongInputKindError       an input of a kind that the task's head does not answer
 +-- UnavailableError          the request is fine, the server cannot serve it now
 |   +-- OverloadedError           too much is queued already
@@ -133,6 +135,20 @@ class TextTooLongError(RequestError):
         )
 
 
+class TooManyTokensError(RequestError):
+    """A text of more tokens than are read, while its caller wants nothing cut."""
+
+    code = "too_many_tokens"
+
+    def __init__(self, position: int, limit: int) -> None:
+        self.position = position
+        self.limit = limit
+        super().__init__(
+            f"text {position} has more than {limit} tokens; shorten it, or ask for truncation "
+            "where the route offers it"
+        )
+
+
 class EmptyTextError(RequestError):
     """A text with nothing to read in it."""
 
@@ -152,6 +168,18 @@ class InvalidTextError(RequestError):
         self.position = position
         self.reason = reason
         super().__init__(f"input {position} contains {reason}; remove it")
+
+
+class ModelNotFoundError(RequestError):
+    """An embedding model other than the backbone."""
+
+    code = "model_not_found"
+
+    def __init__(self, served: str) -> None:
+        self.served = served
+        super().__init__(
+            f"the one embedding model here is {served!r}; tasks are asked at /v1/tasks"
+        )
 
 
 class WrongInputKindError(RequestError):

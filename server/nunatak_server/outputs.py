@@ -36,6 +36,8 @@ class PredictionOptions:
     entities: EntityOptions = field(default_factory=EntityOptions)
     answers: AnswerOptions = field(default_factory=AnswerOptions)
     ranking: RankingOptions = field(default_factory=RankingOptions)
+    truncates: bool = True
+    """Of heads that read one window: whether long texts are cut, rather than refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +52,7 @@ def reading_of(manifest: TaskManifest, options: PredictionOptions) -> Reading:
     """Return how a task reads its inputs: heads that read tokens see long texts whole."""
     match manifest.head.kind:
         case HeadKind.SEQUENCE_CLASSIFICATION | HeadKind.RANKING:
-            return Reading(max_length=manifest.max_length, stride=None)
+            return Reading(max_length=manifest.max_length, stride=None, truncates=options.truncates)
         case HeadKind.TOKEN_CLASSIFICATION:
             stride = options.entities.stride
         case HeadKind.QUESTION_ANSWERING:

@@ -32,6 +32,7 @@ from nunatak_server.cache_metrics import TrunkCacheCollector
 from nunatak_server.catalog import Catalog
 from nunatak_server.compute import BatchCompute
 from nunatak_server.devices import resolve_device, resolve_dtype
+from nunatak_server.embedding import EmbeddingService
 from nunatak_server.engine import Engine
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.holding import VersionHolding
@@ -117,22 +118,31 @@ class Runtime:
             budget_bytes=task_memory_budget(settings.task_memory_bytes, backbone.device),
             observer=self.metrics,
         )
+        limits = RequestLimits(
+            max_inputs=settings.max_inputs,
+            max_tasks=settings.max_tasks_per_request,
+            max_text_chars=settings.max_text_chars,
+        )
+        stages = Stages(
+            admission=Admission(
+                max_requests=settings.max_queued_requests,
+                max_tokens=settings.max_queued_tokens,
+            ),
+            residency=self.residency,
+            tokenization=self._tokenization,
+            engine=self._engine,
+        )
+        self.embedding = EmbeddingService(
+            readiness=self.readiness,
+            limits=limits,
+            stages=stages,
+            metrics=self.metrics,
+            backbone=backbone,
+        )
         self.service = PredictionService(
             readiness=self.readiness,
-            limits=RequestLimits(
-                max_inputs=settings.max_inputs,
-                max_tasks=settings.max_tasks_per_request,
-                max_text_chars=settings.max_text_chars,
-            ),
-            stages=Stages(
-                admission=Admission(
-                    max_requests=settings.max_queued_requests,
-                    max_tokens=settings.max_queued_tokens,
-                ),
-                residency=self.residency,
-                tokenization=self._tokenization,
-                engine=self._engine,
-            ),
+            limits=limits,
+            stages=stages,
             metrics=self.metrics,
             num_layers=backbone.config.num_layers,
             join=backbone.tokenizer.join,

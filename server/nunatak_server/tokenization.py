@@ -8,7 +8,12 @@ from itertools import chain, islice
 from typing import Protocol
 
 from nunatak_model import Encoding, TextInput
-from nunatak_server.errors import EmptyTextError, InvalidTextError, TextTooLongError
+from nunatak_server.errors import (
+    EmptyTextError,
+    InvalidTextError,
+    TextTooLongError,
+    TooManyTokensError,
+)
 from nunatak_server.inputs import TaskInput, strings_in, texts_to_read
 
 MAX_DEFAULT_STRIDE = 128
@@ -38,7 +43,9 @@ class Reading:
 
     max_length: int
     stride: int | None
-    """What neighbouring windows share; None: nothing is windowed, long texts are cut."""
+    """What neighbouring windows share; None: nothing is windowed."""
+    truncates: bool = True
+    """Whether a long text that is not windowed is cut; if not, it is refused."""
 
 
 def default_stride(max_length: int) -> int:
@@ -84,7 +91,11 @@ class Tokenization:
     async def encode(
         self, inputs: Sequence[TaskInput], *, readings: Iterable[Reading]
     ) -> Mapping[Reading, list[Encodings]]:
-        """Encode every input once for each distinct reading."""
+        """Encode every input once for each distinct reading.
+
+        Raises:
+            TooManyTokensError: a text is longer than a reading that does not truncate.
+        """
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(
             self._pool, self._encode_each, inputs, frozenset(readings)
@@ -109,8 +120,17 @@ class Tokenization:
 
     def _encode(self, texts: Sequence[TextInput], reading: Reading) -> list[Encodings]:
         if reading.stride is None:
-            whole = self._encoder.encode(texts, max_length=reading.max_length)
+            # One token more than may be shows that a text is too long, however long it is.
+            room = reading.max_length + (0 if reading.truncates else 1)
+            whole = self._encoder.encode(texts, max_length=room)
+            _check_lengths(whole, reading.max_length)
             return [(encoding,) for encoding in whole]
         return self._encoder.encode_windows(
             texts, max_length=reading.max_length, stride=reading.stride
         )
+
+
+def _check_lengths(encodings: Sequence[Encoding], max_length: int) -> None:
+    for position, encoding in enumerate(encodings):
+        if encoding.num_tokens > max_length:
+            raise TooManyTokensError(position, max_length)

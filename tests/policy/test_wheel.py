@@ -29,6 +29,8 @@ def test_the_wheel_holds_our_packages_and_nothing_else(tmp_path: Path) -> None:
     packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     assert tops == {Path(package).name for package in packages}
     assert all(f"{top}/py.typed" in names for top in tops)
+    page = {it.name for it in (ROOT / "server" / "nunatak_server" / "page").glob("*.*")}
+    assert {f"nunatak_server/page/{name}" for name in page} <= set(names)
 
 
 def test_constraints_pin_every_dependency_by_name() -> None:

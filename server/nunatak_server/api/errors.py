@@ -61,8 +61,10 @@ STATUS_OF: Mapping[type[Exception], HTTPStatus] = {
     server.TooManyInputsError: HTTPStatus.UNPROCESSABLE_ENTITY,
     server.TooManyTasksError: HTTPStatus.UNPROCESSABLE_ENTITY,
     server.TextTooLongError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    server.TooManyTokensError: HTTPStatus.UNPROCESSABLE_ENTITY,
     server.EmptyTextError: HTTPStatus.UNPROCESSABLE_ENTITY,
     server.InvalidTextError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    server.ModelNotFoundError: HTTPStatus.NOT_FOUND,
     server.WrongInputKindError: HTTPStatus.UNPROCESSABLE_ENTITY,
     server.UnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
     server.OverloadedError: HTTPStatus.TOO_MANY_REQUESTS,
@@ -94,6 +96,17 @@ def problem_of(error: ProjectError, *, request_id: str | None) -> dict[str, Any]
     return _problem(error.code, STATUS_OF[type(error)], str(error), request_id)
 
 
+def problem_of_invalid(error: RequestValidationError, *, request_id: str | None) -> dict[str, Any]:
+    """Describe a request that does not follow its schema."""
+    problem = _problem(
+        server.InvalidRequestError.code,
+        HTTPStatus.UNPROCESSABLE_ENTITY,
+        "the request does not follow its schema; see `errors`, and /docs for the schema",
+        request_id,
+    )
+    return {**problem, "errors": error_items(error.errors())}
+
+
 def install_error_handlers(app: FastAPI) -> None:
     """Answer every failure of `app`, foreseen or not, with a problem."""
     for tree in ProjectError.__args__:
@@ -107,19 +120,13 @@ async def _answer_project_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, ProjectError):
         raise error
     problem = problem_of(error, request_id=request_id_of(request.scope))
-    return _response(problem, headers=_headers_of(error))
+    return _response(problem, headers=headers_of(error))
 
 
 async def _answer_invalid_request(request: Request, error: Exception) -> Response:
     if not isinstance(error, RequestValidationError):
         raise error
-    problem = _problem(
-        server.InvalidRequestError.code,
-        HTTPStatus.UNPROCESSABLE_ENTITY,
-        "the request does not follow its schema; see `errors`, and /docs for the schema",
-        request_id_of(request.scope),
-    )
-    return _response({**problem, "errors": error_items(error.errors())})
+    return _response(problem_of_invalid(error, request_id=request_id_of(request.scope)))
 
 
 async def _answer_http_error(request: Request, error: Exception) -> Response:
@@ -171,7 +178,8 @@ def _problem(code: str, status: HTTPStatus, detail: str, request_id: str | None)
     }
 
 
-def _headers_of(error: ProjectError) -> dict[str, str]:
+def headers_of(error: ProjectError) -> dict[str, str]:
+    """Return what the caller's transport must know: when to retry, that the connection ends."""
     if isinstance(error, server.OverloadedError):
         return {"retry-after": str(error.retry_after_s)}
     if STATUS_OF[type(error)] is HTTPStatus.SERVICE_UNAVAILABLE:

@@ -4,12 +4,14 @@ from collections.abc import Sequence
 
 import pytest
 
+from doubles.backbones import tiny_backbone
 from nunatak_model import Encoding, TextInput
 from nunatak_server.errors import (
     EmptyTextError,
     InvalidTextError,
     ServerError,
     TextTooLongError,
+    TooManyTokensError,
 )
 from nunatak_server.inputs import Query, Question
 from nunatak_server.tokenization import Reading, Tokenization, check_texts, default_stride
@@ -88,6 +90,21 @@ def test_inputs_are_encoded_once_per_reading_and_off_the_event_loop() -> None:
     assert lengths == {short: [[4], [4]], long: [[8], [8]]}
     assert sorted(length for _, length in encoder.calls) == [4, 8]
     assert all(name.startswith("nunatak-tokenize") for name, _ in encoder.calls)
+
+
+def test_a_reading_that_does_not_truncate_takes_what_just_fits() -> None:
+    async def scenario(length: int) -> None:
+        tokenization = Tokenization(tiny_backbone().tokenizer, num_threads=1)
+        fitting = Reading(max_length=length, stride=None, truncates=False)
+        found = await tokenization.encode(["a b"], readings=[fitting])
+        assert [item[0].num_tokens for item in found[fitting]] == [length]
+        tight = Reading(max_length=length - 1, stride=None, truncates=False)
+        with pytest.raises(TooManyTokensError) as refused:
+            await tokenization.encode(["a", "a b"], readings=[tight])
+        assert refused.value.position == 1
+        tokenization.close()
+
+    asyncio.run(scenario(4))
 
 
 def test_each_input_keeps_its_documents_and_its_windows() -> None:

@@ -1,0 +1,121 @@
+"""What all translators share: routes that fail in the neighbour's shape, and one way to ask."""
+
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+import orjson
+from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
+
+from nunatak_registry import TaskManifest, TaskReference
+from nunatak_server.api.context import request_id_of
+from nunatak_server.api.errors import ProjectError, headers_of, problem_of, problem_of_invalid
+from nunatak_server.api.limits import StrictRoute
+from nunatak_server.api.replies import TASK_VERSION_HEADER, timing_headers
+from nunatak_server.api.routes import reference_text, runtime_of
+from nunatak_server.embedding import EmbeddingRequest, Embeddings
+from nunatak_server.inputs import TaskInput
+from nunatak_server.outputs import PredictionOptions
+from nunatak_server.prediction import PredictionRequest, TaskFailure, TaskPrediction
+
+Problem = Mapping[str, Any]
+
+
+class TranslatedRoute(StrictRoute):
+    """A route whose failures have the shape that the neighbour's clients read."""
+
+    @classmethod
+    def shape(cls, problem: Problem) -> dict[str, Any]:
+        """Return a problem as the neighbour would put it."""
+        raise NotImplementedError
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Wrap the handler of the base class."""
+        handle = super().get_route_handler()
+
+        async def handle_in_shape(request: Request) -> Response:
+            request_id = request_id_of(request.scope)
+            try:
+                return await handle(request)
+            except RequestValidationError as error:
+                problem, headers = problem_of_invalid(error, request_id=request_id), {}
+            except ProjectError.__args__ as error:
+                problem, headers = problem_of(error, request_id=request_id), headers_of(error)
+            return Response(
+                orjson.dumps(self.shape(problem)),
+                status_code=problem["status"],
+                media_type="application/json",
+                headers=headers,
+            )
+
+        return handle_in_shape
+
+
+def explained(problem: Problem) -> str:
+    """Return what a problem says in one line, for neighbours that have no list of fields."""
+    fields = "; ".join(f"{it['location']}: {it['message']}" for it in problem.get("errors", ()))
+    return f"the request does not follow its schema: {fields}" if fields else problem["detail"]
+
+
+async def ask_task(
+    request: Request,
+    reference: str,
+    inputs: tuple[TaskInput, ...],
+    *,
+    options: PredictionOptions,
+    deadline_ms: int | None,
+) -> tuple[TaskPrediction, dict[str, str]]:
+    """Ask one task through the service; returns its answer and the headers that go with it.
+
+    Raises:
+        ServerError: or any other error of the project: the task cannot answer.
+    """
+    runtime = runtime_of(request)
+    prediction = await runtime.service.predict(
+        PredictionRequest(
+            references=(reference,),
+            inputs=inputs,
+            options=options,
+            deadline_s=(deadline_ms or runtime.settings.default_deadline_ms) / 1000,
+        )
+    )
+    (result,) = prediction.results
+    if isinstance(result, TaskFailure):
+        raise result.error
+    headers = timing_headers(prediction.timings)
+    return result, {**headers, TASK_VERSION_HEADER: f"{result.task}/{result.version}"}
+
+
+async def find_task(request: Request, task: str, version: str | None) -> TaskManifest:
+    """Return the manifest of the version that a path means.
+
+    Raises:
+        RegistryError: no such task, version or alias, or the store cannot be read.
+    """
+    reference = TaskReference.parse(reference_text(task, version))
+    return await runtime_of(request).catalog.resolve(reference)
+
+
+async def embed_texts(
+    request: Request,
+    texts: tuple[str, ...],
+    *,
+    truncates: bool,
+    normalises: bool,
+    deadline_ms: int | None,
+) -> tuple[Embeddings, dict[str, str]]:
+    """Embed texts through the service; returns vectors and the headers that go with them.
+
+    Raises:
+        ServerError: the service cannot answer.
+    """
+    runtime = runtime_of(request)
+    embeddings = await runtime.embedding.embed(
+        EmbeddingRequest(
+            texts=texts,
+            truncates=truncates,
+            normalises=normalises,
+            deadline_s=(deadline_ms or runtime.settings.default_deadline_ms) / 1000,
+        )
+    )
+    return embeddings, timing_headers(embeddings.timings)

@@ -1,0 +1,125 @@
+// What the server holds and how fast it is: drawn from plain values.
+
+import { byId, bytes, element, milliseconds, show } from "/page/dom.js";
+import { gained, quantile } from "/page/metrics.js";
+
+const SECONDS = "nunatak_compute_seconds";
+const SHOWN_LAYERS = 24;
+
+export function drawSummary(info, tasks) {
+  show("summary", `${tasks.length} text tasks from one frozen backbone: ${info.backbone.name}, ${info.device}.`);
+  const held = tasks.filter((it) => it.resident_versions.length > 0);
+  show("resident", `${held.length} of ${tasks.length}`);
+}
+
+export function drawSavings(memory) {
+  const saved = memory.tasks.length ? `${Math.round(100 * memory.saved_share)} %` : "–";
+  show("saved", saved);
+  const against = `${bytes(memory.shared_bytes)}, not ${bytes(memory.dedicated_bytes)}`;
+  show("saved-note", memory.tasks.length ? against : "no task in memory yet");
+  show("resident-note", `${bytes(memory.tiers.device.bytes)} of ${bytes(memory.tiers.device.budget_bytes)}`);
+  const { hits, misses, saved_tokens: tokens } = memory.trunk_cache;
+  show("cache", hits + misses ? `${Math.round((100 * hits) / (hits + misses))} %` : "–");
+  show("cache-note", `${tokens.toLocaleString("en")} tokens not computed`);
+}
+
+/** Answers per second: the last one in figures, all of them as a line. */
+export function drawRates(rates) {
+  const last = rates.at(-1);
+  show("rate", last.toFixed(last < 10 ? 1 : 0));
+  const top = Math.max(...rates, 1);
+  const points = rates.map((rate, place) => {
+    const x = (120 * place) / Math.max(rates.length - 1, 1);
+    return `${x.toFixed(1)},${(23 - (22 * rate) / top).toFixed(1)}`;
+  });
+  byId("rate-line").firstElementChild.setAttribute("points", points.join(" "));
+}
+
+export function drawLatency(samples, before) {
+  // Of the batches since the last look, or of all where there were none.
+  const recent = gained(samples, before, SECONDS);
+  const shown = quantile(recent, 0.5) === null ? gained(samples, [], SECONDS) : recent;
+  const [middle, high] = [quantile(shown, 0.5), quantile(shown, 0.95)];
+  if (middle === null) return;
+  show("latency", milliseconds(1000 * middle));
+  show("latency-note", `95 of 100 within ${milliseconds(1000 * high)}`);
+}
+
+export function drawMemory(memory) {
+  const scale = Math.max(memory.shared_bytes, memory.dedicated_bytes, 1);
+  const own = memory.tasks.map((it) => part("own", it.bytes / scale, `${it.task}/${it.version}`));
+  const full = memory.tasks.length ? memory.dedicated_bytes / memory.tasks.length / scale : 0;
+  const copies = memory.tasks.map((it) => part("backbone", full, `a full model for ${it.task}`));
+  byId("memory").replaceChildren(
+    memoryRow("Nunatak", [part("backbone", memory.backbone.bytes / scale, "backbone"), ...own], memory.shared_bytes),
+    memoryRow("One full model each", copies, memory.dedicated_bytes),
+  );
+  const whole = memory.process.pss_bytes ?? memory.process.rss_bytes;
+  const parts = `one backbone ${bytes(memory.backbone.bytes)}, ${memory.tasks.length} task versions ${bytes(memory.shared_bytes - memory.backbone.bytes)}`;
+  show("memory-note", `${parts}, trunk cache ${bytes(memory.trunk_cache.bytes)}; the whole process ${bytes(whole)}`);
+}
+
+function part(className, share, title) {
+  return element("i", { className, part: share, title });
+}
+
+function memoryRow(name, parts, count) {
+  return element(
+    "div",
+    { className: "memory-row" },
+    element("span", {}, name),
+    element("div", { className: "stack", "aria-hidden": "true" }, ...parts),
+    element("span", { className: "value" }, bytes(count)),
+  );
+}
+
+/** What is held is null where it may not be seen. */
+export function drawTasks(tasks, held, numLayers) {
+  byId("tasks").replaceChildren(...tasks.map((it) => taskRow(it, held, numLayers)));
+}
+
+function taskRow(task, held, numLayers) {
+  const aliases = Object.entries(task.aliases).map(([name, version]) => tag(`${name} → ${version}`));
+  const cell = (label, ...content) => element("td", { data: { label } }, ...content);
+  return element(
+    "tr",
+    {},
+    element("th", { scope: "row" }, task.name),
+    cell("Version", versionOf(task), " ", ...aliases),
+    cell("Answers", answersOf(task)),
+    cell("Method", task.method),
+    cell("Layers", ...layersOf(task, numLayers)),
+    cell("Where", ...placesOf(task, held)),
+  );
+}
+
+function versionOf({ version, versions }) {
+  return versions.length > 1 ? `${version}, of ${versions.length}` : `${version}`;
+}
+
+function answersOf(task) {
+  const kind = task.head.replaceAll("_", " ");
+  return task.labels.length > 1 ? `${kind}, ${task.labels.length} labels` : kind;
+}
+
+function layersOf(task, count) {
+  const shared = task.split_depth ?? 0;
+  const shown = Math.min(count, SHOWN_LAYERS);
+  const boxes = Array.from({ length: shown }, (_, index) =>
+    element("span", { className: index < (shared * shown) / count ? "layer shared" : "layer own" }),
+  );
+  return [element("span", { className: "layers", "aria-hidden": "true" }, ...boxes), `${shared} of ${count} shared`];
+}
+
+function placesOf(task, held) {
+  if (task.resident_versions.length === 0) return ["in the store"];
+  if (!held) return task.resident_versions.map((it) => tag(`${it} in memory`, "here"));
+  const own = held.filter((it) => it.task === task.name);
+  return own.map((it) =>
+    tag(`${it.version} ${it.pinned ? "pinned" : "in memory"}: ${bytes(it.bytes)}`, it.pinned ? "pinned" : "here"),
+  );
+}
+
+function tag(text, kind = "") {
+  return element("span", { className: `tag ${kind}` }, text);
+}

@@ -1,0 +1,320 @@
+"""The web page in a real browser: what it shows, what it survives, and what it never does."""
+
+import shutil
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Locator, Page, Route, ViewportSize, expect, sync_playwright
+
+from doubles.backbones import tiny_backbone
+from doubles.serving import running_server
+from doubles.tasks import publish_tiny_task
+from nunatak_model import Bottleneck, HeadKind, HeadOnly, Lora, Method, TopK
+from nunatak_registry import ProblemType, Registry
+
+CHROMIUM = shutil.which("chromium")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no `chromium` on the path")
+
+HOSTILE = "<img src=x onerror=\"window.broken='label'\">"
+TEXT = "\N{SNOW CAPPED MOUNTAIN} ann met bob </p><script>window.broken='text'</script>"
+TASKS: dict[str, tuple[HeadKind, Method, tuple[str, ...], ProblemType | None]] = {
+    "topic": (HeadKind.SEQUENCE_CLASSIFICATION, TopK(num_layers=1), (HOSTILE, "calm"), None),
+    "stars": (
+        HeadKind.SEQUENCE_CLASSIFICATION,
+        HeadOnly(),
+        ("stars",),
+        ProblemType.REGRESSION,
+    ),
+    "names": (HeadKind.TOKEN_CLASSIFICATION, Lora(rank=2), ("I-X", "I-Y"), None),
+    "answers": (HeadKind.QUESTION_ANSWERING, Bottleneck(size=4, first_layer=1), (), None),
+    "ranks": (HeadKind.RANKING, TopK(num_layers=2), (), None),
+}
+MOBILE: ViewportSize = {"width": 360, "height": 700}
+CONTRAST = """() => {
+    const channel = (it) => it <= 0.03928 ? it / 12.92 : ((it + 0.055) / 1.055) ** 2.4;
+    const luminance = ([r, g, b]) =>
+        0.2126 * channel(r / 255) + 0.7152 * channel(g / 255) + 0.0722 * channel(b / 255);
+    const numbers = (color) => color.match(/[\\d.]+/g).map(Number);
+    const backOf = (it) => {
+        for (let at = it; at; at = at.parentElement) {
+            const color = numbers(getComputedStyle(at).backgroundColor);
+            if (color.length === 3 || color[3] > 0) return color;
+        }
+        return [255, 255, 255];
+    };
+    const texts = [...document.querySelectorAll("body *")].filter((it) =>
+        it.checkVisibility() && [...it.childNodes].some((n) => n.nodeType === 3 && n.data.trim()));
+    return texts.map((it) => {
+        const [a, b] = [luminance(numbers(getComputedStyle(it).color)), luminance(backOf(it))];
+        const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+        return [ratio, `${it.tagName} ${it.className} ${it.textContent.slice(0, 30)}`];
+    }).filter(([ratio]) => ratio < 4.5);
+}"""
+UNNAMED = """() => [...document.querySelectorAll("input, textarea, button, a, img")]
+    .filter((it) => !(it.labels?.length || it.textContent.trim() || it.hasAttribute("alt")))
+    .map((it) => it.outerHTML)"""
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
+    backbone = tiny_backbone()
+    with Registry.open(tmp_path_factory.mktemp("registry")) as registry:
+        for name, (kind, method, labels, problem) in TASKS.items():
+            publish_tiny_task(
+                registry,
+                backbone,
+                task=name,
+                method=method,
+                labels=labels,
+                kind=kind,
+                problem_type=problem,
+            )
+        registry.promote("topic", "prod", 1)
+        with running_server(backbone, registry) as url:
+            yield url
+
+
+@pytest.fixture(scope="module")
+def browser() -> Generator[Browser]:
+    with sync_playwright() as playwright:
+        yield playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+
+
+@pytest.fixture
+def page(browser: Browser, address: str) -> Generator[Page]:
+    """An open page; when the test ends, it must have met no error and asked nobody else."""
+    context = browser.new_context(base_url=address)
+    page = context.new_page()
+    page.set_default_timeout(10_000)
+    errors = list[str]()
+    asked = list[str]()
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("console", lambda it: errors.append(it.text) if it.type == "error" else None)
+    page.on("request", lambda request: asked.append(request.url))
+    yield page
+    assert page.evaluate("window.broken") is None
+    context.close()
+    foreseen = "Failed to load resource"  # said by the browser itself of statuses that tests make
+    assert [it for it in errors if foreseen not in it] == []
+    assert [it for it in asked if not it.startswith(f"{address}/")] == []
+
+
+def ask(page: Page, *tasks: str, text: str = TEXT) -> None:
+    page.goto("/")
+    page.wait_for_selector("#chips input")
+    for chip in page.locator("#chips input").all():
+        chip.set_checked(chip.get_attribute("value") in tasks)
+    page.fill("#text", text)
+    page.click("#send")
+
+
+def card(page: Page, title: str) -> Locator:
+    return page.locator(".answer").filter(has=page.get_by_role("heading", name=title))
+
+
+def test_the_page_shows_tasks_and_memory(page: Page) -> None:
+    page.goto("/")
+
+    expect(page.locator("#state")).to_have_text("ready")
+    expect(page.locator("#tasks tr")).to_have_count(len(TASKS))
+    topic = page.locator("#tasks tr").filter(has_text="topic")
+    expect(topic).to_contain_text("prod → 1")
+    expect(topic).to_contain_text("sequence classification, 2 labels")
+    expect(topic).to_contain_text("topk")
+    expect(topic).to_contain_text("3 of 4 shared")
+    expect(page.locator("#memory .memory-row")).to_have_count(2)
+
+
+def test_labels_and_texts_are_shown_as_text(page: Page) -> None:
+    ask(page, "topic", "names")
+
+    expect(card(page, "topic/1")).to_contain_text(HOSTILE)
+    expect(card(page, "names/1")).to_contain_text("<script>")
+    assert page.locator("main img, main script, .answer [onerror]").count() == 0
+
+
+def test_a_hostile_task_name_is_shown_as_text(page: Page) -> None:
+    def rename(route: Route) -> None:
+        answer = route.fetch()
+        tasks = answer.json()["tasks"]
+        route.fulfill(json={"tasks": [{**task, "name": HOSTILE} for task in tasks[:1]]})
+
+    page.route("**/v1/tasks", rename)
+    page.goto("/")
+
+    expect(page.locator("#tasks th")).to_have_text(HOSTILE)
+    expect(page.locator("#chips label")).to_have_text(HOSTILE)
+    assert page.locator("main img").count() == 0
+
+
+def test_spans_are_marked_where_the_server_found_them(page: Page) -> None:
+    ask(page, "names")
+
+    with page.expect_response("**/v1/predict") as sent:
+        page.click("#send")
+    groups = sent.value.json()["results"][0]["outputs"]
+    marks = card(page, "names/1").locator("mark")
+    expect(marks).to_have_count(len(groups))
+    for mark, group in zip(marks.all(), groups, strict=True):
+        expect(mark).to_have_text(TEXT[group["start"] : group["end"]] + group["entity_group"])
+
+
+def test_an_answer_is_marked_in_its_context(page: Page) -> None:
+    ask(page, "answers")
+    expect(page.locator("#question-note")).to_contain_text("answers looks for the answer")
+    page.fill("#question", "who?")
+
+    with page.expect_response("**/v1/predict") as sent:
+        page.click("#send")
+    found = sent.value.json()["results"][0]["outputs"][0]
+    expect(card(page, "answers/1").locator(".big")).to_have_text(found["answer"])
+    expect(card(page, "answers/1").locator("mark")).to_contain_text(
+        TEXT[found["start"] : found["end"]]
+    )
+
+
+def test_documents_are_shown_in_the_order_of_their_scores(page: Page) -> None:
+    ask(page, "ranks", text="ann\nbob and cy\n\nnobody")
+    page.fill("#question", "who?")
+
+    with page.expect_response("**/v1/predict") as sent:
+        page.click("#send")
+    order: list[int] = [it["index"] for it in sent.value.json()["results"][0]["outputs"]]
+    documents = ["ann", "bob and cy", "nobody"]
+    names = card(page, "ranks/1").locator(".name")
+    expect(names).to_have_text([documents[index] for index in order])
+
+
+def test_a_regression_is_a_number_without_a_bar(page: Page) -> None:
+    ask(page, "stars")
+
+    expect(card(page, "stars/1").locator(".big")).to_contain_text("stars")
+    expect(card(page, "stars/1").locator(".bar")).to_have_count(0)
+    expect(page.locator("#timing")).to_contain_text("1 task in")
+
+
+def test_one_task_that_fails_leaves_the_others_their_answers(page: Page) -> None:
+    ask(page, "topic", "ranks", text="ann")
+
+    expect(page.locator(".answer.failed")).to_contain_text("empty")
+    expect(card(page, "topic/1").locator(".score")).to_have_count(2)
+
+
+@pytest.mark.parametrize("answer", ["problem", "nonsense", "nothing"])
+def test_the_page_survives_a_server_error(page: Page, answer: str) -> None:
+    problem = {"detail": "the queue is full", "code": "overloaded"}
+
+    def fail(route: Route) -> None:
+        match answer:
+            case "problem":
+                route.fulfill(status=429, json=problem)
+            case "nonsense":
+                route.fulfill(status=502, body="<html>")
+            case _:
+                route.abort()
+
+    page.route("**/v1/predict", fail)
+    ask(page, "topic")
+    expect(page.locator(".answer.failed")).to_be_visible()
+
+    page.unroute("**/v1/predict")
+    page.click("#send")
+    expect(card(page, "topic/1").locator(".score")).to_have_count(2)
+
+
+def test_a_key_is_asked_for_and_kept_in_the_session_alone(page: Page) -> None:
+    def guard(route: Route) -> None:
+        if route.request.headers.get("authorization") == "Bearer opensesame":
+            route.continue_()
+        else:
+            route.fulfill(status=401, json={"detail": "a key is needed", "code": "unauthorized"})
+
+    for path in ("**/info", "**/readyz", "**/v1/**", "**/metrics"):
+        page.route(path, guard)
+    page.goto("/")
+    expect(page.locator("#key-dialog")).to_be_visible()
+    page.fill("#key", "opensesame")
+    page.keyboard.press("Enter")
+
+    expect(page.locator("#state")).to_have_text("ready")
+    assert page.evaluate("Object.values(sessionStorage)") == ["opensesame"]
+    assert page.evaluate("Object.values(localStorage)") == []
+    assert page.evaluate("document.cookie") == ""
+
+
+def test_a_key_for_some_tasks_sees_and_asks_those(page: Page) -> None:
+    for path in ("**/v1/memory", "**/metrics"):
+        page.route(path, lambda route: route.fulfill(status=403, json={"code": "forbidden"}))
+    ask(page, "topic")
+
+    expect(card(page, "topic/1").locator(".score")).to_have_count(2)
+    expect(page.locator("#tasks tr").filter(has_text="topic")).to_contain_text("1 in memory")
+    expect(page.locator("#state")).to_have_text("ready")
+    expect(page.locator("#notice")).to_be_hidden()
+    expect(page.locator("#memory-panel")).to_be_hidden()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_text_stands_out_from_its_background(page: Page, scheme: Any) -> None:  # noqa: ANN401 - a literal
+    page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+    ask(page, *TASKS)
+    expect(page.locator(".answer")).to_have_count(len(TASKS))
+
+    assert page.evaluate(CONTRAST) == []
+
+
+def test_everything_that_can_be_used_has_a_name(page: Page) -> None:
+    ask(page, *TASKS)
+    expect(page.locator(".answer")).to_have_count(len(TASKS))
+
+    assert page.evaluate(UNNAMED) == []
+    expect(page.locator("#answers")).to_have_attribute("aria-live", "polite")
+
+
+def test_the_page_is_used_by_keyboard_alone(page: Page) -> None:
+    page.goto("/")
+    page.wait_for_selector("#chips input")
+    reached = list[str]()
+    while "send" not in reached and len(reached) < 30:
+        page.keyboard.press("Tab")
+        reached.append(str(page.evaluate("document.activeElement.id")))
+    page.keyboard.press("Enter")
+
+    assert "text" in reached
+    expect(page.locator(".answer").first).to_be_visible()
+
+
+def test_a_narrow_screen_needs_no_scrolling_to_the_side(page: Page) -> None:
+    page.set_viewport_size(MOBILE)
+    ask(page, *TASKS)
+    expect(page.locator(".answer")).to_have_count(len(TASKS))
+
+    assert page.evaluate("document.documentElement.scrollWidth") <= MOBILE["width"]
+
+
+def test_quantiles_are_estimated_within_their_bucket(page: Page) -> None:
+    page.goto("/")
+    text = 'x_bucket{le="0.1"} 2\nx_bucket{le="0.2"} 6\nx_bucket{le="+Inf"} 8\nx_sum 1'
+
+    middle, last, none = page.evaluate(
+        """async (text) => {
+            const { gained, parse, quantile } = await import("/page/metrics.js");
+            const counts = gained(parse(text), [], "x");
+            return [0.5, 1].map((it) => quantile(counts, it)).concat(quantile([], 0.5));
+        }""",
+        text,
+    )
+
+    assert middle == pytest.approx(0.15)
+    assert last == pytest.approx(0.2)
+    assert none is None
+
+
+def test_the_api_page_lists_every_route_without_help_from_elsewhere(page: Page) -> None:
+    page.goto("/docs")
+    schema = page.request.get("/openapi.json").json()
+
+    routes = [(path, verb) for path, verbs in schema["paths"].items() for verb in verbs]
+    expect(page.locator("#routes details")).to_have_count(len(routes))
+    expect(page.locator("#schemas details")).to_have_count(len(schema["components"]["schemas"]))

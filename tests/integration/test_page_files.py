@@ -1,0 +1,73 @@
+"""The files of the web page: what is sent, under which policy, and what never is."""
+
+import asyncio
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from doubles.backbones import tiny_backbone
+from doubles.serving import running_client
+from nunatak_registry import Registry
+from nunatak_server import page
+from nunatak_server.api.pages import MEDIA_TYPES
+
+FOLDER = Path(str(page.__file__)).parent
+PAGES = {"/": "index.html", "/docs": "docs.html"}
+Get = Callable[[str], httpx.Response]
+
+
+@pytest.fixture
+def get(tmp_path: Path) -> Get:
+    def get_one(path: str) -> httpx.Response:
+        async def scenario() -> httpx.Response:
+            with Registry.open(tmp_path) as registry:
+                async with running_client(tiny_backbone(num_layers=1), registry) as client:
+                    return await client.get(path)
+
+        return asyncio.run(scenario())
+
+    return get_one
+
+
+@pytest.mark.parametrize("path", [*PAGES, "/page/page.js", "/page/page.css", "/page/icon.svg"])
+def test_every_file_allows_nothing_from_elsewhere(get: Get, path: str) -> None:
+    answer = get(path)
+
+    policy = answer.headers["content-security-policy"]
+    assert answer.status_code == 200
+    assert policy.startswith("default-src 'none'")
+    assert "unsafe" not in policy
+    assert "http" not in policy
+    assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+@pytest.mark.parametrize("name", ["nothing.js", "..%2fapp.py", "__init__.py", "index.html"])
+def test_no_other_file_is_sent(get: Get, name: str) -> None:
+    answer = get(f"/page/{name}")
+
+    assert answer.status_code == 404
+    assert answer.json()["code"] == "route_not_found"
+
+
+def test_every_file_of_the_page_can_be_asked_for() -> None:
+    files = {it.name for it in FOLDER.iterdir() if it.suffix in {".js", ".css", ".svg", ".html"}}
+
+    assert files == {*MEDIA_TYPES, *PAGES.values()}
+
+
+@pytest.mark.parametrize("name", sorted(it.name for it in FOLDER.glob("*.*") if it.suffix != ".py"))
+def test_every_file_that_is_named_exists_and_none_is_elsewhere(name: str) -> None:
+    text = (FOLDER / name).read_text(encoding="utf-8")
+
+    assert not re.search(r"(?:src|href|from|url)[=( ]*[\"']?(?:https?:)?//", text)
+    assert set(re.findall(r"/page/([\w.]+)", text)) <= set(MEDIA_TYPES)
+
+
+@pytest.mark.parametrize("name", sorted(it.name for it in FOLDER.glob("*.js")))
+def test_no_script_reads_text_as_html(name: str) -> None:
+    text = (FOLDER / name).read_text(encoding="utf-8")
+
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", text)
