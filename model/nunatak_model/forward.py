@@ -23,6 +23,7 @@ from nunatak_model.heads import apply_head, pool
 from nunatak_model.methods import MethodKind
 from nunatak_model.mixed_layer import mix_layer
 from nunatak_model.plan import TRUNK, BatchPlan, BranchTraits, Lane, Layout, Stage, plan_batch
+from nunatak_model.transfer import to_device
 from nunatak_model.trunk import TrunkActivations, TrunkSource, TrunkStates, trunk_source
 
 _num_tokens = attrgetter("num_tokens")
@@ -211,7 +212,7 @@ def _select_rows(
     hidden: Float[Tensor, "tokens width"], offsets: Sequence[int], rows: Iterable[int]
 ) -> Float[Tensor, "selected width"]:
     tokens = chain.from_iterable(range(offsets[row], offsets[row + 1]) for row in rows)
-    return hidden.index_select(0, torch.tensor(list(tokens), device=hidden.device))
+    return hidden.index_select(0, to_device(list(tokens), hidden.device))
 
 
 def _run_stage(
@@ -223,9 +224,8 @@ def _run_stage(
     dropout: float,
 ) -> Float[Tensor, "tokens width"]:
     layout = stage.layout
-    run_layer = architecture_of(backbone.config).plan_layers(
-        layout.lengths, backbone.config, hidden.device
-    )
+    attention = backbone.kernels.attention(layout.lengths, hidden.device)
+    run_layer = architecture_of(backbone.config).plan_layers(attention, backbone.config)
     spans = [span for span in layout.spans if span.lane is not Lane.TRUNK]
     for index in range(stage.begin_layer, stage.end_layer):
         overrides = [
@@ -261,7 +261,7 @@ def _run_heads(
             sizes = [layout.lengths[row] for row in rows]
             scores = torch.split(apply_head(features, branch.head, dropout=dropout), sizes)
         else:
-            index = torch.tensor(rows, device=hidden.device)
+            index = to_device(rows, hidden.device)
             features = pooled[branch.head.pooling].index_select(0, index)
             scores = apply_head(features, branch.head, dropout=dropout).unbind()
         logits |= dict(zip(pairs, scores, strict=True))

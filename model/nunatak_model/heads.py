@@ -32,6 +32,7 @@ from nunatak_model.config import (
 from nunatak_model.errors import InvalidHeadError
 from nunatak_model.linear import activate
 from nunatak_model.mixed_layer import layer_norm
+from nunatak_model.transfer import to_device
 from nunatak_model.weights import (
     Linear,
     Norm,
@@ -179,12 +180,12 @@ def pool(
     hidden: Float[Tensor, "tokens width"], lengths: Sequence[int], pooling: Pooling
 ) -> Float[Tensor, "rows width"]:
     """One vector for each of the rows, which lie packed one after another."""
-    sizes = torch.tensor(lengths, device=hidden.device)
+    sizes = to_device(lengths, hidden.device)
     match pooling:
         case Pooling.FIRST:
             return hidden.index_select(0, sizes.cumsum(0) - sizes)
         case Pooling.MEAN:
-            row_of_token = torch.repeat_interleave(sizes)
+            row_of_token = torch.repeat_interleave(sizes, output_size=len(hidden))
             # Summed in float32: a sum of many bfloat16 vectors loses the small ones.
             sums = torch.zeros(len(lengths), hidden.shape[1], device=hidden.device)
             sums = sums.index_add(0, row_of_token, hidden.float())

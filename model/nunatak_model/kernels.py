@@ -1,0 +1,26 @@
+"""What computes on a device: chosen once, when a backbone is made ready to serve."""
+
+from dataclasses import dataclass
+
+import torch
+
+from nunatak_model.attention import PlanAttention, attention_by_runs
+from nunatak_model.config import BackboneConfig
+from nunatak_model.varlen import can_attend_varlen, varlen_attention
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels:
+    """One choice for each concern; the plan of a batch is the same under all of them."""
+
+    attention: PlanAttention = attention_by_runs
+
+
+PLAIN_KERNELS = Kernels()
+"""What runs everywhere, and what training runs."""
+
+
+def kernels_for(config: BackboneConfig, *, dtype: torch.dtype, device: torch.device) -> Kernels:
+    """The kernels that serve such a backbone fastest on this device."""
+    varlen = can_attend_varlen(dtype, device, head_width=config.head_width)
+    return Kernels(attention=varlen_attention if varlen else attention_by_runs)
