@@ -6,6 +6,7 @@ computes the definition: every row by itself, every token over the keys within i
 
 from functools import cache
 from itertools import pairwise
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -40,7 +41,7 @@ def _attend(
     is_causal, scale, window_size = options[:3]
     if is_causal or scale is not None or not isinstance(window_size, list):
         raise ValueError("stands in for the kernel as this project calls it, no further")
-    left, right = window_size
+    left, right = cast("list[int]", window_size)
     # What lies behind the last bound is undefined; here it is what nobody can overlook.
     out = torch.full(query.shape, torch.nan, dtype=query.dtype)
     for begin, end in pairwise(bounds):
