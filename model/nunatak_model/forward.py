@@ -18,6 +18,7 @@ from nunatak_model.architectures import architecture_of
 from nunatak_model.backbone import Backbone
 from nunatak_model.branch import Branch
 from nunatak_model.encoding import Encoding
+from nunatak_model.graphs import TrunkGraphs
 from nunatak_model.methods import MethodKind
 from nunatak_model.mixed_heads import run_heads, select_rows
 from nunatak_model.mixed_layer import mix_layer
@@ -78,6 +79,7 @@ def forward(
     *,
     dropout: float = 0.0,
     trunk: TrunkStates | None = None,
+    graphs: TrunkGraphs | None = None,
 ) -> list[Float[Tensor, "*vectors labels"]]:
     """Logits of each row, in float32, in the order of the rows.
 
@@ -96,6 +98,7 @@ def forward(
         trunk: states of earlier batches. Each input starts from the deepest one that is held at
             or below its split depths, and every state that a branch starts from and that had to be
             computed is offered. It changes no answer by more than the order of sums does.
+        graphs: recorded kernels of this backbone, which run stages of trunk rows alone.
 
     Semantics:
         for row in rows:
@@ -125,7 +128,7 @@ def forward(
     for stage, states in zip(plan.stages, held, strict=True):
         hidden = _enter_stage(hidden, layout, stage, states)
         layout = stage.layout
-        hidden = _run_stage(hidden, backbone, batch, stage, dropout=dropout)
+        hidden = _run_stage(hidden, backbone, batch, stage, dropout=dropout, graphs=graphs)
         _offer_states(trunk, hidden, stage, sources)
     row_of = dict(zip(batch.pairs, plan.output_rows, strict=True))
     logits = run_heads(hidden, layout, batch.branches, row_of, dropout=dropout)
@@ -215,12 +218,16 @@ def _run_stage(
     stage: Stage,
     *,
     dropout: float,
+    graphs: TrunkGraphs | None = None,
 ) -> Float[Tensor, "tokens width"]:
     layout = stage.layout
+    begin, end = stage.begin_layer, stage.end_layer
+    spans = layer_spans(layout, batch.branches, hidden.device)
+    if graphs is not None and not spans and begin < end and graphs.can_run(layout.lengths):
+        return graphs.run(hidden, layout.lengths, begin_layer=begin, end_layer=end)
     attention = backbone.kernels.attention(layout.lengths, hidden.device)
     run_layer = architecture_of(backbone.config).plan_layers(attention, backbone.config)
-    spans = layer_spans(layout, batch.branches, hidden.device)
-    for index in range(stage.begin_layer, stage.end_layer):
+    for index in range(begin, end):
         overrides = [(own.span, own.layers[index]) for own in spans]
         layer = mix_layer(
             backbone.layers[index], overrides, index=index, num_tokens=layout.num_tokens

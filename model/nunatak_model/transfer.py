@@ -37,22 +37,29 @@ def write_on_device(source: Tensor, target: Tensor) -> None:
     target.copy_(source, non_blocking=True)
 
 
-@contextmanager
-def beside_compute(device: torch.device) -> Generator[None]:
-    """Let the calling thread use the device beside the stream on which batches are computed.
+class BesideCompute:
+    """Use of a device by other threads, beside the stream on which batches are computed."""
 
-    It starts after what batches have been asked so far, and when the block ends, what it did is
-    done. So the version that a thread loads is complete before any batch can know of it, memory
-    that a batch may still read is not written, and no batch waits for a load.
-    """
-    if device.type != "cuda":
-        yield
-        return
-    stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.default_stream(device))
-    try:
-        with torch.cuda.stream(stream):
+    def __init__(self, device: torch.device) -> None:
+        # One for all threads: memory that is given back is reused on the stream it came from.
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    @contextmanager
+    def work(self) -> Generator[None]:
+        """Let the calling thread work beside the batches.
+
+        It starts after what batches have been asked so far, and when the block ends, what it did
+        is done. So the version that a thread loads is complete before any batch can know of it,
+        memory that a batch may still read is not written, and no batch waits for a load.
+        """
+        stream = self._stream
+        if stream is None:
             yield
-    finally:
-        # After a failure too: memory that is given back must not be written any more.
-        stream.record_event().synchronize()
+            return
+        stream.wait_stream(torch.cuda.default_stream(stream.device))
+        try:
+            with torch.cuda.stream(stream):
+                yield
+        finally:
+            # After a failure too: memory that is given back must not be written any more.
+            stream.record_event().synchronize()
