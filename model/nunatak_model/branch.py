@@ -52,6 +52,9 @@ class BranchSlots:
     layers: Slot[Layers] | None
     """None where the branch is a head alone."""
     head: Slot[Head]
+    head_parameters: int
+    branch_parameters: int
+    """Both numbers without padding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -69,17 +72,21 @@ class Branch:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all parameters."""
+        """Bytes of all parameters, padding included."""
         return sum(tensor.nbytes for tensor in self.parameters.values())
 
     @property
     def head_parameters(self) -> int:
         """Number of parameters of the head."""
+        if self.slots is not None:
+            return self.slots.head_parameters
         return sum(t.numel() for name, t in self.parameters.items() if name.startswith(HEAD_PREFIX))
 
     @property
     def branch_parameters(self) -> int:
         """Number of parameters of layers, adapters and embeddings."""
+        if self.slots is not None:
+            return self.slots.branch_parameters
         return sum(t.numel() for t in self.parameters.values()) - self.head_parameters
 
 
@@ -159,6 +166,8 @@ def _in_slots(branch: Branch, backbone: Backbone, banks: SlotBanks) -> Branch:
         if layer_shapes
         else None,
         head=banks.take(form.head, head, partial(head_from, form.head, config)),
+        head_parameters=branch.head_parameters,
+        branch_parameters=branch.branch_parameters,
     )
     written = dict[str, Tensor]()
     for slot in (slots.layers, slots.head):

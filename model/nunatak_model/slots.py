@@ -66,8 +66,9 @@ class Slot(Generic[StackT]):
 
     def write(self, parameters: Mapping[str, Tensor]) -> None:
         """Fill the slot with parameters of the page's names, shapes and number format."""
-        for name, target in self.parameters().items():
-            write_on_device(parameters[name], target)
+        with torch.no_grad():
+            for name, target in self.parameters().items():
+                write_on_device(parameters[name], target)
 
 
 class SlotBanks:
@@ -114,8 +115,10 @@ class SlotBanks:
     def _new_page(self, shapes: Shapes, arrange: Arrange[StackT]) -> Page[StackT]:
         slot_bytes = sum(prod(shape) for shape in shapes.values()) * self._dtype.itemsize
         num_slots = min(MAX_SLOTS, max(1, self._page_bytes // slot_bytes))
-        tensors = {
-            name: torch.empty((num_slots, *shape), dtype=self._dtype, device=self._device)
-            for name, shape in shapes.items()
-        }
+        # Whatever mode the first version of a page comes in, later ones write to it in another.
+        with torch.inference_mode(mode=False):
+            tensors = {
+                name: torch.empty((num_slots, *shape), dtype=self._dtype, device=self._device)
+                for name, shape in shapes.items()
+            }
         return Page(number=next(self._numbers), tensors=tensors, stack=arrange(tensors))

@@ -24,6 +24,7 @@ from nunatak_model import (
     initial_parameters,
     load_backbone,
     pack_backbone,
+    trunk_graphs,
 )
 from nunatak_registry import Registry
 from nunatak_server.admission import Admission
@@ -94,7 +95,9 @@ class Runtime:
         self._on_fatal = on_fatal
         self._engine = Engine(
             compute=BatchCompute(
-                backbone, trunk=self.trunk_cache if settings.trunk_cache_bytes else None
+                backbone,
+                trunk=self.trunk_cache if settings.trunk_cache_bytes else None,
+                graphs=trunk_graphs(backbone) if settings.cuda_graphs else None,
             ),
             limits=settings.batch_limits(longest_row_tokens=backbone.config.max_tokens),
             observer=self.metrics,

@@ -1,8 +1,10 @@
 """What serves on a GPU, on the processor: the same code, with a stand-in for the flash kernel."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from doubles.flash import install_flash_double
 from nunatak_model import Backbone
@@ -23,3 +25,21 @@ def banks_of(backbone: Backbone) -> SlotBanks:
     if backbone.kernels.banks is None:
         raise TypeError(f"{backbone.name} has no slots on {torch.device('cpu')}")
     return backbone.kernels.banks
+
+
+class Recorder:
+    """Records as a device does: fixed memory in, fixed memory out."""
+
+    def __init__(self) -> None:
+        self.num_recorded = 0
+        self.num_replayed = 0
+
+    def __call__(self, run: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        self.num_recorded += 1
+        output = run().clone()
+
+        def replay() -> Tensor:
+            self.num_replayed += 1
+            return output.copy_(run())
+
+        return replay

@@ -1,12 +1,10 @@
 import random
-from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
 
 from doubles.backbones import Family, tiny_backbone
-from doubles.serving_kernels import with_gpu_kernels
+from doubles.serving_kernels import Recorder, with_gpu_kernels
 from nunatak_model import (
     Backbone,
     BranchSpec,
@@ -26,24 +24,6 @@ from nunatak_model import (
 from nunatak_model.graphs import MAX_TOKENS, STEPS, TrunkGraphs, bucket_of
 
 METHODS: tuple[Method, ...] = (HeadOnly(), TopK(num_layers=1), TopK(num_layers=2))
-
-
-class Recorder:
-    """Records as a device does: fixed memory in, fixed memory out."""
-
-    def __init__(self) -> None:
-        self.num_recorded = 0
-        self.num_replayed = 0
-
-    def __call__(self, run: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        self.num_recorded += 1
-        output = run().clone()
-
-        def replay() -> Tensor:
-            self.num_replayed += 1
-            return output.copy_(run())
-
-        return replay
 
 
 def text(chance: random.Random, num_tokens: int) -> Encoding:
