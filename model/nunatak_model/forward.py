@@ -131,7 +131,14 @@ def forward(
         hidden = _run_stage(hidden, backbone, batch, stage, dropout=dropout, graphs=graphs)
         _offer_states(trunk, hidden, stage, sources)
     row_of = dict(zip(batch.pairs, plan.output_rows, strict=True))
-    logits = run_heads(hidden, layout, batch.branches, row_of, dropout=dropout)
+    logits = run_heads(
+        hidden,
+        layout,
+        batch.branches,
+        row_of,
+        sum_rows=backbone.kernels.sum_rows,
+        dropout=dropout,
+    )
     return [logits[pair] for pair in batch.pairs]
 
 

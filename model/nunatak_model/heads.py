@@ -33,6 +33,7 @@ from nunatak_model.errors import InvalidHeadError
 from nunatak_model.grouped import SlotGroups
 from nunatak_model.linear import activate, apply_linear
 from nunatak_model.mixed_layer import layer_norm
+from nunatak_model.row_sums import SumRows
 from nunatak_model.transfer import to_device
 from nunatak_model.weights import (
     Linear,
@@ -187,7 +188,11 @@ def with_labels(head: Head, num_labels: int) -> Head:
 
 
 def pool(
-    hidden: Float[Tensor, "tokens width"], lengths: Sequence[int], pooling: Pooling
+    hidden: Float[Tensor, "tokens width"],
+    lengths: Sequence[int],
+    pooling: Pooling,
+    *,
+    sum_rows: SumRows,
 ) -> Float[Tensor, "rows width"]:
     """One vector for each of the rows, which lie packed one after another."""
     sizes = to_device(lengths, hidden.device)
@@ -195,10 +200,8 @@ def pool(
         case Pooling.FIRST:
             return hidden.index_select(0, sizes.cumsum(0) - sizes)
         case Pooling.MEAN:
-            row_of_token = torch.repeat_interleave(sizes, output_size=len(hidden))
             # Summed in float32: a sum of many bfloat16 vectors loses the small ones.
-            sums = torch.zeros(len(lengths), hidden.shape[1], device=hidden.device)
-            sums = sums.index_add(0, row_of_token, hidden.float())
+            sums = sum_rows(hidden.float(), sizes)
             return (sums / sizes.unsqueeze(1)).to(hidden.dtype)
 
 

@@ -7,6 +7,7 @@ import torch
 from nunatak_model.attention import PlanAttention, attention_by_runs
 from nunatak_model.config import BackboneConfig
 from nunatak_model.grouped import can_group
+from nunatak_model.row_sums import SumRows, sum_by_index, sum_by_segment
 from nunatak_model.slots import SlotBanks
 from nunatak_model.varlen import can_attend_varlen, varlen_attention
 
@@ -19,6 +20,7 @@ class Kernels:
     """One choice for each concern; the plan of a batch is the same under all of them."""
 
     attention: PlanAttention = attention_by_runs
+    sum_rows: SumRows = sum_by_index
     banks: SlotBanks | None = None
     """Where tasks lie, for products grouped over them; None where each runs by itself."""
 
@@ -34,4 +36,8 @@ def kernels_for(config: BackboneConfig, *, dtype: torch.dtype, device: torch.dev
     if can_group(config, dtype=dtype, device=device):
         _, memory = torch.cuda.mem_get_info(device)
         banks = SlotBanks(dtype=dtype, device=device, page_bytes=int(PAGE_SHARE * memory))
-    return Kernels(attention=varlen_attention if varlen else attention_by_runs, banks=banks)
+    return Kernels(
+        attention=varlen_attention if varlen else attention_by_runs,
+        sum_rows=sum_by_index if device.type == "cpu" else sum_by_segment,
+        banks=banks,
+    )

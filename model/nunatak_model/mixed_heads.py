@@ -18,6 +18,7 @@ from nunatak_model.branch import Branch
 from nunatak_model.grouped import SlotGroups, slot_groups
 from nunatak_model.heads import Head, apply_head, pool
 from nunatak_model.plan import Layout
+from nunatak_model.row_sums import SumRows
 from nunatak_model.transfer import to_device
 
 Pair = tuple[int, int]
@@ -49,11 +50,16 @@ def run_heads(
     branches: Sequence[Branch],
     row_of: dict[Pair, int],
     *,
+    sum_rows: SumRows,
     dropout: float,
 ) -> dict[Pair, Float[Tensor, "*vectors labels"]]:
     """Logits of each pair, which lies in this row of the layout."""
     poolings = {branch.head.pooling for branch in branches}
-    pooled = {each: pool(hidden, layout.lengths, each) for each in poolings if each is not None}
+    pooled = {
+        each: pool(hidden, layout.lengths, each, sum_rows=sum_rows)
+        for each in poolings
+        if each is not None
+    }
     logits = dict[Pair, Tensor]()
     for run in _head_runs(row_of, branches, layout, hidden.device):
         if run.head.pooling is None:

@@ -9,6 +9,7 @@ from torch import Tensor
 from doubles.flash import install_flash_double
 from nunatak_model import Backbone
 from nunatak_model.kernels import Kernels
+from nunatak_model.row_sums import sum_by_segment
 from nunatak_model.slots import DEFAULT_PAGE_BYTES, SlotBanks
 from nunatak_model.varlen import varlen_attention
 
@@ -17,7 +18,9 @@ def with_gpu_kernels(backbone: Backbone, *, page_bytes: int = DEFAULT_PAGE_BYTES
     """The backbone with attention in one call, and products grouped over slots."""
     install_flash_double()
     banks = SlotBanks(dtype=backbone.dtype, device=backbone.device, page_bytes=page_bytes)
-    return replace(backbone, kernels=Kernels(attention=varlen_attention, banks=banks))
+    return replace(
+        backbone, kernels=Kernels(attention=varlen_attention, sum_rows=sum_by_segment, banks=banks)
+    )
 
 
 def banks_of(backbone: Backbone) -> SlotBanks:
