@@ -23,7 +23,11 @@ from workload import dtypes, minilm_folder, random_encodings, random_task, serve
 
 from nunatak_model import Backbone, Lora, Method, TopK
 
-MODULES = ("nunatak_model.forward", "nunatak_model.architectures.bert")
+MODULES = (
+    "nunatak_model.forward",
+    "nunatak_model.attention",
+    "nunatak_model.architectures.bert",
+)
 """Where a forward finds the functions that it calls, as far as there are such modules."""
 PLANNING = (
     "_distinct",

@@ -159,7 +159,7 @@ def latest(file: Path = FIGURES) -> dict[str, Figure]:
 
 
 def hardware() -> str:
-    """Processor, its cores and memory, and whether it multiplies bfloat16, in one line."""
+    """Processor, cores, memory, whether it multiplies bfloat16, and CUDA devices, in one line."""
     cpu = platform.processor() or platform.machine()
     cores, memory = "?", "?"
     info = Path("/proc/cpuinfo")
@@ -172,7 +172,14 @@ def hardware() -> str:
         flags = {flag for line in lines if line.startswith("flags") for flag in line.split()}
         bfloat16 = "native" if flags & {"avx512_bf16", "amx_bf16"} else "no native"
         memory += f", {bfloat16} bfloat16"
-    return f"{cpu}, {cores} cores, {memory}"
+    return ", ".join([cpu, f"{cores} cores", memory, *_cuda_devices()])
+
+
+def _cuda_devices() -> list[str]:
+    """Models of the devices, as their driver tells them."""
+    found = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    lines = [line for path in found for line in path.read_text().splitlines()]
+    return [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
 
 
 def _rounded(value: float) -> float:

@@ -32,6 +32,7 @@ from nunatak_model.errors import (
     UnsupportedBackboneError,
 )
 from nunatak_model.forward import Row, forward, run_trunk
+from nunatak_model.graphs import TrunkGraphs, trunk_graphs
 from nunatak_model.heads import HeadKind, HeadSpec, default_head
 from nunatak_model.hidden_states import hidden_states
 from nunatak_model.methods import (
@@ -55,6 +56,7 @@ from nunatak_model.savings import (
 )
 from nunatak_model.tensors import tensors_from_bytes, tensors_to_bytes
 from nunatak_model.tokenizer import TextTokenizer
+from nunatak_model.transfer import BesideCompute
 from nunatak_model.trunk import TrunkActivations, TrunkSource, TrunkStates, trunk_source
 from nunatak_model.trunk_cache import TrunkCache, TrunkCacheStats
 
@@ -69,6 +71,7 @@ __all__ = [
     "Backbone",
     "BackboneConfig",
     "BackboneNotFoundError",
+    "BesideCompute",
     "Bottleneck",
     "Branch",
     "BranchSpec",
@@ -100,6 +103,7 @@ __all__ = [
     "TrunkActivations",
     "TrunkCache",
     "TrunkCacheStats",
+    "TrunkGraphs",
     "TrunkSource",
     "TrunkStates",
     "UnsupportedBackboneError",
@@ -120,5 +124,6 @@ __all__ = [
     "run_trunk",
     "tensors_from_bytes",
     "tensors_to_bytes",
+    "trunk_graphs",
     "trunk_source",
 ]

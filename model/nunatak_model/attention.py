@@ -8,14 +8,39 @@ Axes: tokens = packed tokens, three_width = query, key and value of all heads si
 width = hidden width.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import Protocol
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
+
+from nunatak_model.transfer import flattened
+
+
+class Attention(Protocol):
+    """How the tokens of some packed rows attend to one another, whatever kernel computes it."""
+
+    def positions(self) -> Int[Tensor, " tokens"]:
+        """Place of each token in its row, counted from 0."""
+        ...
+
+    def narrow(self, reach: int) -> "Attention":
+        """The same rows, with tokens that see only `reach` neighbours to either side."""
+        ...
+
+    def __call__(
+        self, qkv: Float[Tensor, "tokens three_width"], *, num_heads: int, dropout: float
+    ) -> Float[Tensor, "tokens width"]:
+        """Let the tokens of each row attend to one another (see `attend`)."""
+        ...
+
+
+PlanAttention = Callable[[Sequence[int], torch.device], Attention]
+"""Prepares attention over packed rows of these lengths, on a device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +59,34 @@ class AttentionRun:
 
 
 AttentionPlan = tuple[AttentionRun, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunAttention:
+    """Attention by torch's own kernel, one call for each run: on every device, at every dtype."""
+
+    plan: AttentionPlan
+    device: torch.device
+
+    def positions(self) -> Int[Tensor, " tokens"]:
+        """Place of each token in its row, counted from 0."""
+        lengths = (run.length for run in self.plan for _ in range(run.num_rows))
+        return flattened(map(range, lengths), self.device)
+
+    def narrow(self, reach: int) -> "RunAttention":
+        """The same rows, with tokens that see only `reach` neighbours to either side."""
+        return replace(self, plan=narrow(self.plan, reach=reach, device=self.device))
+
+    def __call__(
+        self, qkv: Float[Tensor, "tokens three_width"], *, num_heads: int, dropout: float
+    ) -> Float[Tensor, "tokens width"]:
+        """Let the tokens of each row attend to one another (see `attend`)."""
+        return attend(qkv, self.plan, num_heads=num_heads, dropout=dropout)
+
+
+def attention_by_runs(lengths: Sequence[int], device: torch.device) -> RunAttention:
+    """Prepare attention by runs of rows of one length."""
+    return RunAttention(plan=plan_attention(lengths), device=device)
 
 
 def plan_attention(lengths: Sequence[int]) -> AttentionPlan:

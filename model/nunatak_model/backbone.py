@@ -10,6 +10,7 @@ from torch import Tensor
 from nunatak_model.config import BackboneConfig, Pooling
 from nunatak_model.errors import UnsupportedBackboneError
 from nunatak_model.int8 import SCALE, quantized, restored
+from nunatak_model.kernels import PLAIN_KERNELS, Kernels, kernels_for
 from nunatak_model.linear import can_pack, packed, plain
 from nunatak_model.tokenizer import TextTokenizer
 from nunatak_model.weights import EmbeddingWeights, LayerWeights, Linear, Norm, layer_from
@@ -41,6 +42,8 @@ class Backbone:
     layers: tuple[LayerWeights, ...]
     is_packed: bool = False
     """Whether linear maps are laid out for serving, and take no gradients."""
+    kernels: Kernels = PLAIN_KERNELS
+    """What computes on its device."""
 
     @property
     def is_quantized(self) -> bool:
@@ -105,12 +108,14 @@ def quantize_backbone(backbone: Backbone) -> Backbone:
 
 
 def pack_backbone(backbone: Backbone) -> Backbone:
-    """The same backbone with its linear maps packed for serving, where the processor gains by it.
+    """The same backbone ready to serve; branches follow by `convert_branch`.
 
-    Branches follow by `convert_branch`. Elsewhere the backbone itself is returned.
+    Where the processor gains by it, its linear maps are packed; on other devices, it gets the
+    kernels that are fastest there.
     """
     if not can_pack(backbone.dtype, backbone.device):
-        return backbone
+        kernels = kernels_for(backbone.config, dtype=backbone.dtype, device=backbone.device)
+        return replace(backbone, kernels=kernels)
     parameters = packed(backbone.parameters)
     return replace(
         backbone,

@@ -1,7 +1,8 @@
 """The branch: what one task version runs above its split depth, and its head."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -9,10 +10,20 @@ from torch import Tensor
 from nunatak_model.backbone import Backbone
 from nunatak_model.config import BackboneConfig
 from nunatak_model.errors import NonFiniteParameterError, ParameterMismatchError
-from nunatak_model.heads import Head, HeadSpec, head_from, head_shapes, initial_head
+from nunatak_model.grouped import ALIGNMENT_BYTES
+from nunatak_model.heads import (
+    Head,
+    HeadSpec,
+    head_from,
+    head_shapes,
+    initial_head,
+    with_labels,
+)
 from nunatak_model.linear import packed
 from nunatak_model.methods import Full, Method
 from nunatak_model.overrides import LayerOverride
+from nunatak_model.padding import padded_head, padded_method, padded_parameters
+from nunatak_model.slots import Slot, SlotBanks
 from nunatak_model.weights import EmbeddingWeights, Shapes, embeddings_from
 
 HEAD_PREFIX = "head."
@@ -30,6 +41,22 @@ class BranchSpec:
         return self.method.split_depth(config)
 
 
+Layers = Mapping[int, LayerOverride]
+"""What runs at each layer from the split depth up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BranchSlots:
+    """Where a branch lies on a device whose kernels read the parameters of many tasks at once."""
+
+    layers: Slot[Layers] | None
+    """None where the branch is a head alone."""
+    head: Slot[Head]
+    head_parameters: int
+    branch_parameters: int
+    """Both numbers without padding."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Branch:
     """One task version, ready to run; two branches are the same only if they are one object."""
@@ -38,23 +65,28 @@ class Branch:
     split_depth: int | None
     parameters: Mapping[str, Tensor]
     embeddings: EmbeddingWeights | None
-    layers: Mapping[int, LayerOverride]
-    """What runs at each layer from the split depth up."""
+    layers: Layers
     head: Head
+    slots: BranchSlots | None = None
+    """If it has any, its parameters are views of them, padded to their shapes."""
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all parameters."""
+        """Bytes of all parameters, padding included."""
         return sum(tensor.nbytes for tensor in self.parameters.values())
 
     @property
     def head_parameters(self) -> int:
         """Number of parameters of the head."""
+        if self.slots is not None:
+            return self.slots.head_parameters
         return sum(t.numel() for name, t in self.parameters.items() if name.startswith(HEAD_PREFIX))
 
     @property
     def branch_parameters(self) -> int:
         """Number of parameters of layers, adapters and embeddings."""
+        if self.slots is not None:
+            return self.slots.branch_parameters
         return sum(t.numel() for t in self.parameters.values()) - self.head_parameters
 
 
@@ -104,6 +136,8 @@ def convert_branch(branch: Branch, backbone: Backbone) -> Branch:
     Raises:
         NonFiniteParameterError: a parameter does not fit the number format.
     """
+    if backbone.kernels.banks is not None and not isinstance(branch.spec.method, Full):
+        return _in_slots(branch, backbone, backbone.kernels.banks)
     parameters = {
         name: tensor.to(device=backbone.device, dtype=backbone.dtype)
         for name, tensor in branch.parameters.items()
@@ -114,6 +148,41 @@ def convert_branch(branch: Branch, backbone: Backbone) -> Branch:
     return _arrange(branch.spec, backbone.config, parameters)
 
 
+def _in_slots(branch: Branch, backbone: Backbone, banks: SlotBanks) -> Branch:
+    """Write a branch into slots; it runs alone from there as well as grouped with others."""
+    spec, config = branch.spec, backbone.config
+    alignment = ALIGNMENT_BYTES // backbone.dtype.itemsize
+    form = BranchSpec(
+        method=padded_method(spec.method, alignment), head=padded_head(spec.head, alignment)
+    )
+    layer_shapes, head = form.method.parameter_shapes(config), head_shapes(form.head, config)
+    parameters = padded_parameters(
+        spec.method, branch.parameters, {**layer_shapes, **head}, dtype=backbone.dtype
+    )
+    # Before they leave the host, where looking at them costs no wait for the device.
+    _check_finite(parameters)
+    slots = BranchSlots(
+        layers=banks.take(form.method, layer_shapes, partial(_layers, form, config))
+        if layer_shapes
+        else None,
+        head=banks.take(form.head, head, partial(head_from, form.head, config)),
+        head_parameters=branch.head_parameters,
+        branch_parameters=branch.branch_parameters,
+    )
+    written = dict[str, Tensor]()
+    for slot in (slots.layers, slots.head):
+        if slot is not None:
+            slot.write(parameters)
+            written |= slot.parameters()
+    arranged = _arrange(form, config, written)
+    return replace(
+        arranged,
+        spec=spec,
+        head=with_labels(arranged.head, spec.head.num_labels),
+        slots=slots,
+    )
+
+
 def _arrange(spec: BranchSpec, config: BackboneConfig, parameters: Mapping[str, Tensor]) -> Branch:
     split_depth = spec.split_depth(config)
     return Branch(
@@ -121,12 +190,16 @@ def _arrange(spec: BranchSpec, config: BackboneConfig, parameters: Mapping[str, 
         split_depth=split_depth,
         parameters=dict(parameters),
         embeddings=embeddings_from(parameters) if isinstance(spec.method, Full) else None,
-        layers={
-            index: spec.method.layer(index, parameters)
-            for index in range(split_depth or 0, config.num_layers)
-        },
+        layers=_layers(spec, config, parameters),
         head=head_from(spec.head, config, parameters),
     )
+
+
+def _layers(spec: BranchSpec, config: BackboneConfig, parameters: Mapping[str, Tensor]) -> Layers:
+    return {
+        index: spec.method.layer(index, parameters)
+        for index in range(spec.split_depth(config) or 0, config.num_layers)
+    }
 
 
 def _check_parameters(parameters: Mapping[str, Tensor], shapes: Shapes) -> None:

@@ -4,10 +4,9 @@ Axes: tokens = packed tokens of the batch, width = hidden width, rows = rows of 
 labels = outputs of a task, *vectors = the tokens of a row for token heads, nothing for others.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, groupby
+from itertools import accumulate, groupby
 from operator import attrgetter
 
 import torch
@@ -19,10 +18,12 @@ from nunatak_model.architectures import architecture_of
 from nunatak_model.backbone import Backbone
 from nunatak_model.branch import Branch
 from nunatak_model.encoding import Encoding
-from nunatak_model.heads import apply_head, pool
+from nunatak_model.graphs import TrunkGraphs
 from nunatak_model.methods import MethodKind
+from nunatak_model.mixed_heads import run_heads, select_rows
 from nunatak_model.mixed_layer import mix_layer
 from nunatak_model.plan import TRUNK, BatchPlan, BranchTraits, Lane, Layout, Stage, plan_batch
+from nunatak_model.spans import in_slot_order, layer_spans
 from nunatak_model.trunk import TrunkActivations, TrunkSource, TrunkStates, trunk_source
 
 _num_tokens = attrgetter("num_tokens")
@@ -94,6 +95,7 @@ def forward(
     *,
     dropout: float = 0.0,
     trunk: TrunkStates | None = None,
+    graphs: TrunkGraphs | None = None,
 ) -> list[Float[Tensor, "*vectors labels"]]:
     """Logits of each row, in float32, in the order of the rows.
 
@@ -112,6 +114,7 @@ def forward(
         trunk: states of earlier batches. Each input starts from the deepest one that is held at
             or below its split depths, and every state that a branch starts from and that had to be
             computed is offered. It changes no answer by more than the order of sums does.
+        graphs: recorded kernels of this backbone, which run stages of trunk rows alone.
 
     Semantics:
         for row in rows:
@@ -141,20 +144,28 @@ def forward(
     for stage, states in zip(plan.stages, held, strict=True):
         hidden = _enter_stage(hidden, layout, stage, states)
         layout = stage.layout
-        hidden = _run_stage(hidden, backbone, batch, stage, dropout=dropout)
+        hidden = _run_stage(hidden, backbone, batch, stage, dropout=dropout, graphs=graphs)
         _offer_states(trunk, hidden, stage, sources)
-    return _run_heads(hidden, layout, batch, plan, dropout=dropout)
+    row_of = dict(zip(batch.pairs, plan.output_rows, strict=True))
+    logits = run_heads(
+        hidden,
+        layout,
+        batch.branches,
+        row_of,
+        sum_rows=backbone.kernels.sum_rows,
+        dropout=dropout,
+    )
+    return [logits[pair] for pair in batch.pairs]
 
 
 def _distinct(rows: Sequence[Row]) -> _Batch:
     # Inputs of one length become neighbours, which share a call of attention.
     encodings = sorted(dict.fromkeys(row.encoding for row in rows), key=_num_tokens)
     inputs = {encoding: index for index, encoding in enumerate(encodings)}
-    branches = dict[Branch, int]()
-    pairs = tuple(
-        (inputs[row.encoding], branches.setdefault(row.branch, len(branches))) for row in rows
-    )
-    return _Batch(inputs=tuple(inputs), branches=tuple(branches), pairs=pairs)
+    branches = in_slot_order(row.branch for row in rows)
+    index_of = {branch: index for index, branch in enumerate(branches)}
+    pairs = tuple((inputs[row.encoding], index_of[row.branch]) for row in rows)
+    return _Batch(inputs=tuple(inputs), branches=branches, pairs=pairs)
 
 
 def _traits(branch: Branch) -> BranchTraits:
@@ -217,17 +228,10 @@ def _enter_stage(
     if stage.source_rows is None:
         return hidden
     if not entering:
-        return _select_rows(hidden, before.offsets, stage.source_rows)
+        return select_rows(hidden, before.offsets, stage.source_rows)
     lengths = [*before.lengths, *map(len, entering)]
     offsets = tuple(accumulate(lengths, initial=0))
-    return _select_rows(torch.cat([hidden, *entering]), offsets, stage.source_rows)
-
-
-def _select_rows(
-    hidden: Float[Tensor, "tokens width"], offsets: Sequence[int], rows: Iterable[int]
-) -> Float[Tensor, "selected width"]:
-    tokens = chain.from_iterable(range(offsets[row], offsets[row + 1]) for row in rows)
-    return hidden.index_select(0, torch.tensor(list(tokens), device=hidden.device))
+    return select_rows(torch.cat([hidden, *entering]), offsets, stage.source_rows)
 
 
 def _run_stage(
@@ -237,48 +241,19 @@ def _run_stage(
     stage: Stage,
     *,
     dropout: float,
+    graphs: TrunkGraphs | None = None,
 ) -> Float[Tensor, "tokens width"]:
     layout = stage.layout
-    run_layer = architecture_of(backbone.config).plan_layers(
-        layout.lengths, backbone.config, hidden.device
-    )
-    spans = [span for span in layout.spans if span.lane is not Lane.TRUNK]
-    for index in range(stage.begin_layer, stage.end_layer):
-        overrides = [
-            (slice(span.begin, span.end), batch.branches[span.branch].layers[index])
-            for span in spans
-        ]
+    begin, end = stage.begin_layer, stage.end_layer
+    spans = layer_spans(layout, batch.branches, hidden.device)
+    if graphs is not None and not spans and begin < end and graphs.can_run(layout.lengths):
+        return graphs.run(hidden, layout.lengths, begin_layer=begin, end_layer=end)
+    attention = backbone.kernels.attention(layout.lengths, hidden.device)
+    run_layer = architecture_of(backbone.config).plan_layers(attention, backbone.config)
+    for index in range(begin, end):
+        overrides = [(own.span, own.layers[index]) for own in spans]
         layer = mix_layer(
             backbone.layers[index], overrides, index=index, num_tokens=layout.num_tokens
         )
         hidden = run_layer(hidden, layer, dropout=dropout if spans else 0.0)
     return hidden
-
-
-def _run_heads(
-    hidden: Float[Tensor, "tokens width"],
-    layout: Layout,
-    batch: _Batch,
-    plan: BatchPlan,
-    *,
-    dropout: float,
-) -> list[Float[Tensor, "*vectors labels"]]:
-    row_of = dict(zip(batch.pairs, plan.output_rows, strict=True))
-    pairs_of: dict[Branch, list[tuple[int, int]]] = defaultdict(list)
-    for pair in row_of:
-        pairs_of[batch.branches[pair[1]]].append(pair)
-    poolings = {branch.head.pooling for branch in batch.branches}
-    pooled = {each: pool(hidden, layout.lengths, each) for each in poolings if each is not None}
-    logits = dict[tuple[int, int], Tensor]()
-    for branch, pairs in pairs_of.items():
-        rows = [row_of[pair] for pair in pairs]
-        if branch.head.pooling is None:
-            features = _select_rows(hidden, layout.offsets, rows)
-            sizes = [layout.lengths[row] for row in rows]
-            scores = torch.split(apply_head(features, branch.head, dropout=dropout), sizes)
-        else:
-            index = torch.tensor(rows, device=hidden.device)
-            features = pooled[branch.head.pooling].index_select(0, index)
-            scores = apply_head(features, branch.head, dropout=dropout).unbind()
-        logits |= dict(zip(pairs, scores, strict=True))
-    return [logits[pair] for pair in batch.pairs]

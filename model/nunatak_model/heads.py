@@ -11,7 +11,7 @@ the task.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import torch
@@ -30,8 +30,11 @@ from nunatak_model.config import (
     Pooling,
 )
 from nunatak_model.errors import InvalidHeadError
-from nunatak_model.linear import activate
+from nunatak_model.grouped import SlotGroups
+from nunatak_model.linear import activate, apply_linear
 from nunatak_model.mixed_layer import layer_norm
+from nunatak_model.row_sums import SumRows
+from nunatak_model.transfer import to_device
 from nunatak_model.weights import (
     Linear,
     Norm,
@@ -175,36 +178,54 @@ def head_from(spec: HeadSpec, config: BackboneConfig, parameters: Mapping[str, T
     )
 
 
+def with_labels(head: Head, num_labels: int) -> Head:
+    """The head with the first `num_labels` of its outputs."""
+    output = head.output
+    if output is None or len(output.weight) == num_labels:
+        return head
+    bias = None if output.bias is None else output.bias[:num_labels]
+    return replace(head, output=replace(output, weight=output.weight[:num_labels], bias=bias))
+
+
 def pool(
-    hidden: Float[Tensor, "tokens width"], lengths: Sequence[int], pooling: Pooling
+    hidden: Float[Tensor, "tokens width"],
+    lengths: Sequence[int],
+    pooling: Pooling,
+    *,
+    sum_rows: SumRows,
 ) -> Float[Tensor, "rows width"]:
     """One vector for each of the rows, which lie packed one after another."""
-    sizes = torch.tensor(lengths, device=hidden.device)
+    sizes = to_device(lengths, hidden.device)
     match pooling:
         case Pooling.FIRST:
             return hidden.index_select(0, sizes.cumsum(0) - sizes)
         case Pooling.MEAN:
-            row_of_token = torch.repeat_interleave(sizes)
             # Summed in float32: a sum of many bfloat16 vectors loses the small ones.
-            sums = torch.zeros(len(lengths), hidden.shape[1], device=hidden.device)
-            sums = sums.index_add(0, row_of_token, hidden.float())
+            sums = sum_rows(hidden.float(), sizes)
             return (sums / sizes.unsqueeze(1)).to(hidden.dtype)
 
 
 def apply_head(
-    features: Float[Tensor, "vectors width"], head: Head, *, dropout: float
+    features: Float[Tensor, "vectors width"],
+    head: Head,
+    *,
+    dropout: float,
+    groups: SlotGroups | None = None,
 ) -> Float[Tensor, "vectors labels"]:
-    """Logits in float32, for pooled vectors of one task or for all its token vectors."""
+    """Logits in float32, for pooled vectors of one task or for all its token vectors.
+
+    With `groups`, `head` is stacked ones of many tasks, each for its vectors.
+    """
     features = functional.dropout(features, dropout, training=dropout > 0.0)
     if head.dense is not None:
-        features = functional.linear(features, head.dense.weight, head.dense.bias)
+        features = apply_linear(features, head.dense, groups=groups)
         features = activate(features, head.activation)
         if head.norm is not None:
-            features = layer_norm(features, head.norm, epsilon=head.norm_epsilon)
+            features = layer_norm(features, head.norm, epsilon=head.norm_epsilon, groups=groups)
         features = functional.dropout(features, dropout, training=dropout > 0.0)
     if head.output is None:
         return features.float()
-    return functional.linear(features, head.output.weight, head.output.bias).float()
+    return apply_linear(features, head.output, groups=groups).float()
 
 
 def _initial(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

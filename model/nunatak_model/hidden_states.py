@@ -13,7 +13,7 @@ from nunatak_model.architectures import architecture_of
 from nunatak_model.backbone import Backbone
 from nunatak_model.branch import Branch
 from nunatak_model.encoding import Encoding
-from nunatak_model.mixed_layer import mix_layer
+from nunatak_model.mixed_layer import TokenSpan, mix_layer
 
 
 def hidden_states(
@@ -29,9 +29,10 @@ def hidden_states(
     states = list[Tensor]()
     with torch.inference_mode():
         hidden = architecture.embed(list(inputs), own or backbone.embeddings, config)
-        everything = slice(0, len(hidden))
+        everything = TokenSpan(tokens=slice(0, len(hidden)))
         lengths = tuple(encoding.num_tokens for encoding in inputs)
-        run_layer = architecture.plan_layers(lengths, config, hidden.device)
+        attention = backbone.kernels.attention(lengths, hidden.device)
+        run_layer = architecture.plan_layers(attention, config)
         for index in range(config.num_layers):
             override = None if branch is None else branch.layers.get(index)
             layer = mix_layer(

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from nunatak_model.config import Activation
+from nunatak_model.grouped import SlotGroups, grouped_linear
 from nunatak_model.int8 import int8_product
 from nunatak_model.weights import Linear
 
@@ -35,12 +36,19 @@ _FUSED = {
 
 
 def apply_linear(
-    x: Float[Tensor, "tokens in"], linear: Linear, *, activation: Activation | None = None
+    x: Float[Tensor, "tokens in"],
+    linear: Linear,
+    *,
+    activation: Activation | None = None,
+    groups: SlotGroups | None = None,
 ) -> Float[Tensor, "tokens out"]:
-    """`activation(x @ weight.T + bias)`."""
+    """`activation(x @ weight.T + bias)`; with `groups`, of stacked maps, each for its tokens."""
     if linear.weight.is_mkldnn and activation in _FUSED:
         return _packed_product(x, linear, activation)
-    y = _product(x, linear)
+    if groups is None:
+        y = _product(x, linear)
+    else:
+        y = grouped_linear(x, linear.weight, linear.bias, groups)
     return y if activation is None else activate(y, activation)
 
 

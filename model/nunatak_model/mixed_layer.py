@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from nunatak_model.config import Activation
+from nunatak_model.grouped import SlotGroups, grouped_layer_norm, grouped_product
 from nunatak_model.linear import activate, apply_linear
 from nunatak_model.overrides import (
     Adapter,
@@ -24,9 +25,19 @@ from nunatak_model.overrides import (
     LayerOverride,
     LoraLayer,
     LoraTarget,
+    LoraUpdate,
     OwnLayer,
 )
 from nunatak_model.weights import LayerWeights, Linear, Norm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenSpan:
+    """Neighbouring tokens that run the same override: one task's, or stacked ones of many tasks."""
+
+    tokens: slice
+    groups: SlotGroups | None = None
+    """Which of the stacked parameters each token runs; None where they are one task's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,14 +51,14 @@ class MixedLayer:
     frozen: LayerWeights
     frozen_end: int
     shared_norm_end: int
-    lora: tuple[tuple[slice, LoraLayer], ...]
-    bottleneck: tuple[tuple[slice, BottleneckLayer], ...]
-    own: tuple[tuple[slice, LayerWeights], ...]
+    lora: tuple[tuple[TokenSpan, LoraLayer], ...]
+    bottleneck: tuple[tuple[TokenSpan, BottleneckLayer], ...]
+    own: tuple[tuple[TokenSpan, LayerWeights], ...]
 
 
 def mix_layer(
     frozen: LayerWeights,
-    overrides: Sequence[tuple[slice, LayerOverride]],
+    overrides: Sequence[tuple[TokenSpan, LayerOverride]],
     *,
     index: int,
     num_tokens: int,
@@ -56,12 +67,12 @@ def mix_layer(
     lora = tuple((span, it) for span, it in overrides if isinstance(it, LoraLayer))
     bottleneck = tuple((span, it) for span, it in overrides if isinstance(it, BottleneckLayer))
     own = tuple((span, it.weights) for span, it in overrides if isinstance(it, OwnLayer))
-    frozen_end = int(own[0][0].start) if own else num_tokens
+    frozen_end = int(own[0][0].tokens.start) if own else num_tokens
     return MixedLayer(
         index=index,
         frozen=frozen,
         frozen_end=frozen_end,
-        shared_norm_end=int(bottleneck[0][0].start) if bottleneck else frozen_end,
+        shared_norm_end=int(bottleneck[0][0].tokens.start) if bottleneck else frozen_end,
         lora=lora,
         bottleneck=bottleneck,
         own=own,
@@ -109,7 +120,10 @@ def _linear(
         frozen = pick(layer.frozen)
         parts.append(apply_linear(x[: layer.frozen_end], frozen, activation=activation))
     for span, weights in layer.own:
-        parts.append(apply_linear(x[span], pick(weights), activation=activation))
+        linear = pick(weights)
+        parts.append(
+            apply_linear(x[span.tokens], linear, activation=activation, groups=span.groups)
+        )
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -128,24 +142,34 @@ def mixed_norm(
     frozen = pick(layer.frozen)
     if frozen is None:
         return x
-    pieces = list[tuple[slice, Norm | None]]()
+    pieces = list[tuple[TokenSpan, Norm | None]]()
     frozen_end = layer.frozen_end if pick_bottleneck is None else layer.shared_norm_end
     if frozen_end:
-        pieces.append((slice(0, frozen_end), frozen))
+        pieces.append((TokenSpan(tokens=slice(0, frozen_end)), frozen))
     if pick_bottleneck is not None:
-        pieces += [
-            (span, pick_bottleneck(override) or frozen) for span, override in layer.bottleneck
-        ]
+        for span, override in layer.bottleneck:
+            own = pick_bottleneck(override)
+            pieces.append((TokenSpan(tokens=span.tokens), frozen) if own is None else (span, own))
     pieces += [(span, pick(weights)) for span, weights in layer.own]
     # All rows of a layer have the norm or none has; the filter only narrows the type.
-    normed = [layer_norm(x[span], norm, epsilon=epsilon) for span, norm in pieces if norm]
+    normed = [
+        layer_norm(x[span.tokens], norm, epsilon=epsilon, groups=span.groups)
+        for span, norm in pieces
+        if norm
+    ]
     return normed[0] if len(normed) == 1 else torch.cat(normed)
 
 
 def layer_norm(
-    x: Float[Tensor, "tokens width"], norm: Norm, *, epsilon: float
+    x: Float[Tensor, "tokens width"],
+    norm: Norm,
+    *,
+    epsilon: float,
+    groups: SlotGroups | None = None,
 ) -> Float[Tensor, "tokens width"]:
-    """Normalise each token over its width."""
+    """Normalise each token over its width; with `groups`, by stacked gains and offsets."""
+    if groups is not None:
+        return grouped_layer_norm(x, norm.weight, norm.bias, groups, epsilon=epsilon)
     return functional.layer_norm(x, norm.weight.shape, norm.weight, norm.bias, epsilon)
 
 
@@ -167,17 +191,25 @@ def _add_lora(
     if not _has_lora(layer, target):
         return
     # Rows of one lane are neighbours, so that one copy serves all their tasks.
-    lane = slice(layer.lora[0][0].start, layer.lora[-1][0].stop)
+    lane = slice(layer.lora[0][0].tokens.start, layer.lora[-1][0].tokens.stop)
     dtype = torch.float32 if y.device.type == "cpu" else y.dtype
     inputs, sums = x[lane].to(dtype), y[lane].to(dtype)
     for span, override in layer.lora:
         update = override.updates.get(target)
         if update is not None:
-            rows = slice(span.start - lane.start, span.stop - lane.start)
-            inner = functional.linear(inputs[rows], update.down.to(dtype))
-            sums[rows].addmm_(inner, update.up.to(dtype).t(), alpha=update.scale)
+            rows = slice(span.tokens.start - lane.start, span.tokens.stop - lane.start)
+            _add_update(sums[rows], inputs[rows], update, span.groups)
     if dtype is not y.dtype:
         y[lane] = sums
+
+
+def _add_update(y: Tensor, x: Tensor, update: LoraUpdate, groups: SlotGroups | None) -> None:
+    down, up = update.down.to(x.dtype), update.up.to(x.dtype)
+    if groups is None:
+        y.addmm_(functional.linear(x, down), up.t(), alpha=update.scale)
+    else:
+        inner = grouped_product(x, down, groups)
+        y.add_(grouped_product(inner, up, groups), alpha=update.scale)
 
 
 def add_adapters(
@@ -198,12 +230,13 @@ def add_adapters(
         adapter = pick(override)
         if adapter is None:
             continue
-        x = block[span]
+        tokens = span.tokens
+        x = block[tokens]
         if norm is not None and adapter.reads is AdapterInput.NORMED_SUM:
-            x = layer_norm(summed[span], norm, epsilon=epsilon)
-        summed[span].add_(_adapter_update(x, adapter))
+            x = layer_norm(summed[tokens], norm, epsilon=epsilon)
+        summed[tokens].add_(_adapter_update(x, adapter, span.groups))
 
 
-def _adapter_update(x: Tensor, adapter: Adapter) -> Tensor:
-    inner = apply_linear(x, adapter.down, activation=adapter.activation)
-    return apply_linear(inner, adapter.up)
+def _adapter_update(x: Tensor, adapter: Adapter, groups: SlotGroups | None) -> Tensor:
+    inner = apply_linear(x, adapter.down, activation=adapter.activation, groups=groups)
+    return apply_linear(inner, adapter.up, groups=groups)

@@ -2,6 +2,7 @@
 
 Axes: out, in = widths of a linear map; width = hidden width; vocab, positions, types = table rows.
 The three attention projections are one map, `qkv`: query, key and value stacked in this order.
+Parameters of many tasks, stacked for grouped kernels, have an axis `slots` in front.
 """
 
 from collections.abc import Mapping
@@ -17,8 +18,8 @@ Shapes = dict[str, tuple[int, ...]]
 class Linear:
     """`y = x @ weight.T + bias`; some architectures have no bias."""
 
-    weight: Shaped[Tensor, "out in"]
-    bias: Float[Tensor, " out"] | None
+    weight: Shaped[Tensor, "*slots out in"]
+    bias: Float[Tensor, "*slots out"] | None
     scale: Float[Tensor, " out"] | None = None
     """What one integer of a quantized weight stands for; None where the weight is no integer."""
 
@@ -27,8 +28,8 @@ class Linear:
 class Norm:
     """Gain and offset of a layer norm; some architectures have no offset."""
 
-    weight: Float[Tensor, " width"]
-    bias: Float[Tensor, " width"] | None
+    weight: Float[Tensor, "*slots width"]
+    bias: Float[Tensor, "*slots width"] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,19 +6,35 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from nunatak_model import Backbone, Encoding, Row, TrunkStates, forward, trunk_source
+from nunatak_model import (
+    Backbone,
+    Encoding,
+    Row,
+    TrunkGraphs,
+    TrunkStates,
+    forward,
+    trunk_source,
+)
 from nunatak_server.errors import EngineFailedError
 
 
 class BatchCompute:
     """The forward pass of one backbone, as the engine calls it: on its thread alone.
 
-    With `trunk`, what is frozen is read from there where it was computed before.
+    With `trunk`, what is frozen is read from there where it was computed before; with `graphs`,
+    what has to be computed is replayed.
     """
 
-    def __init__(self, backbone: Backbone, *, trunk: TrunkStates | None = None) -> None:
+    def __init__(
+        self,
+        backbone: Backbone,
+        *,
+        trunk: TrunkStates | None = None,
+        graphs: TrunkGraphs | None = None,
+    ) -> None:
         self._backbone = backbone
         self._trunk = trunk
+        self._graphs = graphs
 
     def __call__(self, rows: Sequence[Row]) -> list[list[float]]:
         """Return the logits of each row, in order; those of tokens one after another.
@@ -28,7 +44,7 @@ class BatchCompute:
         """
         try:
             with torch.inference_mode():
-                outputs = forward(self._backbone, rows, trunk=self._trunk)
+                outputs = forward(self._backbone, rows, trunk=self._trunk, graphs=self._graphs)
                 # One transfer for the batch: a copy per row would wait for the device each time.
                 flat = logits_to_floats(torch.cat([output.flatten() for output in outputs]))
         except torch.OutOfMemoryError:

@@ -27,6 +27,7 @@ from nunatak_model import (
     initial_parameters,
     load_backbone,
     pack_backbone,
+    trunk_graphs,
 )
 from nunatak_registry import Registry
 from nunatak_server.admission import Admission
@@ -113,7 +114,9 @@ class Runtime:
         )
         self._on_fatal = on_fatal
         compute = BatchCompute(
-            backbone, trunk=self.trunk_cache if settings.trunk_cache_bytes else None
+            backbone,
+            trunk=self.trunk_cache if settings.trunk_cache_bytes else None,
+            graphs=trunk_graphs(backbone) if settings.cuda_graphs else None,
         )
         self.tracing = tracing
         self._engine = Engine(

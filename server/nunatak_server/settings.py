@@ -53,6 +53,11 @@ class ServerSettings(BaseSettings):
     )
     device: str = Field(default="auto", description="`auto`, `cpu`, `cuda` or `cuda:1`")
     dtype: ServingDtype = ServingDtype.AUTO
+    cuda_graphs: bool = Field(
+        default=False,
+        description="replay recorded trunk stages instead of launching them; CUDA only, and off "
+        "until `benchmarks/gpu.py` shows what it gains on the device at hand",
+    )
 
     max_body_bytes: Count = 1024 * 1024
     max_inputs: Annotated[int, Field(ge=1, le=4096, description="texts per request")] = 64

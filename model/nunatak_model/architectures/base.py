@@ -3,14 +3,13 @@
 Axes: tokens = packed tokens of the rows, width = hidden width.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
+from nunatak_model.attention import Attention
 from nunatak_model.config import BackboneConfig, DenseBlock, Pooling
 from nunatak_model.encoding import Encoding
 from nunatak_model.mixed_layer import MixedLayer
@@ -77,13 +76,6 @@ class Architecture(Protocol[ConfigT_contra]):
         """What the first layer reads, for rows packed one after another."""
         ...
 
-    def plan_layers(
-        self, lengths: Sequence[int], config: ConfigT_contra, device: torch.device
-    ) -> RunLayer:
-        """Prepare what layers share over packed rows of these lengths."""
+    def plan_layers(self, attention: Attention, config: ConfigT_contra) -> RunLayer:
+        """Prepare what layers share over the packed rows of this attention."""
         ...
-
-
-def flattened(lists: Iterable[Sequence[int]], device: torch.device) -> Int[Tensor, " tokens"]:
-    """Numbers of the tokens of rows, one row after another."""
-    return torch.tensor(list(chain.from_iterable(lists)), device=device)

@@ -10,13 +10,12 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from nunatak_model.architectures.base import RunLayer, flattened
-from nunatak_model.attention import AttentionPlan, attend, plan_attention
+from nunatak_model.architectures.base import RunLayer
+from nunatak_model.attention import Attention
 from nunatak_model.config import TANH_BLOCK, Activation, BackboneConfig, DenseBlock, Pooling
 from nunatak_model.encoding import Encoding
 from nunatak_model.errors import UnsupportedBackboneError
@@ -29,6 +28,7 @@ from nunatak_model.mixed_layer import (
     mixed_qkv,
 )
 from nunatak_model.overrides import LoraTarget
+from nunatak_model.transfer import flattened
 from nunatak_model.weights import EmbeddingWeights, Shapes, linear_shapes, norm_shapes
 
 POSITIONS_FROM_PADDING = {"bert": False, "roberta": True, "xlm-roberta": True, "camembert": True}
@@ -155,16 +155,16 @@ def embed(
     return layer_norm(summed, tables.norm, epsilon=config.layer_norm_epsilon)
 
 
-def plan_layers(lengths: Sequence[int], config: BackboneConfig, device: torch.device) -> RunLayer:
-    """Prepare attention over rows of these lengths; all layers share it."""
-    return partial(_run_layer, attention=plan_attention(lengths), config=config)
+def plan_layers(attention: Attention, config: BackboneConfig) -> RunLayer:
+    """All layers share the attention."""
+    return partial(_run_layer, attention=attention, config=config)
 
 
 def _run_layer(
     hidden: Float[Tensor, "tokens width"],
     layer: MixedLayer,
     *,
-    attention: AttentionPlan,
+    attention: Attention,
     config: BackboneConfig,
     dropout: float,
 ) -> Float[Tensor, "tokens width"]:
@@ -182,7 +182,7 @@ def _run_layer(
     """
     epsilon = config.layer_norm_epsilon
     qkv = mixed_qkv(hidden, layer)
-    context = attend(qkv, attention, num_heads=config.num_heads, dropout=dropout)
+    context = attention(qkv, num_heads=config.num_heads, dropout=dropout)
 
     block = mixed_linear(
         context, layer, lambda weights: weights.attention_output, LoraTarget.ATTENTION_OUTPUT

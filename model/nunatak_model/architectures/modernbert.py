@@ -22,8 +22,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from nunatak_model.architectures.base import RunLayer, flattened
-from nunatak_model.attention import AttentionPlan, attend, narrow, plan_attention
+from nunatak_model.architectures.base import RunLayer
+from nunatak_model.attention import Attention
 from nunatak_model.config import Activation, BackboneConfig, DenseBlock, HeadNorm, Pooling
 from nunatak_model.encoding import Encoding
 from nunatak_model.errors import UnsupportedBackboneError
@@ -37,6 +37,7 @@ from nunatak_model.mixed_layer import (
     mixed_qkv,
 )
 from nunatak_model.overrides import LoraTarget
+from nunatak_model.transfer import flattened
 from nunatak_model.weights import EmbeddingWeights, Shapes, linear_shapes, norm_shapes
 
 MODEL_TYPES = ("modernbert",)
@@ -189,24 +190,23 @@ def embed(
 class _RotaryAttention:
     """Attention over some rows, with the angle by which each token turns queries and keys."""
 
-    plan: AttentionPlan
+    attend: Attention
     cosine: Float[Tensor, "tokens 1 1 half"]
     sine: Float[Tensor, "tokens 1 1 half"]
 
 
-def plan_layers(lengths: Sequence[int], config: ModernBertConfig, device: torch.device) -> RunLayer:
-    """Prepare attention over rows of these lengths, for global and for local layers."""
-    everywhere = plan_attention(lengths)
-    positions = flattened(map(range, lengths), device)
-    global_attention = _rotary(everywhere, positions, config.global_base, config)
-    nearby = narrow(everywhere, reach=config.reach, device=device)
+def plan_layers(attention: Attention, config: ModernBertConfig) -> RunLayer:
+    """Prepare attention for global and for local layers."""
+    positions = attention.positions()
+    global_attention = _rotary(attention, positions, config.global_base, config)
+    nearby = attention.narrow(config.reach)
     local_attention = _rotary(nearby, positions, config.local_base, config)
 
     def run(
         hidden: Float[Tensor, "tokens width"], layer: MixedLayer, *, dropout: float
     ) -> Float[Tensor, "tokens width"]:
-        attention = local_attention if config.is_local[layer.index] else global_attention
-        return _run_layer(hidden, layer, attention, config, dropout=dropout)
+        rotary = local_attention if config.is_local[layer.index] else global_attention
+        return _run_layer(hidden, layer, rotary, config, dropout=dropout)
 
     return run
 
@@ -240,7 +240,7 @@ def _run_layer(
         epsilon=epsilon,
     )
     qkv = _rotate(mixed_qkv(normed, layer), attention, num_heads=config.num_heads)
-    context = attend(qkv, attention.plan, num_heads=config.num_heads, dropout=dropout)
+    context = attention.attend(qkv, num_heads=config.num_heads, dropout=dropout)
     block = mixed_linear(
         context, layer, lambda weights: weights.attention_output, LoraTarget.ATTENTION_OUTPUT
     )
@@ -272,13 +272,13 @@ def _run_layer(
 
 
 def _rotary(
-    plan: AttentionPlan, positions: Int[Tensor, " tokens"], base: float, config: ModernBertConfig
+    attention: Attention, positions: Int[Tensor, " tokens"], base: float, config: ModernBertConfig
 ) -> _RotaryAttention:
     width = config.head_width
     # In this order of operations, as transformers: far positions would magnify other roundings.
     frequencies = 1.0 / base ** (torch.arange(0, width, 2, device=positions.device) / width)
     angles = (positions.unsqueeze(1).float() * frequencies)[:, None, None, :]
-    return _RotaryAttention(plan=plan, cosine=angles.cos(), sine=angles.sin())
+    return _RotaryAttention(attend=attention, cosine=angles.cos(), sine=angles.sin())
 
 
 def _rotate(

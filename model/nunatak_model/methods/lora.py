@@ -35,6 +35,11 @@ class Lora:
     targets: tuple[LoraTarget, ...] = (LoraTarget.QUERY, LoraTarget.VALUE)
     first_layer: int = 0
 
+    @property
+    def scale(self) -> float:
+        """Factor of the updates."""
+        return self.alpha / self.rank
+
     def check(self, config: BackboneConfig) -> None:
         """Raise `InvalidMethodError` unless rank, targets and first layer make sense."""
         check_first_layer(self.first_layer, config)
@@ -82,7 +87,7 @@ class Lora:
                 target: LoraUpdate(
                     down=parameters[f"{prefix}.{target}.down"],
                     up=parameters[f"{prefix}.{target}.up"],
-                    scale=self.alpha / self.rank,
+                    scale=self.scale,
                 )
                 for target in self.targets
             }

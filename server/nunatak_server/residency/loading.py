@@ -3,7 +3,7 @@
 import threading
 
 from nunatak_artifact import LoadedTask, load_task
-from nunatak_model import Backbone, TrunkCache
+from nunatak_model import Backbone, BesideCompute, TrunkCache
 from nunatak_registry import TaskManifest
 from nunatak_server.residency.host import HostTier
 
@@ -22,6 +22,7 @@ class VersionLoading:
         self._backbone = backbone
         self._host_tier = host_tier
         self._threads = threading.local()
+        self._beside = BesideCompute(backbone.device)
 
     def __call__(self, manifest: TaskManifest) -> LoadedTask:
         """Read, check, convert and probe a version.
@@ -32,7 +33,8 @@ class VersionLoading:
             ArtifactError: it does not fit the backbone or fails its probe.
         """
         data = self._host_tier.read(manifest)
-        return load_task(manifest, data, self._backbone, trunk=self._probe_trunk())
+        with self._beside.work():
+            return load_task(manifest, data, self._backbone, trunk=self._probe_trunk())
 
     def _probe_trunk(self) -> TrunkCache:
         held: TrunkCache | None = getattr(self._threads, "trunk", None)

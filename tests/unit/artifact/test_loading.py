@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from doubles.backbones import tiny_backbone
+from doubles.serving_kernels import banks_of, with_gpu_kernels
 from doubles.tasks import tiny_task
 from nunatak_artifact import (
     BackboneMismatchError,
@@ -48,6 +49,23 @@ def test_every_method_loads_and_passes_its_probe(backbone: Backbone, method: Met
     assert task.key == ("tone", 1)
     assert task.branch.split_depth == draft.split_depth
     assert task.num_bytes == task.branch.num_bytes > 0
+
+
+@pytest.mark.parametrize("method", METHODS[:-1], ids=lambda method: method.kind)
+def test_a_version_loads_into_slots_and_leaves_them_empty(
+    backbone: Backbone, method: Method
+) -> None:
+    draft, blobs = tiny_task(backbone, method=method)
+    served = with_gpu_kernels(backbone)
+
+    task = load_task(numbered(draft), blobs["parameters"], served)
+
+    stored = load_task(numbered(draft), blobs["parameters"], backbone).branch
+    assert task.branch.head_parameters == stored.head_parameters
+    assert task.branch.branch_parameters == stored.branch_parameters
+    assert banks_of(served).num_bytes() >= task.num_bytes
+    del task
+    assert banks_of(served).num_bytes() == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

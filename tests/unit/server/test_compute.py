@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from doubles.backbones import tiny_backbone
+from doubles.serving_kernels import Recorder, with_gpu_kernels
 from doubles.tasks import random_parameters, spec_of
 from nunatak_model import (
     Backbone,
@@ -13,6 +14,7 @@ from nunatak_model import (
     Row,
     TopK,
     TrunkCache,
+    TrunkGraphs,
     build_branch,
     forward,
 )
@@ -99,3 +101,22 @@ def test_only_a_lost_device_is_the_end_of_the_engine(
 
     with pytest.raises(expected):
         BatchCompute(backbone)([row])
+
+
+def test_a_recorded_trunk_is_replayed_for_the_same_answers(backbone: Backbone) -> None:
+    served = with_gpu_kernels(backbone)
+    record = Recorder()
+    compute = BatchCompute(served, graphs=TrunkGraphs(served, record=record))
+    encodings = backbone.tokenizer.encode(["one", "another text"], max_length=16)
+    rows = [
+        Row(encoding=encoding, branch=branch)
+        for branch in branches(backbone)[:2]
+        for encoding in encodings
+    ]
+
+    answers = [compute(rows) for _ in range(2)]
+
+    assert answers[0] == answers[1]
+    assert record.num_replayed == 2 * record.num_recorded > 0
+    for one, other in zip(answers[0], BatchCompute(backbone)(rows), strict=True):
+        assert one == pytest.approx(other, abs=1e-4)

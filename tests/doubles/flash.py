@@ -1,0 +1,55 @@
+"""A processor's stand-in for the flash kernel, which torch has for CUDA alone.
+
+It is registered for torch's own operator, so that all that calls the kernel runs as it is. It
+computes the definition: every row by itself, every token over the keys within its window.
+"""
+
+from functools import cache
+from itertools import pairwise
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.nn.attention import varlen
+
+OPERATOR = "torch_attn::_varlen_attn"
+
+
+@cache
+def install_flash_double() -> None:
+    """Let `varlen_attn` run on the processor, from now on in this process."""
+    if not callable(varlen.varlen_attn):
+        raise TypeError("torch has no varlen_attn to stand in for")
+    torch.library.register_kernel(OPERATOR, "cpu", _attend)  # pyright: ignore[reportUnknownMemberType] - torch leaves it open
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor,
+    max_q: int,
+    max_k: int,
+    *options: object,
+) -> tuple[Tensor, Tensor, Tensor]:
+    bounds = [int(bound) for bound in cu_seq_q]
+    if cu_seq_q.dtype is not torch.int32 or not torch.equal(cu_seq_q, cu_seq_k):
+        raise ValueError("the kernel takes int32 bounds; here queries and keys have the same ones")
+    if max(end - begin for begin, end in pairwise(bounds)) > min(max_q, max_k):
+        raise ValueError(f"a row is longer than {max_q}, which the kernel was told is the longest")
+    is_causal, scale, window_size = options[:3]
+    if is_causal or scale is not None or not isinstance(window_size, list):
+        raise ValueError("stands in for the kernel as this project calls it, no further")
+    left, right = cast("list[int]", window_size)
+    # What lies behind the last bound is undefined; here it is what nobody can overlook.
+    out = torch.full(query.shape, torch.nan, dtype=query.dtype)
+    for begin, end in pairwise(bounds):
+        places = torch.arange(end - begin)
+        ahead = places.unsqueeze(0) - places.unsqueeze(1)
+        seen = (ahead <= (right if right >= 0 else end)) & (-ahead <= (left if left >= 0 else end))
+        q, k, v = (it[begin:end].float().transpose(0, 1) for it in (query, key, value))
+        scores = q @ k.transpose(1, 2) * query.shape[-1] ** -0.5
+        weights = scores.masked_fill(~seen, -torch.inf).softmax(dim=-1)
+        out[begin:end] = (weights @ v).transpose(0, 1).to(query.dtype)
+    return out, torch.empty(0), torch.zeros(2, dtype=torch.uint64)

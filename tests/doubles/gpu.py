@@ -1,0 +1,127 @@
+"""Tiny models on a CUDA device, beside the same models in float32 on the processor."""
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from doubles.backbones import Family
+from doubles.published import Twin, TwinFactory
+from nunatak_model import (
+    Backbone,
+    Bottleneck,
+    Branch,
+    Encoding,
+    Full,
+    HeadKind,
+    HeadOnly,
+    Lora,
+    LoraTarget,
+    Method,
+    Row,
+    TopK,
+    TrunkGraphs,
+    convert_branch,
+    forward,
+    load_backbone,
+    pack_backbone,
+)
+
+DEVICE = torch.device("cuda")
+NUM_LAYERS, MAX_TOKENS = 4, 64
+COPIES = 2
+"""Tasks of each form, so that each is grouped."""
+METHODS: dict[str, Method] = {
+    "head": HeadOnly(),
+    "topk-1": TopK(num_layers=1),
+    "topk-3": TopK(num_layers=3),
+    "lora": Lora(rank=4, alpha=8.0),
+    "lora-from-2": Lora(rank=3, alpha=6.0, first_layer=2),
+    "lora-all-targets": Lora(rank=5, alpha=5.0, targets=tuple(LoraTarget)),
+    "bottleneck": Bottleneck(size=8),
+    "bottleneck-from-3": Bottleneck(size=5, first_layer=3),
+    "full": Full(),
+}
+KINDS = list(HeadKind)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A task by index, and what it is asked."""
+
+    task: int
+    encoding: Encoding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """A backbone on the device, as a server holds it, and tasks on it."""
+
+    backbone: Backbone
+    branches: tuple[Branch, ...]
+
+    def rows(self, questions: list[Question]) -> list[Row]:
+        """The questions as rows of a batch."""
+        return [Row(encoding=it.encoding, branch=self.branches[it.task]) for it in questions]
+
+    def answers(
+        self, questions: list[Question], *, graphs: TrunkGraphs | None = None
+    ) -> list[Tensor]:
+        """Logits of each question, of one mixed batch, on the host."""
+        with torch.inference_mode():
+            logits = forward(self.backbone, self.rows(questions), graphs=graphs)
+            return [it.cpu() for it in logits]
+
+
+def make_twins(folder: Path, family: Family) -> list[Twin]:
+    """`COPIES` published models of each method, with heads of all kinds, and their branches."""
+    factory = TwinFactory(folder, family=family, num_layers=NUM_LAYERS)
+    methods = [method for method in METHODS.values() for _ in range(COPIES)]
+    return [
+        factory.twin(method, kind=KINDS[index % len(KINDS)], num_labels=2 + index % 5)
+        for index, method in enumerate(methods)
+    ]
+
+
+def served(folder: Path, branches: list[Branch], *, dtype: torch.dtype) -> Served:
+    """The backbone of a folder with the kernels of the device, and tasks beside it."""
+    backbone = pack_backbone(load_backbone(folder, dtype=dtype, device=DEVICE))
+    return _with(backbone, branches)
+
+
+def plainly_served(folder: Path, branches: list[Branch], *, dtype: torch.dtype) -> Served:
+    """The same with torch's own kernels, and each task by itself."""
+    return _with(load_backbone(folder, dtype=dtype, device=DEVICE), branches)
+
+
+def random_encoding(chance: random.Random, num_tokens: int) -> Encoding:
+    """A text of one type."""
+    tokens = tuple(chance.randint(5, 99) for _ in range(num_tokens))
+    return Encoding(token_ids=tokens, type_ids=(0,) * num_tokens)
+
+
+def random_questions(seed: int, num_tasks: int) -> list[Question]:
+    """Each task asked about texts of different lengths, some of them the same, shuffled."""
+    chance = random.Random(seed)
+    lengths = [1, MAX_TOKENS, *(chance.randint(2, MAX_TOKENS) for _ in range(5))]
+    encodings = [random_encoding(chance, length) for length in lengths]
+    tasks = [task for task in range(num_tasks) for _ in range(2)]
+    chance.shuffle(tasks)
+    return [Question(task=task, encoding=chance.choice(encodings)) for task in tasks]
+
+
+def error(answers: list[Tensor], expected: list[Tensor]) -> float:
+    """Root of the mean squared difference, as a share of the root mean square of `expected`."""
+    difference = torch.cat(
+        [(a.float() - b).flatten() for a, b in zip(answers, expected, strict=True)]
+    )
+    scale = torch.cat([b.flatten() for b in expected])
+    return (difference.square().mean() / scale.square().mean()).sqrt().item()
+
+
+def _with(backbone: Backbone, branches: list[Branch]) -> Served:
+    return Served(
+        backbone=backbone, branches=tuple(convert_branch(branch, backbone) for branch in branches)
+    )

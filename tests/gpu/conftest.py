@@ -1,0 +1,11 @@
+"""All tests here need a CUDA device; `benchmarks/gpu.py` runs them before it measures."""
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _device() -> None:
+    """Skip where there is none."""
+    if not torch.cuda.is_available():
+        pytest.skip("torch finds no CUDA device here")

@@ -1,0 +1,137 @@
+"""The mixed forward on the device against transformers' and peft's own models."""
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from doubles.backbones import Family
+from doubles.gpu import (
+    DEVICE,
+    Question,
+    Served,
+    error,
+    make_twins,
+    plainly_served,
+    random_encoding,
+    random_questions,
+    served,
+)
+from doubles.published import Twin
+from nunatak_model import trunk_graphs
+
+FP32_TOLERANCE = 1e-4
+BF16_TOLERANCE = 0.1
+"""Tiny random layers round worse than trained ones; torch's own kernels are the other bound."""
+NEARLY = 1.3
+"""How much further from the truth than torch's own kernels in bfloat16, at most."""
+
+
+@pytest.fixture(scope="module", params=["bert", "roberta", "modernbert"])
+def family(request: pytest.FixtureRequest) -> Family:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def folder(family: Family, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp(family)
+
+
+@pytest.fixture(scope="module")
+def twins(folder: Path, family: Family) -> list[Twin]:
+    return make_twins(folder, family)
+
+
+@pytest.fixture(scope="module")
+def fast(folder: Path, twins: list[Twin]) -> Served:
+    return served(folder, [twin.branch for twin in twins], dtype=torch.bfloat16)
+
+
+def expected_answers(twins: list[Twin], questions: list[Question]) -> list[Tensor]:
+    return [twins[it.task].expected(it.encoding) for it in questions]
+
+
+def test_float32_answers_are_those_of_the_published_models(folder: Path, twins: list[Twin]) -> None:
+    on_device = served(folder, [twin.branch for twin in twins], dtype=torch.float32)
+    questions = random_questions(0, len(twins))
+
+    answers = on_device.answers(questions)
+
+    assert error(answers, expected_answers(twins, questions)) <= FP32_TOLERANCE
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_bfloat16_answers_are_as_near_as_those_of_torchs_own_kernels(
+    seed: int, folder: Path, twins: list[Twin], fast: Served
+) -> None:
+    questions = random_questions(seed, len(twins))
+    plain = plainly_served(folder, [twin.branch for twin in twins], dtype=torch.bfloat16)
+    expected = expected_answers(twins, questions)
+
+    found, usual = (error(it.answers(questions), expected) for it in (fast, plain))
+
+    assert found <= min(BF16_TOLERANCE, NEARLY * usual)
+
+
+def test_each_task_alone_answers_as_in_company(twins: list[Twin], fast: Served) -> None:
+    questions = random_questions(5, len(twins))
+
+    together = fast.answers(questions)
+    alone = [fast.answers([question])[0] for question in questions]
+
+    assert error(alone, together) <= BF16_TOLERANCE
+
+
+def test_no_bit_of_a_row_depends_on_what_the_others_ask(twins: list[Twin], fast: Served) -> None:
+    """At fixed shapes: other texts of the same lengths, to the same tasks."""
+    chance = random.Random(1)
+    kept = Question(task=6, encoding=random_encoding(chance, 20))
+    lengths = [chance.randint(4, 40) for _ in twins]
+    one, other = (
+        [Question(task=task, encoding=random_encoding(chance, n)) for task, n in enumerate(lengths)]
+        for _ in range(2)
+    )
+
+    first, second = fast.answers([kept, *one])[0], fast.answers([kept, *other])[0]
+
+    assert torch.equal(first, second)
+
+
+def test_replayed_trunks_answer_as_launched_ones(twins: list[Twin], fast: Served) -> None:
+    graphs = trunk_graphs(fast.backbone)
+    if graphs is None:
+        pytest.skip("nothing can be recorded on this device")
+    for seed in range(3):
+        questions = random_questions(seed, len(twins))
+        for _ in range(2):
+            replayed = fast.answers(questions, graphs=graphs)
+            assert error(replayed, fast.answers(questions)) <= BF16_TOLERANCE
+
+
+def test_a_replayed_trunk_keeps_nothing_of_an_earlier_batch(fast: Served) -> None:
+    graphs = trunk_graphs(fast.backbone)
+    if graphs is None:
+        pytest.skip("nothing can be recorded on this device")
+    chance = random.Random(2)
+    asked, between = (
+        [Question(task=0, encoding=random_encoding(chance, length))] for length in (13, 16)
+    )
+
+    first = fast.answers(asked, graphs=graphs)[0]
+    fast.answers(between, graphs=graphs)
+    second = fast.answers(asked, graphs=graphs)[0]
+
+    assert torch.equal(first, second)
+
+
+def test_the_device_serves_with_its_own_kernels(fast: Served) -> None:
+    """Guards the tests above: without them they would compare torch's own kernels to themselves."""
+    if torch.cuda.get_device_capability(DEVICE)[0] not in {9, 10}:
+        pytest.skip("this device has no grouped kernel")
+
+    assert fast.backbone.kernels != replace(fast.backbone.kernels, banks=None)
+    assert fast.backbone.kernels.banks is not None
+    assert any(branch.slots is not None for branch in fast.branches)

@@ -1,0 +1,87 @@
+"""Versions that come and go on the device while batches run."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from doubles.gpu import DEVICE, Served, make_twins, random_questions, served
+from doubles.published import Twin
+from nunatak_model import BesideCompute, convert_branch
+
+NUM_BATCHES = 40
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("bert")
+
+
+@pytest.fixture(scope="module")
+def twins(folder: Path) -> list[Twin]:
+    return make_twins(folder, "bert")
+
+
+@pytest.fixture(scope="module")
+def fast(folder: Path, twins: list[Twin]) -> Served:
+    return served(folder, [twin.branch for twin in twins], dtype=torch.bfloat16)
+
+
+def test_loads_beside_the_batches_change_no_bit_of_an_answer(
+    twins: list[Twin], fast: Served
+) -> None:
+    questions = random_questions(0, len(twins))
+    expected = fast.answers(questions)
+    beside = BesideCompute(DEVICE)
+
+    def come_and_go(twin: Twin) -> None:
+        for _ in range(NUM_BATCHES):
+            with beside.work():
+                convert_branch(twin.branch, fast.backbone)
+
+    with ThreadPoolExecutor(4) as pool:
+        loads = [pool.submit(come_and_go, twin) for twin in twins[:8]]
+        for _ in range(NUM_BATCHES):
+            for one, other in zip(fast.answers(questions), expected, strict=True):
+                assert torch.equal(one, other)
+        for load in loads:
+            load.result()
+
+
+def test_a_version_loaded_beside_the_batches_is_complete_when_its_load_returns(
+    twins: list[Twin], fast: Served
+) -> None:
+    """In slots that others have just left, over and over."""
+    beside = BesideCompute(DEVICE)
+    questions = random_questions(1, len(twins))
+    expected = fast.answers(questions)
+
+    with ThreadPoolExecutor(1) as pool:
+
+        def loaded() -> Served:
+            with beside.work():
+                branches = [convert_branch(twin.branch, fast.backbone) for twin in twins]
+            return Served(backbone=fast.backbone, branches=tuple(branches))
+
+        for _ in range(5):
+            fresh = pool.submit(loaded).result()
+            for one, other in zip(fresh.answers(questions), expected, strict=True):
+                torch.testing.assert_close(one, other, atol=0.05, rtol=0.05)
+
+
+def test_memory_of_versions_that_are_gone_is_used_again(twins: list[Twin], fast: Served) -> None:
+    beside = BesideCompute(DEVICE)
+
+    def load_all() -> None:
+        with beside.work():
+            for twin in twins:
+                convert_branch(twin.branch, fast.backbone)
+
+    load_all()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_reserved(DEVICE)
+    for _ in range(20):
+        load_all()
+
+    assert torch.cuda.memory_reserved(DEVICE) <= before

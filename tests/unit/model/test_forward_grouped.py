@@ -1,0 +1,205 @@
+"""A mixed batch by the kernels of a GPU, against the same batch with each task by itself."""
+
+import random
+
+import pytest
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from doubles.backbones import Family, tiny_backbone
+from doubles.serving_kernels import banks_of, with_gpu_kernels
+from nunatak_model import (
+    AdapterInput,
+    Backbone,
+    Bottleneck,
+    Branch,
+    BranchSpec,
+    Encoding,
+    Full,
+    HeadKind,
+    HeadOnly,
+    Lora,
+    LoraTarget,
+    Method,
+    Norms,
+    Row,
+    TopK,
+    build_branch,
+    convert_branch,
+    default_head,
+    forward,
+    initial_parameters,
+)
+from nunatak_model.grouped import ALIGNMENT_BYTES
+
+METHODS: list[Method] = [
+    HeadOnly(),
+    TopK(num_layers=1),
+    TopK(num_layers=3),
+    Lora(rank=2),
+    Lora(rank=3, alpha=5.0),
+    Lora(rank=5, first_layer=2, targets=tuple(LoraTarget)),
+    Bottleneck(size=3),
+    Bottleneck(size=4, first_layer=3),
+    Full(),
+]
+FROZEN_NORMS = Bottleneck(size=5, reads=AdapterInput.NORMED_SUM, norms=Norms.FROZEN)
+KINDS = list(HeadKind)
+COPIES = 3
+"""Versions of each form, so that each is grouped."""
+
+
+def stored_branch(backbone: Backbone, method: Method, seed: int) -> Branch:
+    """A branch in float32, every parameter away from its initial value."""
+    generator = torch.Generator().manual_seed(seed)
+    kind = KINDS[seed % len(KINDS)]
+    head = default_head(backbone, kind=kind, num_labels=kind.fixed_outputs or 2 + seed % 5)
+    spec = BranchSpec(method=method, head=head)
+    parameters = initial_parameters(spec, backbone, generator=generator)
+    for tensor in parameters.values():
+        tensor.add_(torch.randn(tensor.shape, generator=generator) * 0.2)
+    return build_branch(spec, backbone.config, parameters)
+
+
+def random_encodings(seed: int) -> list[Encoding]:
+    chance = random.Random(seed)
+    return [
+        Encoding(token_ids=tuple(chance.randint(5, 99) for _ in range(n)), type_ids=(0,) * n)
+        for n in (1, 2, 9, 9, 30)
+    ]
+
+
+def mixed_questions(methods: list[Method], seed: int) -> list[tuple[int, Encoding]]:
+    """Every version asked at least once, in a random order."""
+    chance, encodings = random.Random(seed), random_encodings(seed)
+    questions = [(index, chance.choice(encodings)) for index in range(COPIES * len(methods))]
+    questions += chance.choices(questions, k=8)
+    chance.shuffle(questions)
+    return questions
+
+
+def answers(
+    backbone: Backbone, branches: list[Branch], questions: list[tuple[int, Encoding]]
+) -> list[Tensor]:
+    rows = [Row(encoding=encoding, branch=branches[index]) for index, encoding in questions]
+    with torch.inference_mode():
+        return forward(backbone, rows)
+
+
+@pytest.mark.parametrize("page_bytes", [1, 20_000, 2**28], ids=["lone", "some", "all"])
+@pytest.mark.parametrize("family", ["bert", "roberta", "modernbert"])
+def test_grouped_tasks_answer_as_each_by_itself(family: Family, page_bytes: int) -> None:
+    """Pages of one slot, of some, of all: whatever is grouped, the answers are the same."""
+    plain = tiny_backbone(family=family)
+    served = with_gpu_kernels(plain, page_bytes=page_bytes)
+    methods = METHODS if family == "modernbert" else [*METHODS, FROZEN_NORMS]
+    stored = [
+        stored_branch(plain, methods[index // COPIES], index)
+        for index in range(COPIES * len(methods))
+    ]
+    questions = mixed_questions(methods, seed=page_bytes)
+
+    seen = answers(served, [convert_branch(it, served) for it in stored], questions)
+
+    expected = answers(plain, stored, questions)
+    for (index, _), one, other in zip(questions, seen, expected, strict=True):
+        assert one.shape == other.shape
+        torch.testing.assert_close(one, other, atol=2e-4, rtol=1e-4, msg=str(methods[index // 3]))
+
+
+def test_grouped_tasks_answer_in_bfloat16_as_near_as_each_by_itself() -> None:
+    exact = tiny_backbone()
+    plain = tiny_backbone(dtype=torch.bfloat16)
+    served = with_gpu_kernels(plain)
+    stored = [
+        stored_branch(exact, METHODS[index // COPIES], index)
+        for index in range(COPIES * len(METHODS))
+    ]
+    questions = mixed_questions(METHODS, seed=3)
+
+    grouped = answers(served, [convert_branch(it, served) for it in stored], questions)
+    looped = answers(plain, [convert_branch(it, plain) for it in stored], questions)
+
+    expected = answers(exact, stored, questions)
+    error = torch.cat([(a - b).flatten() for a, b in zip(grouped, expected, strict=True)])
+    usual = torch.cat([(a - b).flatten() for a, b in zip(looped, expected, strict=True)])
+    assert error.square().mean().sqrt() <= 1.5 * usual.square().mean().sqrt()
+
+
+@pytest.mark.parametrize("method", METHODS[:-1], ids=str)
+def test_a_version_in_slots_takes_no_more_than_its_padded_parameters(method: Method) -> None:
+    served = with_gpu_kernels(tiny_backbone())
+    branch = convert_branch(stored_branch(served, method, 0), served)
+    alignment = ALIGNMENT_BYTES // 4
+
+    assert branch.num_bytes == sum(4 * tensor.numel() for tensor in branch.parameters.values())
+    for name, tensor in branch.parameters.items():
+        stored = stored_branch(served, method, 0).parameters[name]
+        assert all(
+            size - alignment < before <= size
+            for size, before in zip(tensor.shape, stored.shape, strict=True)
+        )
+
+
+@pytest.mark.parametrize("method", [Lora(rank=4), Bottleneck(size=4), TopK(num_layers=1)], ids=str)
+def test_a_slot_that_is_reused_holds_the_new_version_only(method: Method) -> None:
+    smaller: Method = Lora(rank=1) if isinstance(method, Lora) else method
+    smaller = Bottleneck(size=1) if isinstance(method, Bottleneck) else smaller
+    plain = tiny_backbone()
+    served = with_gpu_kernels(plain)
+    (encoding, *_) = random_encodings(0)
+    gone = convert_branch(stored_branch(plain, method, 4), served)
+    stays = convert_branch(stored_branch(plain, method, 8), served)
+    assert gone.slots is not None
+    assert gone.slots.layers is not None
+    place = gone.slots.layers.place
+    del gone
+
+    stored = stored_branch(plain, smaller, 12)
+    new = convert_branch(stored, served)
+
+    assert new.slots is not None
+    assert new.slots.layers is not None
+    assert new.slots.layers.place == place
+    questions = [(0, encoding), (1, encoding)]
+    seen = answers(served, [new, stays], questions)
+    expected = answers(plain, [stored, stored_branch(plain, method, 8)], questions)
+    for one, other in zip(seen, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "method", [Lora(), Bottleneck(size=4), TopK(num_layers=2), HeadOnly()], ids=str
+)
+def test_more_tasks_take_no_more_products(method: Method) -> None:
+    plain = tiny_backbone()
+    served = with_gpu_kernels(plain)
+    branches = [convert_branch(stored_branch(plain, method, 4 * it), served) for it in range(12)]
+    (encoding, *_) = random_encodings(0)
+
+    counts = [num_products(served, branches[:count], encoding) for count in (2, 12)]
+
+    assert counts[0] == counts[1] > 0
+
+
+def num_products(backbone: Backbone, branches: list[Branch], encoding: Encoding) -> int:
+    """Matrix products of one forward, grouped or not."""
+    rows = [Row(encoding=encoding, branch=branch) for branch in branches]
+    with torch.inference_mode(), profile(activities=[ProfilerActivity.CPU]) as seen:
+        forward(backbone, rows)
+    products = {"aten::_grouped_mm", "aten::linear", "aten::addmm_"}
+    return sum(it.count for it in seen.key_averages() if it.key in products)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType, reportUnknownArgumentType]
+
+
+def test_evicted_versions_leave_nothing_behind() -> None:
+    served = with_gpu_kernels(tiny_backbone())
+    branches = [
+        convert_branch(stored_branch(served, method, seed), served)
+        for seed, method in enumerate(METHODS)
+    ]
+    assert banks_of(served).num_bytes() >= sum(branch.num_bytes for branch in branches[:-1])
+
+    branches.clear()
+
+    assert banks_of(served).num_bytes() == 0
