@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 DATA ?= ../shared/data
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo screenshot test check format bench real torture figures serve clean
+.PHONY: help install demo screenshot test check format bench gpu real torture figures serve clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -49,6 +49,9 @@ bench: $(VENV)/.dev  ## race the mixed forward against its rivals, half an hour
 	$(BIN)/python benchmarks/flat.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/overhead.py
+
+gpu: $(VENV)/.dev  ## check and measure the mixed forward on a CUDA device, 8 minutes at most
+	$(BIN)/python benchmarks/gpu.py
 
 real: $(VENV)/.dev  ## train, serve and score five real data sets (DATA=folder)
 	$(BIN)/python benchmarks/real_data.py --data $(DATA)
