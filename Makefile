@@ -9,7 +9,7 @@ DATA ?= ../shared/data
 PAPERS ?= .bench/papers
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo screenshot test check format bench real papers torture abuse report figures serve clean
+.PHONY: help install demo screenshot test check format bench gpu real papers torture abuse report figures serve clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -53,6 +53,9 @@ bench: $(VENV)/.dev  ## race the mixed forward against its rivals, half an hour
 	$(BIN)/python benchmarks/int8.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/overhead.py
+
+gpu: $(VENV)/.dev  ## check and measure the mixed forward on a CUDA device, 8 minutes at most
+	$(BIN)/python benchmarks/gpu.py
 
 real: $(VENV)/.dev  ## train, serve and score five real data sets (DATA=folder)
 	$(BIN)/python benchmarks/real_data.py --data $(DATA)

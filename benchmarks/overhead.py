@@ -36,6 +36,7 @@ PLANNING = (
     "flattened",
     "_enter_stage",
     "plan_attention",
+    "layer_spans",
     "mix_layer",
 )
 """Functions that a forward calls to plan and pack; none of them calls another of them."""

@@ -24,8 +24,12 @@ from torch import Tensor
 from nunatak_model.transfer import write_on_device
 from nunatak_model.weights import Shapes
 
-MAX_SLOTS = 64
-"""Of one page; more versions of one form lie in several pages, each with products of its own."""
+FIRST_SLOTS, MAX_SLOTS = 8, 64
+"""Of a form's first page, and of those that follow when it is full.
+
+A form of one version should not hold the room of many; each page has products of its own, so many
+versions should not lie in many pages.
+"""
 DEFAULT_PAGE_BYTES = 256 * 1024**2
 
 StackT = TypeVar("StackT")
@@ -98,7 +102,8 @@ class SlotBanks:
                     return Slot(page, page.free.pop())
                 except IndexError:
                     continue
-            page = self._new_page(shapes, arrange)
+            wanted = MAX_SLOTS if pages else FIRST_SLOTS
+            page = self._new_page(shapes, arrange, num_slots=wanted)
             self._pages[form] = [weakref.ref(it) for it in (*pages, page)]
             return Slot(page, page.free.pop())
 
@@ -112,9 +117,11 @@ class SlotBanks:
         found = [reference() for reference in self._pages.get(form, ())]
         return [page for page in found if page is not None]
 
-    def _new_page(self, shapes: Shapes, arrange: Arrange[StackT]) -> Page[StackT]:
+    def _new_page(
+        self, shapes: Shapes, arrange: Arrange[StackT], *, num_slots: int
+    ) -> Page[StackT]:
         slot_bytes = sum(prod(shape) for shape in shapes.values()) * self._dtype.itemsize
-        num_slots = min(MAX_SLOTS, max(1, self._page_bytes // slot_bytes))
+        num_slots = min(num_slots, max(1, self._page_bytes // slot_bytes))
         # Whatever mode the first version of a page comes in, later ones write to it in another.
         with torch.inference_mode(mode=False):
             tensors = {

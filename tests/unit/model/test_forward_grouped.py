@@ -32,6 +32,7 @@ from nunatak_model import (
     initial_parameters,
 )
 from nunatak_model.grouped import ALIGNMENT_BYTES
+from nunatak_model.slots import FIRST_SLOTS
 
 METHODS: list[Method] = [
     HeadOnly(),
@@ -172,13 +173,14 @@ def test_a_slot_that_is_reused_holds_the_new_version_only(method: Method) -> Non
 @pytest.mark.parametrize(
     "method", [Lora(), Bottleneck(size=4), TopK(num_layers=2), HeadOnly()], ids=str
 )
-def test_more_tasks_take_no_more_products(method: Method) -> None:
+def test_more_tasks_of_a_page_take_no_more_products(method: Method) -> None:
     plain = tiny_backbone()
     served = with_gpu_kernels(plain)
-    branches = [convert_branch(stored_branch(plain, method, 4 * it), served) for it in range(12)]
+    stored = [stored_branch(plain, method, 4 * seed) for seed in range(FIRST_SLOTS)]
+    branches = [convert_branch(it, served) for it in stored]
     (encoding, *_) = random_encodings(0)
 
-    counts = [num_products(served, branches[:count], encoding) for count in (2, 12)]
+    counts = [num_products(served, branches[:count], encoding) for count in (2, FIRST_SLOTS)]
 
     assert counts[0] == counts[1] > 0
 

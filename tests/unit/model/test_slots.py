@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nunatak_model.slots import MAX_SLOTS, Slot, SlotBanks
+from nunatak_model.slots import FIRST_SLOTS, MAX_SLOTS, Slot, SlotBanks
 
 SHAPES = {"weight": (4, 8), "bias": (4,)}
 SLOT_BYTES = 36 * 4
@@ -38,6 +38,14 @@ def test_versions_of_one_form_share_a_page_until_it_is_full() -> None:
     assert len({slot.place for slot in slots}) == 3
 
 
+def test_many_versions_of_a_form_lie_in_few_pages() -> None:
+    many = banks()
+
+    slots = [take(many) for _ in range(FIRST_SLOTS + MAX_SLOTS)]
+
+    assert len({slot.page for slot in slots}) == 2
+
+
 def test_forms_share_no_page() -> None:
     both = banks()
 
@@ -61,10 +69,10 @@ def test_a_slot_is_taken_once_and_again_only_when_its_holder_is_gone() -> None:
 def test_a_page_ends_with_its_last_slot() -> None:
     few = banks()
     first, second = take(few), take(few)
-    assert few.num_bytes() == MAX_SLOTS * SLOT_BYTES
+    assert few.num_bytes() == FIRST_SLOTS * SLOT_BYTES
 
     del first
-    assert few.num_bytes() == MAX_SLOTS * SLOT_BYTES
+    assert few.num_bytes() == FIRST_SLOTS * SLOT_BYTES
     del second
 
     assert few.num_bytes() == 0
