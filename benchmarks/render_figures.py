@@ -12,8 +12,8 @@ HEAD = """# Results
 
 Measured figures, the newest of each identifier. Every line of `figures.jsonl` holds the command,
 commit, date, hardware and package versions it was measured with; this table is made from it by
-`make figures`. Figures of the forward without a goal stand in [forward.md](forward.md) alone; why those of
-the server miss is in [server.md](server.md).
+`make figures`. Figures of the forward without a goal stand in [forward.md](forward.md) alone; why
+those of the server miss is in [server.md](server.md).
 
 | figure | median | first to last decile (runs) | goal | met | command | hardware, date |
 |---|---|---|---|---|---|---|
