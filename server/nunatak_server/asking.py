@@ -163,8 +163,20 @@ class Asking:
     ) -> list[Answers]:
         if not asked:
             return []
+        now = self._clock()
         rows = [
-            [self._pending(each, row, lease, deadline, load_s) for row in each.rows]
+            [
+                pending_row(
+                    row,
+                    lease,
+                    deadline=deadline,
+                    now=now,
+                    load_s=load_s,
+                    caller=each.caller,
+                    priority=each.priority,
+                )
+                for row in each.rows
+            ]
             for each, lease in asked
         ]
         for (each, _), group in zip(asked, rows, strict=True):
@@ -189,26 +201,37 @@ class Asking:
             for _, lease in asked:
                 lease.release()
 
-    def _pending(
-        self, asked: VersionRows, row: PlannedRow, lease: Lease, deadline: float, load_s: float
-    ) -> PendingRow:
-        manifest = lease.task.manifest
-        return PendingRow(
-            task=manifest.task,
-            version=manifest.version,
-            branch=lease.task.branch,
-            encoding=row.encoding,
-            group=row.group,
-            trunk_tokens=row.trunk_tokens,
-            branch_tokens=row.branch_tokens,
-            deadline=deadline,
-            submitted_at=self._clock(),
-            load_s=load_s,
-            future=asyncio.get_running_loop().create_future(),
-            trunk_share=row.trunk_share,
-            caller=asked.caller,
-            priority=asked.priority,
-        )
+
+def pending_row(  # noqa: PLR0913 - a row, and what its request says of it
+    row: PlannedRow,
+    lease: Lease,
+    *,
+    deadline: float,
+    now: float,
+    load_s: float = 0.0,
+    caller: str = ANONYMOUS,
+    priority: Priority = Priority.NORMAL,
+    is_shadow: bool = False,
+) -> PendingRow:
+    """Return a planned row of a leased version as the engine takes it, with a future of its own."""
+    manifest = lease.task.manifest
+    return PendingRow(
+        task=manifest.task,
+        version=manifest.version,
+        branch=lease.task.branch,
+        encoding=row.encoding,
+        group=row.group,
+        trunk_tokens=row.trunk_tokens,
+        branch_tokens=row.branch_tokens,
+        deadline=deadline,
+        submitted_at=now,
+        load_s=load_s,
+        future=asyncio.get_running_loop().create_future(),
+        trunk_share=row.trunk_share,
+        caller=caller,
+        priority=priority,
+        is_shadow=is_shadow,
+    )
 
 
 def _report_when_answered(rows: Sequence[PendingRow], report: Report) -> None:

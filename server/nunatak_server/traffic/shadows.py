@@ -11,7 +11,7 @@ from functools import partial
 from itertools import chain, islice
 
 from nunatak_registry import TaskManifest
-from nunatak_server.asking import PlannedRow
+from nunatak_server.asking import PlannedRow, pending_row
 from nunatak_server.batching.rows import PendingRow, RowAnswer, RowOutcome
 from nunatak_server.errors import TaskError
 from nunatak_server.inputs import TaskInput
@@ -85,7 +85,10 @@ class Shadows:
             self._proving.warm(run.shadow)
             self._drop(run)
             return ()
-        rows = [self._pending(row, lease, run.deadline) for row in run.rows]
+        rows = [
+            pending_row(row, lease, deadline=run.deadline, now=self._clock(), is_shadow=True)
+            for row in run.rows
+        ]
         running = asyncio.create_task(self._follow(run, answered, rows))
         self._running.add(running)
         # Not in the task itself: one that is cancelled before it begins never runs.
@@ -175,19 +178,3 @@ class Shadows:
         self._paused_until[key_of(run.shadow)] = self._clock() + PAUSE_S
         self.reports.add_errors(pair_of(run.answered, run.shadow), len(run.inputs))
         self._metrics.observe_errors(run.answered.task, len(run.inputs))
-
-    def _pending(self, row: PlannedRow, lease: Lease, deadline: float) -> PendingRow:
-        manifest = lease.task.manifest
-        return PendingRow(
-            task=manifest.task,
-            version=manifest.version,
-            branch=lease.task.branch,
-            encoding=row.encoding,
-            group=row.group,
-            trunk_tokens=row.trunk_tokens,
-            branch_tokens=row.branch_tokens,
-            deadline=deadline,
-            submitted_at=self._clock(),
-            future=asyncio.get_running_loop().create_future(),
-            is_shadow=True,
-        )
