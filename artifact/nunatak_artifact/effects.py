@@ -4,8 +4,6 @@ An adapter whose keys were renamed, whose training never ran or whose layers wer
 loads without complaint and answers like the bare backbone. Only here can that be seen.
 """
 
-import torch
-
 from nunatak_artifact.errors import NoEffectError
 from nunatak_model import Backbone, Branch, HeadOnly
 from nunatak_model.overrides import (
@@ -33,11 +31,7 @@ def check_effect(reference: str, branch: Branch, backbone: Backbone) -> None:
 
 
 def _owns_other_values(branch: Branch, backbone: Backbone) -> bool:
-    return any(
-        not torch.equal(tensor.to(frozen.device, frozen.dtype), frozen)
-        for name, tensor in branch.parameters.items()
-        if (frozen := backbone.floating(name)) is not None
-    )
+    return any(backbone.equals(name, tensor) is False for name, tensor in branch.parameters.items())
 
 
 def _adds(layer: LayerOverride) -> bool:

@@ -16,6 +16,7 @@ from nunatak_artifact.records import branch_spec
 from nunatak_model import (
     Backbone,
     Branch,
+    LayerNotHeldError,
     TrunkStates,
     build_branch,
     convert_branch,
@@ -67,6 +68,7 @@ def load_task(
             f"its method splits at layer {stored.split_depth}, "
             f"its manifest says {manifest.split_depth}",
         )
+    _check_layers(stored, backbone)
     check_effect(manifest.reference, stored, backbone)
     branch = convert_branch(stored, backbone)
     run_probe(manifest, branch, backbone, trunk=trunk)
@@ -88,6 +90,12 @@ def _check_backbone(manifest: TaskManifest, backbone: Backbone) -> None:
             f"it reads up to {manifest.max_length} tokens, "
             f"its backbone at most {backbone.config.max_tokens}",
         )
+
+
+def _check_layers(branch: Branch, backbone: Backbone) -> None:
+    needed = branch.num_frozen_layers_read(backbone.config) or 0
+    if needed > len(backbone.layers):
+        raise LayerNotHeldError(needed - 1)
 
 
 def _check_dtype(manifest: TaskManifest, parameters: Mapping[str, Tensor]) -> None:

@@ -27,6 +27,8 @@ class Extent:
     saved_shape: Shape
     saved_tasks: tuple[int, ...]
     saved_frozen: tuple[int, ...]
+    settling_s: float
+    """Between the last answer and a look at the memory."""
     race_tasks: int
     racers: tuple[System, ...]
     race_seconds: float
@@ -44,6 +46,7 @@ FULL = Extent(
     saved_shape=Shape.ROBERTA_BASE,
     saved_tasks=(2, 4, 8),
     saved_frozen=(6, 9, 11),
+    settling_s=6.0,
     race_tasks=16,
     racers=(
         System.NUNATAK,
@@ -67,6 +70,7 @@ SMOKE = Extent(
     saved_shape=Shape.TINY,
     saved_tasks=(1, 2),
     saved_frozen=(1,),
+    settling_s=0.0,
     race_tasks=2,
     racers=(System.NUNATAK, System.FULL_MODELS),
     race_seconds=0.5,

@@ -1,6 +1,7 @@
 """Memory of whole systems over the number of their tasks, seen from outside their processes."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import linear_regression
@@ -24,28 +25,32 @@ class Footprint:
     slope_bytes: float
 
 
-def footprint(system: System, deployment: Deployment, counts: Sequence[int]) -> Footprint:
+def footprint(
+    system: System, deployment: Deployment, counts: Sequence[int], *, settling_s: float
+) -> Footprint:
     """PSS, RSS and USS with so many tasks, each asked once; and bytes per task by regression.
 
     Our server takes its tasks one after another; a baseline is started anew with each number.
     """
     if system is System.NUNATAK:
-        points = _of_one_server(deployment, counts)
+        points = _of_one_server(deployment, counts, settling_s)
     else:
-        points = [_of_a_start(system, deployment, count) for count in counts]
+        points = [_of_a_start(system, deployment, count, settling_s) for count in counts]
     tasks = [float(it.tasks) for it in points]
     line = linear_regression(tasks, [float(it.pss_bytes) for it in points])
     return Footprint(points=tuple(points), base_bytes=line.intercept, slope_bytes=line.slope)
 
 
-def runtime_bytes(system: System, tiny: Deployment) -> int:
+def runtime_bytes(system: System, tiny: Deployment, *, settling_s: float) -> int:
     """PSS of a system beside its weights, which are few: interpreter, libraries, threads."""
     weights = (tiny.backbone / "model.safetensors").stat().st_size
     with running(system, tiny) as started:
-        return _asked(started, tiny.tasks).pss_bytes - weights
+        return _asked(started, tiny.tasks, settling_s).pss_bytes - weights
 
 
-def _of_one_server(deployment: Deployment, counts: Sequence[int]) -> list[MemoryPoint]:
+def _of_one_server(
+    deployment: Deployment, counts: Sequence[int], settling_s: float
+) -> list[MemoryPoint]:
     points = list[MemoryPoint]()
     with running(System.NUNATAK, deployment) as started:
         (address,) = set(started.addresses.values())
@@ -54,24 +59,31 @@ def _of_one_server(deployment: Deployment, counts: Sequence[int]) -> list[Memory
             for count in counts:
                 for task in deployment.tasks[done:count]:
                     client.preload(task)
-                points.append(_asked(started, deployment.tasks[done:count], count=count))
+                tasks = deployment.tasks[done:count]
+                points.append(_asked(started, tasks, settling_s, count=count))
                 done = count
     return points
 
 
-def _of_a_start(system: System, deployment: Deployment, count: int) -> MemoryPoint:
+def _of_a_start(
+    system: System, deployment: Deployment, count: int, settling_s: float
+) -> MemoryPoint:
     first = deployment.first(count)
     with running(system, first) as started:
-        return _asked(started, first.tasks)
+        return _asked(started, first.tasks, settling_s)
 
 
-def _asked(started: Started, tasks: Sequence[str], *, count: int | None = None) -> MemoryPoint:
+def _asked(
+    started: Started, tasks: Sequence[str], settling_s: float, *, count: int | None = None
+) -> MemoryPoint:
     async def ask() -> None:
         async with asking(started) as asker:
             for task in tasks:
                 await asker.ask([task], TEXT)
 
     asyncio.run(ask())
+    # Our server returns what loads have freed some seconds later; every system gets them.
+    time.sleep(settling_s)
     pss, rss, uss = started.memory()
     return MemoryPoint(
         tasks=len(tasks) if count is None else count,

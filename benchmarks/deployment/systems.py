@@ -33,6 +33,7 @@ class System(StrEnum):
 
     NUNATAK = "nunatak"
     FULL_MODELS = "full_models"
+    FULL_MODELS_PRIVATE = "full_models_private"
     PROCESSES_PRIVATE = "processes_private"
     PROCESSES_MAPPED = "processes_mapped"
     PEFT_SWITCH = "peft_switch"
@@ -59,6 +60,7 @@ class System(StrEnum):
 TITLES = {
     System.NUNATAK: "Nunatak",
     System.FULL_MODELS: "one process, one full model per task",
+    System.FULL_MODELS_PRIVATE: "one process, one full model per task, weights copied",
     System.PROCESSES_PRIVATE: "one process per task",
     System.PROCESSES_MAPPED: "one process per task, base model mapped",
     System.PEFT_SWITCH: "peft, set_adapter under a lock",
@@ -202,6 +204,7 @@ def _command(system: System, deployment: Deployment, tasks: Sequence[str]) -> li
         ]
     scripts = {
         System.FULL_MODELS: ("full_models.py", "mapped"),
+        System.FULL_MODELS_PRIVATE: ("full_models.py", "private"),
         System.PROCESSES_PRIVATE: ("full_models.py", "private"),
         System.PROCESSES_MAPPED: ("peft_adapters.py", "switch"),
         System.PEFT_SWITCH: ("peft_adapters.py", "switch"),

@@ -1,6 +1,12 @@
 """The maths of Nunatak: backbone, branches, heads and the mixed forward. No web, no threads."""
 
-from nunatak_model.backbone import INT8_SUFFIX, Backbone, pack_backbone, quantize_backbone
+from nunatak_model.backbone import (
+    INT8_SUFFIX,
+    Backbone,
+    keep_lowest_layers,
+    pack_backbone,
+    quantize_backbone,
+)
 from nunatak_model.branch import (
     Branch,
     BranchSpec,
@@ -26,6 +32,7 @@ from nunatak_model.errors import (
     InvalidHeadError,
     InvalidMethodError,
     InvalidTensorsError,
+    LayerNotHeldError,
     ModelError,
     NonFiniteParameterError,
     ParameterMismatchError,
@@ -86,6 +93,7 @@ __all__ = [
     "InvalidHeadError",
     "InvalidMethodError",
     "InvalidTensorsError",
+    "LayerNotHeldError",
     "Lora",
     "LoraTarget",
     "Method",
@@ -115,6 +123,7 @@ __all__ = [
     "forward",
     "hidden_states",
     "initial_parameters",
+    "keep_lowest_layers",
     "load_backbone",
     "model_size",
     "pack_backbone",

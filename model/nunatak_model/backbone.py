@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from nunatak_model.config import BackboneConfig, Pooling
 from nunatak_model.errors import UnsupportedBackboneError
 from nunatak_model.int8 import SCALE, quantized, restored
 from nunatak_model.kernels import PLAIN_KERNELS, Kernels, kernels_for
+from nunatak_model.left_out import LeftOut, left_out_of
 from nunatak_model.linear import can_pack, packed, plain
 from nunatak_model.tokenizer import TextTokenizer
 from nunatak_model.weights import EmbeddingWeights, LayerWeights, Linear, Norm, layer_from
@@ -40,6 +41,9 @@ class Backbone:
     """All encoder weights by stored name; `embeddings` and `layers` are views of the same."""
     embeddings: EmbeddingWeights
     layers: tuple[LayerWeights, ...]
+    """From the lowest up; fewer than the configuration says where only the lowest are held."""
+    left_out: Mapping[str, LeftOut] = field(default_factory=dict[str, LeftOut])
+    """What is known of the weights of the layers that are not held."""
     is_packed: bool = False
     """Whether linear maps are laid out for serving, and take no gradients."""
     kernels: Kernels = PLAIN_KERNELS
@@ -62,14 +66,32 @@ class Backbone:
 
     @property
     def num_parameters(self) -> int:
-        """Parameters of embeddings and layers; scales of quantized ones are none."""
+        """Parameters of embeddings and held layers; scales of quantized ones are none."""
         tensors = self.parameters.items()
         return sum(it.numel() for name, it in tensors if not name.endswith(SCALE))
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of embeddings and layers."""
+        """Bytes of embeddings and held layers."""
         return sum(tensor.nbytes for tensor in self.parameters.values())
+
+    @property
+    def whole_bytes(self) -> int:
+        """Bytes of embeddings and all layers: what each dedicated model would hold."""
+        return self.num_bytes + sum(it.num_bytes for it in self.left_out.values())
+
+    def layer(self, index: int) -> LayerWeights | None:
+        """The weights of a layer, from 0; None where it is not held."""
+        return self.layers[index] if index < len(self.layers) else None
+
+    def equals(self, name: str, tensor: Tensor) -> bool | None:
+        """Whether an encoder weight has these values, in its dtype; None if there is none such."""
+        if name in self.left_out:
+            return self.left_out[name].equals(tensor)
+        frozen = self.floating(name)
+        if frozen is None:
+            return None
+        return torch.equal(tensor.to(frozen.device, frozen.dtype), frozen)
 
     def floating(self, name: str) -> Tensor | None:
         """The encoder weight of that name as plain numbers, or None if there is none.
@@ -104,6 +126,36 @@ def quantize_backbone(backbone: Backbone) -> Backbone:
         digest=digest,
         parameters=parameters,
         layers=tuple(layer_from(parameters, index) for index in range(len(backbone.layers))),
+    )
+
+
+def keep_lowest_layers(backbone: Backbone, num_layers: int) -> Backbone:
+    """The same backbone without the memory of its upper layers.
+
+    Tasks that own all layers from `num_layers` up, or from below, answer as before; whatever would
+    read a layer that is not held is refused by `LayerNotHeldError`.
+
+    Raises:
+        UnsupportedBackboneError: it has fewer layers, or none would be left, or it is packed.
+    """
+    if backbone.is_packed or not 1 <= num_layers <= len(backbone.layers):
+        raise UnsupportedBackboneError(
+            f"{backbone.name!r} can be held with 1 to {len(backbone.layers)} of its layers, before "
+            f"it is packed; got {num_layers}"
+        )
+    upper = tuple(f"layers.{index}." for index in range(num_layers, len(backbone.layers)))
+    names = [name for name in backbone.parameters if name.startswith(upper)]
+    parameters = {name: it for name, it in backbone.parameters.items() if name not in names}
+    left_out = {
+        name: left_out_of(floating, num_bytes=backbone.parameters[name].nbytes)
+        for name in names
+        if (floating := backbone.floating(name)) is not None
+    }
+    return replace(
+        backbone,
+        parameters=parameters,
+        layers=tuple(layer_from(parameters, index) for index in range(num_layers)),
+        left_out={**backbone.left_out, **left_out},
     )
 
 

@@ -20,7 +20,7 @@ from nunatak_model.heads import (
     with_labels,
 )
 from nunatak_model.linear import packed
-from nunatak_model.methods import Full, Method
+from nunatak_model.methods import Full, Method, TopK
 from nunatak_model.overrides import LayerOverride
 from nunatak_model.padding import padded_head, padded_method, padded_parameters
 from nunatak_model.slots import Slot, SlotBanks
@@ -74,6 +74,17 @@ class Branch:
     def num_bytes(self) -> int:
         """Bytes of all parameters, padding included."""
         return sum(tensor.nbytes for tensor in self.parameters.values())
+
+    def num_frozen_layers_read(self, config: BackboneConfig) -> int | None:
+        """How many of the lowest backbone layers it reads; None if not even the embeddings."""
+        match self.spec.method:
+            case Full():
+                return None
+            case TopK():
+                return self.split_depth
+            case _:
+                # What is added to a frozen layer leaves it in use.
+                return config.num_layers
 
     @property
     def head_parameters(self) -> int:

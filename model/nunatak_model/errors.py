@@ -9,6 +9,7 @@ ModelError
 +-- ParameterMismatchError      parameters are missing, unused or of another shape or dtype
 +-- NonFiniteParameterError     a parameter holds NaN or infinity
 +-- InvalidTensorsError         bytes that are not safetensors
++-- LayerNotHeldError           a backbone layer that was left out of memory is needed
 """
 
 from collections.abc import Iterable
@@ -96,3 +97,16 @@ class InvalidTensorsError(ModelError):
     """Bytes that are not safetensors."""
 
     code = "invalid_tensors"
+
+
+class LayerNotHeldError(ModelError):
+    """A backbone layer is needed that was left out of memory."""
+
+    code = "layer_not_held"
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        super().__init__(
+            f"backbone layer {index} is needed, and only lower ones are held; hold at least "
+            f"{index + 1} (setting backbone_layers), or all"
+        )

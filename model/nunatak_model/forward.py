@@ -253,7 +253,7 @@ def _run_stage(
     for index in range(begin, end):
         overrides = [(own.span, own.layers[index]) for own in spans]
         layer = mix_layer(
-            backbone.layers[index], overrides, index=index, num_tokens=layout.num_tokens
+            backbone.layer(index), overrides, index=index, num_tokens=layout.num_tokens
         )
         hidden = run_layer(hidden, layer, dropout=dropout if spans else 0.0)
     return hidden

@@ -113,7 +113,7 @@ class TrunkGraphs:
             state = hidden
             for index in range(begin_layer, end_layer):
                 frozen = mix_layer(
-                    backbone.layers[index], [], index=index, num_tokens=bucket.num_tokens
+                    backbone.layer(index), [], index=index, num_tokens=bucket.num_tokens
                 )
                 state = run_layer(state, frozen, dropout=0.0)
             return state

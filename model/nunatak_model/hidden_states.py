@@ -36,7 +36,7 @@ def hidden_states(
         for index in range(config.num_layers):
             override = None if branch is None else branch.layers.get(index)
             layer = mix_layer(
-                backbone.layers[index],
+                backbone.layer(index),
                 [] if override is None else [(everything, override)],
                 index=index,
                 num_tokens=len(hidden),

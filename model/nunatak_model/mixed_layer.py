@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from nunatak_model.config import Activation
+from nunatak_model.errors import LayerNotHeldError
 from nunatak_model.grouped import SlotGroups, grouped_layer_norm, grouped_product
 from nunatak_model.linear import activate, apply_linear
 from nunatak_model.overrides import (
@@ -57,17 +58,26 @@ class MixedLayer:
 
 
 def mix_layer(
-    frozen: LayerWeights,
+    frozen: LayerWeights | None,
     overrides: Sequence[tuple[TokenSpan, LayerOverride]],
     *,
     index: int,
     num_tokens: int,
 ) -> MixedLayer:
-    """Sort the overrides of a layer by kind; they come in the order of the plan's lanes."""
+    """Sort the overrides of a layer by kind; they come in the order of the plan's lanes.
+
+    Raises:
+        LayerNotHeldError: `frozen` is None, and not every token has a layer of its own.
+    """
     lora = tuple((span, it) for span, it in overrides if isinstance(it, LoraLayer))
     bottleneck = tuple((span, it) for span, it in overrides if isinstance(it, BottleneckLayer))
     own = tuple((span, it.weights) for span, it in overrides if isinstance(it, OwnLayer))
     frozen_end = int(own[0][0].tokens.start) if own else num_tokens
+    if frozen is None:
+        if frozen_end:
+            raise LayerNotHeldError(index)
+        # No token runs it; it says which parts a layer has.
+        frozen = own[0][1]
     return MixedLayer(
         index=index,
         frozen=frozen,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from nunatak_model import Backbone, Encoding, embedding_branch
+from nunatak_model import Backbone, Encoding, LayerNotHeldError, embedding_branch
 from nunatak_server.admission import Permit
 from nunatak_server.batching.rows import PendingRow, RowAnswer, RowOutcome, count_tokens
 from nunatak_server.batching.senders import ANONYMOUS
@@ -74,6 +74,7 @@ class EmbeddingService:
         self._stages = stages
         self._metrics = metrics
         self._num_layers = backbone.config.num_layers
+        self._num_held_layers = len(backbone.layers)
         self._max_tokens = backbone.config.max_tokens
         self._branch = embedding_branch(backbone)
         self._clock = clock
@@ -86,10 +87,11 @@ class EmbeddingService:
 
         Raises:
             ServerError: it cannot be answered.
+            LayerNotHeldError: the backbone is not held whole.
         """
         try:
             embeddings = await self._admit(request)
-        except ServerError as error:
+        except (ServerError, LayerNotHeldError) as error:
             self._metrics.observe_request(BACKBONE, error.code)
             raise
         self._metrics.observe_request(BACKBONE, OK)
@@ -97,6 +99,8 @@ class EmbeddingService:
 
     async def _admit(self, request: EmbeddingRequest) -> Embeddings:
         self._readiness.check()
+        if self._num_held_layers < self._num_layers:
+            raise LayerNotHeldError(self._num_layers - 1)
         if len(request.texts) > self._limits.max_inputs:
             raise TooManyInputsError(len(request.texts), self._limits.max_inputs)
         check_texts(request.texts, max_chars=self._limits.max_text_chars)

@@ -13,8 +13,6 @@ from nunatak_model import (
     Backbone,
     BackboneConfig,
     Branch,
-    Full,
-    TopK,
     dedicated_parameters,
     model_size,
 )
@@ -62,7 +60,8 @@ def take_stock(backbone: Backbone, tasks: Sequence[LoadedTask]) -> MemoryLedger:
     return MemoryLedger(
         backbone_bytes=backbone.num_bytes,
         tasks_bytes=sum(task.num_bytes for task in tasks),
-        dedicated_bytes=len(tasks) * backbone.num_bytes + head_parameters * backbone.dtype.itemsize,
+        dedicated_bytes=len(tasks) * backbone.whole_bytes
+        + head_parameters * backbone.dtype.itemsize,
         saved_share_formula=saved_by_formula(backbone.config, [it.branch for it in tasks]),
     )
 
@@ -79,7 +78,7 @@ def saved_by_formula(config: BackboneConfig, branches: Sequence[Branch]) -> floa
         return 0.0
     own = sum(branch.branch_parameters + branch.head_parameters for branch in branches)
     size = model_size(config, branches[0].spec.head)
-    reads = [_layers_read(branch, config) for branch in branches]
+    reads = [branch.num_frozen_layers_read(config) for branch in branches]
     deepest = max((depth for depth in reads if depth is not None), default=None)
     shared = 0.0 if deepest is None else size.embedding + deepest * size.per_layer
     return 1.0 - (shared + own) / full
@@ -93,18 +92,6 @@ def peak_activations(backbone: Backbone, *, held_bytes: int) -> int | None:
     if backbone.device.type != "cuda":
         return None
     return max(0, torch.cuda.max_memory_allocated(backbone.device) - held_bytes)
-
-
-def _layers_read(branch: Branch, config: BackboneConfig) -> int | None:
-    """Return how many frozen layers a branch reads; None if not even the embeddings."""
-    match branch.spec.method:
-        case Full():
-            return None
-        case TopK():
-            return branch.split_depth
-        case _:
-            # What is added to a frozen layer leaves it in use.
-            return config.num_layers
 
 
 def _peak_rss() -> int | None:

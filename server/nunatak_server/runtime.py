@@ -16,15 +16,9 @@ from nunatak_artifact import PARAMETERS_ROLE
 from nunatak_model import (
     Backbone,
     Branch,
-    BranchSpec,
     Encoding,
-    HeadKind,
-    HeadOnly,
     TrunkCache,
-    build_branch,
-    convert_branch,
-    default_head,
-    initial_parameters,
+    keep_lowest_layers,
     load_backbone,
     pack_backbone,
     trunk_graphs,
@@ -62,11 +56,9 @@ from nunatak_server.service import PredictionService, RequestLimits, Stages
 from nunatak_server.settings import ServerSettings
 from nunatak_server.tokenization import Tokenization
 from nunatak_server.traffic.control import TrafficControl
+from nunatak_server.warm_up import WARM_UP_TEXT, WARM_UP_TOKENS, warm_up_branch
 from nunatak_server.watch import RegistryWatch
 
-WARM_UP_TEXT = "ready " * 128
-WARM_UP_TOKENS = (8, 128, 12, 96)
-"""Of differing sizes, so that it is known from the start what a batch takes beside its tokens."""
 POLLS_PER_HOLD = 10
 """A registry is read for changes this often for each time that it may be written to."""
 
@@ -78,11 +70,14 @@ def load_serving_backbone(settings: ServerSettings) -> Backbone:
 
     Raises:
         InvalidSettingsError: there is no such device.
-        ModelError: there is no such backbone, or it cannot be read.
+        ModelError: there is no such backbone, or it cannot be read, or has fewer layers.
     """
     device = resolve_device(settings.device)
     dtype = resolve_dtype(settings.dtype, device)
-    return pack_backbone(load_backbone(settings.backbone, dtype=dtype, device=device))
+    backbone = load_backbone(settings.backbone, dtype=dtype, device=device)
+    if settings.backbone_layers is not None:
+        backbone = keep_lowest_layers(backbone, settings.backbone_layers)
+    return pack_backbone(backbone)
 
 
 class Runtime:
@@ -271,10 +266,7 @@ class Runtime:
     async def _warm_up(self) -> None:
         """Answer rows: readiness promises that this process can compute."""
         backbone = self.backbone
-        head = default_head(backbone, kind=HeadKind.SEQUENCE_CLASSIFICATION, num_labels=2)
-        spec = BranchSpec(method=HeadOnly(), head=head)
-        parameters = initial_parameters(spec, backbone, generator=torch.Generator().manual_seed(0))
-        branch = convert_branch(build_branch(spec, backbone.config, parameters), backbone)
+        branch = warm_up_branch(backbone)
         for num_tokens in WARM_UP_TOKENS:
             max_length = min(num_tokens, backbone.config.max_tokens)
             (encoding,) = backbone.tokenizer.encode([WARM_UP_TEXT], max_length=max_length)

@@ -43,6 +43,11 @@ class ServerSettings(BaseSettings):
     backbone: str = Field(
         default=DEFAULT_BACKBONE, description="`minilm`, a local folder, or a hub id"
     )
+    backbone_layers: Annotated[int, Field(ge=1, le=1024)] | None = Field(
+        default=None,
+        description="lowest layers of the backbone to hold; all if not set. Tasks that own all "
+        "layers above them are served, others and embeddings refused",
+    )
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65_535, description="0 = any free port")] = 8080
     api_keys_file: Path | None = Field(

@@ -79,11 +79,11 @@ def build_optimizer(parameters: Mapping[str, Tensor], recipe: Recipe) -> optim.O
                 groups.append({"params": members, "lr": rate, "weight_decay": decay})
     match recipe.optimizer:
         case recipes.Optimizer.ADAMW:
-            return optim.AdamW(groups)
+            return optim.AdamW(groups, fused=True)
         case recipes.Optimizer.ADAM:
-            return optim.Adam(groups)
+            return optim.Adam(groups, fused=True)
         case recipes.Optimizer.SGD:
-            return optim.SGD(groups)
+            return optim.SGD(groups, fused=True)
 
 
 def build_schedule(optimizer: optim.Optimizer, course: Course, *, num_steps: int = 0) -> LambdaLR:

@@ -52,6 +52,7 @@ STATUS_OF: Mapping[type[Exception], HTTPStatus] = {
     model.ParameterMismatchError: HTTPStatus.SERVICE_UNAVAILABLE,
     model.NonFiniteParameterError: HTTPStatus.SERVICE_UNAVAILABLE,
     model.InvalidTensorsError: HTTPStatus.SERVICE_UNAVAILABLE,
+    model.LayerNotHeldError: HTTPStatus.CONFLICT,
     artifact.ArtifactError: HTTPStatus.INTERNAL_SERVER_ERROR,
     artifact.BackboneMismatchError: HTTPStatus.CONFLICT,
     artifact.UnservableTaskError: HTTPStatus.SERVICE_UNAVAILABLE,

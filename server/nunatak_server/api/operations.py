@@ -54,6 +54,7 @@ async def info(request: Request) -> Response:
             "backbone": {
                 **backbone_fields(runtime),
                 "num_layers": backbone.config.num_layers,
+                "num_layers_held": len(backbone.layers),
                 "hidden_width": backbone.config.hidden_width,
                 "max_tokens": backbone.config.max_tokens,
             },

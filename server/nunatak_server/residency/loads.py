@@ -102,9 +102,8 @@ class Loads:
     def count_evicted(self, count: int) -> None:
         """Take note of versions that were dropped, whose memory is to be returned before long."""
         self._observer.observe_evictions(count)
-        if count and self._loader.give_back is not None and self._return is None:
-            loop = asyncio.get_running_loop()
-            self._return = loop.call_later(INTERVAL_S, self._give_back, self._loader.give_back)
+        if count:
+            self._return_soon()
 
     async def lease(self, manifest: TaskManifest, *, remember_failures: bool) -> LoadedTask:
         """Load a version that is not on the shelf, and return it leased.
@@ -206,6 +205,8 @@ class Loads:
             load_s = self._clock() - started
             self._observer.observe_load(seconds=load_s, succeeded=True)
             self.count_evicted(self._shelf.place(task, load_s=load_s))
+            # Stored bytes and converted tensors were held beside the version.
+            self._return_soon()
             job.is_held = True
             self._conclude(job, None)
 
@@ -223,6 +224,11 @@ class Loads:
     def _let_go(self, job: _Job) -> None:
         job.is_held = False
         self.count_evicted(self._shelf.release(key_of(job.manifest)))
+
+    def _return_soon(self) -> None:
+        if self._loader.give_back is not None and self._return is None:
+            loop = asyncio.get_running_loop()
+            self._return = loop.call_later(INTERVAL_S, self._give_back, self._loader.give_back)
 
     def _give_back(self, give_back: Callable[[], None]) -> None:
         self._return = None

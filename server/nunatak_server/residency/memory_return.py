@@ -1,8 +1,9 @@
-"""Memory return: what evicted versions have freed goes back to the operating system.
+"""Memory return: what loads and evicted versions have freed goes back to the operating system.
 
 The allocator of glibc keeps freed memory for itself: after a while of loads and evictions about as
-much as the versions took. It gives it back when asked, in some 20 ms, so it is asked off the event
-loop, and not for every eviction. Other allocators are left alone.
+much as the versions took, and after loads alone what they held for a moment. It gives it back when
+asked, in some 20 ms, so it is asked off the event loop, and not for every one. Other allocators are
+left alone.
 """
 
 import ctypes

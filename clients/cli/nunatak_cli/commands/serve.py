@@ -31,6 +31,14 @@ def serve(  # noqa: PLR0913 - one parameter per option is how typer works
     ] = False,
     registry: RegistryOption = None,
     backbone: BackboneOption = None,
+    backbone_layers: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Hold only the lowest N layers, for tasks that own all above (all).",
+        ),
+    ] = None,
     host: Annotated[
         str | None,
         typer.Option(metavar="HOST", help="Address to listen at (127.0.0.1).", show_default=False),
@@ -140,6 +148,7 @@ def serve(  # noqa: PLR0913 - one parameter per option is how typer works
     given = {
         "registry": None if from_environment else registry,
         "backbone": backbone,
+        "backbone_layers": backbone_layers,
         "host": host,
         "port": port,
         "api_keys_file": api_keys_file,
