@@ -179,7 +179,9 @@ def test_a_run_killed_before_it_published_goes_on_and_leaves_no_checkpoint(
 ) -> None:
     chosen, data = settings(HeadOnly(), folder), load_task_data(folder)
     recipe = changed_recipe(chosen.recipe, {"backbone": backbone.name})
-    place = tmp_path / "checkpoints" / f"{run_key(chosen.task, data, recipe, backbone)}.safetensors"
+    place = (
+        tmp_path / "checkpoints" / f"{run_key({chosen.task: data}, recipe, backbone)}.safetensors"
+    )
     place.parent.mkdir()
     # On a clock that stands still a checkpoint is always due.
     held = Checkpoint(place, interval=0.0, clock=lambda: 0.0)

@@ -130,18 +130,9 @@ def held_checkpoint(key: str, folder: Path | None = None) -> Generator[Checkpoin
         lock.release()
 
 
-def run_key(task: str, data: TaskData, recipe: Recipe, backbone: Backbone) -> str:
-    """SHA-256 over all that determines the result of a run, and the name it is published by."""
-    parts = (
-        FORMAT,
-        version("nunatak"),
-        task,
-        recipe.digest,
-        backbone.digest,
-        numerics_of(backbone),
-        data.kind,
-        *data.labels,
-        data.train.digest,
-        data.dev.digest,
-    )
+def run_key(tasks: Mapping[str, TaskData], recipe: Recipe, backbone: Backbone) -> str:
+    """SHA-256 over all that determines the result of a run, and the names of what it trains."""
+    parts = [FORMAT, version("nunatak"), recipe.digest, backbone.digest, numerics_of(backbone)]
+    for name, data in tasks.items():
+        parts += [name, data.kind, *data.labels, data.train.digest, data.dev.digest]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()

@@ -30,7 +30,7 @@ from nunatak_training.regularizers import (
     random_source,
 )
 from nunatak_training.report import EpochResult, Report
-from nunatak_training.resuming import LoopState, Place, restore, snapshot
+from nunatak_training.resuming import LoopState, Place, resume, snapshot
 from nunatak_training.stepping import BatchLogits, BatchLoss, Best, Stepper
 
 EVALUATION_BATCH_SIZE = 64
@@ -102,7 +102,7 @@ def fit(  # noqa: PLR0913 - what a run is made of
     report.started(num_steps=course.num_steps, num_epochs=course.num_epochs)
     try:
         with seeded(recipe.seed, randomness.device):
-            _resume(state, checkpoint, report)
+            resume(state, checkpoint, report)
             epochs = _Epochs(
                 state,
                 _Batches(num_examples=len(train.encodings), size=recipe.batch_size, loss=loss_of),
@@ -194,11 +194,3 @@ class _Epochs:
     def _save_if_due(self) -> None:
         if self._checkpoint is not None and self._checkpoint.is_due:
             self._checkpoint.save(snapshot(self._state))
-
-
-def _resume(state: LoopState, checkpoint: Checkpoint | None, report: Report) -> None:
-    """Go on from the checkpoint, if it holds something."""
-    held = None if checkpoint is None else checkpoint.load()
-    if held is not None:
-        restore(state, held)
-        report.resumed(num_steps=state.stepper.num_steps)

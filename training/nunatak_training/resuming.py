@@ -17,8 +17,8 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from nunatak_training.checkpoints import Snapshot
-from nunatak_training.report import EpochResult
+from nunatak_training.checkpoints import Checkpoint, Snapshot
+from nunatak_training.report import EpochResult, Report
 from nunatak_training.stepping import Best, Stepper
 
 PARAMETERS, BEST, MOMENTS, RANDOM = "parameters", "best", "moments", "random"
@@ -31,9 +31,9 @@ class Place:
 
     epoch: int = 1
     order: list[int] = field(default_factory=list[int])
-    """Of the examples of this epoch; empty before its first step."""
+    """Of the examples of this epoch; empty before its first step, and where seed and epoch tell."""
     num_done: int = 0
-    """Examples of this epoch that were trained on."""
+    """Examples of this epoch that were trained on; batches, where they are of several tasks."""
     total_loss: float = 0.0
     """Over those."""
 
@@ -109,6 +109,14 @@ def restore(state: LoopState, held: Snapshot) -> None:
     )
     state.history[:] = facts.history
     _restore_random_states(state.randomness, _part(RANDOM, held.tensors))
+
+
+def resume(state: LoopState, checkpoint: Checkpoint | None, report: Report) -> None:
+    """Go on from the checkpoint, if there is one that holds something."""
+    held = None if checkpoint is None else checkpoint.load()
+    if held is not None:
+        restore(state, held)
+        report.resumed(num_steps=state.stepper.num_steps)
 
 
 def _named(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -160,7 +160,7 @@ class _Runs:
         """Train one recipe; its checkpoint is held as long as `held`."""
         checkpoint: Checkpoint | None = None
         if self._folder is not None:
-            key = run_key(self._task, self._data, recipe, self._backbone)
+            key = run_key({self._task: self._data}, recipe, self._backbone)
             checkpoint = held.enter_context(held_checkpoint(key, self._folder))
             self._checkpoints.append(checkpoint)
         try:

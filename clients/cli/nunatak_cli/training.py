@@ -113,8 +113,12 @@ def train_shared_encoder(
     output: Path,
     backbone: str | None,
     changes: Mapping[str, JsonValue],
+    resumes: bool,
 ) -> MultitaskOutcome:
-    """Train one encoder on the tasks of `sources`, by name, and write it to `output`."""
+    """Train one encoder on the tasks of `sources`, by name, and write it to `output`.
+
+    With `resumes` a killed run goes on, and this one could.
+    """
     base = load_backbone(backbone or DEFAULT_BACKBONE)
     tasks = {
         name: SharedTask(data=data, kind=TaskKind(kinds[name].value) if name in kinds else None)
@@ -122,7 +126,12 @@ def train_shared_encoder(
     }
     recipe = default_recipe(Full(), backbone=base.name, changes=changes)
     settings = MultitaskSettings(tasks=tasks, recipe=recipe, output=output)
-    return train_backbone(settings, base, report=ProgressBar(", ".join(sources)))
+    return train_backbone(
+        settings,
+        base,
+        report=ProgressBar(", ".join(sources)),
+        checkpoints=default_cache_folder() if resumes else None,
+    )
 
 
 def check_request(request: TrainRequest, backbone: Backbone, *, alias: str | None) -> None:

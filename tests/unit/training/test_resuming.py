@@ -8,6 +8,7 @@ from pydantic import JsonValue
 
 from doubles.backbones import tiny_backbone
 from doubles.examples import RecordingReport, toy_data
+from doubles.killed import EveryTime, Killed, Mortal
 from nunatak_model import Bottleneck, Full, HeadOnly, Method, TopK, tensors_to_bytes
 from nunatak_training import AlreadyTrainingError, CacheError, Recipe, default_recipe, fit_task
 from nunatak_training.checkpoints import Checkpoint, Snapshot, held_checkpoint, run_key
@@ -16,30 +17,6 @@ from nunatak_training.regularizers import RegularizerName
 BACKBONE = tiny_backbone(num_layers=3)
 DATA = toy_data(num_train=30)
 NUM_STEPS = 4 * 4  # epochs times batches of 8 among 30
-
-
-class Killed(Exception):  # noqa: N818 - what a signal would do, no error of ours
-    pass
-
-
-class Mortal(RecordingReport):
-    """Ends the run within the report of a step, as a signal may at any point."""
-
-    def __init__(self, *, dies_at: int) -> None:
-        super().__init__()
-        self._dies_at = dies_at
-
-    def stepped(self, *, loss: float) -> None:
-        super().stepped(loss=loss)
-        if self.num_resumed + len(self.losses) == self._dies_at:
-            raise Killed
-
-
-class EveryTime(Checkpoint):
-    """Is always due, and so holds the last point that the loop asked at."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, interval=0.0, clock=lambda: 0.0)
 
 
 def recipe_of(method: Method, **changes: JsonValue) -> Recipe:
@@ -168,13 +145,13 @@ def test_a_folder_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Pat
 def test_whatever_changes_the_result_changes_the_name_of_the_run() -> None:
     recipe = recipe_of(HeadOnly())
     keys = {
-        run_key("tone", DATA, recipe, BACKBONE),
-        run_key("tone", DATA, recipe, BACKBONE),
-        run_key("other", DATA, recipe, BACKBONE),
-        run_key("tone", toy_data(num_train=32), recipe, BACKBONE),
-        run_key("tone", toy_data(num_train=30, num_dev=8), recipe, BACKBONE),
-        run_key("tone", DATA, recipe_of(HeadOnly(), seed=1), BACKBONE),
-        run_key("tone", DATA, recipe, tiny_backbone(num_layers=3, seed=1)),
+        run_key({"tone": DATA}, recipe, BACKBONE),
+        run_key({"tone": DATA}, recipe, BACKBONE),
+        run_key({"other": DATA}, recipe, BACKBONE),
+        run_key({"tone": toy_data(num_train=32)}, recipe, BACKBONE),
+        run_key({"tone": toy_data(num_train=30, num_dev=8)}, recipe, BACKBONE),
+        run_key({"tone": DATA}, recipe_of(HeadOnly(), seed=1), BACKBONE),
+        run_key({"tone": DATA}, recipe, tiny_backbone(num_layers=3, seed=1)),
     }
 
     assert len(keys) == 6

@@ -5,10 +5,9 @@
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from statistics import fmean
 from typing import cast
 
@@ -17,17 +16,22 @@ from torch import Tensor
 
 from nunatak_artifact import method_of
 from nunatak_model import Backbone, Full
+from nunatak_training.checkpoints import Checkpoint
 from nunatak_training.data import TaskData
 from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.multitask.tasks import TaskInTraining, TaskScores, put_on
-from nunatak_training.optimizer import HEAD_PREFIX, course_of
+from nunatak_training.optimizer import HEAD_PREFIX, Course, course_of
 from nunatak_training.randomness import seeded
 from nunatak_training.recipes import Recipe
+from nunatak_training.regularizers import random_source
 from nunatak_training.regularizers.settings import RegularizerName
 from nunatak_training.report import EpochResult, Report
+from nunatak_training.resuming import LoopState, Place, resume, snapshot
 from nunatak_training.stepping import Best, Stepper
 
 MIN_TASKS = 2
+EPOCHS_PER_SEED = 2**20
+"""More than any run has, so that no two epochs of any seeds share their order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,24 +48,31 @@ class FittedEncoder:
 
 
 def fit_encoder(
-    tasks: Mapping[str, TaskData], recipe: Recipe, backbone: Backbone, *, report: Report
+    tasks: Mapping[str, TaskData],
+    recipe: Recipe,
+    backbone: Backbone,
+    *,
+    report: Report,
+    checkpoint: Checkpoint | None = None,
 ) -> FittedEncoder:
     """Train a copy of the backbone's encoder on all tasks, each with a head of its own.
 
     Every batch is of one task; the batches of all tasks come in one random order, drawn anew in
     each epoch (Liu et al. 2019, algorithm 1), so a task has weight by its size. The epoch with the
     highest mean of the tasks' main metrics is kept, where the paper keeps the last. The same
-    arguments give the same bytes on a CPU.
+    arguments give the same bytes on a CPU, also where `checkpoint` holds the beginning of the run.
 
     Args:
         tasks: by name; two or more.
         recipe: of the method `full`, without regularizer, pretraining or metric.
         backbone: what training starts from; it is read and never written.
         report: is told of every step and epoch.
+        checkpoint: where the state of the run is kept, and the beginning of a killed one is found.
 
     Raises:
         InvalidRecipeError: the recipe does not fit, or there are fewer than two tasks.
         TrainingDivergedError: the loss or a gradient became infinite or NaN.
+        CacheError: the checkpoint cannot be written.
     """
     _check(recipe, tasks)
     generator = torch.Generator().manual_seed(recipe.seed)
@@ -79,60 +90,105 @@ def fit_encoder(
         math.ceil(len(it.train.encodings) / recipe.batch_size) for it in members.values()
     ]
     course = course_of(recipe, steps_per_epoch=sum(num_batches))
-    stepper = Stepper({**encoder, **heads}, recipe, course)
-    best, best_scores, history = Best(), dict[str, TaskScores](), list[EpochResult]()
+    parameters = {**encoder, **heads}
+    state = LoopState(
+        parameters=parameters,
+        stepper=Stepper(parameters, recipe, course),
+        randomness=random_source(parameters, seed=recipe.seed),
+        best=Best(),
+        place=Place(),
+        history=[],
+    )
     report.started(num_steps=course.num_steps, num_epochs=course.num_epochs)
     try:
         with seeded(recipe.seed, backbone.device):
-            for epoch in range(1, course.num_epochs + 1):
-                started = time.perf_counter()
-                train_loss = _train_epoch(members, stepper, recipe, report)
-                if not course.is_evaluated(epoch):
-                    continue
-                scores = {name: member.scores() for name, member in members.items()}
-                result = EpochResult(
-                    epoch=epoch,
-                    train_loss=train_loss,
-                    dev_loss=fmean(each.loss for each in scores.values()),
-                    dev_score=fmean(each.main for each in scores.values()),
-                    seconds=time.perf_counter() - started,
-                )
-                history.append(result)
-                best.offer(result, encoder)
-                if best.epoch == epoch:
-                    best_scores = scores
-                report.evaluated(result)
+            resume(state, checkpoint, report)
+            _Epochs(members, state, recipe, checkpoint, report).run(course)
     finally:
         report.ended()
+    best = state.best
+    with torch.no_grad():
+        for name, tensor in parameters.items():
+            tensor.copy_(best.parameters[name])
     return FittedEncoder(
-        parameters=best.parameters,
-        scores=best_scores,
+        parameters={name: best.parameters[name] for name in encoder},
+        scores={name: member.scores() for name, member in members.items()},
         best_epoch=best.epoch,
-        history=tuple(history),
+        history=tuple(state.history),
     )
 
 
-def _train_epoch(
-    members: Mapping[str, TaskInTraining], stepper: Stepper, recipe: Recipe, report: Report
-) -> float:
-    """Take one step for each batch of every task, in a random order; return the mean loss."""
-    batches = list(chain.from_iterable(_batches(each, recipe) for each in members.values()))
-    losses = list[float]()
-    for index in _shuffled(len(batches)):
-        member, batch = batches[index]
-        loss_of = partial(member.loss, batch, dropout=recipe.dropout)
-        losses.append(stepper.step(loss_of))
-        report.stepped(loss=losses[-1])
-    return fmean(losses)
+class _Epochs:
+    """Walks a run's epochs from the place where its state stands."""
+
+    def __init__(
+        self,
+        members: Mapping[str, TaskInTraining],
+        state: LoopState,
+        recipe: Recipe,
+        checkpoint: Checkpoint | None,
+        report: Report,
+    ) -> None:
+        self._members = members
+        self._state = state
+        self._recipe = recipe
+        self._checkpoint = checkpoint
+        self._report = report
+
+    def run(self, course: Course) -> None:
+        """Run the epochs that are left; score those that the course says."""
+        state = self._state
+        while (epoch := state.place.epoch) <= course.num_epochs:
+            started = time.perf_counter()
+            train_loss = self._run_epoch()
+            if course.is_evaluated(epoch):
+                scores = [member.scores() for member in self._members.values()]
+                result = EpochResult(
+                    epoch=epoch,
+                    train_loss=train_loss,
+                    dev_loss=fmean(each.loss for each in scores),
+                    dev_score=fmean(each.main for each in scores),
+                    seconds=time.perf_counter() - started,
+                )
+                state.history.append(result)
+                state.best.offer(result, state.parameters)
+                self._report.evaluated(result)
+            state.place = Place(epoch=epoch + 1)
+            self._save_if_due()
+
+    def _run_epoch(self) -> float:
+        """Take one step for each batch of every task, in a random order; return the mean loss."""
+        place, dropout = self._state.place, self._recipe.dropout
+        batches = _batches(self._members.values(), self._recipe, epoch=place.epoch)
+        while place.num_done < len(batches):
+            member, batch = batches[place.num_done]
+            loss = self._state.stepper.step(partial(member.loss, batch, dropout=dropout))
+            place.total_loss += loss
+            place.num_done += 1
+            self._report.stepped(loss=loss)
+            self._save_if_due()
+        return place.total_loss / len(batches)
+
+    def _save_if_due(self) -> None:
+        if self._checkpoint is not None and self._checkpoint.is_due:
+            self._checkpoint.save(snapshot(self._state))
 
 
-def _batches(member: TaskInTraining, recipe: Recipe) -> list[tuple[TaskInTraining, list[int]]]:
-    order, size = _shuffled(len(member.train.encodings)), recipe.batch_size
-    return [(member, order[start : start + size]) for start in range(0, len(order), size)]
+def _batches(
+    members: Iterable[TaskInTraining], recipe: Recipe, *, epoch: int
+) -> list[tuple[TaskInTraining, list[int]]]:
+    """The batches of all tasks in the order of an epoch, which seed and epoch alone determine."""
+    # A run that goes on in the middle of an epoch draws them again.
+    generator = torch.Generator().manual_seed(recipe.seed * EPOCHS_PER_SEED + epoch)
+    batches = list[tuple[TaskInTraining, list[int]]]()
+    for member in members:
+        order, size = _shuffled(len(member.train.encodings), generator), recipe.batch_size
+        batches += [(member, order[start : start + size]) for start in range(0, len(order), size)]
+    return [batches[index] for index in _shuffled(len(batches), generator)]
 
 
-def _shuffled(count: int) -> list[int]:
-    return cast("list[int]", torch.randperm(count).tolist())
+def _shuffled(count: int, generator: torch.Generator) -> list[int]:
+    return cast("list[int]", torch.randperm(count, generator=generator).tolist())
 
 
 def _check(recipe: Recipe, tasks: Mapping[str, TaskData]) -> None:

@@ -10,7 +10,7 @@ import typer
 from pydantic import JsonValue
 
 from nunatak_cli.failures import needs_extra
-from nunatak_cli.options import BackboneOption, JsonOption, KindName
+from nunatak_cli.options import BackboneOption, JsonOption, KindName, ResumeOption
 from nunatak_cli.output import console, print_json
 
 
@@ -54,6 +54,7 @@ def multitask(  # noqa: PLR0913 - one parameter per option is how typer works
     seed: Annotated[
         int | None, typer.Option(min=0, metavar="N", help="Same seed, same weights.")
     ] = None,
+    resume: ResumeOption = True,
 ) -> None:
     """Train one encoder on several tasks (MT-DNN) and write it as a new backbone."""
     sources, kinds = _pairs("--data", data), _kinds(kind or [])
@@ -77,6 +78,7 @@ def multitask(  # noqa: PLR0913 - one parameter per option is how typer works
         output=output,
         backbone=backbone,
         changes={name: value for name, value in changes.items() if value is not None},
+        resumes=resume,
     )
     if as_json:
         print_json(outcome_json(outcome))

@@ -7,6 +7,7 @@ from transformers import AutoModel
 
 from doubles.backbones import tiny_backbone
 from doubles.examples import rows_of, toy_data, toy_examples, write_jsonl
+from doubles.killed import Killed, Mortal
 from nunatak_artifact.errors import FolderInUseError, UnsupportedExportError
 from nunatak_model import Backbone, Full, Pooling, TopK, load_backbone, run_trunk
 from nunatak_training import SilentReport, UnknownLabelError, default_recipe, fit_task
@@ -81,6 +82,20 @@ def test_tasks_are_trained_on_it_as_on_any_backbone(outcome: MultitaskOutcome) -
     trained = fit_task(toy_data(), recipe, loaded, report=SilentReport())
 
     assert trained.spec.split_depth(loaded.config) == 1
+
+
+def test_a_killed_run_writes_nothing_and_its_next_start_ends_as_if_it_had_not_been(
+    outcome: MultitaskOutcome, base: Backbone, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    with pytest.raises(Killed):
+        train_backbone(settings_in(tmp_path), base, report=Mortal(dies_at=3), checkpoints=cache)
+    assert not (tmp_path / "shared-base").exists()
+
+    again = train_backbone(settings_in(tmp_path), base, checkpoints=cache)
+
+    assert again.digest == outcome.digest
+    assert not list(cache.rglob("*.safetensors"))
 
 
 def test_folder_that_holds_something_stays_as_it_is(base: Backbone, tmp_path: Path) -> None:

@@ -1,9 +1,12 @@
+from pathlib import Path
+
 import pytest
 import torch
 from pydantic import JsonValue
 
 from doubles.backbones import tiny_backbone
 from doubles.examples import RecordingReport, toy_data
+from doubles.killed import EveryTime, Killed, Mortal
 from nunatak_model import Backbone, Full, Method, TopK
 from nunatak_training import (
     Example,
@@ -82,6 +85,29 @@ def test_same_seed_gives_the_same_bytes(
 
     assert _equal(fitted, again)
     assert not _equal(fitted, other)
+
+
+def test_a_run_that_dies_again_and_again_gives_the_bytes_of_one_that_does_not(
+    tasks: dict[str, TaskData], backbone: Backbone, tmp_path: Path
+) -> None:
+    recipe = recipe_of(epochs=3)
+    steps = sum(-(-count // 8) for count in NUM_TRAIN.values())
+    checkpoint = EveryTime(tmp_path / "run.safetensors")
+    resumed = list[int]()
+    for dies_at in (1, 5, steps, steps + 1, 2 * steps + 3):
+        mortal = Mortal(dies_at=dies_at)
+        with pytest.raises(Killed):
+            fit_encoder(tasks, recipe, backbone, report=mortal, checkpoint=checkpoint)
+        resumed.append(mortal.num_resumed)
+
+    last = RecordingReport()
+    found = fit_encoder(tasks, recipe, backbone, report=last, checkpoint=checkpoint)
+    whole = fit_encoder(tasks, recipe, backbone, report=SilentReport())
+
+    assert [*resumed, last.num_resumed] == [0, 0, 4, steps - 1, steps, 2 * steps + 2]
+    assert _equal(found, whole)
+    assert found.scores == whole.scores
+    assert [it.dev_loss for it in found.history] == [it.dev_loss for it in whole.history]
 
 
 def test_every_epoch_steps_through_each_batch_of_every_task(
