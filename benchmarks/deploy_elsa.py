@@ -49,7 +49,8 @@ def main() -> None:
     with TemporaryDirectory() as scratch:
         folder = Path(scratch) / "registry"
         publish_all(runs, bench, folder, ResultsFolder(arguments.results))
-        memory = served_memory(folder, [run.description.task for run in runs])
+        tasks = [run.description.task for run in runs]
+        memory = served_memory(folder, tasks, frozen=arguments.frozen)
     formula = mean_formula(runs, bench, frozen=arguments.frozen)
     told = f"{len(runs)} full models, saved with {arguments.frozen} layers frozen"
     record(
@@ -106,10 +107,10 @@ def publish_all(runs: Sequence[Run], bench: Bench, folder: Path, results: Result
             print(f"{run_text(run.description)}: {score:.4f} (sweep: {told})", flush=True)
 
 
-def served_memory(folder: Path, tasks: Sequence[str]) -> MemoryReport:
-    """The ledger of a server that has all tasks in memory."""
-    log = folder / "server.log"
-    with ServerProcess(folder, log=log) as server, Client(server.url) as client:
+def served_memory(folder: Path, tasks: Sequence[str], *, frozen: int) -> MemoryReport:
+    """The ledger of a server that has all tasks in memory, and the layers that they read."""
+    options, log = ("--backbone-layers", str(frozen)), folder / "server.log"
+    with ServerProcess(folder, options=options, log=log) as server, Client(server.url) as client:
         for task in tasks:
             client.preload(task)
         return client.memory()
