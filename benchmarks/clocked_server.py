@@ -1,23 +1,46 @@
 """A server that counts its processor time: the child process of `serving_overhead.py`.
 
-    python benchmarks/clocked_server.py served   the server, configured by NUNATAK_* variables
-    python benchmarks/clocked_server.py bare     a route of the same framework that answers at once
+    python benchmarks/clocked_server.py served     the server, configured by NUNATAK_* variables
+    python benchmarks/clocked_server.py bare       a route of the same framework, at once answered
+    python benchmarks/clocked_server.py computing  the same route, before a forward pass on a thread
 
-It prints its address once it takes requests, and one line for each line that it reads: the seconds
-of the processor that the process has used, and those of them that forward passes have used.
+`computing` reads no text: it runs one row of so many tokens as the second argument says. What it
+uses outside of that is the least that a server of this framework can use beside a forward pass.
+
+It prints its address once it takes requests, and one line of JSON for each line that it reads: the
+seconds of the processor that the process has used, and what its forward passes have used of them,
+took, and computed.
 """
 
+import asyncio
+import json
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import torch
 import uvicorn
 from fastapi import FastAPI
 from pydantic import BaseModel
 
+from nunatak_model import (
+    Backbone,
+    BranchSpec,
+    Encoding,
+    HeadKind,
+    HeadOnly,
+    Row,
+    build_branch,
+    convert_branch,
+    default_head,
+    forward,
+    initial_parameters,
+)
 from nunatak_server.compute import BatchCompute
+from nunatak_server.runtime import load_serving_backbone
 from nunatak_server.serve import serve
 from nunatak_server.settings import ServerSettings
 
@@ -34,47 +57,89 @@ class Question(BaseModel):
 
 
 class Clock:
-    """Counts the processor time of one function."""
+    """Counts what forward passes use and do."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        self.processor_s = 0.0
+        self.wall_s = 0.0
+        self.num_rows = 0
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, counted; it must keep to the thread that calls it."""
+        """The forward pass, counted; it must keep to the thread that calls it."""
 
-        def run(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - whatever it takes
-            started = time.thread_time()
+        def run(backbone: Backbone, rows: Sequence[Row], **options: Any) -> Any:  # noqa: ANN401 - whatever it takes
+            started, started_at = time.thread_time(), time.perf_counter()
             try:
-                return function(*args, **kwargs)
+                return function(backbone, rows, **options)
             finally:
-                self.seconds += time.thread_time() - started
+                self.processor_s += time.thread_time() - started
+                self.wall_s += time.perf_counter() - started_at
+                self.num_rows += len(rows)
 
         return run
 
     def report(self) -> None:
-        """Answer each line of standard input with the times so far."""
+        """Answer each line of standard input with the counts so far."""
         for _ in sys.stdin:
-            print(time.process_time(), self.seconds, flush=True)
+            counts = {
+                "total_s": time.process_time(),
+                "forward_s": self.processor_s,
+                "forward_wall_s": self.wall_s,
+                "num_rows": self.num_rows,
+            }
+            print(json.dumps(counts), flush=True)
 
 
 def main() -> None:
     """Serve until killed."""
     clock = Clock()
     threading.Thread(target=clock.report, daemon=True).start()
-    if sys.argv[1] == "bare":
-        serve_bare()
-    else:
-        compute = sys.modules[BatchCompute.__module__]
-        setattr(compute, FORWARD, clock.around(getattr(compute, FORWARD)))
-        serve(ServerSettings(), announce=announce)
+    match sys.argv[1:]:
+        case ["bare"]:
+            serve_bare(at_once)
+        case ["computing", num_tokens]:
+            serve_bare(computing(clock.around(forward), int(num_tokens)))
+        case _:
+            compute = sys.modules[BatchCompute.__module__]
+            setattr(compute, FORWARD, clock.around(getattr(compute, FORWARD)))
+            serve(ServerSettings(), announce=announce)
 
 
-def serve_bare() -> None:
-    """Serve one route that reads a question and answers it at once."""
+async def at_once() -> None:
+    """Do nothing before the answer."""
+
+
+def computing(run: Callable[..., Any], num_tokens: int) -> Callable[[], Awaitable[None]]:
+    """What runs one row through the forward pass, on a thread of its own."""
+    settings = ServerSettings()
+    torch.set_num_threads(settings.compute_threads or torch.get_num_threads())
+    backbone = load_serving_backbone(settings)
+    spec = BranchSpec(
+        method=HeadOnly(),
+        head=default_head(backbone, kind=HeadKind.SEQUENCE_CLASSIFICATION, num_labels=2),
+    )
+    parameters = initial_parameters(spec, backbone, generator=torch.Generator().manual_seed(0))
+    branch = convert_branch(build_branch(spec, backbone.config, parameters), backbone)
+    encoding = Encoding(token_ids=(1,) * num_tokens, type_ids=(0,) * num_tokens)
+    thread = ThreadPoolExecutor(1)
+
+    def compute() -> None:
+        with torch.inference_mode():
+            run(backbone, [Row(encoding=encoding, branch=branch)])
+
+    async def wait() -> None:
+        await asyncio.get_running_loop().run_in_executor(thread, compute)
+
+    return wait
+
+
+def serve_bare(before: Callable[[], Awaitable[None]]) -> None:
+    """Serve one route that reads a question, awaits something, and answers."""
     app = FastAPI()
 
     @app.post("/v1/tasks/{task}/predict")
     async def predict(task: str, body: Question) -> dict[str, Any]:  # pyright: ignore[reportUnusedFunction] - by its route
+        await before()
         return {"task": task, "version": len(body.inputs), "outputs": ANSWER}
 
     config = uvicorn.Config(app, port=0, http="httptools", access_log=False, log_level="error")

@@ -1,20 +1,29 @@
 """Overhead: what serving adds to the forward pass, in time, processor time and throughput.
 
 Time and processor time: one caller, one short text at a time that was never asked before, on the
-embedded backbone, without a trunk cache. Throughput: more callers than the server can answer, shape
-of BERT base with random weights, against the same rows through the mixed forward alone, in turns.
+embedded backbone, without a trunk cache. Beside it, in turns, two routes of the framework with
+nothing of ours: one that answers at once, and one that first runs a forward pass of as many tokens
+on a thread. The same code takes two to three times as long after a pause as in a tight loop, for
+caches and processors have gone cold, and only the second route has such pauses.
+
+Throughput: more callers than the server can answer, shape of BERT base with random weights, against
+the same rows through the mixed forward alone in batches of 64, in turns; with the default setting
+of `batch_overhead`, and with one that cuts batches less short. What is lost is told by cause: the
+shorter batches (processor time of a row), and the time in which no forward ran.
+
 Processes are measured with one compute thread, so that a thread's time is a forward's time.
 """
 
 import argparse
 import itertools
+import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -33,9 +42,31 @@ SCRIPT = Path(__file__).with_name("clocked_server.py")
 TASKS = ("tone", "mood", "intent", "spam")
 WORDS = ("where", "when", "parcel", "lost", "green", "late", "please", "call", "me", "back")
 NUM_WORDS = 16
+NUM_TOKENS = NUM_WORDS + 2
+LONG_BATCHES = 0.05
+"""Of a batch's time for its fixed part, where throughput counts for more than waits."""
 CALLERS, TEXTS_PER_REQUEST = 4, 16
 ROWS_PER_FORWARD = 64
 """As many as a batch of the server may have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Used:
+    """What a server has used so far, and its forward passes of that; seconds of the processor."""
+
+    total_s: float
+    forward_s: float
+    forward_wall_s: float
+    num_rows: int
+
+    def since(self, before: "Used") -> "Used":
+        """What was used in between."""
+        return Used(
+            total_s=self.total_s - before.total_s,
+            forward_s=self.forward_s - before.forward_s,
+            forward_wall_s=self.forward_wall_s - before.forward_wall_s,
+            num_rows=self.num_rows - before.num_rows,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,22 +76,21 @@ class ClockedServer:
     process: "subprocess.Popen[str]"
     address: str
 
-    def seconds(self) -> tuple[float, float]:
-        """Processor time of the process, and of its forward passes."""
+    def used(self) -> Used:
+        """What it has used so far."""
         if self.process.stdin is None or self.process.stdout is None:
             raise RuntimeError("the server was started without pipes")
         print(file=self.process.stdin, flush=True)
-        total, inside = self.process.stdout.readline().split()
-        return float(total), float(inside)
+        return Used(**json.loads(self.process.stdout.readline()))
 
 
 @contextmanager
-def clocked(kind: str, **settings: object) -> Generator[ClockedServer]:
+def clocked(*kind: str, **settings: object) -> Generator[ClockedServer]:
     """Run a server process on one compute thread."""
     chosen = {"port": 0, "compute_threads": 1, "trunk_cache_bytes": 0} | settings
     environment = {f"NUNATAK_{name.upper()}": str(value) for name, value in chosen.items()}
     with subprocess.Popen(  # noqa: S603 - our own interpreter and script
-        [sys.executable, str(SCRIPT), kind],
+        [sys.executable, str(SCRIPT), *kind],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -93,21 +123,27 @@ def main() -> None:
 
 def one_caller(options: argparse.Namespace) -> None:
     """Time and processor time of one request, beyond its forward."""
-    texts = fresh_texts()
-    with tempfile.TemporaryDirectory() as folder:
-        publish_tasks(folder, load_backbone(DEFAULT_BACKBONE))
-        with clocked("served", registry=folder) as served, clocked("bare") as bare:
-            extra, used, floor = list[float](), list[float](), list[float]()
-            for number in range(options.rounds + 1):
-                ours = ask_one(served, texts, options.requests)
-                theirs = ask_one(bare, texts, options.requests)
-                if number:  # the first round warms up
-                    extra.append(ours.extra_ms)
-                    used.append(ours.cpu_ms)
-                    floor.append(theirs.cpu_ms)
+    texts, backbone = fresh_texts(), load_backbone(DEFAULT_BACKBONE)
+    check_lengths(backbone)
+    kinds = (("served",), ("bare",), ("computing", str(NUM_TOKENS)))
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as running:
+        publish_tasks(folder, backbone)
+        servers = [running.enter_context(clocked(*kind, registry=folder)) for kind in kinds]
+        rounds = [
+            [ask_one(server, texts, options.requests) for server in servers]
+            for _ in range(options.rounds + 1)
+        ]
+    # The first round warms up.
+    served, bare, computing = zip(*rounds[1:], strict=True)
+    unit = "ms of processor per request"
+    extra = [one.extra_ms for one in served]
     note("server.overhead.p50_ms", extra, "ms beyond the forward", options, goal="<= 3")
-    note("server.overhead.cpu_ms", used, "ms of processor per request", options, goal="<= 0.5")
-    note("server.overhead.cpu_ms.bare_route", floor, "ms of processor per request", options)
+    for identifier, asked, goal in (
+        ("server.overhead.cpu_ms", served, "<= 0.5"),
+        ("server.overhead.cpu_ms.bare_route", bare, None),
+        ("server.overhead.cpu_ms.bare_route_computing", computing, None),
+    ):
+        note(identifier, [one.cpu_ms for one in asked], unit, options, goal=goal)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,42 +158,80 @@ def ask_one(server: ClockedServer, texts: "itertools.count[int]", num_requests: 
     """Ask one text after another."""
     caller = Caller(server.address)
     took, computed = list[float](), list[float]()
-    total, inside = server.seconds()
+    before = server.used()
     for _ in range(num_requests):
         asked = caller.ask("tone", text_of(next(texts)))
         took.append(asked.seconds * 1000)
         computed.append(asked.compute_ms)
-    total_after, inside_after = server.seconds()
-    outside = (total_after - total) - (inside_after - inside)
-    return OneCaller(extra_ms=median(took) - median(computed), cpu_ms=1000 * outside / num_requests)
+    used = server.used().since(before)
+    outside_s = used.total_s - used.forward_s
+    return OneCaller(
+        extra_ms=median(took) - median(computed), cpu_ms=1000 * outside_s / num_requests
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Throughput:
+    """Of one round; processor time is that of the forward passes."""
+
+    rows_per_s: float
+    processor_s_per_row: float
+    busy_share: float
+    """Of the round, in which a forward ran."""
 
 
 def saturation(options: argparse.Namespace) -> None:
     """Rows per second of a server that has more to do than it can, against the forward alone."""
-    texts, ratios = fresh_texts(), list[float]()
-    with tempfile.TemporaryDirectory() as folder:
+    texts = fresh_texts()
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as running:
         site = {"backbone": Path(folder) / "backbone", "registry": Path(folder) / "registry"}
         for path in site.values():
             path.mkdir()
         save_random_bert(site["backbone"])
+        # To the tokenizer that it comes with, every text would be the same one token.
+        words = load_backbone(DEFAULT_BACKBONE).tokenizer.definition
+        (site["backbone"] / "tokenizer.json").write_text(words)
         publish_tasks(str(site["registry"]), load_backbone(site["backbone"]))
         backbone = served_backbone(site["backbone"], dtype=torch.float32)
+        check_lengths(backbone)
         branches = load_branches(str(site["registry"]), backbone)
-        with clocked("served", **site) as server:
-            for number in range(options.rounds + 1):
-                served = served_rows_per_s(server, texts, options.seconds)
-                alone = bare_rows_per_s(backbone, branches, texts, options.seconds)
-                if number:
-                    ratios.append(served / alone)
-    unit = "of the rows per second of the forward alone"
-    note("server.overhead.saturation_ratio", ratios, unit, options, goal=">= 0.9")
+        short = running.enter_context(clocked("served", **site))
+        long = running.enter_context(clocked("served", **site, batch_overhead=LONG_BATCHES))
+        rounds = [
+            (
+                served_throughput(short, texts, options.seconds),
+                served_throughput(long, texts, options.seconds),
+                bare_throughput(backbone, branches, texts, options.seconds),
+            )
+            for _ in range(options.rounds + 1)
+        ]
+    short_batches, long_batches, alone = zip(*rounds[1:], strict=True)
+    note_throughput("server.overhead.saturation_ratio", short_batches, alone, options, ">= 0.9")
+    note_throughput("server.overhead.saturation_ratio.long_batches", long_batches, alone, options)
 
 
-def served_rows_per_s(
+def note_throughput(
+    identifier: str,
+    served: Sequence[Throughput],
+    alone: Sequence[Throughput],
+    options: argparse.Namespace,
+    goal: str | None = None,
+) -> None:
+    """Record how much of the throughput of the forward alone is left, and what cost the rest."""
+    pairs = list(zip(served, alone, strict=True))
+    ratios = [ours.rows_per_s / theirs.rows_per_s for ours, theirs in pairs]
+    batches = [theirs.processor_s_per_row / ours.processor_s_per_row for ours, theirs in pairs]
+    busy = [ours.busy_share for ours in served]
+    note(identifier, ratios, "of the rows per second of the forward alone", options, goal=goal)
+    note(f"{identifier}.batches", batches, "of its rows per second of processor", options)
+    note(f"{identifier}.busy", busy, "of the time in a forward", options)
+
+
+def served_throughput(
     server: ClockedServer, texts: "itertools.count[int]", seconds: float
-) -> float:
+) -> Throughput:
     """Let callers ask all the time, each one task about many texts."""
-    started = time.perf_counter()
+    before, started = server.used(), time.perf_counter()
     asked = ask_for(
         server.address,
         seconds,
@@ -167,17 +241,24 @@ def served_rows_per_s(
         callers=CALLERS,
         seed=0,
     )
-    if any(one.status != 200 for one in asked):
-        raise SystemExit(f"the server refused: {asked[0]}")
-    return len(asked) / (time.perf_counter() - started)
+    took = time.perf_counter() - started
+    used = server.used().since(before)
+    refused = [one for one in asked if one.status != 200]
+    if refused:
+        raise SystemExit(f"the server refused: {refused[0]}")
+    return Throughput(
+        rows_per_s=len(asked) / took,
+        processor_s_per_row=used.forward_s / used.num_rows,
+        busy_share=used.forward_wall_s / took,
+    )
 
 
-def bare_rows_per_s(
+def bare_throughput(
     backbone: Backbone, branches: Sequence[Branch], texts: "itertools.count[int]", seconds: float
-) -> float:
+) -> Throughput:
     """Run the same kind of rows through the forward, batch after batch; texts are read before."""
-    num_rows, spent = 0, 0.0
-    while spent < seconds:
+    num_rows, took, used = 0, 0.0, 0.0
+    while took < seconds:
         encodings = backbone.tokenizer.encode(
             [text_of(next(texts)) for _ in range(ROWS_PER_FORWARD)], max_length=128
         )
@@ -185,12 +266,22 @@ def bare_rows_per_s(
             Row(encoding=encoding, branch=branches[index // TEXTS_PER_REQUEST])
             for index, encoding in enumerate(encodings)
         ]
-        started = time.perf_counter()
+        started, started_at = time.thread_time(), time.perf_counter()
         with torch.inference_mode():
             forward(backbone, rows)
-        spent += time.perf_counter() - started
+        used += time.thread_time() - started
+        took += time.perf_counter() - started_at
         num_rows += len(rows)
-    return num_rows / spent
+    return Throughput(
+        rows_per_s=num_rows / took, processor_s_per_row=used / num_rows, busy_share=1.0
+    )
+
+
+def check_lengths(backbone: Backbone) -> None:
+    """Make sure that texts are read whole, so that no two of them are one input."""
+    (encoding,) = backbone.tokenizer.encode([text_of(0)], max_length=128)
+    if encoding.num_tokens != NUM_TOKENS:
+        raise SystemExit(f"a text of {NUM_WORDS} words has {encoding.num_tokens} tokens")
 
 
 def publish_tasks(folder: str, backbone: Backbone) -> None:

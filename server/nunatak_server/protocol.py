@@ -6,6 +6,8 @@ from typing import ClassVar, Final
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from nunatak_server.writing import JoiningTransport
+
 MAX_HEADERS: Final = 100
 MAX_HEAD_BYTES: Final = 64 * 1024
 BODY_SLACK_S: Final = 1.0
@@ -131,6 +133,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._answering = cycle
+        cycle.transport = JoiningTransport(cycle.transport, self.loop)
         super()._start_asgi_task(cycle, app)
 
     def _forget_caller(self) -> None:

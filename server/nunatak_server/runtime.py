@@ -6,6 +6,7 @@ It belongs to the event loop on which it is started.
 import asyncio
 import logging
 import math
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.metadata import version
@@ -80,6 +81,15 @@ def load_serving_backbone(settings: ServerSettings) -> Backbone:
     return pack_backbone(backbone)
 
 
+def _stopwatch_of(device: torch.device) -> Callable[[], float]:
+    """Return what tells how long a batch keeps the device busy, to the thread that computes it.
+
+    On a processor that is the thread's own time: what others do on the same cores meanwhile would
+    pass for a slow batch, and how time grows with tokens could not be told.
+    """
+    return time.thread_time if device.type == "cpu" else time.monotonic
+
+
 class Runtime:
     """Owns threads and state of one serving process; `start` before use, `aclose` after."""
 
@@ -124,6 +134,7 @@ class Runtime:
             pace=Pace(fixed_share=settings.batch_overhead),
             observer=BatchObservers(self.metrics, *([tracing] if tracing else [])),
             on_fatal=self._fail,
+            stopwatch=_stopwatch_of(backbone.device),
         )
         self._tokenization = Tokenization(
             backbone.tokenizer, num_threads=settings.tokenizer_threads

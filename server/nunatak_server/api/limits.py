@@ -7,11 +7,11 @@ from typing import Any, Final, cast
 
 import orjson
 from fastapi import Request, Response
-from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect
 
 from nunatak_server.admission import Admission, HeldBytes
 from nunatak_server.api.access import access_to, admit
+from nunatak_server.api.reading import ReadingRoute
 from nunatak_server.errors import (
     BodyTooLargeError,
     InvalidJsonError,
@@ -44,7 +44,7 @@ class StrictRequest(Request):
         return self._strict_json
 
 
-class StrictRoute(APIRoute):
+class StrictRoute(ReadingRoute):
     """A route for those who may use it; reads bodies under limits, and lets go of who has gone."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:

@@ -21,6 +21,7 @@ from nunatak_model import (
     TrunkSource,
     build_branch,
 )
+from nunatak_server.batching.pace import Pace
 from nunatak_server.batching.planner import BatchLimits
 from nunatak_server.batching.rows import PendingRow, RowAnswer, RowOutcome
 from nunatak_server.compute import BatchCompute
@@ -90,6 +91,7 @@ def make_engine(
     fatal: list[EngineFailedError] | None = None,
     clock: ManualClock | None = None,
     observer: RecordingObserver | None = None,
+    stopwatch: ManualClock | None = None,
 ) -> Engine:
     return Engine(
         compute=compute,
@@ -97,6 +99,7 @@ def make_engine(
         observer=observer or RecordingObserver(),
         on_fatal=(fatal if fatal is not None else []).append,
         clock=clock or ManualClock(),
+        stopwatch=stopwatch or ManualClock(),
     )
 
 
@@ -157,6 +160,32 @@ def test_every_row_gets_its_own_answer(branch: Branch) -> None:
         assert max(map(len, compute.batches)) <= LIMITS.max_rows
 
     asyncio.run(scenario())
+
+
+def test_time_that_others_take_on_the_same_cores_does_not_slow_the_pace(branch: Branch) -> None:
+    async def pace_in(wall_s: float) -> Pace:
+        clock, stopwatch, answering = ManualClock(), ManualClock(), FakeCompute()
+
+        def compute(rows: Sequence[Row]) -> list[list[float]]:
+            clock.now += wall_s
+            stopwatch.now += 0.5
+            return answering(rows)
+
+        observer = RecordingObserver()
+        engine = make_engine(compute, clock=clock, observer=observer, stopwatch=stopwatch)
+        engine.start()
+        for token in range(3):
+            row = make_row(branch, token, deadline=1000)
+            engine.submit([row])
+            await row.future
+        await engine.aclose()
+        assert [report.compute_s for report in observer.batches] == [wall_s] * 3
+        return engine.pace
+
+    alone, crowded = asyncio.run(pace_in(0.5)), asyncio.run(pace_in(5.0))
+
+    assert alone.tokens_per_s is not None
+    assert crowded == alone
 
 
 def test_what_arrives_while_a_batch_runs_forms_the_next_one(branch: Branch) -> None:
