@@ -6,7 +6,7 @@ process of its own with connections of its own: quiet ones wait for the server, 
 
 A p99 needs a thousand requests to rest on ten of them: shorter parts than the default, or a slower
 machine, leave it to chance. Another load on the machine falls hardest on a server that is always
-busy, and so on one side of each ratio: what is recorded on a machine that does more is worth little.
+busy, and so on one side of each ratio: what is recorded beside other work is worth little.
 """
 
 import argparse
