@@ -1,21 +1,39 @@
 """An open loop: requests leave when they are due, whatever became of those before.
 
 Times run from when a request was due, so that a server that stands still is not asked less for it.
-The client is a few lines on sockets, for it shares the processor with the server it measures.
+The client shares the processor with the server it measures, and so does as little as it can:
+requests are made before the first is due, and answers are read as far as their status.
 """
 
 import asyncio
 import json
 import random
+import re
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from enum import StrEnum
+from http.client import OK, TOO_MANY_REQUESTS
+from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
 
+import uvloop
+
 WORDS = tuple("parcel late lost green small where when paid twice broken tracking order".split())  # noqa: SIM905 - it reads better
-MAX_CONNECTIONS = 4096
+NO_DEADLINE_MS = 60_000
+LENGTH = re.compile(rb"content-length: (\d+)")
+RETRY_AFTER = re.compile(rb"retry-after: (\d+)")
+Result = TypeVar("Result")
+
+
+class Manner(StrEnum):
+    """What a client does when it is refused."""
+
+    CARELESS = "careless"
+    """It goes on as if nothing were."""
+    OBEYING = "obeying"
+    """It sends nothing until the time of Retry-After is over, and what was due then never."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +46,7 @@ class Due:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of a request; `refused_s` runs from when it was really sent."""
+    """What became of a request; `service_s` runs from when it was really sent."""
 
     task: str
     due_s: float
@@ -42,38 +60,75 @@ class Outcome:
         return self.response_s - self.service_s
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """As much of an answer as is looked at."""
+
+    status: int
+    retry_after_s: int
+
+
+class Connection(asyncio.Protocol):
+    """A kept-alive connection, for one request at a time."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._came = b""
+
+    def ask(self, request: bytes) -> asyncio.Future[Answer]:
+        """Send a request; the future is done when all of the answer has come."""
+        self._answer = asyncio.get_running_loop().create_future()
+        self._transport.write(request)
+        return self._answer
+
+    def data_received(self, data: bytes) -> None:
+        """Find the end of the answer."""
+        self._came += data
+        head, end, body = self._came.partition(b"\r\n\r\n")
+        length = LENGTH.search(head)
+        if not end or length is None or len(body) < int(length[1]):
+            return
+        self._came = b""
+        wait = RETRY_AFTER.search(head)
+        status = int(head[9:12])
+        self._answer.set_result(Answer(status=status, retry_after_s=int(wait[1]) if wait else 0))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Fail what waits for an answer."""
+        answer: asyncio.Future[Answer] | None = getattr(self, "_answer", None)
+        if answer is not None and not answer.done():
+            answer.set_exception(exc or ConnectionError("closed before the answer"))
+
+    def close(self) -> None:
+        """End."""
+        self._transport.close()
+
+
 class Connections:
-    """Kept-alive connections to one server, as many as are in use at once."""
+    """The connections of one client to one server, as many as are in use at once."""
 
     def __init__(self, address: str) -> None:
         parts = urlsplit(address)
-        self._host, self._port = parts.hostname or "", parts.port
-        self._idle: deque[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = deque()
+        self._host, self._port = parts.hostname or "", parts.port or 0
+        self._idle: deque[Connection] = deque()
 
-    async def post(self, path: str, body: dict[str, Any], headers: str = "") -> int:
-        """Send one request, and return the status of its answer once that has come whole."""
-        data = json.dumps(body).encode()
-        head = (
-            f"POST {path} HTTP/1.1\r\nhost: benchmark\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(data)}\r\n{headers}\r\n"
-        )
+    async def ask(self, request: bytes) -> Answer:
+        """Send one request, and return its answer once that has come whole."""
         connection = self._idle.pop() if self._idle else await self._open()
-        reader, writer = connection
-        writer.write(head.encode() + data)
-        answer = await reader.readuntil(b"\r\n\r\n")
-        lines = answer.decode().lower().split("\r\n")
-        (length,) = [line.partition(":")[2] for line in lines if line.startswith("content-length")]
-        await reader.readexactly(int(length))
+        answer = await connection.ask(request)
         self._idle.append(connection)
-        return int(lines[0].split()[1])
+        return answer
 
     def close(self) -> None:
         """Close what is idle."""
         while self._idle:
-            self._idle.pop()[1].close()
+            self._idle.pop().close()
 
-    async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await asyncio.open_connection(self._host, self._port)
+    async def _open(self) -> Connection:
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(Connection, self._host, self._port)
+        return connection
 
 
 def poisson(task: str, *, per_s: float, seconds: float, draw: random.Random) -> list[Due]:
@@ -90,39 +145,70 @@ def new_text(draw: random.Random) -> str:
     return f"{draw.randrange(10**4)} " + " ".join(draw.choices(WORDS, k=11))
 
 
-def send(address: str, due: Sequence[Due], *, deadline_ms: int, seed: int) -> list[Outcome]:
-    """Send every request when it is due, and wait for all answers."""
-    return asyncio.run(_send(address, sorted(due, key=lambda it: it.at_s), deadline_ms, seed))
+def send(
+    address: str,
+    due: Sequence[Due],
+    *,
+    seed: int,
+    deadline_ms: int = NO_DEADLINE_MS,
+    manner: Manner = Manner.CARELESS,
+    start: float | None = None,
+) -> list[Outcome]:
+    """Send every request when it is due, and wait for all answers; one client sends them all.
+
+    Dues count from `start`, a reading of `time.perf_counter`, or from when all requests are made.
+    """
+    client = _Client(address, deadline_ms=deadline_ms, manner=manner)
+    return _run(client.send(sorted(due, key=lambda it: it.at_s), random.Random(seed), start))
 
 
 def saturate(address: str, task: str, *, seconds: float, at_once: int, seed: int) -> float:
     """Return the answers per second while so many requests are always under way."""
-    return asyncio.run(_saturate(address, task, seconds, at_once, seed))
+    return _run(_saturate(address, task, seconds, at_once, seed))
 
 
-async def _send(address: str, due: Sequence[Due], deadline_ms: int, seed: int) -> list[Outcome]:
-    connections, draw, start = Connections(address), random.Random(seed), time.perf_counter()
+def _run(work: Coroutine[Any, Any, Result]) -> Result:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(work)
 
-    async def ask(it: Due, text: str) -> Outcome:
+
+class _Client:
+    """Whoever sends requests, from connections of its own."""
+
+    def __init__(self, address: str, *, deadline_ms: int, manner: Manner) -> None:
+        self._connections = Connections(address)
+        self._deadline_ms = deadline_ms
+        self._manner = manner
+        self._silent_until = 0.0
+
+    async def send(
+        self, due: Sequence[Due], draw: random.Random, start: float | None
+    ) -> list[Outcome]:
+        requests = [request_of(it.task, new_text(draw), self._deadline_ms) for it in due]
+        start = start or time.perf_counter()
+        sent = list[asyncio.Task[Outcome]]()
+        for it, request in zip(due, requests, strict=True):
+            wait_s = start + it.at_s - time.perf_counter()
+            await asyncio.sleep(max(0.0, wait_s))
+            if start + it.at_s >= self._silent_until:
+                sent.append(asyncio.create_task(self._ask(it, request, start)))
+        outcomes = [await task for task in sent]
+        self._connections.close()
+        return outcomes
+
+    async def _ask(self, it: Due, request: bytes, start: float) -> Outcome:
         sent = time.perf_counter()
-        status = await _ask(connections, it.task, text, deadline_ms)
+        answer = await self._connections.ask(request)
         now = time.perf_counter()
+        if self._manner is Manner.OBEYING and answer.status == TOO_MANY_REQUESTS:
+            self._silent_until = max(self._silent_until, now + answer.retry_after_s)
         return Outcome(
             task=it.task,
             due_s=it.at_s,
-            status=status,
+            status=answer.status,
             response_s=now - start - it.at_s,
             service_s=now - sent,
         )
-
-    sent = list[asyncio.Task[Outcome]]()
-    for it in due:
-        wait_s = start + it.at_s - time.perf_counter()
-        await asyncio.sleep(max(0.0, wait_s))
-        sent.append(asyncio.create_task(ask(it, new_text(draw))))
-    outcomes = [await task for task in sent]
-    connections.close()
-    return outcomes
 
 
 async def _saturate(address: str, task: str, seconds: float, at_once: int, seed: int) -> float:
@@ -132,8 +218,8 @@ async def _saturate(address: str, task: str, seconds: float, at_once: int, seed:
     async def repeat() -> int:
         count = 0
         while time.perf_counter() < end:
-            status = await _ask(connections, task, new_text(draw), 60_000)
-            count += status == 200 and time.perf_counter() < end
+            answer = await connections.ask(request_of(task, new_text(draw), NO_DEADLINE_MS))
+            count += answer.status == OK and time.perf_counter() < end
         return count
 
     counts = await asyncio.gather(*(repeat() for _ in range(at_once)))
@@ -141,11 +227,12 @@ async def _saturate(address: str, task: str, seconds: float, at_once: int, seed:
     return sum(counts) / seconds
 
 
-async def _ask(connections: Connections, task: str, text: str, deadline_ms: int) -> int:
-    path, header = f"/v1/tasks/{task}/predict", f"x-deadline-ms: {deadline_ms}\r\n"
-    return await connections.post(path, {"inputs": text}, header)
-
-
-def of_tasks(outcomes: Sequence[Outcome], prefix: str) -> Iterator[Outcome]:
-    """Return the outcomes of tasks whose names begin so."""
-    return (it for it in outcomes if it.task.startswith(prefix))
+def request_of(task: str, text: str, deadline_ms: int) -> bytes:
+    """The bytes of a request."""
+    body = json.dumps({"inputs": text}).encode()
+    head = (
+        f"POST /v1/tasks/{task}/predict HTTP/1.1\r\nhost: benchmark\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        f"x-deadline-ms: {deadline_ms}\r\n\r\n"
+    )
+    return head.encode() + body

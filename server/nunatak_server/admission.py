@@ -5,7 +5,8 @@ given back when it is answered. Refusing early keeps the wait of what was accept
 
 Nobody gets the whole queue: a caller may hold at most four times what is still free, and a task of
 a caller twice as much (dynamic thresholds, Choudhury and Hahne 1998). One caller alone fills four
-fifths and one task alone two thirds, and any number of them leave room for the next.
+fifths and one task alone two thirds, and any number of them leave room for the next. Where there
+can be no other caller, there is nobody to leave room for, and only tasks have shares.
 """
 
 import random
@@ -67,8 +68,9 @@ class Permit:
 class HeldBytes:
     """The bytes of one body."""
 
-    def __init__(self, admission: "Admission") -> None:
+    def __init__(self, admission: "Admission", *, caller: str) -> None:
         self._admission = admission
+        self._caller = caller
         self.num_bytes = 0
 
     def take(self, num_bytes: int) -> None:
@@ -76,8 +78,9 @@ class HeldBytes:
 
         Raises:
             OverloadedError: they do not fit beside those of other bodies.
+            ShareExceededError: they do not fit beside those of the caller's other bodies.
         """
-        self._admission.take_bytes(num_bytes)
+        self._admission.take_bytes(self._caller, num_bytes, held=self.num_bytes)
         self.num_bytes += num_bytes
 
 
@@ -90,17 +93,22 @@ class Admission:
         max_requests: int,
         max_tokens: int,
         max_bytes: int,
+        caller_share: float | None = CALLER_SHARE,
         weights: Mapping[str, float] | None = None,
         pace: Callable[[], Pace] = Pace,
         draw: Callable[[float, float], float] = random.uniform,
     ) -> None:
+        """Bound what is queued; `caller_share` is None where there is only one caller."""
         self._max_requests = max_requests
         self._max_tokens = max_tokens
         self._max_bytes = max_bytes
+        self._caller_share = caller_share
         self._weights = weights or {}
         self._pace = pace
         self._draw = draw
         self._backlog = Backlog()
+        self._bytes: dict[str, int] = {}
+        """By caller."""
         self.num_bytes = 0
 
     @property
@@ -128,10 +136,7 @@ class Admission:
             ShareExceededError: the places that the caller, or its task, may have are taken.
         """
         backlog, names = self._backlog, frozenset(tasks)
-        held = Held(resource="requests", limit=self._max_requests, total=backlog.num_requests)
-        self._check_total(held, 1)
-        for holder in holders(caller, names):
-            self._check_share(held, holder, backlog.requests_of(holder), 1)
+        self._check_place(caller, names)
         backlog.add_request(caller, names)
         permit = Permit(self, caller=caller, priority=priority)
         try:
@@ -141,22 +146,38 @@ class Admission:
                 backlog.remove_tokens((caller, priority, task), count)
             backlog.remove_request(caller, names)
 
+    def check_room(self, caller: str, *, tasks: Collection[str] = (), num_bytes: int) -> None:
+        """Refuse what would be refused once its body of so many bytes had come; takes nothing.
+
+        Tokens are not known before the body is, so what has room may still be refused for them.
+
+        Raises:
+            OverloadedError: every place, or all room for bytes, is taken.
+            ShareExceededError: what the caller, or its task, may have of them is taken.
+        """
+        self._check_place(caller, frozenset(tasks))
+        self._check_bytes(caller, num_bytes)
+
     @contextmanager
-    def hold_bytes(self) -> Generator[HeldBytes]:
+    def hold_bytes(self, caller: str = ANONYMOUS) -> Generator[HeldBytes]:
         """Hold the bytes of one body while the block runs."""
-        held = HeldBytes(self)
+        held = HeldBytes(self, caller=caller)
         try:
             yield held
         finally:
             self.num_bytes -= held.num_bytes
+            left = self._bytes.pop(caller, 0) - held.num_bytes
+            if left:
+                self._bytes[caller] = left
 
-    def take_bytes(self, num_bytes: int) -> None:
-        """Count bytes of a body, or raise `OverloadedError` if others hold too many."""
-        if self.num_bytes and self.num_bytes + num_bytes > self._max_bytes:
-            raise OverloadedError(
-                "bytes of bodies", self._max_bytes, retry_after_s=self.retry_after_s()
-            )
+    def take_bytes(self, caller: str, num_bytes: int, *, held: int) -> None:
+        """Count bytes of a body of which so many came before.
+
+        Raises `OverloadedError` if others hold too many, or the caller beside this body.
+        """
+        self._check_bytes(caller, held + num_bytes, held=held)
         self.num_bytes += num_bytes
+        self._bytes[caller] = self._bytes.get(caller, 0) + num_bytes
 
     def take_tokens(self, caller: str, priority: Priority, tokens: Mapping[str, float]) -> None:
         """Count tokens by task, or raise `OverloadedError` if others, or the caller, hold too many.
@@ -193,14 +214,31 @@ class Admission:
         drain_s = self._backlog.num_tokens / pace.tokens_per_s if pace.tokens_per_s else 0.0
         return min(MAX_RETRY_S, max(MIN_RETRY_S, ceil(drain_s * self._draw(*JITTER))))
 
+    def _check_place(self, caller: str, tasks: Collection[str]) -> None:
+        backlog = self._backlog
+        held = Held(resource="requests", limit=self._max_requests, total=backlog.num_requests)
+        self._check_total(held, 1)
+        for holder in holders(caller, tasks):
+            self._check_share(held, holder, backlog.requests_of(holder), 1)
+
+    def _check_bytes(self, caller: str, wanted: int, *, held: int = 0) -> None:
+        """Check a body of `wanted` bytes in all; one beside which there is none always passes."""
+        others = self.num_bytes - held
+        if others:
+            beside = Held(resource="bytes of bodies", limit=self._max_bytes, total=others)
+            self._check_total(beside, wanted)
+            self._check_share(beside, (caller,), self._bytes.get(caller, 0) - held, wanted)
+
     def _check_total(self, held: Held, wanted: float) -> None:
         if held.total + wanted > held.limit:
             raise OverloadedError(held.resource, held.limit, retry_after_s=self.retry_after_s())
 
     def _check_share(self, held: Held, holder: Holder, of_holder: float, wanted: float) -> None:
         """Who holds nothing yet may always begin."""
-        kind, share = ("caller", CALLER_SHARE) if len(holder) == 1 else ("task", TASK_SHARE)
-        if of_holder and of_holder + wanted > share * (held.limit - held.total):
+        kind, share = ("caller", self._caller_share) if len(holder) == 1 else ("task", TASK_SHARE)
+        if share is None or not of_holder:
+            return
+        if of_holder + wanted > share * (held.limit - held.total):
             raise ShareExceededError(
                 held.resource, held.limit, holder=kind, retry_after_s=self.retry_after_s()
             )

@@ -25,7 +25,7 @@ from nunatak_model import (
     trunk_graphs,
 )
 from nunatak_registry import Registry
-from nunatak_server.admission import Admission
+from nunatak_server.admission import CALLER_SHARE, Admission
 from nunatak_server.batching.pace import Pace
 from nunatak_server.batching.planner import TurnRules
 from nunatak_server.batching.rows import PendingRow, RowAnswer
@@ -143,6 +143,8 @@ class Runtime:
             max_requests=settings.max_queued_requests,
             max_tokens=settings.max_queued_tokens,
             max_bytes=settings.max_held_bytes,
+            # Without keys everybody is one caller.
+            caller_share=None if settings.api_keys_file is None else CALLER_SHARE,
             weights=weights or {},
             pace=lambda: self._engine.pace,
         )

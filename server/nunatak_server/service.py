@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -125,6 +125,19 @@ class PredictionService:
         )
         self._clock = clock
         self._groups = itertools.count()
+
+    def check_room(self, caller: str, *, tasks: Collection[str], num_bytes: int) -> None:
+        """Refuse what would be refused once it was read; counted like any refusal.
+
+        Raises:
+            UnavailableError: the server takes no requests, or no more of them now.
+        """
+        try:
+            self._readiness.check()
+            self._stages.admission.check_room(caller, tasks=tasks, num_bytes=num_bytes)
+        except ServerError as error:
+            self._metrics.observe_request(None, error.code)
+            raise
 
     async def predict(self, request: PredictionRequest) -> Prediction:
         """Answer a request, with an answer or a failure for each of its tasks.

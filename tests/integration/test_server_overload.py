@@ -2,10 +2,12 @@ import asyncio
 import dataclasses
 import itertools
 import json
+import re
 import socket
 import threading
 import time
 from collections.abc import Awaitable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import SupportsIndex, overload
 from urllib.parse import urlsplit
 
@@ -20,6 +22,7 @@ from nunatak_model.weights import LayerWeights
 from nunatak_registry import Registry
 
 PREDICT = "/v1/tasks/tone/predict"
+REFUSED = 'nunatak_requests_total{outcome="share_exceeded",task="unknown"}'
 
 
 class HeldLayers(tuple[LayerWeights, ...]):
@@ -92,6 +95,68 @@ def test_a_task_that_floods_the_queue_is_refused_and_another_is_not(
     asyncio.run(scenario())
 
 
+@contextmanager
+def full_server(backbone: Backbone, registry: Registry) -> Generator[tuple[str, socket.socket]]:
+    """Run a server on which one task has taken its share; yields a new connection to it, too.
+
+    At the end what is queued is computed, and has to be answered.
+    """
+    settings = make_settings(max_queued_requests=3)
+    with running_server(backbone, registry, settings) as address, ExitStack() as stack:
+        assert ask(address).status_code == 200
+        HeldLayers.may_compute.clear()
+        waiting = [stack.enter_context(send_only(address, number)) for number in range(2)]
+        wait_for(address, queued=2)
+        yield address, stack.enter_context(connect(address))
+        HeldLayers.may_compute.set()
+        assert [status_of(it) for it in waiting] == [200, 200]
+
+
+BODY = json.dumps({"inputs": "and this?"}).encode()
+LENGTH = f"content-length: {len(BODY)}"
+
+
+def test_a_flood_is_refused_before_its_bodies_come_and_keeps_its_connections(
+    backbone: Backbone, registry: Registry
+) -> None:
+    with full_server(backbone, registry) as (address, refused):
+        refused.sendall(head(LENGTH))
+        assert status_of(refused) == 429
+
+        refused.sendall(BODY)
+        refused.sendall(head(LENGTH, task="other") + BODY)
+        HeldLayers.may_compute.set()
+        assert status_of(refused) == 200
+        assert metric(address, REFUSED) == 1
+
+
+def test_a_body_of_unknown_length_is_read_before_it_is_refused(
+    backbone: Backbone, registry: Registry
+) -> None:
+    with full_server(backbone, registry) as (_, refused):
+        refused.sendall(head("transfer-encoding: chunked"))
+        refused.sendall(b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY))
+        assert status_of(refused) == 429
+
+
+def test_a_body_that_waits_to_be_asked_for_is_read_before_it_is_refused(
+    backbone: Backbone, registry: Registry
+) -> None:
+    with full_server(backbone, registry) as (_, refused):
+        refused.sendall(head(f"{LENGTH}\r\nexpect: 100-continue"))
+        assert status_of(refused) == 100
+        refused.sendall(BODY)
+        assert status_of(refused) == 429
+
+
+def test_what_administers_is_not_refused_while_predictions_are(
+    backbone: Backbone, registry: Registry
+) -> None:
+    with full_server(backbone, registry) as (address, _):
+        assert ask(address).status_code == 429
+        assert httpx.post(f"{address}/v1/tasks/tone/preload", json={}).status_code == 200
+
+
 def test_bodies_of_many_requests_are_bounded_together(
     backbone: Backbone, registry: Registry
 ) -> None:
@@ -158,11 +223,33 @@ def ask(address: str) -> httpx.Response:
 
 def send_only(address: str, number: int) -> socket.socket:
     body = json.dumps({"inputs": f"text {number}"}).encode()
-    parts = urlsplit(address)
-    connection = socket.create_connection((parts.hostname or "", parts.port or 0), timeout=30)
-    head = f"POST {PREDICT} HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\n"
-    connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+    connection = connect(address)
+    connection.sendall(head(f"content-length: {len(body)}") + body)
     return connection
+
+
+def connect(address: str) -> socket.socket:
+    parts = urlsplit(address)
+    return socket.create_connection((parts.hostname or "", parts.port or 0), timeout=30)
+
+
+def head(more: str, *, task: str = "tone") -> bytes:
+    common = (
+        f"POST /v1/tasks/{task}/predict HTTP/1.1\r\nhost: test\r\ncontent-type: application/json"
+    )
+    return f"{common}\r\n{more}\r\n\r\n".encode()
+
+
+def status_of(connection: socket.socket) -> int:
+    """Read one answer whole, and return its status."""
+    lines = b""
+    while not lines.endswith(b"\r\n\r\n"):
+        lines += connection.recv(1) or pytest.fail(f"closed after {lines!r}")
+    length = re.search(rb"content-length: (\d+)", lines)
+    body = b""
+    while length is not None and len(body) < int(length[1]):
+        body += connection.recv(4096)
+    return int(lines.split()[1])
 
 
 def metric(address: str, name: str) -> float:

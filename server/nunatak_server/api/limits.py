@@ -10,7 +10,7 @@ from fastapi import Request, Response
 from starlette.requests import ClientDisconnect
 
 from nunatak_server.admission import Admission, HeldBytes
-from nunatak_server.api.access import access_to, admit
+from nunatak_server.api.access import PREDICT, access_to, admit, caller_of
 from nunatak_server.api.reading import ReadingRoute
 from nunatak_server.errors import (
     BodyTooLargeError,
@@ -18,6 +18,7 @@ from nunatak_server.errors import (
     ReceiveTimeoutError,
     UnsupportedMediaTypeError,
 )
+from nunatak_server.service import PredictionService, name_in
 from nunatak_server.settings import ServerSettings
 
 # Nobody reads it; it is what proxies log for a caller that has gone.
@@ -57,7 +58,9 @@ class StrictRoute(ReadingRoute):
             admit(request, needed)
             if request.method not in METHODS_WITH_BODY:
                 return await handle(request)
-            with admission_of(request).hold_bytes() as held:
+            if needed == PREDICT:
+                check_room(request)
+            with admission_of(request).hold_bytes(caller_of(request.scope).name) as held:
                 try:
                     strict = await read_strictly(request, settings_of(request), held=held)
                 except ClientDisconnect:
@@ -77,6 +80,33 @@ def admission_of(request: Request) -> Admission:
     """Return what counts the bytes of bodies, for all requests together."""
     admission: Admission = request.app.state.runtime.admission
     return admission
+
+
+def check_room(request: Request) -> None:
+    """Refuse a prediction for which there is no room, before anything of its body is read.
+
+    The protocol throws away what then comes of the body, and the connection stays in use: closing
+    it would reset it under callers that still send, and make each of them open another. So this is
+    only for bodies that are certain to come, and to end soon: others are read first.
+
+    Raises:
+        OverloadedError: the queue, or the share that the caller or the task has of it, is full.
+        NotReadyError: the server takes no requests.
+    """
+    num_bytes = _declared_bytes(request)
+    if num_bytes is None or num_bytes > settings_of(request).max_body_bytes:
+        return
+    if "expect" in request.headers:
+        return
+    task = request.path_params.get("task")
+    service: PredictionService = request.app.state.runtime.service
+    tasks = () if task is None else (name_in(task),)
+    service.check_room(caller_of(request.scope).name, tasks=tasks, num_bytes=num_bytes)
+
+
+def _declared_bytes(request: Request) -> int | None:
+    declared = request.headers.get("content-length", "")
+    return int(declared[:20]) if declared.isdecimal() else None
 
 
 async def read_strictly(
@@ -149,8 +179,7 @@ def _refuse_doubles(fields: list[tuple[str, object]]) -> None:
 
 
 async def _read(request: Request, limit_bytes: int, held: HeldBytes) -> bytes:
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared[:20]) > limit_bytes:
+    if (_declared_bytes(request) or 0) > limit_bytes:
         raise BodyTooLargeError(limit_bytes)
     body = bytearray()
     async for chunk in request.stream():

@@ -3,6 +3,10 @@
 A batch takes a fixed time (launches, weights read once) and a time per token. Batches beyond the
 size at which the fixed part is small gain no throughput, and only make everybody wait for longer:
 on a processor that size is a few short texts, on an accelerator it is beyond the token budget.
+
+A machine that others use as well adds delays to batches, never the opposite. They have nothing to
+do with tokens, so that they would pass for a fixed part, and batches would grow many times too
+long. What a batch takes beyond what is expected of it is therefore counted in small part only.
 """
 
 from dataclasses import dataclass, replace
@@ -16,6 +20,8 @@ MEMORY: Final = 0.98
 """What a batch still counts when the next one has run: about 50 batches are remembered."""
 MIN_SPREAD: Final = 0.05
 """Variance over squared mean of batch sizes from which a fixed part can be told apart."""
+DELAY_SHARE: Final = 0.25
+"""Of the time beyond the expected that is counted, so that a machine that stays so is believed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,13 +51,14 @@ class Pace:
         """
         if not self.is_warm:
             return replace(self, is_warm=True)
+        counted_s = _without_delay(self, work=work, seconds=seconds)
         sums = replace(
             self,
             weight=MEMORY * self.weight + 1,
             x=MEMORY * self.x + work,
-            y=MEMORY * self.y + seconds,
+            y=MEMORY * self.y + counted_s,
             xx=MEMORY * self.xx + work * work,
-            xy=MEMORY * self.xy + work * seconds,
+            xy=MEMORY * self.xy + work * counted_s,
             largest_tokens=max(MEMORY * self.largest_tokens, asked_work),
         )
         return replace(
@@ -63,14 +70,34 @@ class Pace:
         )
 
 
+def _without_delay(sums: Pace, *, work: float, seconds: float) -> float:
+    """Return the seconds of a batch, of what is beyond the expected a part; at most twice that."""
+    if not sums.weight:
+        return seconds
+    # Without a line: what a batch of mean size takes, or as many times more as it is larger.
+    expected = sums.y / sums.weight * max(1.0, work * sums.weight / sums.x) if sums.x else inf
+    line = _line(sums)
+    if line is not None:
+        fixed_s, slope = line
+        expected = min(expected, fixed_s + slope * work)
+    delay = min(seconds - expected, expected)
+    return expected + DELAY_SHARE * delay if delay > 0 else seconds
+
+
 def _efficient_tokens(sums: Pace) -> float:
-    """Fit seconds = fixed + slope * tokens by least squares, and solve for the share."""
+    """Solve fixed = share * (fixed + slope * tokens), or keep what was learnt before."""
+    line = _line(sums)
+    if line is None:
+        return sums.efficient_tokens
+    fixed_s, slope = line
+    return max(MIN_EFFICIENT_TOKENS, (1 / sums.fixed_share - 1) * fixed_s / slope)
+
+
+def _line(sums: Pace) -> tuple[float, float] | None:
+    """Fit seconds = fixed + slope * tokens by least squares; None if sizes tell too little."""
     mean, mean_s = sums.x / sums.weight, sums.y / sums.weight
     variance = sums.xx / sums.weight - mean * mean
     if variance <= MIN_SPREAD * mean * mean:
-        return sums.efficient_tokens
+        return None
     slope = (sums.xy / sums.weight - mean * mean_s) / variance
-    if slope <= 0:
-        return sums.efficient_tokens
-    fixed_s = max(0.0, mean_s - slope * mean)
-    return max(MIN_EFFICIENT_TOKENS, (1 / sums.fixed_share - 1) * fixed_s / slope)
+    return (max(0.0, mean_s - slope * mean), slope) if slope > 0 else None

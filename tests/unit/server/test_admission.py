@@ -1,9 +1,12 @@
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from nunatak_server.admission import MAX_RETRY_S, Admission, Permit
+from nunatak_server.admission import CALLER_SHARE, MAX_RETRY_S, Admission, Permit
 from nunatak_server.batching.pace import Pace
 from nunatak_server.batching.senders import Priority
 from nunatak_server.errors import OverloadedError, ShareExceededError
@@ -18,11 +21,13 @@ def make_admission(
     max_bytes: int = 100,
     pace: Pace = PACE,
     jitter: float = 1.0,
+    caller_share: float | None = CALLER_SHARE,
 ) -> Admission:
     return Admission(
         max_requests=max_requests,
         max_tokens=max_tokens,
         max_bytes=max_bytes,
+        caller_share=caller_share,
         pace=lambda: pace,
         draw=lambda _, __: jitter,
     )
@@ -72,6 +77,33 @@ def test_one_body_alone_is_never_told_to_retry() -> None:
         assert admission.num_bytes == 5000
 
 
+def test_bytes_of_one_caller_are_bounded_before_those_of_all() -> None:
+    admission = make_admission(max_bytes=100)
+
+    with (
+        admission.hold_bytes("greedy") as first,
+        admission.hold_bytes("greedy") as second,
+        admission.hold_bytes("modest") as third,
+    ):
+        first.take(80)
+        with pytest.raises(ShareExceededError, match="this caller"):
+            second.take(1)
+        third.take(20)
+
+    with admission.hold_bytes("greedy") as held:
+        held.take(100)
+
+
+def test_a_body_that_comes_in_parts_is_never_refused_for_itself() -> None:
+    admission = make_admission(max_bytes=100)
+
+    with admission.hold_bytes() as held:
+        for _ in range(50):
+            held.take(10)
+
+        assert admission.num_bytes == 500
+
+
 def fill(admission: Admission, stack: ExitStack, caller: str) -> int:
     """Send as many requests of a caller as are taken."""
     for count in range(10_000):
@@ -96,6 +128,55 @@ def test_callers_that_fill_their_shares_leave_room_for_the_next() -> None:
         assert all(counts)
         with admission.admit("next"):
             assert admission.num_requests == sum(counts) + 1
+
+
+def test_the_only_caller_there_can_be_fills_the_queue_and_is_told_that_it_is_full() -> None:
+    admission = make_admission(max_requests=100, max_tokens=100, caller_share=None)
+
+    with ExitStack() as stack:
+        permits = [stack.enter_context(admission.admit(tasks=[str(n % 50)])) for n in range(100)]
+        with pytest.raises(OverloadedError, match="queue is full"), admission.admit():
+            pass
+        for number, permit in enumerate(permits):
+            permit.take_tokens({str(number % 50): 1})
+        with pytest.raises(OverloadedError, match="100 tokens"):
+            permits[0].take_tokens({"0": 1})
+
+
+HELD = st.lists(
+    st.tuples(st.sampled_from("abc"), st.sampled_from("xyz"), st.integers(0, 40)), max_size=14
+)
+
+
+@given(HELD, st.sampled_from("abc"), st.sampled_from("xyz"), st.integers(0, 60))
+@settings(derandomize=True)
+def test_what_is_refused_before_it_is_read_is_what_would_be_refused_after(
+    held: list[tuple[str, str, int]], caller: str, task: str, num_bytes: int
+) -> None:
+    admission = make_admission(max_requests=10, max_bytes=100)
+    with ExitStack() as stack:
+        for name, own_task, count in held:
+            with suppress(OverloadedError):
+                admission.check_room(name, tasks=[own_task], num_bytes=count)
+                stack.enter_context(admission.hold_bytes(name)).take(count)
+                stack.enter_context(admission.admit(name, tasks=[own_task]))
+
+        assert refusal_of(
+            lambda: admission.check_room(caller, tasks=[task], num_bytes=num_bytes)
+        ) == (refusal_of(lambda: enter(admission, caller, task, num_bytes)))
+
+
+def enter(admission: Admission, caller: str, task: str, num_bytes: int) -> None:
+    with admission.admit(caller, tasks=[task]), admission.hold_bytes(caller) as held:
+        held.take(num_bytes)
+
+
+def refusal_of(act: Callable[[], None]) -> str | None:
+    try:
+        act()
+    except OverloadedError as error:
+        return str(error)
+    return None
 
 
 def test_tokens_of_one_caller_are_bounded_before_those_of_all() -> None:

@@ -1,4 +1,5 @@
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Sequence
 from math import inf
 
 import pytest
@@ -42,6 +43,42 @@ def test_what_was_learnt_is_kept_while_all_batches_are_of_one_size() -> None:
 
     assert before.efficient_tokens == pytest.approx(1000 * (1 / FIXED_SHARE - 1))
     assert after.efficient_tokens == pytest.approx(1000 * (1 / FIXED_SHARE - 1), rel=0.3)
+
+
+FIXED_S, PER_TOKEN_S = 1e-3, 0.15e-3
+
+
+def batches(draw: random.Random, *, delay_s: Callable[[], float]) -> list[tuple[float, float]]:
+    """Return batches of a few short texts, each delayed by the machine."""
+    tokens = [draw.choice((12, 15, 30, 45)) for _ in range(1000)]
+    return [(n, FIXED_S + n * PER_TOKEN_S + delay_s()) for n in tokens]
+
+
+@given(st.integers(0, 2**16))
+@settings(derandomize=True, max_examples=10, deadline=None)
+def test_a_machine_that_stalls_now_and_then_does_not_make_batches_long(seed: int) -> None:
+    draw = random.Random(seed)
+    calm = pace_of(batches(draw, delay_s=lambda: 0.0))
+    stalling = batches(draw, delay_s=lambda: draw.expovariate(1.0) * (draw.random() < 0.01))
+
+    assert pace_of(stalling).efficient_tokens < 3 * calm.efficient_tokens
+
+
+def test_a_batch_that_stood_still_for_long_changes_next_to_nothing() -> None:
+    before = [(n, FIXED_S + n * PER_TOKEN_S) for n in (10, 20, 40) * 20]
+
+    once = pace_of([*before, (20, 100.0)])
+
+    assert once.efficient_tokens == pytest.approx(pace_of(before).efficient_tokens, rel=0.15)
+
+
+def test_a_fixed_part_that_grows_and_stays_is_learnt() -> None:
+    before = [(n, 1e-3 + n * PER_TOKEN_S) for n in (10, 20, 40) * 20]
+    after = [(n, 10e-3 + n * PER_TOKEN_S) for n in (10, 20, 40) * 1000]
+
+    learnt, expected = pace_of([*before, *after]), pace_of(after)
+
+    assert learnt.efficient_tokens == pytest.approx(expected.efficient_tokens, rel=0.05)
 
 
 def test_a_machine_without_a_fixed_part_still_gets_a_few_rows() -> None:
