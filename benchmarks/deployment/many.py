@@ -1,13 +1,19 @@
-"""Very many tasks in one server: throughput, memory and start-up over their number."""
+"""Very many tasks in one server: throughput, memory and start-up over their number.
+
+First with room for all of them, then with room for a part, where requests for the others load.
+"""
 
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import httpx
 from deployment.askers import asking
 from deployment.race import ask_at, burst_rate
 from deployment.systems import Deployment, Started, System, running
+
+from prometheus_client.parser import text_string_to_metric_families
 
 from nunatak_client import AsyncClient, Client
 from nunatak_loadtest.results import ManyPoint
@@ -58,6 +64,34 @@ def measure_many(
     return points, rates
 
 
+def measure_cold(deployment: Deployment, *, room: int, seconds: float) -> list[ManyPoint]:
+    """Ask all tasks of a server that has room for so many of them, of equal size."""
+    with running(System.NUNATAK, deployment) as started:
+        num_bytes = _bytes_of_one(started, deployment.tasks[0])
+    options = (*deployment.options, "--task-memory-bytes", str(room * num_bytes))
+    narrow = replace(deployment, options=options)
+    points = list[ManyPoint]()
+    for name, popularity in POPULARITIES.items():
+        began = time.monotonic()
+        with running(System.NUNATAK, narrow) as started:
+            start_s = time.monotonic() - began
+            full = fill(started, narrow.tasks[:room])
+            scenario = Scenario(
+                name=name, popularity=popularity, texts=NormalLengths(), duration_s=seconds
+            )
+            rate = _throughput(started, scenario, narrow.tasks, seed=0)
+            everything = replace(full, tasks=len(narrow.tasks), pss_bytes=started.memory()[0])
+            points.append(_point(started, scenario, narrow, everything, rate, start_s))
+    return points
+
+
+def start_seconds(deployment: Deployment) -> float:
+    """From the start of a server until it takes requests."""
+    began = time.monotonic()
+    with running(System.NUNATAK, deployment):
+        return time.monotonic() - began
+
+
 def fill(started: Started, tasks: Sequence[str]) -> Filled:
     """Load all of these tasks through HTTP."""
     (address,) = set(started.addresses.values())
@@ -95,12 +129,12 @@ def _point(
     start_s: float,
 ) -> ManyPoint:
     tasks = deployment.tasks[: full.tasks]
-    before = _versions(started)
+    before = _loads(started)
 
     async def ask() -> Latency | None:
         async with asking(started) as asker:
             samples = await ask_at(asker, scenario, tasks, HALF * rate_per_s, seed=7)
-            loaded.append((_versions(started) - before) / max(len(samples), 1))
+            loaded.append((_loads(started) - before) / max(len(samples), 1))
             return Latency.of(it.response_ms for it in samples if it.error is None)
 
     loaded = list[float]()
@@ -118,7 +152,17 @@ def _point(
     )
 
 
-def _versions(started: Started) -> int:
+def _loads(started: Started) -> float:
+    (address,) = set(started.addresses.values())
+    text = httpx.get(f"{address}/metrics").raise_for_status().text
+    families = text_string_to_metric_families(text)
+    (loads,) = [family for family in families if family.name == "nunatak_loads"]
+    return sum(it.value for it in loads.samples if it.name.endswith("_total"))
+
+
+def _bytes_of_one(started: Started, task: str) -> int:
     (address,) = set(started.addresses.values())
     with Client(address) as client:
-        return len(client.memory().tasks)
+        client.preload(task)
+        (held,) = client.memory().tasks
+        return held.bytes

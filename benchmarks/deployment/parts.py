@@ -6,7 +6,7 @@ from deployment.desk import Desk, Extent
 from deployment.fanout import bound, speed_ups
 from deployment.footprint import WITHOUT_CACHE, Footprint, footprint, runtime_bytes
 from deployment.makers import BOTTLENECK, HEAD, LORA, SMALL_HEAD, TOP_LAYER, TaskPlan, plans
-from deployment.many import measure_many
+from deployment.many import measure_cold, measure_many, start_seconds
 from deployment.race import Turn, run_round
 from deployment.shapes import Shape
 from deployment.systems import Deployment, System
@@ -196,6 +196,21 @@ def many(desk: Desk) -> None:
     largest = points[len(counts) - 1]
     desk.sheet.record("report.many.pss_gib", [largest.pss_bytes / 2**30], unit="GiB PSS")
     desk.sheet.record("report.many.start_s", [largest.start_s], unit="s until ready")
+    few = plans(counts[0], (LORA,), prefix="many", head=SMALL_HEAD)
+    start_s = start_seconds(desk.deployment(shape, "few", few))
+    unit = f"s until ready, with {counts[0]} tasks in the registry"
+    desk.sheet.record("report.many.start_few_s", [start_s], unit=unit)
+    room = max(1, max(counts) // 5)
+    cold = measure_cold(deployment, room=room, seconds=desk.extent.many_seconds)
+    title = f"LoRA rank 8 tasks in one server with room for {room}"
+    kept = ManyTasks(origin=desk.origin(), backbone=shape, title=title, points=tuple(cold))
+    desk.keep("many-room", kept)
+    for point in cold:
+        name = f"report.many.cold.{point.popularity}"
+        unit = f"of the requests loaded their task, with room for {room} of {point.tasks}"
+        desk.sheet.record(f"{name}.share", [point.cold_share], unit=unit)
+        desk.sheet.record(f"{name}.per_s", [point.throughput_per_s], unit="requests/s")
+        desk.sheet.record(f"{name}.p99_ms", [point.p99_ms], unit="ms at half of that")
 
 
 def fan_out(desk: Desk) -> None:

@@ -46,7 +46,8 @@ def draw_all(facts: Facts) -> dict[str, Figure]:
     for line in facts.fan_out:
         drawn["fanout"] = draw_fan_out(line)
     for many in facts.many:
-        drawn["many"] = draw_many(many)
+        if len({point.tasks for point in many.points}) > 1:
+            drawn["many"] = draw_many(many)
     for run in facts.runs:
         drawn |= draw_run(run)
     return drawn

@@ -201,7 +201,7 @@ def many_sheet(many: ManyTasks) -> Sheet:
             )
             for it in many.points
         ),
-        plots=("many",),
+        plots=("many",) if len({it.tasks for it in many.points}) > 1 else (),
     )
 
 
