@@ -12,7 +12,6 @@ import httpx
 from deployment.askers import asking
 from deployment.race import ask_at, burst_rate
 from deployment.systems import Deployment, Started, System, running
-
 from prometheus_client.parser import text_string_to_metric_families
 
 from nunatak_client import AsyncClient, Client
