@@ -4,7 +4,13 @@ from statistics import median
 
 from deployment.desk import Desk
 from deployment.fanout import bound, speed_ups
-from deployment.footprint import WITHOUT_CACHE, Footprint, footprint, runtime_bytes
+from deployment.footprint import (
+    WITHOUT_CACHE,
+    Footprint,
+    footprint,
+    memory_points,
+    runtime_bytes,
+)
 from deployment.makers import BOTTLENECK, HEAD, LORA, SMALL_HEAD, TOP_LAYER, TaskPlan, plans
 from deployment.many import measure_many
 from deployment.race import Turn, run_round
@@ -78,14 +84,14 @@ def saved(desk: Desk) -> None:
     theirs_alone = runtime_bytes(System.FULL_MODELS, nothing)
     copies = plans(most, (TopK(num_layers=1),), prefix="copy")
     apart = desk.deployment(shape, "copies", [], full_models=copies)
-    full = footprint(System.FULL_MODELS, _with_tasks(apart, copies), extent.saved_tasks)
+    full = memory_points(System.FULL_MODELS, _with_tasks(apart, copies), extent.saved_tasks)
     for frozen in extent.saved_frozen:
         if desk.is_done(f"saved-{shape}.t{most}.n{frozen}"):
             continue
         wanted = plans(most, (TopK(num_layers=layers - frozen),), prefix=f"n{frozen}")
         deployment = desk.deployment(shape, f"n{frozen}", wanted, options=WITHOUT_CACHE)
-        ours = footprint(System.NUNATAK, deployment, extent.saved_tasks)
-        for mine, theirs in zip(ours.points, full.points, strict=True):
+        ours = memory_points(System.NUNATAK, deployment, extent.saved_tasks)
+        for mine, theirs in zip(ours, full, strict=True):
             server, models = mine.pss_bytes - ours_alone, theirs.pss_bytes - theirs_alone
             cell = SavedCell(
                 origin=desk.origin(),
