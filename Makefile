@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 # Folder of labelled data sets for `make real` (see docs/results/real-data.md).
 DATA ?= ../shared/data
 
+# Processes of `make test`; what is slow (tests/e2e) comes first, a file stays with one process.
+WORKERS ?= 2
+
 # Results of `make papers`, one line a run.
 PAPERS ?= .bench/papers
 
@@ -32,8 +35,8 @@ demo: $(VENV)/.runtime  ## train four tasks, serve them from one backbone, ask t
 screenshot: $(VENV)/.dev  ## take the README's picture of the web page; after `make demo`, needs Chromium
 	$(BIN)/python demo/screenshot.py
 
-test: $(VENV)/.dev  ## run the tests
-	$(BIN)/python -m pytest
+test: $(VENV)/.dev  ## run the tests on two workers (WORKERS=0: in one process)
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 check: $(VENV)/.dev  ## formatting, lint, types and layers
 	$(BIN)/ruff format --check .

@@ -28,17 +28,23 @@ class Footprint:
 def footprint(
     system: System, deployment: Deployment, counts: Sequence[int], *, settling_s: float
 ) -> Footprint:
-    """PSS, RSS and USS with so many tasks, each asked once; and bytes per task by regression.
+    """Memory with so many tasks, two numbers at least; and bytes per task by regression."""
+    points = memory_points(system, deployment, counts, settling_s=settling_s)
+    tasks = [float(it.tasks) for it in points]
+    line = linear_regression(tasks, [float(it.pss_bytes) for it in points])
+    return Footprint(points=tuple(points), base_bytes=line.intercept, slope_bytes=line.slope)
+
+
+def memory_points(
+    system: System, deployment: Deployment, counts: Sequence[int], *, settling_s: float
+) -> list[MemoryPoint]:
+    """PSS, RSS and USS with so many tasks, each asked once.
 
     Our server takes its tasks one after another; a baseline is started anew with each number.
     """
     if system is System.NUNATAK:
-        points = _of_one_server(deployment, counts, settling_s)
-    else:
-        points = [_of_a_start(system, deployment, count, settling_s) for count in counts]
-    tasks = [float(it.tasks) for it in points]
-    line = linear_regression(tasks, [float(it.pss_bytes) for it in points])
-    return Footprint(points=tuple(points), base_bytes=line.intercept, slope_bytes=line.slope)
+        return _of_one_server(deployment, counts, settling_s)
+    return [_of_a_start(system, deployment, count, settling_s) for count in counts]
 
 
 def runtime_bytes(system: System, tiny: Deployment, *, settling_s: float) -> int:

@@ -4,7 +4,13 @@ from statistics import median
 
 from deployment.desk import Desk, Extent
 from deployment.fanout import bound, speed_ups
-from deployment.footprint import WITHOUT_CACHE, Footprint, footprint, runtime_bytes
+from deployment.footprint import (
+    WITHOUT_CACHE,
+    Footprint,
+    footprint,
+    memory_points,
+    runtime_bytes,
+)
 from deployment.makers import BOTTLENECK, HEAD, LORA, SMALL_HEAD, TOP_LAYER, TaskPlan, plans
 from deployment.many import measure_cold, measure_many, start_seconds
 from deployment.race import Turn, run_round
@@ -92,10 +98,10 @@ def saved(desk: Desk) -> None:
         wanted = plans(most, (TopK(num_layers=layers - frozen),), prefix=f"n{frozen}")
         options = (*WITHOUT_CACHE, "--backbone-layers", str(frozen))
         deployment = desk.deployment(shape, f"n{frozen}", wanted, options=options)
-        ours = footprint(
+        ours = memory_points(
             System.NUNATAK, deployment, extent.saved_tasks, settling_s=extent.settling_s
         )
-        for mine, models, lazy in zip(ours.points, copied, mapped, strict=True):
+        for mine, models, lazy in zip(ours, copied, mapped, strict=True):
             server = mine.pss_bytes - ours_alone
             cell = SavedCell(
                 origin=desk.origin(),
@@ -127,8 +133,8 @@ def _grown(
     """Bytes of a baseline with so many tasks, beyond its runtime alone."""
     settling_s = extent.settling_s
     alone = runtime_bytes(system, nothing, settling_s=settling_s)
-    grown = footprint(system, deployment, extent.saved_tasks, settling_s=settling_s)
-    return [point.pss_bytes - alone for point in grown.points]
+    grown = memory_points(system, deployment, extent.saved_tasks, settling_s=settling_s)
+    return [point.pss_bytes - alone for point in grown]
 
 
 def races(desk: Desk) -> None:

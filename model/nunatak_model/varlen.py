@@ -11,7 +11,6 @@ from itertools import accumulate
 import torch
 from jaxtyping import Float, Int, Int32
 from torch import Tensor
-from torch.nn.attention.varlen import varlen_attn
 
 from nunatak_model.transfer import to_device
 
@@ -59,6 +58,9 @@ class VarlenAttention:
                 f"the kernels that serve have no dropout, got {dropout}; "
                 "train on a backbone that is not packed"
             )
+        # It brings torch's compiler along, whose import takes as long as that of torch itself.
+        from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415 - for CUDA alone
+
         query, key, value = qkv.view(len(qkv), 3, num_heads, -1).unbind(1)
         # The arguments of torch 2.11, which all later versions take.
         context = varlen_attn(

@@ -68,7 +68,7 @@ def configure(given: Mapping[str, object], *, file: Path | None = None) -> Confi
     try:
         settings = ServerSettings.model_validate(values)
     except ValidationError as error:
-        raise _as_known(error, origins, path) from None
+        raise _as_known(error, sources, path) from None
     return Configuration(settings=settings, origins=origins)
 
 
@@ -125,15 +125,14 @@ def _origin(name: str, sources: Mapping[Origin, Mapping[str, object]]) -> Origin
 
 
 def _as_known(
-    error: ValidationError, origins: Mapping[str, Origin], path: Path | None
+    error: ValidationError, sources: Mapping[Origin, Mapping[str, object]], path: Path | None
 ) -> InvalidSettingsError:
     first = error.errors(include_url=False, include_input=False)[0]
     name = ".".join(map(str, first["loc"])) or "settings"
     message = first["msg"]
     if first["type"] == "extra_forbidden":
-        # Flags and variables are looked up by the names of the settings: only a file has others.
         message = "there is no such setting; `nunatak serve --show-config` lists them all"
-    match origins.get(name, Origin.FILE):
+    match _origin(name, sources):
         case Origin.ENVIRONMENT:
             place = f"environment, {PREFIX}{name.upper()}"
         case Origin.FILE:

@@ -47,6 +47,7 @@ from nunatak_server.residency.host import HostTier
 from nunatak_server.residency.loading import VersionLoading
 from nunatak_server.residency.loads import Loader
 from nunatak_server.residency.memory_return import find_memory_return
+from nunatak_server.residency.pins import pin_at_start
 from nunatak_server.residency.residency import Residency
 from nunatak_server.residency.sizes import (
     host_memory_budget,
@@ -217,7 +218,7 @@ class Runtime:
         )
 
     async def start(self) -> None:
-        """Start the threads, run a real forward pass, and then take requests.
+        """Start the threads, run a real forward pass, load the pins, and then take requests.
 
         Raises:
             ServerError: the forward pass fails.
@@ -232,6 +233,9 @@ class Runtime:
         )
         self._engine.start()
         await self._warm_up()
+        await pin_at_start(
+            self.settings.pinned(), resolve=self.catalog.resolve, pin=self.residency.pin
+        )
         self._watching = asyncio.create_task(self._follow_registry())
         self._watching.add_done_callback(self._check_watch)
         self.readiness.move_to(State.READY)

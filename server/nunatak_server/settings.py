@@ -8,15 +8,16 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from nunatak_model import DEFAULT_BACKBONE
-from nunatak_registry import default_location
+from nunatak_registry import InvalidNameError, TaskReference, default_location
 from nunatak_server.batching.pace import FIXED_SHARE
 from nunatak_server.batching.planner import BatchLimits
 from nunatak_server.errors import InvalidSettingsError
 from nunatak_server.observation.logs import LogFormat
+from nunatak_server.residency.pins import references_in
 
 Count = Annotated[int, Field(ge=1, le=2**31)]
 Milliseconds = Annotated[int, Field(ge=1, le=600_000)]
@@ -93,6 +94,11 @@ class ServerSettings(BaseSettings):
         description="checked bytes of task versions in main memory, beside a CUDA device; half of "
         "what is free there if not set, and 0 on a CPU",
     )
+    pins: str = Field(
+        default="",
+        description="task references, separated by commas: loaded before the server is ready, and "
+        "kept in memory; what an alias means is looked up once",
+    )
     max_queued_requests: Count = 1024
     max_queued_tokens: Count = Field(default=262_144, description="through all layers")
     max_held_bytes: Count = Field(
@@ -120,6 +126,19 @@ class ServerSettings(BaseSettings):
 
     log_format: LogFormat = Field(default=LogFormat.TEXT, description="`text` or `json`")
     access_log: bool = Field(default=True, description="one line for each request")
+
+    @field_validator("pins")
+    @classmethod
+    def _check_pins(cls, pins: str) -> str:
+        try:
+            references_in(pins)
+        except InvalidNameError as error:
+            raise ValueError(str(error)) from error
+        return pins
+
+    def pinned(self) -> tuple[TaskReference, ...]:
+        """Return what `pins` names."""
+        return references_in(self.pins)
 
     def batch_limits(self, *, longest_row_tokens: int) -> BatchLimits:
         """Return the limits of one batch, once it is certain that every row can be served.

@@ -1,6 +1,5 @@
 """Reading adapter folders that other programs wrote: each file once, bounded, and suspicious."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -12,7 +11,6 @@ from torch import Tensor
 from nunatak_artifact.errors import (
     CorruptFileError,
     EscapingFileError,
-    FolderInUseError,
     InvalidFolderError,
     PickledWeightsError,
     TensorMismatchError,
@@ -111,20 +109,3 @@ def check_tensors(folder: Path, tensors: Mapping[str, Tensor], expected: Shapes)
     missing, unused = expected.keys() - tensors.keys(), tensors.keys() - expected.keys()
     if missing or unused or wrong:
         raise TensorMismatchError(folder.name, missing=missing, unused=unused, wrong=wrong)
-
-
-def new_folder(folder: Path) -> None:
-    """Create the folder to write to.
-
-    Raises:
-        FolderInUseError: it holds something already, or is no folder.
-    """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise FolderInUseError(str(folder))
-    folder.mkdir(parents=True, exist_ok=True)
-
-
-def write_json(folder: Path, name: str, fields: Mapping[str, object]) -> None:
-    """Write a JSON file that reads well."""
-    text = json.dumps(fields, indent=2, sort_keys=True, ensure_ascii=False)
-    (folder / name).write_text(text + "\n", encoding="utf-8")

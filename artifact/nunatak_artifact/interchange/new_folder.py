@@ -1,8 +1,9 @@
 """Writing a folder whole or not at all."""
 
+import json
 import shutil
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,3 +31,9 @@ def new_folder(target: Path) -> Generator[Path]:
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
         raise
+
+
+def write_json(folder: Path, name: str, fields: Mapping[str, object]) -> None:
+    """Write a JSON file that reads well."""
+    text = json.dumps(fields, indent=2, sort_keys=True, ensure_ascii=False)
+    (folder / name).write_text(text + "\n", encoding="utf-8")

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from nunatak_artifact.errors import UnsupportedExportError
-from nunatak_artifact.interchange.adapter_folder import new_folder, write_json
 from nunatak_artifact.interchange.compatibility import check_exact
+from nunatak_artifact.interchange.new_folder import new_folder, write_json
 from nunatak_artifact.interchange.peft_config import CONFIG_FILE, WEIGHTS_STEM, TaskType
 from nunatak_artifact.interchange.peft_heads import DENSE, stored_head
 from nunatak_artifact.interchange.peft_modules import ENCODERS, TARGETS, has_pooler
@@ -44,27 +44,24 @@ def export_peft(task: LoadedTask, folder: Path, backbone: Backbone) -> None:
         **_updates(parameters, encoder),
         **_head(stored_head(encoder, task_type, saved), parameters),
     }
-    new_folder(folder)
-    (folder / f"{WEIGHTS_STEM}.safetensors").write_bytes(
-        tensors_to_bytes({PREFIX + name: tensor for name, tensor in tensors.items()})
-    )
-    write_json(
-        folder,
-        CONFIG_FILE,
-        {
-            "peft_type": "LORA",
-            "task_type": task_type.value,
-            "base_model_name_or_path": backbone.name,
-            "inference_mode": True,
-            "r": method.rank,
-            "lora_alpha": method.alpha,
-            "lora_dropout": 0.0,
-            "bias": "none",
-            "target_modules": _targets(method, encoder, backbone.config.num_layers),
-            "modules_to_save": saved,
-        },
-    )
-    write_json(folder, "config.json", _meaning(task.manifest.head))
+    fields = {
+        "peft_type": "LORA",
+        "task_type": task_type.value,
+        "base_model_name_or_path": backbone.name,
+        "inference_mode": True,
+        "r": method.rank,
+        "lora_alpha": method.alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": _targets(method, encoder, backbone.config.num_layers),
+        "modules_to_save": saved,
+    }
+    with new_folder(folder) as made:
+        (made / f"{WEIGHTS_STEM}.safetensors").write_bytes(
+            tensors_to_bytes({PREFIX + name: tensor for name, tensor in tensors.items()})
+        )
+        write_json(made, CONFIG_FILE, fields)
+        write_json(made, "config.json", _meaning(task.manifest.head))
 
 
 def _method(task: LoadedTask) -> Lora:

@@ -40,6 +40,10 @@ ResumeOption = Annotated[
     typer.Option("--resume/--no-resume", help="Go on where the same command was killed."),
 ]
 AliasOption = Annotated[str, typer.Option("--alias", metavar="ALIAS", help="Alias to move.")]
+UnprobedOption = Annotated[
+    bool,
+    typer.Option("--unprobed", help="Do not run it first, as where its backbone is not at hand."),
+]
 ExpectOption = Annotated[
     int | None,
     typer.Option(

@@ -305,8 +305,15 @@ class ProcessMemory(Result):
     """Memory of the server process as the kernel counts it; `None` where it cannot."""
 
     rss_bytes: int
+    peak_rss_bytes: int | None = None
     pss_bytes: int | None = None
     uss_bytes: int | None = None
+
+
+class ActivationsMemory(Result):
+    """What forward passes held at once beside all else; `None` on a processor."""
+
+    peak_bytes: int | None = None
 
 
 class MemoryReport(Result):
@@ -317,10 +324,13 @@ class MemoryReport(Result):
     shared_bytes: int
     dedicated_bytes: int
     saved_share: float
+    saved_share_formula: float | None = None
+    """The same by parameter counts alone; `None` from servers that do not tell it."""
     tiers: TiersMemory | None = None
     """`None` from servers without budgets."""
     trunk_cache: TrunkCacheMemory | None = None
     """`None` from servers that have none."""
+    activations: ActivationsMemory = ActivationsMemory()
     process: ProcessMemory
 
 

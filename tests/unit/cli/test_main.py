@@ -83,6 +83,13 @@ def test_light_packages_never_import_torch(package: str) -> None:
     assert imported_by(f"import {package}").isdisjoint({"torch", "transformers", "fastapi"})
 
 
+@pytest.mark.parametrize("package", ["nunatak_server.serve", "nunatak_training"])
+def test_no_process_waits_for_what_it_may_never_use(package: str) -> None:
+    slow = {"torch._dynamo", "sympy", "transformers", "huggingface_hub", "scipy.stats"}
+
+    assert imported_by(f"import {package}").isdisjoint(slow)
+
+
 def test_load_test_package_does_not_let_locust_patch_this_process() -> None:
     assert imported_by("import nunatak_loadtest").isdisjoint({"locust", "gevent"})
 

@@ -38,6 +38,38 @@ def test_the_configuration_is_printed_with_its_origins() -> None:
     assert 'host = "127.0.0.1"  # default\n' in ran.stdout
 
 
+def test_every_setting_is_reachable_by_a_flag() -> None:
+    ran = nunatak(
+        *("serve", "--show-config", "--set", "batch_overhead=0.25", "--set", "max_held_bytes=7"),
+        *("--set", "port=1", "--port", "2", "--pin", "tone@prod", "--pin", "topic/3"),
+    )
+
+    assert "batch_overhead = 0.25  # flag\n" in ran.stdout
+    assert "max_held_bytes = 7  # flag\n" in ran.stdout
+    assert "port = 2  # flag\n" in ran.stdout
+    assert 'pins = "tone@prod,topic/3"  # flag\n' in ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--set", "batch_overhed=0.25"), "batch_overhed: there is no such setting"),
+        (("--set", "batch_overhead"), "--set expects NAME=VALUE, got 'batch_overhead'"),
+        (("--set", "batch_overhead=2"), "batch_overhead: "),
+        (("--pin", "No Name"), "pins: "),
+    ],
+)
+def test_a_flag_that_sets_nothing_possible_is_one_line(
+    arguments: tuple[str, ...], message: str
+) -> None:
+    ran = nunatak("serve", *arguments)
+
+    assert ran.exit_code == 1
+    assert message in ran.stderr
+    assert "(from: file" not in ran.stderr
+    assert ran.stderr.count("\n") == 1
+
+
 def test_a_registry_of_the_environment_is_shown_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(WIDE, "NUNATAK_REGISTRY", "somewhere")
 

@@ -194,8 +194,8 @@ def test_new_alias_is_made_by_promoting(place: tuple[str, str]) -> None:
 
 
 def test_rollback_goes_back_until_there_is_nothing_left(place: tuple[str, str]) -> None:
-    first = nunatak("task", "rollback", "intent", *place)
-    second = nunatak("task", "rollback", "intent", *place)
+    first = nunatak("task", "rollback", "intent", "--unprobed", *place)
+    second = nunatak("task", "rollback", "intent", "--unprobed", *place)
 
     assert first.stdout == "intent@prod -> version 1 (was 2)\n"
     assert second.exit_code == 1

@@ -1,4 +1,4 @@
-"""`nunatak task promote` moves an alias only to a version that runs as its publisher recorded."""
+"""`nunatak task promote` and `rollback` move an alias only to a version that runs as recorded."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,3 +79,28 @@ def test_version_is_promoted_unprobed_only_if_that_is_asked_for(
 
     assert ran.exit_code == 0
     assert registry.task("tone").aliases == {"prod": 2}
+
+
+def test_rollback_goes_to_a_version_that_passes_its_probe(
+    registry: Registry, options: tuple[str, ...]
+) -> None:
+    registry.promote("tone", "prod", 3)
+
+    ran = nunatak("task", "rollback", "tone", *options)
+
+    assert ran.stdout == "tone@prod -> version 1 (was 3)\n"
+    assert registry.task("tone").aliases == {"prod": 1}
+
+
+def test_rollback_to_a_version_that_fails_its_probe_leaves_the_alias(
+    registry: Registry, options: tuple[str, ...]
+) -> None:
+    registry.promote("tone", "prod", 2)
+    registry.promote("tone", "prod", 3)
+
+    refused = nunatak("task", "rollback", "tone", *options)
+    unprobed = nunatak("task", "rollback", "tone", "--unprobed", *options)
+
+    assert refused.exit_code == 1
+    assert refused.stderr.startswith("error [probe_failed]: ")
+    assert unprobed.stdout == "tone@prod -> version 2 (was 3)\n"

@@ -6,6 +6,7 @@ import nunatak_server.errors
 from nunatak_model import ModelError
 from nunatak_registry import RegistryError, TaskNotFoundError
 from nunatak_server.api.errors import STATUS_OF, error_items, problem_of
+from nunatak_server.api.schemas import PredictRequest
 from nunatak_server.errors import OverloadedError, ServerError
 
 TREES = (RegistryError, ModelError, ServerError)
@@ -67,6 +68,8 @@ def test_error_items_are_bounded_and_repeat_no_text() -> None:
 
 
 def test_error_items_name_fields() -> None:
+    assert "parameters" in PredictRequest.model_fields
+
     (item,) = error_items([{"loc": ("body", "parameters", "top_k"), "msg": "too small"}])
 
     assert item["location"] == "body.parameters.top_k"

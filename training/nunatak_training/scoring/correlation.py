@@ -8,7 +8,6 @@ from typing import cast
 
 import numpy as np
 from jaxtyping import Float
-from scipy.stats import rankdata
 
 from nunatak_training.scoring.statistics import Statistic, Weights
 
@@ -42,4 +41,6 @@ def _correlation(first: Values, second: Values) -> float:
 
 
 def _ranks(values: Values) -> Values:
+    from scipy.stats import rankdata  # noqa: PLC0415 - slow to import, and seldom needed
+
     return cast("Values", rankdata(values))

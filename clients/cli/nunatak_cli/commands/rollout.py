@@ -8,7 +8,7 @@ import typer
 
 from nunatak_cli.errors import InvalidOptionError
 from nunatak_cli.failures import needs_extra
-from nunatak_cli.options import BackboneOption, JsonOption, RegistryOption
+from nunatak_cli.options import BackboneOption, JsonOption, RegistryOption, UnprobedOption
 from nunatak_cli.output import console, print_json
 from nunatak_cli.registries import existing_registry
 
@@ -32,10 +32,6 @@ ExpectOption = Annotated[
         help="Change only if version N runs there now (0: none does).",
         show_default=False,
     ),
-]
-UnprobedOption = Annotated[
-    bool,
-    typer.Option("--unprobed", help="Do not run it first, as where its backbone is not at hand."),
 ]
 EndOption = Annotated[bool, typer.Option("--end", help="End what runs.")]
 

@@ -3,11 +3,13 @@
 # ruff: noqa: PLC0415 - the server is imported when it starts, not for --help
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from nunatak_cli.errors import InvalidOptionError
 from nunatak_cli.failures import needs_extra, print_failure
 from nunatak_cli.options import BackboneOption, DtypeName, LogFormatName, RegistryOption
 
@@ -55,6 +57,23 @@ def serve(  # noqa: PLR0913 - one parameter per option is how typer works
         bool | None,
         typer.Option(
             "--insecure-open", help="Serve other machines without keys: something else guards."
+        ),
+    ] = None,
+    pin: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="REF",
+            help="Load this task before the first request, and keep it in memory. Repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="Any setting of --show-config, as in batch_overhead=0.2. Repeatable.",
+            show_default=False,
         ),
     ] = None,
     device: Annotated[
@@ -153,6 +172,7 @@ def serve(  # noqa: PLR0913 - one parameter per option is how typer works
         "port": port,
         "api_keys_file": api_keys_file,
         "insecure_open": insecure_open,
+        "pins": ",".join(pin) if pin else None,
         "device": device,
         "dtype": dtype,
         "max_batch_tokens": max_batch_tokens,
@@ -174,8 +194,9 @@ def serve(  # noqa: PLR0913 - one parameter per option is how typer works
         from nunatak_server.errors import EngineFailedError
         from nunatak_server.serve import DEVICE_LOST
         from nunatak_server.serve import serve as run_server
-    chosen = {name: value for name, value in given.items() if value is not None}
-    configuration = configure(chosen, file=config)
+    # What has a flag of its own is given by that.
+    named = {name: value for name, value in given.items() if value is not None}
+    configuration = configure({**_assigned(settings or ()), **named}, file=config)
     if show_config:
         typer.echo(as_toml(configuration), nl=False)
         return
@@ -184,3 +205,11 @@ def serve(  # noqa: PLR0913 - one parameter per option is how typer works
     except EngineFailedError as error:
         print_failure(error.code, str(error))
         raise typer.Exit(DEVICE_LOST) from error
+
+
+def _assigned(texts: Iterable[str]) -> dict[str, str]:
+    parts = {text: text.partition("=") for text in texts}
+    for text, (name, equals, _) in parts.items():
+        if not name or not equals:
+            raise InvalidOptionError(f"--set expects NAME=VALUE, got {text!r}")
+    return {name: value for name, _, value in parts.values()}

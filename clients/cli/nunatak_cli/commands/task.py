@@ -18,6 +18,7 @@ from nunatak_cli.options import (
     ExpectOption,
     JsonOption,
     RegistryOption,
+    UnprobedOption,
     example,
 )
 from nunatak_cli.output import console, error_console, print_json, print_text
@@ -178,12 +179,7 @@ def promote(  # noqa: PLR0913 - one parameter per option is how typer works
     alias: AliasOption = "prod",
     expect: ExpectOption = None,
     backbone: BackboneOption = None,
-    unprobed: Annotated[
-        bool,
-        typer.Option(
-            "--unprobed", help="Do not run it first, as where its backbone is not at hand."
-        ),
-    ] = False,
+    unprobed: UnprobedOption = False,
     registry: RegistryOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -208,13 +204,22 @@ def rollback(
     *,
     alias: AliasOption = "prod",
     expect: ExpectOption = None,
+    backbone: BackboneOption = None,
+    unprobed: UnprobedOption = False,
     registry: RegistryOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Point an alias back at the version before; again goes further back."""
+    """Point an alias back at the version before, if that runs; again goes further back."""
     from nunatak_cli.views.tasks import event_json, moved_line
+    from nunatak_registry import TaskReference
 
     with existing_registry(registry) as opened:
+        if not unprobed:
+            with needs_extra("server"):
+                from nunatak_cli.probing import prove_version
+            # An alias that moves meanwhile would go back to another version than the one proven.
+            expect, target = opened.next_rollback(name, alias, expected_version=expect)
+            prove_version(opened, TaskReference(task=name, version=target), source=backbone)
         move = opened.rollback(name, alias, expected_version=expect)
     if as_json:
         print_json(event_json(move))
