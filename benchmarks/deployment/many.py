@@ -9,15 +9,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import httpx
+import torch
 from deployment.askers import asking
 from deployment.race import ask_at, burst_rate
 from deployment.systems import Deployment, Started, System, running
 from prometheus_client.parser import text_string_to_metric_families
 
-from nunatak_client import AsyncClient, Client
+from nunatak_client import AsyncClient
 from nunatak_loadtest.results import ManyPoint
 from nunatak_loadtest.samples import Latency
 from nunatak_loadtest.scenario import NormalLengths, Popularity, Scenario, Uniform, Zipf
+from nunatak_registry import Registry
+from nunatak_server.residency.sizes import size_in_memory
 
 POPULARITIES: dict[str, Popularity] = {"uniform": Uniform(), "zipf1": Zipf(exponent=1.0)}
 LOADERS = 4
@@ -65,8 +68,8 @@ def measure_many(
 
 def measure_cold(deployment: Deployment, *, room: int, seconds: float) -> list[ManyPoint]:
     """Ask all tasks of a server that has room for so many of them, of equal size."""
-    with running(System.NUNATAK, deployment) as started:
-        num_bytes = _bytes_of_one(started, deployment.tasks[0])
+    with Registry.open(deployment.registry) as registry:
+        num_bytes = size_in_memory(registry.resolve(deployment.tasks[0]), dtype=torch.float32)
     options = (*deployment.options, "--task-memory-bytes", str(room * num_bytes))
     narrow = replace(deployment, options=options)
     points = list[ManyPoint]()
@@ -157,11 +160,3 @@ def _loads(started: Started) -> float:
     families = text_string_to_metric_families(text)
     (loads,) = [family for family in families if family.name == "nunatak_loads"]
     return sum(it.value for it in loads.samples if it.name.endswith("_total"))
-
-
-def _bytes_of_one(started: Started, task: str) -> int:
-    (address,) = set(started.addresses.values())
-    with Client(address) as client:
-        client.preload(task)
-        (held,) = client.memory().tasks
-        return held.bytes
