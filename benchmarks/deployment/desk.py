@@ -35,6 +35,8 @@ class Extent:
     common_rates_per_s: Mapping[str, float]
     many: tuple[int, ...]
     many_seconds: float
+    many_burst: int
+    """Requests that come at once to see how many are answered a second."""
     fan_out: tuple[int, ...]
     rounds: int
 
@@ -60,6 +62,7 @@ FULL = Extent(
     common_rates_per_s={"single": 20.0, "fanout8": 5.0},
     many=(5, 2_000, 10_000),
     many_seconds=20.0,
+    many_burst=256,
     fan_out=(1, 2, 4, 8, 16),
     rounds=3,
 )
@@ -77,6 +80,7 @@ SMOKE = Extent(
     common_rates_per_s={"single": 10.0},
     many=(2, 4),
     many_seconds=0.5,
+    many_burst=16,
     fan_out=(1, 2),
     rounds=1,
 )

@@ -39,7 +39,7 @@ class Filled:
 
 
 def measure_many(
-    deployment: Deployment, counts: Sequence[int], *, rounds: int, seconds: float
+    deployment: Deployment, counts: Sequence[int], *, rounds: int, seconds: float, burst: int
 ) -> tuple[list[ManyPoint], dict[str, list[list[float]]]]:
     """Fill one server step by step, then ask the first few, more, and all of its tasks in turns.
 
@@ -55,9 +55,13 @@ def measure_many(
             scenario = Scenario(
                 name=name, popularity=popularity, texts=NormalLengths(), duration_s=seconds
             )
+            # Until batches of many sizes have run, the server does not know which are worth while.
+            _throughput(started, scenario, deployment.tasks, seed=rounds, burst=burst)
             for number in range(rounds):
                 rates[name].append(
-                    [_throughput(started, scenario, deployment.tasks[:count], seed=number)
+                    [_throughput(
+                        started, scenario, deployment.tasks[:count], seed=number, burst=burst
+                    )
                      for count in counts]
                 )  # fmt: skip
             for place, full in enumerate(filled):
@@ -66,7 +70,9 @@ def measure_many(
     return points, rates
 
 
-def measure_cold(deployment: Deployment, *, room: int, seconds: float) -> list[ManyPoint]:
+def measure_cold(
+    deployment: Deployment, *, room: int, seconds: float, burst: int
+) -> list[ManyPoint]:
     """Ask all tasks of a server that has room for so many of them, of equal size."""
     with Registry.open(deployment.registry) as registry:
         num_bytes = size_in_memory(registry.resolve(deployment.tasks[0]), dtype=torch.float32)
@@ -81,7 +87,7 @@ def measure_cold(deployment: Deployment, *, room: int, seconds: float) -> list[M
             scenario = Scenario(
                 name=name, popularity=popularity, texts=NormalLengths(), duration_s=seconds
             )
-            rate = _throughput(started, scenario, narrow.tasks, seed=0)
+            rate = _throughput(started, scenario, narrow.tasks, seed=0, burst=burst)
             everything = replace(full, tasks=len(narrow.tasks), pss_bytes=started.memory()[0])
             points.append(_point(started, scenario, narrow, everything, rate, start_s))
     return points
@@ -114,12 +120,14 @@ def fill(started: Started, tasks: Sequence[str]) -> Filled:
     return Filled(tasks=len(tasks), pss_bytes=started.memory()[0], seconds=seconds)
 
 
-def _throughput(started: Started, scenario: Scenario, tasks: Sequence[str], *, seed: int) -> float:
-    async def burst() -> float:
+def _throughput(
+    started: Started, scenario: Scenario, tasks: Sequence[str], *, seed: int, burst: int
+) -> float:
+    async def ask() -> float:
         async with asking(started) as asker:
-            return await burst_rate(asker, scenario, tasks, seed=seed)
+            return await burst_rate(asker, scenario, tasks, seed=seed, requests=burst)
 
-    return asyncio.run(burst())
+    return asyncio.run(ask())
 
 
 def _point(

@@ -186,8 +186,9 @@ def many(desk: Desk) -> None:
     shape = _race_shape(desk)
     wanted = plans(max(counts), (LORA,), prefix="many", head=SMALL_HEAD)
     deployment = desk.deployment(shape, "many", wanted)
+    seconds, burst = desk.extent.many_seconds, desk.extent.many_burst
     points, rates = measure_many(
-        deployment, counts, rounds=desk.extent.rounds, seconds=desk.extent.many_seconds
+        deployment, counts, rounds=desk.extent.rounds, seconds=seconds, burst=burst
     )
     title = "LoRA rank 8 tasks in one server, all loaded"
     kept = ManyTasks(origin=desk.origin(), backbone=shape, title=title, points=tuple(points))
@@ -207,7 +208,7 @@ def many(desk: Desk) -> None:
     unit = f"s until ready, with {counts[0]} tasks in the registry"
     desk.sheet.record("report.many.start_few_s", [start_s], unit=unit)
     room = max(1, max(counts) // 5)
-    cold = measure_cold(deployment, room=room, seconds=desk.extent.many_seconds)
+    cold = measure_cold(deployment, room=room, seconds=seconds, burst=burst)
     title = f"LoRA rank 8 tasks in one server with room for {room}"
     kept = ManyTasks(origin=desk.origin(), backbone=shape, title=title, points=tuple(cold))
     desk.keep("many-room", kept)

@@ -111,18 +111,20 @@ async def take_turn(
     )
 
 
-async def burst_rate(asker: Asker, scenario: Scenario, tasks: Sequence[str], *, seed: int) -> float:
-    """Answers per second when many requests come at once; a burst before warms up."""
+async def burst_rate(
+    asker: Asker, scenario: Scenario, tasks: Sequence[str], *, seed: int, requests: int = BURST
+) -> float:
+    """Answers per second when so many requests come at once; bursts before warm up."""
     rate = 0.0
     for number in range(3):
         drawn = Asking(scenario, tasks, seed=seed * 1_000 + 500 + number)
-        requests = [
+        planned = [
             Planned(due_s=0.0, tasks=asked, text=text)
-            for asked, text in (drawn.draw() for _ in range(BURST))
+            for asked, text in (drawn.draw() for _ in range(requests))
         ]
         began = time.monotonic()
-        await drive(asker, requests)
-        rate = BURST / (time.monotonic() - began)
+        await drive(asker, planned)
+        rate = requests / (time.monotonic() - began)
     return rate
 
 
