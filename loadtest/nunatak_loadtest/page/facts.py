@@ -8,6 +8,7 @@ from typing import TypeVar
 from nunatak_loadtest.results import (
     AnyResult,
     FanOutLine,
+    ManyPoint,
     ManyTasks,
     MemoryLine,
     Race,
@@ -158,16 +159,22 @@ def _race_headlines(race: Race) -> list[Headline]:
 
 
 def _many_headlines(many: ManyTasks) -> list[Headline]:
-    points = [point for point in many.points if point.popularity == "uniform"]
-    if len(points) < 2:
+    """The worst of the popularities."""
+    kept = list[tuple[float, ManyPoint, ManyPoint]]()
+    for name in dict.fromkeys(point.popularity for point in many.points):
+        its = [point for point in many.points if point.popularity == name]
+        few, most = its[0], its[-1]
+        if few.tasks < most.tasks and few.throughput_per_s:
+            kept.append((most.throughput_per_s / few.throughput_per_s, few, most))
+    if not kept:
         return []
-    few, most = points[0], points[-1]
+    share, few, most = min(kept, key=lambda it: it[0])
     return [
         Headline(
             number=f"{most.tasks:,} tasks",
-            text=f"in one server of {gigabytes(most.pss_bytes)}, with "
-            f"{most.throughput_per_s / few.throughput_per_s:.0%} of the throughput of "
-            f"{few.tasks} tasks; it starts in {most.start_s:.1f} s.",
+            text=f"in one server of {gigabytes(most.pss_bytes)}, with {share:.0%} of the "
+            f"throughput of {few.tasks} tasks (popularity {most.popularity}); it starts in "
+            f"{most.start_s:.1f} s.",
         )
     ]
 
