@@ -8,8 +8,10 @@ DATA ?= ../shared/data
 # Processes of `make test`; what is slow (tests/e2e) comes first, a file stays with one process.
 WORKERS ?= 2
 
-# Results of `make papers`, one line a run.
+# Results of `make papers`, one line a run, and what it makes unless ONLY names less.
 PAPERS ?= .bench/papers
+SWEEPS := elsa graddrop adapter mixout tapt robustness
+ANALYSES := rsa landscape
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo screenshot test check format bench gpu real papers torture abuse report figures serve clean
@@ -64,9 +66,13 @@ real: $(VENV)/.dev  ## train, serve and score five real data sets (DATA=folder)
 	$(BIN)/python benchmarks/real_data.py --data $(DATA)
 
 papers: $(VENV)/.dev  ## train the papers' tables on one thread, hours, resumable (DATA=folder ONLY=elsa OPTIONS="--seeds 0,1")
-	for table in $(or $(ONLY),elsa graddrop adapter mixout robustness); do \
+	for table in $(filter $(SWEEPS),$(or $(ONLY),$(SWEEPS))); do \
 	  OMP_NUM_THREADS=1 nice -n 19 $(BIN)/nunatak sweep run benchmarks/papers/$$table.yaml \
-	    --data-root $(DATA) --results $(PAPERS)/$$(echo $$table | sed s/mixout/adapter/) $(OPTIONS) || exit 1; \
+	    --data-root $(DATA) --results $(PAPERS)/$$(echo $$table | sed -E 's/mixout|tapt/adapter/') $(OPTIONS) || exit 1; \
+	done
+	for analysis in $(filter $(ANALYSES),$(or $(ONLY),$(ANALYSES))); do \
+	  nice -n 19 $(BIN)/nunatak analyze $$analysis benchmarks/papers/adapter.yaml --task sst2 --seed 0 \
+	    --data-root $(DATA) --out $(PAPERS)/$$analysis || exit 1; \
 	done
 	$(if $(filter elsa,$(or $(ONLY),elsa)),$(BIN)/python benchmarks/deploy_elsa.py --data $(DATA) --results $(PAPERS)/elsa)
 	$(BIN)/python benchmarks/render_papers.py --results $(PAPERS) --record

@@ -4,8 +4,10 @@ Can be run while the sweeps go on; a table that has no results yet says so.
 """
 
 import argparse
+import csv
 from collections.abc import Sequence
 from pathlib import Path
+from shutil import copyfile
 from statistics import mean
 
 import matplotlib as mpl
@@ -23,6 +25,7 @@ from nunatak_training.sweeps import (
     cells_of,
     in_order,
 )
+from nunatak_training.sweeps.tables import markdown_table
 from nunatak_training.sweeps.wording import regularizer_label
 
 DEPLOYED, FORMULA = "paper.elsa.saved_deployed", "paper.elsa.saved_formula"
@@ -56,6 +59,7 @@ def main() -> None:
         section("Freezing layers (Elsa)", "elsa", elsa, elsa_part(elsa)),
         adapter_sections(_records(folder / "adapter")),
         robustness_section(_records(folder / "robustness")),
+        inside_section(folder),
         graddrop_section(_records(folder / "graddrop")),
         READING.read_text(encoding="utf-8") if READING.exists() else "",
     ]
@@ -104,22 +108,38 @@ def savings() -> str:
 
 
 def adapter_sections(records: Sequence[RunRecord]) -> str:
-    """Gains over full fine-tuning, and mixout off and on."""
-    plain = [it for it in records if regularizer_label(it.run.recipe) == "none"]
-    mixed_tasks = {it.run.task for it in records if it not in plain}
+    """Gains over full fine-tuning; mixout and pretraining, each off and on."""
+    plain = [it for it in records if not _is_mixed(it) and it.run.recipe.tapt is None]
     gained = ""
     if plain:
         findings = analyze_lowresource(plain)
         _save(findings.drawing, "papers-adapter.svg")
         gained = f"{findings.markdown()}\n![gains](plots/papers-adapter.svg)\n"
-    mixed = [it for it in records if it.run.task in mixed_tasks]
+    mixed = _off_and_on(plain, [it for it in records if _is_mixed(it)])
+    adapted = _off_and_on(plain, [it for it in records if it.run.recipe.tapt is not None])
     note = "Scores are of the dev set, which here chose nothing.\n\n"
     return "\n".join(
         (
             section("Adapters at 1k examples", "adapter", plain, note + gained),
-            section("Mixout", "mixout", mixed, cells_markdown(cells_of(mixed)) if mixed else ""),
+            section("Mixout", "mixout", mixed, cells_markdown(cells_of(mixed))),
+            section(
+                "Pretraining on the task's texts (TAPT)",
+                "tapt",
+                adapted,
+                cells_markdown(cells_of(adapted)),
+            ),
         )
     )
+
+
+def _is_mixed(record: RunRecord) -> bool:
+    return regularizer_label(record.run.recipe) != "none"
+
+
+def _off_and_on(off: Sequence[RunRecord], on: Sequence[RunRecord]) -> list[RunRecord]:
+    """Runs with something, after those without it on the same tasks by the same methods."""
+    compared = {(it.run.task, it.run.recipe.method) for it in on}
+    return [*(it for it in off if (it.run.task, it.run.recipe.method) in compared), *on]
 
 
 def robustness_section(records: Sequence[RunRecord]) -> str:
@@ -130,6 +150,38 @@ def robustness_section(records: Sequence[RunRecord]) -> str:
         _save(findings.drawing, "papers-robustness.svg")
         text = f"{findings.markdown()}\n![boxes](plots/papers-robustness.svg)\n"
     return section("Learning rates", "robustness", records, text)
+
+
+def inside_section(folder: Path) -> str:
+    """What training moved: similarity by layer, and the loss around the trained parameters."""
+    text = "## Inside the models\n\nSST-2 at 1k examples, seed 0, by the recipes of adapter.yaml.\n"
+    rsa, landscape = folder / "rsa", folder / "landscape"
+    if (rsa / "rsa.csv").exists():
+        copyfile(rsa / "rsa.png", PLOTS / "papers-rsa.png")
+        text += (
+            "\nSimilarity of each layer's representations to the backbone's (RSA; 1: unmoved):\n\n"
+            f"{by_layer(rsa / 'rsa.csv')}\n![similarity by layer](plots/papers-rsa.png)\n"
+        )
+    if (landscape / "landscape.csv").exists():
+        copyfile(landscape / "landscape.png", PLOTS / "papers-landscape.png")
+        text += (
+            "\nDev loss on the line from before training (0) through what was trained (1):\n\n"
+            "![loss landscape](plots/papers-landscape.png)\n"
+        )
+    return text
+
+
+def by_layer(table: Path) -> str:
+    """One row a run and one column a layer, from a row for each of both."""
+    with table.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    layers = list(dict.fromkeys(row["layer"] for row in rows))
+    found = {(row["run"], row["layer"]): float(row["similarity"]) for row in rows}
+    runs = dict.fromkeys(row["run"] for row in rows)
+    return markdown_table(
+        ["run", *(f"layer {layer}" for layer in layers)],
+        [[run, *(f"{found[run, layer]:.3f}" for layer in layers)] for run in runs],
+    )
 
 
 def graddrop_section(records: Sequence[RunRecord]) -> str:

@@ -57,6 +57,20 @@ def test_sweep_from_options_alone(folder: Path, tmp_path: Path) -> None:
     assert "2 runs, 0 failed" in ran.stdout
 
 
+def test_sweep_with_and_without_task_adaptive_pretraining(folder: Path, tmp_path: Path) -> None:
+    results = tmp_path / "results"
+
+    ran = sweep(
+        folder, results, "--task", "toy", "--method", "bottleneck", "--sizes", "4",
+        "--tapt-epochs", "0,1",
+    )  # fmt: skip
+
+    assert ran.exit_code == 0
+    printed = nunatak("sweep", "report", str(results)).stdout
+    assert "| toy | bottleneck 4 |" in printed
+    assert "| toy | bottleneck 4 after TAPT of 1 epoch |" in printed
+
+
 def test_failed_run_is_told_and_tried_again_only_when_asked(folder: Path, tmp_path: Path) -> None:
     results = tmp_path / "results"
     senseless = ("--task", "toy", "--method", "head", "--regularizer", "graddrop")

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 from nunatak_model import DEFAULT_BACKBONE
 from nunatak_registry.names import TaskName
 from nunatak_training.kinds import TaskKind
+from nunatak_training.pretraining.settings import TaptSettings
 from nunatak_training.regularizers import RegularizerName
 
 Count = Annotated[int, Field(ge=1)]
@@ -93,7 +94,7 @@ class Grid(_Entry):
     """All axes of a sweep.
 
     A setting that several places name is taken from the innermost: the grid's `recipe`, the
-    task's, the method's, the regularizer's, then learning rate and seed.
+    task's, the method's, the regularizer's, then pretraining, learning rate and seed.
     """
 
     name: TaskName = "sweep"
@@ -102,6 +103,9 @@ class Grid(_Entry):
     methods: Annotated[tuple[MethodAxis, ...], Field(min_length=1)]
     regularizers: Annotated[tuple[RegularizerEntry, ...], Field(min_length=1)] = (
         RegularizerEntry(name=RegularizerName.NONE),
+    )
+    tapt: tuple[TaptSettings | None, ...] = Field(
+        default=(), description="task-adaptive pretraining, null: without; none: that of the recipe"
     )
     learning_rates: tuple[float, ...] = Field(default=(), description="none: those of the recipe")
     seeds: Annotated[tuple[Depth, ...], Field(min_length=1)] = (0,)

@@ -117,12 +117,15 @@ def _determining(recipe: Recipe) -> dict[str, JsonValue]:
 
 def _recipes(grid: Grid, task: TaskEntry, backbone: Backbone) -> Iterator[Recipe]:
     rates = [{"learning_rate": rate} for rate in grid.learning_rates] or [{}]
-    for axis, entry, rate, seed in product(grid.methods, grid.regularizers, rates, grid.seeds):
+    tapts = [{"tapt": it and it.model_dump(mode="json")} for it in grid.tapt] or [{}]
+    axes = product(grid.methods, grid.regularizers, tapts, rates, grid.seeds)
+    for axis, entry, tapt, rate, seed in axes:
         changes: dict[str, JsonValue] = {
             **grid.recipe,
             **task.recipe,
             **axis.recipe,
             **_regularizer_changes(entry),
+            **tapt,
             **rate,
             "seed": seed,
         }

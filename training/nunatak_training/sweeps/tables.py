@@ -40,9 +40,12 @@ class Cell:
 
 def cells_of(records: Sequence[RunRecord]) -> tuple[Cell, ...]:
     """Put together what differs in its seed alone, in the order of the records."""
-    found = defaultdict[tuple[str, ...], list[RunRecord]](list)
+    # Runs may differ in settings that no column names: those are cells of their own.
+    found = defaultdict[tuple[tuple[str, ...], str], list[RunRecord]](list)
     for record in records:
-        found[tuple(column(record.run) for column in COLUMNS.values())].append(record)
+        axes = tuple(column(record.run) for column in COLUMNS.values())
+        settings = record.run.recipe.model_dump_json(exclude={"seed", "backbone"})
+        found[axes, settings].append(record)
     return tuple(
         Cell(
             axes=axes,
@@ -50,7 +53,7 @@ def cells_of(records: Sequence[RunRecord]) -> tuple[Cell, ...]:
             outcomes=tuple(it.outcome for it in members if isinstance(it.outcome, Finished)),
             failures=tuple(it.outcome for it in members if isinstance(it.outcome, Failed)),
         )
-        for axes, members in found.items()
+        for (axes, _), members in found.items()
     )
 
 

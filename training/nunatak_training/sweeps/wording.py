@@ -27,6 +27,13 @@ def run_text(run: RunDescription) -> str:
 
 def method_label(run: RunDescription) -> str:
     """The method with what tells it from its like; layers are counted as frozen ones."""
+    tapt = run.recipe.tapt
+    if tapt is None:
+        return _plain_label(run)
+    return f"{_plain_label(run)} after TAPT of {tapt.epochs} epoch{'s' * (tapt.epochs > 1)}"
+
+
+def _plain_label(run: RunDescription) -> str:
     method = run.recipe.method
     match method:
         case TopKRecord():

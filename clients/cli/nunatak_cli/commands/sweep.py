@@ -80,6 +80,15 @@ def run(  # noqa: PLR0913 - one parameter per option is how typer works
     regularizer: Annotated[
         list[RegularizerName] | None, typer.Option(help="Repeatable.", rich_help_panel=AXES)
     ] = None,
+    tapt_epochs: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,N",
+            help="Task-adaptive pretraining before the tuning; 0: without.",
+            rich_help_panel=AXES,
+            show_default=False,
+        ),
+    ] = None,
     learning_rates: Annotated[
         str | None, typer.Option(metavar="X,X", rich_help_panel=AXES, show_default=False)
     ] = None,
@@ -106,6 +115,7 @@ def run(  # noqa: PLR0913 - one parameter per option is how typer works
         "backbones": None if backbone is None else [backbone],
         "methods": method_entries(method, frozen, sizes),
         "regularizers": None if not regularizer else [{"name": it.value} for it in regularizer],
+        "tapt": tapt_entries(tapt_epochs),
         "learning_rates": numbers(learning_rates),
         "seeds": numbers(seeds),
         "train_caps": numbers(train_caps),
@@ -149,6 +159,12 @@ def report(
 def numbers(text: str | None) -> list[JsonValue] | None:
     """Read values with commas between them; what is no number stays a text."""
     return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
+
+
+def tapt_entries(epochs: str | None) -> list[JsonValue] | None:
+    """Return the settings of pretraining for each number of epochs; 0 is to go without."""
+    named = numbers(epochs)
+    return None if named is None else [None if it == "0" else {"epochs": it} for it in named]
 
 
 def method_entries(

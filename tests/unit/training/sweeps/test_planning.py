@@ -25,16 +25,18 @@ def digests(runs: tuple[Run, ...]) -> list[str]:
 def test_runs_are_the_product_of_all_axes(folder: Path) -> None:
     runs = toy_runs(
         folder,
-        methods=[{"kind": "full"}, {"kind": "topk", "frozen": [1, 2, 3]}],
+        methods=[{"kind": "full"}, {"kind": "topk", "frozen": [1, 2]}],
         regularizers=[{"name": "none"}, {"name": "graddrop", "rate": 0.5}],
+        tapt=[None, {"epochs": 2}],
         learning_rates=[1e-3, 1e-4],
         seeds=[0, 1, 2],
         train_caps=[8, "all"],
     )
+    methods = {"full", "frozen 1", "frozen 2"}
 
-    assert len(set(digests(runs))) == 4 * 2 * 2 * 3 * 2
+    assert len(set(digests(runs))) == 3 * 2 * 2 * 2 * 3 * 2
     assert {method_label(run.description) for run in runs} == {
-        "full", "frozen 1", "frozen 2", "frozen 3",
+        *methods, *(f"{method} after TAPT of 2 epochs" for method in methods),
     }  # fmt: skip
     assert {run.description.data.num_train for run in runs} == {8, 24}
     assert {run.description.recipe.dropout for run in runs} == {0.0, 0.1}

@@ -30,6 +30,15 @@ def test_runs_that_differ_in_their_seed_alone_are_one_cell(runs: tuple[Run, ...]
         assert f"| {mean(cell.scores):.4f} | {stdev(cell.scores):.4f} |" in cells_markdown(cells)
 
 
+def test_runs_that_differ_in_a_setting_without_a_column_are_not_averaged(tmp_path: Path) -> None:
+    methods: JsonValue = [{"kind": "head"}, {"kind": "head", "recipe": {"batch_size": 2}}]
+    runs = toy_runs(toy_folder(tmp_path), methods=methods)
+
+    cells = cells_of([record_of(run, 0.5) for run in runs])
+
+    assert [cell.scores for cell in cells] == [(0.5,), (0.5,)]
+
+
 def test_axes_that_do_not_vary_are_left_out_of_the_table(runs: tuple[Run, ...]) -> None:
     header = cells_markdown(cells_of([record_of(run, 0.5) for run in runs])).splitlines()[0]
 
