@@ -38,7 +38,7 @@ from nunatak_model.errors import (
     ParameterMismatchError,
     UnsupportedBackboneError,
 )
-from nunatak_model.forward import Row, forward, run_trunk
+from nunatak_model.forward import BetweenLayers, Row, forward, run_trunk
 from nunatak_model.graphs import TrunkGraphs, trunk_graphs
 from nunatak_model.heads import HeadKind, HeadSpec, default_head
 from nunatak_model.hidden_states import hidden_states
@@ -79,6 +79,7 @@ __all__ = [
     "BackboneConfig",
     "BackboneNotFoundError",
     "BesideCompute",
+    "BetweenLayers",
     "Bottleneck",
     "Branch",
     "BranchSpec",

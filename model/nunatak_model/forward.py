@@ -4,7 +4,7 @@ Axes: tokens = packed tokens of the batch, width = hidden width, rows = rows of 
 labels = outputs of a task, *vectors = the tokens of a row for token heads, nothing for others.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from operator import attrgetter
@@ -35,6 +35,10 @@ LANES = {
     MethodKind.TOPK: Lane.OWN,
     MethodKind.FULL: Lane.OWN,
 }
+
+
+BetweenLayers = Callable[[float], None]
+"""Is called before each layer, the lowest among them, with the share of the layers that is done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +100,7 @@ def forward(
     dropout: float = 0.0,
     trunk: TrunkStates | None = None,
     graphs: TrunkGraphs | None = None,
+    between_layers: BetweenLayers | None = None,
 ) -> list[Float[Tensor, "*vectors labels"]]:
     """Logits of each row, in float32, in the order of the rows.
 
@@ -115,6 +120,8 @@ def forward(
             or below its split depths, and every state that a branch starts from and that had to be
             computed is offered. It changes no answer by more than the order of sums does.
         graphs: recorded kernels of this backbone, which run stages of trunk rows alone.
+        between_layers: may run another forward pass without `graphs`; neither touches the other.
+            What it raises ends this one.
 
     Semantics:
         for row in rows:
@@ -144,7 +151,10 @@ def forward(
     for stage, states in zip(plan.stages, held, strict=True):
         hidden = _enter_stage(hidden, layout, stage, states)
         layout = stage.layout
-        hidden = _run_stage(hidden, backbone, batch, stage, dropout=dropout, graphs=graphs)
+        hidden = _run_stage(
+            hidden, backbone, batch, stage,
+            dropout=dropout, graphs=graphs, between_layers=between_layers,
+        )  # fmt: skip
         _offer_states(trunk, hidden, stage, sources)
     row_of = dict(zip(batch.pairs, plan.output_rows, strict=True))
     logits = run_heads(
@@ -242,6 +252,7 @@ def _run_stage(
     *,
     dropout: float,
     graphs: TrunkGraphs | None = None,
+    between_layers: BetweenLayers | None = None,
 ) -> Float[Tensor, "tokens width"]:
     layout = stage.layout
     begin, end = stage.begin_layer, stage.end_layer
@@ -251,6 +262,8 @@ def _run_stage(
     attention = backbone.kernels.attention(layout.lengths, hidden.device)
     run_layer = architecture_of(backbone.config).plan_layers(attention, backbone.config)
     for index in range(begin, end):
+        if between_layers is not None:
+            between_layers(index / backbone.config.num_layers)
         overrides = [(own.span, own.layers[index]) for own in spans]
         layer = mix_layer(
             backbone.layer(index), overrides, index=index, num_tokens=layout.num_tokens

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from nunatak_model import (
     Backbone,
+    BetweenLayers,
     Encoding,
     Row,
     TrunkGraphs,
@@ -36,15 +37,33 @@ class BatchCompute:
         self._trunk = trunk
         self._graphs = graphs
 
-    def __call__(self, rows: Sequence[Row]) -> list[list[float]]:
+    @property
+    def stops_between_layers(self) -> bool:
+        """Whether a batch that has begun can be overtaken.
+
+        An accelerator is given the kernels of a whole batch ahead, so that nothing goes before.
+        """
+        return self._backbone.device.type == "cpu"
+
+    def __call__(
+        self, rows: Sequence[Row], *, between_layers: BetweenLayers | None = None
+    ) -> list[list[float]]:
         """Return the logits of each row, in order; those of tokens one after another.
+
+        `between_layers` may call this again; it needs `stops_between_layers`.
 
         Raises:
             EngineFailedError: the device is lost: no later batch can succeed in this process.
         """
         try:
             with torch.inference_mode():
-                outputs = forward(self._backbone, rows, trunk=self._trunk, graphs=self._graphs)
+                outputs = forward(
+                    self._backbone,
+                    rows,
+                    trunk=self._trunk,
+                    graphs=self._graphs,
+                    between_layers=between_layers,
+                )
                 # One transfer for the batch: a copy per row would wait for the device each time.
                 flat = logits_to_floats(torch.cat([output.flatten() for output in outputs]))
         except torch.OutOfMemoryError:
@@ -56,7 +75,7 @@ class BatchCompute:
     def holds_trunk(self, encoding: Encoding, split_depth: int | None) -> bool:
         """Tell whether the state that a branch starts from was computed before and is held."""
         if self._trunk is None or not split_depth:
-            return False
+            return self._backbone.device.type == "cpu"
         return split_depth in self._trunk.depths(trunk_source(self._backbone, encoding))
 
 

@@ -7,25 +7,24 @@
                                              forward of the mixed batch
     future.set_result <- call_soon_threadsafe - answers, one call per batch
 
-While a batch runs, what arrives gathers for the next one: there is no artificial waiting. Every
-row is answered exactly once. A failure the engine cannot attribute to a task stops it for good:
-`on_fatal` is called, and all rows are answered.
+While a batch runs, what arrives gathers for the next one: there is no artificial waiting. Rows
+that it is out of turn beside go before the rest of it, between two layers, where the device allows
+that. Every row is answered exactly once. A failure the engine cannot attribute to a task stops it
+for good: `on_fatal` is called, and all rows are answered.
 """
 
 import asyncio
 import itertools
 import logging
-import math
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
 
-from nunatak_model import Row
+from nunatak_server.batching.computing import Compute, compute_rows, outcome_of
 from nunatak_server.batching.inbox import Inbox
+from nunatak_server.batching.overtaking import Running, plan_in_turn, plan_overtaking
 from nunatak_server.batching.pace import Pace
 from nunatak_server.batching.planner import (
     BatchLimits,
@@ -34,56 +33,25 @@ from nunatak_server.batching.planner import (
     TurnRules,
     plan_batch,
 )
-from nunatak_server.batching.rows import PendingRow, RowAnswer, RowOutcome
+from nunatak_server.batching.reports import BatchObserver, report_of
+from nunatak_server.batching.rows import PendingRow, RowOutcome
 from nunatak_server.batching.shadows import plan_with_shadows
-from nunatak_server.errors import (
-    DeadlineExceededError,
-    EngineFailedError,
-    NotReadyError,
-    TaskUnhealthyError,
-)
+from nunatak_server.errors import DeadlineExceededError, EngineFailedError, NotReadyError
 
-Compute = Callable[[Sequence[Row]], list[list[float]]]
-RowLogits = list[float] | TaskUnhealthyError
 Answers = list[tuple[PendingRow, RowOutcome]]
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchReport:
-    """What one batch held and how long it took."""
+@dataclass(slots=True, kw_only=True)
+class _Progress:
+    """A batch that runs, and what has overtaken it."""
 
-    number: int
-    num_rows: int
-    num_tokens: int
-    num_tasks: int
-    num_shared_rows: int
-    num_padding_saved: int
-    """Tokens that the same trunk and branch rows would have cost more, had each been padded to
-    the longest of its kind."""
-    started_at: float
-    compute_s: float
-
-
-class BatchObserver(Protocol):
-    """Is told about each batch, on the engine thread."""
-
-    def observe_batch(self, report: BatchReport) -> None:
-        """Record one batch."""
-        ...
-
-
-class BatchObservers:
-    """Tells several observers, in their order."""
-
-    def __init__(self, *observers: BatchObserver) -> None:
-        self._observers = observers
-
-    def observe_batch(self, report: BatchReport) -> None:
-        """Record one batch with each."""
-        for observer in self._observers:
-            observer.observe_batch(report)
+    running: Running[PendingRow]
+    going_first: Sequence[PendingRow]
+    """Rows that go before it and have not yet."""
+    overtaking_s: float = 0.0
+    """By the stopwatch."""
 
 
 class Engine:
@@ -113,6 +81,8 @@ class Engine:
         self._clock = clock
         self._stopwatch = stopwatch
         self._inbox: Inbox[PendingRow] = Inbox()
+        self._pending: list[PendingRow] = []
+        """Every row that was taken in and is not answered; the engine thread's alone."""
         self._numbers = itertools.count(1)
         self._thread: threading.Thread | None = None
 
@@ -140,135 +110,121 @@ class Engine:
             await asyncio.to_thread(self._thread.join)
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
-        pending: list[PendingRow] = []
         try:
-            self._serve(loop, pending)
+            while self._serve_next(loop):
+                pass
         except BaseException as error:
             logger.critical("the engine has failed", exc_info=error)
             self._inbox.close()
-            pending.extend(self._inbox.take(block=False) or ())
+            self._pending.extend(self._inbox.take(block=False) or ())
             # Told first: whoever is answered must find the process no longer ready.
             loop.call_soon_threadsafe(self._on_fatal, _as_failure(error))
             stopped = NotReadyError("the engine has failed")
-            _answer(loop, [(row, stopped) for row in pending])
+            _answer(loop, [(row, stopped) for row in self._pending])
 
-    def _serve(self, loop: asyncio.AbstractEventLoop, pending: list[PendingRow]) -> None:
-        # `pending` keeps every row until it is answered, so that `_run` can answer what is left.
-        while self._serve_next(loop, pending):
-            pass
-
-    def _serve_next(self, loop: asyncio.AbstractEventLoop, pending: list[PendingRow]) -> bool:
+    def _serve_next(self, loop: asyncio.AbstractEventLoop) -> bool:
         """Run one batch; its rows are let go on return, for they hold versions in memory."""
-        arrived = self._inbox.take(block=not pending)
-        if arrived is None and not pending:
+        arrived = self._inbox.take(block=not self._pending)
+        if arrived is None and not self._pending:
             return False
-        pending.extend(arrived or ())
-        limits = replace(self._limits, max_work=self.pace.efficient_tokens)
+        self._pending.extend(arrived or ())
+        debts, limits = self._order.debts, self._limits_now()
         plan = plan_with_shadows(
-            pending,
+            self._pending,
             limits=limits,
             plan=partial(
-                plan_batch, limits=limits, now=self._clock(), order=self._order, rules=self._rules
+                plan_in_turn if self._compute.stops_between_layers else plan_batch,
+                limits=limits,
+                now=self._clock(),
+                order=self._order,
+                rules=self._rules,
             ),
         )
+        running = Running(batch=plan.batch, backlog=plan.backlog, debts=debts)
+        self._carry_out(loop, plan, _Progress(running=running, going_first=plan.going_first))
+        return True
+
+    def _limits_now(self) -> BatchLimits:
+        return replace(self._limits, max_work=self.pace.efficient_tokens)
+
+    def _carry_out(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        plan: BatchPlan[PendingRow],
+        progress: _Progress | None,
+    ) -> None:
+        """Answer what the plan takes out of what is pending; no `progress`: nothing overtakes."""
         self._order = plan.order
         _answer(loop, [(row, DeadlineExceededError()) for row in plan.expired])
         if plan.batch:
-            _answer(loop, self._compute_batch(plan))
-        pending[:] = plan.waiting
-        return True
+            _answer(loop, self._compute_batch(loop, plan, progress))
+        gone = set(map(id, (*plan.batch, *plan.expired, *plan.cancelled)))
+        self._pending = [row for row in self._pending if id(row) not in gone]
 
-    def _compute_batch(self, plan: BatchPlan[PendingRow]) -> Answers:
+    def _compute_batch(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        plan: BatchPlan[PendingRow],
+        progress: _Progress | None,
+    ) -> Answers:
+        between_layers = None
+        if progress is not None and self._compute.stops_between_layers:
+            between_layers = partial(self._overtake_or_fail, loop, progress)
         started, begun = self._clock(), self._stopwatch()
-        computed = self._compute_rows(plan.batch)
-        seconds = self._stopwatch() - begun
-        compute_s = self._clock() - started
+        computed = compute_rows(self._compute, plan.batch, between_layers)
+        overtaking_s = 0.0 if progress is None else progress.overtaking_s
+        seconds = self._stopwatch() - begun - overtaking_s
         self.pace = self.pace.after(work=plan.work, asked_work=plan.asked_work, seconds=seconds)
-        report = _report(plan, next(self._numbers), started, compute_s)
+        report = report_of(
+            plan,
+            number=next(self._numbers),
+            started_at=started,
+            compute_s=self._clock() - started,
+            has_overtaken=progress is None,
+        )
         self._observer.observe_batch(report)
         return [
-            (row, _outcome(row, logits, report))
+            (row, outcome_of(row, logits, report))
             for row, logits in zip(plan.batch, computed, strict=True)
         ]
 
-    def _compute_rows(self, rows: Sequence[PendingRow]) -> Sequence[RowLogits]:
-        versions: dict[tuple[str, int], list[int]] = defaultdict(list)
-        for index, row in enumerate(rows):
-            versions[row.task, row.version].append(index)
-        if len(versions) > 1:
-            try:
-                return self._forward(rows)
-            except EngineFailedError:
-                raise
-            except Exception:
-                logger.exception("a batch of %d tasks failed; trying each alone", len(versions))
-        if len({row.is_shadow for row in rows}) > 1:
-            return self._compute_apart(rows)
-        computed: dict[int, RowLogits] = {}
-        for indices in versions.values():
-            outputs = self._compute_version([rows[index] for index in indices])
-            computed.update(zip(indices, outputs, strict=True))
-        return [computed[index] for index in range(len(rows))]
-
-    def _compute_apart(self, rows: Sequence[PendingRow]) -> Sequence[RowLogits]:
-        """Run what callers wait for as if it had no shadows, and then the shadows."""
-        computed: dict[int, RowLogits] = {}
-        for is_shadow in (False, True):
-            indices = [index for index, row in enumerate(rows) if row.is_shadow is is_shadow]
-            outputs = self._compute_rows([rows[index] for index in indices])
-            computed.update(zip(indices, outputs, strict=True))
-        return [computed[index] for index in range(len(rows))]
-
-    def _compute_version(self, rows: Sequence[PendingRow]) -> Sequence[RowLogits]:
-        """Run rows of one task version; its failure is its own and spares all others."""
+    def _overtake_or_fail(
+        self, loop: asyncio.AbstractEventLoop, progress: _Progress, share_done: float
+    ) -> None:
         try:
-            return self._forward(rows)
-        except EngineFailedError:
-            raise
+            self._overtake(loop, progress, share_done)
         except Exception as error:
-            task, version = rows[0].task, rows[0].version
-            logger.exception("the forward pass of %s/%d failed", task, version)
-            reason = f"fails in its forward pass ({type(error).__name__})"
-            return [TaskUnhealthyError(task, version, reason)] * len(rows)
+            # It must not pass for a failure of a task of the batch that runs.
+            raise _as_failure(error) from error
 
-    def _forward(self, rows: Sequence[PendingRow]) -> list[list[float]]:
-        return self._compute([Row(encoding=row.encoding, branch=row.branch) for row in rows])
-
-
-def _outcome(row: PendingRow, logits: RowLogits, batch: BatchReport) -> RowOutcome:
-    if isinstance(logits, TaskUnhealthyError):
-        return logits
-    if not all(map(math.isfinite, logits)):
-        return TaskUnhealthyError(row.task, row.version, "gives logits that are not finite")
-    return RowAnswer(
-        logits=logits,
-        queue_s=batch.started_at - row.submitted_at,
-        compute_s=batch.compute_s,
-        batch_rows=batch.num_rows,
-        load_s=row.load_s,
-        started_at=batch.started_at,
-        batch=batch.number,
-    )
-
-
-def _report(
-    plan: BatchPlan[PendingRow], number: int, started_at: float, compute_s: float
-) -> BatchReport:
-    num_on_trunk = sum(row.trunk_tokens > 0 for row in plan.batch)
-    num_branch_rows = sum(row.branch_tokens > 0 for row in plan.batch)
-    longest_trunk = max((row.trunk_tokens for row in plan.batch), default=0)
-    longest_branch = max((row.branch_tokens for row in plan.batch), default=0)
-    padded = plan.num_trunk_rows * longest_trunk + num_branch_rows * longest_branch
-    return BatchReport(
-        number=number,
-        num_rows=len(plan.batch),
-        num_tokens=plan.num_tokens,
-        num_tasks=len({(row.task, row.version) for row in plan.batch}),
-        num_shared_rows=num_on_trunk - plan.num_trunk_rows - plan.num_held_rows,
-        num_padding_saved=padded - plan.num_tokens,
-        started_at=started_at,
-        compute_s=compute_s,
-    )
+    def _overtake(
+        self, loop: asyncio.AbstractEventLoop, progress: _Progress, share_done: float
+    ) -> None:
+        """Run what goes before the layers of a batch that are left."""
+        arrived = self._inbox.take(block=False) or []
+        candidates = [*progress.going_first, *(row for row in arrived if not row.is_shadow)]
+        others = set(map(id, (*progress.running.batch, *candidates)))
+        waiting = [row for row in self._pending if id(row) not in others]
+        self._pending.extend(arrived)
+        progress.going_first = ()
+        if not candidates:
+            return
+        progress.running = replace(progress.running, share_left=1.0 - share_done)
+        plan = plan_overtaking(
+            candidates,
+            running=progress.running,
+            waiting=waiting,
+            limits=self._limits_now(),
+            now=self._clock(),
+            order=self._order,
+            rules=self._rules,
+        )
+        if plan is not None:
+            begun = self._stopwatch()
+            self._carry_out(loop, plan, None)
+            progress.overtaking_s += self._stopwatch() - begun
+            overtaken_by = progress.running.overtaken_by + plan.asked_work
+            progress.running = replace(progress.running, overtaken_by=overtaken_by)
 
 
 def _answer(loop: asyncio.AbstractEventLoop, answers: Answers) -> None:

@@ -15,7 +15,7 @@ from prometheus_client import (
 )
 from prometheus_client.registry import Collector
 
-from nunatak_server.engine import BatchReport
+from nunatak_server.batching.reports import BatchReport
 from nunatak_server.observation.records import OK, PredictionRecord
 from nunatak_server.observation.state import ServerState, StateCollector
 
@@ -76,6 +76,11 @@ class Metrics:
             "Rows that read a trunk row which another row of their batch had paid for",
             registry=registry,
         )
+        self._overtaking_rows = Counter(
+            "nunatak_overtaking_rows",
+            "Rows computed between the layers of a batch that had begun",
+            registry=registry,
+        )
         self._padding_saved = Counter(
             "nunatak_padding_saved_tokens",
             "Tokens that padding the rows of a batch to the longest would have added",
@@ -127,6 +132,8 @@ class Metrics:
         self._batch_tasks.observe(report.num_tasks)
         self._shared_rows.inc(report.num_shared_rows)
         self._padding_saved.inc(report.num_padding_saved)
+        if report.has_overtaken:
+            self._overtaking_rows.inc(report.num_rows)
 
     def observe_load(self, *, seconds: float, succeeded: bool) -> None:
         """Record one attempt to load a version."""

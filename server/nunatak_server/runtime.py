@@ -28,13 +28,14 @@ from nunatak_registry import Registry
 from nunatak_server.admission import CALLER_SHARE, Admission
 from nunatak_server.batching.pace import Pace
 from nunatak_server.batching.planner import TurnRules
+from nunatak_server.batching.reports import BatchObservers
 from nunatak_server.batching.rows import PendingRow, RowAnswer
 from nunatak_server.cache_metrics import TrunkCacheCollector
 from nunatak_server.catalog import Catalog
 from nunatak_server.compute import BatchCompute
 from nunatak_server.devices import resolve_device, resolve_dtype
 from nunatak_server.embedding import EmbeddingService
-from nunatak_server.engine import BatchObservers, Engine
+from nunatak_server.engine import Engine
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.holding import VersionHolding
 from nunatak_server.memory import take_stock

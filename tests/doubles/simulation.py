@@ -5,8 +5,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from doubles.waiting import WaitingRow, waiting_row
+from nunatak_server.batching.overtaking import Running, plan_in_turn, plan_overtaking
 from nunatak_server.batching.pace import Pace
-from nunatak_server.batching.planner import BatchLimits, TurnOrder, TurnRules, plan_batch
+from nunatak_server.batching.planner import (
+    BatchLimits,
+    BatchPlan,
+    TurnOrder,
+    TurnRules,
+    plan_batch,
+)
 
 LIMITS = BatchLimits(max_tokens=4096, max_rows=64)
 
@@ -17,6 +24,8 @@ class Machine:
 
     fixed_s: float
     per_token_s: float
+    num_layers: int = 1
+    """Between which batches can be overtaken."""
 
     def seconds(self, work: float) -> float:
         """Of a batch of so many tokens through all layers."""
@@ -41,6 +50,74 @@ def rows_at(
     ]
 
 
+class Simulation:
+    """What waits, what time it is, and what was answered when."""
+
+    def __init__(self, machine: Machine, rules: TurnRules[WaitingRow]) -> None:
+        self.machine = machine
+        self.rules = rules
+        self.now = 0.0
+        self.queue = list[tuple[float, int, WaitingRow]]()
+        self.pending: list[WaitingRow] = []
+        self.order = TurnOrder()
+        self.pace = _calibrated(machine)
+        self.answered_at = dict[int, float]()
+
+    @property
+    def limits(self) -> BatchLimits:
+        return replace(LIMITS, max_work=self.pace.efficient_tokens)
+
+    def arrivals(self) -> list[WaitingRow]:
+        """Take what has arrived by now."""
+        found = list[WaitingRow]()
+        while self.queue and self.queue[0][0] <= self.now:
+            found.append(heapq.heappop(self.queue)[2])
+        return found
+
+    def run_batch(self) -> None:
+        """Run one batch, and between its layers what goes before it."""
+        num_layers, debts = self.machine.num_layers, self.order.debts
+        plan_turns = plan_in_turn if num_layers > 1 else plan_batch
+        plan = plan_turns(
+            self.pending, limits=self.limits, now=0, order=self.order, rules=self.rules
+        )
+        first = set(map(id, plan.going_first))
+        self.pending = [row for row in plan.waiting if id(row) not in first]
+        self.order = plan.order
+        running = Running(batch=plan.batch, backlog=plan.backlog, debts=debts)
+        arrived, seconds = list(plan.going_first), self.machine.seconds(plan.work)
+        for layer in range(num_layers):
+            if num_layers > 1:
+                running = replace(running, share_left=1 - layer / num_layers)
+                running = self.overtake(running, [*arrived, *self.arrivals()])
+                arrived = []
+            self.now += seconds / num_layers
+        self.answer(plan)
+
+    def overtake(
+        self, running: Running[WaitingRow], arrived: Sequence[WaitingRow]
+    ) -> Running[WaitingRow]:
+        """Run what goes before the rest of a batch."""
+        plan = plan_overtaking(
+            arrived, running=running, waiting=self.pending,
+            limits=self.limits, now=0, order=self.order, rules=self.rules,
+        )  # fmt: skip
+        if plan is None:
+            self.pending += arrived
+            return running
+        self.pending, self.order = list(plan.waiting), plan.order
+        self.now += self.machine.seconds(plan.work)
+        self.answer(plan)
+        return replace(running, overtaken_by=running.overtaken_by + plan.asked_work)
+
+    def answer(self, plan: BatchPlan[WaitingRow]) -> None:
+        """Note the rows of a batch that has ended, and how long it took."""
+        self.pace = self.pace.after(
+            work=plan.work, asked_work=plan.asked_work, seconds=self.machine.seconds(plan.work)
+        )
+        self.answered_at.update({row.group: self.now for row in plan.batch})
+
+
 def simulate(
     machine: Machine,
     arrivals: Sequence[Arrival],
@@ -49,24 +126,16 @@ def simulate(
     until_s: float = 1e9,
 ) -> dict[int, float]:
     """Return the seconds from arrival to answer of what is answered by `until_s`, by group."""
-    queue = [(it.at_s, it.row.group, it.row) for it in arrivals]
-    heapq.heapify(queue)
-    came = {row.group: at_s for at_s, _, row in queue}
-    pending, order, now, found = list[WaitingRow](), TurnOrder(), 0.0, dict[int, float]()
-    pace = _calibrated(machine)
-    while (queue or pending) and now < until_s:
-        if not pending:
-            now = max(now, queue[0][0])
-        while queue and queue[0][0] <= now:
-            pending.append(heapq.heappop(queue)[2])
-        limits = replace(LIMITS, max_work=pace.efficient_tokens)
-        plan = plan_batch(pending, limits=limits, now=0, order=order, rules=rules)
-        seconds = machine.seconds(plan.work)
-        now += seconds
-        pace = pace.after(work=plan.work, asked_work=plan.asked_work, seconds=seconds)
-        pending, order = list(plan.waiting), plan.order
-        found.update({row.group: now - came[row.group] for row in plan.batch})
-    return found
+    simulation = Simulation(machine, rules or TurnRules())
+    simulation.queue = [(it.at_s, it.row.group, it.row) for it in arrivals]
+    heapq.heapify(simulation.queue)
+    came = {row.group: at_s for at_s, _, row in simulation.queue}
+    while (simulation.queue or simulation.pending) and simulation.now < until_s:
+        if not simulation.pending:
+            simulation.now = max(simulation.now, simulation.queue[0][0])
+        simulation.pending += simulation.arrivals()
+        simulation.run_batch()
+    return {group: at_s - came[group] for group, at_s in simulation.answered_at.items()}
 
 
 def _calibrated(machine: Machine) -> Pace:

@@ -16,7 +16,7 @@ from math import inf
 from types import MappingProxyType
 from typing import Final, Generic, Protocol, TypeVar
 
-from nunatak_server.batching.turns import Debts, Queued, Turns
+from nunatak_server.batching.turns import Debts, Flow, Queued, Turns, flow_of
 
 OLDEST_EVERY: Final = 8
 
@@ -109,6 +109,14 @@ class BatchPlan(Generic[WaitingRow]):
     asked_work: float
     """The same, if no trunk state were held."""
     order: TurnOrder
+    going_first: tuple[WaitingRow, ...] = ()
+    """Of the waiting ones, those that go before the batch, which has begun then."""
+
+    @property
+    def backlog(self) -> frozenset[Flow]:
+        """The flows that have more rows than go now."""
+        first = set(map(id, self.going_first))
+        return frozenset(flow_of(row) for row in self.waiting if id(row) not in first)
 
 
 def plan_batch(
@@ -118,11 +126,13 @@ def plan_batch(
     now: float,
     order: TurnOrder | None = None,
     rules: TurnRules[WaitingRow] | None = None,
+    beside: Sequence[WaitingRow] = (),
 ) -> BatchPlan[WaitingRow]:
     """Split `pending`, oldest first, into the next batch and the rest.
 
     A row that does not fit ends the turns of its flow, so rows of one caller, task and priority
-    keep their order, but smaller rows of others may still use the room that is left.
+    keep their order, but smaller rows of others may still use the room that is left. Rows of
+    `beside` wait in any case.
     """
     order, rules = order or TurnOrder(), rules or TurnRules()
     expired: list[WaitingRow] = []
@@ -139,7 +149,7 @@ def plan_batch(
     begins_with_oldest = order.num_in_turn + 1 >= OLDEST_EVERY
     draft = _Draft[WaitingRow](limits=limits, is_trunk_held=rules.is_trunk_held)
     _fill(draft, turns, live, begins_with_oldest=begins_with_oldest)
-    waiting = tuple(row for row in live if id(row) not in draft.taken)
+    waiting = (*beside, *(row for row in live if id(row) not in draft.taken))
     return BatchPlan(
         batch=tuple(draft.rows),
         expired=tuple(expired),

@@ -103,6 +103,29 @@ def test_only_a_lost_device_is_the_end_of_the_engine(
         BatchCompute(backbone)([row])
 
 
+def test_a_batch_that_is_overtaken_gives_the_same_bits_and_so_does_what_overtakes(
+    backbone: Backbone,
+) -> None:
+    one, other = backbone.tokenizer.encode(["one", "another text"], max_length=16)
+    rows = [Row(encoding=one, branch=branch) for branch in branches(backbone)]
+    others = [Row(encoding=other, branch=branch) for branch in branches(backbone)]
+    compute = BatchCompute(backbone)
+    found: list[list[list[float]]] = []
+    shares: list[float] = []
+
+    def overtake(share_done: float) -> None:
+        shares.append(share_done)
+        found.append(compute(others))
+
+    logits = compute(rows, between_layers=overtake)
+
+    num_layers = backbone.config.num_layers
+    assert shares[0] == 0.0
+    assert set(shares) == {layer / num_layers for layer in range(num_layers)}
+    assert logits == compute(rows)
+    assert all(each == compute(others) for each in found)
+
+
 def test_a_recorded_trunk_is_replayed_for_the_same_answers(backbone: Backbone) -> None:
     served = with_gpu_kernels(backbone)
     record = Recorder()

@@ -3,7 +3,7 @@ import dataclasses
 import itertools
 import threading
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from doubles.backbones import tiny_backbone
 from doubles.serving import ManualClock, RecordingObserver
 from doubles.tasks import random_parameters, spec_of
 from nunatak_model import (
+    BetweenLayers,
     Branch,
     Encoding,
     HeadOnly,
@@ -21,11 +22,13 @@ from nunatak_model import (
     TrunkSource,
     build_branch,
 )
+from nunatak_server.batching.computing import Compute
 from nunatak_server.batching.pace import Pace
 from nunatak_server.batching.planner import BatchLimits
+from nunatak_server.batching.reports import BatchReport
 from nunatak_server.batching.rows import PendingRow, RowAnswer, RowOutcome
 from nunatak_server.compute import BatchCompute
-from nunatak_server.engine import Compute, Engine
+from nunatak_server.engine import Engine
 from nunatak_server.errors import (
     DeadlineExceededError,
     EngineFailedError,
@@ -48,20 +51,62 @@ def branch() -> Branch:
 class FakeCompute:
     """Answers each row with its first token; breaks on poisoned rows; can be held up."""
 
-    def __init__(self, failure: Exception | None = None) -> None:
+    stops_between_layers = False
+
+    def __init__(
+        self,
+        failure: Exception | None = None,
+        *,
+        on_batch: Callable[[int], None] = lambda _num_rows: None,
+    ) -> None:
         self.failure = failure
+        self.on_batch = on_batch
         self.batches: list[list[int]] = []
         self.has_begun = threading.Event()
         self.may_finish = threading.Event()
         self.may_finish.set()
 
-    def __call__(self, rows: Sequence[Row]) -> list[list[float]]:
+    def __call__(
+        self, rows: Sequence[Row], *, between_layers: BetweenLayers | None = None
+    ) -> list[list[float]]:
+        del between_layers
         tokens = [row.encoding.token_ids[0] for row in rows]
         self.batches.append(tokens)
+        self.on_batch(len(rows))
         self.has_begun.set()
         self.may_finish.wait(timeout=60)
         if POISON in tokens and self.failure is not None:
             raise self.failure
+        return [[float(token), -1.0] for token in tokens]
+
+
+class LayeredCompute:
+    """Answers each row with its first token, after layers between which `events` take place."""
+
+    stops_between_layers = True
+
+    def __init__(
+        self,
+        *events: Callable[[], None],
+        on_batch: Callable[[int], None] = lambda _num_rows: None,
+    ) -> None:
+        self.events = list(events)
+        self.on_batch = on_batch
+        self.ended: list[list[int]] = []
+        self.may_begin = threading.Event()
+
+    def __call__(
+        self, rows: Sequence[Row], *, between_layers: BetweenLayers | None = None
+    ) -> list[list[float]]:
+        self.may_begin.wait(timeout=60)
+        self.on_batch(len(rows))
+        tokens = [row.encoding.token_ids[0] for row in rows]
+        if between_layers is not None:
+            events, self.events = self.events, []
+            for layer, event in enumerate(events):
+                event()
+                between_layers(layer / 8)
+        self.ended.append(tokens)
         return [[float(token), -1.0] for token in tokens]
 
 
@@ -164,14 +209,13 @@ def test_every_row_gets_its_own_answer(branch: Branch) -> None:
 
 def test_time_that_others_take_on_the_same_cores_does_not_slow_the_pace(branch: Branch) -> None:
     async def pace_in(wall_s: float) -> Pace:
-        clock, stopwatch, answering = ManualClock(), ManualClock(), FakeCompute()
+        clock, stopwatch = ManualClock(), ManualClock()
 
-        def compute(rows: Sequence[Row]) -> list[list[float]]:
+        def advance(_num_rows: int) -> None:
             clock.now += wall_s
             stopwatch.now += 0.5
-            return answering(rows)
 
-        observer = RecordingObserver()
+        observer, compute = RecordingObserver(), FakeCompute(on_batch=advance)
         engine = make_engine(compute, clock=clock, observer=observer, stopwatch=stopwatch)
         engine.start()
         for token in range(3):
@@ -288,10 +332,11 @@ def test_a_task_that_breaks_a_batch_fails_alone(branch: Branch) -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_logits_that_are_not_finite_fail_their_row_alone(branch: Branch, value: float) -> None:
     class Poisoned(FakeCompute):
-        def __call__(self, rows: Sequence[Row]) -> list[list[float]]:
-            return [
-                [value if token == POISON else token, 0.0] for token, _ in super().__call__(rows)
-            ]
+        def __call__(
+            self, rows: Sequence[Row], *, between_layers: BetweenLayers | None = None
+        ) -> list[list[float]]:
+            answers = super().__call__(rows, between_layers=between_layers)
+            return [[value if token == POISON else token, 0.0] for token, _ in answers]
 
     async def scenario() -> None:
         engine = make_engine(Poisoned())
@@ -385,5 +430,104 @@ def test_closing_answers_what_was_accepted_and_refuses_the_rest(branch: Branch) 
         assert [logits_of(await row.future)[0] for row in rows] == list(range(20))
         with pytest.raises(NotReadyError):
             engine.submit([make_row(branch, 1)])
+
+    asyncio.run(scenario())
+
+
+def make_flood(branch: Branch) -> list[PendingRow]:
+    """More rows of one task than one batch takes."""
+    return [make_row(branch, token, task="flood") for token in range(6)]
+
+
+def test_rows_go_before_the_layers_of_a_flood_that_are_left(branch: Branch) -> None:
+    async def scenario() -> None:
+        flood = make_flood(branch)
+        quiet, late = make_row(branch, 100, task="quiet"), make_row(branch, 101, task="late")
+        compute = LayeredCompute(lambda: engine.submit([quiet]), lambda: engine.submit([late]))
+        observer = RecordingObserver()
+        engine = make_engine(compute, observer=observer)
+        engine.submit(flood)
+        engine.start()
+        compute.may_begin.set()
+
+        outcomes = await asyncio.gather(*(row.future for row in (*flood, quiet, late)))
+        await engine.aclose()
+
+        assert [logits_of(outcome)[0] for outcome in outcomes] == [*range(6), 100, 101]
+        assert compute.ended == [[100], [101], [0, 1, 2, 3], [4, 5]]
+        assert [batch.has_overtaken for batch in observer.batches] == [True, True, False, False]
+
+    asyncio.run(scenario())
+
+
+def test_a_row_that_waits_beside_a_flood_is_computed_before_its_first_layer(branch: Branch) -> None:
+    async def scenario() -> None:
+        compute = LayeredCompute(lambda: None)
+        engine = make_engine(compute)
+        rows = [*make_flood(branch), make_row(branch, 100, task="quiet")]
+        engine.submit(rows)
+        engine.start()
+        compute.may_begin.set()
+
+        await asyncio.gather(*(row.future for row in rows))
+        await engine.aclose()
+
+        assert compute.ended[0] == [100]
+
+    asyncio.run(scenario())
+
+
+def test_what_overtakes_a_batch_is_not_counted_as_its_time(branch: Branch) -> None:
+    async def scenario() -> None:
+        stopwatch = ManualClock()
+
+        def quiet_arrives() -> None:
+            stopwatch.now += 1.0
+            engine.submit([quiet])
+
+        def take_time(num_rows: int) -> None:
+            stopwatch.now += num_rows
+
+        compute = LayeredCompute(quiet_arrives, on_batch=take_time)
+        engine = make_engine(compute, stopwatch=stopwatch)
+        paces: list[float] = []
+        after = Pace.after
+        flood, quiet = make_flood(branch), make_row(branch, 100, task="quiet")
+
+        def remember(pace: Pace, *, work: float, asked_work: float, seconds: float) -> Pace:
+            paces.append(seconds)
+            return after(pace, work=work, asked_work=asked_work, seconds=seconds)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Pace, "after", remember)
+            engine.submit(flood)
+            engine.start()
+            compute.may_begin.set()
+            await asyncio.gather(*(row.future for row in (*flood, quiet)))
+            await engine.aclose()
+
+        assert paces == [1.0, 5.0, 2.0]
+
+    asyncio.run(scenario())
+
+
+def test_a_failure_while_overtaking_is_the_engine_s_and_answers_everybody(branch: Branch) -> None:
+    class BrokenObserver(RecordingObserver):
+        def observe_batch(self, report: BatchReport) -> None:
+            raise ArithmeticError
+
+    async def scenario() -> None:
+        flood, quiet = make_flood(branch), make_row(branch, 100, task="quiet")
+        fatal: list[EngineFailedError] = []
+        compute = LayeredCompute(lambda: engine.submit([quiet]))
+        engine = make_engine(compute, fatal=fatal, observer=BrokenObserver())
+        engine.submit(flood)
+        engine.start()
+        compute.may_begin.set()
+
+        outcomes = await asyncio.gather(*(row.future for row in (*flood, quiet)))
+
+        assert all(isinstance(outcome, NotReadyError) for outcome in outcomes)
+        assert [error.reason for error in fatal] == ["ArithmeticError"]
 
     asyncio.run(scenario())

@@ -1,6 +1,8 @@
 """Laws of who waits for whom, on a simulated clock with the real planner and pace."""
 
 import random
+from dataclasses import replace
+from statistics import median
 
 import pytest
 
@@ -75,6 +77,49 @@ def test_a_quiet_row_waits_for_two_batches_at_most(machine: Machine) -> None:
 def longest_batch(machine: Machine) -> float:
     efficient = (1 / FIXED_SHARE - 1) * machine.fixed_s / machine.per_token_s
     return machine.seconds(min(64 * TOKENS, efficient + TOKENS))
+
+
+LAYERED = Machine(fixed_s=0.006, per_token_s=0.005 / TOKENS, num_layers=6)
+"""Batches of a dozen short texts are efficient there, and can be overtaken between layers."""
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_between_layers_quiet_rows_go_before_a_flood_at_a_small_price(seed: int) -> None:
+    whole = replace(LAYERED, num_layers=1)
+    rate = capacity(LAYERED)
+    quiet = quiet_tasks(0.3 * rate, 100 * seed)
+    noisy = rows_at(poisson(3 * rate, seed), "noisy", first_group=NOISY)
+
+    beside, without = (
+        simulate(machine, [*quiet, *noisy], until_s=SECONDS) for machine in (LAYERED, whole)
+    )
+
+    assert median_of_quiet(beside) <= 0.5 * median_of_quiet(without)
+    assert p99(beside) <= p99(without)
+    assert num_noisy(beside) >= 0.8 * num_noisy(without)
+
+
+def test_without_a_flood_nothing_is_overtaken() -> None:
+    rate = 1.3 * capacity(LAYERED)
+    arrivals = [
+        arrival
+        for index in range(16)
+        for arrival in rows_at(
+            poisson(rate / 16, index), f"task-{index}", first_group=QUIET * (index + 1)
+        )
+    ]
+
+    assert p99(simulate(LAYERED, arrivals)) == pytest.approx(
+        p99(simulate(replace(LAYERED, num_layers=1), arrivals)), rel=0.05
+    )
+
+
+def median_of_quiet(waits: dict[int, float]) -> float:
+    return median(wait for group, wait in waits.items() if group >= QUIET)
+
+
+def num_noisy(waits: dict[int, float]) -> int:
+    return sum(group < QUIET for group in waits)
 
 
 def test_a_caller_with_many_tasks_gets_no_more_than_one_with_one() -> None:

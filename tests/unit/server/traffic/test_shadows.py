@@ -10,7 +10,7 @@ from doubles.leases import until
 from doubles.serving import FakeStore, ManualClock, RecordingObserver
 from doubles.tasks import random_parameters, spec_of
 from doubles.traffic import TrafficBench, add_versions, ask_for, make_traffic_bench
-from nunatak_model import Backbone, Branch, Row, TopK, build_branch
+from nunatak_model import Backbone, BetweenLayers, Branch, Row, TopK, build_branch
 from nunatak_registry import TaskManifest
 from nunatak_server.batching.planner import BatchLimits
 from nunatak_server.batching.rows import PendingRow, RowAnswer, RowOutcome
@@ -37,16 +37,20 @@ def make_branch(backbone: Backbone, seed: int) -> Branch:
 class BreakingCompute:
     """The real forward, which breaks on rows of one branch."""
 
+    stops_between_layers = True
+
     def __init__(self, backbone: Backbone, broken: Branch | None) -> None:
         self._compute = BatchCompute(backbone)
         self._broken = broken
         self.num_batches = 0
 
-    def __call__(self, rows: Sequence[Row]) -> list[list[float]]:
+    def __call__(
+        self, rows: Sequence[Row], *, between_layers: BetweenLayers | None = None
+    ) -> list[list[float]]:
         self.num_batches += 1
         if any(row.branch is self._broken for row in rows):
             raise RuntimeError("this branch cannot be computed")
-        return self._compute(rows)
+        return self._compute(rows, between_layers=between_layers)
 
 
 class ScriptedEngine:

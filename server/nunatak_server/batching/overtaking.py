@@ -1,0 +1,198 @@
+"""Overtaking: rows that go before a batch which is mostly out of turn beside them.
+
+A batch takes as many rows of a flood as it has room for. Beside a row of somebody who asks for
+little, all but the first of them come too early: by virtual time that row is done before they
+begin (finish and start tags of start-time fair queueing, Goyal et al. 1996). Where that is most of
+a batch, the row goes first: when the batch is planned, and, as a batch of its own, between two
+layers of one that has begun. A batch of many tasks with a row or two each is not touched, and stays
+as efficient as it is.
+"""
+
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final, Generic
+
+from nunatak_server.batching.planner import (
+    BatchLimits,
+    BatchPlan,
+    TurnOrder,
+    TurnRules,
+    Waiting,
+    WaitingRow,
+    plan_batch,
+)
+from nunatak_server.batching.turns import MIN_COST, Debts, Flow, flow_of
+
+MIN_OUT_OF_TURN: Final = 0.5
+"""Part of a batch that must be out of turn beside a row for it to go first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running(Generic[WaitingRow]):
+    """A batch that has begun."""
+
+    batch: Sequence[WaitingRow]
+    backlog: frozenset[Flow]
+    """Flows that had more rows than it took."""
+    debts: Debts
+    """As they were when it was planned."""
+    share_left: float = 1.0
+    """Of its layers."""
+    overtaken_by: float = 0.0
+    """Work of the rows that have overtaken it, in tokens through all layers."""
+
+
+def plan_in_turn(
+    pending: Sequence[WaitingRow],
+    *,
+    limits: BatchLimits,
+    now: float,
+    order: TurnOrder,
+    rules: TurnRules[WaitingRow],
+) -> BatchPlan[WaitingRow]:
+    """Plan the next batch without the rows that most of it is out of turn beside: they go first."""
+    plan = partial(plan_batch, limits=limits, now=now, order=order, rules=rules)
+    whole = plan(pending)
+    if not whole.backlog:
+        return whole
+    running = Running(batch=whole.batch, backlog=whole.backlog, debts=order.debts)
+    first = _going_first(running, rules)
+    if not first:
+        return whole
+    gone = set(map(id, first))
+    rest = plan([row for row in pending if id(row) not in gone], beside=first)
+    rest = replace(rest, going_first=tuple(first))
+    return rest if _is_flood(rest.batch, rest.backlog) else whole
+
+
+def plan_overtaking(
+    arrived: Sequence[WaitingRow],
+    *,
+    running: Running[WaitingRow],
+    waiting: Sequence[WaitingRow],
+    limits: BatchLimits,
+    now: float,
+    order: TurnOrder,
+    rules: TurnRules[WaitingRow],
+) -> BatchPlan[WaitingRow] | None:
+    """Plan a batch of rows that go before the rest of one that runs; None if no row does.
+
+    A batch is overtaken only if all of it is of floods: it would take longer for the others in it.
+    A row goes if most of the running batch is out of turn beside it, if no row of its caller,
+    task and priority runs or waits already, and while what goes takes less than what is left of
+    that, and all that ever went less than the whole of it.
+
+    Args:
+        arrived: rows that came since the batch began, oldest first.
+        running: the batch, as far as it is done.
+        waiting: all others that wait; none of them goes.
+        limits: what a batch may hold.
+        now: the clock reading.
+        order: as the running batch, and what overtook it, have left it.
+        rules: weights, and which trunk states are held.
+    """
+    if not _is_flood(running.batch, running.backlog):
+        return None
+    tags = _Tags(running, rules)
+    kept = running.backlog.union(map(flow_of, waiting))
+    going, work = list[WaitingRow](), 0.0
+    for rows in _by_group(arrived):
+        out_of_turn = min(map(tags.work_after, rows))
+        work_with_these = work + sum(map(work_of, rows))
+        if (
+            not kept.isdisjoint(map(flow_of, rows))
+            or out_of_turn < MIN_OUT_OF_TURN * tags.work
+            or work_with_these > running.share_left * out_of_turn
+            or work_with_these + running.overtaken_by > out_of_turn
+        ):
+            kept = kept.union(map(flow_of, rows))
+            continue
+        going, work = [*going, *rows], work_with_these
+    if not going:
+        return None
+    gone = set(map(id, going))
+    plan = plan_batch(
+        going,
+        limits=limits,
+        now=now,
+        # It is no turn of the oldest row, and does not put that off either.
+        order=replace(order, num_in_turn=0),
+        rules=rules,
+        beside=[row for row in (*waiting, *arrived) if id(row) not in gone],
+    )
+    return replace(plan, order=replace(plan.order, num_in_turn=order.num_in_turn))
+
+
+def work_of(row: Waiting) -> float:
+    """What a row costs that shares its trunk with none, in tokens through all layers."""
+    own = row.branch_tokens * (1.0 - row.trunk_share)
+    return max(MIN_COST, own + row.trunk_tokens * row.trunk_share)
+
+
+def _is_flood(batch: Sequence[WaitingRow], backlog: frozenset[Flow]) -> bool:
+    return backlog.issuperset(map(flow_of, batch))
+
+
+def _going_first(running: Running[WaitingRow], rules: TurnRules[WaitingRow]) -> list[WaitingRow]:
+    """Rows of a batch, at its start, that are of no flood, if most of it is out of turn beside one.
+
+    All of them: they are computed now in any case, and the rest is a flood that can be overtaken.
+    """
+    groups = _by_group(running.batch)
+    first = [
+        row for rows in groups if running.backlog.isdisjoint(map(flow_of, rows)) for row in rows
+    ]
+    tags = _Tags(running, rules)
+    rest = tags.work - sum(map(work_of, first))
+    out_of_turn = max(map(tags.work_after, first), default=0.0)
+    return first if rest and out_of_turn >= MIN_OUT_OF_TURN * rest else []
+
+
+class _Tags(Generic[WaitingRow]):
+    """The rows of a batch with the virtual times at which each begins."""
+
+    def __init__(self, running: Running[WaitingRow], rules: TurnRules[WaitingRow]) -> None:
+        self.work = sum(map(work_of, running.batch))
+        self._running = running
+        self._weights = rules.weights
+        self._callers = defaultdict[str, float](float, running.debts.callers)
+        self._flows = defaultdict[Flow, float](float, running.debts.flows)
+        self._starts = dict[int, tuple[float, float]]()
+        for row in running.batch:
+            self._starts[id(row)] = self._start(row)
+            self._callers[row.caller] += self._caller_cost(row)
+            self._flows[flow_of(row)] += work_of(row)
+
+    def work_after(self, row: WaitingRow) -> float:
+        """The work of floods that begins when `row`, of the batch or not, is done or later."""
+        caller_start, flow_start = self._starts.get(id(row)) or self._start(row)
+        caller_done, flow_done = caller_start + self._caller_cost(row), flow_start + work_of(row)
+        found = 0.0
+        for other in self._running.batch:
+            if flow_of(other) not in self._running.backlog:
+                continue
+            caller_start, flow_start = self._starts[id(other)]
+            if other.caller != row.caller:
+                is_after = caller_start >= caller_done
+            elif other.priority is not row.priority:
+                is_after = other.priority.rank > row.priority.rank
+            else:
+                is_after = flow_start >= flow_done
+            found += work_of(other) * is_after
+        return found
+
+    def _start(self, row: WaitingRow) -> tuple[float, float]:
+        return self._callers[row.caller], self._flows[flow_of(row)]
+
+    def _caller_cost(self, row: WaitingRow) -> float:
+        return work_of(row) / self._weights.get(row.caller, 1.0)
+
+
+def _by_group(rows: Sequence[WaitingRow]) -> list[list[WaitingRow]]:
+    """The rows of each text together, in the order of their first."""
+    groups = defaultdict[Hashable, list[WaitingRow]](list)
+    for row in rows:
+        groups[row.group].append(row)
+    return list(groups.values())

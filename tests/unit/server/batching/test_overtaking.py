@@ -1,0 +1,193 @@
+"""Laws of overtaking: who goes before a batch that runs, and who does not."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from doubles.waiting import WaitingRow, waiting_row
+from nunatak_server.batching.overtaking import Running, plan_in_turn, plan_overtaking, work_of
+from nunatak_server.batching.planner import BatchLimits, BatchPlan, TurnOrder, TurnRules
+from nunatak_server.batching.senders import ANONYMOUS, Priority
+from nunatak_server.batching.turns import Debts, flow_of
+
+LIMITS = BatchLimits(max_tokens=4096, max_rows=64)
+NEVER = 150.0
+RULES: TurnRules[WaitingRow] = TurnRules()
+
+
+def flood(count: int = 8, *, caller: str = ANONYMOUS) -> list[WaitingRow]:
+    return [waiting_row("flood", 1000 + number, caller=caller) for number in range(count)]
+
+
+def running_of(
+    batch: Sequence[WaitingRow], *, debts: Debts | None = None, backlog: bool = True
+) -> Running[WaitingRow]:
+    flows = frozenset(flow_of(row) for row in batch if row.task == "flood")
+    return Running(batch=batch, backlog=flows if backlog else frozenset(), debts=debts or Debts())
+
+
+def overtaking(
+    arrived: Sequence[WaitingRow],
+    running: Running[WaitingRow],
+    *,
+    waiting: Sequence[WaitingRow] = (),
+    rules: TurnRules[WaitingRow] = RULES,
+) -> tuple[WaitingRow, ...]:
+    plan = plan_overtaking(
+        arrived, running=running, waiting=waiting,
+        limits=LIMITS, now=NEVER, order=TurnOrder(), rules=rules,
+    )  # fmt: skip
+    return () if plan is None else plan.batch
+
+
+def test_a_row_goes_before_a_flood() -> None:
+    quiet = waiting_row("quiet", 1)
+
+    assert overtaking([quiet], running_of(flood())) == (quiet,)
+
+
+def test_a_batch_that_took_all_there_was_is_no_flood() -> None:
+    assert not overtaking([waiting_row("quiet", 1)], running_of(flood(), backlog=False))
+
+
+def test_a_batch_of_many_tasks_is_not_overtaken() -> None:
+    batch = [waiting_row(f"task-{number}", number) for number in range(8)]
+    running = Running(batch=batch, backlog=frozenset(map(flow_of, batch)), debts=Debts())
+
+    assert not overtaking([waiting_row("quiet", 100)], running)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_half_of_the_batch_must_be_out_of_turn(size: int) -> None:
+    # The first row of a flood is in turn.
+    assert bool(overtaking([waiting_row("quiet", 100)], running_of(flood(size)))) is (size == 2)
+
+
+def test_a_batch_with_others_than_a_flood_is_not_overtaken() -> None:
+    batch = [*flood(20), waiting_row("other", 1)]
+
+    assert not overtaking([waiting_row("quiet", 100)], running_of(batch))
+
+
+@pytest.mark.parametrize("where", ["runs", "waits"])
+def test_rows_of_one_caller_task_and_priority_keep_their_order(where: str) -> None:
+    older, younger = waiting_row("quiet", 1), waiting_row("quiet", 2)
+    batch = [*flood(), older] if where == "runs" else flood()
+
+    waiting = [older] if where == "waits" else []
+    assert not overtaking([younger], running_of(batch), waiting=waiting)
+
+
+def test_who_was_given_more_than_the_flood_does_not_go() -> None:
+    row = waiting_row("quiet", 1)
+    debts = Debts(flows={flow_of(row): 100.0})
+
+    assert not overtaking([row], running_of(flood(), debts=debts))
+
+
+def test_nothing_goes_when_little_is_left() -> None:
+    row, running = waiting_row("quiet", 1), running_of(flood(8))
+
+    assert overtaking([row], replace(running, share_left=0.2))
+    assert not overtaking([row], replace(running, share_left=0.1))
+
+
+def test_all_that_overtakes_a_batch_is_no_more_than_what_is_out_of_turn_in_it() -> None:
+    arrived = [waiting_row(f"quiet-{number}", number) for number in range(20)]
+    running = running_of(flood(8))
+
+    assert len(overtaking(arrived, running)) == 7
+    assert len(overtaking(arrived, replace(running, overtaken_by=5 * work_of(arrived[0])))) == 2
+
+
+def test_a_high_priority_goes_before_a_lower_one_of_its_caller_and_no_other() -> None:
+    urgent = waiting_row("flood", 1, priority=Priority.HIGH)
+    batch = flood(2)
+
+    assert overtaking([urgent], running_of(batch)) == (urgent,)
+    assert not overtaking([replace(urgent, caller="else")], running_of(flood(1)))
+    low = waiting_row("quiet", 2, priority=Priority.LOW)
+    assert not overtaking([low], running_of(flood(8)))
+
+
+def test_a_weight_is_counted() -> None:
+    row = waiting_row("quiet", 1, caller="modest")
+    running = running_of(flood(8, caller="gold"))
+
+    assert overtaking([row], running)
+    assert not overtaking([row], running, rules=TurnRules(weights={"gold": 8.0}))
+
+
+def test_rows_of_one_text_go_together_or_not_at_all() -> None:
+    text = [waiting_row(task, 1) for task in ("one", "two", "three")]
+    running = running_of(flood(8))
+
+    assert overtaking(text, running) == tuple(text)
+    assert not overtaking(text, running, waiting=[waiting_row("two", 0)])
+
+
+def plan_of(pending: Sequence[WaitingRow], **limits: int) -> BatchPlan[WaitingRow]:
+    return plan_in_turn(
+        pending, limits=replace(LIMITS, **limits), now=NEVER, order=TurnOrder(), rules=RULES
+    )
+
+
+def test_a_row_that_waits_beside_a_flood_goes_before_the_batch() -> None:
+    quiet = waiting_row("quiet", 1)
+
+    plan = plan_of([*flood(20), quiet], max_rows=8)
+
+    assert plan.going_first == (quiet,)
+    assert {row.task for row in plan.batch} == {"flood"}
+    assert len(plan.batch) == 8
+
+
+def test_a_batch_that_takes_all_rows_is_one() -> None:
+    plan = plan_of([*flood(7), waiting_row("quiet", 1)], max_rows=8)
+
+    assert not plan.going_first
+    assert len(plan.batch) == 8
+
+
+rows = st.builds(
+    waiting_row,
+    st.sampled_from(["a", "b", "c", "d"]),
+    st.integers(0, 12),
+    tokens=st.integers(1, 30),
+    caller=st.sampled_from(["x", "y"]),
+    priority=st.sampled_from(list(Priority)),
+)
+
+
+@given(
+    pending=st.lists(rows, min_size=1, max_size=30),
+    arrived=st.lists(rows, max_size=10),
+    max_rows=st.integers(1, 8),
+    share_left=st.floats(0, 1),
+)
+def test_every_row_is_in_one_place_and_something_always_runs(
+    pending: list[WaitingRow], arrived: list[WaitingRow], max_rows: int, share_left: float
+) -> None:
+    plan = plan_of(pending, max_rows=max_rows)
+
+    assert plan.batch
+    assert set(plan.going_first) <= set(plan.waiting)
+    assert sorted(map(id, (*plan.batch, *plan.waiting))) == sorted(map(id, pending))
+    running = Running(batch=plan.batch, backlog=plan.backlog, debts=Debts(), share_left=share_left)
+    over = plan_overtaking(
+        [*plan.going_first, *arrived],
+        running=running,
+        waiting=[row for row in plan.waiting if row not in plan.going_first],
+        limits=LIMITS,
+        now=NEVER,
+        order=plan.order,
+        rules=RULES,
+    )
+    if over is not None:
+        left = [*plan.waiting, *arrived]
+        assert sorted(map(id, (*over.batch, *over.waiting))) == sorted(map(id, left))
+        assert sum(map(work_of, over.batch)) <= share_left * sum(map(work_of, plan.batch))
+        assert over.order.num_in_turn == plan.order.num_in_turn
