@@ -101,9 +101,8 @@ def savings() -> str:
     deployed, formula = figures[DEPLOYED], figures[FORMULA]
     return (
         f"\nSaved: {deployed.value:.4f} {deployed.unit}; {formula.value:.4f} {formula.unit}.\n"
-        "The server holds the whole backbone, for tasks of every method; the formula counts of it\n"
-        "only the layers that all tasks freeze. The difference is the backbone's upper layers,\n"
-        "once, and shrinks with the number of tasks.\n"
+        "With `--backbone-layers` the server holds of the backbone what these tasks read, which is\n"
+        "what the formula counts. Without it, the backbone's upper layers come once on top.\n"
     )
 
 

@@ -7,7 +7,6 @@ that turns encodings into logits; the loop knows encodings, targets and a recipe
 # torch types some of its functions partly.
 # pyright: reportUnknownMemberType=false
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,17 +19,13 @@ from torch import Tensor
 from nunatak_model import Encoding
 from nunatak_training.checkpoints import Checkpoint
 from nunatak_training.encoded import EncodedSet
-from nunatak_training.optimizer import Course, plan_course
+from nunatak_training.epochs import DevScore, Epochs, TrainBatch
+from nunatak_training.optimizer import plan_course
 from nunatak_training.randomness import seeded
 from nunatak_training.recipes import Recipe
-from nunatak_training.regularizers import (
-    Regularizer,
-    build_regularizer,
-    check_course,
-    random_source,
-)
+from nunatak_training.regularizers import build_regularizer, check_course, random_source
 from nunatak_training.report import EpochResult, Report
-from nunatak_training.resuming import LoopState, Place, resume, snapshot
+from nunatak_training.resuming import LoopState, Place, resume
 from nunatak_training.stepping import BatchLogits, BatchLoss, Best, Stepper
 
 EVALUATION_BATCH_SIZE = 64
@@ -89,28 +84,29 @@ def fit(  # noqa: PLR0913 - what a run is made of
         logits = batch_logits(encodings, dropout=recipe.dropout)
         return batch_loss(logits, [train.targets[index] for index in batch])
 
-    def scored(epoch: int, train_loss: float, started: float) -> EpochResult:
+    def batches(place: Place) -> list[TrainBatch]:
+        regularizer.begin_epoch(place.epoch)
+        count, size = len(train.encodings), recipe.batch_size
+        place.order = place.order or cast("list[int]", torch.randperm(count).tolist())
+        chunks = [place.order[start : start + size] for start in range(0, count, size)]
+        return [TrainBatch(weight=len(it), loss=partial(loss_of, it)) for it in chunks]
+
+    def scored() -> DevScore:
         logits = predict(batch_logits, dev.encodings)
-        return EpochResult(
-            epoch=epoch,
-            train_loss=train_loss,
-            dev_loss=batch_loss(logits, dev.targets).item(),
-            dev_score=dev_score(logits),
-            seconds=time.perf_counter() - started,
-        )
+        return DevScore(loss=batch_loss(logits, dev.targets).item(), score=dev_score(logits))
 
     report.started(num_steps=course.num_steps, num_epochs=course.num_epochs)
     try:
         with seeded(recipe.seed, randomness.device):
             resume(state, checkpoint, report)
-            epochs = _Epochs(
-                state,
-                _Batches(num_examples=len(train.encodings), size=recipe.batch_size, loss=loss_of),
-                regularizer,
-                checkpoint,
-                report,
-            )
-            epochs.run(course, scored)
+            Epochs(
+                state=state,
+                course=course,
+                batches=batches,
+                dev_score=scored,
+                checkpoint=checkpoint,
+                report=report,
+            ).run()
     finally:
         report.ended()
     best = state.best
@@ -132,65 +128,3 @@ def predict(
             logits = batch_logits([encodings[index] for index in chunk], dropout=0.0)
             found |= dict(zip(chunk, logits, strict=True))
     return [found[index] for index in range(len(encodings))]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Batches:
-    """How the train examples are gone through."""
-
-    num_examples: int
-    size: int
-    loss: Callable[[Sequence[int]], Float[Tensor, ""]]
-    """Of a batch, given by the numbers of its examples."""
-
-
-class _Epochs:
-    """Walks a run's epochs from the place where its state stands."""
-
-    def __init__(
-        self,
-        state: LoopState,
-        batches: _Batches,
-        regularizer: Regularizer,
-        checkpoint: Checkpoint | None,
-        report: Report,
-    ) -> None:
-        self._state = state
-        self._batches = batches
-        self._regularizer = regularizer
-        self._checkpoint = checkpoint
-        self._report = report
-
-    def run(self, course: Course, scored: Callable[[int, float, float], EpochResult]) -> None:
-        """Run the epochs that are left; score those that the course says."""
-        state = self._state
-        while (epoch := state.place.epoch) <= course.num_epochs:
-            started = time.perf_counter()
-            train_loss = self._run_epoch()
-            if course.is_evaluated(epoch):
-                result = scored(epoch, train_loss, started)
-                state.history.append(result)
-                state.best.offer(result, state.parameters)
-                self._report.evaluated(result)
-            state.place = Place(epoch=epoch + 1)
-            self._save_if_due()
-
-    def _run_epoch(self) -> float:
-        """Take one step per batch of a random order; return the mean loss of an example."""
-        place, batches = self._state.place, self._batches
-        self._regularizer.begin_epoch(place.epoch)
-        place.order = place.order or cast(
-            "list[int]", torch.randperm(batches.num_examples).tolist()
-        )
-        while place.num_done < batches.num_examples:
-            batch = place.order[place.num_done : place.num_done + batches.size]
-            loss = self._state.stepper.step(partial(batches.loss, batch))
-            place.total_loss += loss * len(batch)
-            place.num_done += len(batch)
-            self._report.stepped(loss=loss)
-            self._save_if_due()
-        return place.total_loss / batches.num_examples
-
-    def _save_if_due(self) -> None:
-        if self._checkpoint is not None and self._checkpoint.is_due:
-            self._checkpoint.save(snapshot(self._state))

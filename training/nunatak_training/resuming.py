@@ -33,9 +33,9 @@ class Place:
     order: list[int] = field(default_factory=list[int])
     """Of the examples of this epoch; empty before its first step, and where seed and epoch tell."""
     num_done: int = 0
-    """Examples of this epoch that were trained on; batches, where they are of several tasks."""
+    """Batches of this epoch that were trained on."""
     total_loss: float = 0.0
-    """Over those."""
+    """Of those, by their weights."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -4,7 +4,6 @@
 # pyright: reportUnknownMemberType=false
 
 import math
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -18,15 +17,16 @@ from nunatak_artifact import method_of
 from nunatak_model import Backbone, Full
 from nunatak_training.checkpoints import Checkpoint
 from nunatak_training.data import TaskData
+from nunatak_training.epochs import DevScore, Epochs, TrainBatch
 from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.multitask.tasks import TaskInTraining, TaskScores, put_on
-from nunatak_training.optimizer import HEAD_PREFIX, Course, course_of
+from nunatak_training.optimizer import HEAD_PREFIX, course_of
 from nunatak_training.randomness import seeded
 from nunatak_training.recipes import Recipe
 from nunatak_training.regularizers import random_source
 from nunatak_training.regularizers.settings import RegularizerName
 from nunatak_training.report import EpochResult, Report
-from nunatak_training.resuming import LoopState, Place, resume, snapshot
+from nunatak_training.resuming import LoopState, Place, resume
 from nunatak_training.stepping import Best, Stepper
 
 MIN_TASKS = 2
@@ -99,11 +99,24 @@ def fit_encoder(
         place=Place(),
         history=[],
     )
+
+    def scored() -> DevScore:
+        scores = [member.scores() for member in members.values()]
+        loss, score = fmean(each.loss for each in scores), fmean(each.main for each in scores)
+        return DevScore(loss=loss, score=score)
+
     report.started(num_steps=course.num_steps, num_epochs=course.num_epochs)
     try:
         with seeded(recipe.seed, backbone.device):
             resume(state, checkpoint, report)
-            _Epochs(members, state, recipe, checkpoint, report).run(course)
+            Epochs(
+                state=state,
+                course=course,
+                batches=lambda place: _batches(members.values(), recipe, epoch=place.epoch),
+                dev_score=scored,
+                checkpoint=checkpoint,
+                report=report,
+            ).run()
     finally:
         report.ended()
     best = state.best
@@ -118,72 +131,16 @@ def fit_encoder(
     )
 
 
-class _Epochs:
-    """Walks a run's epochs from the place where its state stands."""
-
-    def __init__(
-        self,
-        members: Mapping[str, TaskInTraining],
-        state: LoopState,
-        recipe: Recipe,
-        checkpoint: Checkpoint | None,
-        report: Report,
-    ) -> None:
-        self._members = members
-        self._state = state
-        self._recipe = recipe
-        self._checkpoint = checkpoint
-        self._report = report
-
-    def run(self, course: Course) -> None:
-        """Run the epochs that are left; score those that the course says."""
-        state = self._state
-        while (epoch := state.place.epoch) <= course.num_epochs:
-            started = time.perf_counter()
-            train_loss = self._run_epoch()
-            if course.is_evaluated(epoch):
-                scores = [member.scores() for member in self._members.values()]
-                result = EpochResult(
-                    epoch=epoch,
-                    train_loss=train_loss,
-                    dev_loss=fmean(each.loss for each in scores),
-                    dev_score=fmean(each.main for each in scores),
-                    seconds=time.perf_counter() - started,
-                )
-                state.history.append(result)
-                state.best.offer(result, state.parameters)
-                self._report.evaluated(result)
-            state.place = Place(epoch=epoch + 1)
-            self._save_if_due()
-
-    def _run_epoch(self) -> float:
-        """Take one step for each batch of every task, in a random order; return the mean loss."""
-        place, dropout = self._state.place, self._recipe.dropout
-        batches = _batches(self._members.values(), self._recipe, epoch=place.epoch)
-        while place.num_done < len(batches):
-            member, batch = batches[place.num_done]
-            loss = self._state.stepper.step(partial(member.loss, batch, dropout=dropout))
-            place.total_loss += loss
-            place.num_done += 1
-            self._report.stepped(loss=loss)
-            self._save_if_due()
-        return place.total_loss / len(batches)
-
-    def _save_if_due(self) -> None:
-        if self._checkpoint is not None and self._checkpoint.is_due:
-            self._checkpoint.save(snapshot(self._state))
-
-
-def _batches(
-    members: Iterable[TaskInTraining], recipe: Recipe, *, epoch: int
-) -> list[tuple[TaskInTraining, list[int]]]:
+def _batches(members: Iterable[TaskInTraining], recipe: Recipe, *, epoch: int) -> list[TrainBatch]:
     """The batches of all tasks in the order of an epoch, which seed and epoch alone determine."""
     # A run that goes on in the middle of an epoch draws them again.
     generator = torch.Generator().manual_seed(recipe.seed * EPOCHS_PER_SEED + epoch)
-    batches = list[tuple[TaskInTraining, list[int]]]()
+    batches, size = list[TrainBatch](), recipe.batch_size
     for member in members:
-        order, size = _shuffled(len(member.train.encodings), generator), recipe.batch_size
-        batches += [(member, order[start : start + size]) for start in range(0, len(order), size)]
+        order = _shuffled(len(member.train.encodings), generator)
+        for start in range(0, len(order), size):
+            loss = partial(member.loss, order[start : start + size], dropout=recipe.dropout)
+            batches.append(TrainBatch(weight=1, loss=loss))
     return [batches[index] for index in _shuffled(len(batches), generator)]
 
 

@@ -1,0 +1,83 @@
+"""Walking the epochs of a run: steps, scores, and checkpoints between any two steps."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor
+
+from nunatak_training.checkpoints import Checkpoint
+from nunatak_training.optimizer import Course
+from nunatak_training.report import EpochResult, Report
+from nunatak_training.resuming import LoopState, Place, snapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainBatch:
+    """What one step is taken on."""
+
+    weight: int
+    """Of its loss in the mean of the epoch."""
+    loss: Callable[[], Float[Tensor, ""]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevScore:
+    """What the dev examples say after an epoch."""
+
+    loss: float
+    score: float
+    """Higher is better; the epoch with the highest is kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Epochs:
+    """The epochs of one run."""
+
+    state: LoopState
+    course: Course
+    batches: Callable[[Place], Sequence[TrainBatch]]
+    """All batches of the epoch at a place, in their order; called again where a killed run goes on,
+    and then gives the same."""
+    dev_score: Callable[[], DevScore]
+    checkpoint: Checkpoint | None
+    report: Report
+
+    def run(self) -> None:
+        """Run the epochs that are left; score those that the course says."""
+        state = self.state
+        while (epoch := state.place.epoch) <= self.course.num_epochs:
+            started = time.perf_counter()
+            train_loss = self._run_epoch()
+            if self.course.is_evaluated(epoch):
+                found = self.dev_score()
+                result = EpochResult(
+                    epoch=epoch,
+                    train_loss=train_loss,
+                    dev_loss=found.loss,
+                    dev_score=found.score,
+                    seconds=time.perf_counter() - started,
+                )
+                state.history.append(result)
+                state.best.offer(result, state.parameters)
+                self.report.evaluated(result)
+            state.place = Place(epoch=epoch + 1)
+            self._save_if_due()
+
+    def _run_epoch(self) -> float:
+        """Take one step for each batch that is left, and return the mean loss of all."""
+        place = self.state.place
+        batches = self.batches(place)
+        while place.num_done < len(batches):
+            batch = batches[place.num_done]
+            loss = self.state.stepper.step(batch.loss)
+            place.total_loss += loss * batch.weight
+            place.num_done += 1
+            self.report.stepped(loss=loss)
+            self._save_if_due()
+        return place.total_loss / sum(batch.weight for batch in batches)
+
+    def _save_if_due(self) -> None:
+        if self.checkpoint is not None and self.checkpoint.is_due:
+            self.checkpoint.save(snapshot(self.state))
