@@ -101,8 +101,8 @@ def savings() -> str:
     deployed, formula = figures[DEPLOYED], figures[FORMULA]
     return (
         f"\nSaved: {deployed.value:.4f} {deployed.unit}; {formula.value:.4f} {formula.unit}.\n"
-        "With `--backbone-layers` the server holds of the backbone what these tasks read, which is\n"
-        "what the formula counts. Without it, the backbone's upper layers come once on top.\n"
+        "With `--backbone-layers` the server holds of the backbone what these tasks read, as the\n"
+        "formula counts it. Without it, the backbone's upper layers come once on top.\n"
     )
 
 
