@@ -8,7 +8,7 @@ from http import HTTPStatus
 
 import httpx
 from deployment.makers import LABELS
-from deployment.systems import Started, System
+from deployment.systems import Started
 
 from nunatak_client import Client, ConnectionFailedError, InvalidResponseError
 from nunatak_client.results import Timings
@@ -58,7 +58,7 @@ class PlainAsker:
 @asynccontextmanager
 async def asking(started: Started) -> AsyncGenerator[Asker]:
     """Whoever asks this system as its users would."""
-    if started.system is System.NUNATAK:
+    if started.system.is_ours:
         (address,) = set(started.addresses.values())
         async with NunatakAsker(address, timeout_s=TIMEOUT_S) as asker:
             yield asker
@@ -70,7 +70,7 @@ async def asking(started: Started) -> AsyncGenerator[Asker]:
 
 def answers(started: Started, tasks: Sequence[str], text: str) -> list[list[float]]:
     """What a system says, in one shape for all, to hold them against each other."""
-    if started.system is System.NUNATAK:
+    if started.system.is_ours:
         (address,) = set(started.addresses.values())
         with Client(address) as client:
             results = client.predict_many(text, tasks, top_k=len(LABELS))

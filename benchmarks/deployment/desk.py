@@ -52,6 +52,7 @@ FULL = Extent(
     race_tasks=16,
     racers=(
         System.NUNATAK,
+        System.NUNATAK_BFLOAT16,
         System.FULL_MODELS,
         System.PEFT_SWITCH,
         System.PEFT_MIXED,
@@ -75,7 +76,7 @@ SMOKE = Extent(
     saved_frozen=(1,),
     settling_s=0.0,
     race_tasks=2,
-    racers=(System.NUNATAK, System.FULL_MODELS),
+    racers=(System.NUNATAK, System.NUNATAK_BFLOAT16, System.FULL_MODELS),
     race_seconds=0.5,
     common_rates_per_s={"single": 10.0},
     many=(2, 4),

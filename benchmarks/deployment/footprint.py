@@ -42,7 +42,7 @@ def memory_points(
 
     Our server takes its tasks one after another; a baseline is started anew with each number.
     """
-    if system is System.NUNATAK:
+    if system.is_ours:
         return _of_one_server(deployment, counts, settling_s)
     return [_of_a_start(system, deployment, count, settling_s) for count in counts]
 

@@ -172,7 +172,7 @@ def races(desk: Desk) -> None:
             workload=workload,
             title=scenario.title,
             objective_p99_ms=scenario.objectives.p99_ms,
-            dtype="float32",
+            dtype="float32 unless a name says otherwise",
             common_rate_per_s=common,
             racers=tuple(_racer(system, turns) for system in desk.extent.racers),
         )
@@ -291,7 +291,7 @@ def _racer(system: System, turns: list[dict[System, Turn]]) -> Racer:
     return Racer(
         system=system,
         title=system.heading,
-        is_ours=system is System.NUNATAK,
+        is_ours=system.is_ours,
         rounds=tuple(turn[system].best for turn in turns),
         rates=tuple(rate for turn in turns for rate in turn[system].rates),
         quantiles_ms=tuple(percentile(common, it) for it in QUANTILES) if common else (),
@@ -300,13 +300,18 @@ def _racer(system: System, turns: list[dict[System, Turn]]) -> Racer:
 
 def _record_race(desk: Desk, workload: str, turns: list[dict[System, Turn]]) -> None:
     goals = {"fanout8": ">= 2", "single": ">= 1.3"}
-    rivals = [system for system in desk.extent.racers if system is not System.NUNATAK]
+    rivals = [system for system in desk.extent.racers if not system.is_ours]
     goodputs = {
         system: [turn[system].best.goodput_per_s for turn in turns] for system in desk.extent.racers
     }
     for system, values in goodputs.items():
         unit = "requests/s with p99 within the objective"
         desk.sheet.record(f"report.throughput.{workload}.{system}_per_s", values, unit=unit)
+    rounded, plain = goodputs[System.NUNATAK_BFLOAT16], goodputs[System.NUNATAK]
+    gains = [fast / slow for fast, slow in zip(rounded, plain, strict=True) if slow > 0]
+    if gains:
+        name, unit = f"report.throughput.{workload}.bfloat16", "times that in float32"
+        desk.sheet.record(name, gains, unit=unit)
     best = max(rivals, key=lambda system: median(goodputs[system]))
     ratios = [
         ours / theirs

@@ -27,8 +27,8 @@ BURST = 64
 """Requests sent at once to find out what a system can do at most."""
 STEPS = (0.9, 0.75, 0.6, 0.45, 0.3, 0.15)
 """Shares of that which are tried, until one keeps the objective."""
-AGREEMENT = 2e-3
-"""Largest difference of two systems' probabilities."""
+AGREEMENT, AGREEMENT_BFLOAT16 = 2e-3, 5e-2
+"""Largest difference of two systems' probabilities, both in float32, or one in bfloat16."""
 
 
 class DisagreementError(Exception):
@@ -74,15 +74,19 @@ def run_round(
 
 def check_agreement(said: Mapping[System, list[list[float]]]) -> None:
     """Raise `DisagreementError` unless all systems say the same."""
-    (first, expected), *others = said.items()
+    # A rounded one comes last, so that none is held against it.
+    exact_first = sorted(said.items(), key=lambda item: item[0] is System.NUNATAK_BFLOAT16)
+    (first, expected), *others = exact_first
     for system, given in others:
         pairs = zip(chain(*expected), chain(*given), strict=True)
         difference = max(abs(a - b) for a, b in pairs)
+        is_rounded = system is System.NUNATAK_BFLOAT16
+        allowed = AGREEMENT_BFLOAT16 if is_rounded else AGREEMENT
         # Written so that NaN is a disagreement too.
-        if not difference <= AGREEMENT:
+        if not difference <= allowed:
             raise DisagreementError(
                 f"{system} and {first} differ by {difference:.2g} in a probability, at most "
-                f"{AGREEMENT:g} is expected; compare their tasks"
+                f"{allowed:g} is expected; compare their tasks"
             )
 
 

@@ -32,6 +32,7 @@ class System(StrEnum):
     """Ways to serve many tasks."""
 
     NUNATAK = "nunatak"
+    NUNATAK_BFLOAT16 = "nunatak_bfloat16"
     FULL_MODELS = "full_models"
     FULL_MODELS_PRIVATE = "full_models_private"
     PROCESSES_PRIVATE = "processes_private"
@@ -47,6 +48,11 @@ class System(StrEnum):
         return TITLES[self]
 
     @property
+    def is_ours(self) -> bool:
+        """Whether it is no baseline."""
+        return self in {System.NUNATAK, System.NUNATAK_BFLOAT16}
+
+    @property
     def holds_adapters(self) -> bool:
         """Whether it loads peft's folders instead of whole models."""
         return self in {System.PEFT_SWITCH, System.PEFT_MIXED, System.PROCESSES_MAPPED}
@@ -59,6 +65,7 @@ class System(StrEnum):
 
 TITLES = {
     System.NUNATAK: "Nunatak",
+    System.NUNATAK_BFLOAT16: "Nunatak, bfloat16",
     System.FULL_MODELS: "one process, one full model per task",
     System.FULL_MODELS_PRIVATE: "one process, one full model per task, weights copied",
     System.PROCESSES_PRIVATE: "one process per task",
@@ -194,12 +201,13 @@ def _wait_until_it_listens(process: subprocess.Popen[str], address: str) -> None
 
 
 def _command(system: System, deployment: Deployment, tasks: Sequence[str]) -> list[str]:
-    if system is System.NUNATAK:
+    if system.is_ours:
+        dtype = "float32" if system is System.NUNATAK else "bfloat16"
         return [
             *(sys.executable, "-m", "nunatak_cli", "serve"),
             *("--registry", str(deployment.registry)),
             *("--backbone", str(deployment.backbone)),
-            *("--port", "0"),
+            *("--port", "0", "--dtype", dtype),
             *deployment.options,
         ]
     scripts = {

@@ -15,7 +15,7 @@ from nunatak_loadtest.page.facts import BUDGET_BYTES, Facts, bytes_at, goodput
 from nunatak_loadtest.report import QUANTILES
 from nunatak_loadtest.results import FanOutLine, ManyTasks, MemoryLine, Race, Run, SavedCell
 
-INK, OURS = "#7d8590", "#2a9d8f"
+INK, OURS, ALSO_OURS = "#7d8590", "#2a9d8f", "#8fcdc4"
 OTHERS = ("#c77d4f", "#8d6cab", "#b5a642", "#5b8db8", "#b56576", "#6c757d", "#9a8c98")
 mpl.rcParams |= {
     "svg.fonttype": "none",
@@ -248,8 +248,11 @@ def _axes(width: float, height: float) -> tuple[Figure, Axes]:
 
 
 def _colours(systems: Sequence[object]) -> list[str]:
-    rest = iter(OTHERS)
-    return [OURS if getattr(it, "is_ours", False) else next(rest, INK) for it in systems]
+    ours, rest = iter((OURS,)), iter(OTHERS)
+    return [
+        next(ours, ALSO_OURS) if getattr(it, "is_ours", False) else next(rest, INK)
+        for it in systems
+    ]
 
 
 def _cdf(axes: Axes, quantiles_ms: Sequence[float], colour: str, label: str) -> None:

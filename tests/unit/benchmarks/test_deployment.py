@@ -95,6 +95,16 @@ def test_systems_that_answer_differently_have_no_race(value: float) -> None:
         check_agreement({System.NUNATAK: [[0.3, 0.7]], System.PEFT_MIXED: [[value, 0.7]]})
 
 
+def test_bfloat16_may_differ_by_its_rounding_and_loosens_nothing_for_others() -> None:
+    rounded = {System.NUNATAK_BFLOAT16: [[0.32, 0.68]], System.NUNATAK: [[0.3, 0.7]]}
+    check_agreement(rounded)
+
+    with pytest.raises(DisagreementError, match="peft_mixed"):
+        check_agreement({**rounded, System.PEFT_MIXED: [[0.31, 0.69]]})
+    with pytest.raises(DisagreementError, match="bfloat16"):
+        check_agreement({**rounded, System.NUNATAK_BFLOAT16: [[0.4, 0.6]]})
+
+
 @pytest.mark.parametrize(("tasks", "own", "times"), [(1, 2, 1.0), (8, 1, 48 / 13), (8, 6, 1.0)])
 def test_fan_out_is_bound_by_the_layers_that_tasks_share(
     tasks: int, own: int, times: float
