@@ -203,12 +203,13 @@ class Engine:
         """Run what goes before the layers of a batch that are left."""
         arrived = self._inbox.take(block=False) or []
         candidates = [*progress.going_first, *(row for row in arrived if not row.is_shadow)]
+        if not candidates:
+            self._pending.extend(arrived)
+            return
         others = set(map(id, (*progress.running.batch, *candidates)))
         waiting = [row for row in self._pending if id(row) not in others]
         self._pending.extend(arrived)
         progress.going_first = ()
-        if not candidates:
-            return
         progress.running = replace(progress.running, share_left=1.0 - share_done)
         plan = plan_overtaking(
             candidates,
