@@ -20,7 +20,8 @@ from recording import FIGURES, record
 
 from doubles.backbones import save_tiny_backbone
 from doubles.processes import SCRIPT, ServerProcess, server_process
-from doubles.raw_requests import GOOD_BODY, PREDICT, corpus
+from doubles.raw_request import GOOD_BODY, PREDICT
+from doubles.raw_requests import corpus
 from doubles.raw_sockets import send_all
 from doubles.slow_clients import normal_traffic, slow_clients
 from doubles.tasks import publish_tiny_task

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from doubles.raw_requests import RawRequest
+from doubles.raw_request import RawRequest
 
 _STATUS = re.compile(rb"^HTTP/1\.1 (\d{3}) ", re.MULTILINE)
 MAX_ANSWER_BYTES = 1_000_000

@@ -9,7 +9,7 @@ from typing import cast
 
 import httpx
 
-from doubles.raw_requests import GOOD_BODY, PREDICT, post
+from doubles.raw_request import GOOD_BODY, PREDICT, post
 from doubles.raw_sockets import place_of
 
 PAUSE_S = 0.2

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from doubles.backbones import tiny_backbone
-from doubles.raw_requests import PREDICT
+from doubles.raw_request import PREDICT
 from doubles.serving import make_settings, running_server
 from doubles.slow_clients import (
     BEHAVIOURS,

@@ -1,34 +1,36 @@
+"""Laws of the engine."""
+
 import asyncio
 import dataclasses
-import itertools
 import threading
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 import pytest
 import torch
 from torch import Tensor
 
 from doubles.backbones import tiny_backbone
+from doubles.engines import (
+    LIMITS,
+    POISON,
+    FakeCompute,
+    logits_of,
+    make_engine,
+    make_row,
+    tiny_branch,
+)
 from doubles.serving import ManualClock, RecordingObserver
-from doubles.tasks import random_parameters, spec_of
 from nunatak_model import (
     BetweenLayers,
     Branch,
-    Encoding,
-    HeadOnly,
     Row,
     TrunkCache,
     TrunkSource,
-    build_branch,
 )
-from nunatak_server.batching.computing import Compute
 from nunatak_server.batching.pace import Pace
-from nunatak_server.batching.planner import BatchLimits
-from nunatak_server.batching.reports import BatchReport
-from nunatak_server.batching.rows import PendingRow, RowAnswer, RowOutcome
+from nunatak_server.batching.rows import RowAnswer
 from nunatak_server.compute import BatchCompute
-from nunatak_server.engine import Engine
 from nunatak_server.errors import (
     DeadlineExceededError,
     EngineFailedError,
@@ -36,78 +38,10 @@ from nunatak_server.errors import (
     TaskUnhealthyError,
 )
 
-LIMITS = BatchLimits(max_tokens=64, max_rows=4)
-POISON = 666
-_counter = itertools.count()
 
-
-@pytest.fixture(scope="module")
-def branch() -> Branch:
-    backbone = tiny_backbone(num_layers=1)
-    spec = spec_of(backbone, HeadOnly(), num_labels=2)
-    return build_branch(spec, backbone.config, random_parameters(spec, backbone, seed=0))
-
-
-class FakeCompute:
-    """Answers each row with its first token; breaks on poisoned rows; can be held up."""
-
-    stops_between_layers = False
-
-    def __init__(
-        self,
-        failure: Exception | None = None,
-        *,
-        on_batch: Callable[[int], None] = lambda _num_rows: None,
-    ) -> None:
-        self.failure = failure
-        self.on_batch = on_batch
-        self.batches: list[list[int]] = []
-        self.has_begun = threading.Event()
-        self.may_finish = threading.Event()
-        self.may_finish.set()
-
-    def __call__(
-        self, rows: Sequence[Row], *, between_layers: BetweenLayers | None = None
-    ) -> list[list[float]]:
-        del between_layers
-        tokens = [row.encoding.token_ids[0] for row in rows]
-        self.batches.append(tokens)
-        self.on_batch(len(rows))
-        self.has_begun.set()
-        self.may_finish.wait(timeout=60)
-        if POISON in tokens and self.failure is not None:
-            raise self.failure
-        return [[float(token), -1.0] for token in tokens]
-
-
-class LayeredCompute:
-    """Answers each row with its first token, after layers between which `events` take place."""
-
-    stops_between_layers = True
-
-    def __init__(
-        self,
-        *events: Callable[[], None],
-        on_batch: Callable[[int], None] = lambda _num_rows: None,
-    ) -> None:
-        self.events = list(events)
-        self.on_batch = on_batch
-        self.ended: list[list[int]] = []
-        self.may_begin = threading.Event()
-
-    def __call__(
-        self, rows: Sequence[Row], *, between_layers: BetweenLayers | None = None
-    ) -> list[list[float]]:
-        self.may_begin.wait(timeout=60)
-        self.on_batch(len(rows))
-        tokens = [row.encoding.token_ids[0] for row in rows]
-        if between_layers is not None:
-            events, self.events = self.events, []
-            for layer, event in enumerate(events):
-                event()
-                between_layers(layer / 8)
-        self.ended.append(tokens)
-        return [[float(token), -1.0] for token in tokens]
+@pytest.fixture(name="branch", scope="module")
+def make_branch() -> Branch:
+    return tiny_branch()
 
 
 class WatchedCache(TrunkCache):
@@ -128,45 +62,6 @@ class WatchedCache(TrunkCache):
     def offer(self, source: TrunkSource, depth: int, state: Tensor) -> None:
         self.threads.add(threading.current_thread().name)
         super().offer(source, depth, state)
-
-
-def make_engine(
-    compute: Compute,
-    *,
-    fatal: list[EngineFailedError] | None = None,
-    clock: ManualClock | None = None,
-    observer: RecordingObserver | None = None,
-    stopwatch: ManualClock | None = None,
-) -> Engine:
-    return Engine(
-        compute=compute,
-        limits=LIMITS,
-        observer=observer or RecordingObserver(),
-        on_fatal=(fatal if fatal is not None else []).append,
-        clock=clock or ManualClock(),
-        stopwatch=stopwatch or ManualClock(),
-    )
-
-
-def make_row(branch: Branch, token: int, *, task: str = "tone", deadline: float = 10) -> PendingRow:
-    future: asyncio.Future[RowOutcome] = asyncio.get_running_loop().create_future()
-    return PendingRow(
-        task=task,
-        version=1,
-        branch=branch,
-        encoding=Encoding(token_ids=(token, 2), type_ids=(0, 0)),
-        group=next(_counter),
-        trunk_tokens=2,
-        branch_tokens=0,
-        deadline=deadline,
-        submitted_at=0.0,
-        future=future,
-    )
-
-
-def logits_of(outcome: RowOutcome) -> list[float]:
-    assert isinstance(outcome, RowAnswer)
-    return outcome.logits
 
 
 def test_an_idle_engine_holds_no_version(branch: Branch) -> None:
@@ -430,104 +325,5 @@ def test_closing_answers_what_was_accepted_and_refuses_the_rest(branch: Branch) 
         assert [logits_of(await row.future)[0] for row in rows] == list(range(20))
         with pytest.raises(NotReadyError):
             engine.submit([make_row(branch, 1)])
-
-    asyncio.run(scenario())
-
-
-def make_flood(branch: Branch) -> list[PendingRow]:
-    """More rows of one task than one batch takes."""
-    return [make_row(branch, token, task="flood") for token in range(6)]
-
-
-def test_rows_go_before_the_layers_of_a_flood_that_are_left(branch: Branch) -> None:
-    async def scenario() -> None:
-        flood = make_flood(branch)
-        quiet, late = make_row(branch, 100, task="quiet"), make_row(branch, 101, task="late")
-        compute = LayeredCompute(lambda: engine.submit([quiet]), lambda: engine.submit([late]))
-        observer = RecordingObserver()
-        engine = make_engine(compute, observer=observer)
-        engine.submit(flood)
-        engine.start()
-        compute.may_begin.set()
-
-        outcomes = await asyncio.gather(*(row.future for row in (*flood, quiet, late)))
-        await engine.aclose()
-
-        assert [logits_of(outcome)[0] for outcome in outcomes] == [*range(6), 100, 101]
-        assert compute.ended == [[100], [101], [0, 1, 2, 3], [4, 5]]
-        assert [batch.has_overtaken for batch in observer.batches] == [True, True, False, False]
-
-    asyncio.run(scenario())
-
-
-def test_a_row_that_waits_beside_a_flood_is_computed_before_its_first_layer(branch: Branch) -> None:
-    async def scenario() -> None:
-        compute = LayeredCompute(lambda: None)
-        engine = make_engine(compute)
-        rows = [*make_flood(branch), make_row(branch, 100, task="quiet")]
-        engine.submit(rows)
-        engine.start()
-        compute.may_begin.set()
-
-        await asyncio.gather(*(row.future for row in rows))
-        await engine.aclose()
-
-        assert compute.ended[0] == [100]
-
-    asyncio.run(scenario())
-
-
-def test_what_overtakes_a_batch_is_not_counted_as_its_time(branch: Branch) -> None:
-    async def scenario() -> None:
-        stopwatch = ManualClock()
-
-        def quiet_arrives() -> None:
-            stopwatch.now += 1.0
-            engine.submit([quiet])
-
-        def take_time(num_rows: int) -> None:
-            stopwatch.now += num_rows
-
-        compute = LayeredCompute(quiet_arrives, on_batch=take_time)
-        engine = make_engine(compute, stopwatch=stopwatch)
-        paces: list[float] = []
-        after = Pace.after
-        flood, quiet = make_flood(branch), make_row(branch, 100, task="quiet")
-
-        def remember(pace: Pace, *, work: float, asked_work: float, seconds: float) -> Pace:
-            paces.append(seconds)
-            return after(pace, work=work, asked_work=asked_work, seconds=seconds)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Pace, "after", remember)
-            engine.submit(flood)
-            engine.start()
-            compute.may_begin.set()
-            await asyncio.gather(*(row.future for row in (*flood, quiet)))
-            await engine.aclose()
-
-        assert paces == [1.0, 5.0, 2.0]
-
-    asyncio.run(scenario())
-
-
-def test_a_failure_while_overtaking_is_the_engine_s_and_answers_everybody(branch: Branch) -> None:
-    class BrokenObserver(RecordingObserver):
-        def observe_batch(self, report: BatchReport) -> None:
-            raise ArithmeticError
-
-    async def scenario() -> None:
-        flood, quiet = make_flood(branch), make_row(branch, 100, task="quiet")
-        fatal: list[EngineFailedError] = []
-        compute = LayeredCompute(lambda: engine.submit([quiet]))
-        engine = make_engine(compute, fatal=fatal, observer=BrokenObserver())
-        engine.submit(flood)
-        engine.start()
-        compute.may_begin.set()
-
-        outcomes = await asyncio.gather(*(row.future for row in (*flood, quiet)))
-
-        assert all(isinstance(outcome, NotReadyError) for outcome in outcomes)
-        assert [error.reason for error in fatal] == ["ArithmeticError"]
 
     asyncio.run(scenario())

@@ -1,81 +1,27 @@
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 import pytest
 
 from doubles.backbones import tiny_backbone
 from doubles.rendering import rendered
-from doubles.serving import FakeStore, make_residency
+from doubles.services import make_bench
 from doubles.tasks import random_parameters, spec_of
 from nunatak_model import Backbone, Branch, TopK, build_branch
 from nunatak_registry import StoreUnavailableError, TaskReference
-from nunatak_server.admission import Admission
 from nunatak_server.batching.pace import Pace
-from nunatak_server.batching.rows import PendingRow, RowAnswer
 from nunatak_server.batching.senders import Priority
 from nunatak_server.errors import (
     DeadlineExceededError,
     DeadlineTooShortError,
     DrainingError,
-    TaskUnhealthyError,
 )
-from nunatak_server.metrics import Metrics
 from nunatak_server.outputs import PredictionOptions
 from nunatak_server.prediction import (
-    Prediction,
     PredictionRequest,
     TaskFailure,
     TaskPrediction,
 )
-from nunatak_server.readiness import Readiness, State
-from nunatak_server.residency.residency import Residency
-from nunatak_server.service import PredictionService, RequestLimits, Stages
-from nunatak_server.tokenization import Tokenization
-from nunatak_server.traffic.control import TrafficControl
-
-LOGITS = [0.0, 1.0]
-
-
-class FakeEngine:
-    """Answers at once, with a failure for sick tasks; or never."""
-
-    def __init__(self, *, sick: frozenset[str] = frozenset()) -> None:
-        self.sick = sick
-        self.is_silent = False
-        self.rows: list[PendingRow] = []
-        self.submissions: list[set[str]] = []
-        self.has_rows = asyncio.Event()
-
-    def submit(self, rows: Sequence[PendingRow]) -> None:
-        self.rows.extend(rows)
-        self.submissions.append({row.task for row in rows})
-        self.has_rows.set()
-        for index, row in enumerate(() if self.is_silent else rows):
-            if row.task in self.sick:
-                row.future.set_result(TaskUnhealthyError(row.task, row.version, "is sick"))
-            else:
-                answer = RowAnswer(
-                    logits=LOGITS, queue_s=0.1 * index, compute_s=0.5, batch_rows=len(rows)
-                )
-                row.future.set_result(answer)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bench:
-    service: PredictionService
-    engine: FakeEngine
-    store: FakeStore
-    residency: Residency
-    admission: Admission
-    readiness: Readiness
-    metrics: Metrics
-
-    async def ask(self, *tasks: str, deadline_s: float = 60) -> Prediction:
-        request = PredictionRequest(
-            references=tasks, inputs=("a", "b"), options=PredictionOptions(), deadline_s=deadline_s
-        )
-        return await self.service.predict(request)
+from nunatak_server.readiness import State
 
 
 @pytest.fixture(scope="module")
@@ -87,51 +33,6 @@ def backbone() -> Backbone:
 def branch(backbone: Backbone) -> Branch:
     spec = spec_of(backbone, TopK(num_layers=1), num_labels=2)
     return build_branch(spec, backbone.config, random_parameters(spec, backbone, seed=0))
-
-
-def make_bench(
-    backbone: Backbone,
-    branch: Branch,
-    *,
-    sick: frozenset[str] = frozenset(),
-    room_for: int = 100,
-    pace: Pace | None = None,
-) -> Bench:
-    store, engine, readiness, metrics = (
-        FakeStore(branch),
-        FakeEngine(sick=sick),
-        Readiness(),
-        Metrics(),
-    )
-    residency = make_residency(store, room_for=room_for)
-    admission = Admission(
-        max_requests=10, max_tokens=1000, max_bytes=1000, pace=lambda: pace or Pace()
-    )
-    stages = Stages(
-        admission=admission,
-        residency=residency,
-        tokenization=Tokenization(backbone.tokenizer, num_threads=1),
-        engine=engine,
-        traffic=TrafficControl(residency=residency, join=backbone.tokenizer.join, tolerance=0.1),
-    )
-    service = PredictionService(
-        readiness=readiness,
-        limits=RequestLimits(max_inputs=8, max_tasks=8, max_text_chars=100),
-        stages=stages,
-        metrics=metrics,
-        num_layers=backbone.config.num_layers,
-        join=backbone.tokenizer.join,
-    )
-    readiness.move_to(State.READY)
-    return Bench(
-        service=service,
-        engine=engine,
-        store=store,
-        residency=residency,
-        admission=admission,
-        readiness=readiness,
-        metrics=metrics,
-    )
 
 
 def test_results_come_in_the_order_of_the_references(backbone: Backbone, branch: Branch) -> None:

@@ -1,0 +1,137 @@
+"""Engines of fake and tiny models, and rows for them."""
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+
+from doubles.backbones import tiny_backbone
+from doubles.serving import ManualClock, RecordingObserver
+from doubles.tasks import random_parameters, spec_of
+from nunatak_model import (
+    BetweenLayers,
+    Branch,
+    Encoding,
+    HeadOnly,
+    Row,
+    build_branch,
+)
+from nunatak_server.batching.computing import Compute
+from nunatak_server.batching.planner import BatchLimits
+from nunatak_server.batching.rows import PendingRow, RowAnswer, RowOutcome
+from nunatak_server.engine import Engine
+from nunatak_server.errors import (
+    EngineFailedError,
+)
+
+LIMITS = BatchLimits(max_tokens=64, max_rows=4)
+POISON = 666
+_counter = itertools.count()
+
+
+class FakeCompute:
+    """Answers each row with its first token; breaks on poisoned rows; can be held up."""
+
+    stops_between_layers = False
+
+    def __init__(
+        self,
+        failure: Exception | None = None,
+        *,
+        on_batch: Callable[[int], None] = lambda _num_rows: None,
+    ) -> None:
+        self.failure = failure
+        self.on_batch = on_batch
+        self.batches: list[list[int]] = []
+        self.has_begun = threading.Event()
+        self.may_finish = threading.Event()
+        self.may_finish.set()
+
+    def __call__(
+        self, rows: Sequence[Row], *, between_layers: BetweenLayers | None = None
+    ) -> list[list[float]]:
+        del between_layers
+        tokens = [row.encoding.token_ids[0] for row in rows]
+        self.batches.append(tokens)
+        self.on_batch(len(rows))
+        self.has_begun.set()
+        self.may_finish.wait(timeout=60)
+        if POISON in tokens and self.failure is not None:
+            raise self.failure
+        return [[float(token), -1.0] for token in tokens]
+
+
+class LayeredCompute:
+    """Answers each row with its first token, after layers between which `events` take place."""
+
+    stops_between_layers = True
+
+    def __init__(
+        self,
+        *events: Callable[[], None],
+        on_batch: Callable[[int], None] = lambda _num_rows: None,
+    ) -> None:
+        self.events = list(events)
+        self.on_batch = on_batch
+        self.ended: list[list[int]] = []
+        self.may_begin = threading.Event()
+
+    def __call__(
+        self, rows: Sequence[Row], *, between_layers: BetweenLayers | None = None
+    ) -> list[list[float]]:
+        self.may_begin.wait(timeout=60)
+        self.on_batch(len(rows))
+        tokens = [row.encoding.token_ids[0] for row in rows]
+        if between_layers is not None:
+            events, self.events = self.events, []
+            for layer, event in enumerate(events):
+                event()
+                between_layers(layer / 8)
+        self.ended.append(tokens)
+        return [[float(token), -1.0] for token in tokens]
+
+
+def make_engine(
+    compute: Compute,
+    *,
+    fatal: list[EngineFailedError] | None = None,
+    clock: ManualClock | None = None,
+    observer: RecordingObserver | None = None,
+    stopwatch: ManualClock | None = None,
+) -> Engine:
+    return Engine(
+        compute=compute,
+        limits=LIMITS,
+        observer=observer or RecordingObserver(),
+        on_fatal=(fatal if fatal is not None else []).append,
+        clock=clock or ManualClock(),
+        stopwatch=stopwatch or ManualClock(),
+    )
+
+
+def make_row(branch: Branch, token: int, *, task: str = "tone", deadline: float = 10) -> PendingRow:
+    future: asyncio.Future[RowOutcome] = asyncio.get_running_loop().create_future()
+    return PendingRow(
+        task=task,
+        version=1,
+        branch=branch,
+        encoding=Encoding(token_ids=(token, 2), type_ids=(0, 0)),
+        group=next(_counter),
+        trunk_tokens=2,
+        branch_tokens=0,
+        deadline=deadline,
+        submitted_at=0.0,
+        future=future,
+    )
+
+
+def logits_of(outcome: RowOutcome) -> list[float]:
+    assert isinstance(outcome, RowAnswer)
+    return outcome.logits
+
+
+def tiny_branch() -> Branch:
+    """A head alone on a backbone of one layer."""
+    backbone = tiny_backbone(num_layers=1)
+    spec = spec_of(backbone, HeadOnly(), num_labels=2)
+    return build_branch(spec, backbone.config, random_parameters(spec, backbone, seed=0))

@@ -1,0 +1,41 @@
+"""Tasks of every kind that neighbours' protocols are asked about, and how to ask them."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from doubles.tasks import MAX_LENGTH
+from nunatak_model import HeadKind, HeadOnly, Lora, Method, TopK
+from nunatak_registry import ProblemType
+
+TASKS: dict[str, tuple[HeadKind, Method, tuple[str, ...], ProblemType | None]] = {
+    "topic": (HeadKind.SEQUENCE_CLASSIFICATION, TopK(num_layers=1), ("calm", "urgent"), None),
+    "stars": (
+        HeadKind.SEQUENCE_CLASSIFICATION,
+        HeadOnly(),
+        ("stars",),
+        ProblemType.REGRESSION,
+    ),
+    "names": (HeadKind.TOKEN_CLASSIFICATION, Lora(rank=2), ("O", "B-X"), None),
+    "answers": (HeadKind.QUESTION_ANSWERING, TopK(num_layers=2), (), None),
+    "ranks": (HeadKind.RANKING, Lora(rank=2, first_layer=2), (), None),
+}
+TEXT, OTHER = "ann met bob in oslo.", "where?"
+TOO_LONG = "a " * 2 * MAX_LENGTH
+DOCUMENTS = ["ann", "bob and cy", "nobody"]
+QUERY = {"query": "who came?", "texts": DOCUMENTS}
+SCORE = pytest.approx
+Ask = Callable[[httpx.AsyncClient], Awaitable[None]]
+
+
+async def post(client: httpx.AsyncClient, path: str, body: object, status: int = 200) -> Any:  # noqa: ANN401 - JSON
+    answer = await client.post(path, json=body)
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+async def native(client: httpx.AsyncClient, task: str, inputs: object, **parameters: object) -> Any:  # noqa: ANN401 - JSON
+    body = {"inputs": inputs, "parameters": parameters}
+    return (await post(client, f"/v1/tasks/{task}/predict", body))["outputs"]

@@ -1,0 +1,128 @@
+"""Laws of the engine between the layers of a batch."""
+
+import asyncio
+
+import pytest
+
+from doubles.engines import (
+    LayeredCompute,
+    logits_of,
+    make_engine,
+    make_row,
+    tiny_branch,
+)
+from doubles.serving import ManualClock, RecordingObserver
+from nunatak_model import (
+    Branch,
+)
+from nunatak_server.batching.pace import Pace
+from nunatak_server.batching.reports import BatchReport
+from nunatak_server.batching.rows import PendingRow
+from nunatak_server.errors import (
+    EngineFailedError,
+    NotReadyError,
+)
+
+
+@pytest.fixture(name="branch", scope="module")
+def make_branch() -> Branch:
+    return tiny_branch()
+
+
+def make_flood(branch: Branch) -> list[PendingRow]:
+    """More rows of one task than one batch takes."""
+    return [make_row(branch, token, task="flood") for token in range(6)]
+
+
+def test_rows_go_before_the_layers_of_a_flood_that_are_left(branch: Branch) -> None:
+    async def scenario() -> None:
+        flood = make_flood(branch)
+        quiet, late = make_row(branch, 100, task="quiet"), make_row(branch, 101, task="late")
+        compute = LayeredCompute(lambda: engine.submit([quiet]), lambda: engine.submit([late]))
+        observer = RecordingObserver()
+        engine = make_engine(compute, observer=observer)
+        engine.submit(flood)
+        engine.start()
+        compute.may_begin.set()
+
+        outcomes = await asyncio.gather(*(row.future for row in (*flood, quiet, late)))
+        await engine.aclose()
+
+        assert [logits_of(outcome)[0] for outcome in outcomes] == [*range(6), 100, 101]
+        assert compute.ended == [[100], [101], [0, 1, 2, 3], [4, 5]]
+        assert [batch.has_overtaken for batch in observer.batches] == [True, True, False, False]
+
+    asyncio.run(scenario())
+
+
+def test_a_row_that_waits_beside_a_flood_is_computed_before_its_first_layer(branch: Branch) -> None:
+    async def scenario() -> None:
+        compute = LayeredCompute(lambda: None)
+        engine = make_engine(compute)
+        rows = [*make_flood(branch), make_row(branch, 100, task="quiet")]
+        engine.submit(rows)
+        engine.start()
+        compute.may_begin.set()
+
+        await asyncio.gather(*(row.future for row in rows))
+        await engine.aclose()
+
+        assert compute.ended[0] == [100]
+
+    asyncio.run(scenario())
+
+
+def test_what_overtakes_a_batch_is_not_counted_as_its_time(branch: Branch) -> None:
+    async def scenario() -> None:
+        stopwatch = ManualClock()
+
+        def quiet_arrives() -> None:
+            stopwatch.now += 1.0
+            engine.submit([quiet])
+
+        def take_time(num_rows: int) -> None:
+            stopwatch.now += num_rows
+
+        compute = LayeredCompute(quiet_arrives, on_batch=take_time)
+        engine = make_engine(compute, stopwatch=stopwatch)
+        paces: list[float] = []
+        after = Pace.after
+        flood, quiet = make_flood(branch), make_row(branch, 100, task="quiet")
+
+        def remember(pace: Pace, *, work: float, asked_work: float, seconds: float) -> Pace:
+            paces.append(seconds)
+            return after(pace, work=work, asked_work=asked_work, seconds=seconds)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Pace, "after", remember)
+            engine.submit(flood)
+            engine.start()
+            compute.may_begin.set()
+            await asyncio.gather(*(row.future for row in (*flood, quiet)))
+            await engine.aclose()
+
+        assert paces == [1.0, 5.0, 2.0]
+
+    asyncio.run(scenario())
+
+
+def test_a_failure_while_overtaking_is_the_engine_s_and_answers_everybody(branch: Branch) -> None:
+    class BrokenObserver(RecordingObserver):
+        def observe_batch(self, report: BatchReport) -> None:
+            raise ArithmeticError
+
+    async def scenario() -> None:
+        flood, quiet = make_flood(branch), make_row(branch, 100, task="quiet")
+        fatal: list[EngineFailedError] = []
+        compute = LayeredCompute(lambda: engine.submit([quiet]))
+        engine = make_engine(compute, fatal=fatal, observer=BrokenObserver())
+        engine.submit(flood)
+        engine.start()
+        compute.may_begin.set()
+
+        outcomes = await asyncio.gather(*(row.future for row in (*flood, quiet)))
+
+        assert all(isinstance(outcome, NotReadyError) for outcome in outcomes)
+        assert [error.reason for error in fatal] == ["ArithmeticError"]
+
+    asyncio.run(scenario())
