@@ -145,7 +145,7 @@ class Engine:
         return True
 
     def _limits_now(self) -> BatchLimits:
-        return replace(self._limits, max_work=self.pace.efficient_tokens)
+        return replace(self._limits, max_work=self.pace.next_tokens)
 
     def _carry_out(
         self,

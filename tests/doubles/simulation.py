@@ -65,7 +65,7 @@ class Simulation:
 
     @property
     def limits(self) -> BatchLimits:
-        return replace(LIMITS, max_work=self.pace.efficient_tokens)
+        return replace(LIMITS, max_work=self.pace.next_tokens)
 
     def arrivals(self) -> list[WaitingRow]:
         """Take what has arrived by now."""

@@ -7,19 +7,24 @@ on a processor that size is a few short texts, on an accelerator it is beyond th
 A machine that others use as well adds delays to batches, never the opposite. They have nothing to
 do with tokens, so that they would pass for a fixed part, and batches would grow many times too
 long. What a batch takes beyond what is expected of it is therefore counted in small part only.
+
+Batches that are all as long as they may be say nothing about their fixed part, and would keep a
+wrong size for ever. Now and then one of them is therefore twice as long.
 """
 
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Final
 
-FIXED_SHARE: Final = 0.15
+FIXED_SHARE: Final = 0.08
 """Of the time of a batch of efficient size. Less gains throughput, more shortens every wait."""
 MIN_EFFICIENT_TOKENS: Final = 32.0
 MEMORY: Final = 0.98
 """What a batch still counts when the next one has run: about 50 batches are remembered."""
 MIN_SPREAD: Final = 0.05
 """Variance over squared mean of batch sizes from which a fixed part can be told apart."""
+PROBE_EVERY: Final = 8
+"""Of so many batches that are all as long as they may be, one is twice as long."""
 DELAY_SHARE: Final = 0.25
 """Of the time beyond the expected that is counted, so that a machine that stays so is believed."""
 
@@ -42,6 +47,14 @@ class Pace:
     """The fastest of recent batches, in tokens that were asked for; None before the first."""
     largest_tokens: float = 0.0
     """The largest of recent batches, in tokens that were asked for."""
+    num_alike: int = 0
+    """Batches that filled their size since sizes last told a fixed part."""
+
+    @property
+    def next_tokens(self) -> float:
+        """How long the next batch may be."""
+        is_probe = self.num_alike % PROBE_EVERY == PROBE_EVERY - 1
+        return 2 * self.efficient_tokens if is_probe else self.efficient_tokens
 
     def after(self, *, work: float, asked_work: float, seconds: float) -> "Pace":
         """Return the pace once a batch has run.
@@ -61,9 +74,12 @@ class Pace:
             xy=MEMORY * self.xy + work * counted_s,
             largest_tokens=max(MEMORY * self.largest_tokens, asked_work),
         )
+        line = _line(sums)
+        is_filled = work >= self.efficient_tokens / 2
         return replace(
             sums,
-            efficient_tokens=_efficient_tokens(sums),
+            efficient_tokens=sums.efficient_tokens if line is None else _size(sums, line),
+            num_alike=0 if line is not None else self.num_alike + is_filled,
             tokens_per_s=max(
                 MEMORY * (self.tokens_per_s or 0.0), asked_work / seconds if seconds > 0 else 0.0
             ),
@@ -84,11 +100,8 @@ def _without_delay(sums: Pace, *, work: float, seconds: float) -> float:
     return expected + DELAY_SHARE * delay if delay > 0 else seconds
 
 
-def _efficient_tokens(sums: Pace) -> float:
-    """Solve fixed = share * (fixed + slope * tokens), or keep what was learnt before."""
-    line = _line(sums)
-    if line is None:
-        return sums.efficient_tokens
+def _size(sums: Pace, line: tuple[float, float]) -> float:
+    """Solve fixed = share * (fixed + slope * tokens)."""
     fixed_s, slope = line
     return max(MIN_EFFICIENT_TOKENS, (1 / sums.fixed_share - 1) * fixed_s / slope)
 

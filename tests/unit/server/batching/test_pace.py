@@ -1,5 +1,6 @@
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -43,6 +44,27 @@ def test_what_was_learnt_is_kept_while_all_batches_are_of_one_size() -> None:
 
     assert before.efficient_tokens == pytest.approx(1000 * (1 / FIXED_SHARE - 1))
     assert after.efficient_tokens == pytest.approx(1000 * (1 / FIXED_SHARE - 1), rel=0.3)
+
+
+@pytest.mark.parametrize("wrong", [MIN_EFFICIENT_TOKENS, 5000.0])
+def test_a_wrong_size_is_found_out_though_all_rows_are_alike(wrong: float) -> None:
+    row, fixed_s, per_token_s = 18, 6e-3, 0.3e-3
+    pace = replace(Pace().after(work=1, asked_work=1, seconds=1), efficient_tokens=wrong)
+
+    for _ in range(300):
+        work = row * max(1, int(pace.next_tokens // row))
+        pace = pace.after(work=work, asked_work=work, seconds=fixed_s + work * per_token_s)
+
+    right = (1 / FIXED_SHARE - 1) * fixed_s / per_token_s
+    assert pace.efficient_tokens == pytest.approx(right, rel=0.05)
+
+
+def test_batches_that_do_not_fill_their_size_are_not_made_longer() -> None:
+    pace = pace_of([(10, 1.01), (1000, 2.0)])
+
+    for _ in range(100):
+        pace = pace.after(work=100, asked_work=100, seconds=1.1)
+        assert pace.next_tokens == pace.efficient_tokens
 
 
 FIXED_S, PER_TOKEN_S = 1e-3, 0.15e-3
