@@ -107,14 +107,16 @@ def check_agreement(systems: Sequence[System]) -> None:
             )
 
 
-def interleave(runs: Mapping[str, Callable[[], float]], rounds: int, *, seed: int = 0) -> Times:
-    """Call each of `runs` once a round, in shuffled order; one round before warms up."""
+def interleave(
+    runs: Mapping[str, Callable[[], float]], rounds: int, *, seed: int = 0, warm_up: int = 1
+) -> Times:
+    """Call each of `runs` once a round, in shuffled order, after so many rounds that warm up."""
     chance = random.Random(seed)
     times: dict[str, list[float]] = {name: [] for name in runs}
-    for number in range(rounds + 1):
+    for number in range(warm_up + rounds):
         for name in chance.sample(list(runs), len(runs)):
             elapsed = runs[name]()
-            if number:
+            if number >= warm_up:
                 times[name].append(elapsed)
     return times
 
