@@ -71,7 +71,7 @@ papers: $(VENV)/.dev  ## train the papers' tables on one thread, hours, resumabl
 	    --data-root $(DATA) --results $(PAPERS)/$$(echo $$table | sed -E 's/mixout|tapt/adapter/') $(OPTIONS) || exit 1; \
 	done
 	for analysis in $(filter $(ANALYSES),$(or $(ONLY),$(ANALYSES))); do \
-	  nice -n 19 $(BIN)/nunatak analyze $$analysis benchmarks/papers/adapter.yaml --task sst2 --seed 0 \
+	  OMP_NUM_THREADS=1 nice -n 19 $(BIN)/nunatak analyze $$analysis benchmarks/papers/adapter.yaml --task sst2 --seed 0 \
 	    --data-root $(DATA) --out $(PAPERS)/$$analysis || exit 1; \
 	done
 	$(if $(filter elsa,$(or $(ONLY),elsa)),$(BIN)/python benchmarks/deploy_elsa.py --data $(DATA) --results $(PAPERS)/elsa)

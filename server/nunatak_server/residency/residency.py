@@ -93,7 +93,9 @@ class Residency:
 
     async def bring(self, manifest: TaskManifest) -> None:
         """Load a version for a request that will lease it before long; raises as `lease`."""
-        await self._loads.lease(manifest, remember_failures=True)
+        # It may have come since the request looked; loaded again it would lose its leases.
+        if self._shelf.lease(key_of(manifest)) is None:
+            await self._loads.lease(manifest, remember_failures=True)
         self._end_lease(manifest)
 
     def has_free_room(self, manifests: Sequence[TaskManifest]) -> bool:

@@ -29,6 +29,25 @@ def test_many_requests_for_a_cold_version_load_it_once(store: FakeStore) -> None
     run(scenario())
 
 
+def test_a_version_that_came_meanwhile_is_not_loaded_again_under_those_who_use_it(
+    store: FakeStore,
+) -> None:
+    async def scenario() -> None:
+        residency = make_residency(store)
+        held = await lease(residency, store.add("tone"))
+
+        await residency.bring(held.task.manifest)
+
+        assert store.loaded == ["tone/1"]
+        with pytest.raises(TaskInUseError, match="1 request"):
+            residency.evict("tone")
+        held.release()
+        assert residency.evict("tone") == (1,)
+        await residency.aclose()
+
+    run(scenario())
+
+
 def test_a_waiter_that_gives_up_leaves_the_load_to_the_others(store: FakeStore) -> None:
     async def scenario() -> None:
         reference = store.add("tone")
