@@ -2,7 +2,8 @@
 
 A shadow row comes with the row it shadows and is worth computing in the next batch only: that is
 where the two share a trunk row. As soon as a row that somebody waits for does not fit, no shadow
-row is taken; none of them ever waits.
+row is taken; none of them waits beyond the next batch. The shadow of a row that overtakes a batch
+comes with the one after, on a trunk row of its own, or never.
 """
 
 from collections.abc import Callable, Sequence
