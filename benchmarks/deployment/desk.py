@@ -7,6 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from deployment.makers import TaskPlan, export_adapter, export_full_model, publish_missing
+from deployment.race import Effort
 from deployment.shapes import Shape, backbone_folder
 from deployment.systems import Deployment, System
 from recording import PACKAGES, Sheet, commit, hardware
@@ -31,7 +32,7 @@ class Extent:
     """Between the last answer and a look at the memory."""
     race_tasks: int
     racers: tuple[System, ...]
-    race_seconds: float
+    race_effort: Effort
     common_rates_per_s: Mapping[str, float]
     many: tuple[int, ...]
     many_seconds: float
@@ -59,7 +60,7 @@ FULL = Extent(
         System.LITSERVE,
         System.RAY_SERVE,
     ),
-    race_seconds=8.0,
+    race_effort=Effort(look_s=6.0, requests=300, longest_s=60.0),
     common_rates_per_s={"single": 20.0, "fanout8": 5.0},
     many=(5, 2_000, 10_000),
     many_seconds=20.0,
@@ -77,7 +78,7 @@ SMOKE = Extent(
     settling_s=0.0,
     race_tasks=2,
     racers=(System.NUNATAK, System.NUNATAK_BFLOAT16, System.FULL_MODELS),
-    race_seconds=0.5,
+    race_effort=Effort(look_s=0.5, requests=5, longest_s=1.0),
     common_rates_per_s={"single": 10.0},
     many=(2, 4),
     many_seconds=0.5,

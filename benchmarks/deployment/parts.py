@@ -150,9 +150,7 @@ def races(desk: Desk) -> None:
         deployment = desk.deployment(
             _race_shape(desk), "race", wanted, full_models=wanted, adapters=wanted
         )
-        scenario = load_scenario(workload).model_copy(
-            update={"duration_s": desk.extent.race_seconds, "num_tasks": count}
-        )
+        scenario = load_scenario(workload).model_copy(update={"num_tasks": count})
         turns = list[dict[System, Turn]]()
         for number in range(desk.extent.rounds):
             print(f"{workload}, round {number + 1} of {desk.extent.rounds}", flush=True)
@@ -162,6 +160,7 @@ def races(desk: Desk) -> None:
                         desk.extent.racers,
                         deployment,
                         scenario,
+                        desk.extent.race_effort,
                         common_rate_per_s=common,
                         seed=number,
                     )

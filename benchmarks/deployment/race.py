@@ -2,7 +2,8 @@
 
 One round starts every system once, in shuffled order, alone on its cores. A burst tells what it can
 do at most; then rates are tried downwards from there, in the open loop, until one keeps the
-objective, and once more halfway up to the one that failed.
+objective, and once more halfway up to the one that failed. A rate that keeps it at a short look is
+asked on for as many requests as a p99 needs, and only counts if it keeps it then as well.
 """
 
 import asyncio
@@ -36,6 +37,21 @@ class DisagreementError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How long a rate is asked for."""
+
+    look_s: float
+    """Before it may be refused."""
+    requests: int
+    """Before it is believed, if they come within `longest_s`."""
+    longest_s: float
+
+    def seconds_to_believe(self, rate_per_s: float) -> float:
+        """How long a rate is asked for that kept the objective at first sight."""
+        return min(self.longest_s, max(self.look_s, self.requests / rate_per_s))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     """What one system did in one round."""
 
@@ -49,6 +65,7 @@ def run_round(
     systems: Sequence[System],
     deployment: Deployment,
     scenario: Scenario,
+    effort: Effort,
     *,
     common_rate_per_s: float,
     seed: int,
@@ -64,10 +81,11 @@ def run_round(
             text = "Where is my parcel, and who can tell me more?"
             said[system] = answers(started, deployment.tasks, text)
             turns[system] = asyncio.run(
-                take_turn(started, scenario, common_rate_per_s=common_rate_per_s, seed=seed)
+                take_turn(started, scenario, effort, common_rate_per_s=common_rate_per_s, seed=seed)
             )
         best = turns[system].best
-        print(f"  {system}: {best.goodput_per_s:.1f}/s, p99 {best.p99_ms:.0f} ms", flush=True)
+        found = f"{best.goodput_per_s:.2f}/s, p99 {best.p99_ms:.0f} ms of {best.requests}"
+        print(f"  {system}: {found}", flush=True)
     check_agreement(said)
     return turns
 
@@ -91,7 +109,7 @@ def check_agreement(said: Mapping[System, list[list[float]]]) -> None:
 
 
 async def take_turn(
-    started: Started, scenario: Scenario, *, common_rate_per_s: float, seed: int
+    started: Started, scenario: Scenario, effort: Effort, *, common_rate_per_s: float, seed: int
 ) -> Turn:
     """Find the highest rate, then ask at the common one."""
     async with asking(started) as asker:
@@ -99,13 +117,21 @@ async def take_turn(
         most_per_s = await burst_rate(asker, scenario, tasks, seed=seed)
         trials = list[tuple[Rate, Round]]()
         for number, share in enumerate(STEPS):
-            trials.append(await try_rate(asker, scenario, tasks, most_per_s * share, seed + number))
+            rate_per_s = most_per_s * share
+            trials.append(
+                await try_rate(asker, scenario, tasks, effort, rate_per_s, seed=seed + number)
+            )
             if trials[-1][0].met:
                 break
         if len(trials) > 1 and trials[-1][0].met:
             between = (trials[-1][0].offered_per_s + trials[-2][0].offered_per_s) / 2
-            trials.append(await try_rate(asker, scenario, tasks, between, seed + len(STEPS)))
-        common = await ask_at(asker, scenario, tasks, common_rate_per_s, seed=seed + 100)
+            trials.append(
+                await try_rate(asker, scenario, tasks, effort, between, seed=seed + len(STEPS))
+            )
+        seconds = effort.seconds_to_believe(common_rate_per_s)
+        common = await ask_at(
+            asker, scenario, tasks, common_rate_per_s, seconds=seconds, seed=seed + 100
+        )
     kept = [result for rate, result in trials if rate.met]
     nothing = Round(goodput_per_s=0.0, p50_ms=0.0, p99_ms=0.0, requests=0)
     return Turn(
@@ -133,10 +159,33 @@ async def burst_rate(
 
 
 async def try_rate(
-    asker: Asker, scenario: Scenario, tasks: Sequence[str], rate_per_s: float, seed: int
+    asker: Asker,
+    scenario: Scenario,
+    tasks: Sequence[str],
+    effort: Effort,
+    rate_per_s: float,
+    *,
+    seed: int,
 ) -> tuple[Rate, Round]:
-    """Ask at a rate and hold it against the objective."""
-    samples = await ask_at(asker, scenario, tasks, rate_per_s, seed=seed)
+    """Ask at a rate and hold it against the objective; for longer if it keeps it at first."""
+    look_s, long_s = effort.look_s, effort.seconds_to_believe(rate_per_s)
+    found = await hold(asker, scenario, tasks, rate_per_s, seconds=look_s, seed=seed)
+    if found[0].met and long_s > look_s:
+        found = await hold(asker, scenario, tasks, rate_per_s, seconds=long_s, seed=seed + 50)
+    return found
+
+
+async def hold(
+    asker: Asker,
+    scenario: Scenario,
+    tasks: Sequence[str],
+    rate_per_s: float,
+    *,
+    seconds: float,
+    seed: int,
+) -> tuple[Rate, Round]:
+    """Ask at a rate for so long and hold what comes against the objective."""
+    samples = await ask_at(asker, scenario, tasks, rate_per_s, seconds=seconds, seed=seed)
     latency = Latency.of(it.response_ms for it in samples if it.error is None)
     p50_ms, p99_ms = (latency.p50_ms, latency.p99_ms) if latency else (0.0, 0.0)
     lag_ms = percentile(sorted(it.lag_ms for it in samples), 99) if samples else 0.0
@@ -145,7 +194,7 @@ async def try_rate(
     answered = sum(it.error is None for it in samples)
     rate = Rate(
         offered_per_s=rate_per_s,
-        answered_per_s=answered / scenario.duration_s,
+        answered_per_s=answered / seconds,
         p50_ms=p50_ms,
         p99_ms=p99_ms,
         met=bool(samples) and Verdict.of(samples, scenario.objectives).met,
@@ -157,8 +206,14 @@ async def try_rate(
 
 
 async def ask_at(
-    asker: Asker, scenario: Scenario, tasks: Sequence[str], rate_per_s: float, *, seed: int
+    asker: Asker,
+    scenario: Scenario,
+    tasks: Sequence[str],
+    rate_per_s: float,
+    *,
+    seconds: float,
+    seed: int,
 ) -> list[Sample]:
-    """The scenario's load for its duration, at this rate."""
+    """The scenario's load for so long, at this rate."""
     changed = scenario.model_copy(update={"arrivals": Poisson(rate_per_s=rate_per_s)})
-    return await drive(asker, plan(changed, tasks, seed=seed, seconds=scenario.duration_s))
+    return await drive(asker, plan(changed, tasks, seed=seed, seconds=seconds))

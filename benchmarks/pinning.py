@@ -1,0 +1,30 @@
+"""Cores of their own for what is measured: whoever asks takes no processor from whoever answers."""
+
+import os
+from collections.abc import Sequence
+
+Cores = tuple[int, ...] | None
+"""None: wherever there is room."""
+
+
+def cores_of(text: str) -> Cores:
+    """Read an option such as `0,1` or `any`.
+
+    Raises:
+        ValueError: it names no cores.
+    """
+    return None if text == "any" else tuple(map(int, text.split(",")))
+
+
+def pinned(command: Sequence[str], cores: Cores) -> list[str]:
+    """The command that runs this one on these cores alone."""
+    if cores is None:
+        return list(command)
+    return ["taskset", "--cpu-list", ",".join(map(str, cores)), *command]
+
+
+def keep_off(cores: Cores) -> None:
+    """Leave these cores to the systems, where there are others for this process and its children."""
+    others = os.sched_getaffinity(0) - set(cores or ())
+    if others:
+        os.sched_setaffinity(0, others)
