@@ -5,8 +5,8 @@ What is compared runs in turns within each round, in another order each time. Th
 process of its own with connections of its own: quiet ones wait for the server, not for it.
 
 A p99 needs a thousand requests to rest on ten of them: shorter parts than the default, or a slower
-machine, leave it to chance. Another load on the machine falls hardest on a server that is always
-busy, and so on one side of each ratio: what is recorded beside other work is worth little.
+machine, leave it to chance. The server has cores of its own and clients have the others, as if they
+were elsewhere: else a flood would take processor time from the server twice, as a client too.
 """
 
 import argparse
@@ -21,6 +21,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from open_loop import Due, Manner, Outcome, poisson, saturate, send
+from pinning import cores_of, keep_off
 from recording import FIGURES, Sheet
 from tenants import publish, server
 
@@ -43,21 +44,24 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", default=list(PARTS), metavar="|".join(PARTS))
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=15, help="of each part of a round")
+    parser.add_argument("--cores", default="0", help="of the server, such as 0,1; `any`: no pin")
     parser.add_argument("--figures", type=Path, default=FIGURES, help="file to append figures to")
     options = parser.parse_args()
     sheet = Sheet(
         command=f"python benchmarks/contention.py --rounds {options.rounds} "
-        f"--seconds {options.seconds:g}",
+        f"--seconds {options.seconds:g} --cores {options.cores}",
         file=options.figures,
         rounds=options.rounds,
     )
+    cores = cores_of(options.cores)
+    keep_off(cores)
     backbone = load_backbone(DEFAULT_BACKBONE)
     names = ["noisy", *(f"quiet-{index}" for index in range(NUM_QUIET))]
     with tempfile.TemporaryDirectory() as folder, Registry.open(folder) as registry:
         versions = [publish(registry, backbone, it, seed) for seed, it in enumerate(names)]
         room = 2 * sum(size_in_memory(it, dtype=backbone.dtype) for it in versions)
         for part in options.parts:
-            with server(folder, task_memory_bytes=room) as address:
+            with server(folder, task_memory_bytes=room, cores=cores) as address:
                 for name in names:
                     saturate(address, name, seconds=0.5, at_once=2, seed=0)
                 PARTS[part](address, sheet, options.seconds)

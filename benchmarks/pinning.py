@@ -24,7 +24,7 @@ def pinned(command: Sequence[str], cores: Cores) -> list[str]:
 
 
 def keep_off(cores: Cores) -> None:
-    """Leave these cores to the systems, where there are others for this process and its children."""
+    """Leave these cores to the systems, where this process and its children have others."""
     others = os.sched_getaffinity(0) - set(cores or ())
     if others:
         os.sched_setaffinity(0, others)

@@ -5,7 +5,6 @@ Each part is measured alone and kept as JSON below `--out`; parts are named to m
 """
 
 import argparse
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import torch
 from deployment.desk import FULL, SMOKE, Desk
 from deployment.parts import fan_out, many, memory, races, saved
+from pinning import cores_of, keep_off
 from recording import FIGURES, Sheet
 
 from nunatak_loadtest.page import write_report
@@ -55,9 +55,8 @@ def main() -> None:
     extent = EXTENTS[options.extent]
     if options.rounds is not None:
         extent = replace(extent, rounds=options.rounds)
-    cores = None if options.cores == "any" else tuple(map(int, options.cores.split(",")))
-    if cores is not None:
-        keep_off(cores)
+    cores = cores_of(options.cores)
+    keep_off(cores)
     for name in options.parts:
         command = f"python benchmarks/savings_report.py {name} --rounds {extent.rounds}"
         sheet = Sheet(command=command, file=options.figures, rounds=extent.rounds)
@@ -70,13 +69,6 @@ def main() -> None:
             resumes=options.resume,
         )
         PARTS[name](desk)
-
-
-def keep_off(cores: tuple[int, ...]) -> None:
-    """Leave the systems' cores to them, where there are others for whoever asks."""
-    others = os.sched_getaffinity(0) - set(cores)
-    if others:
-        os.sched_setaffinity(0, others)
 
 
 if __name__ == "__main__":

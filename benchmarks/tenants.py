@@ -21,6 +21,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import torch
+from pinning import Cores, pinned
 
 from nunatak_artifact import Provenance, draft_task, load_task
 from nunatak_model import (
@@ -162,12 +163,16 @@ def is_wrong(asked: Asked, oracle: Oracle) -> bool:
 
 
 @contextlib.contextmanager
-def server(registry: str, *, task_memory_bytes: int) -> Generator[str]:
-    """Run `nunatak serve` in a process of its own; yields its address."""
+def server(registry: str, *, task_memory_bytes: int, cores: Cores = None) -> Generator[str]:
+    """Run `nunatak serve` in a process of its own, on these cores; yields its address."""
     command = [sys.executable, "-m", "nunatak_cli", "serve", "--registry", registry, "--port", "0"]
     command += ["--task-memory-bytes", str(task_memory_bytes)]
     with subprocess.Popen(  # noqa: S603 - the command is ours
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=os.environ
+        pinned(command, cores),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=os.environ,
     ) as process:
         if process.stdout is None:
             raise RuntimeError("the server's output was asked for and is not there")

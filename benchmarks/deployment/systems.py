@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 import psutil
 from deployment.environments import interpreter
+from pinning import pinned
 
 SERVING = Path(__file__).parents[1] / "peers" / "serving"
 READY = "ready on "
@@ -164,15 +165,12 @@ def _process(
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_raylet_start_wait_time_s": "120",
     }
-    pin: tuple[str, ...] = ()
-    if deployment.cores:
-        pin = ("taskset", "--cpu-list", ",".join(map(str, deployment.cores)))
     with ExitStack() as stack:
         log = None
         if deployment.log is not None:
             log = stack.enter_context(deployment.log.open("a"))
         process = subprocess.Popen(  # noqa: S603 - our own commands; no shell
-            [*pin, *command],
+            pinned(command, deployment.cores),
             stdout=subprocess.PIPE,
             stderr=log if log is not None else subprocess.DEVNULL,
             text=True,

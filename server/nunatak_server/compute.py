@@ -75,7 +75,7 @@ class BatchCompute:
     def holds_trunk(self, encoding: Encoding, split_depth: int | None) -> bool:
         """Tell whether the state that a branch starts from was computed before and is held."""
         if self._trunk is None or not split_depth:
-            return self._backbone.device.type == "cpu"
+            return False
         return split_depth in self._trunk.depths(trunk_source(self._backbone, encoding))
 
 

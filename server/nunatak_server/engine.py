@@ -171,6 +171,9 @@ class Engine:
         if progress is not None and self._compute.stops_between_layers:
             between_layers = partial(self._overtake_or_fail, loop, progress)
         started, begun = self._clock(), self._stopwatch()
+        if between_layers is not None and progress is not None and progress.going_first:
+            # Not left to the first layer: a batch whose states are all held runs none.
+            between_layers(0.0)
         computed = compute_rows(self._compute, plan.batch, between_layers)
         overtaking_s = 0.0 if progress is None else progress.overtaking_s
         seconds = self._stopwatch() - begun - overtaking_s

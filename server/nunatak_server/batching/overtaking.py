@@ -58,13 +58,16 @@ def plan_in_turn(
     if not whole.backlog:
         return whole
     running = Running(batch=whole.batch, backlog=whole.backlog, debts=order.debts)
-    first = _going_first(running, rules)
+    first = _first_of(running, rules)
     if not first:
         return whole
     gone = set(map(id, first))
     rest = plan([row for row in pending if id(row) not in gone], beside=first)
     rest = replace(rest, going_first=tuple(first))
-    return rest if _is_flood(rest.batch, rest.backlog) else whole
+    running = Running(batch=rest.batch, backlog=rest.backlog, debts=order.debts)
+    waiting = [row for row in rest.waiting if id(row) not in gone]
+    # All of them or none: one that stayed behind could be put off like this for ever.
+    return rest if len(_going(first, running, waiting, rules)) == len(first) else whole
 
 
 def plan_overtaking(
@@ -93,23 +96,7 @@ def plan_overtaking(
         order: as the running batch, and what overtook it, have left it.
         rules: weights, and which trunk states are held.
     """
-    if not _is_flood(running.batch, running.backlog):
-        return None
-    tags = _Tags(running, rules)
-    kept = running.backlog.union(map(flow_of, waiting))
-    going, work = list[WaitingRow](), 0.0
-    for rows in _by_group(arrived):
-        out_of_turn = min(map(tags.work_after, rows))
-        work_with_these = work + sum(map(work_of, rows))
-        if (
-            not kept.isdisjoint(map(flow_of, rows))
-            or out_of_turn < MIN_OUT_OF_TURN * tags.work
-            or work_with_these > running.share_left * out_of_turn
-            or work_with_these + running.overtaken_by > out_of_turn
-        ):
-            kept = kept.union(map(flow_of, rows))
-            continue
-        going, work = [*going, *rows], work_with_these
+    going = _going(arrived, running, waiting, rules)
     if not going:
         return None
     gone = set(map(id, going))
@@ -131,11 +118,34 @@ def work_of(row: Waiting) -> float:
     return max(MIN_COST, own + row.trunk_tokens * row.trunk_share)
 
 
-def _is_flood(batch: Sequence[WaitingRow], backlog: frozenset[Flow]) -> bool:
-    return backlog.issuperset(map(flow_of, batch))
+def _going(
+    candidates: Sequence[WaitingRow],
+    running: Running[WaitingRow],
+    waiting: Sequence[WaitingRow],
+    rules: TurnRules[WaitingRow],
+) -> list[WaitingRow]:
+    """Those of the candidates, earlier ones first, that overtake the running batch."""
+    if not running.backlog.issuperset(map(flow_of, running.batch)):
+        return []
+    tags = _Tags(running, rules)
+    kept = running.backlog.union(map(flow_of, waiting))
+    going, work = list[WaitingRow](), 0.0
+    for rows in _by_group(candidates):
+        out_of_turn = min(map(tags.work_after, rows))
+        work_with_these = work + sum(map(work_of, rows))
+        if (
+            not kept.isdisjoint(map(flow_of, rows))
+            or out_of_turn < MIN_OUT_OF_TURN * tags.work
+            or work_with_these > running.share_left * out_of_turn
+            or work_with_these + running.overtaken_by > out_of_turn
+        ):
+            kept = kept.union(map(flow_of, rows))
+            continue
+        going, work = [*going, *rows], work_with_these
+    return going
 
 
-def _going_first(running: Running[WaitingRow], rules: TurnRules[WaitingRow]) -> list[WaitingRow]:
+def _first_of(running: Running[WaitingRow], rules: TurnRules[WaitingRow]) -> list[WaitingRow]:
     """Rows of a batch, at its start, that are of no flood, if most of it is out of turn beside one.
 
     All of them: they are computed now in any case, and the rest is a flood that can be overtaken.

@@ -84,6 +84,23 @@ def test_what_is_read_from_a_trunk_cache_changes_no_answer(backbone: Backbone) -
             assert found == pytest.approx(expected, abs=1e-5)
 
 
+def test_a_trunk_state_is_held_once_it_was_computed_and_kept_and_never_without_a_cache(
+    backbone: Backbone,
+) -> None:
+    (encoding,) = backbone.tokenizer.encode(["one"], max_length=8)
+    rows = [Row(encoding=encoding, branch=branch) for branch in branches(backbone)]
+    depths = [row.branch.split_depth for row in rows]
+    kept = BatchCompute(backbone, trunk=TrunkCache(max_bytes=2**20))
+    without = BatchCompute(backbone)
+
+    assert not any(kept.holds_trunk(encoding, depth) for depth in depths)
+    for compute in (kept, without):
+        compute(rows)
+
+    assert all(kept.holds_trunk(encoding, depth) for depth in depths if depth)
+    assert not any(without.holds_trunk(encoding, depth) for depth in (*depths, None, 0))
+
+
 @pytest.mark.parametrize(
     ("error", "expected"),
     [

@@ -55,9 +55,12 @@ def test_rows_go_before_the_layers_of_a_flood_that_are_left(branch: Branch) -> N
     asyncio.run(scenario())
 
 
-def test_a_row_that_waits_beside_a_flood_is_computed_before_its_first_layer(branch: Branch) -> None:
+@pytest.mark.parametrize("num_layers", [0, 1])
+def test_a_row_that_waits_beside_a_flood_is_computed_first_also_if_that_runs_no_layer(
+    branch: Branch, num_layers: int
+) -> None:
     async def scenario() -> None:
-        compute = LayeredCompute(lambda: None)
+        compute = LayeredCompute(*[lambda: None] * num_layers)
         engine = make_engine(compute)
         rows = [*make_flood(branch), make_row(branch, 100, task="quiet")]
         engine.submit(rows)

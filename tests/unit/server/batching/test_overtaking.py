@@ -1,5 +1,6 @@
 """Laws of overtaking: who goes before a batch that runs, and who does not."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -9,11 +10,18 @@ from hypothesis import strategies as st
 
 from doubles.waiting import WaitingRow, waiting_row
 from nunatak_server.batching.overtaking import Running, plan_in_turn, plan_overtaking, work_of
-from nunatak_server.batching.planner import BatchLimits, BatchPlan, TurnOrder, TurnRules
+from nunatak_server.batching.planner import (
+    OLDEST_EVERY,
+    BatchLimits,
+    BatchPlan,
+    TurnOrder,
+    TurnRules,
+)
 from nunatak_server.batching.senders import ANONYMOUS, Priority
 from nunatak_server.batching.turns import Debts, flow_of
 
 LIMITS = BatchLimits(max_tokens=4096, max_rows=64)
+LIMITS_OF_EIGHT = replace(LIMITS, max_rows=8)
 NEVER = 150.0
 RULES: TurnRules[WaitingRow] = TurnRules()
 
@@ -150,6 +158,44 @@ def test_a_batch_that_takes_all_rows_is_one() -> None:
 
     assert not plan.going_first
     assert len(plan.batch) == 8
+
+
+@given(
+    floods=st.lists(st.sampled_from(["x", "y"]), min_size=1, max_size=2, unique=True),
+    wanted=st.builds(
+        waiting_row,
+        st.sampled_from(["a", "flood"]),
+        st.just(1),
+        tokens=st.integers(1, 30),
+        caller=st.sampled_from(["x", "y", "z"]),
+        priority=st.sampled_from(list(Priority)),
+    ),
+    quiet=st.lists(st.sampled_from(["x", "y", "z"]), max_size=3),
+)
+def test_the_oldest_row_is_computed_within_so_many_batches_whoever_else_asks(
+    floods: list[str], wanted: WaitingRow, quiet: list[str]
+) -> None:
+    pending, order, fresh, num_batches = [wanted], TurnOrder(), itertools.count(10), 0
+
+    while wanted in pending:
+        pending += [waiting_row("flood", next(fresh), caller=it) for it in floods for _ in range(9)]
+        pending += [waiting_row("quiet", next(fresh), caller=it) for it in quiet]
+        plan = plan_in_turn(pending, limits=LIMITS_OF_EIGHT, now=NEVER, order=order, rules=RULES)
+        gone = {*map(id, plan.going_first)}
+        over = plan_overtaking(
+            plan.going_first,
+            running=Running(batch=plan.batch, backlog=plan.backlog, debts=order.debts),
+            waiting=[row for row in plan.waiting if id(row) not in gone],
+            limits=LIMITS_OF_EIGHT,
+            now=NEVER,
+            order=plan.order,
+            rules=RULES,
+        )
+        assert {*map(id, over.batch if over else ())} == gone
+        order, num_batches = over.order if over else plan.order, num_batches + 1
+        pending = [row for row in plan.waiting if id(row) not in gone]
+
+    assert num_batches <= OLDEST_EVERY
 
 
 rows = st.builds(
