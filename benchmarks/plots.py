@@ -28,7 +28,6 @@ COLOURS = {
     "transformers": LOOKS["full_models"].colour,
     "peft.adapter_names": LOOKS["peft_mixed"].colour,
     "peft.set_adapter": LOOKS["peft_switch"].colour,
-    "onnxruntime": LOOKS["processes_private"].colour,
     "ceiling": "white",
 }
 """Of a system whose name starts like this: in every plot the same; the ceiling is no system."""
@@ -84,7 +83,7 @@ def draw_curves(figures: Figures) -> Drawing | None:
     drawing, grid = plt.subplots(
         1, len(found), figsize=size, squeeze=False, sharey=True, layout="constrained"
     )
-    drawing.suptitle("Fan-out, BERT base (dashed: measured at one task, times what counting gives)")
+    drawing.suptitle("Fan-out, BERT base (dashed: bound by layers, times the value at one task)")
     for axes, (dtype, curve) in zip(grid[0], found.items(), strict=True):
         lines = defaultdict[int, list[tuple[int, Figure]]](list)
         for (num_tasks, top_layers), figure in curve.items():
@@ -96,8 +95,8 @@ def draw_curves(figures: Figures) -> Drawing | None:
         axes.xaxis.set_major_formatter("{x:.0f}")
         axes.yaxis.set_major_formatter("{x:g}")
         axes.set_xlabel("tasks asked of one text")
-        axes.set_ylabel("times faster than dedicated forwards")
         axes.set_title(dtype)
+    grid[0][0].set_ylabel("times faster than dedicated forwards")
     handles, labels = grid[0][0].get_legend_handles_labels()
     drawing.legend(
         handles, labels, loc="outside lower center", ncols=6, title="own layers k", frameon=False

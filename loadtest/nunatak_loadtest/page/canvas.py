@@ -9,7 +9,6 @@ nothing lies behind it, so every other colour is legible on white and on black.
 import math
 import textwrap
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
@@ -20,7 +19,7 @@ STEPS = (1, 2, 5)
 """Where a scale of milliseconds has its ticks, in each power of ten."""
 LETTERS_PER_INCH = 11
 """Of a title, at its size."""
-mpl.rcParams |= {
+STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "report",
     "text.color": INK,
@@ -35,6 +34,7 @@ mpl.rcParams |= {
     "legend.fontsize": 9,
     "figure.titlesize": 11,
 }
+"""Settings of matplotlib that drawing and writing run within."""
 
 
 def blank(width: float, height: float, title: str) -> tuple[Figure, Axes]:
