@@ -53,14 +53,15 @@ def draw_curves(cells: Sequence[Cell]) -> Figure:
         for cell in members:
             points = mean_curve(cell)
             is_sft = cell.axes[VARIANT] == SFT
-            axes.plot(
+            (line,) = axes.plot(
                 [epoch for epoch, _ in points],
                 [score for _, score in points],
                 label="SFT" if is_sft else cell.axes[VARIANT],
                 lw=2.5 if is_sft else 1.2,
                 ms=5,
-                **({"color": "black", "marker": "o"} if is_sft else {}),
             )
+            if is_sft:
+                line.set_color("black")
         whole_numbers(axes)
         axes.set(title=task, xlabel="epoch", ylabel="dev score")
     legend_below(drawing, [axes for axes, _ in panels])

@@ -8,9 +8,12 @@ nothing lies behind it, so every other colour is legible on white and on black.
 
 import math
 import textwrap
+from collections.abc import Generator
+from contextlib import contextmanager
 
+import matplotlib as mpl
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
+from matplotlib.axis import XAxis, YAxis
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
@@ -19,22 +22,28 @@ STEPS = (1, 2, 5)
 """Where a scale of milliseconds has its ticks, in each power of ten."""
 LETTERS_PER_INCH = 11
 """Of a title, at its size."""
-STYLE = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "report",
-    "text.color": INK,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "axes.axisbelow": True,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "legend.frameon": False,
-    "legend.fontsize": 9,
-    "figure.titlesize": 11,
-}
-"""Settings of matplotlib that drawing and writing run within."""
+
+
+@contextmanager
+def styled() -> Generator[None]:
+    """Draw and write within this, and matplotlib's settings are as before afterwards."""
+    with mpl.rc_context():
+        mpl.rcParams |= {
+            "svg.fonttype": "none",
+            "svg.hashsalt": "report",
+            "text.color": INK,
+            "axes.edgecolor": INK,
+            "axes.labelcolor": INK,
+            "axes.axisbelow": True,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "xtick.color": INK,
+            "ytick.color": INK,
+            "legend.frameon": False,
+            "legend.fontsize": 9,
+            "figure.titlesize": 11,
+        }
+        yield
 
 
 def blank(width: float, height: float, title: str) -> tuple[Figure, Axes]:
@@ -52,12 +61,15 @@ def legend_below(figure: Figure, columns: int = 2) -> None:
     figure.legend(loc="outside lower center", ncols=columns)
 
 
-def milliseconds(axis: Axis, low: float, high: float) -> None:
+def milliseconds(axis: XAxis | YAxis, low: float, high: float) -> None:
     """A logarithmic scale between round numbers around these, labelled in plain ones."""
-    set_scale = axis.axes.set_xscale if axis.axis_name == "x" else axis.axes.set_yscale
-    set_limits = axis.axes.set_xlim if axis.axis_name == "x" else axis.axes.set_ylim
-    set_scale("log")
-    set_limits(_round_below(low), _round_above(high))
+    limits = _round_below(low), _round_above(high)
+    if isinstance(axis, XAxis):
+        axis.axes.set_xscale("log")
+        axis.axes.set_xlim(*limits)
+    else:
+        axis.axes.set_yscale("log")
+        axis.axes.set_ylim(*limits)
     axis.set_major_locator(LogLocator(subs=STEPS))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter("{x:,g}")

@@ -6,11 +6,10 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 
-import matplotlib as mpl
 from matplotlib.figure import Figure
 from pydantic import TypeAdapter
 
-from nunatak_loadtest.page.canvas import INK, STYLE
+from nunatak_loadtest.page.canvas import INK, styled
 from nunatak_loadtest.page.charts import draw_all
 from nunatak_loadtest.page.facts import Facts, Headline, gather, headlines
 from nunatak_loadtest.page.tables import Sheet, all_sheets
@@ -30,7 +29,7 @@ def write_report(folder: Path, out: Path, *, price_per_hour: float = PRICE_PER_H
     """
     results = load_results(folder)
     facts = gather(results, price_per_hour=price_per_hour)
-    with mpl.rc_context(STYLE):
+    with styled():
         return _write(facts, results, out)
 
 

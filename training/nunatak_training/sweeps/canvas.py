@@ -8,6 +8,7 @@ from itertools import cycle
 from types import MappingProxyType
 
 from cycler import cycler
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -49,7 +50,7 @@ def colours_of(names: Sequence[str]) -> list[str]:
 
 def legend_below(drawing: Figure, panels: Iterable[Axes]) -> None:
     """Name what all panels show once, below them, in as many columns as there is room for."""
-    found = dict[str, object]()
+    found = dict[str, Artist]()
     for axes in panels:
         handles, labels = axes.get_legend_handles_labels()
         found |= dict(zip(labels, handles, strict=True))
@@ -68,7 +69,7 @@ def legend_below(drawing: Figure, panels: Iterable[Axes]) -> None:
 
 def whole_numbers(axes: Axes) -> None:
     """There is no epoch, layer or step between two of them."""
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
 def draw_lines(
