@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from statistics import mean
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
 
 from nunatak_training.sweeps import Finished, RunRecord
+from nunatak_training.sweeps.canvas import LOOKS, legend_below
 from nunatak_training.sweeps.tables import deviation, markdown_table
 from nunatak_training.sweeps.wording import num_frozen
 
@@ -96,17 +98,21 @@ def elsa_table(records: Sequence[RunRecord]) -> ElsaTable:
 
 def draw_relative(table: ElsaTable) -> Figure:
     """Relative performance over frozen layers, a line a task, as the paper's figure 1."""
-    drawing = Figure(figsize=(7, 4.5), layout="constrained")
+    drawing = Figure(figsize=(7, 5.4), layout="constrained")
     axes = drawing.subplots()
+    axes.set_prop_cycle(LOOKS)
     for task in table.tasks:
         shares = [table.relative(task, frozen) for frozen in table.depths]
-        axes.plot(table.depths, shares, marker="o", ms=3, lw=1, label=task)
+        axes.plot(table.depths, shares, ms=5, lw=1.2, label=task)
     averages = [table.average(frozen) for frozen in table.depths]
-    axes.plot(table.depths, averages, marker="s", lw=2.5, color="black", label="average")
-    axes.axhline(TARGET, ls="--", lw=1, color="grey")
+    axes.plot(table.depths, averages, marker="s", ms=6, lw=2.5, color="black", label="average")
+    axes.axhline(TARGET, ls="--", lw=1.2, color="black", label=f"goal: {TARGET:.0%}")
     axes.set_xticks(table.depths)
-    axes.set(xlabel=f"frozen layers of {table.num_layers}", ylabel="relative to full fine-tuning")
-    axes.legend(fontsize=8)
+    axes.set(
+        xlabel=f"frozen layers of {table.num_layers}", ylabel="score, of that of full fine-tuning"
+    )
+    axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
+    legend_below(drawing, [axes])
     return drawing
 
 

@@ -9,6 +9,7 @@ from statistics import mean
 from matplotlib.figure import Figure
 
 from nunatak_training.sweeps import Cell, RunRecord, cells_of
+from nunatak_training.sweeps.canvas import legend_below, whole_numbers
 from nunatak_training.sweeps.plots import mean_curve, panels_by_task
 from nunatak_training.sweeps.tables import COLUMNS, deviation, markdown_table
 
@@ -52,15 +53,18 @@ def draw_curves(cells: Sequence[Cell]) -> Figure:
         for cell in members:
             points = mean_curve(cell)
             is_sft = cell.axes[VARIANT] == SFT
-            axes.plot(
+            (line,) = axes.plot(
                 [epoch for epoch, _ in points],
                 [score for _, score in points],
                 label="SFT" if is_sft else cell.axes[VARIANT],
-                color="black" if is_sft else None,
                 lw=2.5 if is_sft else 1.2,
+                ms=5,
             )
+            if is_sft:
+                line.set_color("black")
+        whole_numbers(axes)
         axes.set(title=task, xlabel="epoch", ylabel="dev score")
-    panels[0][0].legend(fontsize=7)
+    legend_below(drawing, [axes for axes, _ in panels])
     return drawing
 
 

@@ -16,11 +16,21 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 from recording import Figure
 
+from nunatak_loadtest.page.palette import LOOKS, SERIES
+
 Figures = Mapping[str, Figure]
 NUM_LAYERS = 12
 """Of the fan-out, which runs the shape of BERT base."""
 DTYPES = ("fp32", "bf16")
-OURS, THEIRS, LIMIT = "#1f6f8b", "#c9c2b8", "#8c2f39"
+INK, SPARE = "black", "#8a8f96"
+COLOURS = {
+    "nunatak": LOOKS["nunatak"].colour,
+    "transformers": LOOKS["full_models"].colour,
+    "peft.adapter_names": LOOKS["peft_mixed"].colour,
+    "peft.set_adapter": LOOKS["peft_switch"].colour,
+    "ceiling": "white",
+}
+"""Of a system whose name starts like this: in every plot the same; the ceiling is no system."""
 # Equal figures give equal bytes: no date, no random ids.
 mpl.rcParams |= {"svg.hashsalt": "figures", "svg.fonttype": "none"}
 
@@ -28,6 +38,15 @@ mpl.rcParams |= {"svg.hashsalt": "figures", "svg.fonttype": "none"}
 def draw_all(figures: Figures, folder: Path) -> list[str]:
     """Write every plot that has figures; returns the names of the files."""
     folder.mkdir(parents=True, exist_ok=True)
+    drawn = drawings(figures)
+    for name, drawing in drawn.items():
+        drawing.savefig(folder / name, metadata={"Date": None})
+        plt.close(drawing)
+    return list(drawn)
+
+
+def drawings(figures: Figures) -> dict[str, Drawing]:
+    """Every plot that has figures, by the name of its file."""
     fan_out, ragged = "forward.fanout.t8.k3", "forward.ragged.lora32"
     drawn = {
         "fanout-curve.svg": draw_curves(figures),
@@ -36,12 +55,7 @@ def draw_all(figures: Figures, folder: Path) -> list[str]:
         "flat.svg": draw_flat(figures),
         "activations.svg": draw_activations(figures),
     }
-    for name, drawing in drawn.items():
-        if drawing is not None:
-            drawing.tight_layout()
-            drawing.savefig(folder / name, metadata={"Date": None})
-            plt.close(drawing)
-    return [name for name, drawing in drawn.items() if drawing is not None]
+    return {name: drawing for name, drawing in drawn.items() if drawing is not None}
 
 
 def points(figures: Figures, pattern: str) -> dict[tuple[str, ...], Figure]:
@@ -65,7 +79,11 @@ def draw_curves(figures: Figures) -> Drawing | None:
     found = {dtype: curve for dtype, curve in found.items() if curve}
     if not found:
         return None
-    drawing, grid = plt.subplots(1, len(found), figsize=(5.5 * len(found), 4.6), squeeze=False)
+    size = 5.5 * len(found), 5.4
+    drawing, grid = plt.subplots(
+        1, len(found), figsize=size, squeeze=False, sharey=True, layout="constrained"
+    )
+    drawing.suptitle("Fan-out, BERT base (dashed: bound by layers, times the value at one task)")
     for axes, (dtype, curve) in zip(grid[0], found.items(), strict=True):
         lines = defaultdict[int, list[tuple[int, Figure]]](list)
         for (num_tasks, top_layers), figure in curve.items():
@@ -77,22 +95,38 @@ def draw_curves(figures: Figures) -> Drawing | None:
         axes.xaxis.set_major_formatter("{x:.0f}")
         axes.yaxis.set_major_formatter("{x:g}")
         axes.set_xlabel("tasks asked of one text")
-        axes.set_ylabel("times faster than dedicated forwards")
-        axes.set_title(f"Fan-out, BERT base, {dtype} (dashed: bound by layers)")
-        axes.legend(title="own layers k", fontsize=8)
+        axes.set_title(dtype)
+    grid[0][0].set_ylabel("times faster than dedicated forwards")
+    handles, labels = grid[0][0].get_legend_handles_labels()
+    drawing.legend(
+        handles, labels, loc="outside lower center", ncols=6, title="own layers k", frameon=False
+    )
     return drawing
 
 
 def draw_curve(axes: Axes, top_layers: int, line: Sequence[tuple[int, Figure]]) -> None:
-    """One line with its deciles, and its bound in the same colour."""
+    """One line with its deciles, and in the same colour what counting layers makes of its start.
+
+    At few tasks the ratio is how much faster one forward is than the rival's. The bound knows
+    nothing of that, so it begins where the line does.
+    """
     tasks = [num_tasks for num_tasks, _ in line]
-    colour = plt.get_cmap("viridis")((top_layers - 1) / 6)
+    look = SERIES[(top_layers - 1) % len(SERIES)]
     errors = deciles_beside([figure for _, figure in line])
     values = [figure.value for _, figure in line]
     axes.errorbar(
-        tasks, values, yerr=errors, marker="o", ms=3, capsize=2, color=colour, label=str(top_layers)
+        tasks,
+        values,
+        yerr=errors,
+        marker=look.marker,
+        ms=5,
+        capsize=2,
+        color=look.colour,
+        label=str(top_layers),
     )
-    axes.plot(tasks, [bound(it, top_layers) for it in tasks], ls="--", lw=1, color=colour)
+    start = values[0] / bound(tasks[0], top_layers)
+    bounds = [start * bound(it, top_layers) for it in tasks]
+    axes.plot(tasks, bounds, ls="--", lw=1, color=look.colour)
 
 
 def deciles_beside(figures: Sequence[Figure]) -> list[list[float]]:
@@ -110,19 +144,35 @@ def draw_bars(figures: Figures, prefix: str, title: str) -> Drawing | None:
     ordered = sorted(found.items(), key=lambda it: -it[1].value)
     names = [name for (name,), _ in ordered]
     times = [figure for _, figure in ordered]
-    colours = [
-        LIMIT if "ceiling" in it else OURS if it.startswith("nunatak") else THEIRS for it in names
-    ]
-    drawing, axes = plt.subplots(figsize=(8, 0.36 * len(names) + 1.2))
+    drawing, axes = plt.subplots(figsize=(8, 0.36 * len(names) + 1.2), layout="constrained")
     axes.barh(
-        names, [it.value for it in times], xerr=deciles_beside(times), color=colours, capsize=2
+        names,
+        [it.value for it in times],
+        xerr=deciles_beside(times),
+        color=[colour_of(it) for it in names],
+        edgecolor=INK,
+        linewidth=0.6,
+        capsize=2,
     )
     for row, figure in enumerate(times):
-        axes.text(figure.high, row, f"  {figure.value:.0f}", va="center", fontsize=8)
+        # Spaces in front of a text are not kept in SVG, so the gap is an offset.
+        axes.annotate(
+            f"{figure.value:.0f}",
+            (figure.high, row),
+            xytext=(7, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=9,
+        )
     axes.set_xlabel("milliseconds (median, first to last decile)")
     axes.set_title(title)
     axes.margins(x=0.1)
     return drawing
+
+
+def colour_of(name: str) -> str:
+    """The colour of a system, by how its name begins."""
+    return next((it for known, it in COLOURS.items() if name.startswith(known)), SPARE)
 
 
 def draw_flat(figures: Figures) -> Drawing | None:
@@ -133,41 +183,58 @@ def draw_flat(figures: Figures) -> Drawing | None:
     lines = defaultdict[str, list[tuple[int, Figure]]](list)
     for (name, count), figure in found.items():
         lines[name].append((int(count), figure))
-    drawing, axes = plt.subplots(figsize=(6.5, 4))
-    for name, line in sorted(lines.items()):
+    drawing, axes = plt.subplots(figsize=(6.5, 4.8), layout="constrained")
+    for look, (name, line) in zip(SERIES, sorted(lines.items()), strict=False):
         ordered = sorted(line, key=lambda point: point[0])
-        values = [figure.value for _, figure in ordered]
-        errors = deciles_beside([figure for _, figure in ordered])
         axes.errorbar(
-            [count for count, _ in ordered], values, yerr=errors, marker="o", capsize=2, label=name
+            [count for count, _ in ordered],
+            [figure.value for _, figure in ordered],
+            yerr=deciles_beside([figure for _, figure in ordered]),
+            marker=look.marker,
+            color=look.colour,
+            capsize=2,
+            label=name,
         )
-    axes.axhline(1.05, ls="--", color=LIMIT, label="goal at 32 tasks")
+    axes.axhline(1.05, ls="--", color=INK, label="goal at 32 tasks: 1.05")
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:.0f}")
     axes.set_xlabel("different tasks in a batch of 32 texts")
     axes.set_ylabel("times the cost of one task")
     axes.set_title("Cost over the number of tasks, MiniLM")
-    axes.legend(fontsize=8)
+    drawing.legend(loc="outside lower center", ncols=3, fontsize=9, frameon=False)
     return drawing
 
 
 def draw_activations(figures: Figures) -> Drawing | None:
-    """Peak of what a forward allocates, over its tokens, for short and long rows."""
+    """Peak of what a forward allocates, over its tokens, for short and long rows.
+
+    Lines that coincide remain visible: each next one is thinner, its marks smaller.
+    """
     found = points(figures, r"forward\.activations\.len(\d+)\.t(\d+)")
     if not found:
         return None
     lines = defaultdict[int, list[tuple[int, float]]](list)
     for (length, tokens), figure in found.items():
         lines[int(length)].append((int(tokens), figure.value))
-    drawing, axes = plt.subplots(figsize=(6.5, 4))
-    for length, line in sorted(lines.items()):
+    drawing, axes = plt.subplots(figsize=(6.5, 4.4), layout="constrained")
+    for place, (length, line) in enumerate(sorted(lines.items())):
+        look, left = SERIES[place % len(SERIES)], len(lines) - place
         ordered = sorted(line)
-        tokens, peaks = [it for it, _ in ordered], [peak for _, peak in ordered]
-        axes.plot(tokens, peaks, marker="o", label=f"rows of {length} tokens")
+        axes.plot(
+            [tokens for tokens, _ in ordered],
+            [peak for _, peak in ordered],
+            marker=look.marker,
+            ms=2 + 4 * left,
+            lw=3 * left - 1.5,
+            color=look.colour,
+            label=f"rows of {length} tokens",
+        )
+    is_one = len({tuple(sorted(line)) for line in lines.values()}) == 1 < len(lines)
+    note = " (the lines coincide)" if is_one else ""
     axes.set_xlabel("tokens of the batch")
     axes.set_ylabel("peak of activations, MiB")
-    axes.set_title("Activation memory over the token budget, MiniLM, fp32")
+    axes.set_title(f"Activation memory over the token budget, MiniLM, fp32{note}", fontsize=11)
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
-    axes.legend()
+    drawing.legend(loc="outside lower center", ncols=3, fontsize=9, frameon=False)
     return drawing

@@ -1,13 +1,12 @@
 """The papers' tables, from the results of their sweeps alone: `docs/results/papers.md`.
 
-Can be run while the sweeps go on; a table that has no results yet says so.
+Can be run while the sweeps go on; a table that has no results says how to get them.
 """
 
 import argparse
 import csv
 from collections.abc import Sequence
 from pathlib import Path
-from shutil import copyfile
 from statistics import mean
 
 import matplotlib as mpl
@@ -17,6 +16,7 @@ from matplotlib.figure import Figure
 from recording import FIGURES, latest, record
 
 from nunatak_training.analysis import analyze_lowresource, analyze_robustness
+from nunatak_training.analysis.trained import draw_losses, draw_similarities
 from nunatak_training.sweeps import (
     Failed,
     ResultsFolder,
@@ -56,12 +56,12 @@ def main() -> None:
     elsa = _records(folder / "elsa")
     parts = [
         HEAD,
+        READING.read_text(encoding="utf-8") if READING.exists() else "",
         section("Freezing layers (Elsa)", "elsa", elsa, elsa_part(elsa)),
         adapter_sections(_records(folder / "adapter")),
         robustness_section(_records(folder / "robustness")),
         inside_section(folder),
         graddrop_section(_records(folder / "graddrop")),
-        READING.read_text(encoding="utf-8") if READING.exists() else "",
     ]
     PAGE.write_text("\n".join(parts), encoding="utf-8")
     if arguments.record and elsa:
@@ -82,11 +82,12 @@ def elsa_part(records: Sequence[RunRecord]) -> str:
     table = elsa_table(records)
     if not table.tasks or not table.depths:
         return cells_markdown(cells_of(records))
-    _save(draw_relative(table), "papers-elsa.svg")
+    alt = "Score relative to full fine-tuning over frozen layers, of each task"
+    image = _plot(draw_relative(table), "papers-elsa.svg", alt)
     point, first = table.operating_point(), table.operating_point(FIRST_TARGET, without=LEFT_OUT)
     num_layers = table.num_layers
     return (
-        f"{table.markdown()}\n![relative performance](plots/papers-elsa.svg)\n\n"
+        f"{table.markdown()}\n{image}\n"
         f"Operating point at {TARGET:.0%} of full fine-tuning: {_layers(point, num_layers)}; at "
         f"{FIRST_TARGET:.0%} without {LEFT_OUT}: {_layers(first, num_layers)}.\n"
         f"{savings()}"
@@ -112,8 +113,9 @@ def adapter_sections(records: Sequence[RunRecord]) -> str:
     gained = ""
     if plain:
         findings = analyze_lowresource(plain)
-        _save(findings.drawing, "papers-adapter.svg")
-        gained = f"{findings.markdown()}\n![gains](plots/papers-adapter.svg)\n"
+        alt = "Score of bottlenecks above full fine-tuning, of each task"
+        image = _plot(findings.drawing, "papers-adapter.svg", alt)
+        gained = f"{findings.markdown()}\n{image}"
     mixed = _off_and_on(plain, [it for it in records if _is_mixed(it)])
     adapted = _off_and_on(plain, [it for it in records if it.run.recipe.tapt is not None])
     note = "Scores are of the dev set, which here chose nothing.\n\n"
@@ -146,39 +148,52 @@ def robustness_section(records: Sequence[RunRecord]) -> str:
     text = ""
     if records:
         findings = analyze_robustness(records)
-        _save(findings.drawing, "papers-robustness.svg")
-        text = f"{findings.markdown()}\n![boxes](plots/papers-robustness.svg)\n"
+        alt = "Scores over seeds at each learning rate, of each method"
+        image = _plot(findings.drawing, "papers-robustness.svg", alt)
+        text = f"{findings.markdown()}\n{image}"
     return section("Learning rates", "robustness", records, text)
 
 
 def inside_section(folder: Path) -> str:
     """What training moved: similarity by layer, and the loss around the trained parameters."""
     text = "## Inside the models\n\nSST-2 at 1k examples, seed 0, by the recipes of adapter.yaml.\n"
-    rsa, landscape = folder / "rsa", folder / "landscape"
-    if (rsa / "rsa.csv").exists():
-        copyfile(rsa / "rsa.png", PLOTS / "papers-rsa.png")
+    rsa, landscape = folder / "rsa" / "rsa.csv", folder / "landscape" / "landscape.csv"
+    if rsa.exists():
+        similarities = read_points(rsa)
+        alt = "Similarity to the backbone over layers, of each run"
+        image = _plot(draw_similarities(similarities), "papers-rsa.svg", alt)
         text += (
             "\nSimilarity of each layer's representations to the backbone's (RSA; 1: unmoved):\n\n"
-            f"{by_layer(rsa / 'rsa.csv')}\n![similarity by layer](plots/papers-rsa.png)\n"
+            f"{by_layer(similarities)}\n{image}"
         )
-    if (landscape / "landscape.csv").exists():
-        copyfile(landscape / "landscape.png", PLOTS / "papers-landscape.png")
+    else:
+        text += f"\n#{not_measured('Similarity by layer', 'rsa')}"
+    if landscape.exists():
+        alt = "Dev loss along that line, of each run"
+        image = _plot(draw_losses(read_points(landscape)), "papers-landscape.svg", alt)
         text += (
             "\nDev loss on the line from before training (0) through what was trained (1):\n\n"
-            "![loss landscape](plots/papers-landscape.png)\n"
+            f"{image}"
         )
+    else:
+        text += f"\n#{not_measured('Loss landscape', 'landscape')}"
     return text
 
 
-def by_layer(table: Path) -> str:
-    """One row a run and one column a layer, from a row for each of both."""
+def read_points(table: Path) -> list[tuple[str, float, float]]:
+    """The rows of an analysis with a run and two numbers in each."""
     with table.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    layers = list(dict.fromkeys(row["layer"] for row in rows))
-    found = {(row["run"], row["layer"]): float(row["similarity"]) for row in rows}
-    runs = dict.fromkeys(row["run"] for row in rows)
+        _, *rows = csv.reader(file)
+    return [(run, float(place), float(value)) for run, place, value in rows]
+
+
+def by_layer(points: Sequence[tuple[str, float, float]]) -> str:
+    """One row a run and one column a layer, from run, layer and similarity."""
+    layers = list(dict.fromkeys(layer for _, layer, _ in points))
+    found = {(run, layer): value for run, layer, value in points}
+    runs = dict.fromkeys(run for run, _, _ in points)
     return markdown_table(
-        ["run", *(f"layer {layer}" for layer in layers)],
+        ["run", *(f"layer {layer:.0f}" for layer in layers)],
         [[run, *(f"{found[run, layer]:.3f}" for layer in layers)] for run in runs],
     )
 
@@ -188,17 +203,18 @@ def graddrop_section(records: Sequence[RunRecord]) -> str:
     text = ""
     cells = graddrop_cells(records)
     if cells:
-        _save(draw_curves(cells), "papers-graddrop.svg")
-        text = f"{graddrop_markdown(cells)}\n![curves](plots/papers-graddrop.svg)\n"
+        alt = "Dev score over epochs of each variant, a panel a task"
+        image = _plot(draw_curves(cells), "papers-graddrop.svg", alt)
+        text = f"{graddrop_markdown(cells)}\n{image}"
     return section("Dropped gradients (GradDrop)", "graddrop", records, text)
 
 
 def section(title: str, name: str, records: Sequence[RunRecord], text: str) -> str:
     """One table with what it ran on: the sweep file, how much is done, and how long that took."""
     sweep = (SWEEPS / f"{name}.yaml").read_text(encoding="utf-8")
-    head = f"## {title}\n\n```yaml\n{sweep}```\n\n"
     if not records:
-        return f"{head}No results yet.\n"
+        return not_measured(title, name)
+    head = f"## {title}\n\n```yaml\n{sweep}```\n\n"
     failed = sum(isinstance(it.outcome, Failed) for it in records)
     minutes = sum(it.cpu_seconds for it in records) / 60
     sizes = sorted({it.run.data.num_train for it in records})
@@ -209,6 +225,11 @@ def section(title: str, name: str, records: Sequence[RunRecord], text: str) -> s
     )
 
 
+def not_measured(title: str, name: str) -> str:
+    """In place of a part without results: the command that makes them."""
+    return f"## {title}: not measured\n\n`make papers ONLY={name} DATA=folder`\n"
+
+
 def _layers(frozen: int | None, num_layers: int) -> str:
     return "none of those tried" if frozen is None else f"{frozen} of {num_layers} layers frozen"
 
@@ -217,8 +238,10 @@ def _records(folder: Path) -> list[RunRecord]:
     return in_order(ResultsFolder(folder).records())
 
 
-def _save(drawing: Figure, name: str) -> None:
+def _plot(drawing: Figure, name: str, alt: str) -> str:
+    """Write a plot, and return what shows it in the page."""
     drawing.savefig(PLOTS / name, metadata={"Date": None})  # pyright: ignore[reportUnknownMemberType]
+    return f"![{alt}](plots/{name})\n"
 
 
 if __name__ == "__main__":

@@ -145,9 +145,10 @@ def _point(
         async with asking(started) as asker:
             samples = await ask_at(asker, scenario, tasks, HALF * rate_per_s, seed=7)
             loaded.append((_loads(started) - before) / max(len(samples), 1))
-            return Latency.of(it.response_ms for it in samples if it.error is None)
+            answered.extend(it.response_ms for it in samples if it.error is None)
+            return Latency.of(answered)
 
-    loaded = list[float]()
+    loaded, answered = list[float](), list[float]()
     latency = asyncio.run(ask())
     return ManyPoint(
         tasks=full.tasks,
@@ -159,6 +160,8 @@ def _point(
         pss_bytes=full.pss_bytes,
         start_s=start_s,
         fill_s=full.seconds,
+        requests=len(answered),
+        seconds=scenario.duration_s,
     )
 
 

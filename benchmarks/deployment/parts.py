@@ -189,7 +189,7 @@ def many(desk: Desk) -> None:
     points, rates = measure_many(
         deployment, counts, rounds=desk.extent.rounds, seconds=seconds, burst=burst
     )
-    title = "LoRA rank 8 tasks in one server, all loaded"
+    title = "LoRA rank 8, all in memory"
     kept = ManyTasks(origin=desk.origin(), backbone=shape, title=title, points=tuple(points))
     desk.keep("many", kept)
     for popularity, rounds in rates.items():
@@ -208,7 +208,7 @@ def many(desk: Desk) -> None:
     desk.sheet.record("report.many.start_few_s", [start_s], unit=unit)
     room = max(1, max(counts) // 5)
     cold = measure_cold(deployment, room=room, seconds=seconds, burst=burst)
-    title = f"LoRA rank 8 tasks in one server with room for {room}"
+    title = f"LoRA rank 8, room for {room:,}"
     kept = ManyTasks(origin=desk.origin(), backbone=shape, title=title, points=tuple(cold))
     desk.keep("many-room", kept)
     for point in cold:

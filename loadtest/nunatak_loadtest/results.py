@@ -149,6 +149,10 @@ class ManyPoint(Result):
     pss_bytes: int
     start_s: float = Field(description="from the start of the process until it was ready")
     fill_s: float = Field(description="to load all tasks once, through HTTP")
+    requests: int | None = Field(
+        default=None, description="answered while latencies were measured; older results lack it"
+    )
+    seconds: float | None = Field(default=None, description="that this measurement took")
 
 
 class ManyTasks(Result):

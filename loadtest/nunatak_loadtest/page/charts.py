@@ -1,36 +1,20 @@
-"""The plots of the report; each is drawn from the results alone, and only where there are any.
-
-Colours and grey text are legible on white and on black, since the page follows the reader's theme.
-"""
+"""The plots of the report; each is drawn from the results alone, and only where there are any."""
 # pyright: reportUnknownMemberType=false
 # matplotlib leaves the keyword arguments of its methods untyped.
 
 from collections.abc import Sequence
 
-import matplotlib as mpl
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from nunatak_loadtest.page.facts import BUDGET_BYTES, Facts, bytes_at, goodput
-from nunatak_loadtest.report import QUANTILES
-from nunatak_loadtest.results import FanOutLine, ManyTasks, MemoryLine, Race, Run, SavedCell
+from nunatak_loadtest.page.canvas import INK, blank, legend_below
+from nunatak_loadtest.page.facts import BUDGET_BYTES, Facts, asked_how, bytes_at
+from nunatak_loadtest.page.palette import OURS, SERIES, looks_of
+from nunatak_loadtest.page.race_charts import draw_quantiles, draw_race, label_cdf
+from nunatak_loadtest.results import FanOutLine, ManyTasks, MemoryLine, Run, SavedCell
 
-INK, OURS, ALSO_OURS = "#7d8590", "#2a9d8f", "#8fcdc4"
-OTHERS = ("#c77d4f", "#8d6cab", "#b5a642", "#5b8db8", "#b56576", "#6c757d", "#9a8c98")
-mpl.rcParams |= {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "report",
-    "text.color": INK,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "axes.titlesize": 11,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "legend.frameon": False,
-    "legend.fontsize": 8,
-}
+WIDEST, NARROWER = 4.0, 1.0
+"""Points of the first line of a memory plot, and by how much the next ones are thinner: of lines
+that lie on one another all remain visible."""
 
 
 def draw_all(facts: Facts) -> dict[str, Figure]:
@@ -53,16 +37,6 @@ def draw_all(facts: Facts) -> dict[str, Figure]:
     return drawn
 
 
-def draw_race(race: Race) -> dict[str, Figure]:
-    """What a race has measured."""
-    drawn = {f"throughput-{race.workload}": draw_goodput(race)}
-    if any(racer.rates for racer in race.racers):
-        drawn[f"latency-over-load-{race.workload}"] = draw_load(race)
-    if any(racer.quantiles_ms for racer in race.racers):
-        drawn[f"cdf-{race.workload}"] = draw_race_cdf(race)
-    return drawn
-
-
 def draw_run(run: Run) -> dict[str, Figure]:
     """What a run has measured."""
     name = run.report.job.scenario.name
@@ -74,17 +48,20 @@ def draw_run(run: Run) -> dict[str, Figure]:
 
 def draw_memory(lines: Sequence[MemoryLine], backbone: str) -> Figure:
     """PSS over tasks: measured points, straight lines, dashed where nothing was measured."""
-    figure, axes = _axes(7.0, 4.2)
+    figure, axes = blank(7.0, 5.0, f"Memory over tasks, {backbone} (dashed: extrapolated)")
     most = max(point.tasks for line in lines for point in line.points)
-    for line, colour in zip(lines, _colours(lines), strict=False):
+    for place, (line, look) in enumerate(
+        zip(lines, looks_of([it.system for it in lines]), strict=True)
+    ):
+        width = max(1.2, WIDEST - place * NARROWER)
         last = line.points[-1].tasks
         for begin, end, style in ((0, last, "-"), (last, most, "--")):
             if end > begin:
                 ys = [(line.base_bytes + line.slope_bytes * it) / 1e9 for it in (begin, end)]
-                axes.plot([begin, end], ys, ls=style, color=colour, lw=2 if line.is_ours else 1.4)
+                axes.plot([begin, end], ys, ls=style, color=look.colour, lw=width)
         tasks = [point.tasks for point in line.points]
         sizes = [point.pss_bytes / 1e9 for point in line.points]
-        axes.plot(tasks, sizes, "o", ms=4, color=colour, label=line.title)
+        axes.plot(tasks, sizes, look.marker, ms=6, color=look.colour, label=line.title)
     ours = lines[0]
     if ours.is_ours:
         start, per_task = ours.base_bytes, ours.parameter_bytes_per_task
@@ -92,178 +69,108 @@ def draw_memory(lines: Sequence[MemoryLine], backbone: str) -> Figure:
         axes.plot([0, most], ys, ls=":", color=INK, label="formula: what a task owns")
     highest = max(bytes_at(line, most) for line in lines)
     if highest > BUDGET_BYTES:
-        axes.axhline(BUDGET_BYTES / 1e9, color="#d1495b", lw=1, label="24 GiB")
+        label = f"a machine of {BUDGET_BYTES / 2**30:g} GiB"
+        axes.axhline(BUDGET_BYTES / 1e9, color=INK, lw=1.2, ls="-.", label=label)
     axes.set_xlabel("tasks")
     axes.set_ylabel("memory of all processes, GB (PSS)")
-    axes.set_title(f"Memory over tasks, {backbone} (dashed: extrapolated)")
     axes.set_ylim(bottom=0)
-    axes.legend()
+    legend_below(figure)
     return figure
 
 
 def draw_saved(cells: Sequence[SavedCell]) -> Figure:
     """Saved share over tasks: formula as a line for each N, measured as points."""
-    figure, axes = _axes(6.0, 3.8)
+    title = f"Memory saved in deployment, {cells[0].backbone} (lines: published formula)"
+    figure, axes = blank(6.5, 4.4, title)
     depths = sorted({cell.num_frozen for cell in cells})
-    for depth, colour in zip(depths, (OURS, *OTHERS), strict=False):
+    for depth, look in zip(depths, SERIES, strict=False):
         its = sorted((c for c in cells if c.num_frozen == depth), key=lambda c: c.num_tasks)
         tasks = [cell.num_tasks for cell in its]
-        axes.plot(tasks, [cell.formula_share for cell in its], color=colour, lw=1)
+        axes.plot(tasks, [cell.formula_share for cell in its], color=look.colour, lw=1.2)
         measured = [cell.measured_share for cell in its]
-        axes.plot(tasks, measured, "o", color=colour, label=f"{depth} frozen layers")
+        label = f"{depth} frozen layers"
+        axes.plot(tasks, measured, look.marker, color=look.colour, label=label)
     axes.set_xlabel("tasks")
-    axes.set_ylabel("share saved")
-    axes.set_title(f"Saved in deployment, {cells[0].backbone} (lines: published formula)")
+    axes.set_ylabel("share of the memory saved")
+    axes.set_xticks(sorted({cell.num_tasks for cell in cells}))
     axes.set_ylim(0, 1)
-    axes.legend()
-    return figure
-
-
-def draw_goodput(race: Race) -> Figure:
-    """Throughput that keeps the objective, with the lowest and highest round."""
-    rates = goodput(race)
-    figure, axes = _axes(7.5, 0.45 * len(rates) + 1.3)
-    rounds = {it.title: [turn.goodput_per_s for turn in it.rounds] for it in race.racers}
-    ours = {it.title for it in race.racers if it.is_ours}
-    titles = list(reversed(rates))
-    spread = [
-        [rates[it] - min(rounds[it]) for it in titles],
-        [max(rounds[it]) - rates[it] for it in titles],
-    ]
-    colours = [OURS if it in ours else OTHERS[-2] for it in titles]
-    axes.barh(titles, [rates[it] for it in titles], xerr=spread, color=colours, ecolor=INK)
-    for row, title in enumerate(titles):
-        axes.text(max(rounds[title]), row, f"  {rates[title]:.0f}", va="center", fontsize=9)
-    axes.set_xlabel(f"requests/s with 99 of 100 within {race.objective_p99_ms:g} ms")
-    axes.set_title(race.title)
-    axes.margins(x=0.12)
-    return figure
-
-
-def draw_load(race: Race) -> Figure:
-    """p99 over the offered rate, every trial a point; the objective as a line."""
-    figure, axes = _axes(6.5, 4.0)
-    for racer, colour in zip(race.racers, _colours(race.racers), strict=False):
-        trials = sorted((it.offered_per_s, it.p99_ms) for it in racer.rates if it.p99_ms > 0)
-        xs, ys = [rate for rate, _ in trials], [ms for _, ms in trials]
-        axes.plot(xs, ys, "o-", ms=3, lw=1, color=colour, label=racer.title)
-    axes.axhline(race.objective_p99_ms, color="#d1495b", lw=1, ls="--", label="objective")
-    axes.set_yscale("log")
-    axes.set_xlabel("offered requests/s (open loop)")
-    axes.set_ylabel("p99, ms")
-    axes.set_title(f"Latency over load: {race.title}")
-    axes.legend()
-    return figure
-
-
-def draw_race_cdf(race: Race) -> Figure:
-    """Latencies of all systems at the rate that each was asked at."""
-    figure, axes = _axes(6.5, 4.0)
-    for racer, colour in zip(race.racers, _colours(race.racers), strict=False):
-        _cdf(axes, racer.quantiles_ms, colour, racer.title)
-    _label_cdf(axes, f"Latency at {race.common_rate_per_s or 0:g} requests/s")
-    axes.legend()
+    legend_below(figure, columns=3)
     return figure
 
 
 def draw_run_cdf(run: Run) -> Figure:
     """Latencies of one run."""
-    figure, axes = _axes(5.5, 3.6)
-    _cdf(axes, run.report.quantiles_ms, OURS, run.report.job.scenario.name)
-    limit = run.report.job.scenario.objectives.p99_ms
-    axes.axvline(limit, color="#d1495b", lw=1, ls="--")
-    _label_cdf(axes, f"Latency of scenario {run.report.job.scenario.name}")
+    scenario = run.report.job.scenario
+    figure, axes = blank(6.0, 4.0, f"Latency of scenario {scenario.name}")
+    draw_quantiles(axes, run.report.quantiles_ms, OURS, scenario.name)
+    limit = scenario.objectives.p99_ms
+    axes.axvline(limit, color=INK, lw=1.2, ls="--", label=f"objective: p99 of {limit:g} ms")
+    label_cdf(axes, [*run.report.quantiles_ms, limit])
+    legend_below(figure)
     return figure
 
 
 def draw_fairness(run: Run) -> Figure:
     """p99 of every task over how often it was asked."""
-    figure, axes = _axes(5.5, 3.6)
+    figure, axes = blank(5.5, 3.6, "Fairness: one point a task")
     for statistics in run.report.tasks.values():
         if statistics.latency is not None:
-            axes.plot(statistics.requests, statistics.latency.p99_ms, "o", ms=4, color=OURS)
+            ms = statistics.latency.p99_ms
+            axes.plot(statistics.requests, ms, "o", ms=4, color=OURS.colour)
     axes.set_xlabel("requests of the task")
-    axes.set_ylabel("p99 of the task, ms")
-    axes.set_title("Fairness: one point a task")
+    axes.set_ylabel("p99 latency of the task, ms")
     axes.set_ylim(bottom=0)
     return figure
 
 
 def draw_watched(run: Run) -> Figure:
     """Memory of the server process through the run."""
-    figure, axes = _axes(5.5, 3.6)
+    figure, axes = blank(5.5, 4.0, "Memory of the server through the run")
     watched = run.report.watched
     times = [it.at_s - watched[0].at_s for it in watched]
-    for name, colour, sizes in (
-        ("RSS", OTHERS[0], [it.rss_bytes for it in watched]),
-        ("PSS", OURS, [it.pss_bytes for it in watched]),
-        ("USS", OTHERS[3], [it.uss_bytes for it in watched]),
+    for name, look, sizes in (
+        ("RSS", SERIES[1], [it.rss_bytes for it in watched]),
+        ("PSS", SERIES[0], [it.pss_bytes for it in watched]),
+        ("USS", SERIES[2], [it.uss_bytes for it in watched]),
     ):
         pairs = [(at, size / 1e6) for at, size in zip(times, sizes, strict=True) if size]
-        axes.plot([at for at, _ in pairs], [size for _, size in pairs], color=colour, label=name)
-    axes.set_xlabel("seconds")
-    axes.set_ylabel("MB")
-    axes.set_title("Memory of the server through the run")
+        xs, ys = [at for at, _ in pairs], [size for _, size in pairs]
+        axes.plot(xs, ys, color=look.colour, label=name)
+    axes.set_xlabel("seconds since the first sample")
+    axes.set_ylabel("memory, MB")
     axes.set_ylim(bottom=0)
-    axes.legend()
+    legend_below(figure, columns=3)
     return figure
 
 
 def draw_fan_out(line: FanOutLine) -> Figure:
     """Speed-up over tasks, its bound dashed."""
-    figure, axes = _axes(5.5, 3.8)
+    figure, axes = blank(6.0, 4.2, line.title)
     tasks = [point.tasks for point in line.points]
-    axes.plot(tasks, [it.speed_up for it in line.points], "o-", color=OURS, label="measured")
-    axes.plot(tasks, [it.bound for it in line.points], "--", color=INK, label="bound by layers")
+    measured = [it.speed_up for it in line.points]
+    axes.plot(tasks, measured, "o-", color=OURS.colour, label="measured")
+    bounds = [it.bound for it in line.points]
+    axes.plot(tasks, bounds, "--", color=INK, label="if every layer cost the same")
+    axes.set_xticks(tasks)
     axes.set_xlabel("tasks asked of one text")
     axes.set_ylabel("times faster than one by one")
-    axes.set_title(line.title)
-    axes.legend()
+    axes.set_ylim(bottom=0)
+    legend_below(figure)
     return figure
 
 
 def draw_many(many: ManyTasks) -> Figure:
-    """Throughput and memory over very many tasks."""
-    figure, axes = _axes(6.0, 3.8)
+    """Throughput over very many tasks."""
+    figure, axes = blank(6.5, 4.4, f"Throughput over tasks, {many.title}, {many.backbone}")
     names = list(dict.fromkeys(point.popularity for point in many.points))
-    for name, colour in zip(names, (OURS, OTHERS[0]), strict=False):
+    for name, look in zip(names, SERIES, strict=False):
         its = [point for point in many.points if point.popularity == name]
         tasks, rates = [it.tasks for it in its], [it.throughput_per_s for it in its]
-        axes.plot(tasks, rates, "o-", color=colour, label=f"{name}: requests/s")
+        axes.plot(tasks, rates, marker=look.marker, color=look.colour, label=asked_how(name))
     axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:,g}")
     axes.set_ylim(bottom=0)
     axes.set_xlabel("tasks in use")
     axes.set_ylabel("requests/s")
-    axes.set_title(many.title)
-    axes.legend(loc="lower left")
+    legend_below(figure)
     return figure
-
-
-def _axes(width: float, height: float) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(width, height), layout="constrained", facecolor="none")
-    axes = figure.subplots()
-    axes.set_facecolor("none")
-    axes.grid(visible=True, color=INK, alpha=0.18, lw=0.6)
-    return figure, axes
-
-
-def _colours(systems: Sequence[object]) -> list[str]:
-    ours, rest = iter((OURS,)), iter(OTHERS)
-    return [
-        next(ours, ALSO_OURS) if getattr(it, "is_ours", False) else next(rest, INK)
-        for it in systems
-    ]
-
-
-def _cdf(axes: Axes, quantiles_ms: Sequence[float], colour: str, label: str) -> None:
-    shares = [percent / 100 for percent in QUANTILES]
-    if quantiles_ms:
-        axes.plot(quantiles_ms, shares, drawstyle="steps-post", color=colour, label=label)
-
-
-def _label_cdf(axes: Axes, title: str) -> None:
-    axes.set_xscale("log")
-    axes.set_xlabel("ms, from the instant the request was due")
-    axes.set_ylabel("share of requests")
-    axes.set_ylim(0, 1.01)
-    axes.set_title(title)

@@ -12,13 +12,19 @@ from nunatak_loadtest.results import (
     ManyTasks,
     MemoryLine,
     Race,
+    Racer,
     Result,
+    Round,
     Run,
     SavedCell,
 )
 
 BUDGET_BYTES = 24 * 2**30
 """The machine that the question "how many tasks fit?" is asked of."""
+FEWEST_REQUESTS = 100
+"""Of fewer, the slowest one of a hundred is not known, nor what a million would cost."""
+TOO_FEW = "too few"
+POPULARITIES = {"uniform": "all asked equally often", "zipf1": "few asked far more often than most"}
 ResultT = TypeVar("ResultT", bound=Result)
 
 
@@ -90,6 +96,27 @@ def goodput(race: Race) -> dict[str, float]:
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
+def kept_rounds(racer: Racer) -> list[Round]:
+    """The rounds in which some rate kept the objective."""
+    return [it for it in racer.rounds if it.goodput_per_s > 0]
+
+
+def is_measured(racer: Racer) -> bool:
+    """Whether each of these rounds has enough requests to know the slowest one of a hundred."""
+    kept = kept_rounds(racer)
+    return bool(kept) and min(it.requests for it in kept) >= FEWEST_REQUESTS
+
+
+def seconds_asked(round_: Round) -> float:
+    """How long a round asked at its rate, from what it answered: hardly any request fails there."""
+    return round_.requests / round_.goodput_per_s
+
+
+def per_second(rate: float) -> str:
+    """A rate with as many digits as tell small ones apart."""
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+
+
 def cost_per_million(goodput_per_s: float, price_per_hour: float) -> float | None:
     """Price of a million requests on a machine that answers so many a second."""
     return price_per_hour / 3600 / goodput_per_s * 1e6 if goodput_per_s > 0 else None
@@ -149,11 +176,15 @@ def _race_headlines(race: Race) -> list[Headline]:
     best, rate = next(iter(rivals.items()))
     if rate <= 0:
         return []
+    (racer,) = (it for it in race.racers if it.title == best)
+    asked = sum(it.requests for it in racer.rounds)
+    doubt = "" if is_measured(racer) else f" (measured on {asked} requests only, so not firm)"
     return [
         Headline(
             number=f"{rates[mine[0]] / rate:.2f}x the throughput",
-            text=f"{race.title}: {rates[mine[0]]:.0f} requests/s with 99 of 100 within "
-            f"{race.objective_p99_ms:g} ms, the best of the others ({best}) answers {rate:.0f}.",
+            text=f"{race.title}: {per_second(rates[mine[0]])} requests/s with 99 of 100 within "
+            f"{race.objective_p99_ms:g} ms, the best of the others ({best}) answers "
+            f"{per_second(rate)}{doubt}.",
         )
     ]
 
@@ -173,7 +204,7 @@ def _many_headlines(many: ManyTasks) -> list[Headline]:
         Headline(
             number=f"{most.tasks:,} tasks",
             text=f"in one server of {gigabytes(most.pss_bytes)}, with {share:.0%} of the "
-            f"throughput of {few.tasks} tasks (popularity {most.popularity}); it starts in "
+            f"throughput of {few.tasks} tasks ({asked_how(most.popularity)}); it starts in "
             f"{most.start_s:.1f} s.",
         )
     ]
@@ -190,6 +221,11 @@ def _run_headline(run: Run) -> Headline:
         f"{report.memory.saved_share:.0%} of the memory of {len(report.memory.tasks)} full models "
         "saved.",
     )
+
+
+def asked_how(popularity: str) -> str:
+    """What the name of a distribution of requests over tasks means."""
+    return POPULARITIES.get(popularity, popularity)
 
 
 def gigabytes(count: float) -> str:

@@ -5,11 +5,17 @@ from dataclasses import dataclass
 from statistics import median
 
 from nunatak_loadtest.page.facts import (
+    FEWEST_REQUESTS,
+    TOO_FEW,
     Facts,
     bytes_at,
     cost_per_million,
     crossover,
     gigabytes,
+    is_measured,
+    kept_rounds,
+    per_second,
+    seconds_asked,
     tasks_that_fit,
 )
 from nunatak_loadtest.results import (
@@ -23,7 +29,16 @@ from nunatak_loadtest.results import (
     SavedCell,
 )
 
+NOT_RECORDED = "not recorded"
 COLUMNS_OF_ORIGIN = ("command", "commit", "date", "hardware", "versions")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plot:
+    """A plot by the name of its file, and what it shows in words."""
+
+    name: str
+    alt: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +49,7 @@ class Sheet:
     note: str
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-    plots: tuple[str, ...] = ()
+    plots: tuple[Plot, ...] = ()
 
 
 def all_sheets(facts: Facts) -> list[Sheet]:
@@ -86,7 +101,12 @@ def memory_sheet(lines: Sequence[MemoryLine], backbone: str) -> Sheet:
             "RSS / USS at the last point",
         ),
         rows=tuple(rows),
-        plots=(f"memory-{backbone}",),
+        plots=(
+            Plot(
+                name=f"memory-{backbone}",
+                alt=f"Memory of every system over its number of tasks, {backbone}",
+            ),
+        ),
     )
 
 
@@ -111,7 +131,13 @@ def saved_sheet(cells: Sequence[SavedCell]) -> Sheet:
             )
             for cell in ordered
         ),
-        plots=("saved",),
+        plots=(
+            Plot(
+                name="saved",
+                alt="Share of the memory saved over the number of tasks: measured points on the "
+                "lines of the published formula",
+            ),
+        ),
     )
 
 
@@ -119,46 +145,64 @@ def race_sheet(race: Race, price_per_hour: float) -> Sheet:
     """Throughput at the objective, and what a million requests cost at it."""
     rows = list[tuple[str, ...]]()
     for racer in race.racers:
-        rate = median(it.goodput_per_s for it in racer.rounds)
-        cost = cost_per_million(rate, price_per_hour)
         rates = [it.goodput_per_s for it in racer.rounds]
         rows.append(
             (
                 racer.title,
-                f"{rate:.1f}",
-                f"{min(rates):.1f} to {max(rates):.1f} ({len(rates)})",
-                *_latencies_there(racer),
-                "-" if cost is None else f"{cost:.2f}",
+                per_second(median(rates)),
+                f"{per_second(min(rates))} to {per_second(max(rates))} ({len(rates)})",
+                *_measured_there(racer, cost_per_million(median(rates), price_per_hour)),
             )
         )
     return Sheet(
         title=race.title,
         note=f"Highest rate of the open loop at which 99 of 100 requests are answered within "
-        f"{race.objective_p99_ms:g} ms, {race.dtype}, all systems in turns on the same cores. Cost "
-        f"at {price_per_hour:g} per hour for the machine.",
+        f"{race.objective_p99_ms:g} ms, {race.dtype}, all systems in turns on the same cores; 0 "
+        "where none of the rates tried kept that. Requests and seconds are those of all rounds "
+        f"at that rate; of a round with fewer than {FEWEST_REQUESTS} requests neither p99 nor cost "
+        f"is told. Cost at {price_per_hour:g} per hour for the machine.",
         header=(
             "system",
             "requests/s",
             "rounds",
+            "requests",
+            "seconds",
             "p50 ms there",
             "p99 ms there",
             "cost of a million requests",
         ),
         rows=tuple(rows),
         plots=(
-            f"throughput-{race.workload}",
-            f"latency-over-load-{race.workload}",
-            f"cdf-{race.workload}",
+            Plot(
+                name=f"throughput-{race.workload}",
+                alt=f"Requests a second of every system at the objective: {race.title}",
+            ),
+            Plot(
+                name=f"latency-over-load-{race.workload}",
+                alt=f"p99 latency of every system over the rate it was asked at: {race.title}",
+            ),
+            Plot(
+                name=f"cdf-{race.workload}",
+                alt=f"Latencies of every system at one rate: {race.title}",
+            ),
         ),
     )
 
 
-def _latencies_there(racer: Racer) -> tuple[str, str]:
-    """p50 and p99 at the goodput; a round in which no rate kept the objective has none."""
-    kept = [it for it in racer.rounds if it.goodput_per_s > 0]
+def _measured_there(racer: Racer, cost: float | None) -> tuple[str, ...]:
+    """Requests, seconds, p50, p99 and cost at the goodput; no rate that kept it, none of them."""
+    kept = kept_rounds(racer)
     if not kept:
-        return "-", "-"
-    return f"{median(it.p50_ms for it in kept):.0f}", f"{median(it.p99_ms for it in kept):.0f}"
+        return ("-",) * 5
+    p99 = f"{median(it.p99_ms for it in kept):.0f}" if is_measured(racer) else TOO_FEW
+    price = "-" if cost is None else f"{cost:.2f}"
+    return (
+        f"{sum(it.requests for it in kept):,}",
+        f"{sum(seconds_asked(it) for it in kept):.0f}",
+        f"{median(it.p50_ms for it in kept):.0f}",
+        p99,
+        price if is_measured(racer) else TOO_FEW,
+    )
 
 
 def fan_out_sheet(line: FanOutLine) -> Sheet:
@@ -168,20 +212,28 @@ def fan_out_sheet(line: FanOutLine) -> Sheet:
         note=line.title,
         header=("tasks", "times faster", "bound by layers"),
         rows=tuple((str(it.tasks), f"{it.speed_up:.2f}", f"{it.bound:.2f}") for it in line.points),
-        plots=("fanout",),
+        plots=(
+            Plot(
+                name="fanout",
+                alt="How many times faster tasks are asked at once than one by one, beside what "
+                "counting layers gives",
+            ),
+        ),
     )
 
 
 def many_sheet(many: ManyTasks) -> Sheet:
     """Throughput over very many tasks."""
     return Sheet(
-        title="Very many tasks",
-        note=f"{many.title}, {many.backbone}. Latencies at half of the throughput; a cold request "
-        "is one whose task was not in memory.",
+        title=f"Very many tasks, {many.title}",
+        note=f"One server, {many.backbone}. Latencies at half of the throughput, requests and "
+        "seconds those of its measurement; a cold request is one whose task was not in memory.",
         header=(
             "tasks",
             "popularity",
             "requests/s",
+            "requests",
+            "seconds",
             "p50 ms",
             "p99 ms",
             "cold",
@@ -193,16 +245,26 @@ def many_sheet(many: ManyTasks) -> Sheet:
                 f"{it.tasks:,}",
                 it.popularity,
                 f"{it.throughput_per_s:.1f}",
+                NOT_RECORDED if it.requests is None else f"{it.requests:,}",
+                NOT_RECORDED if it.seconds is None else f"{it.seconds:.0f}",
                 f"{it.p50_ms:.0f}",
-                f"{it.p99_ms:.0f}",
+                p99_of(it.p99_ms, it.requests),
                 f"{it.cold_share:.1%}",
                 gigabytes(it.pss_bytes),
                 f"{it.fill_s:.0f} s",
             )
             for it in many.points
         ),
-        plots=("many",) if len({it.tasks for it in many.points}) > 1 else (),
+        plots=(Plot(name="many", alt=f"Requests a second over the number of tasks, {many.title}"),)
+        if len({it.tasks for it in many.points}) > 1
+        else (),
     )
+
+
+def p99_of(ms: float, requests: int | None) -> str:
+    """A p99, unless it is known to be that of too few requests."""
+    is_known = requests is None or requests >= FEWEST_REQUESTS
+    return f"{ms:.0f}" if is_known else TOO_FEW
 
 
 def run_sheet(run: Run) -> Sheet:
@@ -213,14 +275,17 @@ def run_sheet(run: Run) -> Sheet:
     cached = "not told" if asked.cache_hit_share is None else f"{asked.cache_hit_share:.1%}"
     peak = report.process_peak
     pss = peak.pss_bytes if peak is not None else report.memory.process.pss_bytes
+    answered = report.overall.requests - report.overall.failures
     rows = (
         ("requests", f"{report.overall.requests}, {report.overall.failures} failed"),
+        ("seconds", f"{report.span_s:.0f}"),
         ("answers/s", f"{report.overall.requests_per_s:.1f}"),
         (
             "p50 / p95 / p99 / longest",
             "-"
             if latency is None
-            else f"{latency.p50_ms:.1f} / {latency.p95_ms:.1f} / {latency.p99_ms:.1f} / "
+            else f"{latency.p50_ms:.1f} / {latency.p95_ms:.1f} / "
+            f"{p99_of(latency.p99_ms, answered)} / "
             f"{latency.max_ms:.1f} ms",
         ),
         (f"within {objectives.p99_ms:g} ms", f"{report.verdict.attained_share:.1%}"),
@@ -236,9 +301,13 @@ def run_sheet(run: Run) -> Sheet:
         ("highest PSS", "-" if pss is None else gigabytes(pss)),
         ("saved against full models", f"{report.memory.saved_share:.1%}"),
     )
-    plots = [f"run-{name}-cdf", f"run-{name}-fairness"]
+    plots = [
+        Plot(name=f"run-{name}-cdf", alt=f"Latencies of scenario {name}"),
+        Plot(name=f"run-{name}-fairness", alt=f"p99 latency of every task of scenario {name}"),
+    ]
     if len(report.watched) > 1:
-        plots.append(f"run-{name}-memory")
+        memory = f"Memory of the server through scenario {name}"
+        plots.append(Plot(name=f"run-{name}-memory", alt=memory))
     return Sheet(
         title=f"Scenario {name}",
         note=f"{report.job.scenario.title}. Server {report.server.version} on "

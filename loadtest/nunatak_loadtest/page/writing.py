@@ -9,6 +9,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from pydantic import TypeAdapter
 
+from nunatak_loadtest.page.canvas import INK, styled
 from nunatak_loadtest.page.charts import draw_all
 from nunatak_loadtest.page.facts import Facts, Headline, gather, headlines
 from nunatak_loadtest.page.tables import Sheet, all_sheets
@@ -28,6 +29,11 @@ def write_report(folder: Path, out: Path, *, price_per_hour: float = PRICE_PER_H
     """
     results = load_results(folder)
     facts = gather(results, price_per_hour=price_per_hour)
+    with styled():
+        return _write(facts, results, out)
+
+
+def _write(facts: Facts, results: dict[str, AnyResult], out: Path) -> list[Path]:
     drawn = draw_all(facts)
     texts = {
         "report.html": to_html(facts, {name: to_svg(it) for name, it in drawn.items()}),
@@ -66,15 +72,20 @@ def to_markdown(facts: Facts, plots: Sequence[str] | Mapping[str, object]) -> st
         parts += ["", f"## {sheet.title}", "", sheet.note, "", _row(sheet.header)]
         parts.append(_row(["---"] * len(sheet.header)))
         parts += [_row(row) for row in sheet.rows]
-        parts += ["", *(f"![{name}]({name}.png)" for name in sheet.plots if name in plots)]
+        parts += ["", *_images(sheet, plots)]
     return "\n".join(parts).rstrip() + "\n"
 
 
+def _images(sheet: Sheet, plots: Sequence[str] | Mapping[str, object]) -> list[str]:
+    return [f"![{it.alt}]({it.name}.png)" for it in sheet.plots if it.name in plots]
+
+
 def to_svg(figure: Figure) -> str:
-    """A plot to put into a page: no header, no date, no colour behind it."""
+    """A plot to put into a page: no header, no date, no colour behind it, the page's ink."""
     stream = io.StringIO()
     figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None})  # pyright: ignore[reportUnknownMemberType]
-    return stream.getvalue().partition("<svg")[1] + stream.getvalue().partition("<svg")[2]
+    _, head, body = stream.getvalue().replace(INK, "currentColor").partition("<svg")
+    return head + body
 
 
 def _card(headline: Headline) -> str:
@@ -82,7 +93,11 @@ def _card(headline: Headline) -> str:
 
 
 def _section(sheet: Sheet, plots: Mapping[str, str]) -> str:
-    figures = "".join(f"<figure>{plots[name]}</figure>" for name in sheet.plots if name in plots)
+    figures = "".join(
+        f'<figure role="img" aria-label="{escape(it.alt)}">{plots[it.name]}</figure>'
+        for it in sheet.plots
+        if it.name in plots
+    )
     head = "".join(f"<th>{escape(name)}</th>" for name in sheet.header)
     body = "".join(
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in sheet.rows

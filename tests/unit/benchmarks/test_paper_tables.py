@@ -4,10 +4,12 @@ from pathlib import Path
 from statistics import mean
 
 import pytest
-from elsa_table import elsa_table
-from graddrop_table import graddrop_cells, graddrop_markdown
+from elsa_table import draw_relative, elsa_table
+from graddrop_table import draw_curves, graddrop_cells, graddrop_markdown
 from pydantic import JsonValue
+from render_papers import inside_section, section
 
+from doubles.legibility import clipped, colliding, covered_by_legends, tick_labels
 from doubles.sweeps import record_of, toy_folder, toy_runs
 from nunatak_training.sweeps import RunRecord, cells_of
 from nunatak_training.sweeps.wording import num_frozen
@@ -85,3 +87,26 @@ def test_variants_stand_by_their_average_and_the_baseline_is_named(folder: Path)
     assert [line.split(" | ")[0] for line in lines[2:]] == [
         "| graddrop 0.2", "| SFT", "| gradfreeze-bottomup",
     ]  # fmt: skip
+
+
+def test_plots_are_legible_and_no_epoch_lies_between_two(
+    elsa: list[RunRecord], folder: Path
+) -> None:
+    regularizers: JsonValue = [{"name": "graddrop"}, {"name": "none", "recipe": {"dropout": 0.2}}]
+    runs = toy_runs(folder, methods=[{"kind": "full"}], regularizers=regularizers)
+    curves = draw_curves(graddrop_cells([record_of(run, 0.5) for run in runs]))
+
+    for drawing in (curves, draw_relative(elsa_table(elsa))):
+        assert clipped(drawing) == []
+        assert colliding(drawing) == []
+        assert not covered_by_legends(drawing)
+    epochs = [float(it.get_text()) for it in tick_labels(curves.axes[0].xaxis)]
+    assert all(epoch.is_integer() for epoch in epochs)
+
+
+def test_a_part_without_results_says_how_to_get_them_and_nothing_else(tmp_path: Path) -> None:
+    text = section("Learning rates", "robustness", [], "")
+
+    assert text == "## Learning rates: not measured\n\n`make papers ONLY=robustness DATA=folder`\n"
+    assert "ONLY=rsa" in inside_section(tmp_path)
+    assert "ONLY=landscape" in inside_section(tmp_path)

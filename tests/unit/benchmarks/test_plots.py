@@ -1,9 +1,13 @@
 from pathlib import Path
 
+import numpy as np
 import pytest
-from plots import bound, draw_all
+from matplotlib import pyplot as plt
+from plots import bound, draw_all, drawings
 from recording import Figure, latest, record
 from render_forward import write_forward
+
+from doubles.legibility import clipped, colliding, covered_by_legends, texts
 
 
 @pytest.fixture
@@ -35,6 +39,45 @@ def test_equal_figures_give_equal_plots(figures: dict[str, Figure], tmp_path: Pa
 
     for plot in (tmp_path / "one").iterdir():
         assert plot.read_bytes() == (tmp_path / "two" / plot.name).read_bytes()
+
+
+def test_no_text_is_clipped_no_label_collides_and_no_legend_covers_a_curve() -> None:
+    """Of the plots of all figures that there are."""
+    for name, drawing in drawings(latest()).items():
+        assert clipped(drawing) == [], name
+        assert colliding(drawing) == [], name
+        assert not covered_by_legends(drawing), name
+        plt.close(drawing)
+
+
+def test_the_bound_of_a_curve_begins_where_the_curve_does(tmp_path: Path) -> None:
+    file = tmp_path / "figures.jsonl"
+    for tasks, value in ((1, 2.0), (8, 5.0)):
+        name = f"forward.fanout.curve.t{tasks}.k3.fp32"
+        record(name, [value], unit="of", command="c", file=file)
+
+    drawing = drawings(latest(file))["fanout-curve.svg"]
+
+    dashed = [it for it in drawing.axes[0].get_lines() if it.get_linestyle() == "--"]
+    assert [np.asarray(it.get_ydata()).tolist() for it in dashed] == [
+        [2.0, pytest.approx(2 * bound(8, 3))]
+    ]
+    plt.close(drawing)
+
+
+@pytest.mark.parametrize(("peak", "notes"), [(1.0, 1), (3.0, 0)])
+def test_lines_that_coincide_are_said_to(tmp_path: Path, peak: float, notes: int) -> None:
+    file = tmp_path / "figures.jsonl"
+    for length, value in ((16, 1.0), (128, peak)):
+        name = f"forward.activations.len{length}.t256"
+        record(name, [value], unit="MiB", command="c", file=file)
+
+    drawing = drawings(latest(file))["activations.svg"]
+
+    assert sum("coincide" in text.get_text() for text in texts(drawing)) == notes
+    widths = [line.get_linewidth() for line in drawing.axes[0].get_lines()]
+    assert widths == sorted(set(widths), reverse=True)
+    plt.close(drawing)
 
 
 def test_the_page_has_a_line_for_figures_and_none_for_points_of_plots(

@@ -101,12 +101,34 @@ def test_names_of_tasks_and_titles_are_text_not_markup(written: Path) -> None:
 def test_markdown_says_the_same_and_shows_the_plots_beside_it(written: Path) -> None:
     text = (written / "report.md").read_text()
 
-    plots = re.findall(r"!\[.*?\]\((.*?)\)", text)
+    shown = re.findall(r"!\[(.*?)\]\((.*?)\)", text)
+    plots = [plot for _, plot in shown]
     assert len(plots) == 9
+    assert len({alt for alt, _ in shown}) == 9
+    assert all(" " in alt for alt, _ in shown)
+    headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    assert len(set(headings)) == len(headings)
     assert all((written / name).stat().st_size > 1000 for name in plots)
     assert "**1.50x the throughput**" in text
     names = {path.name for path in written.iterdir()}
     assert names == {*plots, "report.html", "report.md", "report.json"}
+
+
+def test_neither_p99_nor_cost_is_told_of_fewer_than_a_hundred_requests(tmp_path: Path) -> None:
+    raced = race(("nunatak", (50.0,)), ("peft", (20.0,)))
+    ours, theirs = raced.racers
+    (turn,) = ours.rounds
+    ours = ours.model_copy(update={"rounds": (turn.model_copy(update={"requests": 100}),)})
+    save_result(tmp_path, "race", raced.model_copy(update={"racers": (ours, theirs)}))
+
+    write_report(tmp_path, tmp_path / "out")
+
+    lines = (tmp_path / "out" / "report.md").read_text().splitlines()
+    (told,) = (line for line in lines if line.startswith("| nunatak |"))
+    (untold,) = (line for line in lines if line.startswith("| peft |"))
+    assert told.endswith("| 100 | 2 | 1 | 2 | 0.56 |")
+    assert untold.endswith("| 10 | 0 | 1 | too few | too few |")
+    assert "measured on 10 requests only" in lines[2]
 
 
 def test_report_among_its_results_is_no_result_and_equal_results_give_equal_pages(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from statistics import mean
 
 from nunatak_training.analysis.findings import Findings
+from nunatak_training.sweeps.canvas import legend_below, whole_numbers
 from nunatak_training.sweeps.plots import label_of, panels_by_task
 from nunatak_training.sweeps.records import EpochRecord, RunRecord
 from nunatak_training.sweeps.tables import COLUMNS, Cell, cells_of
@@ -68,12 +69,12 @@ def analyze_curves(records: Sequence[RunRecord]) -> Findings:
             axes.plot(
                 [it.step for it in points],
                 [it.dev_loss for it in points],
-                marker="o",
-                ms=3,
+                ms=5,
                 label=label_of(cell, cells),
             )
         axes.set(title=task, xlabel="step", ylabel="dev loss")
-    panels[0][0].legend(fontsize=7)
+        whole_numbers(axes)
+    legend_below(drawing, [axes for axes, _ in panels])
     return Findings(
         name="curves",
         header=(*COLUMNS, "mean loss", "best loss", "mean score", "best score"),

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from nunatak_training.analysis.findings import Findings
 from nunatak_training.errors import InvalidSweepError
+from nunatak_training.sweeps.canvas import colours_of, legend_below
 from nunatak_training.sweeps.records import RunRecord
 from nunatak_training.sweeps.tables import COLUMNS, Cell, cells_of, deviation
 
@@ -75,13 +76,6 @@ def average_gains(found: Sequence[Gain]) -> dict[tuple[str, int], float]:
 def analyze_lowresource(records: Sequence[RunRecord]) -> Findings:
     """Gains over full fine-tuning, as bars by task."""
     found = gains(cells_of(records))
-    drawing = Figure(figsize=(max(5.0, 0.5 * len(found)), 4), layout="constrained")
-    axes = drawing.subplots()
-    labels = [f"{it.task}\n{it.method}, {it.num_train}" for it in found]
-    axes.bar(labels, [it.gain for it in found], yerr=[it.deviation for it in found], capsize=2)
-    axes.axhline(0, color="black", lw=0.8)
-    axes.tick_params(axis="x", labelsize=7, rotation=90)
-    axes.set_ylabel("score above full fine-tuning")
     average = tuple(
         ("average", str(number), method, "", "", "", gain)
         for (method, number), gain in average_gains(found).items()
@@ -104,8 +98,37 @@ def analyze_lowresource(records: Sequence[RunRecord]) -> Findings:
             ),
             *average,
         ),
-        drawing=drawing,
+        drawing=draw_gains(found),
     )
+
+
+def draw_gains(found: Sequence[Gain]) -> Figure:
+    """A group of bars a task, in it one for each method and number of examples."""
+    tasks = list(dict.fromkeys(it.task for it in found))
+    variants = list(dict.fromkeys((it.method, it.num_train) for it in found))
+    height = 0.8 / max(len(variants), 1)
+    drawing = Figure(figsize=(7, 1.6 + 0.3 * len(tasks) * len(variants)), layout="constrained")
+    axes = drawing.subplots()
+    labels = [f"{method}, {num_train} examples" for method, num_train in variants]
+    for place, ((method, num_train), colour) in enumerate(
+        zip(variants, colours_of(labels), strict=True)
+    ):
+        its = [it for it in found if (it.method, it.num_train) == (method, num_train)]
+        axes.barh(
+            [tasks.index(it.task) + (place + 0.5) * height - 0.4 for it in its],
+            [it.gain for it in its],
+            xerr=[it.deviation for it in its],
+            height=height,
+            capsize=2,
+            color=colour,
+            label=labels[place],
+        )
+    axes.axvline(0, color="black", lw=0.8)
+    axes.set_yticks(range(len(tasks)), tasks)
+    axes.invert_yaxis()
+    axes.set_xlabel("score above full fine-tuning (bars: standard deviation over seeds)")
+    legend_below(drawing, [axes])
+    return drawing
 
 
 def _baseline(cells: dict[tuple[str, int, str], Cell], task: str, num_train: int) -> Cell:

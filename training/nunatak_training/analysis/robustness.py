@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from matplotlib.axes import Axes
 
 from nunatak_training.analysis.findings import Findings
+from nunatak_training.sweeps.canvas import colours_of, legend_below
 from nunatak_training.sweeps.plots import panels_by_task
 from nunatak_training.sweeps.records import RunRecord
-from nunatak_training.sweeps.tables import COLUMNS, cells_of
+from nunatak_training.sweeps.tables import COLUMNS, Cell, cells_of
 
 METHOD = tuple(COLUMNS).index("method")
 
@@ -48,21 +50,38 @@ def analyze_robustness(records: Sequence[RunRecord]) -> Findings:
     cells.sort(key=lambda cell: (cell.axes[METHOD], cell.runs[0].recipe.learning_rate))
     drawing, panels = panels_by_task(cells)
     for axes, (task, members) in panels:
-        axes.boxplot(
-            [list(cell.scores) for cell in members],
-            tick_labels=[
-                f"{cell.axes[METHOD]}\n{cell.runs[0].recipe.learning_rate:g}" for cell in members
-            ],
-            whis=(0, 100),
-        )
-        axes.tick_params(axis="x", labelsize=7, rotation=90)
-        axes.set(title=task, ylabel=members[0].outcomes[0].metric)
+        draw_boxes(axes, members)
+        axes.set(title=task, xlabel="learning rate", ylabel=members[0].outcomes[0].metric)
+    legend_below(drawing, [axes for axes, _ in panels])
     return Findings(
         name="robustness",
         header=(*COLUMNS, "min", "first quartile", "median", "third quartile", "max", "seeds"),
         rows=tuple((*cell.axes, *_numbers(box(cell.scores)), len(cell.scores)) for cell in cells),
         drawing=drawing,
     )
+
+
+def draw_boxes(axes: Axes, cells: Sequence[Cell]) -> None:
+    """At each learning rate the boxes of all methods beside one another, a colour a method."""
+    methods = list(dict.fromkeys(cell.axes[METHOD] for cell in cells))
+    rates = sorted({cell.runs[0].recipe.learning_rate for cell in cells})
+    width = 0.8 / len(methods)
+    for place, (method, colour) in enumerate(zip(methods, colours_of(methods), strict=True)):
+        its = [cell for cell in cells if cell.axes[METHOD] == method]
+        axes.boxplot(
+            [list(cell.scores) for cell in its],
+            positions=[
+                rates.index(cell.runs[0].recipe.learning_rate) + (place + 0.5) * width - 0.4
+                for cell in its
+            ],
+            widths=0.8 * width,
+            whis=(0, 100),
+            patch_artist=True,
+            boxprops={"facecolor": colour},
+            medianprops={"color": "black"},
+            label=method,
+        )
+    axes.set_xticks(range(len(rates)), [f"{rate:g}" for rate in rates])
 
 
 def _numbers(found: Box) -> tuple[float, ...]:

@@ -6,7 +6,6 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from nunatak_model import Backbone, Encoding, build_branch
@@ -16,6 +15,7 @@ from nunatak_training.analysis.rsa import NUM_TOKENS, layer_similarities
 from nunatak_training.analysis.transfer import load_test_set, transfer
 from nunatak_training.data import ExampleSet
 from nunatak_training.fitting import TrainedTask
+from nunatak_training.sweeps.canvas import LOOKS, draw_lines, legend_below, whole_numbers
 from nunatak_training.sweeps.planning import Run
 from nunatak_training.sweeps.running import Bench
 from nunatak_training.sweeps.wording import run_text
@@ -31,23 +31,28 @@ def analyze_rsa(runs: Sequence[Run], bench: Bench, *, num_tokens: int = NUM_TOKE
         TrainingError: a run is at fault.
         ModelError: its method does not fit the backbone.
     """
-    drawing, axes = _drawing("layer", "similarity to the backbone")
-    rows: list[tuple[str | float, ...]] = []
+    rows: list[tuple[str, float, float]] = []
     for run in runs:
         backbone, trained = bench.backbone(run.backbone), bench.fit(run)
         branch = build_branch(trained.spec, backbone.config, trained.parameters)
         inputs = _aligned(trained, backbone, num_tokens=num_tokens)
         found = layer_similarities(backbone, branch, inputs, num_tokens=num_tokens)
-        layers = range(1, len(found) + 1)
-        axes.plot(layers, found, marker="o", ms=3, label=run_text(run.description))
         rows += [
-            (run_text(run.description), layer, value)
-            for layer, value in zip(layers, found, strict=True)
+            (run_text(run.description), layer, value) for layer, value in enumerate(found, start=1)
         ]
-    axes.legend(fontsize=7)
     return Findings(
-        name="rsa", header=("run", "layer", "similarity"), rows=tuple(rows), drawing=drawing
+        name="rsa",
+        header=("run", "layer", "similarity"),
+        rows=tuple(rows),
+        drawing=draw_similarities(rows),
     )
+
+
+def draw_similarities(points: Sequence[tuple[str, float, float]]) -> Figure:
+    """Similarity over layers, from run, layer and similarity."""
+    drawing, axes = draw_lines(points, across="layer", up="similarity to the backbone")
+    whole_numbers(axes)
+    return drawing
 
 
 def analyze_landscape(runs: Sequence[Run], bench: Bench) -> Findings:
@@ -57,23 +62,24 @@ def analyze_landscape(runs: Sequence[Run], bench: Bench) -> Findings:
         TrainingError: a run is at fault.
         ModelError: its method does not fit the backbone.
     """
-    drawing, axes = _drawing("a", "dev loss at t0 + a (t1 - t0)")
-    rows: list[tuple[str | float, ...]] = []
+    rows: list[tuple[str, float, float]] = []
     for run in runs:
         trained = bench.fit(run)
         points = landscape(trained, bench.backbone(run.backbone), trained.data.dev)
-        axes.plot(
-            [it.alpha for it in points],
-            [it.loss for it in points],
-            marker="o",
-            ms=3,
-            label=run_text(run.description),
-        )
         rows += [(run_text(run.description), it.alpha, it.loss) for it in points]
-    axes.legend(fontsize=7)
     return Findings(
-        name="landscape", header=("run", "a", "loss"), rows=tuple(rows), drawing=drawing
+        name="landscape",
+        header=("run", "a", "loss"),
+        rows=tuple(rows),
+        drawing=draw_losses(rows),
     )
+
+
+def draw_losses(points: Sequence[tuple[str, float, float]]) -> Figure:
+    """Loss along the line through both, from run, place on the line and loss."""
+    across = "a (0: before training, 1: trained)"
+    drawing, _ = draw_lines(points, across=across, up="dev loss at t0 + a (t1 - t0)")
+    return drawing
 
 
 def analyze_transfer(runs: Sequence[Run], bench: Bench, tests: Mapping[str, Path]) -> Findings:
@@ -84,7 +90,10 @@ def analyze_transfer(runs: Sequence[Run], bench: Bench, tests: Mapping[str, Path
         TrainingError: a run is at fault.
         ModelError: its method does not fit the backbone.
     """
-    drawing, axes = _drawing("", "score")
+    drawing = Figure(figsize=(7, 4.8), layout="constrained")
+    axes = drawing.subplots()
+    axes.set_prop_cycle(LOOKS)
+    axes.set_ylabel("score")
     rows: list[tuple[str | float, ...]] = []
     for run in runs:
         trained = bench.fit(run)
@@ -93,12 +102,12 @@ def analyze_transfer(runs: Sequence[Run], bench: Bench, tests: Mapping[str, Path
         }
         found = transfer(trained, sets, bench.backbone(run.backbone))
         scores = {"own dev": found.own, **found.others}
-        axes.plot(list(scores), list(scores.values()), "o", label=run_text(run.description))
+        axes.plot(list(scores), list(scores.values()), ls="", label=run_text(run.description))
         rows += [
             (run_text(run.description), name, found.metric, score, score - found.own)
             for name, score in scores.items()
         ]
-    axes.legend(fontsize=7)
+    legend_below(drawing, [axes])
     return Findings(
         name="transfer",
         header=("run", "set", "metric", "score", "against own dev"),
@@ -120,10 +129,3 @@ def _aligned(trained: TrainedTask, backbone: Backbone, *, num_tokens: int) -> li
             break
         chosen.append(encoding)
     return chosen
-
-
-def _drawing(across: str, up: str) -> tuple[Figure, Axes]:
-    drawing = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = drawing.subplots()
-    axes.set(xlabel=across, ylabel=up)
-    return drawing, axes

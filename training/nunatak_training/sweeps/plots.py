@@ -10,6 +10,7 @@ from statistics import mean
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from nunatak_training.sweeps.canvas import LOOKS, legend_below, whole_numbers
 from nunatak_training.sweeps.tables import COLUMNS, Cell, deviation
 
 TASK = tuple(COLUMNS).index("task")
@@ -29,7 +30,7 @@ def save_scores(cells: Sequence[Cell], path: Path) -> None:
             capsize=3,
         )
         axes.set_yticks(range(len(found)), [label_of(cell, cells) for cell in found])
-        axes.set_xlabel(found[0].outcomes[0].metric if found else "")
+        axes.set_xlabel(f"{found[0].outcomes[0].metric}, of dev examples" if found else "")
         axes.set_title(task)
     drawing.savefig(path, dpi=120)
 
@@ -41,11 +42,12 @@ def save_curves(cells: Sequence[Cell], path: Path) -> None:
         for cell in members:
             curve = mean_curve(cell)
             epochs, scores = [epoch for epoch, _ in curve], [score for _, score in curve]
-            axes.plot(epochs, scores, marker="o", ms=3, label=label_of(cell, cells))
+            axes.plot(epochs, scores, ms=5, label=label_of(cell, cells))
+        whole_numbers(axes)
         axes.set_xlabel("epoch")
         axes.set_ylabel("dev score")
         axes.set_title(task)
-    panels[0][0].legend(fontsize=7)
+    legend_below(drawing, [axes for axes, _ in panels])
     drawing.savefig(path, dpi=120)
 
 
@@ -68,6 +70,8 @@ def panels_by_task(
     # A figure of its own, not pyplot's: nothing global is left behind.
     drawing = Figure(figsize=(5.5 * num_columns, 4 * num_rows), layout="constrained")
     grid = drawing.subplots(num_rows, num_columns, squeeze=False)
+    for axes in grid.flat:
+        axes.set_prop_cycle(LOOKS)
     for spare in grid.flat[len(by_task) :]:
         spare.set_axis_off()
     return drawing, list(zip(grid.flat, by_task.items(), strict=False))
