@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from statistics import mean
 
 from nunatak_training.analysis.findings import Findings
+from nunatak_training.analysis.finished import finished_cells
 from nunatak_training.sweeps.plots import label_of, panels_by_task
 from nunatak_training.sweeps.records import EpochRecord, RunRecord
-from nunatak_training.sweeps.tables import COLUMNS, Cell, cells_of
+from nunatak_training.sweeps.tables import COLUMNS, Cell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +60,12 @@ def summary(cell: Cell) -> CurveSummary:
 
 
 def analyze_curves(records: Sequence[RunRecord]) -> Findings:
-    """Curves of all settings of a sweep, a panel a task."""
-    cells = [cell for cell in cells_of(records) if cell.outcomes]
+    """Curves of all settings of a sweep, a panel a task.
+
+    Raises:
+        InvalidSweepError: no run finished.
+    """
+    cells = finished_cells(records)
     drawing, panels = panels_by_task(cells)
     for axes, (task, members) in panels:
         for cell in members:
