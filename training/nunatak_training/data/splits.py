@@ -43,7 +43,7 @@ def split_off_named(
     candidates = list(range(len(examples)))
     while candidates:
         generator = random.Random(seed)  # noqa: S311 - a split needs no secrecy
-        in_dev = set(generator.sample(candidates, min(size, len(candidates))))
+        in_dev = set[int](generator.sample(candidates, min(size, len(candidates))))
         left = frozenset[str]().union(
             *(found for position, found in enumerate(names) if position not in in_dev)
         )

@@ -21,7 +21,7 @@ from nunatak_training.analysis import (
     save_findings,
 )
 from nunatak_training.analysis.curves import curve, summary
-from nunatak_training.sweeps import Run, RunRecord, cells_of
+from nunatak_training.sweeps import Bench, Finished, Run, RunRecord, cells_of
 
 
 @pytest.fixture(name="folder", scope="module")
@@ -93,7 +93,29 @@ def test_box_is_the_quantiles_of_the_seeds() -> None:
     assert found.third_quartile == pytest.approx(float(np.percentile(scores, 75)))
 
 
-def test_curve_counts_steps_and_takes_the_mean_of_the_seeds(runs: tuple[Run, ...]) -> None:
+def test_curve_counts_the_steps_that_were_taken(runs: tuple[Run, ...]) -> None:
+    record = record_of(runs[0], 0.2, 0.4)
+    assert isinstance(record.outcome, Finished)
+    epochs = tuple(it.model_copy(update={"step": 7 * it.epoch}) for it in record.outcome.epochs)
+    outcome = record.outcome.model_copy(update={"epochs": epochs})
+
+    (cell,) = cells_of([record.model_copy(update={"outcome": outcome})])
+
+    assert [it.step for it in curve(cell)] == [7, 14]
+
+
+def test_results_of_a_sweep_say_how_many_steps_were_taken(folder: Path) -> None:
+    (run,) = toy_runs(folder, recipe={"epochs": 2, "batch_size": 10, "max_length": 32})
+
+    record = Bench().run(run)
+
+    assert isinstance(record.outcome, Finished)
+    assert [it.step for it in record.outcome.epochs] == [3, 6]
+
+
+def test_curve_without_steps_counts_examples_and_takes_the_mean_of_the_seeds(
+    runs: tuple[Run, ...],
+) -> None:
     (cell,) = cells_of([record_of(runs[0], 0.2, 0.4), record_of(runs[1], 0.4, 0.8, 0.9)])
     batch = runs[0].description.recipe.batch_size
 
