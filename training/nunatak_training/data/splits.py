@@ -40,17 +40,18 @@ def split_off_named(
     """
     names = [frozenset(names_of(read)) for read in examples]
     size = max(1, round(DEV_SHARE * len(examples)))
-    candidates = list(range(len(examples)))
-    while candidates:
+    kept = set[int]()
+    while len(kept) < len(examples):
+        candidates = [position for position in range(len(examples)) if position not in kept]
         generator = random.Random(seed)  # noqa: S311 - a split needs no secrecy
-        in_dev = set[int](generator.sample(candidates, min(size, len(candidates))))
+        in_dev = set(generator.sample(candidates, min(size, len(candidates))))
         left = frozenset[str]().union(
             *(found for position, found in enumerate(names) if position not in in_dev)
         )
         needed = {position for position in in_dev if not names[position] <= left}
         if not needed:
             return _parts(examples, in_dev)
-        candidates = [position for position in candidates if position not in needed]
+        kept |= needed
     return examples, []
 
 
