@@ -53,8 +53,8 @@ def load_backbone(
         BackboneNotFoundError: nothing is there.
         UnsupportedBackboneError: another architecture, or no safetensors or `tokenizer.json`, or
             `+int8` on another device than the CPU.
-        CorruptBackboneError: tensors are missing or misshapen, or the embedded default's bytes
-            are not those of the hub.
+        CorruptBackboneError: a file is broken, tensors are missing or misshapen, or the embedded
+            default's bytes are not those of the hub.
     """
     name = str(source)
     if name.endswith(INT8_SUFFIX):
@@ -64,7 +64,7 @@ def load_backbone(
         return _load_folder(_minilm_folder(), MINILM_NAME, dtype, torch.device(device))
     folder = Path(source)
     if folder.is_dir():
-        return _load_folder(folder, folder.name, dtype, torch.device(device))
+        return _load_folder(folder, folder.resolve().name, dtype, torch.device(device))
     return _load_folder(_download(name), name, dtype, torch.device(device))
 
 
@@ -101,10 +101,9 @@ def _download(hub_id: str) -> Path:
 
 
 def _load_folder(folder: Path, name: str, dtype: torch.dtype, device: torch.device) -> Backbone:
-    raw: dict[str, Any] = json.loads(_read(folder / "config.json"))
-    config = config_from(raw)
-    definition = _read(folder / "tokenizer.json")
-    tokenizer = TextTokenizer(definition, num_token_types=config.num_token_types)
+    raw = _read_json(folder / "config.json")
+    config = _config(raw)
+    tokenizer = _tokenizer(folder, config)
     digest = hashlib.sha256(
         f"{architecture_of(config).identity(config)}\n{tokenizer.digest}\n".encode()
     )
@@ -133,11 +132,38 @@ def _load_folder(folder: Path, name: str, dtype: torch.dtype, device: torch.devi
     )
 
 
+def _config(raw: dict[str, Any]) -> BackboneConfig:
+    try:
+        return config_from(raw)
+    except KeyError as error:
+        raise CorruptBackboneError(f"config.json has no {error.args[0]!r}") from error
+
+
+def _tokenizer(folder: Path, config: BackboneConfig) -> TextTokenizer:
+    definition = _read(folder / "tokenizer.json")
+    try:
+        return TextTokenizer(definition, num_token_types=config.num_token_types)
+    except (ValueError, KeyError) as error:
+        raise CorruptBackboneError(f"tokenizer.json holds no tokenizer: {error!r}") from error
+
+
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError as error:
         raise _missing(path) from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        found: object = json.loads(_read(path))
+    except ValueError as error:
+        raise CorruptBackboneError(f"{path.name} is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise CorruptBackboneError(
+            f"{path.name} must hold a JSON object, got {type(found).__name__}"
+        )
+    return cast("dict[str, Any]", found)
 
 
 def _missing(path: Path) -> UnsupportedBackboneError:
@@ -165,8 +191,7 @@ Stored = Mapping[str, TensorFile]
 
 def _open_weights(folder: Path, stack: ExitStack) -> Stored:
     if (folder / WEIGHTS_INDEX).exists():
-        index = json.loads(_read(folder / WEIGHTS_INDEX))
-        files = sorted(set(index["weight_map"].values()))
+        files = sorted(set(_weight_map(folder / WEIGHTS_INDEX).values()))
     else:
         files = [WEIGHTS]
     stored = dict[str, TensorFile]()
@@ -174,6 +199,14 @@ def _open_weights(folder: Path, stack: ExitStack) -> Stored:
         opened = stack.enter_context(_open(folder / file))
         stored |= dict.fromkeys(opened.keys(), opened)
     return stored
+
+
+def _weight_map(path: Path) -> dict[str, str]:
+    """File names by the names of the tensors that they hold."""
+    found = _read_json(path).get("weight_map")
+    if not isinstance(found, dict):
+        raise CorruptBackboneError(f"{path.name} has no 'weight_map'")
+    return cast("dict[str, str]", found)
 
 
 @contextmanager
@@ -235,6 +268,6 @@ def _pooler_tensors(stored: Stored, config: BackboneConfig) -> Iterator[tuple[st
 def _pooling(folder: Path, raw: Mapping[str, Any]) -> Pooling:
     """Mean where sentence-transformers or the configuration says so, else the first token."""
     path = folder / "1_Pooling" / "config.json"
-    if path.exists() and json.loads(path.read_bytes()).get("pooling_mode_mean_tokens"):
+    if path.exists() and _read_json(path).get("pooling_mode_mean_tokens"):
         return Pooling.MEAN
     return Pooling.MEAN if raw.get("classifier_pooling") == "mean" else Pooling.FIRST

@@ -243,7 +243,9 @@ def add_adapters(
         tokens = span.tokens
         x = block[tokens]
         if norm is not None and adapter.reads is AdapterInput.NORMED_SUM:
-            x = layer_norm(summed[tokens], norm, epsilon=epsilon)
+            rows = summed[tokens]
+            # The gradient of the norm needs the sum as it was before the adapter adds to it.
+            x = layer_norm(rows.clone() if rows.requires_grad else rows, norm, epsilon=epsilon)
         summed[tokens].add_(_adapter_update(x, adapter, span.groups))
 
 

@@ -31,7 +31,7 @@ from nunatak_training.errors import AlreadyTrainingError, CacheError
 from nunatak_training.recipes import Recipe
 from nunatak_training.trunk.store import numerics_of
 
-FORMAT = "2"
+FORMAT = "3"
 """Rises when a snapshot holds something else, or means it otherwise, within a release."""
 FOLDER = "checkpoints"
 SUFFIX, LOCK, PARTIAL = ".safetensors", ".lock", ".partial"

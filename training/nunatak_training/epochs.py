@@ -54,6 +54,7 @@ class Epochs:
                 found = self.dev_score()
                 result = EpochResult(
                     epoch=epoch,
+                    step=state.stepper.num_steps,
                     train_loss=train_loss,
                     dev_loss=found.loss,
                     dev_score=found.score,

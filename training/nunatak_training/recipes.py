@@ -159,12 +159,13 @@ def default_recipe(
     regularizer takes the place of dropout, dropout is 0 unless it is named.
 
     Raises:
-        InvalidRecipeError: a change names no setting, or its value does not fit.
+        InvalidRecipeError: a change names no setting, or its value or one of the method's does not
+            fit.
     """
     defaults = _defaults_of(method)
     recipe = Recipe(
         backbone=backbone,
-        method=method_record(method),
+        method=_record_of(method),
         epochs=defaults.epochs,
         min_steps=MIN_STEPS,
         batch_size=defaults.batch_size,
@@ -189,11 +190,22 @@ def changed_recipe(recipe: Recipe, changes: Mapping[str, JsonValue]) -> Recipe:
     try:
         return Recipe.model_validate({**recipe.settings(), **changes})
     except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(map(str, problem['loc'])) or 'recipe'}: {problem['msg']}"
-            for problem in error.errors(include_url=False)
-        )
-        raise InvalidRecipeError(problems) from error
+        raise InvalidRecipeError(_problems(error)) from error
+
+
+def _record_of(method: Method) -> MethodRecord:
+    try:
+        return method_record(method)
+    except ValidationError as error:
+        raise InvalidRecipeError(_problems(error, within="method")) from error
+
+
+def _problems(error: ValidationError, *, within: str | None = None) -> str:
+    root = () if within is None else (within,)
+    return "; ".join(
+        f"{'.'.join(map(str, (*root, *problem['loc']))) or 'recipe'}: {problem['msg']}"
+        for problem in error.errors(include_url=False)
+    )
 
 
 def _replaces_dropout(regularizer: JsonValue) -> bool:

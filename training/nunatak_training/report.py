@@ -16,6 +16,8 @@ class EpochResult:
 
     epoch: int
     """From 1."""
+    step: int
+    """Optimizer steps until then."""
     train_loss: float
     dev_loss: float
     dev_score: float

@@ -133,3 +133,36 @@ def test_the_embedded_default_is_minilm() -> None:
 
     assert (backbone.config.num_layers, backbone.config.hidden_width) == (6, 384)
     assert backbone.pooling is Pooling.MEAN
+
+
+def test_name_of_the_folder_at_hand_is_its_own(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+
+    assert load_backbone(".").name == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        pytest.param("config.json", '{"model_type": "be', id="config-cut-short"),
+        pytest.param("config.json", '["bert"]', id="config-is-a-list"),
+        pytest.param("config.json", '{"model_type": "bert"}', id="config-without-sizes"),
+        pytest.param("config.json", b"\xff\xfe{", id="config-is-no-text"),
+        pytest.param("tokenizer.json", '{"model": ', id="tokenizer-cut-short"),
+        pytest.param("tokenizer.json", "{}", id="tokenizer-is-empty"),
+        pytest.param("model.safetensors.index.json", '{"weight_', id="index-cut-short"),
+        pytest.param("model.safetensors.index.json", "{}", id="index-without-map"),
+        pytest.param("1_Pooling/config.json", "{", id="pooling-cut-short"),
+    ],
+)
+def test_broken_json_is_refused_by_the_name_of_its_file(
+    folder: Path, file: str, text: str | bytes
+) -> None:
+    path = folder / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+
+    with pytest.raises(CorruptBackboneError, match=path.name):
+        load_backbone(folder)

@@ -5,6 +5,7 @@ import torch
 
 from doubles.backbones import tiny_backbone
 from nunatak_model import (
+    AdapterInput,
     Bottleneck,
     Branch,
     BranchSpec,
@@ -14,6 +15,7 @@ from nunatak_model import (
     HeadSpec,
     Lora,
     Method,
+    Norms,
     Pooling,
     Row,
     TopK,
@@ -30,6 +32,7 @@ METHODS: list[Method] = [
     Lora(rank=2, first_layer=2),
     Bottleneck(size=4),
     Bottleneck(size=4, first_layer=3),
+    Bottleneck(size=4, reads=AdapterInput.NORMED_SUM, norms=Norms.FROZEN),
     Full(),
 ]
 BACKBONE = tiny_backbone()

@@ -160,6 +160,7 @@ def test_report_hears_of_every_step_and_epoch() -> None:
     assert (report.num_steps, report.num_epochs) == (20, 4)
     assert len(report.losses) == 20
     assert tuple(report.epochs) == result.history
+    assert [epoch.step for epoch in result.history] == [5, 10, 15, 20]
     assert report.times_ended == 1
 
 

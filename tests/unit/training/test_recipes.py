@@ -71,3 +71,16 @@ def test_any_change_changes_the_digest() -> None:
 def test_settings_that_do_not_fit_are_named(changes: dict[str, JsonValue], problem: str) -> None:
     with pytest.raises(InvalidRecipeError, match=problem):
         default_recipe(TopK(), changes=changes)
+
+
+@pytest.mark.parametrize(
+    ("method", "problem"),
+    [
+        pytest.param(Lora(alpha=0), "alpha: ", id="alpha"),
+        pytest.param(Lora(rank=100_000), "rank: ", id="rank"),
+        pytest.param(TopK(num_layers=1001), "num_layers: ", id="layers"),
+    ],
+)
+def test_settings_of_a_method_that_no_record_holds_are_named(method: Method, problem: str) -> None:
+    with pytest.raises(InvalidRecipeError, match=f"method.{problem}"):
+        default_recipe(method)

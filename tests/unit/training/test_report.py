@@ -10,7 +10,9 @@ def test_progress_bar_is_silent_where_there_is_no_terminal(
 
     bar.started(num_steps=2, num_epochs=1)
     bar.stepped(loss=0.5)
-    bar.evaluated(EpochResult(epoch=1, train_loss=0.5, dev_loss=0.4, dev_score=0.9, seconds=1.0))
+    bar.evaluated(
+        EpochResult(epoch=1, step=9, train_loss=0.5, dev_loss=0.4, dev_score=0.9, seconds=1.0)
+    )
     bar.ended()
 
     assert capfd.readouterr() == ("", "")

@@ -2,6 +2,7 @@
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownArgumentType=false
 
+import random
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -235,3 +236,80 @@ def test_float_labels_of_a_data_set_are_values() -> None:
 
     assert data.kind is TaskKind.REGRESSION
     assert data.labels == ("value",)
+
+
+@pytest.mark.parametrize(
+    ("common", "rare"),
+    [
+        pytest.param(
+            {"text": "x", "labels": ["a"]}, {"text": "y", "labels": ["a", "rare"]}, id="labels"
+        ),
+        pytest.param(
+            {"tokens": ["x", "y"], "tags": ["O", "B-X"]},
+            {"tokens": ["z"], "tags": ["B-RARE"]},
+            id="tags",
+        ),
+    ],
+)
+@pytest.mark.parametrize("num_rare", [1, 2])
+def test_drawn_dev_split_leaves_every_label_in_train(
+    tmp_path: Path, common: dict[str, object], rare: dict[str, object], num_rare: int
+) -> None:
+    path = write_jsonl(tmp_path / "all.jsonl", [common] * 8 + [rare] * num_rare)
+
+    for seed in range(30):
+        data = load_task_data(path, seed=seed)
+
+        assert len(data.dev) == 1
+        assert len(data.train) == 7 + num_rare
+
+
+def test_drawn_dev_split_is_as_ever_where_no_label_is_rare(tmp_path: Path) -> None:
+    rows = [{"text": f"text {number}", "labels": ["a"]} for number in range(20)]
+    path = write_jsonl(tmp_path / "all.jsonl", rows)
+
+    drawn = random.Random(5).sample(range(20), 2)
+
+    expected = {f"text {number}" for number in drawn}
+    assert {it.text for it in load_task_data(path, seed=5).dev.examples} == expected
+
+
+def test_examples_that_each_have_a_label_of_their_own_cannot_be_split(tmp_path: Path) -> None:
+    rows = [{"text": label, "labels": [label]} for label in "abc"]
+    path = write_jsonl(tmp_path / "all.jsonl", rows)
+
+    with pytest.raises(TooFewExamplesError, match="label of its own"):
+        load_task_data(path)
+
+
+@pytest.mark.parametrize(
+    ("odd", "usual", "problem"),
+    [
+        pytest.param(
+            {"text": "x", "label": 1.5}, {"text": "x", "label": 0.5}, "same value", id="values"
+        ),
+        pytest.param(
+            {"question": "x", "context": "y", "answers": [{"text": "y", "answer_start": 0}]},
+            {"question": "x", "context": "y", "answers": []},
+            "an answer",
+            id="answers",
+        ),
+    ],
+)
+def test_drawn_dev_split_that_leaves_nothing_to_learn_is_refused(
+    tmp_path: Path, odd: dict[str, object], usual: dict[str, object], problem: str
+) -> None:
+    path = write_jsonl(tmp_path / "all.jsonl", [odd, *[usual] * 5])
+    seed = next(it for it in range(99) if random.Random(it).sample(range(6), 1) == [0])
+
+    with pytest.raises(TooFewExamplesError, match=f"dev examples were drawn.*{problem}"):
+        load_task_data(path, seed=seed)
+
+
+def test_dev_queries_need_a_document_with_a_grade_above_zero(tmp_path: Path) -> None:
+    graded = {"query": "x", "documents": ["y", "z"]}
+    write_jsonl(tmp_path / "train.jsonl", [{**graded, "relevance": [-2, 1]}])
+    write_jsonl(tmp_path / "dev.jsonl", [{**graded, "relevance": [-1, 0]}])
+
+    with pytest.raises(TooFewExamplesError, match="grade above 0"):
+        load_task_data(tmp_path)

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from statistics import mean
 
 from nunatak_training.analysis.findings import Findings
+from nunatak_training.analysis.finished import finished_cells
 from nunatak_training.sweeps.canvas import legend_below, whole_numbers
 from nunatak_training.sweeps.plots import label_of, panels_by_task
-from nunatak_training.sweeps.records import EpochRecord, RunRecord
-from nunatak_training.sweeps.tables import COLUMNS, Cell, cells_of
+from nunatak_training.sweeps.records import EpochRecord, RunDescription, RunRecord
+from nunatak_training.sweeps.tables import COLUMNS, Cell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +44,8 @@ def curve(cell: Cell) -> tuple[CurvePoint, ...]:
     if not cell.outcomes:
         return ()
     by_seed = [{it.epoch: it for it in outcome.epochs} for outcome in cell.outcomes]
-    steps = math.ceil(cell.runs[0].data.num_train / cell.runs[0].recipe.batch_size)
     shared = sorted(set[int].intersection(*map(set, by_seed)))
-    return tuple(_point(epoch * steps, [seed[epoch] for seed in by_seed]) for epoch in shared)
+    return tuple(_point(cell.runs[0], [seed[epoch] for seed in by_seed]) for epoch in shared)
 
 
 def summary(cell: Cell) -> CurveSummary:
@@ -60,8 +60,12 @@ def summary(cell: Cell) -> CurveSummary:
 
 
 def analyze_curves(records: Sequence[RunRecord]) -> Findings:
-    """Curves of all settings of a sweep, a panel a task."""
-    cells = [cell for cell in cells_of(records) if cell.outcomes]
+    """Curves of all settings of a sweep, a panel a task.
+
+    Raises:
+        InvalidSweepError: no run finished.
+    """
+    cells = finished_cells(records)
     drawing, panels = panels_by_task(cells)
     for axes, (task, members) in panels:
         for cell in members:
@@ -88,9 +92,16 @@ def _row(cell: Cell) -> tuple[str | float, ...]:
     return (*cell.axes, found.mean_loss, found.best_loss, found.mean_score, found.best_score)
 
 
-def _point(step: int, seeds: Sequence[EpochRecord]) -> CurvePoint:
+def _point(run: RunDescription, seeds: Sequence[EpochRecord]) -> CurvePoint:
     return CurvePoint(
-        step=step,
+        step=_step(run, seeds[0]),
         dev_loss=mean(it.dev_loss for it in seeds),
         dev_score=mean(it.dev_score for it in seeds),
     )
+
+
+def _step(run: RunDescription, epoch: EpochRecord) -> int:
+    if epoch.step is not None:
+        return epoch.step
+    # Of texts that are read in windows these are too few: a step is taken on windows.
+    return epoch.epoch * math.ceil(run.data.num_train / run.recipe.batch_size)

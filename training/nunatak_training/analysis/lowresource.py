@@ -7,27 +7,38 @@ fine-tuning, with 5k by less.
 # matplotlib leaves the keyword arguments of its methods untyped.
 # pyright: reportUnknownMemberType=false
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
 from matplotlib.figure import Figure
 
 from nunatak_training.analysis.findings import Findings
+from nunatak_training.analysis.finished import finished_cells
 from nunatak_training.errors import InvalidSweepError
 from nunatak_training.sweeps.canvas import colours_of, legend_below
-from nunatak_training.sweeps.records import RunRecord
-from nunatak_training.sweeps.tables import COLUMNS, Cell, cells_of, deviation
+from nunatak_training.sweeps.records import (
+    BackboneDescription,
+    DataDescription,
+    RunDescription,
+    RunRecord,
+)
+from nunatak_training.sweeps.tables import COLUMNS, Cell, deviation
 
 BASELINE = "full"
-TASK, METHOD = (tuple(COLUMNS).index(name) for name in ("task", "method"))
+METHOD = tuple(COLUMNS).index("method")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
-    """One method beside full fine-tuning on the same examples, at the best rate of each."""
+    """One method beside full fine-tuning of the same backbone on the same examples.
+
+    Each is at the rate that is best on dev examples.
+    """
 
     task: str
+    backbone: str
     num_train: int
     method: str
     score: float
@@ -40,53 +51,75 @@ class Gain:
         return self.score - self.baseline
 
 
-def gains(cells: Sequence[Cell]) -> tuple[Gain, ...]:
-    """Hold every method against full fine-tuning on the same task and number of examples.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ground:
+    """What two methods must share to be held against each other."""
 
-    Of cells that differ in rate or regularizer alone, the best mean counts.
+    task: str
+    backbone: BackboneDescription
+    data: DataDescription
 
-    Raises:
-        InvalidSweepError: no run of full fine-tuning finished for some task and number.
-    """
-    best: dict[tuple[str, int, str], Cell] = {}
-    for cell in cells:
-        if cell.scores:
-            key = cell.axes[TASK], cell.runs[0].data.num_train, cell.axes[METHOD]
-            best[key] = max(best.get(key, cell), cell, key=lambda it: mean(it.scores))
-    return tuple(
-        Gain(
-            task=task,
-            num_train=num_train,
+    def gain(self, method: str, cell: Cell, baseline: Cell) -> Gain:
+        return Gain(
+            task=self.task,
+            backbone=self.backbone.name,
+            num_train=self.data.num_train,
             method=method,
             score=mean(cell.scores),
             deviation=deviation(cell.scores),
-            baseline=mean(_baseline(best, task, num_train).scores),
+            baseline=mean(baseline.scores),
         )
-        for (task, num_train, method), cell in sorted(best.items())
+
+
+def gains(cells: Sequence[Cell]) -> tuple[Gain, ...]:
+    """Hold every method against full fine-tuning of the same backbone on the same examples.
+
+    Of cells that differ in rate or regularizer alone, that with the best mean on dev examples
+    counts, also where the scores are of test examples.
+
+    Raises:
+        InvalidSweepError: no run of full fine-tuning finished on some ground.
+    """
+    best: dict[tuple[_Ground, str], Cell] = {}
+    for cell in cells:
+        if cell.runs:
+            key = _ground_of(cell.runs[0]), cell.axes[METHOD]
+            best[key] = max(best.get(key, cell), cell, key=_dev_score)
+    found = [
+        ground.gain(method, cell, _baseline(best, ground))
+        for (ground, method), cell in best.items()
         if method != BASELINE
-    )
+    ]
+    return tuple(sorted(found, key=lambda it: (it.task, it.backbone, it.num_train, it.method)))
 
 
-def average_gains(found: Sequence[Gain]) -> dict[tuple[str, int], float]:
-    """The mean gain over tasks, by method and number of examples."""
-    keys = sorted({(it.method, it.num_train) for it in found})
-    return {key: mean(it.gain for it in found if (it.method, it.num_train) == key) for key in keys}
+def average_gains(found: Sequence[Gain]) -> dict[tuple[str, str, int], float]:
+    """The mean gain over tasks, by backbone, method and number of examples."""
+    by_setting = defaultdict[tuple[str, str, int], list[float]](list)
+    for it in found:
+        by_setting[it.backbone, it.method, it.num_train].append(it.gain)
+    return {setting: mean(by_setting[setting]) for setting in sorted(by_setting)}
 
 
 def analyze_lowresource(records: Sequence[RunRecord]) -> Findings:
-    """Gains over full fine-tuning, as bars by task."""
-    found = gains(cells_of(records))
+    """Gains over full fine-tuning, as bars by task.
+
+    Raises:
+        InvalidSweepError: no run finished, or none of full fine-tuning.
+    """
+    found = gains(finished_cells(records))
     average = tuple(
-        ("average", str(number), method, "", "", "", gain)
-        for (method, number), gain in average_gains(found).items()
+        ("average", backbone, str(number), method, "", "", "", gain)
+        for (backbone, method, number), gain in average_gains(found).items()
     )
     return Findings(
         name="lowresource",
-        header=("task", "examples", "method", "score", "std", "full", "gain"),
+        header=("task", "backbone", "examples", "method", "score", "std", "full", "gain"),
         rows=(
             *(
                 (
                     it.task,
+                    it.backbone,
                     str(it.num_train),
                     it.method,
                     it.score,
@@ -103,8 +136,8 @@ def analyze_lowresource(records: Sequence[RunRecord]) -> Findings:
 
 
 def draw_gains(found: Sequence[Gain]) -> Figure:
-    """A group of bars a task, in it one for each method and number of examples."""
-    tasks = list(dict.fromkeys(it.task for it in found))
+    """A group of bars a task and backbone, in it one for each method and number of examples."""
+    tasks = list(dict.fromkeys(map(_place_of, found)))
     variants = list(dict.fromkeys((it.method, it.num_train) for it in found))
     height = 0.8 / max(len(variants), 1)
     drawing = Figure(figsize=(7, 1.6 + 0.3 * len(tasks) * len(variants)), layout="constrained")
@@ -115,7 +148,7 @@ def draw_gains(found: Sequence[Gain]) -> Figure:
     ):
         its = [it for it in found if (it.method, it.num_train) == (method, num_train)]
         axes.barh(
-            [tasks.index(it.task) + (place + 0.5) * height - 0.4 for it in its],
+            [tasks.index(_place_of(it)) + (place + 0.5) * height - 0.4 for it in its],
             [it.gain for it in its],
             xerr=[it.deviation for it in its],
             height=height,
@@ -131,10 +164,24 @@ def draw_gains(found: Sequence[Gain]) -> Figure:
     return drawing
 
 
-def _baseline(cells: dict[tuple[str, int, str], Cell], task: str, num_train: int) -> Cell:
-    cell = cells.get((task, num_train, BASELINE))
+def _place_of(gain: Gain) -> str:
+    return f"{gain.task}, {gain.backbone}"
+
+
+def _ground_of(run: RunDescription) -> _Ground:
+    return _Ground(task=run.task, backbone=run.backbone, data=run.data)
+
+
+def _dev_score(cell: Cell) -> float:
+    return mean(outcome.scores[outcome.metric] for outcome in cell.outcomes)
+
+
+def _baseline(cells: Mapping[tuple[_Ground, str], Cell], ground: _Ground) -> Cell:
+    cell = cells.get((ground, BASELINE))
     if cell is None:
         raise InvalidSweepError(
-            task, f"expected a finished run of full fine-tuning on {num_train} examples"
+            ground.task,
+            f"expected a finished run of full fine-tuning on {ground.data.num_train} examples "
+            f"with backbone {ground.backbone.name}",
         )
     return cell

@@ -13,10 +13,11 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from nunatak_training.analysis.findings import Findings
+from nunatak_training.analysis.finished import finished_cells
 from nunatak_training.sweeps.canvas import colours_of, legend_below
 from nunatak_training.sweeps.plots import panels_by_task
 from nunatak_training.sweeps.records import RunRecord
-from nunatak_training.sweeps.tables import COLUMNS, Cell, cells_of
+from nunatak_training.sweeps.tables import COLUMNS, Cell
 
 METHOD = tuple(COLUMNS).index("method")
 
@@ -45,8 +46,12 @@ def box(scores: Sequence[float]) -> Box:
 
 
 def analyze_robustness(records: Sequence[RunRecord]) -> Findings:
-    """Boxes over seeds, of each method at each learning rate, a panel a task."""
-    cells = [cell for cell in cells_of(records) if cell.scores]
+    """Boxes over seeds, of each method at each learning rate, a panel a task.
+
+    Raises:
+        InvalidSweepError: no run finished.
+    """
+    cells = finished_cells(records)
     cells.sort(key=lambda cell: (cell.axes[METHOD], cell.runs[0].recipe.learning_rate))
     drawing, panels = panels_by_task(cells)
     for axes, (task, members) in panels:

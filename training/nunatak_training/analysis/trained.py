@@ -13,7 +13,7 @@ from nunatak_training.analysis.findings import Findings
 from nunatak_training.analysis.landscape import landscape
 from nunatak_training.analysis.rsa import NUM_TOKENS, layer_similarities
 from nunatak_training.analysis.transfer import load_test_set, transfer
-from nunatak_training.data import ExampleSet
+from nunatak_training.data import ExampleSet, TaskData
 from nunatak_training.fitting import TrainedTask
 from nunatak_training.sweeps.canvas import LOOKS, draw_lines, legend_below, whole_numbers
 from nunatak_training.sweeps.planning import Run
@@ -95,11 +95,10 @@ def analyze_transfer(runs: Sequence[Run], bench: Bench, tests: Mapping[str, Path
     axes.set_prop_cycle(LOOKS)
     axes.set_ylabel("score")
     rows: list[tuple[str | float, ...]] = []
-    for run in runs:
+    # All are read first: a slip in a file shall not cost the training.
+    sets_of = [_test_sets(tests, bench.data(run.source).data) for run in runs]
+    for run, sets in zip(runs, sets_of, strict=True):
         trained = bench.fit(run)
-        sets: dict[str, ExampleSet] = {
-            name: load_test_set(path, trained.data) for name, path in tests.items()
-        }
         found = transfer(trained, sets, bench.backbone(run.backbone))
         scores = {"own dev": found.own, **found.others}
         axes.plot(list(scores), list(scores.values()), ls="", label=run_text(run.description))
@@ -114,6 +113,10 @@ def analyze_transfer(runs: Sequence[Run], bench: Bench, tests: Mapping[str, Path
         rows=tuple(rows),
         drawing=drawing,
     )
+
+
+def _test_sets(tests: Mapping[str, Path], data: TaskData) -> dict[str, ExampleSet]:
+    return {name: load_test_set(path, data) for name, path in tests.items()}
 
 
 def _aligned(trained: TrainedTask, backbone: Backbone, *, num_tokens: int) -> list[Encoding]:

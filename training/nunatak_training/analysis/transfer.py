@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nunatak_model import Backbone
-from nunatak_training.data import ExampleSet, TaggedWords, TaskData, load_examples
+from nunatak_training.data import ExampleSet, TaskData, load_examples
+from nunatak_training.data.vocabulary import names_in
 from nunatak_training.errors import UnknownLabelError
 from nunatak_training.evaluation import evaluate
 from nunatak_training.fitting import TrainedTask
@@ -36,7 +37,7 @@ def load_test_set(path: Path, data: TaskData) -> ExampleSet:
     examples = load_examples(path, kind=data.kind)
     known = set(data.labels)
     for example in examples:
-        for label in _labels(example.label):
+        for label in names_in(example.label):
             if label not in known:
                 raise UnknownLabelError(path.name, label, data.labels)
     return ExampleSet(examples=tuple(examples))
@@ -52,13 +53,3 @@ def transfer(trained: TrainedTask, tests: Mapping[str, ExampleSet], backbone: Ba
             name: evaluate(trained, examples, backbone)[metric] for name, examples in tests.items()
         },
     )
-
-
-def _labels(label: object) -> tuple[str, ...]:
-    match label:
-        case str():
-            return (label,)
-        case TaggedWords(words=words):
-            return tuple(word.tag for word in words)
-        case _:
-            return ()

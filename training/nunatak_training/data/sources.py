@@ -74,7 +74,7 @@ def load_task_data(
     else:
         train, chosen_dev = draw_dev(train, kind, seed=seed, name=found.name)
     labels = label_names(train, kind)
-    check_dev(chosen_dev, train, labels, found.name)
+    check_dev(chosen_dev, labels, found.name)
     return TaskData(
         name=found.name, kind=kind, train=_set_of(train), dev=_set_of(chosen_dev), labels=labels
     )

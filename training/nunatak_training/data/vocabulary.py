@@ -4,7 +4,7 @@ from collections import Counter
 
 from nunatak_training.data.examples import ReadExample, sorted_labels
 from nunatak_training.data.labels import Answers, Label, LabelSet, Relevance, TaggedWords
-from nunatak_training.data.splits import split_off_groups, split_off_share
+from nunatak_training.data.splits import split_off_groups, split_off_named, split_off_share
 from nunatak_training.errors import TooFewExamplesError, UnknownLabelError
 from nunatak_training.kinds import TaskKind
 
@@ -62,10 +62,8 @@ def label_names(train: list[ReadExample], kind: TaskKind) -> tuple[str, ...]:
     return sorted_labels(label for read in train for label in names_in(read.example.label))
 
 
-def check_dev(
-    dev: list[ReadExample], train: list[ReadExample], labels: tuple[str, ...], name: str
-) -> None:
-    """Return if dev examples can be scored by what was learnt from train examples.
+def check_dev(dev: list[ReadExample], labels: tuple[str, ...], name: str) -> None:
+    """Return if dev examples can be scored by what has these labels.
 
     Raises:
         TooFewExamplesError: there are none, or nothing to find among them.
@@ -78,9 +76,9 @@ def check_dev(
         for label in names_in(read.example.label):
             if label not in known:
                 raise UnknownLabelError(read.where, label, labels)
-    grades = [_grades(part) for part in (train, dev)]
-    if grades[1] and max(grades[1]) <= min(grades[0]):
-        raise TooFewExamplesError(name, "no dev document is relevant, so none can be found")
+    grades = _grades(dev)
+    if grades and max(grades) <= 0:
+        raise TooFewExamplesError(name, "no dev document has a grade above 0, so none can be found")
 
 
 def draw_dev(
@@ -88,9 +86,23 @@ def draw_dev(
 ) -> tuple[list[ReadExample], list[ReadExample]]:
     """Split train examples into train and dev: of every class a part, of ranking whole groups.
 
+    What teaches something as a whole also does so after the split, or is refused.
+
     Raises:
         TooFewExamplesError: there are too few to split.
     """
+    train, dev = _drawn(examples, kind, seed=seed, name=name)
+    if (problem := _sameness(train, kind)) is not None:
+        raise TooFewExamplesError(
+            name,
+            f"once dev examples were drawn, {problem}; name a dev file or give more train examples",
+        )
+    return train, dev
+
+
+def _drawn(
+    examples: list[ReadExample], kind: TaskKind, *, seed: int, name: str
+) -> tuple[list[ReadExample], list[ReadExample]]:
     match kind:
         case TaskKind.SINGLE_LABEL:
             return split_off_share(examples, stratum_of=_first_name, seed=seed)
@@ -101,7 +113,12 @@ def draw_dev(
         case _:
             if len(examples) < 2:
                 raise TooFewExamplesError(name, "expected at least 2 examples, to keep one for dev")
-            return split_off_share(examples, stratum_of=lambda _: "", seed=seed)
+            train, dev = split_off_named(examples, names_of=_names, seed=seed)
+            if not dev:
+                raise TooFewExamplesError(
+                    name, "every example has a label of its own, so none can be kept for dev"
+                )
+            return train, dev
 
 
 def _check_classes(train: list[ReadExample], name: str) -> None:
@@ -117,6 +134,10 @@ def _check_classes(train: list[ReadExample], name: str) -> None:
                 read.where,
                 f"label {label!r} has 1 train example; give it at least 2, or remove the row",
             )
+
+
+def _names(read: ReadExample) -> tuple[str, ...]:
+    return names_in(read.example.label)
 
 
 def _first_name(read: ReadExample) -> str:

@@ -31,7 +31,9 @@ from nunatak_training.stepping import Best, Stepper
 
 MIN_TASKS = 2
 EPOCHS_PER_SEED = 2**20
-"""More than any run has, so that no two epochs of any seeds share their order."""
+"""More than any run has, so that no two epochs of seeds below 2**41 share their order."""
+SEED_MODULUS = 2**61 - 1
+"""Brings larger seeds into what torch takes; a prime, so that they fall between the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +136,9 @@ def fit_encoder(
 def _batches(members: Iterable[TaskInTraining], recipe: Recipe, *, epoch: int) -> list[TrainBatch]:
     """The batches of all tasks in the order of an epoch, which seed and epoch alone determine."""
     # A run that goes on in the middle of an epoch draws them again.
-    generator = torch.Generator().manual_seed(recipe.seed * EPOCHS_PER_SEED + epoch)
+    generator = torch.Generator().manual_seed(
+        (recipe.seed * EPOCHS_PER_SEED + epoch) % SEED_MODULUS
+    )
     batches, size = list[TrainBatch](), recipe.batch_size
     for member in members:
         order = _shuffled(len(member.train.encodings), generator)

@@ -1,7 +1,8 @@
 """Ranking: how well a document answers a query, one score a pair.
 
 Pairs are learnt one by one, as cross-encoders commonly are: binary cross-entropy against the grade
-of relevance, scaled so that the lowest grade of the train examples is 0 and the highest 1.
+of relevance, scaled so that the lowest grade of the train examples is 0 and the highest 1. Scores
+read the grades as they are given: what is relevant does not depend on what was trained on.
 
 Axes: rows = pairs of a batch.
 """
@@ -50,13 +51,13 @@ class Ranking(ServedAsTrained):
         return functional.binary_cross_entropy_with_logits(*stacked(logits, targets))
 
     def statistics(self, examples: ExampleSet, encoded: EncodedSet, logits: Logits) -> Statistics:
-        """Score the order of each group; groups without a relevant document do not count."""
+        """Score the order of each group; groups without a grade above 0 do not count."""
         scores = torch.cat(list(logits)).double().cpu().numpy()
         members: defaultdict[str, list[int]] = defaultdict(list)
         labels = examples.labels(Relevance)
         for position, label in enumerate(labels):
             members[label.group].append(position)
-        gains = np.maximum(np.array([label.grade for label in labels]) - self._lowest, 0.0)
+        gains = np.maximum([label.grade for label in labels], 0.0)
         groups = [group for group in members.values() if gains[group].any()]
 
         def each(measure: Callable[[Values, Values], float]) -> Float[np.ndarray, " groups"]:

@@ -10,7 +10,7 @@ Axes: tokens = tokens of a window, tags.
 # pyright: reportUnknownMemberType=false
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 import torch
@@ -59,9 +59,9 @@ class Tagging(ServedAsTrained):
         return EncodedSet(
             encodings=tuple(window for found in windows for window in found),
             targets=tuple(
-                self._target(window, label.words)
+                target
                 for label, found in zip(examples.labels(TaggedWords), windows, strict=True)
-                for window in found
+                for target in self._targets(found, label.words)
             ),
             sizes=tuple(map(len, windows)),
         )
@@ -98,19 +98,22 @@ class Tagging(ServedAsTrained):
             found[Metric.ENTITY_F1] = f1_micro(self._entities(expected, predicted))
         return Statistics(num_units=len(examples), by_metric=found)
 
-    def _target(self, window: Encoding, words: Sequence[Word]) -> Int[Tensor, " tokens"]:
-        target = torch.full((window.num_tokens,), NO_TARGET)
-        for word, token in first_tokens(window, words).items():
-            target[token] = self._number_of[words[word].tag]
-        return target
+    def _targets(
+        self, windows: Sequence[Encoding], words: Sequence[Word]
+    ) -> list[Int[Tensor, " tokens"]]:
+        targets = [torch.full((window.num_tokens,), NO_TARGET) for window in windows]
+        for target, found in zip(targets, first_tokens(windows, words), strict=True):
+            for word, token in found.items():
+                target[token] = self._number_of[words[word].tag]
+        return targets
 
     def _read(
         self, windows: Sequence[Encoding], numbers: Sequence[list[int]], words: Sequence[Word]
     ) -> list[int]:
         """The tag of each word; a word of which the tokenizer leaves nothing is outside."""
         tags = [self._number_of.get(OUTSIDE, 0)] * len(words)
-        for window, row in zip(windows, numbers, strict=True):
-            for word, token in first_tokens(window, words).items():
+        for found, row in zip(first_tokens(windows, words), numbers, strict=True):
+            for word, token in found.items():
                 tags[word] = row[token]
         return tags
 
@@ -132,23 +135,34 @@ class Tagging(ServedAsTrained):
         return count_sets(found(expected), found(predicted), num_labels=len(kinds))
 
 
-def first_tokens(window: Encoding, words: Sequence[Word]) -> dict[int, int]:
-    """Return the first token of each word that begins in the window, by number of the word."""
+def first_tokens(windows: Sequence[Encoding], words: Sequence[Word]) -> tuple[dict[int, int], ...]:
+    """Return the first token of each word by number of the word, of a text's windows in order.
+
+    A word that a window's end divides is in the window that has its beginning. Its first token
+    need not stand at its first character: tokenizers drop some, as spaces of no width.
+    """
+    begins = [word.begin for word in words]
+    last = -1
+    found: list[dict[int, int]] = []
+    for window in windows:
+        starting: dict[int, int] = {}
+        for token, end in _text_tokens(window):
+            # By its last character: some tokenizers count the space before a word as its first.
+            word = bisect_right(begins, end - 1) - 1
+            if word > last:
+                starting[word] = token
+                last = word
+        found.append(starting)
+    return tuple(found)
+
+
+def _text_tokens(window: Encoding) -> Iterator[tuple[int, int]]:
+    """The tokens that stand for characters, and where these end."""
     alignment = window.alignment
     if alignment is None:
         raise ValueError("words are found in aligned encodings only")
-    begins = [word.begin for word in words]
-    found: dict[int, int] = {}
-    last = -1
     for token, ((begin, end), text) in enumerate(
         zip(alignment.offsets, alignment.text_ids, strict=True)
     ):
-        if text is None or begin == end:
-            continue
-        # By its last character: some tokenizers count the space before a word as its first.
-        word = bisect_right(begins, end - 1) - 1
-        starts_here = begin <= words[word].begin
-        if word > last and starts_here:
-            found[word] = token
-        last = max(last, word)
-    return found
+        if text is not None and begin < end:
+            yield token, end

@@ -50,6 +50,8 @@ class EpochRecord(_Record):
     """One scored epoch."""
 
     epoch: int
+    step: int | None = None
+    """Optimizer steps until then; None in results of before these were kept."""
     train_loss: float
     dev_loss: float
     dev_score: float

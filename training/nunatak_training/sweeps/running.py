@@ -99,6 +99,7 @@ def _finished(trained: TrainedTask, test_scores: Mapping[Metric, float]) -> Fini
         epochs=tuple(
             EpochRecord(
                 epoch=result.epoch,
+                step=result.step,
                 train_loss=result.train_loss,
                 dev_loss=result.dev_loss,
                 dev_score=result.dev_score,

@@ -7,6 +7,7 @@ from statistics import mean
 import numpy as np
 import pytest
 
+from doubles.backbones import save_tiny_backbone
 from doubles.sweeps import record_of, toy_folder, toy_runs
 from nunatak_training import InvalidSweepError
 from nunatak_training.analysis import (
@@ -20,7 +21,7 @@ from nunatak_training.analysis import (
     save_findings,
 )
 from nunatak_training.analysis.curves import curve, summary
-from nunatak_training.sweeps import Run, RunRecord, cells_of
+from nunatak_training.sweeps import Bench, Finished, Run, RunRecord, cells_of
 
 
 @pytest.fixture(name="folder", scope="module")
@@ -52,7 +53,7 @@ def test_gain_is_the_mean_above_that_of_full_fine_tuning_on_as_many_examples(
         ("bottleneck 64", 16),
     ]
     assert [it.gain for it in found] == pytest.approx([0.7 - 0.5, 0.8 - 0.8])
-    assert average_gains(found)["bottleneck 64", 8] == pytest.approx(0.2)
+    assert average_gains(found)["backbone", "bottleneck 64", 8] == pytest.approx(0.2)
 
 
 def test_best_learning_rate_of_each_method_counts(folder: Path) -> None:
@@ -92,7 +93,29 @@ def test_box_is_the_quantiles_of_the_seeds() -> None:
     assert found.third_quartile == pytest.approx(float(np.percentile(scores, 75)))
 
 
-def test_curve_counts_steps_and_takes_the_mean_of_the_seeds(runs: tuple[Run, ...]) -> None:
+def test_curve_counts_the_steps_that_were_taken(runs: tuple[Run, ...]) -> None:
+    record = record_of(runs[0], 0.2, 0.4)
+    assert isinstance(record.outcome, Finished)
+    epochs = tuple(it.model_copy(update={"step": 7 * it.epoch}) for it in record.outcome.epochs)
+    outcome = record.outcome.model_copy(update={"epochs": epochs})
+
+    (cell,) = cells_of([record.model_copy(update={"outcome": outcome})])
+
+    assert [it.step for it in curve(cell)] == [7, 14]
+
+
+def test_results_of_a_sweep_say_how_many_steps_were_taken(folder: Path) -> None:
+    (run,) = toy_runs(folder, recipe={"epochs": 2, "batch_size": 10, "max_length": 32})
+
+    record = Bench().run(run)
+
+    assert isinstance(record.outcome, Finished)
+    assert [it.step for it in record.outcome.epochs] == [3, 6]
+
+
+def test_curve_without_steps_counts_examples_and_takes_the_mean_of_the_seeds(
+    runs: tuple[Run, ...],
+) -> None:
     (cell,) = cells_of([record_of(runs[0], 0.2, 0.4), record_of(runs[1], 0.4, 0.8, 0.9)])
     batch = runs[0].description.recipe.batch_size
 
@@ -125,3 +148,58 @@ def test_findings_are_a_table_twice_and_a_plot_and_leave_failures_out(
     assert len(lines) > 1
     assert {line.count(",") for line in lines} == {lines[0].count(",")}
     assert all(path.stat().st_size > 0 for path in paths)
+
+
+def with_test_score(run: Run, *, dev: float, test: float) -> RunRecord:
+    record = record_of(run, dev)
+    scored = record.outcome.model_copy(update={"test_scores": {"accuracy": test}})
+    return record.model_copy(update={"outcome": scored})
+
+
+def test_learning_rate_is_chosen_by_dev_scores_where_test_scores_are_reported(
+    folder: Path,
+) -> None:
+    runs = toy_runs(
+        folder, methods=[{"kind": "full"}, {"kind": "lora"}], learning_rates=[1e-4, 1e-3]
+    )
+    scores = {1e-4: {"dev": 0.9, "test": 0.6}, 1e-3: {"dev": 0.8, "test": 0.7}}
+
+    (found,) = gains(
+        cells_of(
+            [with_test_score(run, **scores[run.description.recipe.learning_rate]) for run in runs]
+        )
+    )
+
+    assert (found.score, found.baseline) == (0.6, 0.6)
+
+
+def test_gain_is_over_full_fine_tuning_of_the_same_backbone(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    other = save_tiny_backbone(tmp_path_factory.mktemp("other") / "wide", num_layers=2)
+    runs = toy_runs(
+        folder,
+        backbones=[str(folder / "backbone"), str(other)],
+        methods=[{"kind": "full"}, {"kind": "lora"}],
+    )
+    scores = {("backbone", "full"): 0.2, ("backbone", "lora"): 0.5} | {
+        ("wide", "full"): 0.9,
+        ("wide", "lora"): 0.8,
+    }
+    records = [
+        record_of(run, scores[run.description.backbone.name, run.description.recipe.method.kind])
+        for run in runs
+    ]
+
+    found = gains(cells_of(records))
+
+    assert {it.backbone: it.gain for it in found} == pytest.approx({"backbone": 0.3, "wide": -0.1})
+    assert set(average_gains(found)) == {("backbone", "lora 8", 24), ("wide", "lora 8", 24)}
+
+
+@pytest.mark.parametrize("analyze", [analyze_curves, analyze_robustness, analyze_lowresource])
+def test_results_of_which_no_run_finished_are_refused(
+    runs: tuple[Run, ...], analyze: Callable[[Sequence[RunRecord]], Findings]
+) -> None:
+    with pytest.raises(InvalidSweepError, match="a run that finished, got 2 that failed"):
+        analyze([record_of(run) for run in runs[:2]])

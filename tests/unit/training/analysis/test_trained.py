@@ -6,7 +6,13 @@ import pytest
 
 from doubles.examples import rows_of, toy_examples, write_jsonl
 from doubles.sweeps import toy_folder, toy_runs
-from nunatak_training import UnknownLabelError, load_examples
+from nunatak_training import (
+    DataNotFoundError,
+    TaskData,
+    TaskKind,
+    UnknownLabelError,
+    load_examples,
+)
 from nunatak_training.analysis import (
     analyze_landscape,
     analyze_rsa,
@@ -15,6 +21,7 @@ from nunatak_training.analysis import (
     transfer,
 )
 from nunatak_training.data import ExampleSet
+from nunatak_training.fitting import TrainedTask
 from nunatak_training.sweeps import Bench, Run
 
 
@@ -71,3 +78,37 @@ def test_test_set_with_a_label_of_its_own_is_refused(runs: tuple[Run, ...], tmp_
 
     with pytest.raises(UnknownLabelError, match=r"far\.jsonl: label 'never'"):
         load_test_set(path, trained.data)
+
+
+class IdleBench(Bench):
+    """Knows the data of runs, and trains none."""
+
+    def fit(self, run: Run) -> TrainedTask:
+        raise AssertionError(f"trained {run.description.task}")
+
+
+def test_test_sets_are_read_before_anything_is_trained(
+    runs: tuple[Run, ...], tmp_path: Path
+) -> None:
+    with pytest.raises(DataNotFoundError):
+        analyze_transfer(runs[:1], IdleBench(), {"far": tmp_path / "nowhere.jsonl"})
+
+
+@pytest.mark.parametrize(
+    ("kind", "row"),
+    [
+        pytest.param(TaskKind.MULTI_LABEL, {"text": "a b", "labels": ["a", "never"]}, id="labels"),
+        pytest.param(
+            TaskKind.TOKEN_CLASSIFICATION, {"tokens": ["a"], "tags": ["never"]}, id="tags"
+        ),
+    ],
+)
+def test_label_of_its_own_among_several_is_refused(
+    tmp_path: Path, kind: TaskKind, row: dict[str, object]
+) -> None:
+    path = write_jsonl(tmp_path / "far.jsonl", [row])
+    none = ExampleSet(examples=())
+    data = TaskData(name="toy", kind=kind, train=none, dev=none, labels=("a", "b"))
+
+    with pytest.raises(UnknownLabelError, match=r"far\.jsonl: label 'never'"):
+        load_test_set(path, data)

@@ -152,3 +152,12 @@ def test_one_task_alone_is_refused(backbone: Backbone) -> None:
 
 def _equal(one: FittedEncoder, other: FittedEncoder) -> bool:
     return all(torch.equal(it, other.parameters[name]) for name, it in one.parameters.items())
+
+
+@pytest.mark.parametrize("seed", [2**50, 2**63 - 1])
+def test_every_seed_of_a_recipe_can_be_trained_with(
+    tasks: dict[str, TaskData], backbone: Backbone, seed: int
+) -> None:
+    recipe = recipe_of(seed=seed, epochs=1)
+
+    assert fit_encoder(tasks, recipe, backbone, report=SilentReport()).best_epoch == 1

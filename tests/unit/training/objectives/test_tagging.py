@@ -62,7 +62,31 @@ def test_token_that_counts_the_space_before_a_word_is_its_first() -> None:
     window = Encoding(token_ids=(0, 1, 2, 3), type_ids=(0,) * 4, alignment=alignment)
     words = (Word(begin=0, end=2, tag="O"), Word(begin=3, end=5, tag="O"))
 
-    assert first_tokens(window, words) == {0: 1, 1: 2}
+    assert first_tokens([window], words) == ({0: 1, 1: 2},)
+
+
+def test_word_whose_first_character_the_tokenizer_drops_is_tagged() -> None:
+    data = task(sentence(("ab", "O"), ("\u200bcd", "B-X"), (" e", "O")), labels=("B-X", "O"))
+
+    encoded = objective_of(data).encode(data.train, TOKENIZER, max_length=32)
+
+    # [CLS] a ##b c ##d e [SEP]
+    skip = NO_TARGET
+    assert encoded.targets[0].tolist() == [skip, 1, skip, 0, skip, 1, skip]
+
+
+def test_word_that_two_windows_share_is_tagged_in_the_first_alone() -> None:
+    data = task(sentence(("a", "O"), ("bcdefg", "B-X"), ("h", "O")), labels=("B-X", "O"))
+
+    encoded = objective_of(data).encode(data.train, TOKENIZER, max_length=5)
+
+    # [CLS] a b ##c [SEP] | [CLS] ##d ##e ##f [SEP] | [CLS] ##g h [SEP]
+    skip = NO_TARGET
+    assert [target.tolist() for target in encoded.targets] == [
+        [skip, 1, 0, skip, skip],
+        [skip, skip, skip, skip, skip],
+        [skip, skip, 1, skip],
+    ]
 
 
 def test_entities_are_scored_only_where_tags_mark_them() -> None:

@@ -27,6 +27,12 @@ def task(kind: TaskKind, *given: Label, labels: tuple[str, ...] = ()) -> TaskDat
     return TaskData(name="toy", kind=kind, train=examples, dev=examples, labels=labels)
 
 
+def ranked(*grades: float) -> ExampleSet:
+    """One document of each grade, all of the same query."""
+    labels = [Relevance(grade=grade, group="q") for grade in grades]
+    return ExampleSet(examples=tuple(Example(text="x", label=label) for label in labels))
+
+
 def scores(
     data: TaskData, *logits: list[float], positive: str | None = None
 ) -> dict[Metric, float]:
@@ -106,3 +112,21 @@ def test_groups_are_ranked_apart_and_those_without_relevance_do_not_count() -> N
     assert found == pytest.approx(
         {Metric.MRR: (1 / 2 + 1) / 2, Metric.NDCG: (1 / math.log2(3) + 1) / 2}
     )
+
+
+@pytest.mark.parametrize("train", [(1.0, 2.0, 3.0), (2.0, 3.0), (0.0, 3.0), (-2.0, 4.0)])
+def test_ranking_scores_are_of_dev_grades_and_not_of_those_trained_on(
+    train: tuple[float, ...],
+) -> None:
+    data = TaskData(
+        name="toy",
+        kind=TaskKind.RANKING,
+        train=ranked(*train),
+        dev=ranked(0.0, -1.0, 1.0, 3.0),
+        labels=(),
+    )
+
+    found = scores(data, [4.0], [3.0], [2.0], [1.0])
+
+    gained, ideal = 1 / math.log2(4) + 3 / math.log2(5), 3 + 1 / math.log2(3)
+    assert found == pytest.approx({Metric.MRR: 1 / 3, Metric.NDCG: gained / ideal})
