@@ -11,6 +11,7 @@ from nunatak_loadtest import Job, Scenario
 from nunatak_loadtest.errors import InvalidSettingsError
 from nunatak_loadtest.memory import MemorySample
 from nunatak_loadtest.page import write_report
+from nunatak_loadtest.page.tables import many_sheet
 from nunatak_loadtest.report import build_report
 from nunatak_loadtest.results import (
     FanOutLine,
@@ -154,3 +155,28 @@ def test_folder_without_results_or_with_others_files_is_refused(tmp_path: Path) 
     (tmp_path / "other.json").write_text('{"kind": "weather"}')
     with pytest.raises(InvalidSettingsError, match=r"other\.json"):
         load_results(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("requests", "told"), [(None, "not recorded | 70"), (99, "99 | too few"), (100, "100 | 70")]
+)
+def test_p99_of_very_many_tasks_stands_beside_its_requests(requests: int | None, told: str) -> None:
+    point = ManyPoint(
+        tasks=5,
+        popularity="uniform",
+        throughput_per_s=90,
+        p50_ms=1,
+        p99_ms=70,
+        cold_share=0,
+        pss_bytes=1,
+        start_s=1,
+        fill_s=1,
+        requests=requests,
+    )
+    many = ManyTasks(origin=ORIGIN, backbone="minilm", title="all in memory", points=(point,))
+
+    sheet = many_sheet(many)
+
+    row = dict(zip(sheet.header, sheet.rows[0], strict=True))
+    assert f"{row['requests']} | {row['p99 ms']}" == told
+    assert sheet.title == "Very many tasks, all in memory"
