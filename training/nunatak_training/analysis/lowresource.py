@@ -137,10 +137,11 @@ def analyze_lowresource(records: Sequence[RunRecord]) -> Findings:
 
 def draw_gains(found: Sequence[Gain]) -> Figure:
     """A group of bars a task and backbone, in it one for each method and number of examples."""
-    tasks = list(dict.fromkeys(map(_place_of, found)))
+    grounds = list(dict.fromkeys(map(_named, found)))
+    has_one_backbone = len({backbone for _, backbone in grounds}) == 1
     variants = list(dict.fromkeys((it.method, it.num_train) for it in found))
     height = 0.8 / max(len(variants), 1)
-    drawing = Figure(figsize=(7, 1.6 + 0.3 * len(tasks) * len(variants)), layout="constrained")
+    drawing = Figure(figsize=(7, 1.6 + 0.3 * len(grounds) * len(variants)), layout="constrained")
     axes = drawing.subplots()
     labels = [f"{method}, {num_train} examples" for method, num_train in variants]
     for place, ((method, num_train), colour) in enumerate(
@@ -148,7 +149,7 @@ def draw_gains(found: Sequence[Gain]) -> Figure:
     ):
         its = [it for it in found if (it.method, it.num_train) == (method, num_train)]
         axes.barh(
-            [tasks.index(_place_of(it)) + (place + 0.5) * height - 0.4 for it in its],
+            [grounds.index(_named(it)) + (place + 0.5) * height - 0.4 for it in its],
             [it.gain for it in its],
             xerr=[it.deviation for it in its],
             height=height,
@@ -157,15 +158,16 @@ def draw_gains(found: Sequence[Gain]) -> Figure:
             label=labels[place],
         )
     axes.axvline(0, color="black", lw=0.8)
-    axes.set_yticks(range(len(tasks)), tasks)
+    names = [task if has_one_backbone else f"{task}, {backbone}" for task, backbone in grounds]
+    axes.set_yticks(range(len(grounds)), names)
     axes.invert_yaxis()
     axes.set_xlabel("score above full fine-tuning (bars: standard deviation over seeds)")
     legend_below(drawing, [axes])
     return drawing
 
 
-def _place_of(gain: Gain) -> str:
-    return f"{gain.task}, {gain.backbone}"
+def _named(gain: Gain) -> tuple[str, str]:
+    return gain.task, gain.backbone
 
 
 def _ground_of(run: RunDescription) -> _Ground:
