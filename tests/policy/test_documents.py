@@ -11,11 +11,13 @@ from typer.testing import CliRunner
 
 from nunatak_artifact import ArtifactError
 from nunatak_cli.main import app
+from nunatak_server.api.access import ACCESS, PUBLIC
 from nunatak_server.api.errors import STATUS_OF
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 INTERCHANGE = (ROOT / "docs" / "interchange.md").read_text(encoding="utf-8")
+HTTP = (ROOT / "docs" / "http.md").read_text(encoding="utf-8")
 LOADTEST = (ROOT / "docs" / "loadtest.md").read_text(encoding="utf-8")
 MAKE_TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
 PUBLIC_BASES = {
@@ -42,6 +44,32 @@ def exchange_errors() -> list[type[ArtifactError]]:
     for error in found:
         found += error.__subclasses__()
     return [error for error in found if error not in STATUS_OF]
+
+
+def documented_access() -> dict[tuple[str, str], str]:
+    """What each route needs, by verb and template, as the table of docs/http.md says."""
+    found = dict[tuple[str, str], str]()
+    rows = re.findall(
+        r"^\| (nothing|`\w+`(?:, all tasks)?) \| (`[A-Z]+ /.*) \|$", HTTP, re.MULTILINE
+    )
+    for needed, routes in rows:
+        verb = ""
+        for route in re.findall(r"`([^`]+)`", routes):
+            named, _, template = route.rpartition(" ")
+            verb = named or verb
+            assert (verb, template) not in found, f"{verb} {template} stands there twice"
+            found[verb, template] = needed.replace("`", "")
+    return found
+
+
+def real_access() -> dict[tuple[str, str], str]:
+    """The same as the server checks it."""
+    return {
+        route: "nothing"
+        if needed is PUBLIC
+        else f"{needed.scope}{', all tasks' if needed.spans_tasks else ''}"
+        for route, needed in ACCESS.items()
+    }
 
 
 COMMANDS = shell_lines(README)
@@ -86,9 +114,19 @@ def test_every_error_of_the_exchange_is_documented(code: str) -> None:
 
 @pytest.mark.parametrize("code", sorted({error.code for error in STATUS_OF}))  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType, reportUnknownArgumentType, reportAttributeAccessIssue]
 def test_every_error_code_is_documented(code: str) -> None:
-    documented = (ROOT / "docs" / "http.md").read_text(encoding="utf-8")
+    assert code in PUBLIC_BASES | NOT_OVER_HTTP or f"`{code}`" in HTTP
 
-    assert code in PUBLIC_BASES | NOT_OVER_HTTP or f"`{code}`" in documented
+
+def test_the_documents_say_of_every_route_what_it_needs() -> None:
+    assert documented_access() == real_access()
+
+
+def test_lines_of_the_documents_are_at_most_120_characters_long() -> None:
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
+        if ROOT / "docs" / "results" not in page.parents:
+            for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), start=1):
+                is_wrapped = line.startswith("|") or len(line) <= 120
+                assert is_wrapped, f"{page.relative_to(ROOT)}:{number} has {len(line)}"
 
 
 def test_every_link_of_the_documents_leads_somewhere() -> None:
