@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from nunatak_artifact import ArtifactError
 from nunatak_cli.main import app
-from nunatak_server.api.access import ACCESS, PUBLIC
+from nunatak_server.api.access import ACCESS
 from nunatak_server.api.errors import STATUS_OF
 
 ROOT = Path(__file__).parents[2]
@@ -66,7 +66,7 @@ def real_access() -> dict[tuple[str, str], str]:
     """The same as the server checks it."""
     return {
         route: "nothing"
-        if needed is PUBLIC
+        if needed is None
         else f"{needed.scope}{', all tasks' if needed.spans_tasks else ''}"
         for route, needed in ACCESS.items()
     }
