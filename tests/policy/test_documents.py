@@ -5,18 +5,28 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from typer.testing import CliRunner
 
 from nunatak_artifact import ArtifactError
+from nunatak_cli.errors import CliError
 from nunatak_cli.main import app
+from nunatak_model import ModelError
+from nunatak_registry import RegistryError
 from nunatak_server.api.access import ACCESS
 from nunatak_server.api.errors import STATUS_OF
+from nunatak_server.errors import ServerError
+from nunatak_training.errors import TrainingError
+
+ErrorT = TypeVar("ErrorT", bound=Exception)
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 INTERCHANGE = (ROOT / "docs" / "interchange.md").read_text(encoding="utf-8")
+TROUBLESHOOTING = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+TREES = (ArtifactError, CliError, ModelError, RegistryError, ServerError, TrainingError)
 HTTP = (ROOT / "docs" / "http.md").read_text(encoding="utf-8")
 LOADTEST = (ROOT / "docs" / "loadtest.md").read_text(encoding="utf-8")
 MAKE_TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
@@ -38,12 +48,17 @@ def shell_lines(text: str) -> list[str]:
     return [line.partition("  #")[0].strip() for line in lines if line.strip()]
 
 
+def with_subclasses(error: type[ErrorT]) -> list[type[ErrorT]]:
+    """Return a class of errors and everything below it."""
+    found = [error]
+    for each in found:
+        found += each.__subclasses__()
+    return found
+
+
 def exchange_errors() -> list[type[ArtifactError]]:
     """Errors of artifacts that no server raises."""
-    found = [ArtifactError]
-    for error in found:
-        found += error.__subclasses__()
-    return [error for error in found if error not in STATUS_OF]
+    return [error for error in with_subclasses(ArtifactError) if error not in STATUS_OF]
 
 
 def documented_access() -> dict[tuple[str, str], str]:
@@ -131,8 +146,28 @@ def test_lines_of_the_documents_are_at_most_120_characters_long() -> None:
 
 def test_every_link_of_the_documents_leads_somewhere() -> None:
     for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
-        for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text(encoding="utf-8")):
-            assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} -> {target}"
+        text = page.read_text(encoding="utf-8")
+        for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]+))?\)", text):
+            place = page.parent / target if target else page
+            assert place.exists(), f"{page.relative_to(ROOT)} -> {target}"
+            assert not anchor or anchor in anchors(place), f"{page.relative_to(ROOT)} -> #{anchor}"
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings of a page as GitHub spells them in links."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", it.lower()).replace(" ", "-") for it in headings}
+
+
+def test_every_code_of_the_troubleshooting_page_exists() -> None:
+    named = {
+        code
+        for cell in re.findall(r"^\| ((?:\d{3} )?`[^|]*) \|", TROUBLESHOOTING, re.MULTILINE)
+        for code in re.findall(r"`([a-z]+(?:_[a-z]+)+)`", cell)
+    }
+
+    assert len(named) > 20
+    assert named <= {error.code for tree in TREES for error in with_subclasses(tree)}
 
 
 def test_light_packages_import_no_torch() -> None:
