@@ -4,6 +4,7 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib.metadata import metadata as distribution_metadata
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,6 +27,7 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 INTERCHANGE = (ROOT / "docs" / "interchange.md").read_text(encoding="utf-8")
 TROUBLESHOOTING = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+SOURCES = ("artifact", "clients", "model", "registry", "server", "tests", "training")
 TREES = (ArtifactError, CliError, ModelError, RegistryError, ServerError, TrainingError)
 HTTP = (ROOT / "docs" / "http.md").read_text(encoding="utf-8")
 LOADTEST = (ROOT / "docs" / "loadtest.md").read_text(encoding="utf-8")
@@ -153,10 +155,24 @@ def test_every_link_of_the_documents_leads_somewhere() -> None:
             assert not anchor or anchor in anchors(place), f"{page.relative_to(ROOT)} -> #{anchor}"
 
 
+def test_every_source_that_the_architecture_names_exists() -> None:
+    sources = [it.as_posix() for folder in SOURCES for it in (ROOT / folder).rglob("*.py")]
+    for page in (ROOT / "docs" / "architecture").glob("*.md"):
+        for name in re.findall(r"`([\w/]+\.py)`", page.read_text(encoding="utf-8")):
+            assert any(it.endswith(f"/{name}") for it in sources), f"{page.name}: {name}"
+
+
 def anchors(page: Path) -> set[str]:
     """The headings of a page as GitHub spells them in links."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", it.lower()).replace(" ", "-") for it in headings}
+
+
+def test_the_documents_say_what_each_extra_is_for() -> None:
+    page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    described = set(re.findall(r"^\| `(\w+)` \|", page, flags=re.MULTILINE))
+
+    assert described == set(distribution_metadata("nunatak").get_all("Provides-Extra") or ())
 
 
 def test_every_code_of_the_troubleshooting_page_exists() -> None:
