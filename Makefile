@@ -2,8 +2,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# Folder of labelled data sets for `make real` (see docs/results/real-data.md).
-DATA ?= ../shared/data
+# Folder of labelled data sets, for `make real` and `make papers` (see docs/training.md).
+DATA ?=
+needs-data = $(if $(DATA),,$(error name the folder of data sets, as in `make $@ DATA=folder`; docs/training.md has its layout))
 
 # Processes of `make test`; what is slow (tests/e2e) comes first, a file stays with one process.
 WORKERS ?= 2
@@ -14,10 +15,10 @@ SWEEPS := elsa graddrop adapter mixout tapt robustness
 ANALYSES := rsa landscape
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo screenshot test check format bench gpu real papers torture abuse report figures serve clean
+.PHONY: help install demo screenshot test check format bench gpu real papers torture abuse report figures configuration serve clean clean-results
 
 help:  ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
 
 install: $(VENV)/.dev  ## install the project and everything needed to develop it
 
@@ -63,10 +64,10 @@ gpu: $(VENV)/.dev  ## check and measure the mixed forward on a CUDA device, 8 mi
 	$(BIN)/python benchmarks/gpu.py
 
 real: $(VENV)/.dev  ## train, serve and score five real data sets (DATA=folder)
-	$(BIN)/python benchmarks/real_data.py --data $(DATA)
+	$(needs-data)$(BIN)/python benchmarks/real_data.py --data $(DATA)
 
 papers: $(VENV)/.dev  ## train the papers' tables on one thread, hours, resumable (DATA=folder ONLY=elsa OPTIONS="--seeds 0,1")
-	for table in $(filter $(SWEEPS),$(or $(ONLY),$(SWEEPS))); do \
+	$(needs-data)for table in $(filter $(SWEEPS),$(or $(ONLY),$(SWEEPS))); do \
 	  OMP_NUM_THREADS=1 nice -n 19 $(BIN)/nunatak sweep run benchmarks/papers/$$table.yaml \
 	    --data-root $(DATA) --results $(PAPERS)/$$(echo $$table | sed -E 's/mixout|tapt/adapter/') $(OPTIONS) || exit 1; \
 	done
@@ -89,9 +90,15 @@ report: $(VENV)/.dev  ## measure what sharing saves in servers, and write the re
 figures: $(VENV)/.dev  ## render docs/results from figures.jsonl
 	$(BIN)/python benchmarks/render_figures.py
 
+configuration: $(VENV)/.dev  ## render docs/configuration.md from the settings
+	$(BIN)/python -m nunatak_cli.reference docs/configuration.md
+
 serve: $(VENV)/.runtime  ## serve the default registry on port 8080
 	$(BIN)/nunatak serve
 
-clean:  ## remove the virtual environment and every cache
-	rm -rf $(VENV) .bench .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
+clean:  ## remove the virtual environment and the tools' caches; what was measured or trained stays
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+clean-results:  ## remove .bench too: hours of `make papers`, and the peers' environments
+	rm -rf .bench

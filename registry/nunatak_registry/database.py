@@ -241,7 +241,7 @@ def _postgresql_engine(url: URL) -> Engine:
         return create_engine(url, pool_pre_ping=True)
     except ImportError as error:
         raise StoreUnavailableError(
-            f"a PostgreSQL index needs the package {error.name!r}: pip install nunatak[postgres]"
+            f"a PostgreSQL index needs the package {error.name!r}: pip install 'nunatak[postgres]'"
         ) from error
 
 

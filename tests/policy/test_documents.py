@@ -4,18 +4,32 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib.metadata import metadata as distribution_metadata
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from typer.testing import CliRunner
 
 from nunatak_artifact import ArtifactError
+from nunatak_cli.errors import CliError
 from nunatak_cli.main import app
+from nunatak_model import ModelError
+from nunatak_registry import RegistryError
+from nunatak_server.api.access import ACCESS
 from nunatak_server.api.errors import STATUS_OF
+from nunatak_server.errors import ServerError
+from nunatak_training.errors import TrainingError
+
+ErrorT = TypeVar("ErrorT", bound=Exception)
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 INTERCHANGE = (ROOT / "docs" / "interchange.md").read_text(encoding="utf-8")
+TROUBLESHOOTING = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+SOURCES = ("artifact", "clients", "model", "registry", "server", "tests", "training")
+TREES = (ArtifactError, CliError, ModelError, RegistryError, ServerError, TrainingError)
+HTTP = (ROOT / "docs" / "http.md").read_text(encoding="utf-8")
 LOADTEST = (ROOT / "docs" / "loadtest.md").read_text(encoding="utf-8")
 MAKE_TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
 PUBLIC_BASES = {
@@ -36,12 +50,43 @@ def shell_lines(text: str) -> list[str]:
     return [line.partition("  #")[0].strip() for line in lines if line.strip()]
 
 
+def with_subclasses(error: type[ErrorT]) -> list[type[ErrorT]]:
+    """Return a class of errors and everything below it."""
+    found = [error]
+    for each in found:
+        found += each.__subclasses__()
+    return found
+
+
 def exchange_errors() -> list[type[ArtifactError]]:
     """Errors of artifacts that no server raises."""
-    found = [ArtifactError]
-    for error in found:
-        found += error.__subclasses__()
-    return [error for error in found if error not in STATUS_OF]
+    return [error for error in with_subclasses(ArtifactError) if error not in STATUS_OF]
+
+
+def documented_access() -> dict[tuple[str, str], str]:
+    """What each route needs, by verb and template, as the table of docs/http.md says."""
+    found = dict[tuple[str, str], str]()
+    rows = re.findall(
+        r"^\| (nothing|`\w+`(?:, all tasks)?) \| (`[A-Z]+ /.*) \|$", HTTP, re.MULTILINE
+    )
+    for needed, routes in rows:
+        verb = ""
+        for route in re.findall(r"`([^`]+)`", routes):
+            named, _, template = route.rpartition(" ")
+            verb = named or verb
+            assert (verb, template) not in found, f"{verb} {template} stands there twice"
+            found[verb, template] = needed.replace("`", "")
+    return found
+
+
+def real_access() -> dict[tuple[str, str], str]:
+    """The same as the server checks it."""
+    return {
+        route: "nothing"
+        if needed is None
+        else f"{needed.scope}{', all tasks' if needed.spans_tasks else ''}"
+        for route, needed in ACCESS.items()
+    }
 
 
 COMMANDS = shell_lines(README)
@@ -86,15 +131,59 @@ def test_every_error_of_the_exchange_is_documented(code: str) -> None:
 
 @pytest.mark.parametrize("code", sorted({error.code for error in STATUS_OF}))  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType, reportUnknownArgumentType, reportAttributeAccessIssue]
 def test_every_error_code_is_documented(code: str) -> None:
-    documented = (ROOT / "docs" / "http.md").read_text(encoding="utf-8")
+    assert code in PUBLIC_BASES | NOT_OVER_HTTP or f"`{code}`" in HTTP
 
-    assert code in PUBLIC_BASES | NOT_OVER_HTTP or f"`{code}`" in documented
+
+def test_the_documents_say_of_every_route_what_it_needs() -> None:
+    assert documented_access() == real_access()
+
+
+def test_lines_of_the_documents_are_at_most_120_characters_long() -> None:
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
+        if ROOT / "docs" / "results" not in page.parents:
+            for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), start=1):
+                is_wrapped = line.startswith("|") or len(line) <= 120
+                assert is_wrapped, f"{page.relative_to(ROOT)}:{number} has {len(line)}"
 
 
 def test_every_link_of_the_documents_leads_somewhere() -> None:
     for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
-        for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text(encoding="utf-8")):
-            assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} -> {target}"
+        text = page.read_text(encoding="utf-8")
+        for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]+))?\)", text):
+            place = page.parent / target if target else page
+            assert place.exists(), f"{page.relative_to(ROOT)} -> {target}"
+            assert not anchor or anchor in anchors(place), f"{page.relative_to(ROOT)} -> #{anchor}"
+
+
+def test_every_source_that_the_architecture_names_exists() -> None:
+    sources = [it.as_posix() for folder in SOURCES for it in (ROOT / folder).rglob("*.py")]
+    for page in (ROOT / "docs" / "architecture").glob("*.md"):
+        for name in re.findall(r"`([\w/]+\.py)`", page.read_text(encoding="utf-8")):
+            assert any(it.endswith(f"/{name}") for it in sources), f"{page.name}: {name}"
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings of a page as GitHub spells them in links."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", it.lower()).replace(" ", "-") for it in headings}
+
+
+def test_the_documents_say_what_each_extra_is_for() -> None:
+    page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    described = set(re.findall(r"^\| `(\w+)` \|", page, flags=re.MULTILINE))
+
+    assert described == set(distribution_metadata("nunatak").get_all("Provides-Extra") or ())
+
+
+def test_every_code_of_the_troubleshooting_page_exists() -> None:
+    named = {
+        code
+        for cell in re.findall(r"^\| ((?:\d{3} )?`[^|]*) \|", TROUBLESHOOTING, re.MULTILINE)
+        for code in re.findall(r"`([a-z]+(?:_[a-z]+)+)`", cell)
+    }
+
+    assert len(named) > 20
+    assert named <= {error.code for tree in TREES for error in with_subclasses(tree)}
 
 
 def test_light_packages_import_no_torch() -> None:

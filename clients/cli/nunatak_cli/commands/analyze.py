@@ -48,7 +48,10 @@ DeviceOption = Annotated[str, typer.Option(metavar="NAME", help="cpu or cuda.")]
 def analyze_app() -> typer.Typer:
     """Put the commands together."""
     built = typer.Typer(
-        name="analyze", help="Look into sweeps and trained tasks.", no_args_is_help=True
+        name="analyze",
+        help="Look into sweeps and trained tasks.",
+        no_args_is_help=True,
+        epilog=example(EXAMPLES["curves"]),
     )
     for command in (curves, robustness, lowresource, rsa, landscape, transfer):
         built.command(epilog=example(EXAMPLES[command.__name__]))(command)

@@ -25,7 +25,10 @@ ResultsArgument = Annotated[
 def sweep_app() -> typer.Typer:
     """Put the commands together."""
     built = typer.Typer(
-        name="sweep", help="Train over a grid of settings and compare.", no_args_is_help=True
+        name="sweep",
+        help="Train over a grid of settings and compare.",
+        no_args_is_help=True,
+        epilog=example(EXAMPLES["run"]),
     )
     for command in (run, report):
         built.command(epilog=example(EXAMPLES[command.__name__]))(command)
@@ -90,10 +93,22 @@ def run(  # noqa: PLR0913 - one parameter per option is how typer works
         ),
     ] = None,
     learning_rates: Annotated[
-        str | None, typer.Option(metavar="X,X", rich_help_panel=AXES, show_default=False)
+        str | None,
+        typer.Option(
+            metavar="X,X",
+            help="Of what the method tunes (those of the recipe).",
+            rich_help_panel=AXES,
+            show_default=False,
+        ),
     ] = None,
     seeds: Annotated[
-        str | None, typer.Option(metavar="N,N", rich_help_panel=AXES, show_default=False)
+        str | None,
+        typer.Option(
+            metavar="N,N",
+            help="One run for each: of initial weights, order and dropout (0).",
+            rich_help_panel=AXES,
+            show_default=False,
+        ),
     ] = None,
     train_caps: Annotated[
         str | None,

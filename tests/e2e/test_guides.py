@@ -1,0 +1,75 @@
+"""The calls of docs/http.md and docs/client.md, run as written against a real server."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from doubles.backbones import save_tiny_backbone
+from doubles.tasks import publish_tiny_task
+from nunatak_loadtest.processes import ServerProcess
+from nunatak_model import HeadKind, load_backbone
+from nunatak_registry import Registry
+
+DOCS = Path(__file__).parents[2] / "docs"
+ADDRESS = "http://127.0.0.1:8080"
+KINDS = {
+    "tone": HeadKind.SEQUENCE_CLASSIFICATION,
+    "attack": HeadKind.SEQUENCE_CLASSIFICATION,
+    "names": HeadKind.TOKEN_CLASSIFICATION,
+    "facts": HeadKind.QUESTION_ANSWERING,
+    "search": HeadKind.RANKING,
+}
+
+
+def blocks(page: str, language: str) -> list[str]:
+    text = (DOCS / page).read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("site")
+    backbone = load_backbone(save_tiny_backbone(folder / "backbone"))
+    with Registry.open(folder / "registry") as registry:
+        for task, kind in KINDS.items():
+            publish_tiny_task(registry, backbone, task=task, kind=kind)
+            registry.promote(task, "prod", 1)
+    options = ("--backbone", str(folder / "backbone"))
+    with ServerProcess(folder / "registry", options=options, log=folder / "log") as server:
+        yield server.url
+
+
+def run(words: list[str]) -> str:
+    environment = {**os.environ, "NUNATAK_API_KEY": "unread-by-a-server-without-keys"}
+    done = subprocess.run(  # noqa: S603 - the pages' own calls
+        words, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{words[-1]}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_the_calls_of_the_http_page_are_answered(url: str) -> None:
+    calls = blocks("http.md", "sh")
+    assert len(calls) == 5
+
+    for call in calls:
+        # With --fail curl ends with an error where the server answers with one.
+        printed = run(["bash", "-euc", call.replace(ADDRESS, url).replace("curl ", "curl --fail ")])
+
+        assert re.search(r'"(outputs|results|reference|tasks|backbone)"', printed), call
+
+
+def test_the_client_page_runs_from_top_to_bottom(url: str) -> None:
+    program = "\n".join(blocks("client.md", "python")).replace(ADDRESS, url)
+
+    printed = run([sys.executable, "-c", program])
+
+    assert "task_not_found" in printed
+    assert "of the memory saved" in printed
