@@ -127,6 +127,7 @@ class Asking:
             return _flat(await _all([self._ask_alone(it, deadline) for it in cold]))
         started = self._clock()
         loads = [asyncio.ensure_future(self._bring(it.manifest)) for it in cold]
+        there = list[tuple[VersionRows, Lease]]()
         try:
             await asyncio.wait(loads, timeout=(deadline - self._clock()) / 2)
             leases = [self._residency.lease_resident(it.manifest) for it in cold]
@@ -139,6 +140,9 @@ class Asking:
         finally:
             for load in loads:
                 load.cancel()
+            # A caller that goes before they are asked leaves nobody else to give them back.
+            for _, lease in there:
+                lease.release()
         first, second = iter(together), iter(_flat(others))
         return [next(first if lease else second) for lease in leases]
 
