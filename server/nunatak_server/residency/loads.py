@@ -195,8 +195,11 @@ class Loads:
         try:
             task = await loop.run_in_executor(self._pool, self._loader.load, job.manifest)
         except Exception as error:
-            logger.warning("cannot load %s", job.manifest.reference, exc_info=error)
             failure = _as_known(error, key)
+            # A failure of ours says all there is; one that nobody foresaw, only where it happened.
+            unforeseen = error if error is not failure else None
+            reference = job.manifest.reference
+            logger.warning("cannot load %s: %s", reference, failure, exc_info=unforeseen)
             self._failures[key] = _Failure(error=failure, until=self._clock() + FAILURE_MEMORY_S)
             self._shelf.abandon(key)
             self._observer.observe_load(seconds=self._clock() - started, succeeded=False)
