@@ -48,7 +48,7 @@ def serve(
     opened. After a signal the process ends by that signal.
 
     Raises:
-        InvalidSettingsError: it would be open to other machines, or no batch could hold a long text.
+        InvalidSettingsError: it would be open to other machines, or its batches are too small.
         KeyFileError: the file of API keys cannot be read.
         ModelError: the backbone cannot be loaded.
         RegistryError: the registry cannot be opened.
