@@ -68,6 +68,8 @@ class TaskFailure:
 
     reference: str
     error: KnownError
+    task: str | None = None
+    """The task's name, where it is certain that there is such a task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,11 +88,18 @@ class Prediction:
 
     results: tuple[TaskPrediction | TaskFailure, ...]
     timings: Timings
+    lateness: ServerError | None = None
+    """What the request fails with as a whole, because none of its tasks was in time."""
+
+
+def failure_of(reference: str, asked: AskedTask, error: KnownError) -> TaskFailure:
+    """Return why a task that was asked has no answer."""
+    return TaskFailure(reference=reference, error=error, task=asked.manifest.task)
 
 
 def results_of(
     request: PredictionRequest,
-    asked: Sequence[AskedTask | KnownError],
+    asked: Sequence[AskedTask | TaskFailure],
     outcomes: Sequence[RowOutcome],
     *,
     join: Join,
@@ -106,7 +115,7 @@ def results_of(
         if isinstance(task, AskedTask):
             results.append(_result(reference, request, task, remaining, join))
         else:
-            results.append(TaskFailure(reference=reference, error=task))
+            results.append(task)
     return tuple(results)
 
 
@@ -126,7 +135,7 @@ def _result(
         rows: list[ReadRow] = []
         for encoding, outcome in zip(encodings, outcomes, strict=True):
             if isinstance(outcome, ServerError):
-                return TaskFailure(reference=reference, error=outcome)
+                return failure_of(reference, asked, outcome)
             rows.append(ReadRow(encoding=encoding, logits=outcome.logits))
         outputs.append(output_of(manifest.head, item, rows, options=request.options, join=join))
     return TaskPrediction(
