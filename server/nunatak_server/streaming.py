@@ -133,6 +133,8 @@ class Arrivals:
                 if isinstance(arrival, BaseException):
                     raise arrival
                 yield arrival
+            # To their end: nothing is left to wait for, but what they did is still to be told.
+            await asyncio.gather(*running, return_exceptions=True)
         finally:
             for task in running:
                 task.cancel()
