@@ -12,17 +12,13 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from nunatak_artifact import ArtifactError
-from nunatak_model import Encoding, ModelError
-from nunatak_registry import RegistryError, TaskManifest
+from nunatak_model import Encoding
+from nunatak_registry import TaskManifest
 from nunatak_server.batching.rows import PendingRow, RowOutcome
 from nunatak_server.batching.senders import ANONYMOUS, Priority
-from nunatak_server.errors import DeadlineExceededError, ServerError
-from nunatak_server.prediction import KnownError
+from nunatak_server.errors import DeadlineExceededError
+from nunatak_server.errors.known import KNOWN_ERRORS, KnownError
 from nunatak_server.residency.residency import Lease, Residency
-
-KNOWN_ERRORS = (RegistryError, ModelError, ArtifactError, ServerError)
-
 
 Companion = Callable[[Sequence[PendingRow]], Sequence[PendingRow]]
 """Given the rows of a version, returns rows to compute beside them, which nobody here waits for."""

@@ -4,21 +4,17 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from nunatak_artifact import ArtifactError
-from nunatak_model import ModelError
-from nunatak_registry import HeadKind, RegistryError, TaskManifest
+from nunatak_registry import HeadKind, TaskManifest
 from nunatak_server.access.callers import ALL_TASKS, TaskList
 from nunatak_server.batching.rows import RowAnswer, RowOutcome
 from nunatak_server.batching.senders import ANONYMOUS, Priority
 from nunatak_server.errors import ServerError
+from nunatak_server.errors.known import KnownError
 from nunatak_server.inputs import TaskInput
 from nunatak_server.outputs import Output, PredictionOptions, ReadRow, output_of
 from nunatak_server.postprocess import Join
 from nunatak_server.tokenization import Encodings
 from nunatak_server.traffic.choice import Arm
-
-KnownError = RegistryError | ModelError | ArtifactError | ServerError
-"""What one task of a request may fail with, while the others answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,8 @@ from nunatak_registry import (
 )
 from nunatak_server.access.callers import TaskList
 from nunatak_server.admission import Permit
-from nunatak_server.asking import KNOWN_ERRORS
 from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError
+from nunatak_server.errors.known import KNOWN_ERRORS
 from nunatak_server.inputs import find_misfit
 from nunatak_server.outputs import reading_of
 from nunatak_server.prediction import AskedTask, PredictionRequest, TaskFailure

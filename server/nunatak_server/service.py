@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from nunatak_model import Encoding
+from nunatak_registry import TaskReference
 from nunatak_server.admission import Admission, Permit
 from nunatak_server.asking import (
     Answers,
@@ -42,6 +43,7 @@ from nunatak_server.observation.records import (
     PredictionRecord,
     record_versions,
 )
+from nunatak_server.outputs import MAX_LOGITS_ON_LOOP
 from nunatak_server.postprocess import Join
 from nunatak_server.prediction import (
     AskedTask,
@@ -62,9 +64,6 @@ from nunatak_server.tokenization import Tokenization, check_texts
 from nunatak_server.traffic.choice import Arm
 from nunatak_server.traffic.control import TrafficControl
 from nunatak_server.traffic.shadows import ShadowRun
-
-# Making outputs of this many logits takes about a millisecond; more would hold up the event loop.
-MAX_LOGITS_ON_LOOP = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +179,7 @@ class PredictionService:
 
     def _place(self, request: PredictionRequest) -> AbstractContextManager[Permit]:
         """Hold a place in the queue while the block runs."""
-        tasks = frozenset(map(name_in, request.references))
+        tasks = frozenset(map(TaskReference.task_in, request.references))
         return self._stages.admission.admit(request.caller, request.priority, tasks=tasks)
 
     def _check(self, request: PredictionRequest) -> None:
@@ -365,11 +364,6 @@ def _with_failures(
         answer = next(remaining)
         found.append(item if isinstance(answer, list) else failure_of(reference, item, answer))
     return found
-
-
-def name_in(reference: str) -> str:
-    """Return the task that a reference names, be there one or not."""
-    return reference.partition("/")[0].partition("@")[0]
 
 
 def _all_too_late(asked: Sequence[AskedTask | TaskFailure]) -> Prediction | None:

@@ -48,7 +48,7 @@ PredictionObserver = Callable[[PredictionRecord], None]
 class RequestNotes:
     """What the layers below leave for the one line that the request becomes in the log."""
 
-    predictions: list[PredictionRecord] = field(default_factory=list)
+    predictions: list[PredictionRecord] = field(default_factory=list[PredictionRecord])
     """One, or one for each part of a stream."""
     task: str | None = None
     """What was looked up for it and found: a task or a version."""

@@ -4,11 +4,11 @@ import asyncio
 
 import httpx
 import pytest
+from fastapi import FastAPI
 
 from doubles.serving import running_transport
 from nunatak_model import Backbone
 from nunatak_registry import Registry
-from nunatak_server.app import DescribedApp
 
 PROBES = (
     "/readyz",
@@ -32,7 +32,7 @@ def test_a_server_that_is_about_to_leave_asks_for_no_more_by_any_protocol(
             httpx.AsyncClient(transport=transport, base_url="http://test") as client,
         ):
             assert (await client.get(path)).status_code == 200
-            assert isinstance(transport.app, DescribedApp)
+            assert isinstance(transport.app, FastAPI)
 
             transport.app.state.runtime.announce_drain()
 
