@@ -54,6 +54,11 @@ class TaskReference:
             return cls(task=check_task_name(name), version=check_version(version))
         return cls(task=check_task_name(name))
 
+    @staticmethod
+    def task_in(text: str) -> str:
+        """Return what stands where a reference names its task, whatever else the text is."""
+        return text.partition("@")[0].partition("/")[0]
+
     def check(self) -> None:
         """Refuse names that break the grammar; one that `parse` returned never does.
 

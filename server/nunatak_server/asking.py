@@ -12,17 +12,13 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from nunatak_artifact import ArtifactError
-from nunatak_model import Encoding, ModelError
-from nunatak_registry import RegistryError, TaskManifest
+from nunatak_model import Encoding
+from nunatak_registry import TaskManifest
 from nunatak_server.batching.rows import PendingRow, RowOutcome
 from nunatak_server.batching.senders import ANONYMOUS, Priority
-from nunatak_server.errors import DeadlineExceededError, ServerError
-from nunatak_server.prediction import KnownError
+from nunatak_server.errors import DeadlineExceededError
+from nunatak_server.errors.known import KNOWN_ERRORS, KnownError
 from nunatak_server.residency.residency import Lease, Residency
-
-KNOWN_ERRORS = (RegistryError, ModelError, ArtifactError, ServerError)
-
 
 Companion = Callable[[Sequence[PendingRow]], Sequence[PendingRow]]
 """Given the rows of a version, returns rows to compute beside them, which nobody here waits for."""
@@ -127,6 +123,7 @@ class Asking:
             return _flat(await _all([self._ask_alone(it, deadline) for it in cold]))
         started = self._clock()
         loads = [asyncio.ensure_future(self._bring(it.manifest)) for it in cold]
+        there = list[tuple[VersionRows, Lease]]()
         try:
             await asyncio.wait(loads, timeout=(deadline - self._clock()) / 2)
             leases = [self._residency.lease_resident(it.manifest) for it in cold]
@@ -139,6 +136,9 @@ class Asking:
         finally:
             for load in loads:
                 load.cancel()
+            # A caller that goes before they are asked leaves nobody else to give them back.
+            for _, lease in there:
+                lease.release()
         first, second = iter(together), iter(_flat(others))
         return [next(first if lease else second) for lease in leases]
 

@@ -26,9 +26,10 @@ from nunatak_server.errors import (
 )
 from nunatak_server.metrics import Metrics
 from nunatak_server.observation.records import OK
+from nunatak_server.outputs import MAX_LOGITS_ON_LOOP
 from nunatak_server.prediction import Timings, timings_of
 from nunatak_server.readiness import Readiness
-from nunatak_server.service import MAX_LOGITS_ON_LOOP, RequestLimits, Stages
+from nunatak_server.service import RequestLimits, Stages
 from nunatak_server.tokenization import Reading, check_texts
 
 BACKBONE: Final = "(backbone)"

@@ -11,14 +11,13 @@ from collections.abc import Awaitable, Callable, Collection
 from typing import Protocol
 
 from nunatak_registry import RegistryError
+from nunatak_server.residency.keys import VersionKey
 
 HOLD_S = 120.0
 """How long a version stays held by a process that was killed."""
 RENEWAL_S = HOLD_S / 3
 RETRY_S = 5.0
 """How long a registry that took no hold is left alone."""
-
-VersionKey = tuple[str, int]
 
 logger = logging.getLogger(__name__)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from nunatak_model import Encoding
 from nunatak_registry import HeadKind, HeadRecord, TaskManifest
@@ -26,6 +27,9 @@ from nunatak_server.tokenization import Reading, default_stride
 
 Output = list[LabelScore] | list[Entity] | list[Answer] | list[RankedDocument]
 """What one task says about one input, by the kind of its head."""
+
+MAX_LOGITS_ON_LOOP: Final = 500
+"""Making outputs of so many takes about a millisecond; more would hold up the event loop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,21 +4,17 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from nunatak_artifact import ArtifactError
-from nunatak_model import ModelError
-from nunatak_registry import HeadKind, RegistryError, TaskManifest
+from nunatak_registry import HeadKind, TaskManifest
 from nunatak_server.access.callers import ALL_TASKS, TaskList
 from nunatak_server.batching.rows import RowAnswer, RowOutcome
 from nunatak_server.batching.senders import ANONYMOUS, Priority
 from nunatak_server.errors import ServerError
+from nunatak_server.errors.known import KnownError
 from nunatak_server.inputs import TaskInput
 from nunatak_server.outputs import Output, PredictionOptions, ReadRow, output_of
 from nunatak_server.postprocess import Join
 from nunatak_server.tokenization import Encodings
 from nunatak_server.traffic.choice import Arm
-
-KnownError = RegistryError | ModelError | ArtifactError | ServerError
-"""What one task of a request may fail with, while the others answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +64,8 @@ class TaskFailure:
 
     reference: str
     error: KnownError
+    task: str | None = None
+    """The task's name, where it is certain that there is such a task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,11 +84,18 @@ class Prediction:
 
     results: tuple[TaskPrediction | TaskFailure, ...]
     timings: Timings
+    lateness: ServerError | None = None
+    """What the request fails with as a whole, because none of its tasks was in time."""
+
+
+def failure_of(reference: str, asked: AskedTask, error: KnownError) -> TaskFailure:
+    """Return why a task that was asked has no answer."""
+    return TaskFailure(reference=reference, error=error, task=asked.manifest.task)
 
 
 def results_of(
     request: PredictionRequest,
-    asked: Sequence[AskedTask | KnownError],
+    asked: Sequence[AskedTask | TaskFailure],
     outcomes: Sequence[RowOutcome],
     *,
     join: Join,
@@ -106,7 +111,7 @@ def results_of(
         if isinstance(task, AskedTask):
             results.append(_result(reference, request, task, remaining, join))
         else:
-            results.append(TaskFailure(reference=reference, error=task))
+            results.append(task)
     return tuple(results)
 
 
@@ -126,7 +131,7 @@ def _result(
         rows: list[ReadRow] = []
         for encoding, outcome in zip(encodings, outcomes, strict=True):
             if isinstance(outcome, ServerError):
-                return TaskFailure(reference=reference, error=outcome)
+                return failure_of(reference, asked, outcome)
             rows.append(ReadRow(encoding=encoding, logits=outcome.logits))
         outputs.append(output_of(manifest.head, item, rows, options=request.options, join=join))
     return TaskPrediction(

@@ -3,19 +3,29 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
-from nunatak_registry import InvalidNameError, TaskManifest, TaskReference, Traffic
+from nunatak_registry import (
+    InvalidNameError,
+    StoreUnavailableError,
+    TaskManifest,
+    TaskNotFoundError,
+    TaskReference,
+    Traffic,
+)
 from nunatak_server.access.callers import TaskList
 from nunatak_server.admission import Permit
-from nunatak_server.asking import KNOWN_ERRORS
 from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError
+from nunatak_server.errors.known import KNOWN_ERRORS
 from nunatak_server.inputs import find_misfit
 from nunatak_server.outputs import reading_of
-from nunatak_server.prediction import AskedTask, KnownError, PredictionRequest
+from nunatak_server.prediction import AskedTask, PredictionRequest, TaskFailure
 from nunatak_server.residency.residency import Residency
 from nunatak_server.tokenization import Encodings, Tokenization
 from nunatak_server.traffic.choice import Chosen
 from nunatak_server.traffic.control import TrafficControl
 from nunatak_server.visible import deny
+
+# A registry that fails a look-up in another way has found the task.
+UNPROVEN_TASK = (TaskNotFoundError, StoreUnavailableError)
 
 
 class Preparation:
@@ -40,7 +50,7 @@ class Preparation:
 
     async def read(
         self, request: PredictionRequest, permit: Permit
-    ) -> tuple[list[AskedTask | KnownError], float]:
+    ) -> tuple[list[AskedTask | TaskFailure], float]:
         """Find the version for every reference, and tokenize the inputs for each.
 
         Returns each task with what it reads, or why it cannot be asked, and how many seconds the
@@ -60,10 +70,11 @@ class Preparation:
 
     async def _read(
         self, request: PredictionRequest, permit: Permit
-    ) -> tuple[list[AskedTask | KnownError], float]:
+    ) -> tuple[list[AskedTask | TaskFailure], float]:
+        resolved = await self._find_all(request.references, request.tasks)
         found = [
-            self._choose(item, request, permit) if isinstance(item, Traffic) else item
-            for item in await self._find_all(request.references, request.tasks)
+            self._choose(text, item, request, permit) if isinstance(item, Traffic) else item
+            for text, item in zip(request.references, resolved, strict=True)
         ]
         readings = {
             manifest.reference: reading_of(manifest, request.options)
@@ -80,40 +91,49 @@ class Preparation:
         ], tokenize_s
 
     def _choose(
-        self, traffic: Traffic, request: PredictionRequest, permit: Permit
-    ) -> Chosen | KnownError:
+        self, text: str, traffic: Traffic, request: PredictionRequest, permit: Permit
+    ) -> Chosen | TaskFailure:
         """Return which version answers, or why none can answer these inputs."""
         # Versions of one alias all have heads of one kind.
-        problem = find_misfit(request.inputs, traffic.manifest.head.kind)
-        problem = problem or _find_lateness(request, traffic.manifest, permit)
-        return problem or self._traffic.choose(traffic, routing_key=request.routing_key)
+        manifest = traffic.manifest
+        problem = find_misfit(request.inputs, manifest.head.kind)
+        problem = problem or _find_lateness(request, manifest, permit)
+        if problem:
+            return TaskFailure(reference=text, error=problem, task=manifest.task)
+        return self._traffic.choose(traffic, routing_key=request.routing_key)
 
     async def _find_all(
         self, references: Sequence[str], tasks: TaskList
-    ) -> list[Traffic | KnownError]:
+    ) -> list[Traffic | TaskFailure]:
         found = [self._find(text, tasks) for text in references]
-        unknown = [item for item in found if isinstance(item, TaskReference)]
-        resolving = (self._resolve(item, tasks) for item in unknown)
-        resolved = iter(await asyncio.gather(*resolving) if unknown else ())
+        resolving = [
+            self._resolve(text, item, tasks)
+            for text, item in zip(references, found, strict=True)
+            if isinstance(item, TaskReference)
+        ]
+        resolved = iter(await asyncio.gather(*resolving) if resolving else ())
         return [next(resolved) if isinstance(item, TaskReference) else item for item in found]
 
-    def _find(self, text: str, tasks: TaskList) -> Traffic | KnownError | TaskReference:
+    def _find(self, text: str, tasks: TaskList) -> Traffic | TaskFailure | TaskReference:
         """Return the versions that are meant, or the reference if it must be looked up."""
         try:
             reference = TaskReference.parse(text)
         except InvalidNameError as error:
-            return error
+            return TaskFailure(reference=text, error=error)
         if not tasks.allows(reference.task):
             return reference
         return self._residency.known(reference) or reference
 
-    async def _resolve(self, reference: TaskReference, tasks: TaskList) -> Traffic | KnownError:
+    async def _resolve(
+        self, text: str, reference: TaskReference, tasks: TaskList
+    ) -> Traffic | TaskFailure:
         try:
             if tasks.allows(reference.task):
                 return await self._residency.resolve(reference)
             await deny(reference.task, self._residency.look_up(reference))
         except KNOWN_ERRORS as error:
-            return error
+            task = None if isinstance(error, UNPROVEN_TASK) else reference.task
+            return TaskFailure(reference=text, error=error, task=task)
 
 
 def _find_lateness(

@@ -48,7 +48,7 @@ def serve(
     opened. After a signal the process ends by that signal.
 
     Raises:
-        InvalidSettingsError: it would be open to other machines.
+        InvalidSettingsError: it would be open to other machines, or its batches are too small.
         KeyFileError: the file of API keys cannot be read.
         ModelError: the backbone cannot be loaded.
         RegistryError: the registry cannot be opened.
@@ -61,6 +61,8 @@ def serve(
     disable_created_metrics()
     tracing = find_tracing()
     backbone = load_serving_backbone(settings)
+    # The transport would report what fails while the application starts in its own way.
+    settings.batch_limits(longest_row_tokens=backbone.config.max_tokens)
     with Registry.open(settings.registry) as registry:
         server = DrainingServer(
             settings,

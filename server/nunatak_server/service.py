@@ -16,12 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from nunatak_model import Encoding
-from nunatak_registry import (
-    InvalidNameError,
-    StoreUnavailableError,
-    TaskNotFoundError,
-    TaskReference,
-)
+from nunatak_registry import TaskReference
 from nunatak_server.admission import Admission, Permit
 from nunatak_server.asking import (
     Answers,
@@ -48,14 +43,16 @@ from nunatak_server.observation.records import (
     PredictionRecord,
     record_versions,
 )
+from nunatak_server.outputs import MAX_LOGITS_ON_LOOP
 from nunatak_server.postprocess import Join
 from nunatak_server.prediction import (
     AskedTask,
-    KnownError,
     Prediction,
     PredictionRequest,
     TaskFailure,
     TaskPrediction,
+    Timings,
+    failure_of,
     results_of,
     timings_of,
 )
@@ -67,11 +64,6 @@ from nunatak_server.tokenization import Tokenization, check_texts
 from nunatak_server.traffic.choice import Arm
 from nunatak_server.traffic.control import TrafficControl
 from nunatak_server.traffic.shadows import ShadowRun
-
-# Failures that do not prove that the task exists; all others come after its resolution.
-UNPROVEN_TASK = (InvalidNameError, TaskNotFoundError, StoreUnavailableError)
-# Making outputs of this many logits takes about a millisecond; more would hold up the event loop.
-MAX_LOGITS_ON_LOOP = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +144,8 @@ class PredictionService:
             raise
         for result in prediction.results:
             self._metrics.observe_request(*_metric_labels(result))
+        if prediction.lateness is not None:
+            raise prediction.lateness
         return prediction
 
     async def stream(self, request: PredictionRequest) -> AsyncGenerator[StreamedResult]:
@@ -185,7 +179,7 @@ class PredictionService:
 
     def _place(self, request: PredictionRequest) -> AbstractContextManager[Permit]:
         """Hold a place in the queue while the block runs."""
-        tasks = frozenset(map(name_in, request.references))
+        tasks = frozenset(map(TaskReference.task_in, request.references))
         return self._stages.admission.admit(request.caller, request.priority, tasks=tasks)
 
     def _check(self, request: PredictionRequest) -> None:
@@ -201,26 +195,28 @@ class PredictionService:
     ) -> Prediction:
         asked, tokenize_s = await self._preparation.read(request, permit)
         read_at = self._clock()
-        late = [item for item in asked if isinstance(item, DeadlineTooShortError)]
-        if late and len(late) == len(asked):
-            raise late[0]
+        too_late = _all_too_late(asked)
+        if too_late:
+            return too_late
         rows = self._rows(
             request, [item for item in asked if isinstance(item, AskedTask)], deadline
         )
         permit.take_tokens(work_by_task(rows))
         answers = await self._asking.ask(rows, deadline=deadline)
         self._record(rows, answers, read_at=read_at, tokenize_s=tokenize_s)
-        if answers and all(map(_is_late, answers)):
-            raise DeadlineExceededError
+        is_late = bool(answers) and all(map(_is_late, answers))
         outcomes: list[RowOutcome] = [
             it for answer in answers if isinstance(answer, list) for it in answer
         ]
         timings = timings_of(outcomes, tokenize_s)
-        self._metrics.observe_stages(queue_s=timings.queue_s, tokenize_s=tokenize_s)
-        results = await self._conclude(request, _with_failures(asked, answers), outcomes)
+        if not is_late:
+            self._metrics.observe_stages(queue_s=timings.queue_s, tokenize_s=tokenize_s)
+        concluded = _with_failures(request.references, asked, answers)
+        results = await self._conclude(request, concluded, outcomes)
         for item, result in zip(asked, results, strict=True):
             self._observe_arm(item.arm if isinstance(item, AskedTask) else None, result)
-        return Prediction(results=results, timings=timings)
+        lateness = DeadlineExceededError() if is_late else None
+        return Prediction(results=results, timings=timings, lateness=lateness)
 
     async def _stream(
         self, request: PredictionRequest, permit: Permit, deadline: float
@@ -338,7 +334,7 @@ class PredictionService:
     async def _conclude(
         self,
         request: PredictionRequest,
-        asked: Sequence[AskedTask | KnownError],
+        asked: Sequence[AskedTask | TaskFailure],
         outcomes: Sequence[RowOutcome],
     ) -> tuple[TaskPrediction | TaskFailure, ...]:
         conclude = partial(results_of, request, asked, outcomes, join=self._join)
@@ -354,20 +350,29 @@ class PredictionService:
 
 
 def _with_failures(
-    asked: Sequence[AskedTask | KnownError], answers: Sequence[Answers]
-) -> list[AskedTask | KnownError]:
+    references: Sequence[str],
+    asked: Sequence[AskedTask | TaskFailure],
+    answers: Sequence[Answers],
+) -> list[AskedTask | TaskFailure]:
     """Put the failures of versions that could not be asked in their places."""
     remaining = iter(answers)
-    found = list[AskedTask | KnownError]()
-    for item in asked:
-        answer = next(remaining) if isinstance(item, AskedTask) else item
-        found.append(item if isinstance(answer, list) else answer)
+    found = list[AskedTask | TaskFailure]()
+    for reference, item in zip(references, asked, strict=True):
+        if isinstance(item, TaskFailure):
+            found.append(item)
+            continue
+        answer = next(remaining)
+        found.append(item if isinstance(answer, list) else failure_of(reference, item, answer))
     return found
 
 
-def name_in(reference: str) -> str:
-    """Return the task that a reference names, be there one or not."""
-    return reference.partition("/")[0].partition("@")[0]
+def _all_too_late(asked: Sequence[AskedTask | TaskFailure]) -> Prediction | None:
+    """Return what becomes of a request none of whose tasks can answer before its deadline."""
+    failures = tuple(item for item in asked if isinstance(item, TaskFailure))
+    errors = [it.error for it in failures if isinstance(it.error, DeadlineTooShortError)]
+    if not errors or len(errors) < len(asked):
+        return None
+    return Prediction(results=failures, timings=Timings(), lateness=errors[0])
 
 
 def _is_late(answer: Answers) -> bool:
@@ -378,6 +383,4 @@ def _is_late(answer: Answers) -> bool:
 def _metric_labels(result: TaskPrediction | TaskFailure) -> tuple[str | None, str]:
     if isinstance(result, TaskPrediction):
         return result.task, OK
-    if isinstance(result.error, UNPROVEN_TASK):
-        return None, result.error.code
-    return TaskReference.parse(result.reference).task, result.error.code
+    return result.task, result.error.code

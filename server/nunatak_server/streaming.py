@@ -15,10 +15,10 @@ from nunatak_server.batching.rows import RowOutcome
 from nunatak_server.errors import ServerError
 from nunatak_server.prediction import (
     AskedTask,
-    KnownError,
     TaskFailure,
     TaskPrediction,
     Timings,
+    failure_of,
 )
 from nunatak_server.traffic.choice import Arm
 
@@ -36,7 +36,7 @@ class Arrival:
     """What one task of a request was asked and what came of it, or why it was not asked."""
 
     reference: str
-    asked: AskedTask | KnownError
+    asked: AskedTask | TaskFailure
     outcomes: Sequence[RowOutcome]
     tokenize_s: float
     arm: Arm | None
@@ -54,7 +54,7 @@ class Part:
         self._tokenize_s = 0.0
 
     def begin(
-        self, asked: Sequence[AskedTask | KnownError], *, tokenize_s: float
+        self, asked: Sequence[AskedTask | TaskFailure], *, tokenize_s: float
     ) -> list[AskedTask]:
         """Let what failed already arrive, and return the tasks that can be asked."""
         self._tokenize_s = tokenize_s
@@ -77,17 +77,19 @@ class Part:
             if isinstance(answer, list):
                 self._arrive(reference, task, answer, arm=task.arm)
             else:
-                self._arrive(reference, answer, arm=task.arm)
+                self._arrive(reference, failure_of(reference, task, answer), arm=task.arm)
 
     def fail(self, error: ServerError) -> None:
-        """Let all that is open arrive as failed."""
+        """Let all that is open arrive as failed; what was not begun may name no task at all."""
+        begun = {reference: task.manifest.task for reference, task in self._tasks}
         for reference in self.references:
-            self._arrive(reference, error)
+            failure = TaskFailure(reference=reference, error=error, task=begun.get(reference))
+            self._arrive(reference, failure)
 
     def _arrive(
         self,
         reference: str,
-        asked: AskedTask | KnownError,
+        asked: AskedTask | TaskFailure,
         outcomes: Sequence[RowOutcome] = (),
         *,
         arm: Arm | None = None,
@@ -131,6 +133,8 @@ class Arrivals:
                 if isinstance(arrival, BaseException):
                     raise arrival
                 yield arrival
+            # To their end: nothing is left to wait for, but what they did is still to be told.
+            await asyncio.gather(*running, return_exceptions=True)
         finally:
             for task in running:
                 task.cancel()

@@ -14,12 +14,16 @@ from nunatak_registry import (
 )
 from nunatak_server.access.callers import TaskList
 from nunatak_server.catalog import Catalog
+from nunatak_server.observation.records import note_task
 
 Found = TypeVar("Found")
 
 
 class VisibleCatalog:
-    """Answers questions about tasks as if the registry held only the caller's."""
+    """Answers questions about tasks as if the registry held only the caller's.
+
+    What is found is noted for the log: it is no longer just a word of the caller's.
+    """
 
     def __init__(self, catalog: Catalog, tasks: TaskList) -> None:
         self._catalog = catalog
@@ -27,15 +31,23 @@ class VisibleCatalog:
 
     async def resolve(self, reference: TaskReference) -> TaskManifest:
         """Return the manifest of the version that a reference means now."""
-        return await visible(reference.task, self._catalog.resolve(reference), tasks=self._tasks)
+        lookup = self._catalog.resolve(reference)
+        manifest = await visible(reference.task, lookup, tasks=self._tasks)
+        note_task(manifest.reference)
+        return manifest
 
     async def traffic(self, reference: TaskReference) -> Traffic:
         """Return the version that a reference means now, and what runs beside it."""
-        return await visible(reference.task, self._catalog.traffic(reference), tasks=self._tasks)
+        lookup = self._catalog.traffic(reference)
+        traffic = await visible(reference.task, lookup, tasks=self._tasks)
+        note_task(traffic.manifest.reference)
+        return traffic
 
     async def task(self, name: str) -> TaskSummary:
         """Return one task."""
-        return await visible(name, self._catalog.task(name), tasks=self._tasks)
+        summary = await visible(name, self._catalog.task(name), tasks=self._tasks)
+        note_task(summary.name)
+        return summary
 
     async def tasks(self) -> list[TaskSummary]:
         """Return the caller's tasks."""

@@ -28,6 +28,7 @@ class TrafficBench:
     residency: Residency
     traffic: TrafficControl
     admission: Admission
+    metrics: Metrics
 
 
 def make_traffic_bench(
@@ -39,7 +40,7 @@ def make_traffic_bench(
     clock: ManualClock | None = None,
 ) -> TrafficBench:
     """Return a ready service whose draws are given."""
-    residency, readiness = make_residency(store), Readiness()
+    residency, readiness, metrics = make_residency(store), Readiness(), Metrics()
     admission = Admission(max_requests=10, max_tokens=1000, max_bytes=1000)
     traffic = TrafficControl(
         residency=residency,
@@ -48,6 +49,8 @@ def make_traffic_bench(
         draw=draw,
         clock=clock or ManualClock(),
     )
+    for collector in traffic.collectors():
+        metrics.include(collector)
     service = PredictionService(
         readiness=readiness,
         limits=RequestLimits(max_inputs=8, max_tasks=8, max_text_chars=100),
@@ -58,12 +61,18 @@ def make_traffic_bench(
             engine=engine,
             traffic=traffic,
         ),
-        metrics=Metrics(),
+        metrics=metrics,
         num_layers=backbone.config.num_layers,
         join=backbone.tokenizer.join,
     )
     readiness.move_to(State.READY)
-    return TrafficBench(service=service, residency=residency, traffic=traffic, admission=admission)
+    return TrafficBench(
+        service=service,
+        residency=residency,
+        traffic=traffic,
+        admission=admission,
+        metrics=metrics,
+    )
 
 
 def add_versions(

@@ -11,6 +11,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from doubles.access import add_key
 from doubles.backbones import tiny_backbone
 from doubles.events import logged_events
 from doubles.serving import make_settings, running_client
@@ -54,6 +55,78 @@ def test_a_request_is_one_event_with_what_it_passed_through(
             assert event["load_ms"] > 0
             assert event["duration_ms"] >= event["load_ms"] + event["queue_ms"]
             assert "failed" not in event
+
+    asyncio.run(scenario())
+
+
+def test_a_stream_is_one_event_with_the_tasks_of_all_its_parts(
+    backbone: Backbone, registry: Registry
+) -> None:
+    publish_tiny_task(registry, backbone, task="new")
+
+    async def scenario() -> None:
+        async with running_client(backbone, registry) as client:
+            await client.post(PREDICT, json={"inputs": "x"})
+            with logged_events() as events:
+                await client.post(
+                    "/v1/predict",
+                    json={"inputs": "x", "tasks": ["tone", "new"]},
+                    headers={"accept": "application/x-ndjson"},
+                )
+                (event,) = events.named("request")
+
+            assert sorted(event["tasks"]) == ["new/1", "tone/1"]
+            assert event["load_ms"] > 0
+
+    asyncio.run(scenario())
+
+
+def test_an_event_names_the_callers_key_and_nobody_who_has_none(
+    backbone: Backbone, registry: Registry, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys.json"
+    headers = add_key(keys, "support-desk")
+
+    async def scenario() -> None:
+        settings = make_settings(api_keys_file=keys)
+        async with running_client(backbone, registry, settings) as client:
+            with logged_events() as events:
+                for sent in (headers, {}):
+                    await client.post(PREDICT, json={"inputs": "x"}, headers=sent)
+                known, stranger = events.named("request")
+
+            assert (known["status"], known["caller"]) == (200, "support-desk")
+            assert stranger["status"] == 401
+            assert "caller" not in stranger
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("verb", "path", "body", "task"),
+    [
+        ("PUT", "aliases/prod", {"version": 1}, "tone/1"),
+        ("PUT", "aliases/prod/shadow", {"version": 1, "share": 0.5}, "tone/1"),
+        ("POST", "aliases/prod/rollback", None, "tone"),
+        ("POST", "preload", None, "tone/1"),
+        ("POST", "pin", None, "tone/1"),
+        ("POST", "unpin", None, "tone"),
+        ("POST", "evict?version=1", None, "tone/1"),
+        ("POST", "evict?version=2", None, "tone/2"),
+    ],
+)
+def test_an_operators_event_names_the_task_whatever_became_of_it(
+    backbone: Backbone, registry: Registry, verb: str, path: str, body: object, task: str
+) -> None:
+    async def scenario() -> None:
+        async with running_client(backbone, registry) as client:
+            with logged_events() as events:
+                await client.request(verb, f"/v1/tasks/tone/{path}", json=body)
+                await client.request(verb, f"/v1/tasks/absent/{path}", json=body)
+                event, absent = events.named("request")
+
+            assert event["task"] == task
+            assert "task" not in absent
 
     asyncio.run(scenario())
 

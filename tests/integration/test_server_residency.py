@@ -190,6 +190,27 @@ def test_a_pinned_version_is_never_evicted_until_unpinned(
     asyncio.run(scenario())
 
 
+def test_an_alias_lets_go_of_the_version_it_means_alone(
+    backbone: Backbone, registry: Registry, versions: list[TaskManifest]
+) -> None:
+    async def scenario() -> None:
+        settings = room_for(2.5, versions[0], backbone)
+        async with running_client(backbone, registry, settings) as client:
+            for version in ("1", "2"):
+                await client.post("/v1/tasks/task-0/pin", params={"version": version})
+
+            for verb in ("unpin", "evict"):
+                answer = await client.post(f"/v1/tasks/task-0@prod/{verb}")
+                assert answer.json() == {"task": "task-0", "versions": [1]}
+                absent = await client.post(f"/v1/tasks/task-0@nope/{verb}")
+                assert (absent.status_code, absent.json()["code"]) == (404, "alias_not_found")
+
+            (left,) = (await client.get("/v1/memory")).json()["tasks"]
+            assert (left["version"], left["pinned"]) == (2, True)
+
+    asyncio.run(scenario())
+
+
 def test_an_evicted_version_leaves_nothing_behind(
     backbone: Backbone, registry: Registry, versions: list[TaskManifest]
 ) -> None:

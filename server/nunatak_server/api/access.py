@@ -120,6 +120,11 @@ def caller_of(scope: MutableMapping[str, Any]) -> Caller:
     return caller
 
 
+def find_caller(scope: MutableMapping[str, Any]) -> Caller | None:
+    """Return who sent a request, if it was admitted and its route is not public."""
+    return scope.get(_CALLER_KEY)
+
+
 def presented_key(headers: list[tuple[bytes, bytes]]) -> bytes | None:
     """Return the key that was sent, if exactly one was: two would be read differently elsewhere."""
     sent = [value for name, value in headers if name == b"authorization"]

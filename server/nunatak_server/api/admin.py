@@ -21,6 +21,7 @@ from nunatak_server.api.schemas import (
     RollbackRequest,
     UnpinResponse,
 )
+from nunatak_server.observation.records import note_task
 from nunatak_server.runtime import Runtime
 
 router = APIRouter(route_class=StrictRoute, responses=PROBLEMS)
@@ -88,22 +89,38 @@ async def pin(request: Request, task: str, version: VersionQuery = None) -> Resp
 
 @router.post("/v1/tasks/{task}/unpin", response_model=UnpinResponse)
 async def unpin(request: Request, task: str, version: VersionQuery = None) -> Response:
-    """Let one version of a task, or all, be evicted again; what is not pinned is left alone."""
-    runtime = runtime_of(request)
-    reference = TaskReference.parse(reference_text(task, version))
-    await catalog_of(request).task(reference.task)
-    versions = runtime.residency.unpin(reference.task, reference.version)
-    return reply({"task": reference.task, "versions": versions})
+    """Let one version of a task, or all, be evicted again; what is not pinned is left alone.
+
+    An alias means the version that it points to now.
+    """
+    meant = await _versions_meant(request, reference_text(task, version))
+    versions = runtime_of(request).residency.unpin(meant.task, meant.version)
+    return reply({"task": meant.task, "versions": versions})
 
 
 @router.post("/v1/tasks/{task}/evict", response_model=EvictResponse)
 async def evict(request: Request, task: str, version: VersionQuery = None) -> Response:
-    """Drop one version of a task, or all, from memory; refused while one is in use or pinned."""
-    runtime = runtime_of(request)
-    reference = TaskReference.parse(reference_text(task, version))
-    await catalog_of(request).task(reference.task)
-    versions = runtime.residency.evict(reference.task, reference.version)
-    return reply({"task": reference.task, "versions": versions})
+    """Drop one version of a task, or all, from memory; refused while one is in use or pinned.
+
+    An alias means the version that it points to now.
+    """
+    meant = await _versions_meant(request, reference_text(task, version))
+    versions = runtime_of(request).residency.evict(meant.task, meant.version)
+    return reply({"task": meant.task, "versions": versions})
+
+
+async def _versions_meant(request: Request, text: str) -> TaskReference:
+    """Return a version, or the task itself where all of its versions are meant.
+
+    Raises `RegistryError` if there is no such task, or no such alias.
+    """
+    reference = TaskReference.parse(text)
+    if reference.alias is None:
+        await catalog_of(request).task(reference.task)
+        note_task(str(reference))
+        return reference
+    manifest = await catalog_of(request).resolve(reference)
+    return TaskReference(task=manifest.task, version=manifest.version)
 
 
 def _residency_fields(runtime: Runtime, task: LoadedTask) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""The context of a request: its id, its header limits, and whether its caller is still there.
+"""The context of a request: the id by which its answer and its line in the log are told.
 
 Pure ASGI: a middleware that wraps requests in tasks of its own would hide disconnects.
 """

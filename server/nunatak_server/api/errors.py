@@ -18,6 +18,7 @@ import nunatak_registry as registry
 from nunatak_server import errors as server
 from nunatak_server.api.context import REQUEST_ID_HEADER, request_id_of
 from nunatak_server.api.messages import Message
+from nunatak_server.errors.known import KNOWN_ERRORS, KnownError
 
 PROBLEM_TYPE: Final = "application/problem+json"
 MAX_ERROR_ITEMS: Final = 10
@@ -101,12 +102,8 @@ CODE_OF_STATUS: Mapping[int, str] = {
 
 logger = logging.getLogger(__name__)
 
-ProjectError = (
-    registry.RegistryError | model.ModelError | artifact.ArtifactError | server.ServerError
-)
 
-
-def problem_of(error: ProjectError, *, request_id: str | None) -> dict[str, Any]:
+def problem_of(error: KnownError, *, request_id: str | None) -> dict[str, Any]:
     """Describe an error of the project; its message goes to the caller as it is."""
     return _problem(error.code, STATUS_OF[type(error)], str(error), request_id)
 
@@ -124,15 +121,15 @@ def problem_of_invalid(error: RequestValidationError, *, request_id: str | None)
 
 def install_error_handlers(app: FastAPI) -> None:
     """Answer every failure of `app`, foreseen or not, with a problem."""
-    for tree in ProjectError.__args__:
-        app.add_exception_handler(tree, _answer_project_error)
+    for tree in KNOWN_ERRORS:
+        app.add_exception_handler(tree, _answer_known_error)
     app.add_exception_handler(RequestValidationError, _answer_invalid_request)
     app.add_exception_handler(HTTPException, _answer_http_error)
     app.add_exception_handler(Exception, _answer_unforeseen)
 
 
-async def _answer_project_error(request: Request, error: Exception) -> Response:
-    if not isinstance(error, ProjectError):
+async def _answer_known_error(request: Request, error: Exception) -> Response:
+    if not isinstance(error, KnownError):
         raise error
     problem = problem_of(error, request_id=request_id_of(request.scope))
     return _response(problem, headers=headers_of(error))
@@ -201,7 +198,7 @@ def _problem(code: str, status: HTTPStatus, detail: str, request_id: str | None)
     }
 
 
-def headers_of(error: ProjectError) -> dict[str, str]:
+def headers_of(error: KnownError) -> dict[str, str]:
     """Return what the caller's transport must know: when to retry, that the connection ends."""
     if isinstance(error, server.OverloadedError):
         return {"retry-after": str(error.retry_after_s)}

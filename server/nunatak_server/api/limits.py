@@ -1,30 +1,26 @@
-"""Limits on what is read from a caller: bytes, time, media type and strict JSON."""
+"""Limits on what is read from a caller: room, bytes, time and media type."""
 
 import asyncio
-import json
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, cast
+from typing import Any, Final
 
-import orjson
 from fastapi import Request, Response
 from starlette.requests import ClientDisconnect
 
+from nunatak_registry import TaskReference
 from nunatak_server.admission import Admission, HeldBytes
 from nunatak_server.api.access import PREDICT, access_to, admit, caller_of
+from nunatak_server.api.disconnects import CLIENT_CLOSED_REQUEST, unless_disconnected
 from nunatak_server.api.reading import ReadingRoute
+from nunatak_server.api.strict_json import parse_json
 from nunatak_server.errors import (
     BodyTooLargeError,
-    InvalidJsonError,
     ReceiveTimeoutError,
     UnsupportedMediaTypeError,
 )
-from nunatak_server.service import PredictionService, name_in
+from nunatak_server.service import PredictionService
 from nunatak_server.settings import ServerSettings
 
-# Nobody reads it; it is what proxies log for a caller that has gone.
-CLIENT_CLOSED_REQUEST: Final = 499
-WATCH_AFTER_S: Final = 0.02
-"""About as long as a small batch takes."""
 METHODS_WITH_BODY: Final = frozenset({"POST", "PUT"})
 
 
@@ -65,7 +61,7 @@ class StrictRoute(ReadingRoute):
                     strict = await read_strictly(request, settings_of(request), held=held)
                 except ClientDisconnect:
                     return Response(status_code=CLIENT_CLOSED_REQUEST)
-                return await _unless_disconnected(strict, handle(strict))
+                return await unless_disconnected(strict, handle(strict))
 
         return handle_strictly
 
@@ -100,7 +96,7 @@ def check_room(request: Request) -> None:
         return
     task = request.path_params.get("task")
     service: PredictionService = request.app.state.runtime.service
-    tasks = () if task is None else (name_in(task),)
+    tasks = () if task is None else (TaskReference.task_in(task),)
     service.check_room(caller_of(request.scope).name, tasks=tasks, num_bytes=num_bytes)
 
 
@@ -137,47 +133,6 @@ async def read_strictly(
     return StrictRequest(request, body=body, parsed=parse_json(body))
 
 
-def parse_json(body: bytes) -> object:
-    """Parse strict JSON: UTF-8, no NaN, no lone surrogates, no field twice, bounded depth.
-
-    A field that is named twice means one thing to a proxy that checks bodies and another to us.
-
-    Raises:
-        InvalidJsonError: it is something else.
-    """
-    try:
-        parsed = orjson.loads(body)
-        # The fast parser takes the last of equal names. Every field has a colon, so where there
-        # are no more colons than fields, none was dropped; else another parser looks for them.
-        # Numbers stay text there, which may have more digits than Python converts.
-        if body.count(b":") > _num_fields(parsed):
-            json.loads(body, object_pairs_hook=_refuse_doubles, parse_int=str, parse_float=str)
-    except (orjson.JSONDecodeError, RecursionError):
-        # The decoder's own message is left out, because it quotes the body.
-        raise InvalidJsonError from None
-    return parsed
-
-
-def _num_fields(parsed: object) -> int:
-    match parsed:
-        case dict():
-            fields = cast("dict[str, object]", parsed)
-            return len(fields) + sum(map(_num_fields, filter(_is_container, fields.values())))
-        case list():
-            return sum(map(_num_fields, filter(_is_container, cast("list[object]", parsed))))
-        case _:
-            return 0
-
-
-def _is_container(value: object) -> bool:
-    return type(value) in {dict, list}
-
-
-def _refuse_doubles(fields: list[tuple[str, object]]) -> None:
-    if len({name for name, _ in fields}) < len(fields):
-        raise InvalidJsonError
-
-
 async def _read(request: Request, limit_bytes: int, held: HeldBytes) -> bytes:
     if (_declared_bytes(request) or 0) > limit_bytes:
         raise BodyTooLargeError(limit_bytes)
@@ -188,56 +143,3 @@ async def _read(request: Request, limit_bytes: int, held: HeldBytes) -> bytes:
             raise BodyTooLargeError(limit_bytes)
         held.take(len(chunk))
     return bytes(body)
-
-
-async def _unless_disconnected(
-    request: Request, handling: Coroutine[Any, Any, Response]
-) -> Response:
-    """Await the handling of a request; cancel it when the caller has gone."""
-    watch = _Watch(request)
-    with watch:
-        try:
-            return await handling
-        except asyncio.CancelledError:
-            if not watch.is_over():
-                raise
-    return Response(status_code=CLIENT_CLOSED_REQUEST)
-
-
-class _Watch:
-    """Cancels the task that it was made in when its caller has gone, as a timeout would.
-
-    A request that is answered at once is never watched: to begin and to end it would take longer
-    than what a caller that goes could save.
-    """
-
-    def __init__(self, request: Request) -> None:
-        self._request = request
-        self._handling = cast("asyncio.Task[object]", asyncio.current_task())
-        self._num_cancels = self._handling.cancelling()
-        self._has_cancelled = False
-        self._watching: asyncio.Task[None] | None = None
-
-    def __enter__(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(WATCH_AFTER_S, self._begin)
-
-    def __exit__(self, *_: object) -> None:
-        self._timer.cancel()
-        if self._watching is not None:
-            self._watching.cancel()
-
-    def is_over(self) -> bool:
-        """Tell whether a cancellation is that of the watch, and of nobody else too."""
-        return self._has_cancelled and self._handling.uncancel() <= self._num_cancels
-
-    def _begin(self) -> None:
-        self._watching = asyncio.create_task(self._watch())
-
-    async def _watch(self) -> None:
-        await _disconnected(self._request)
-        self._has_cancelled = self._handling.cancel()
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

@@ -1,16 +1,19 @@
 """Observes every HTTP request: counts and times it, traces it, and writes its line in the log.
 
 Pure ASGI, as the context of a request. Of the request itself only its method, the template of its
-route and its id are kept: paths, texts and keys are the caller's.
+route and its id are kept: paths, texts and keys are the caller's. A key's name is the operator's.
 """
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from nunatak_server.api.access import find_caller
 from nunatak_server.api.context import request_id_of
 from nunatak_server.observation.logs import fields
 from nunatak_server.observation.records import (
@@ -89,8 +92,10 @@ class ObservingMiddleware:
             }
             if exchange.span is not None:
                 values["trace_id"] = exchange.span.trace_id
-            if exchange.notes.prediction is not None:
-                values |= prediction_fields(exchange.notes.prediction)
+            caller = find_caller(scope)
+            if caller is not None:
+                values["caller"] = caller.name
+            values |= note_fields(exchange.notes)
             logger.log(level, "request", extra=fields(**values))
 
 
@@ -106,21 +111,27 @@ def _runtime_of(scope: Scope) -> Runtime:
     return runtime
 
 
-def prediction_fields(record: PredictionRecord) -> dict[str, object]:
+def note_fields(notes: RequestNotes) -> dict[str, object]:
+    """Return what the log says of what a request was about."""
+    if notes.predictions:
+        return prediction_fields(notes.predictions)
+    return {} if notes.task is None else {"task": notes.task}
+
+
+def prediction_fields(parts: Sequence[PredictionRecord]) -> dict[str, object]:
     """Return what the log says of a prediction; times are those of its slowest version."""
-    rows = [each.slowest for each in record.versions if each.slowest is not None]
+    versions = list(chain.from_iterable(part.versions for part in parts))
+    rows = [each.slowest for each in versions if each.slowest is not None]
     values: dict[str, object] = {
-        "tasks": [f"{each.task}/{each.version}" for each in record.versions],
-        "tokenize_ms": _ms(record.tokenize_s),
+        "tasks": [f"{each.task}/{each.version}" for each in versions],
+        "tokenize_ms": _ms(max(part.tokenize_s for part in parts)),
         "load_ms": _ms(max((row.load_s for row in rows), default=0.0)),
         "queue_ms": _ms(max((row.queue_s for row in rows), default=0.0)),
         "compute_ms": _ms(max((row.compute_s for row in rows), default=0.0)),
         "batch_rows": max((row.batch_rows for row in rows), default=0),
     }
     failed = {
-        f"{each.task}/{each.version}": each.outcome
-        for each in record.versions
-        if each.outcome != OK
+        f"{each.task}/{each.version}": each.outcome for each in versions if each.outcome != OK
     }
     return values | {"failed": failed} if failed else values
 

@@ -6,7 +6,7 @@ monotonic clock, in seconds.
 
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from nunatak_server.asking import Answers, VersionRows
@@ -48,7 +48,10 @@ PredictionObserver = Callable[[PredictionRecord], None]
 class RequestNotes:
     """What the layers below leave for the one line that the request becomes in the log."""
 
-    prediction: PredictionRecord | None = None
+    predictions: list[PredictionRecord] = field(default_factory=list[PredictionRecord])
+    """One, or one for each part of a stream."""
+    task: str | None = None
+    """What was looked up for it and found: a task or a version."""
 
 
 current_notes: ContextVar[RequestNotes | None] = ContextVar("nunatak_request_notes", default=None)
@@ -59,7 +62,14 @@ def note_prediction(record: PredictionRecord) -> None:
     """Leave a record with the request that is being answered, if there is one."""
     notes = current_notes.get()
     if notes is not None:
-        notes.prediction = record
+        notes.predictions.append(record)
+
+
+def note_task(name: str) -> None:
+    """Leave a task or version that is known to exist, as `note_prediction`; the last one counts."""
+    notes = current_notes.get()
+    if notes is not None:
+        notes.task = name
 
 
 def record_versions(

@@ -13,15 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
-from nunatak_artifact import ArtifactError, LoadedTask
-from nunatak_model import ModelError
-from nunatak_registry import RegistryError, TaskManifest
-from nunatak_server.errors import (
-    DrainingError,
-    ServerError,
-    TaskDoesNotFitError,
-    TaskUnhealthyError,
-)
+from nunatak_artifact import LoadedTask
+from nunatak_registry import TaskManifest
+from nunatak_server.errors import DrainingError, TaskDoesNotFitError, TaskUnhealthyError
+from nunatak_server.errors.known import KnownError
 from nunatak_server.residency.keys import VersionKey, key_of
 from nunatak_server.residency.memory_return import INTERVAL_S
 from nunatak_server.residency.shelf import Shelf
@@ -195,8 +190,11 @@ class Loads:
         try:
             task = await loop.run_in_executor(self._pool, self._loader.load, job.manifest)
         except Exception as error:
-            logger.warning("cannot load %s", job.manifest.reference, exc_info=error)
             failure = _as_known(error, key)
+            # A failure of ours says all there is; one that nobody foresaw, only where it happened.
+            unforeseen = error if error is not failure else None
+            reference = job.manifest.reference
+            logger.warning("cannot load %s: %s", reference, failure, exc_info=unforeseen)
             self._failures[key] = _Failure(error=failure, until=self._clock() + FAILURE_MEMORY_S)
             self._shelf.abandon(key)
             self._observer.observe_load(seconds=self._clock() - started, succeeded=False)
@@ -240,7 +238,7 @@ class Loads:
 
 
 def _as_known(error: Exception, key: VersionKey) -> Exception:
-    if isinstance(error, (RegistryError, ModelError, ArtifactError, ServerError)):
+    if isinstance(error, KnownError):
         # The frames of a load that failed hold the bytes that it has read.
         return error.with_traceback(None)
     # Such as memory that cannot be had: this version cannot be served, all others can.

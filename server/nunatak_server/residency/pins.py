@@ -3,10 +3,8 @@
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-from nunatak_artifact import ArtifactError
-from nunatak_model import ModelError
-from nunatak_registry import RegistryError, TaskManifest, TaskReference
-from nunatak_server.errors import ServerError
+from nunatak_registry import TaskManifest, TaskReference
+from nunatak_server.errors.known import KNOWN_ERRORS
 
 logger = logging.getLogger(__name__)
 
@@ -33,5 +31,5 @@ async def pin_at_start(
     for reference in references:
         try:
             await pin(await resolve(reference))
-        except (RegistryError, ModelError, ArtifactError, ServerError) as error:
+        except KNOWN_ERRORS as error:
             logger.error("%s is not pinned: %s", reference, error)  # noqa: TRY400 - no bug of ours

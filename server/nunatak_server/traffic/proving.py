@@ -8,10 +8,8 @@ as any version: it may be evicted and come back like the others.
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from nunatak_artifact import ArtifactError
-from nunatak_model import ModelError
-from nunatak_registry import RegistryError, TaskManifest
-from nunatak_server.errors import ServerError
+from nunatak_registry import TaskManifest
+from nunatak_server.errors.known import KNOWN_ERRORS
 from nunatak_server.residency.keys import VersionKey, key_of
 
 RETRY_S = 5.0
@@ -70,7 +68,7 @@ class Proving:
     async def _load(self, manifest: TaskManifest) -> None:
         try:
             await self._preload(manifest)
-        except (RegistryError, ModelError, ArtifactError, ServerError):
+        except KNOWN_ERRORS:
             # The loads have logged why; it is tried again, for its blob may be healed.
             return
         self._remember(key_of(manifest))

@@ -15,7 +15,7 @@ from nunatak_server.asking import PlannedRow, pending_row
 from nunatak_server.batching.rows import PendingRow, RowAnswer, RowOutcome
 from nunatak_server.errors import TaskError
 from nunatak_server.inputs import TaskInput
-from nunatak_server.outputs import Output, ReadRow, output_of
+from nunatak_server.outputs import MAX_LOGITS_ON_LOOP, Output, ReadRow, output_of
 from nunatak_server.postprocess import Join
 from nunatak_server.residency.keys import VersionKey, key_of
 from nunatak_server.residency.residency import Lease, Residency
@@ -29,8 +29,6 @@ PAUSE_S = 60.0
 """How long a shadow that failed is not run: a batch that it breaks is computed twice."""
 MAX_RUNNING = 64
 """Runs whose outcome is open; beyond it shadows are dropped."""
-MAX_LOGITS_ON_LOOP = 500
-"""Comparing more would hold up the event loop for more than a millisecond."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -95,3 +95,11 @@ def test_message_quotes_no_more_than_the_start_of_a_long_name() -> None:
         check_task_name("a" * 10_000)
 
     assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("text", "task"),
+    [("tone", "tone"), ("tone@prod", "tone"), ("tone/3", "tone"), ("A b/3@x", "A b"), ("@", "")],
+)
+def test_the_place_of_the_task_is_found_in_whatever_text(text: str, task: str) -> None:
+    assert TaskReference.task_in(text) == task

@@ -1,10 +1,17 @@
-"""The moment at which a server says that it takes requests."""
+"""What a server refuses to start with, and the moment at which it takes requests."""
 
 import gc
+from pathlib import Path
 
 import pytest
 
-from nunatak_server.serve import begin
+from doubles.backbones import tiny_backbone
+from doubles.serving import make_settings
+from nunatak_model import Backbone
+from nunatak_server import serve as serving
+from nunatak_server.errors import InvalidSettingsError
+from nunatak_server.serve import begin, serve
+from nunatak_server.settings import ServerSettings
 
 
 def test_what_is_loaded_is_out_of_the_collector_before_the_address_is_told(
@@ -16,3 +23,17 @@ def test_what_is_loaded_is_out_of_the_collector_before_the_address_is_told(
     begin("http://127.0.0.1:1", announce=done.append)
 
     assert done == ["frozen", "http://127.0.0.1:1"]
+
+
+def test_settings_that_do_not_fit_the_backbone_are_refused_before_anything_is_served(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    backbone = tiny_backbone(num_layers=1)
+
+    def load(_: ServerSettings) -> Backbone:
+        return backbone
+
+    monkeypatch.setattr(serving, "load_serving_backbone", load)
+
+    with pytest.raises(InvalidSettingsError, match="max_batch_tokens"):
+        serve(make_settings(registry=str(tmp_path), max_batch_tokens=1))

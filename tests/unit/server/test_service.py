@@ -246,6 +246,8 @@ def test_a_deadline_that_cannot_be_met_is_refused_before_anything_is_done(
         assert isinstance(busy.error, DeadlineTooShortError)
         assert isinstance(free, TaskPrediction)
         assert [row.task for row in bench.engine.rows] == ["free"] * 2 + ["busy"] * 2
+        refusals = 'outcome="deadline_too_short",task="busy"} 2.0'
+        assert refusals in rendered(bench.metrics)
 
     asyncio.run(scenario())
 
@@ -286,6 +288,26 @@ def test_a_draining_process_takes_no_new_requests(backbone: Backbone, branch: Br
         with pytest.raises(DrainingError):
             await bench.ask("one")
         assert bench.engine.rows == []
+
+    asyncio.run(scenario())
+
+
+def test_a_request_that_is_late_as_a_whole_is_counted_for_each_of_its_tasks(
+    backbone: Backbone, branch: Branch
+) -> None:
+    async def scenario() -> None:
+        bench = make_bench(backbone, branch)
+        bench.store.add("one")
+        bench.store.add("two")
+        bench.engine.is_silent = True
+
+        with pytest.raises(DeadlineExceededError):
+            await bench.ask("one", "two", deadline_s=0.05)
+
+        text = rendered(bench.metrics)
+        for task in ("one", "two"):
+            assert f'outcome="deadline_exceeded",task="{task}"}} 1.0' in text
+        assert 'task="unknown"' not in text
 
     asyncio.run(scenario())
 

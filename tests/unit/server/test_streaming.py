@@ -3,11 +3,13 @@
 import asyncio
 from collections.abc import Sequence
 from contextlib import ExitStack, aclosing
+from dataclasses import replace
 
 import pytest
 
 from doubles.backbones import tiny_backbone
 from doubles.leases import until
+from doubles.rendering import rendered
 from doubles.serving import FakeStore
 from doubles.tasks import random_parameters, spec_of
 from doubles.traffic import TrafficBench, ask_for, make_traffic_bench
@@ -17,6 +19,7 @@ from nunatak_server.batching.rows import PendingRow, RowAnswer
 from nunatak_server.errors import NotReadyError, OverloadedError
 from nunatak_server.prediction import TaskPrediction
 from nunatak_server.streaming import StreamedResult
+from nunatak_server.tokenization import Tokenization
 
 ANSWER = RowAnswer(logits=[0.0, 1.0], queue_s=0.1, compute_s=0.2, batch_rows=3)
 
@@ -181,5 +184,55 @@ def test_a_request_that_is_refused_whole_raises_before_its_first_line(
                 others.enter_context(bench.admission.admit(f"caller {number}"))
             with pytest.raises(OverloadedError):
                 await anext(bench.service.stream(ask_for("one")))
+
+    asyncio.run(asyncio.wait_for(scenario(), timeout=30))
+
+
+def test_names_that_were_not_looked_up_in_time_become_no_labels(
+    backbone: Backbone, branch: Branch
+) -> None:
+    async def scenario() -> None:
+        bench, store, _ = await make_bench(backbone, branch)
+        store.may_resolve.clear()
+        asked = replace(ask_for("made-up-1", "made-up-2"), deadline_s=0.05)
+
+        found = [name(it) async for it in bench.service.stream(asked)]
+
+        assert found == ["deadline_exceeded", "deadline_exceeded"]
+        text = rendered(bench.metrics)
+        assert "made-up" not in text
+        assert 'outcome="deadline_exceeded",task="unknown"} 2.0' in text
+
+    asyncio.run(asyncio.wait_for(scenario(), timeout=30))
+
+
+def test_a_name_that_is_none_breaks_no_stream_that_is_late(
+    backbone: Backbone, branch: Branch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(*_: object, **__: object) -> None:
+        await asyncio.Event().wait()
+
+    async def scenario() -> None:
+        bench, _, _ = await make_bench(backbone, branch, "hot")
+        monkeypatch.setattr(Tokenization, "encode", never)
+        asked = replace(ask_for("hot", "NOT A NAME"), deadline_s=0.05)
+
+        found = [name(it) async for it in bench.service.stream(asked)]
+
+        assert found == ["deadline_exceeded", "deadline_exceeded"]
+
+    asyncio.run(asyncio.wait_for(scenario(), timeout=30))
+
+
+def test_a_task_that_was_looked_up_is_the_label_of_whatever_fails_it_later(
+    backbone: Backbone, branch: Branch
+) -> None:
+    async def scenario() -> None:
+        bench, _, engine = await make_bench(backbone, branch, "one")
+        engine.is_stopped = True
+
+        _ = [it async for it in bench.service.stream(ask_for("one"))]
+
+        assert 'outcome="not_ready",task="one"} 1.0' in rendered(bench.metrics)
 
     asyncio.run(asyncio.wait_for(scenario(), timeout=30))

@@ -176,8 +176,8 @@ async def live() -> Response:
 
 @router.get("/health/ready", response_model=Ready)
 async def ready(request: Request) -> Response:
-    """Answer 200 while requests are taken."""
-    runtime_of(request).readiness.check()
+    """Answer 200 while more requests should be sent."""
+    runtime_of(request).readiness.check_ready()
     return reply({"ready": True})
 
 
@@ -202,8 +202,8 @@ async def model_metadata(request: Request, task: str, version: str | None = None
 @router.get("/models/{task}/ready", response_model=ModelReady)
 @router.get("/models/{task}/versions/{version}/ready", response_model=ModelReady)
 async def model_ready(request: Request, task: str, version: str | None = None) -> Response:
-    """Answer 200 if a task can be asked; one that is not in memory is loaded when it is."""
-    runtime_of(request).readiness.check()
+    """Answer 200 while a task should be asked; one that is not in memory is loaded when it is."""
+    runtime_of(request).readiness.check_ready()
     manifest = await find_task(request, task, version)
     return reply({"name": manifest.task, "ready": True})
 

@@ -225,16 +225,16 @@ async def backbone_info(request: Request) -> Response:
 @router.get("/tasks/{task}/health", response_class=Response)
 @router.get("/tasks/{task}/{version}/health", response_class=Response)
 async def task_health(request: Request, task: str, version: str | None = None) -> Response:
-    """Answer 200 while the server takes requests and the task exists."""
-    runtime_of(request).readiness.check()
+    """Answer 200 while more requests should be sent and the task exists."""
+    runtime_of(request).readiness.check_ready()
     await find_task(request, task, version)
     return Response()
 
 
 @router.get("/backbone/health", response_class=Response)
 async def backbone_health(request: Request) -> Response:
-    """Answer 200 while the server takes requests."""
-    runtime_of(request).readiness.check()
+    """Answer 200 while more requests should be sent."""
+    runtime_of(request).readiness.check_ready()
     return Response()
 
 

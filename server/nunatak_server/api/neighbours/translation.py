@@ -10,11 +10,12 @@ from fastapi.exceptions import RequestValidationError
 from nunatak_registry import TaskManifest, TaskReference
 from nunatak_server.api.access import caller_of
 from nunatak_server.api.context import request_id_of
-from nunatak_server.api.errors import ProjectError, headers_of, problem_of, problem_of_invalid
+from nunatak_server.api.errors import headers_of, problem_of, problem_of_invalid
 from nunatak_server.api.limits import StrictRoute
 from nunatak_server.api.replies import TASK_VERSION_HEADER, timing_headers
 from nunatak_server.api.routes import catalog_of, reference_text, runtime_of
 from nunatak_server.embedding import EmbeddingRequest, Embeddings
+from nunatak_server.errors.known import KNOWN_ERRORS
 from nunatak_server.inputs import TaskInput
 from nunatak_server.outputs import PredictionOptions
 from nunatak_server.prediction import PredictionRequest, TaskFailure, TaskPrediction
@@ -40,7 +41,7 @@ class TranslatedRoute(StrictRoute):
                 return await handle(request)
             except RequestValidationError as error:
                 problem, headers = problem_of_invalid(error, request_id=request_id), {}
-            except ProjectError.__args__ as error:
+            except KNOWN_ERRORS as error:
                 problem, headers = problem_of(error, request_id=request_id), headers_of(error)
             return Response(
                 orjson.dumps(self.shape(problem)),

@@ -2,6 +2,7 @@ import asyncio
 
 import pytest
 
+from doubles.events import logged_events
 from doubles.leases import lease, names, run, settle, use
 from doubles.serving import FakeStore, ManualClock, RecordingObserver, make_residency
 from nunatak_registry import CorruptBlobError
@@ -220,6 +221,41 @@ def test_an_unforeseen_failure_of_a_load_is_the_failure_of_that_task(store: Fake
 
         with pytest.raises(TaskUnhealthyError, match="MemoryError"):
             await lease(residency, reference)
+        await residency.aclose()
+
+    run(scenario())
+
+
+def test_the_log_says_why_a_version_cannot_be_loaded(store: FakeStore) -> None:
+    async def scenario() -> None:
+        residency = make_residency(store)
+        reference = store.add("tone")
+        store.broken["tone/1"] = CorruptBlobError("ab" * 32, "is gone")
+
+        with logged_events() as events, pytest.raises(CorruptBlobError) as failure:
+            await lease(residency, reference)
+
+        (event,) = events.named(f"cannot load tone/1: {failure.value}")
+        assert "exception" not in event
+        await residency.aclose()
+
+    run(scenario())
+
+
+def test_a_failure_that_nobody_foresaw_is_logged_with_its_place_and_without_its_words(
+    store: FakeStore,
+) -> None:
+    async def scenario() -> None:
+        residency = make_residency(store)
+        reference = store.add("tone")
+        store.broken["tone/1"] = OSError("swordfish")
+
+        with logged_events() as events, pytest.raises(TaskUnhealthyError) as failure:
+            await lease(residency, reference)
+
+        (event,) = events.named(f"cannot load tone/1: {failure.value}")
+        assert event["exception"].endswith("OSError")
+        assert "swordfish" not in "".join(events.lines)
         await residency.aclose()
 
     run(scenario())

@@ -2,17 +2,20 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from doubles.backbones import tiny_backbone
 from doubles.leases import settle, until
+from doubles.rendering import rendered
 from doubles.serving import FakeStore, ManualClock
 from doubles.tasks import random_parameters, spec_of
 from doubles.traffic import TrafficBench, add_versions, ask_for, make_traffic_bench
 from nunatak_model import Backbone, Branch, TopK, build_branch
 from nunatak_registry import CorruptBlobError
 from nunatak_server.batching.rows import PendingRow, RowAnswer
+from nunatak_server.errors import DeadlineExceededError
 from nunatak_server.prediction import TaskPrediction
 from nunatak_server.traffic.proving import RETRY_S
 
@@ -25,6 +28,13 @@ class InstantEngine:
             row.future.set_result(
                 RowAnswer(logits=[0.0, 1.0], queue_s=0.0, compute_s=0.0, batch_rows=1)
             )
+
+
+class SilentEngine:
+    """Never answers."""
+
+    def submit(self, rows: Sequence[PendingRow]) -> None:
+        """Take rows."""
 
 
 @pytest.fixture(scope="module")
@@ -122,5 +132,21 @@ def test_one_caller_gets_one_version_among_many_requests(
         for key in ("anna", "ben", "cem", "dora", "eli"):
             assert len({await version_for(bench, key) for _ in range(5)}) == 1
         assert {await version_for(bench, f"user-{n}") for n in range(40)} == {1, 2}
+
+    asyncio.run(asyncio.wait_for(scenario(), timeout=30))
+
+
+def test_a_canary_that_is_late_is_counted_as_such(backbone: Backbone, branch: Branch) -> None:
+    async def scenario() -> None:
+        store = FakeStore(branch)
+        _, canary = add_versions(store, canary=1.0)
+        bench = make_traffic_bench(backbone, store, SilentEngine())
+        await bench.residency.preload(canary)
+
+        with pytest.raises(DeadlineExceededError):
+            await bench.service.predict(replace(ask_for("tone"), deadline_s=0.05))
+
+        labels = 'arm="canary",outcome="deadline_exceeded",task="tone"'
+        assert f"nunatak_split_requests_total{{{labels}}} 1.0" in rendered(bench.metrics)
 
     asyncio.run(asyncio.wait_for(scenario(), timeout=30))

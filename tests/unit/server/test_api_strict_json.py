@@ -1,6 +1,6 @@
 import pytest
 
-from nunatak_server.api.limits import parse_json
+from nunatak_server.api.strict_json import parse_json
 from nunatak_server.errors import InvalidJsonError
 
 REFUSED = {
