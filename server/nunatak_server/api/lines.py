@@ -29,7 +29,7 @@ class LinesResponse(StreamingResponse):
         self._held = ExitStack()
 
     def hold(self, held: ExitStack) -> None:
-        """Keep what the lines are made from until the last of them is sent or the caller has gone."""
+        """Keep what lines are made from until the last is sent or the caller has gone."""
         self._held = held
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
