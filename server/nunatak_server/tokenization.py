@@ -30,8 +30,8 @@ MAX_CHARS_ON_LOOP: Final = 512
 hand them to a thread and back nearly as long; more would hold up the event loop."""
 
 MAX_CHARS_A_TURN: Final = 4096
-"""Of one or several texts; a longer text is a turn by itself. About two milliseconds, beside which
-it takes nothing to change turns."""
+"""Of one or several texts; a longer text is a turn by itself. That is about two milliseconds, and
+to change turns takes a tenth of it."""
 
 Encodings = tuple[Encoding, ...]
 """What is read for one input: windows of one text, or one pair for each document."""
