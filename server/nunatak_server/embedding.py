@@ -124,7 +124,9 @@ class EmbeddingService:
     ) -> Embeddings:
         reading = Reading(max_length=self._max_tokens, stride=None, truncates=request.truncates)
         started = self._clock()
-        encoded = await self._stages.tokenization.encode(request.texts, readings=[reading])
+        encoded = await self._stages.tokenization.encode(
+            request.texts, readings=[reading], caller=request.caller
+        )
         tokenize_s = self._clock() - started
         encodings = [encoding for (encoding,) in encoded[reading]]
         num_tokens = sum(encoding.num_tokens for encoding in encodings)

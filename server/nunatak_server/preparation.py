@@ -83,7 +83,9 @@ class Preparation:
             for manifest in item.manifests
         }
         started = self._clock()
-        encodings = await self._tokenization.encode(request.inputs, readings=readings.values())
+        encodings = await self._tokenization.encode(
+            request.inputs, readings=readings.values(), caller=request.caller
+        )
         tokenize_s = self._clock() - started
         read = {name: encodings[reading] for name, reading in readings.items()}
         return [

@@ -1,10 +1,15 @@
-"""Tokenization: checks texts on the event loop, encodes all but short ones on a thread pool."""
+"""Tokenization: checks texts on the event loop, encodes all but short ones on a thread pool.
+
+What goes to the threads goes in pieces, one of each caller in turn, so that nobody's long texts
+hold up those of others for longer than a piece.
+"""
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain, groupby, islice
+from operator import attrgetter
 from typing import Final, Protocol
 
 from nunatak_model import Encoding, TextInput
@@ -15,6 +20,7 @@ from nunatak_server.errors import (
     TooManyTokensError,
 )
 from nunatak_server.inputs import TaskInput, strings_in, texts_to_read
+from nunatak_server.turnstile import Turnstile
 
 MAX_DEFAULT_STRIDE = 128
 """As in the reference implementation of BERT (Devlin et al. 2019) for SQuAD."""
@@ -22,6 +28,10 @@ MAX_DEFAULT_STRIDE = 128
 MAX_CHARS_ON_LOOP: Final = 512
 """Over all texts and readings. To encode as many takes a third of a millisecond at most, and to
 hand them to a thread and back nearly as long; more would hold up the event loop."""
+
+MAX_CHARS_A_TURN: Final = 4096
+"""Of one or several texts; a longer text is a turn by itself. That is about two milliseconds, and
+to change turns takes a tenth of it."""
 
 Encodings = tuple[Encoding, ...]
 """What is read for one input: windows of one text, or one pair for each document."""
@@ -85,63 +95,98 @@ def _check_text(text: str, position: int, max_chars: int) -> None:
         raise InvalidTextError(position, "a lone surrogate, which is no character") from None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Piece:
+    """One text as it is read once."""
+
+    reading: Reading
+    position: int
+    """Among all texts of the request."""
+    text: TextInput
+
+    @property
+    def num_chars(self) -> int:
+        return len(self.text) if isinstance(self.text, str) else sum(map(len, self.text))
+
+
 class Tokenization:
-    """Encodes texts: short ones at once, all others off the event loop."""
+    """Encodes texts: short ones at once, all others off the event loop, to which it belongs."""
 
     def __init__(self, encoder: Encoder, *, num_threads: int) -> None:
         self._encoder = encoder
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="nunatak-tokenize")
+        self._turnstile = Turnstile(num_places=num_threads)
 
     async def encode(
-        self, inputs: Sequence[TaskInput], *, readings: Iterable[Reading]
+        self, inputs: Sequence[TaskInput], *, readings: Iterable[Reading], caller: str
     ) -> Mapping[Reading, list[Encodings]]:
         """Encode every input once for each distinct reading.
 
         Raises:
             TooManyTokensError: a text is longer than a reading that does not truncate.
         """
-        distinct = frozenset(readings)
-        if _num_chars(inputs) * len(distinct) <= MAX_CHARS_ON_LOOP:
-            return self._encode_each(inputs, distinct)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, self._encode_each, inputs, distinct)
+        distinct = tuple(dict.fromkeys(readings))
+        texts = [texts_to_read(item) for item in inputs]
+        pieces = [
+            _Piece(reading=reading, position=position, text=text)
+            for reading in distinct
+            for position, text in enumerate(chain.from_iterable(texts))
+        ]
+        if sum(piece.num_chars for piece in pieces) <= MAX_CHARS_ON_LOOP:
+            encodings = iter(self._encode(pieces))
+        else:
+            encodings = iter(await self._encode_in_turn(pieces, caller))
+        return {
+            reading: [tuple(chain.from_iterable(islice(encodings, len(item)))) for item in texts]
+            for reading in distinct
+        }
 
     def close(self) -> None:
         """End the threads once their work is done."""
         self._pool.shutdown()
 
-    def _encode_each(
-        self, inputs: Sequence[TaskInput], readings: frozenset[Reading]
-    ) -> dict[Reading, list[Encodings]]:
-        texts = [texts_to_read(item) for item in inputs]
-        flat = list(chain.from_iterable(texts))
-        found = dict[Reading, list[Encodings]]()
-        for reading in readings:
-            encodings = iter(self._encode(flat, reading))
-            found[reading] = [
-                tuple(chain.from_iterable(islice(encodings, len(item)))) for item in texts
-            ]
-        return found
+    async def _encode_in_turn(self, pieces: Sequence[_Piece], caller: str) -> list[Encodings]:
+        loop = asyncio.get_running_loop()
+        encodings = list[Encodings]()
+        for chunk in _chunks(pieces):
+            async with self._turnstile.turn(caller):
+                encodings += await loop.run_in_executor(self._pool, self._encode, chunk)
+        return encodings
 
-    def _encode(self, texts: Sequence[TextInput], reading: Reading) -> list[Encodings]:
+    def _encode(self, pieces: Sequence[_Piece]) -> list[Encodings]:
+        """Return what is read for each piece; those of one reading lie together."""
+        encodings = list[Encodings]()
+        for reading, group in groupby(pieces, key=attrgetter("reading")):
+            encodings += self._encode_alike(list(group), reading)
+        return encodings
+
+    def _encode_alike(self, pieces: Sequence[_Piece], reading: Reading) -> list[Encodings]:
+        texts = [piece.text for piece in pieces]
         if reading.stride is None:
             # One token more than may be shows that a text is too long, however long it is.
             room = reading.max_length + (0 if reading.truncates else 1)
             whole = self._encoder.encode(texts, max_length=room)
-            _check_lengths(whole, reading.max_length)
+            _check_lengths(pieces, whole, reading.max_length)
             return [(encoding,) for encoding in whole]
         return self._encoder.encode_windows(
             texts, max_length=reading.max_length, stride=reading.stride
         )
 
 
-def _num_chars(inputs: Sequence[TaskInput]) -> int:
-    """Return how many characters are encoded; those of a pair are its two texts."""
-    texts = chain.from_iterable(map(texts_to_read, inputs))
-    return sum(len(text) if isinstance(text, str) else sum(map(len, text)) for text in texts)
+def _chunks(pieces: Sequence[_Piece]) -> Iterator[Sequence[_Piece]]:
+    """Cut the pieces where they reach the characters of a turn; every chunk holds at least one."""
+    begin = num_chars = 0
+    for index, piece in enumerate(pieces):
+        num_chars += piece.num_chars
+        if num_chars > MAX_CHARS_A_TURN and index > begin:
+            yield pieces[begin:index]
+            begin, num_chars = index, piece.num_chars
+    yield pieces[begin:]
 
 
-def _check_lengths(encodings: Sequence[Encoding], max_length: int) -> None:
-    for position, encoding in enumerate(encodings):
+def _check_lengths(
+    pieces: Sequence[_Piece], encodings: Sequence[Encoding], max_length: int
+) -> None:
+    for piece, encoding in zip(pieces, encodings, strict=True):
         if encoding.num_tokens > max_length:
-            raise TooManyTokensError(position, max_length)
+            raise TooManyTokensError(piece.position, max_length)

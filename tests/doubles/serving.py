@@ -15,7 +15,7 @@ from nunatak_registry import Registry, TaskManifest, TaskNotFoundError, TaskRefe
 from nunatak_server.app import create_app
 from nunatak_server.batching.reports import BatchReport
 from nunatak_server.observation.tracing import Tracing
-from nunatak_server.residency.loads import Loader
+from nunatak_server.residency.loads import PATIENCE_S, Loader
 from nunatak_server.residency.residency import Residency
 from nunatak_server.serve import DrainingServer
 from nunatak_server.settings import ServerSettings
@@ -62,6 +62,8 @@ class FakeStore:
         self.branch = branch
         self.branches: dict[str, Branch] = {}
         """Of versions that have one of their own."""
+        self.sizes: dict[str, int] = {}
+        """Of tasks whose versions take more or less than the branch does, in branches."""
         self.manifests: dict[TaskReference, TaskManifest] = {}
         self.traffic: dict[TaskReference, Traffic] = {}
         self.num_resolved = 0
@@ -91,13 +93,17 @@ class FakeStore:
             raise TaskNotFoundError(reference.task)
         return self.traffic.get(reference, Traffic(manifest=found))
 
+    def size_of(self, manifest: TaskManifest) -> int:
+        branch = self.branches.get(manifest.reference, self.branch)
+        return self.sizes.get(manifest.task, 1) * branch.num_bytes
+
     def load(self, manifest: TaskManifest) -> LoadedTask:
         self.may_load.wait(timeout=60)
         self.loaded.append(manifest.reference)
         if manifest.reference in self.broken:
             raise self.broken[manifest.reference]
         branch = self.branches.get(manifest.reference, self.branch)
-        return LoadedTask(manifest=manifest, branch=branch, num_bytes=branch.num_bytes)
+        return LoadedTask(manifest=manifest, branch=branch, num_bytes=self.size_of(manifest))
 
 
 def make_residency(
@@ -106,13 +112,13 @@ def make_residency(
     clock: ManualClock | None = None,
     observer: RecordingObserver | None = None,
     room_for: int = 100,
+    patience_s: float = PATIENCE_S,
 ) -> Residency:
-    """Return a residency with room for so many versions of the store, which are all of one size."""
-    size = store.branch.num_bytes
+    """Return a residency with room for so many versions of the store, if each takes one branch."""
     return Residency(
         resolve=store.resolve,
-        loader=Loader(load=store.load, size_of=lambda _: size, num_threads=2),
-        budget_bytes=room_for * size,
+        loader=Loader(load=store.load, size_of=store.size_of, num_threads=2, patience_s=patience_s),
+        budget_bytes=room_for * store.branch.num_bytes,
         observer=observer or RecordingObserver(),
         clock=clock or ManualClock(),
     )

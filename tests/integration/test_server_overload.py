@@ -106,7 +106,7 @@ def full_server(backbone: Backbone, registry: Registry) -> Generator[tuple[str, 
         assert ask(address).status_code == 200
         HeldLayers.may_compute.clear()
         waiting = [stack.enter_context(send_only(address, number)) for number in range(2)]
-        wait_for(address, queued=2)
+        wait_for(address, "nunatak_admitted_requests", 2)
         yield address, stack.enter_context(connect(address))
         HeldLayers.may_compute.set()
         assert [status_of(it) for it in waiting] == [200, 200]
@@ -178,6 +178,36 @@ def test_bodies_of_many_requests_are_bounded_together(
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("is_read_to_its_end", [True, False], ids=["read", "left"])
+def test_a_body_counts_until_the_last_line_of_its_stream(
+    backbone: Backbone, registry: Registry, *, is_read_to_its_end: bool
+) -> None:
+    settings = make_settings(max_held_bytes=1000)
+    body = {"inputs": "a" * 600, "tasks": ["nope", "tone"]}
+    lines = {"accept": "application/x-ndjson"}
+    with (
+        running_server(backbone, registry, settings) as address,
+        httpx.Client(base_url=address, timeout=20) as client,
+        ExitStack() as stack,
+    ):
+        # Also if the test fails: the server ends only once all is answered.
+        stack.callback(HeldLayers.may_compute.set)
+        assert client.post(PREDICT, json={"inputs": "well?"}).status_code == 200
+        HeldLayers.may_compute.clear()
+        with client.stream("POST", "/v1/predict", json=body, headers=lines) as answer:
+            received = answer.iter_lines()
+            assert "task_not_found" in next(received)
+            check_refused(client.post("/v1/predict", json=body), 429, "overloaded")
+            if is_read_to_its_end:
+                HeldLayers.may_compute.set()
+                assert len(list(received)) == 1
+        HeldLayers.may_compute.set()
+
+        # The server learns a moment later that its caller has gone.
+        wait_for(address, "nunatak_held_body_bytes", 0)
+        assert client.post("/v1/predict", json=body).status_code == 200
+
+
 @pytest.mark.parametrize("value", ["urgent", "", "HIGH", "0"])
 def test_an_unknown_priority_is_refused(backbone: Backbone, registry: Registry, value: str) -> None:
     async def scenario() -> None:
@@ -205,11 +235,11 @@ def test_rows_of_callers_that_hang_up_are_never_computed(
         assert ask(address).status_code == 200
         HeldLayers.may_compute.clear()
         gone = [send_only(address, number) for number in range(40)]
-        wait_for(address, queued=40)
+        wait_for(address, "nunatak_admitted_requests", 40)
         before = computed_rows(address)
         for connection in gone:
             connection.close()
-        wait_for(address, queued=0)
+        wait_for(address, "nunatak_admitted_requests", 0)
         HeldLayers.may_compute.set()
 
         assert ask(address).status_code == 200
@@ -262,7 +292,7 @@ def computed_rows(address: str) -> float:
     return metric(address, "nunatak_batch_rows_sum")
 
 
-def wait_for(address: str, *, queued: int) -> None:
+def wait_for(address: str, name: str, value: float) -> None:
     end = time.monotonic() + 30
-    while metric(address, "nunatak_admitted_requests") != queued:
-        assert time.monotonic() < end, f"{metric(address, 'nunatak_admitted_requests')} are queued"
+    while metric(address, name) != value:
+        assert time.monotonic() < end, f"{name} is {metric(address, name)}"

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
 from typing import Any, Final
 
 from fastapi import Request, Response
@@ -11,6 +12,7 @@ from nunatak_registry import TaskReference
 from nunatak_server.admission import Admission, HeldBytes
 from nunatak_server.api.access import PREDICT, access_to, admit, caller_of
 from nunatak_server.api.disconnects import CLIENT_CLOSED_REQUEST, unless_disconnected
+from nunatak_server.api.lines import LinesResponse
 from nunatak_server.api.reading import ReadingRoute
 from nunatak_server.api.strict_json import parse_json
 from nunatak_server.errors import (
@@ -56,12 +58,18 @@ class StrictRoute(ReadingRoute):
                 return await handle(request)
             if needed == PREDICT:
                 check_room(request)
-            with admission_of(request).hold_bytes(caller_of(request.scope).name) as held:
+            with ExitStack() as holding:
+                admission, caller = admission_of(request), caller_of(request.scope)
+                held = holding.enter_context(admission.hold_bytes(caller.name))
                 try:
                     strict = await read_strictly(request, settings_of(request), held=held)
                 except ClientDisconnect:
                     return Response(status_code=CLIENT_CLOSED_REQUEST)
-                return await unless_disconnected(strict, handle(strict))
+                response = await unless_disconnected(strict, handle(strict))
+                if isinstance(response, LinesResponse):
+                    # Its lines are still to be made, from the body.
+                    response.hold(holding.pop_all())
+                return response
 
         return handle_strictly
 

@@ -1,7 +1,7 @@
 """Answers line by line: `application/x-ndjson`, each line sent as soon as it is there."""
 
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from typing import Any, Final
 
 import orjson
@@ -26,11 +26,17 @@ class LinesResponse(StreamingResponse):
     def __init__(self, lines: AsyncGenerator[bytes]) -> None:
         super().__init__(lines, headers=NO_BUFFERING)
         self._lines = lines
+        self._held = ExitStack()
+
+    def hold(self, held: ExitStack) -> None:
+        """Keep what lines are made from until the last is sent or the caller has gone."""
+        self._held = held
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response."""
-        async with aclosing(self._lines):
-            await super().__call__(scope, receive, send)
+        with self._held:
+            async with aclosing(self._lines):
+                await super().__call__(scope, receive, send)
 
 
 def wants_lines(accept: str | None) -> bool:

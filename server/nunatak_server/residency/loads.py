@@ -1,12 +1,15 @@
 """Loads: versions on their way into memory, off the event loop.
 
 One load per version however many wait for it, at most one per thread at a time, in the order of
-asking; each starts when the shelf has room for it. A load that nobody waits for any more before it
-starts is dropped. All methods belong to the event loop thread.
+asking; each starts when the shelf has room for it. One that finds none keeps back those behind it,
+or smaller ones would take its room for ever, but only for a while: it may be waiting for versions
+that are always in use. A load that nobody waits for any more before it starts is dropped. All
+methods belong to the event loop thread.
 """
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +26,8 @@ from nunatak_server.residency.shelf import Shelf
 
 # Keeps a version that cannot be loaded from being read from the store by each request for it.
 FAILURE_MEMORY_S = 1.0
+PATIENCE_S = 2.0
+"""Longer than most leases, but for versions that are always asked; and little of a deadline."""
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +59,8 @@ class Loader:
     num_threads: int
     give_back: Callable[[], None] | None = None
     """Returns freed memory to the operating system, on a thread of the loads too."""
+    patience_s: float = PATIENCE_S
+    """How long a load that finds no room keeps back those behind it, for which there is some."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -62,6 +69,8 @@ class _Job:
     num_bytes: int
     done: asyncio.Future[None]
     num_waiting: int = 0
+    may_be_passed: bool = False
+    """Whether loads behind it may start while it has no room."""
     is_held: bool = False
     """Whether the version is leased for those who wait, until the last of them has a lease."""
 
@@ -129,23 +138,16 @@ class Loads:
 
     def start_waiting(self) -> None:
         """Start the loads that have become possible; to be called when room has."""
-        while self._queue and len(self._running) < self._loader.num_threads:
-            job = self._queue[0]
-            key = key_of(job.manifest)
-            try:
-                self._shelf.check_fits(key, job.num_bytes)
-            except TaskDoesNotFitError as error:
-                # Others were pinned while it waited.
-                self._queue.popleft()
-                self._conclude(job, error)
-                continue
-            if not self._shelf.claim(key, job.num_bytes):
-                # Smaller ones behind it wait too: they would keep it waiting for ever.
+        refused_bytes = math.inf
+        # The longer one has waited, the sooner it may be passed: nobody waits for two in a row.
+        for job in list(self._queue):
+            if len(self._running) >= self._loader.num_threads:
                 return
-            self._queue.popleft()
-            running = asyncio.create_task(self._run(job))
-            self._running.add(running)
-            running.add_done_callback(self._ended)
+            if job.num_bytes < refused_bytes and self._take_up(job):
+                continue
+            refused_bytes = min(refused_bytes, job.num_bytes)
+            if not job.may_be_passed:
+                return
 
     async def aclose(self) -> None:
         """Drop the loads that wait, wait for those that run, then end the threads."""
@@ -156,6 +158,28 @@ class Loads:
         await asyncio.gather(*self._running, return_exceptions=True)
         self._pool.shutdown()
 
+    def _take_up(self, job: _Job) -> bool:
+        """Start a load that waits, or refuse it for good; return False if it has no room now."""
+        key = key_of(job.manifest)
+        try:
+            self._shelf.check_fits(key, job.num_bytes)
+        except TaskDoesNotFitError as error:
+            # Others were pinned while it waited.
+            self._queue.remove(job)
+            self._conclude(job, error)
+            return True
+        if not self._shelf.claim(key, job.num_bytes):
+            return False
+        self._queue.remove(job)
+        running = asyncio.create_task(self._run(job))
+        self._running.add(running)
+        running.add_done_callback(self._ended)
+        return True
+
+    def _let_pass(self, job: _Job) -> None:
+        job.may_be_passed = True
+        self.start_waiting()
+
     def _check_failure(self, key: VersionKey) -> None:
         failure = self._failures.get(key)
         if failure is not None and self._clock() < failure.until:
@@ -165,11 +189,13 @@ class Loads:
     def _enqueue(self, manifest: TaskManifest) -> _Job:
         key, num_bytes = key_of(manifest), self._loader.size_of(manifest)
         self._shelf.check_fits(key, num_bytes)
-        done = asyncio.get_running_loop().create_future()
-        job = _Job(manifest=manifest, num_bytes=num_bytes, done=done)
+        loop = asyncio.get_running_loop()
+        job = _Job(manifest=manifest, num_bytes=num_bytes, done=loop.create_future())
         self._jobs[key] = job
         self._queue.append(job)
         self.start_waiting()
+        if self._queue and self._queue[-1] is job:
+            loop.call_later(self._loader.patience_s, self._let_pass, job)
         return job
 
     def _leave(self, job: _Job) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from doubles.backbones import tiny_backbone
+from doubles.leases import run, settle
 from nunatak_model import Encoding, TextInput
 from nunatak_server.errors import (
     EmptyTextError,
@@ -15,6 +16,7 @@ from nunatak_server.errors import (
 )
 from nunatak_server.inputs import Query, Question, TaskInput
 from nunatak_server.tokenization import (
+    MAX_CHARS_A_TURN,
     MAX_CHARS_ON_LOOP,
     Reading,
     Tokenization,
@@ -86,7 +88,9 @@ def test_inputs_are_encoded_once_per_reading() -> None:
     tokenization = Tokenization(encoder, num_threads=1)
     short, long = Reading(max_length=4, stride=None), Reading(max_length=8, stride=None)
 
-    encodings = asyncio.run(tokenization.encode(["x", "y"], readings=[short, long, short]))
+    encodings = asyncio.run(
+        tokenization.encode(["x", "y"], readings=[short, long, short], caller="anna")
+    )
     tokenization.close()
 
     lengths = {
@@ -112,8 +116,8 @@ def test_only_what_is_short_is_encoded_on_the_event_loop(inputs: Sequence[TaskIn
     tokenization = Tokenization(encoder, num_threads=1)
     reading = Reading(max_length=4, stride=None)
 
-    asyncio.run(tokenization.encode(inputs, readings=[reading]))
-    asyncio.run(tokenization.encode(["x" * MAX_CHARS_ON_LOOP], readings=[reading]))
+    asyncio.run(tokenization.encode(inputs, readings=[reading], caller="anna"))
+    asyncio.run(tokenization.encode(["x" * MAX_CHARS_ON_LOOP], readings=[reading], caller="anna"))
     tokenization.close()
 
     (long, _), (short, _) = encoder.calls
@@ -126,21 +130,109 @@ def test_what_is_short_for_one_reading_may_be_long_for_several() -> None:
     tokenization = Tokenization(encoder, num_threads=1)
     readings = [Reading(max_length=length, stride=None) for length in (4, 8)]
 
-    asyncio.run(tokenization.encode(["x" * MAX_CHARS_ON_LOOP], readings=readings))
+    asyncio.run(tokenization.encode(["x" * MAX_CHARS_ON_LOOP], readings=readings, caller="anna"))
     tokenization.close()
 
     assert all(name.startswith("nunatak-tokenize") for name, _ in encoder.calls)
+
+
+class HeldUpEncoder(SpyEncoder):
+    """Encodes when it may, and remembers the first character of every text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_go_on = threading.Event()
+        self.batches: list[str] = []
+
+    def encode(self, inputs: Sequence[TextInput], *, max_length: int) -> list[Encoding]:
+        self.may_go_on.wait(timeout=30)
+        self.batches.append("".join(text[0][0] for text in inputs))
+        return super().encode(inputs, max_length=max_length)
+
+
+def test_a_text_waits_for_one_turn_of_each_other_caller_at_most() -> None:
+    async def scenario() -> None:
+        encoder = HeldUpEncoder()
+        tokenization = Tokenization(encoder, num_threads=1)
+        readings = [Reading(max_length=4, stride=None), Reading(max_length=4, stride=2)]
+
+        async def encode(caller: str, texts: Sequence[str]) -> None:
+            await tokenization.encode(texts, readings=readings, caller=caller)
+
+        def ask(caller: str, texts: Sequence[str]) -> asyncio.Task[None]:
+            return asyncio.create_task(encode(caller, texts))
+
+        loud = [ask(name, [name * MAX_CHARS_A_TURN] * 4) for name in "ab" for _ in range(3)]
+        await settle()
+        quiet = ask("quiet", ["q" * (MAX_CHARS_ON_LOOP + 1)])
+        await settle()
+        encoder.may_go_on.set()
+        await quiet
+        first = list(encoder.batches)
+        await asyncio.gather(*loud)
+        tokenization.close()
+
+        assert first.index("q") <= 2
+        assert sorted(encoder.batches) == sorted([*"ab" * 24, "q", "q"])
+
+    run(scenario())
+
+
+def test_a_request_that_is_given_up_is_encoded_no_further() -> None:
+    async def scenario() -> None:
+        encoder = HeldUpEncoder()
+        tokenization = Tokenization(encoder, num_threads=1)
+        reading = Reading(max_length=4, stride=None)
+        texts = ["g" * MAX_CHARS_A_TURN] * 50
+        asking = asyncio.create_task(tokenization.encode(texts, readings=[reading], caller="gone"))
+        await settle()
+
+        asking.cancel()
+        await settle()
+        encoder.may_go_on.set()
+        await tokenization.encode(["k" * MAX_CHARS_A_TURN], readings=[reading], caller="kept")
+        tokenization.close()
+
+        assert encoder.batches == ["g", "k"]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("num_texts", [1, 7, 64])
+def test_texts_encoded_in_turns_are_encoded_as_at_once(num_texts: int) -> None:
+    tokenizer = tiny_backbone().tokenizer
+    tokenization = Tokenization(tokenizer, num_threads=2)
+    texts = [" ".join(f"w{index}" for _ in range(300)) for index in range(num_texts)]
+    whole, windows = Reading(max_length=16, stride=None), Reading(max_length=16, stride=4)
+
+    found = asyncio.run(tokenization.encode(texts, readings=[whole, windows], caller="anna"))
+    tokenization.close()
+
+    assert [item for (item,) in found[whole]] == tokenizer.encode(texts, max_length=16)
+    assert found[windows] == tokenizer.encode_windows(texts, max_length=16, stride=4)
+
+
+def test_the_position_of_a_text_that_is_too_long_counts_all_texts() -> None:
+    tokenization = Tokenization(tiny_backbone().tokenizer, num_threads=1)
+    reading = Reading(max_length=2 * MAX_CHARS_A_TURN, stride=None, truncates=False)
+    texts = ["a" * MAX_CHARS_A_TURN] * 5 + ["a " * (3 * MAX_CHARS_A_TURN)]
+
+    with pytest.raises(TooManyTokensError) as refused:
+        asyncio.run(tokenization.encode(texts, readings=[reading], caller="anna"))
+    tokenization.close()
+
+    assert refused.value.position == 5
 
 
 def test_a_reading_that_does_not_truncate_takes_what_just_fits() -> None:
     async def scenario(length: int) -> None:
         tokenization = Tokenization(tiny_backbone().tokenizer, num_threads=1)
         fitting = Reading(max_length=length, stride=None, truncates=False)
-        found = await tokenization.encode(["a b"], readings=[fitting])
+        found = await tokenization.encode(["a b"], readings=[fitting], caller="anna")
         assert [item[0].num_tokens for item in found[fitting]] == [length]
         tight = Reading(max_length=length - 1, stride=None, truncates=False)
         with pytest.raises(TooManyTokensError) as refused:
-            await tokenization.encode(["a", "a b"], readings=[tight])
+            await tokenization.encode(["a", "a b"], readings=[tight], caller="anna")
         assert refused.value.position == 1
         tokenization.close()
 
@@ -152,7 +244,9 @@ def test_each_input_keeps_its_documents_and_its_windows() -> None:
     whole, windows = Reading(max_length=4, stride=None), Reading(max_length=4, stride=2)
     query = Query(query="q", documents=("a", "b", "c"))
 
-    encodings = asyncio.run(tokenization.encode(["x", query], readings=[whole, windows]))
+    encodings = asyncio.run(
+        tokenization.encode(["x", query], readings=[whole, windows], caller="anna")
+    )
     tokenization.close()
 
     assert [len(item) for item in encodings[whole]] == [1, 3]
