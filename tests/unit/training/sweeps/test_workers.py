@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from pathlib import Path
 
 import pytest
 
