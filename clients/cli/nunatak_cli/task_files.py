@@ -26,6 +26,7 @@ from nunatak_cli.options import (
 )
 
 METHOD_SETTINGS = ("layers", "frozen", "size", "rank", "alpha", "targets", "first_layer", "target")
+LAYER_SETTINGS = {"layers", "frozen", "target"}
 Count = Annotated[int, Field(ge=1)]
 
 
@@ -125,7 +126,7 @@ def _merged(shared: SharedSettings, task: TaskSettings, folder: Path) -> TaskSet
         common = {name: value for name, value in common.items() if name not in METHOD_SETTINGS}
     if {"layers", "frozen"} & own.keys():
         # A share to keep is for layers that are chosen by it.
-        dropped = {"layers", "frozen"} | ({"target"} if own.get("layers") != "auto" else set())
+        dropped = {"layers", "frozen"} if own.get("layers") == "auto" else LAYER_SETTINGS
         common = {name: it for name, it in common.items() if name not in dropped}
     merged = {**common, **own}
     if (folder / task.data).exists():
