@@ -143,7 +143,9 @@ def _point(
 
     async def ask() -> Latency | None:
         async with asking(started) as asker:
-            samples = await ask_at(asker, scenario, tasks, HALF * rate_per_s, seed=7)
+            samples = await ask_at(
+                asker, scenario, tasks, HALF * rate_per_s, seconds=scenario.duration_s, seed=7
+            )
             loaded.append((_loads(started) - before) / max(len(samples), 1))
             answered.extend(it.response_ms for it in samples if it.error is None)
             return Latency.of(answered)

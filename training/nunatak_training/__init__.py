@@ -32,6 +32,7 @@ from nunatak_training.errors import (
     TrainingDivergedError,
     TrainingError,
     UnknownLabelError,
+    UnpublishableError,
     UnreadableFileError,
 )
 from nunatak_training.evaluation import evaluate
@@ -90,6 +91,7 @@ __all__ = [
     "TrainingError",
     "TrunkStore",
     "UnknownLabelError",
+    "UnpublishableError",
     "UnreadableFileError",
     "Word",
     "branch_logits",

@@ -1,6 +1,9 @@
 """What the cache folder holds, for people who want to know or need the room."""
 
-from collections.abc import Iterator
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,7 +12,7 @@ from filelock import FileLock, Timeout
 
 from nunatak_training import checkpoints, trunk
 from nunatak_training.cache_folder import default_cache_folder
-from nunatak_training.trunk.entries import sweep_partial
+from nunatak_training.trunk.entries import sweep_unusable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,22 +58,46 @@ def clear_cache(folder: Path | None = None) -> CacheContents:
     """
     root = folder or default_cache_folder()
     trunk.make_room(root / trunk.FOLDER, budget=0)
-    sweep_partial(root / trunk.FOLDER)
-    for stored in _checkpoints(root / checkpoints.FOLDER):
-        lock = FileLock(stored.path.with_suffix(checkpoints.LOCK))
-        try:
-            with lock.acquire(blocking=False):
-                stored.path.unlink(missing_ok=True)
-        except Timeout:
-            continue
+    sweep_unusable(root / trunk.FOLDER)
+    for part in (trunk.FOLDER, checkpoints.FOLDER):
+        _unlink_unlocked(root / part)
     return cache_contents(root)
 
 
-def _checkpoints(root: Path) -> Iterator[StoredCheckpoint]:
-    for path in sorted(root.glob(f"*{checkpoints.SUFFIX}")):
+def _unlink_unlocked(root: Path) -> None:
+    """Remove the files of every key that no process holds, locks among them."""
+    for key, files in _files_by_key(root).items():
+        lock = root / f"{key}{checkpoints.LOCK}"
         try:
-            facts = path.stat()
-        except FileNotFoundError:
+            with FileLock(lock).acquire(blocking=False):
+                # The lock last, and while it is held: who opened it meanwhile sees that it is gone.
+                for path in (*files, lock):
+                    path.unlink(missing_ok=True)
+        except Timeout:
             continue
-        written_at = datetime.fromtimestamp(facts.st_mtime, tz=UTC)
-        yield StoredCheckpoint(path=path, num_bytes=facts.st_size, written_at=written_at)
+
+
+def _checkpoints(root: Path) -> Iterator[StoredCheckpoint]:
+    """The checkpoints by key, each with what a kill amid writing left of the next one."""
+    for key, files in _files_by_key(root).items():
+        facts = list[os.stat_result]()
+        for path in files:
+            with suppress(FileNotFoundError):
+                facts.append(path.stat())
+        if facts:
+            yield StoredCheckpoint(
+                path=root / f"{key}{checkpoints.SUFFIX}",
+                num_bytes=sum(each.st_size for each in facts),
+                written_at=datetime.fromtimestamp(max(it.st_mtime for it in facts), tz=UTC),
+            )
+
+
+def _files_by_key(root: Path) -> Mapping[str, Sequence[Path]]:
+    """The files of each key, without its lock."""
+    found = defaultdict[str, list[Path]](list)
+    for path in sorted(root.iterdir()) if root.is_dir() else ():
+        if path.is_file():
+            files = found[path.name.partition(".")[0]]
+            if path.suffix != checkpoints.LOCK:
+                files.append(path)
+    return found

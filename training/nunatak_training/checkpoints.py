@@ -1,8 +1,8 @@
 """Checkpoints: where a killed run goes on.
 
-One file a run, named by all that determines the result, so that the same command finds it and no
-other does. It is replaced in one step: a process may be killed at any time, and what is there is
-the newest whole one.
+One file a run, and one beside it for its pretraining, named by all that determines the result, so
+that the same command finds it and no other does. It is replaced in one step: a process may be
+killed at any time, and what is there is the newest whole one.
 """
 
 # torch types some of its functions partly.
@@ -52,7 +52,7 @@ class Snapshot:
 
 
 class Checkpoint:
-    """The one file of a run; `held_checkpoint` sees to it that one process uses it."""
+    """The file of a run; `held_checkpoint` sees to it that one process uses it."""
 
     def __init__(
         self,
@@ -101,10 +101,16 @@ class Checkpoint:
         now = self._clock()
         self._due_at = now + max(self._interval, (now - begun) / MAX_SHARE)
 
+    def beside(self, part: str) -> "Checkpoint":
+        """Return that of a part of the run which stays when the next part has begun."""
+        path = self._path.with_name(f"{self._path.stem}.{part}{SUFFIX}")
+        return Checkpoint(path, interval=self._interval, clock=self._clock)
+
     def discard(self) -> None:
-        """Remove it: the run is over, and its result is somewhere safe."""
-        for path in (self._path, self._path.with_name(self._path.name + PARTIAL)):
-            path.unlink(missing_ok=True)
+        """Remove it and what is beside it: the run is over, and its result is somewhere safe."""
+        for path in self._path.parent.glob(f"{self._path.stem}.*"):
+            if path.suffix != LOCK:
+                path.unlink(missing_ok=True)
 
 
 @contextmanager

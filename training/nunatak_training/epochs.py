@@ -40,7 +40,8 @@ class Epochs:
     batches: Callable[[Place], Sequence[TrainBatch]]
     """All batches of the epoch at a place, in their order; called again where a killed run goes on,
     and then gives the same."""
-    dev_score: Callable[[], DevScore]
+    dev_score: Callable[[], DevScore] | None
+    """Absent: no epoch is better than another, and the last is what counts."""
     checkpoint: Checkpoint | None
     report: Report
 
@@ -50,7 +51,7 @@ class Epochs:
         while (epoch := state.place.epoch) <= self.course.num_epochs:
             started = time.perf_counter()
             train_loss = self._run_epoch()
-            if self.course.is_evaluated(epoch):
+            if self.dev_score is not None and self.course.is_evaluated(epoch):
                 found = self.dev_score()
                 result = EpochResult(
                     epoch=epoch,

@@ -11,6 +11,7 @@ TrainingError
 +-- InvalidRecipeError          settings that contradict each other or the data
 +-- TrainingDivergedError       the loss or a gradient stopped being a number
 +-- TargetMissedError           no number of tuned layers keeps the share asked for
++-- UnpublishableError          a version's manifest has no room for something
 +-- AlreadyTrainingError        another process is at exactly this run
 +-- CacheError                  the cache folder cannot be read or written
 +-- InvalidSweepError           a sweep file or its options that say no sweep
@@ -149,6 +150,20 @@ class TargetMissedError(TrainingError):
                 "--target, or name --layers or --method full"
             )
         super().__init__(f"full fine-tuning scores {full_score:.4f}, {found}")
+
+
+class UnpublishableError(TrainingError):
+    """Something that the manifest of a version has no room for; `place` names its part of it."""
+
+    code = "unpublishable"
+
+    def __init__(self, place: str, problem: str) -> None:
+        self.place = place
+        self.problem = problem
+        super().__init__(
+            f"a version with this {place} could not be published: {place}: {problem}; change it "
+            "before training"
+        )
 
 
 class AlreadyTrainingError(TrainingError):

@@ -96,14 +96,13 @@ def fit_task(
     recipe = changed_recipe(recipe, {"metric": metric.value})
     _check_metric(metric, objective, data)
     spec = branch_spec(recipe, backbone, kind=data.kind.head, num_outputs=len(data.labels))
-    generator = torch.Generator().manual_seed(recipe.seed)
-    parameters = initial_parameters(spec, backbone, generator=generator)
     train, dev = (
         objective.encode(part, backbone.tokenizer, max_length=recipe.max_length)
         for part in (data.train, data.dev)
     )
-    if recipe.tapt is not None:
-        adapt(parameters, train.encodings, recipe.tapt, recipe, backbone, report=report)
+    parameters = starting_parameters(
+        spec, recipe, train.encodings, backbone, report=report, checkpoint=checkpoint
+    )
     trunk = _trunk_states(trunks or MemoryTrunkStore(), backbone, spec, [train, dev], report=report)
 
     def dev_score(logits: Sequence[Float[Tensor, "*vectors outputs"]]) -> float:
@@ -135,6 +134,39 @@ def fit_task(
         best_epoch=fitted.best_epoch,
         history=fitted.history,
     )
+
+
+def starting_parameters(
+    spec: BranchSpec,
+    recipe: Recipe,
+    texts: Sequence[Encoding],
+    backbone: Backbone,
+    *,
+    report: Report,
+    checkpoint: Checkpoint | None = None,
+) -> dict[str, Tensor]:
+    """Return what tuning begins with: as the seed has it, and pretrained if the recipe says so.
+
+    Args:
+        spec: the branch of the task.
+        recipe: of the whole run.
+        texts: the task's train texts, for pretraining.
+        backbone: what is trained on.
+        report: is told of every step of pretraining.
+        checkpoint: of the whole run; pretraining has one beside it.
+
+    Raises:
+        CacheError: the checkpoint cannot be written.
+        InvalidRecipeError: nothing can be learnt from the texts.
+        ModelError: the method does not fit the backbone.
+        TrainingDivergedError: the loss stopped being a number.
+    """
+    generator = torch.Generator().manual_seed(recipe.seed)
+    parameters = initial_parameters(spec, backbone, generator=generator)
+    if recipe.tapt is not None:
+        beside = None if checkpoint is None else checkpoint.beside("tapt")
+        adapt(parameters, texts, recipe.tapt, recipe, backbone, report=report, checkpoint=beside)
+    return parameters
 
 
 def branch_spec(

@@ -44,10 +44,11 @@ def choose_layers(
         TargetMissedError: not even all layers reach the target, or full fine-tuning learns nothing.
         TrainingError: a run is at fault.
     """
-    full = _score(run(default_recipe(Full(), backbone=backbone.name, changes=changes)))
+    whole = default_recipe(Full(), backbone=backbone.name, changes=changes)
+    recipes = _candidates(backbone, changes)
+    full = _score(run(whole))
     if full <= 0:
         raise TargetMissedError(target, full, ())
-    recipes = _candidates(backbone, changes)
     runs = dict[int, float]()
     best: TrainedTask | None = None
     low, high = 0, len(recipes)
@@ -70,12 +71,16 @@ def choose_layers(
 def _candidates(
     backbone: Backbone, changes: Mapping[str, JsonValue]
 ) -> Sequence[tuple[int, Recipe]]:
-    """The recipes to choose from, by their number of layers; what the regularizer needs is kept."""
+    """The recipes to choose from, by their number of layers.
+
+    Numbers that make no sense with `changes` are left out: too few layers for the regularizer, and
+    a head alone where pretraining needs layers to move.
+    """
     found = list[tuple[int, Recipe]]()
     for num_layers in range(backbone.config.num_layers + 1):
         method = TopK(num_layers=num_layers) if num_layers else HeadOnly()
-        recipe = default_recipe(method, backbone=backbone.name, changes=changes)
         try:
+            recipe = default_recipe(method, backbone=backbone.name, changes=changes)
             check_method(recipe.regularizer, method_record(method))
         except InvalidRecipeError:
             continue

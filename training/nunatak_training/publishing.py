@@ -1,9 +1,11 @@
 """From a trained task to a published version."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 
-from nunatak_artifact import Draft, Provenance, draft_task
+from pydantic import TypeAdapter, ValidationError
+
+from nunatak_artifact import Draft, Provenance, draft_task, head_record
 from nunatak_model import Backbone, TextInput
 from nunatak_registry import Registry
 from nunatak_registry.manifest import (
@@ -12,11 +14,14 @@ from nunatak_registry.manifest import (
     ConfusionRecord,
     DataRecord,
     MetricRecord,
+    Note,
     RecipeRecord,
     TaskManifest,
 )
-from nunatak_training.data import Example
-from nunatak_training.fitting import TrainedTask
+from nunatak_training.data import Example, TaskData
+from nunatak_training.errors import UnpublishableError
+from nunatak_training.fitting import TrainedTask, branch_spec
+from nunatak_training.recipes import Recipe
 
 NUM_PROBE_INPUTS = 4
 MAX_PROBE_CHARS = 4096
@@ -40,6 +45,27 @@ def publish(
     return registry.publish(draft.manifest, draft.blobs)
 
 
+def check_publishable(data: TaskData, recipe: Recipe, backbone: Backbone, *, note: str) -> None:
+    """Return if a version can be published of what is known before training.
+
+    Raises:
+        UnpublishableError: the manifest has no room for the note, the labels or the data's name.
+    """
+    spec = branch_spec(recipe, backbone, kind=data.kind.head, num_outputs=len(data.labels))
+    parts: dict[str, Callable[[], object]] = {
+        "note": lambda: TypeAdapter(Note).validate_python(note),
+        "data": lambda: _data_record(data),
+        "head": lambda: head_record(spec.head, data.labels, data.kind.problem_type),
+    }
+    for part, record in parts.items():
+        try:
+            record()
+        except ValidationError as error:
+            problem = error.errors(include_url=False)[0]
+            place = ".".join(map(str, (part, *problem["loc"])))
+            raise UnpublishableError(place, problem["msg"]) from error
+
+
 def draft_trained(
     trained: TrainedTask,
     backbone: Backbone,
@@ -61,7 +87,7 @@ def draft_trained(
         probe_inputs=probe_inputs(trained.data.dev.examples),
         provenance=Provenance(
             created_at=created_at,
-            data=_data_record(trained),
+            data=_data_record(trained.data),
             recipe=RecipeRecord(settings=recipe.settings(), digest=recipe.digest),
             metrics=_metric_records(trained),
             confusion=_confusion_record(trained),
@@ -78,8 +104,7 @@ def probe_inputs(examples: Sequence[Example]) -> tuple[TextInput, ...]:
     return tuple(distinct[position] for position in sorted(positions))
 
 
-def _data_record(trained: TrainedTask) -> DataRecord:
-    data = trained.data
+def _data_record(data: TaskData) -> DataRecord:
     return DataRecord(
         name=data.name,
         train_digest=data.train.digest,

@@ -20,7 +20,7 @@ from nunatak_training.fitting import TrainedTask, fit_task
 from nunatak_training.kinds import TaskKind
 from nunatak_training.layer_choice import choose_layers
 from nunatak_training.metrics import Metric
-from nunatak_training.publishing import publish
+from nunatak_training.publishing import check_publishable, publish
 from nunatak_training.recipes import LayerChoice, Recipe, changed_recipe
 from nunatak_training.report import EpochResult, Report, SilentReport
 from nunatak_training.scoring import Interval
@@ -103,6 +103,7 @@ def train(
         backbone = load_backbone(settings.recipe.backbone, device=settings.device)
     # What is recorded is the backbone's own name, never somebody's path to it.
     recipe = changed_recipe(settings.recipe, {"backbone": backbone.name})
+    check_publishable(data, recipe, backbone, note=settings.note)
     with ExitStack() as held:
         run = _Runs(settings.task, data, backbone, report or SilentReport(), trunks, checkpoints)
         target = settings.layer_target

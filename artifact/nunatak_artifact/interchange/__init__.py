@@ -23,6 +23,7 @@ from nunatak_artifact.interchange.importing import (
     import_folder,
     kind_of,
 )
+from nunatak_artifact.interchange.new_folder import check_new
 from nunatak_artifact.interchange.peft_export import export_peft
 from nunatak_artifact.interchange.peft_import import import_peft
 from nunatak_artifact.interchange.transformers_export import export_transformers
@@ -36,6 +37,7 @@ __all__ = [
     "HuggingFaceHub",
     "ImportedTask",
     "check_exportable",
+    "check_new",
     "draft_imported",
     "draft_pulled",
     "export_backbone",

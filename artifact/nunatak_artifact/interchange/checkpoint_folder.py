@@ -22,9 +22,8 @@ from nunatak_artifact.interchange.adapter_folder import (
     read_model,
 )
 from nunatak_model import InvalidTensorsError, tensors_from_bytes
+from nunatak_model.checkpoint import WEIGHTS, WEIGHTS_INDEX
 
-WEIGHTS: Final = "model.safetensors"
-WEIGHTS_INDEX: Final = "model.safetensors.index.json"
 FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16)
 PICKLE_ADVICE: Final = (
     "if you trust it, load it once with transformers and save it with save_pretrained, which "

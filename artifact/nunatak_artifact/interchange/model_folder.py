@@ -11,9 +11,9 @@ from safetensors.torch import (
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from nunatak_artifact.interchange.checkpoint_folder import WEIGHTS
 from nunatak_artifact.interchange.compatibility import CONFIG, TOKENIZER
 from nunatak_model import Backbone
+from nunatak_model.checkpoint import WEIGHTS
 
 
 def write_model(

@@ -10,6 +10,12 @@ from pathlib import Path
 from nunatak_artifact.errors import FolderInUseError
 
 
+def check_new(target: Path) -> None:
+    """Raise `FolderInUseError` if there is a file, or a folder that holds something."""
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise FolderInUseError(str(target))
+
+
 @contextmanager
 def new_folder(target: Path) -> Generator[Path]:
     """Yield a folder to fill, which takes its place at `target` if nothing goes wrong.
@@ -17,8 +23,7 @@ def new_folder(target: Path) -> Generator[Path]:
     Raises:
         FolderInUseError: `target` is a file, or a folder that holds something.
     """
-    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise FolderInUseError(str(target))
+    check_new(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     # Beside its target, so that the move at the end stays within one file system.
     made = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))

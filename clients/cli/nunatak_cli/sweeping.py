@@ -35,7 +35,7 @@ class SweepRequest:
     tasks: tuple[str, ...] = ()
     """Names of the file's, or `name=path`."""
     settings: tuple[str, ...] = ()
-    """Of the recipe of all runs, `name=value`."""
+    """Of the recipe of all runs, whatever else names them, `name=value`."""
     changes: Mapping[str, JsonValue]
 
 
@@ -78,8 +78,8 @@ def grid_of(request: SweepRequest) -> Grid:
             {"name": name, "data": path} for name, _, path in (it.partition("=") for it in named)
         ]
     grid = read_grid(request.file, changes)
-    changed = {**grid.recipe, **dict(map(_setting, request.settings))}
-    grid = grid.model_copy(update={"recipe": changed})
+    overrides = {**grid.overrides, **dict(map(_setting, request.settings))}
+    grid = grid.model_copy(update={"overrides": overrides})
     return _only(grid, frozenset(request.tasks) - set(named))
 
 

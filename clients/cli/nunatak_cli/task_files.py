@@ -26,6 +26,7 @@ from nunatak_cli.options import (
 )
 
 METHOD_SETTINGS = ("layers", "frozen", "size", "rank", "alpha", "targets", "first_layer", "target")
+LAYER_SETTINGS = {"layers", "frozen", "target"}
 Count = Annotated[int, Field(ge=1)]
 
 
@@ -59,6 +60,8 @@ class SharedSettings(BaseModel):
     batch_size: Count | None = None
     max_length: int | None = None
     seed: int | None = None
+    tapt_epochs: Count | None = None
+    tapt_learning_rate: float | None = None
     regularizer: RegularizerName | None = None
     regularizer_rate: float | None = None
 
@@ -122,7 +125,9 @@ def _merged(shared: SharedSettings, task: TaskSettings, folder: Path) -> TaskSet
         # Settings of a method are for the tasks that have it.
         common = {name: value for name, value in common.items() if name not in METHOD_SETTINGS}
     if {"layers", "frozen"} & own.keys():
-        common = {name: it for name, it in common.items() if name not in {"layers", "frozen"}}
+        # A share to keep is for layers that are chosen by it.
+        dropped = {"layers", "frozen"} if own.get("layers") == "auto" else LAYER_SETTINGS
+        common = {name: it for name, it in common.items() if name not in dropped}
     merged = {**common, **own}
     if (folder / task.data).exists():
         merged["data"] = str(folder / task.data)
@@ -151,7 +156,7 @@ class _UniqueKeys(yaml.SafeLoader):
 def recipe_changes(task: TaskSettings) -> Mapping[str, JsonValue]:
     """Return the settings of the recipe that a task names."""
     left_out = {"data", "dev", "kind", "promote", "note", "method", *METHOD_SETTINGS}
-    left_out |= {"regularizer", "regularizer_rate"}
+    left_out |= {"regularizer", "regularizer_rate", "tapt_epochs", "tapt_learning_rate"}
     return task.model_dump(mode="json", exclude_none=True, exclude=left_out)
 
 

@@ -5,9 +5,14 @@ from pathlib import Path
 
 import typer
 
-from nunatak_cli.commands.train import layer_settings, method_settings, regularizer_settings
 from nunatak_cli.errors import TaskFileError
 from nunatak_cli.failures import error_code
+from nunatak_cli.method_options import (
+    layer_settings,
+    method_settings,
+    regularizer_settings,
+    tapt_settings,
+)
 from nunatak_cli.options import MethodName
 from nunatak_cli.output import error_console
 from nunatak_cli.task_files import TaskFile, TaskSettings, method_choice, recipe_changes
@@ -89,6 +94,9 @@ def _request(
     changes = dict(recipe_changes(settings))
     if regularizer is not None:
         changes["regularizer"] = regularizer
+    tapt = tapt_settings(settings.tapt_epochs, settings.tapt_learning_rate)
+    if tapt is not None:
+        changes["tapt"] = tapt
     return TrainRequest(
         task=task,
         data=settings.data,

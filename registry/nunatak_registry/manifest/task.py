@@ -23,6 +23,10 @@ MIN_WINDOW_TOKENS = 8
 """Special tokens of a pair, and a few to share between a question and its context."""
 
 
+Note = Annotated[str, Field(max_length=4096)]
+"""A remark to keep with a version."""
+
+
 class TensorDtype(StrEnum):
     """Number format of the stored parameters, in safetensors' spelling of torch's names."""
 
@@ -80,7 +84,7 @@ class TaskDraft(Record):
     metrics: tuple[MetricRecord, ...] = ()
     confusion: ConfusionRecord | None = None
     created_at: datetime
-    note: Annotated[str, Field(max_length=4096)] = ""
+    note: Note = ""
 
     @model_validator(mode="after")
     def _windows_hold_something(self) -> "TaskDraft":

@@ -6,6 +6,8 @@ import pytest
 
 from doubles.sweeps import toy_folder
 from doubles.terminals import Ran, nunatak
+from nunatak_cli.sweeping import SweepRequest, grid_of
+from nunatak_training.sweeps import Bench, plan_runs
 
 SWEEP = """
 name: small
@@ -55,6 +57,25 @@ def test_sweep_from_options_alone(folder: Path, tmp_path: Path) -> None:
 
     assert ran.exit_code == 0
     assert "2 runs, 0 failed" in ran.stdout
+
+
+def test_set_wins_over_the_settings_of_methods_and_axes(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text(
+        "tasks: [{name: toy}]\n"
+        "methods: [{kind: head, recipe: {epochs: 2}}]\n"
+        "seeds: [0, 1]\n"
+        "recipe: {max_length: 32}\n"
+    )
+    request = SweepRequest(
+        file=tmp_path / "own.yaml",
+        settings=("epochs=1", "seed=7"),
+        changes={"data_root": str(folder), "backbones": [str(folder / "backbone")]},
+    )
+
+    bench = Bench()
+    runs = plan_runs(grid_of(request), backbone_of=bench.backbone, data_of=bench.data)
+
+    assert [(it.description.recipe.epochs, it.description.recipe.seed) for it in runs] == [(1, 7)]
 
 
 def test_sweep_with_and_without_task_adaptive_pretraining(folder: Path, tmp_path: Path) -> None:

@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from doubles.backbones import save_tiny_backbone
 from nunatak_cli.errors import TaskFileError
 from nunatak_cli.options import MethodName
 from nunatak_cli.task_files import method_choice, read_task_file, recipe_changes
+from nunatak_cli.training_many import requests_of
 
 YAML = """
 backbone: minilm
@@ -56,6 +58,58 @@ def test_settings_of_a_method_are_shared_among_the_tasks_that_have_it(tmp_path: 
 
     assert names.method is MethodName.LORA
     assert {name for name, value in method_choice(names).items() if value is not None} == {"rank"}
+
+
+def test_a_task_that_counts_its_layers_has_no_share_to_keep(tmp_path: Path) -> None:
+    shared = "shared: {layers: auto, target: 0.9}\ntasks: {a: {data: a}, b: {data: b, layers: 2}}"
+
+    auto, counted = read_task_file(written(tmp_path, shared)).tasks.values()
+
+    assert (auto.layers, auto.target) == ("auto", 0.9)
+    assert (counted.layers, counted.target) == (2, None)
+
+
+def test_a_task_that_chooses_its_layers_keeps_the_shared_share_unless_it_has_its_own(
+    tmp_path: Path,
+) -> None:
+    shared = (
+        "shared: {layers: 2, target: 0.9}\n"
+        "tasks: {a: {data: a, layers: auto}, b: {data: b, layers: auto, target: 0.8}}"
+    )
+
+    one, other = read_task_file(written(tmp_path, shared)).tasks.values()
+
+    assert (one.layers, one.target, other.target) == ("auto", 0.9, 0.8)
+
+
+def test_pretraining_is_named_as_in_train(tmp_path: Path) -> None:
+    text = "tasks: {tone: {data: a, tapt_epochs: 2, tapt_learning_rate: 1e-4, epochs: 3}}"
+
+    (tone,) = read_task_file(written(tmp_path, text)).tasks.values()
+
+    assert (tone.tapt_epochs, tone.tapt_learning_rate) == (2, 1e-4)
+    assert recipe_changes(tone) == {"epochs": 3}
+
+
+def test_a_rate_of_no_pretraining_is_refused(tmp_path: Path) -> None:
+    save_tiny_backbone(tmp_path / "backbone")
+    text = (
+        f"backbone: {tmp_path / 'backbone'}\ntasks: {{tone: {{data: a, tapt_learning_rate: 1e-4}}}}"
+    )
+    path = written(tmp_path, text)
+
+    with pytest.raises(TaskFileError, match=r"tasks\.tone: .*belongs to --tapt-epochs"):
+        requests_of(read_task_file(path), path, cache=False, resume=False)
+
+
+def test_pretraining_reaches_the_recipe(tmp_path: Path) -> None:
+    save_tiny_backbone(tmp_path / "backbone")
+    text = f"backbone: {tmp_path / 'backbone'}\ntasks: {{tone: {{data: a, tapt_epochs: 2}}}}"
+    path = written(tmp_path, text)
+
+    ((request, _),) = requests_of(read_task_file(path), path, cache=False, resume=False).items
+
+    assert request.changes["tapt"] == {"epochs": 2, "learning_rate": None}
 
 
 def test_paths_are_relative_to_the_file_where_they_are_there(tmp_path: Path) -> None:

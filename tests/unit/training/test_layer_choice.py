@@ -101,6 +101,12 @@ def test_numbers_of_layers_that_the_regularizer_cannot_use_are_left_out() -> Non
     assert found.choice.layers == 2
 
 
+def test_a_head_alone_is_left_out_where_pretraining_needs_layers_to_move() -> None:
+    found = chosen(scripted(lambda _: 0.9), tapt={"epochs": 1})
+
+    assert found.choice.layers == 1
+
+
 def test_a_choice_stands_in_the_settings_and_a_recipe_without_one_keeps_its_digest() -> None:
     recipe = default_recipe(HeadOnly())
     found = chosen(scripted(lambda _: 0.9))

@@ -1,22 +1,28 @@
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from hashlib import sha256
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from doubles.backbones import tiny_backbone
-from doubles.examples import toy_data
+from doubles.examples import RecordingReport, rows_of, toy_data, toy_examples, write_jsonl
 from nunatak_model import Backbone, Bottleneck, Full, HeadOnly, Lora, Method, TopK, tensors_to_bytes
-from nunatak_registry import TaskDraft
+from nunatak_registry import Registry, TaskDraft
 from nunatak_training import (
     Example,
     SilentReport,
     TrainedTask,
+    TrainSettings,
+    UnpublishableError,
     default_recipe,
     draft_trained,
     fit_task,
+    train,
 )
-from nunatak_training.publishing import MAX_PROBE_CHARS, probe_inputs
+from nunatak_training.publishing import MAX_PROBE_CHARS, check_publishable, probe_inputs
 
 CREATED_AT = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -95,6 +101,38 @@ def test_equal_training_gives_equal_content(backbone: Backbone) -> None:
     first, second = (drafted(trained(Lora(rank=2), backbone), backbone) for _ in range(2))
 
     assert first.content_digest() == second.content_digest()
+
+
+def test_what_a_version_has_no_room_for_is_refused_before_training(
+    backbone: Backbone, tmp_path: Path
+) -> None:
+    data = write_jsonl(tmp_path / "toy.jsonl", rows_of(toy_examples(12)))
+    recipe = default_recipe(HeadOnly(), changes={"epochs": 1, "max_length": 32})
+    settings = TrainSettings(task="toy", data=data, recipe=recipe, note="x" * 4097)
+    report = RecordingReport()
+
+    with Registry.open(str(tmp_path / "registry")) as registry:
+        with pytest.raises(UnpublishableError, match="note: String should have at most 4096"):
+            train(settings, registry=registry, backbone=backbone, report=report)
+        assert registry.tasks() == []
+
+    assert report.num_steps == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"name": "x" * 201}, "data.name"),
+        ({"labels": tuple(f"label {number}" for number in range(10_001))}, "head.labels"),
+    ],
+)
+def test_data_that_a_version_cannot_name_is_refused(
+    changes: dict[str, Any], problem: str, backbone: Backbone
+) -> None:
+    recipe = default_recipe(HeadOnly())
+
+    with pytest.raises(UnpublishableError, match=problem):
+        check_publishable(replace(toy_data(), **changes), recipe, backbone, note="")
 
 
 def texts(*lengths: int) -> list[Example]:

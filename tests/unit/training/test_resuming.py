@@ -66,6 +66,50 @@ def test_a_run_that_dies_again_and_again_gives_the_bytes_of_one_that_does_not(
     assert found == weights(recipe, RecordingReport())
 
 
+class DiesAfter(RecordingReport):
+    """Ends the run within the report of its own so-manieth step, of pretraining or tuning."""
+
+    def __init__(self, num_steps: int) -> None:
+        super().__init__()
+        self._num_steps = num_steps
+
+    def stepped(self, *, loss: float) -> None:
+        super().stepped(loss=loss)
+        if len(self.losses) == self._num_steps:
+            raise Killed
+
+
+@pytest.mark.parametrize("regularizer", ["none", "mixout"])
+def test_pretraining_that_dies_goes_on_and_is_not_done_again_once_it_is_over(
+    tmp_path: Path, regularizer: str
+) -> None:
+    recipe = recipe_of(
+        Bottleneck(size=4), epochs=2, tapt={"epochs": 2}, regularizer={"name": regularizer}
+    )
+    path = tmp_path / "run.safetensors"
+
+    # Both take 8 steps: within pretraining, at its last step, and twice within tuning.
+    for num_steps in (3, 6, 2, 3):
+        with pytest.raises(Killed):
+            weights(recipe, DiesAfter(num_steps), EveryTime(path))
+    last = RecordingReport()
+    found = weights(recipe, last, EveryTime(path))
+
+    # A step whose report killed the run was not written yet: 2 of pretraining are kept, then 7,
+    # then all and none of tuning, then 2 of it.
+    assert len(last.losses) == 8 - 2
+    assert found == weights(recipe, RecordingReport())
+
+
+def test_what_pretraining_left_is_discarded_with_the_run(tmp_path: Path) -> None:
+    recipe = recipe_of(Bottleneck(size=4), epochs=1, tapt={"epochs": 1})
+    with held_checkpoint("run", tmp_path) as checkpoint:
+        weights(recipe, RecordingReport(), checkpoint)
+        checkpoint.discard()
+
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["run.lock"]
+
+
 def test_a_run_that_ended_is_not_run_again(tmp_path: Path) -> None:
     checkpoint, again = EveryTime(tmp_path / "run.safetensors"), RecordingReport()
     recipe = recipe_of(TopK(num_layers=1))

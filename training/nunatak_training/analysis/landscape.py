@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from nunatak_model import Backbone, initial_parameters
+from nunatak_model import Backbone
 from nunatak_training.data import ExampleSet
-from nunatak_training.fitting import TrainedTask, branch_logits
+from nunatak_training.fitting import TrainedTask, branch_logits, starting_parameters
 from nunatak_training.kinds import TaskKind
 from nunatak_training.loop import predict
 from nunatak_training.objectives import objective_of
 from nunatak_training.objectives.base import stacked
+from nunatak_training.report import SilentReport
 
 NUM_POINTS, FIRST, LAST = 20, -2.0, 2.0
 
@@ -55,13 +56,19 @@ def landscape(
 ) -> tuple[LinePoint, ...]:
     """The loss of examples along the line of a trained task, head and adapters included.
 
-    What it started from follows from its recipe. Regression is measured in squared units of its
+    What tuning started from follows from the recipe, and is pretrained again where that says so.
+    Regression is measured in squared units of its
     values, which differs from the loss in training by a factor.
     """
-    generator = torch.Generator().manual_seed(trained.recipe.seed)
-    objective = objective_of(trained.data, positive_label=trained.recipe.positive_label)
-    start = objective.finished(initial_parameters(trained.spec, backbone, generator=generator))
-    encoded = objective.encode(examples, backbone.tokenizer, max_length=trained.recipe.max_length)
+    recipe = trained.recipe
+    objective = objective_of(trained.data, positive_label=recipe.positive_label)
+    texts, encoded = (
+        objective.encode(part, backbone.tokenizer, max_length=recipe.max_length)
+        for part in (trained.data.train, examples)
+    )
+    start = objective.finished(
+        starting_parameters(trained.spec, recipe, texts.encodings, backbone, report=SilentReport())
+    )
 
     def loss_of(parameters: Mapping[str, Tensor]) -> float:
         logits = predict(branch_logits(backbone, trained.spec, parameters), encoded.encodings)

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from nunatak_artifact.interchange import check_exportable, export_backbone
+from nunatak_artifact.interchange import check_exportable, check_new, export_backbone
 from nunatak_model import Backbone, load_backbone
 from nunatak_registry.names import check_task_name
 from nunatak_training.checkpoints import Checkpoint, held_checkpoint, run_key
@@ -74,6 +74,7 @@ def train_backbone(
     """
     started = time.perf_counter()
     check_exportable(backbone)
+    check_new(settings.output)
     data = {
         check_task_name(name): load_task_data(task.data, kind=task.kind, seed=settings.recipe.seed)
         for name, task in settings.tasks.items()

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from nunatak_artifact import method_of
 from nunatak_model import Backbone, Encoding, Row, build_branch, forward, initial_parameters
+from nunatak_training.checkpoints import Checkpoint
+from nunatak_training.epochs import Epochs, TrainBatch
 from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.optimizer import HEAD_PREFIX, plan_course
 from nunatak_training.pretraining.language_head import (
@@ -25,7 +27,8 @@ from nunatak_training.pretraining.settings import TaptSettings
 from nunatak_training.randomness import seeded
 from nunatak_training.recipes import Recipe, changed_recipe
 from nunatak_training.report import Report
-from nunatak_training.stepping import Stepper
+from nunatak_training.resuming import LoopState, Place, resume, snapshot
+from nunatak_training.stepping import Best, Stepper
 
 WORDS = "embeddings.word"
 
@@ -40,6 +43,7 @@ def adapt(
     backbone: Backbone,
     *,
     report: Report,
+    checkpoint: Checkpoint | None = None,
 ) -> None:
     """Move what the method owns of `parameters`, in place, by masked language modelling.
 
@@ -54,8 +58,10 @@ def adapt(
         recipe: of the tuning that follows; optimizer, schedule and batch size are shared.
         backbone: the frozen encoder.
         report: is told of every step.
+        checkpoint: holds how far it is, and at last what came out, for a run that goes on later.
 
     Raises:
+        CacheError: the checkpoint cannot be written.
         InvalidRecipeError: the vocabulary has no mask token, or no text has an ordinary one.
         TrainingDivergedError: the loss or a gradient became infinite or NaN.
     """
@@ -72,18 +78,40 @@ def adapt(
     recipe = changed_recipe(recipe, changes)
     moved, loss_of = _language_model(parameters, recipe, backbone, generator)
     course = plan_course(recipe, len(readable))
-    stepper = Stepper(moved, recipe, course)
+    state = LoopState(
+        parameters=moved,
+        stepper=Stepper(moved, recipe, course),
+        randomness=generator,
+        best=Best(),
+        place=Place(),
+        history=[],
+    )
+
+    def loss_on(batch: Sequence[int]) -> Float[Tensor, ""]:
+        hidden = [masking.hide(readable[index]) for index in batch]
+        return loss_of([text for text in hidden if text is not None])
+
+    def batches(place: Place) -> list[TrainBatch]:
+        count, size = len(readable), recipe.batch_size
+        place.order = place.order or cast("list[int]", torch.randperm(count).tolist())
+        chunks = [place.order[start : start + size] for start in range(0, count, size)]
+        return [TrainBatch(weight=len(it), loss=partial(loss_on, it)) for it in chunks]
+
     report.started(num_steps=course.num_steps, num_epochs=course.num_epochs)
     try:
         with seeded(recipe.seed, backbone.device):
-            for _ in range(course.num_epochs):
-                order = cast("list[int]", torch.randperm(len(readable)).tolist())
-                for start in range(0, len(order), recipe.batch_size):
-                    batch = order[start : start + recipe.batch_size]
-                    hidden = [masking.hide(readable[index]) for index in batch]
-                    texts = [text for text in hidden if text is not None]
-                    loss = stepper.step(partial(loss_of, texts))
-                    report.stepped(loss=loss)
+            resume(state, checkpoint, report)
+            Epochs(
+                state=state,
+                course=course,
+                batches=batches,
+                dev_score=None,
+                checkpoint=checkpoint,
+                report=report,
+            ).run()
+            if checkpoint is not None:
+                # The tuning that follows begins here, also where it is begun anew.
+                checkpoint.save(snapshot(state))
     finally:
         report.ended()
         for tensor in moved.values():

@@ -37,11 +37,14 @@ def cut_data(data: TaskData, cut: Cut) -> CutData:
     that are ranked together stay together, so such a part may be a little smaller than asked for.
 
     Raises:
-        TooFewExamplesError: the train examples do not give train and dev examples.
+        TooFewExamplesError: the train examples do not give train and dev examples, or a cap is
+            below the documents that are ranked together.
     """
     train, rest = _split(data.train, cut.train)
+    _check_cap(data.name, "train", train, cut.train)
     if not cut.dev_from_train:
         dev, _ = _split(data.dev, cut.dev)
+        _check_cap(data.name, "dev", dev, cut.dev)
         return CutData(data=replace(data, train=train, dev=dev), test=None)
     if not len(rest):
         raise TooFewExamplesError(
@@ -50,7 +53,17 @@ def cut_data(data: TaskData, cut: Cut) -> CutData:
             f"{cut.train or 'all'} to train on; lower the cap, or choose by the dev set",
         )
     dev, _ = _split(rest, cut.dev)
+    _check_cap(data.name, "dev", dev, cut.dev)
     return CutData(data=replace(data, train=train, dev=dev), test=data.dev)
+
+
+def _check_cap(name: str, split: str, part: ExampleSet, cap: int | None) -> None:
+    if not len(part):
+        raise TooFewExamplesError(
+            name,
+            f"a {split} part of at most {cap} examples holds none, for documents that are ranked "
+            "together stay together; raise the cap",
+        )
 
 
 def _split(examples: ExampleSet, cap: int | None) -> tuple[ExampleSet, ExampleSet]:

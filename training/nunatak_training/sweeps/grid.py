@@ -94,21 +94,22 @@ class Grid(_Entry):
     """All axes of a sweep.
 
     A setting that several places name is taken from the innermost: the grid's `recipe`, the
-    task's, the method's, the regularizer's, then pretraining, learning rate and seed.
+    task's, the method's, the regularizer's, then pretraining, learning rate and seed; `overrides`
+    win over all of them.
     """
 
     name: TaskName = "sweep"
     backbones: Annotated[tuple[str, ...], Field(min_length=1)] = (DEFAULT_BACKBONE,)
     tasks: Annotated[tuple[TaskEntry, ...], Field(min_length=1)]
     methods: Annotated[tuple[MethodAxis, ...], Field(min_length=1)]
-    regularizers: Annotated[tuple[RegularizerEntry, ...], Field(min_length=1)] = (
-        RegularizerEntry(name=RegularizerName.NONE),
+    regularizers: tuple[RegularizerEntry, ...] = Field(
+        default=(), description="none: that of the recipe"
     )
     tapt: tuple[TaptSettings | None, ...] = Field(
         default=(), description="task-adaptive pretraining, null: without; none: that of the recipe"
     )
     learning_rates: tuple[float, ...] = Field(default=(), description="none: those of the recipe")
-    seeds: Annotated[tuple[Depth, ...], Field(min_length=1)] = (0,)
+    seeds: tuple[Depth, ...] = Field(default=(), description="none: that of the recipe")
     train_caps: Annotated[tuple[Cap, ...], Field(min_length=1)] = ("all",)
     dev_cap: Cap = "all"
     dev_from_train: bool = Field(
@@ -117,6 +118,7 @@ class Grid(_Entry):
         "dev set (He et al. 2021, sec. 3.2)",
     )
     recipe: Changes = Field(default={}, description="settings for all runs")
+    overrides: Changes = Field(default={}, description="settings of all runs, whoever names others")
     data_root: Path | None = Field(default=None, description="folder of the tasks' data")
 
     @model_validator(mode="after")

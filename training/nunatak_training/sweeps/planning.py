@@ -116,19 +116,15 @@ def _determining(recipe: Recipe) -> dict[str, JsonValue]:
 
 
 def _recipes(grid: Grid, task: TaskEntry, backbone: Backbone) -> Iterator[Recipe]:
-    rates = [{"learning_rate": rate} for rate in grid.learning_rates] or [{}]
+    # An axis that is not named leaves its setting to the recipe.
+    regularizers = [_regularizer_changes(it) for it in grid.regularizers] or [{}]
     tapts = [{"tapt": it and it.model_dump(mode="json")} for it in grid.tapt] or [{}]
-    axes = product(grid.methods, grid.regularizers, tapts, rates, grid.seeds)
-    for axis, entry, tapt, rate, seed in axes:
-        changes: dict[str, JsonValue] = {
-            **grid.recipe,
-            **task.recipe,
-            **axis.recipe,
-            **_regularizer_changes(entry),
-            **tapt,
-            **rate,
-            "seed": seed,
-        }
+    rates = [{"learning_rate": rate} for rate in grid.learning_rates] or [{}]
+    seeds = [{"seed": seed} for seed in grid.seeds] or [{}]
+    for axis, *chosen in product(grid.methods, regularizers, tapts, rates, seeds):
+        changes: dict[str, JsonValue] = {**grid.recipe, **task.recipe, **axis.recipe}
+        for setting in (*chosen, grid.overrides):
+            changes.update(setting)
         for method in methods_of(axis, backbone.config):
             yield default_recipe(method, backbone=backbone.name, changes=changes)
 

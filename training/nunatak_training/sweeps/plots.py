@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from nunatak_training.sweeps.canvas import LOOKS, legend_below, whole_numbers
-from nunatak_training.sweeps.tables import COLUMNS, Cell, deviation
+from nunatak_training.sweeps.tables import COLUMNS, Cell, deviation, telling_origins
 
 TASK = tuple(COLUMNS).index("task")
 COLUMNS_OF_PLOTS = 3
@@ -78,10 +78,11 @@ def panels_by_task(
 
 
 def label_of(cell: Cell, cells: Sequence[Cell]) -> str:
-    """The settings that vary in the sweep, all but the task."""
+    """What varies in the sweep, all but the task."""
     varied = [
         value
         for column, value in enumerate(cell.axes)
         if column != TASK and len({other.axes[column] for other in cells}) > 1
     ]
-    return ", ".join(varied) or "all seeds"
+    origins = [cell.origins[origin] for origin in telling_origins(cells)]
+    return ", ".join((*varied, *origins)) or "all seeds"

@@ -3,7 +3,7 @@
 import csv
 import io
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 
@@ -19,6 +19,12 @@ COLUMNS: dict[str, Callable[[RunDescription], str]] = {
     "learning rate": lambda run: f"{run.recipe.learning_rate:g}",
 }
 """The axes of a sweep, all but the seed."""
+ORIGINS: dict[str, Callable[[RunDescription], str]] = {
+    "data": lambda run: "/".join(digest[:DIGITS] for digest in _digests(run)),
+    "weights": lambda run: run.backbone.digest[:DIGITS],
+}
+"""What may differ under the same names: the examples (train/dev/test) and the backbone."""
+DIGITS = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +33,8 @@ class Cell:
 
     axes: tuple[str, ...]
     """In the order of `COLUMNS`."""
+    origins: tuple[str, ...]
+    """In the order of `ORIGINS`."""
     runs: tuple[RunDescription, ...]
     """Of those that finished."""
     outcomes: tuple[Finished, ...]
@@ -40,33 +48,54 @@ class Cell:
 
 def cells_of(records: Sequence[RunRecord]) -> tuple[Cell, ...]:
     """Put together what differs in its seed alone, in the order of the records."""
-    # Runs may differ in settings that no column names: those are cells of their own.
-    found = defaultdict[tuple[tuple[str, ...], str], list[RunRecord]](list)
+    # Runs may differ in settings that no column names, in their examples, or in the weights of a
+    # backbone of the same name: those are cells of their own.
+    found = defaultdict[tuple[str, ...], list[RunRecord]](list)
     for record in records:
-        axes = tuple(column(record.run) for column in COLUMNS.values())
-        settings = record.run.recipe.model_dump_json(exclude={"seed", "backbone"})
-        found[axes, settings].append(record)
+        run = record.run
+        settings = run.recipe.model_dump_json(exclude={"seed", "backbone"})
+        same = (*_columns(COLUMNS, run), settings, *_digests(run), run.backbone.digest)
+        found[same].append(record)
     return tuple(
         Cell(
-            axes=axes,
+            axes=_columns(COLUMNS, members[0].run),
+            origins=_columns(ORIGINS, members[0].run),
             runs=tuple(it.run for it in members if isinstance(it.outcome, Finished)),
             outcomes=tuple(it.outcome for it in members if isinstance(it.outcome, Finished)),
             failures=tuple(it.outcome for it in members if isinstance(it.outcome, Failed)),
         )
-        for (axes, _), members in found.items()
+        for members in found.values()
     )
+
+
+def telling_origins(cells: Sequence[Cell]) -> tuple[int, ...]:
+    """The positions in `ORIGINS` that tell apart cells on the same axes."""
+    seen = defaultdict[tuple[int, tuple[str, ...]], set[str]](set)
+    for cell in cells:
+        for position, origin in enumerate(cell.origins):
+            seen[position, cell.axes].add(origin)
+    return tuple(sorted({position for (position, _), found in seen.items() if len(found) > 1}))
+
+
+def _columns(
+    columns: Mapping[str, Callable[[RunDescription], str]], run: RunDescription
+) -> tuple[str, ...]:
+    return tuple(column(run) for column in columns.values())
+
+
+def _digests(run: RunDescription) -> tuple[str, ...]:
+    return run.data.train_digest, run.data.dev_digest, run.data.test_digest or ""
 
 
 def runs_csv(records: Sequence[RunRecord]) -> str:
     """Return every run as a row, with its score or why it has none."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(
-        [*COLUMNS, "seed", "metric", "dev", "test", "best epoch", "parameters", "seconds", "error"]
-    )
+    outcome = ("metric", "dev", "test", "best epoch", "parameters", "seconds", "error")
+    writer.writerow([*COLUMNS, *ORIGINS, "seed", *outcome])
     for record in records:
-        axes = [column(record.run) for column in COLUMNS.values()]
-        writer.writerow([*axes, record.run.recipe.seed, *_outcome_columns(record)])
+        described = [*_columns(COLUMNS, record.run), *_columns(ORIGINS, record.run)]
+        writer.writerow([*described, record.run.recipe.seed, *_outcome_columns(record)])
     return text.getvalue()
 
 
@@ -87,15 +116,30 @@ def _outcome_columns(record: RunRecord) -> list[object]:
 
 
 def cells_markdown(cells: Sequence[Cell]) -> str:
-    """Return mean and standard deviation over seeds; axes that do not vary are left out."""
+    """Return mean and standard deviation over seeds; axes that do not vary are left out.
+
+    Examples and weights have a column where rows would be called the same without it.
+    """
     names = tuple(COLUMNS)
     varied = [
         column
         for column, name in enumerate(names)
         if name == "task" or len({cell.axes[column] for cell in cells}) > 1
     ]
-    header = [*(names[column] for column in varied), "metric", "mean", "std", "best", "seeds"]
-    rows = [[*(cell.axes[column] for column in varied), *_score_columns(cell)] for cell in cells]
+    origins = telling_origins(cells)
+    header = [
+        *(names[column] for column in varied),
+        *(tuple(ORIGINS)[origin] for origin in origins),
+        *("metric", "mean", "std", "best", "seeds"),
+    ]
+    rows = [
+        [
+            *(cell.axes[column] for column in varied),
+            *(cell.origins[origin] for origin in origins),
+            *_score_columns(cell),
+        ]
+        for cell in cells
+    ]
     return markdown_table(header, rows)
 
 

@@ -18,6 +18,9 @@ from nunatak_training.sweeps.planning import Run
 from nunatak_training.sweeps.records import Failed, RunRecord
 from nunatak_training.sweeps.running import Bench
 
+_GONE = (EOFError, OSError)
+"""The other end of a pipe has closed: with all read, or amid a message."""
+
 
 @dataclass(frozen=True, slots=True)
 class OneByOne:
@@ -42,14 +45,17 @@ class InProcesses:
         pending = list(reversed(runs))
         threads = max(1, torch.get_num_threads() // self.jobs)
         with ExitStack() as stack:
-            busy: dict[Connection, tuple[_Worker, Run]] = {}
-            idle: list[_Worker] = []
+            busy: dict[Connection, tuple[Worker, Run]] = {}
+            idle: list[Worker] = []
             while pending or busy:
                 while pending and len(busy) < self.jobs:
                     worker = idle.pop() if idle else self._start(stack, threads)
                     run = pending.pop()
-                    worker.pipe.send(run)
-                    busy[worker.pipe] = worker, run
+                    died = worker.give(run)
+                    if died is None:
+                        busy[worker.pipe] = worker, run
+                    else:
+                        yield died
                 for pipe in cast("list[Connection]", wait(list(busy))):
                     worker, run = busy.pop(pipe)
                     record = worker.answer(run)
@@ -57,39 +63,52 @@ class InProcesses:
                         idle.append(worker)
                     yield record
 
-    def _start(self, stack: ExitStack, threads: int) -> "_Worker":
+    def _start(self, stack: ExitStack, threads: int) -> "Worker":
         context = get_context("spawn")
         here, there = context.Pipe()
         process = context.Process(target=_work, args=(there, self.device, threads))
         process.start()
         there.close()
-        worker = _Worker(process=process, pipe=here)
+        worker = Worker(process=process, pipe=here)
         stack.callback(worker.stop)
         return worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Worker:
+class Worker:
+    """One process and the pipe to it."""
+
     process: SpawnProcess
     pipe: Connection
+
+    def give(self, run: Run) -> RunRecord | None:
+        """Hand over a run; return the record of the worker's death if it died before."""
+        try:
+            self.pipe.send(run)
+        except _GONE:
+            return self._died(run)
+        return None
 
     def answer(self, run: Run) -> RunRecord:
         """Return the record of a run, or that of the worker's death."""
         try:
             return cast("RunRecord", self.pipe.recv())
-        except EOFError:
-            self.process.join()
-            message = (
-                f"the process of this run ended with exit code {self.process.exitcode}; a negative "
-                "one is a signal, and 9 is mostly a lack of memory"
-            )
-            return RunRecord(
-                run=run.description,
-                outcome=Failed(code="worker_died", message=message),
-                seconds=0.0,
-                cpu_seconds=0.0,
-                environment={},
-            )
+        except _GONE:
+            return self._died(run)
+
+    def _died(self, run: Run) -> RunRecord:
+        self.process.join()
+        message = (
+            f"the process of this run ended with exit code {self.process.exitcode}; a negative one "
+            "is a signal, and 9 is mostly a lack of memory"
+        )
+        return RunRecord(
+            run=run.description,
+            outcome=Failed(code="worker_died", message=message),
+            seconds=0.0,
+            cpu_seconds=0.0,
+            environment={},
+        )
 
     def stop(self) -> None:
         """End the process, at once if it is at a run."""
@@ -105,10 +124,10 @@ def _work(pipe: Connection, device: str, threads: int) -> None:
     while True:
         try:
             run = cast("Run", pipe.recv())
-        except EOFError:
+        except _GONE:
             return
         record = bench.run(run)
         try:
             pipe.send(record)
-        except BrokenPipeError:
+        except _GONE:
             return

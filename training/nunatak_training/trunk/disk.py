@@ -33,7 +33,7 @@ from nunatak_training.trunk.entries import (
     make_room,
     new_partial,
     read_entry,
-    sweep_partial,
+    sweep_unusable,
 )
 from nunatak_training.trunk.inputs import InputSet
 from nunatak_training.trunk.memory import MemoryTrunkStore
@@ -81,7 +81,7 @@ class DiskTrunkStore:
         self, folder: Path, backbone: Backbone, inputs: InputSet, depth: int, progress: Progress
     ) -> SetStates:
         self._root.mkdir(parents=True, exist_ok=True)
-        sweep_partial(self._root)
+        sweep_unusable(self._root)
         with FileLock(folder.with_name(folder.name + LOCK)):
             # Another process may have made it while this one waited.
             found = _open(folder, backbone, inputs, depth)

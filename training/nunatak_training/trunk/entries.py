@@ -111,17 +111,20 @@ def make_room(root: Path, *, budget: int) -> None:
         total -= stored.entry.num_bytes
 
 
-def sweep_partial(root: Path) -> None:
-    """Remove what killed processes left: partial entries that nobody makes any more."""
-    for partial in _partial_entries(root):
-        lock = FileLock(root / f"{partial.name.partition('.')[0]}{LOCK}")
+def sweep_unusable(root: Path) -> None:
+    """Remove what nobody makes and nobody can read: what killed processes left, broken entries."""
+    for folder in _unusable(root):
+        lock = FileLock(root / f"{folder.name.partition('.')[0]}{LOCK}")
         try:
             with lock.acquire(blocking=False):
-                shutil.rmtree(partial, ignore_errors=True)
+                # It may have been made anew before the lock was free.
+                if read_entry(folder) is None or folder.suffix == PARTIAL:
+                    shutil.rmtree(folder, ignore_errors=True)
         except Timeout:
             continue
 
 
-def _partial_entries(root: Path) -> Iterator[Path]:
-    if root.is_dir():
-        yield from root.glob(f"*{PARTIAL}")
+def _unusable(root: Path) -> Iterator[Path]:
+    for folder in root.iterdir() if root.is_dir() else ():
+        if folder.is_dir() and (folder.suffix == PARTIAL or read_entry(folder) is None):
+            yield folder

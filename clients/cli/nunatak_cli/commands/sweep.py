@@ -119,7 +119,7 @@ def run(  # noqa: PLR0913 - one parameter per option is how typer works
         typer.Option(
             "--set",
             metavar="NAME=VALUE",
-            help="A setting of the recipe of all runs, as in epochs=3. Repeatable.",
+            help="A setting of all runs, whatever the file says, as in epochs=3. Repeatable.",
             rich_help_panel=AXES,
         ),
     ] = None,

@@ -5,10 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from pydantic import JsonValue
 
 from doubles.backbones import tiny_backbone
 from doubles.examples import toy_data, toy_rows, write_jsonl
-from nunatak_model import HeadOnly
+from nunatak_model import HeadOnly, TopK
 from nunatak_training import SilentReport, TaskKind, default_recipe, fit_task, load_task_data
 from nunatak_training.analysis import landscape, line_losses
 
@@ -60,6 +61,25 @@ def test_same_data_gives_the_same_landscape_and_training_went_downhill() -> None
     assert points == landscape(second, backbone, data.train)
     at = {round(it.alpha, 3): it.loss for it in points}
     assert at[0.947] < at[0.105]
+
+
+def test_line_begins_where_tuning_began_after_pretraining() -> None:
+    backbone = tiny_backbone(num_layers=2)
+    data = toy_data(num_train=32, num_dev=16)
+    # At so small a rate tuning leaves everything where pretraining has brought it.
+    changes: dict[str, JsonValue] = {
+        **QUICK,
+        "learning_rate": 1e-12,
+        "head_learning_rate": 1e-12,
+        "min_steps": 0,
+    }
+    changes["tapt"] = {"epochs": 3, "learning_rate": 1e-2}
+    recipe = default_recipe(TopK(num_layers=1), changes=changes)
+    trained = fit_task(data, recipe, backbone, report=SilentReport())
+
+    losses = [it.loss for it in landscape(trained, backbone, data.dev)]
+
+    assert losses == pytest.approx([losses[0]] * len(losses), abs=1e-4)
 
 
 def test_regression_is_measured_in_squared_units(tmp_path: Path) -> None:

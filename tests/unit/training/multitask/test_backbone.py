@@ -6,7 +6,7 @@ import torch
 from transformers import AutoModel
 
 from doubles.backbones import tiny_backbone
-from doubles.examples import rows_of, toy_data, toy_examples, write_jsonl
+from doubles.examples import RecordingReport, rows_of, toy_data, toy_examples, write_jsonl
 from doubles.killed import Killed, Mortal
 from nunatak_artifact.errors import FolderInUseError, UnsupportedExportError
 from nunatak_model import Backbone, Full, Pooling, TopK, load_backbone, run_trunk
@@ -98,14 +98,17 @@ def test_a_killed_run_writes_nothing_and_its_next_start_ends_as_if_it_had_not_be
     assert not list(cache.rglob("*.safetensors"))
 
 
-def test_folder_that_holds_something_stays_as_it_is(base: Backbone, tmp_path: Path) -> None:
-    settings = settings_in(tmp_path)
+def test_folder_that_holds_something_is_refused_before_training_and_stays_as_it_is(
+    base: Backbone, tmp_path: Path
+) -> None:
+    settings, report = settings_in(tmp_path), RecordingReport()
     settings.output.mkdir()
     (settings.output / "kept.txt").write_text("kept")
 
     with pytest.raises(FolderInUseError):
-        train_backbone(settings, base)
+        train_backbone(settings, base, report=report)
 
+    assert report.num_steps == 0
     assert [path.name for path in settings.output.iterdir()] == ["kept.txt"]
 
 

@@ -55,17 +55,30 @@ def test_cut_that_leaves_nothing_to_choose_by_is_refused() -> None:
         cut_data(DATA, Cut(train=40, dev=5, dev_from_train=True))
 
 
-def test_documents_of_one_group_stay_together() -> None:
-    examples = tuple(
-        Example(
-            text=f"query {group}",
-            text_pair=f"document {number}",
-            label=Relevance(grade=0.0, group=str(group)),
-        )
-        for number in range(5)
-        for group in range(8)
+RANKED = tuple(
+    Example(
+        text=f"query {group}",
+        text_pair=f"document {number}",
+        label=Relevance(grade=0.0, group=str(group)),
     )
-    ranked = replace(DATA, kind=TaskKind.RANKING, train=ExampleSet(examples=examples))
+    for number in range(5)
+    for group in range(8)
+)
+
+
+@pytest.mark.parametrize(
+    "cut", [Cut(train=4), Cut(dev=4), Cut(train=20, dev=4, dev_from_train=True)]
+)
+def test_cap_below_the_documents_of_a_query_is_refused(cut: Cut) -> None:
+    examples = ExampleSet(examples=RANKED)
+    ranked = replace(DATA, kind=TaskKind.RANKING, train=examples, dev=examples)
+
+    with pytest.raises(TooFewExamplesError, match="at most 4 examples holds none"):
+        cut_data(ranked, cut)
+
+
+def test_documents_of_one_group_stay_together() -> None:
+    ranked = replace(DATA, kind=TaskKind.RANKING, train=ExampleSet(examples=RANKED))
 
     part = cut_data(ranked, Cut(train=13)).data.train
 

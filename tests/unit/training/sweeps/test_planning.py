@@ -107,6 +107,47 @@ def test_innermost_setting_wins(folder: Path) -> None:
     assert (recipe.warmup_share, recipe.dropout) == (0.3, 0.2)
 
 
+def test_seed_and_regularizer_are_those_of_the_recipe_where_no_axis_names_them(
+    folder: Path,
+) -> None:
+    (run,) = toy_runs(
+        folder,
+        methods=[{"kind": "full"}],
+        recipe={**QUICK, "seed": 7, "dropout": 0.0, "regularizer": {"name": "mixout"}},
+    )
+
+    recipe = run.description.recipe
+    assert (recipe.seed, recipe.regularizer.name) == (7, "mixout")
+
+
+def test_named_axes_win_over_the_recipe(folder: Path) -> None:
+    (run,) = toy_runs(folder, seeds=[3], recipe={**QUICK, "seed": 7})
+
+    assert run.description.recipe.seed == 3
+
+
+def test_axes_at_their_defaults_and_named_ones_of_the_same_values_are_the_same_runs(
+    folder: Path,
+) -> None:
+    named = toy_runs(folder, seeds=[0], regularizers=[{"name": "none"}])
+
+    assert digests(named) == digests(toy_runs(folder))
+
+
+def test_overrides_win_over_every_other_place(folder: Path) -> None:
+    runs = toy_runs(
+        folder,
+        tasks=[{"name": "toy", "recipe": {"epochs": 4}}],
+        methods=[{"kind": "head", "recipe": {"epochs": 5}}],
+        seeds=[0, 1],
+        learning_rates=[1e-3],
+        overrides={"epochs": 1, "seed": 7, "learning_rate": 0.5},
+    )
+
+    (recipe,) = [run.description.recipe for run in runs]
+    assert (recipe.epochs, recipe.seed, recipe.learning_rate) == (1, 7, 0.5)
+
+
 def test_frozen_layers_beyond_the_backbone_are_refused(folder: Path) -> None:
     with pytest.raises(InvalidSweepError, match="backbone of 3 layers"):
         toy_runs(folder, methods=[{"kind": "topk", "frozen": [4]}])

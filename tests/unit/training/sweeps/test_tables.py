@@ -7,9 +7,11 @@ from statistics import mean, stdev
 import pytest
 from pydantic import JsonValue
 
+from doubles.backbones import save_tiny_backbone
+from doubles.examples import rows_of, toy_examples, write_jsonl
 from doubles.sweeps import record_of, toy_folder, toy_runs
 from nunatak_training.sweeps import Run, cells_markdown, cells_of, runs_csv, write_report
-from nunatak_training.sweeps.plots import mean_curve
+from nunatak_training.sweeps.plots import label_of, mean_curve
 from nunatak_training.sweeps.tables import COLUMNS
 
 
@@ -37,6 +39,46 @@ def test_runs_that_differ_in_a_setting_without_a_column_are_not_averaged(tmp_pat
     cells = cells_of([record_of(run, 0.5) for run in runs])
 
     assert [cell.scores for cell in cells] == [(0.5,), (0.5,)]
+
+
+def test_runs_on_other_examples_are_not_averaged_and_a_column_tells_them_apart(
+    tmp_path: Path,
+) -> None:
+    folder = toy_folder(tmp_path)
+    (before,) = toy_runs(folder)
+    write_jsonl(folder / "toy" / "train.jsonl", rows_of(toy_examples(24, seed=3)))
+    (after,) = toy_runs(folder)
+
+    cells = cells_of([record_of(before, 0.5), record_of(after, 0.9)])
+
+    assert [cell.scores for cell in cells] == [(0.5,), (0.9,)]
+    header, _, *rows = cells_markdown(cells).splitlines()
+    assert "| data |" in header
+    assert "weights" not in header
+    assert len({row.split("|")[2] for row in rows}) == 2
+    assert label_of(cells[0], cells) != label_of(cells[1], cells)
+
+
+def test_runs_on_other_weights_of_the_same_name_are_not_averaged(tmp_path: Path) -> None:
+    folder = toy_folder(tmp_path)
+    (before,) = toy_runs(folder)
+    save_tiny_backbone(folder / "backbone", num_layers=3, seed=9)
+    (after,) = toy_runs(folder)
+
+    cells = cells_of([record_of(before, 0.5), record_of(after, 0.9)])
+
+    assert [cell.scores for cell in cells] == [(0.5,), (0.9,)]
+    assert "| weights |" in cells_markdown(cells).splitlines()[0]
+
+
+def test_tasks_have_no_column_for_their_examples(tmp_path: Path) -> None:
+    folder = toy_folder(tmp_path)
+    write_jsonl(folder / "other.jsonl", rows_of(toy_examples(24, seed=3)))
+    runs = toy_runs(folder, tasks=[{"name": "toy"}, {"name": "other", "data": "other.jsonl"}])
+
+    header = cells_markdown(cells_of([record_of(run, 0.5) for run in runs])).splitlines()[0]
+
+    assert "data" not in header
 
 
 def test_axes_that_do_not_vary_are_left_out_of_the_table(runs: tuple[Run, ...]) -> None:

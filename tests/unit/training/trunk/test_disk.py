@@ -110,6 +110,16 @@ def test_a_damaged_entry_is_made_again(tmp_path: Path, damage: str) -> None:
     assert Store(tmp_path).states(0)[0].equal(expected[0])
 
 
+def test_entries_that_cannot_be_read_go_when_another_is_made(tmp_path: Path) -> None:
+    Store(tmp_path).states(0)
+    folder = only_entry(tmp_path)
+    (folder / ENTRY).write_text("{")
+
+    Store(tmp_path).states(1)
+
+    assert not folder.exists()
+
+
 def test_a_set_above_the_budget_is_held_in_memory_and_leaves_no_file(tmp_path: Path) -> None:
     Store(tmp_path, num_sets=0).states(0)
 
