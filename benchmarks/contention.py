@@ -10,6 +10,7 @@ were elsewhere: else a flood would take processor time from the server twice, as
 """
 
 import argparse
+import itertools
 import random
 import tempfile
 import time
@@ -36,6 +37,8 @@ AT_ONCE = 32
 HEAD_START_S = 1.0
 """For two clients to make their requests."""
 DEADLINE_MS = 30_000
+SEEDS = itertools.count(1)
+"""Each of texts that nothing was asked about before, so that no cache holds them."""
 
 
 def main() -> None:
@@ -63,7 +66,7 @@ def main() -> None:
         for part in options.parts:
             with server(folder, task_memory_bytes=room, cores=cores) as address:
                 for name in names:
-                    saturate(address, name, seconds=0.5, at_once=2, seed=0)
+                    saturate(address, name, seconds=0.5, at_once=2, seed=next(SEEDS))
                 PARTS[part](address, sheet, options.seconds)
 
 
@@ -77,18 +80,19 @@ def fairness(address: str, sheet: Sheet, seconds: float) -> None:
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as other:
         other.submit(time.perf_counter).result()
         for number in range(sheet.rounds):
-            peak = saturate(address, "noisy", seconds=seconds / 4, at_once=AT_ONCE, seed=-number)
+            peak = saturate(
+                address, "noisy", seconds=seconds / 4, at_once=AT_ONCE, seed=next(SEEDS)
+            )
             draw = random.Random(number)
             quiet = quiet_load(QUIET_SHARE * peak, seconds, draw)
             noise = poisson("noisy", per_s=NOISE * peak, seconds=seconds, draw=draw)
             print(f"{peak:.0f}/s at most, {len(quiet)} quiet requests")
             turns = [None, *Manner]
-            for index, manner in enumerate(turns[number % 3 :] + turns[: number % 3]):
-                seed = 100 * number + 10 * index
+            for manner in turns[number % 3 :] + turns[: number % 3]:
                 if manner is None:
-                    alone_ms.append(p99_ms(send(address, quiet, seed=seed)))
+                    alone_ms.append(p99_ms(send(address, quiet, seed=next(SEEDS))))
                 else:
-                    beside = send_beside(address, quiet, noise, manner, seed=seed, other=other)
+                    beside = send_beside(address, quiet, noise, manner, other=other)
                     beside_ms[manner].append(p99_ms(beside))
     ratios = {manner: ratio_of(them, alone_ms) for manner, them in beside_ms.items()}
     unit = "p99 over p99 alone"
@@ -104,13 +108,12 @@ def send_beside(
     noise: Sequence[Due],
     manner: Manner,
     *,
-    seed: int,
     other: Executor,
 ) -> list[Outcome]:
     """Send both at once, each from a process of its own, and return what became of the quiet."""
     start = time.perf_counter() + HEAD_START_S
-    flood = other.submit(send, address, noise, seed=seed + 1, manner=manner, start=start)
-    outcomes = send(address, quiet, seed=seed, start=start)
+    flood = other.submit(send, address, noise, seed=next(SEEDS), manner=manner, start=start)
+    outcomes = send(address, quiet, seed=next(SEEDS), start=start)
     print(f"  {manner}: of {len(noise)} that were due {statuses(flood.result())} to the noisy task")
     return outcomes
 
@@ -131,12 +134,12 @@ def overload(address: str, sheet: Sheet, seconds: float) -> None:
     ratios, refusals_ms = list[float](), list[float]()
     for number in range(sheet.rounds):
         draw = random.Random(number)
-        peak = saturate(address, "noisy", seconds=seconds, at_once=AT_ONCE, seed=number)
+        peak = saturate(address, "noisy", seconds=seconds, at_once=AT_ONCE, seed=next(SEEDS))
         due = quiet_load(OVERLOAD * peak, 2 * seconds, draw)
         # The queue fills during the first half, and is full in the second.
         late = [
             it
-            for it in send(address, due, deadline_ms=DEADLINE_MS, seed=number)
+            for it in send(address, due, deadline_ms=DEADLINE_MS, seed=next(SEEDS))
             if seconds <= it.due_s
         ]
         good = sum(it.status == 200 and it.response_s <= DEADLINE_MS / 1000 for it in late)
