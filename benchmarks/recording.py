@@ -187,12 +187,21 @@ def _rounded(value: float) -> float:
 
 
 def commit() -> str:
-    """Short id of the commit that was measured; marked where the tree has changes."""
-    finished = subprocess.run(
-        ["git", "describe", "--always", "--dirty"],  # noqa: S607 - whichever git is on the path
+    """Short id of the commit that was measured; marked where sources have changes.
+
+    Documents do not count: this very file of figures is one of them.
+    """
+    found = _git("describe", "--always")
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":(top,exclude)docs")
+    return f"{found}-dirty" if found and changed else found or "unknown"
+
+
+def _git(*arguments: str) -> str:
+    finished = subprocess.run(  # noqa: S603 - arguments of our own
+        ["git", *arguments],  # noqa: S607 - whichever git is on the path
         cwd=Path(__file__).parent,
         capture_output=True,
         text=True,
         check=False,
     )
-    return finished.stdout.strip() or "unknown"
+    return finished.stdout.strip()
