@@ -26,7 +26,7 @@ from nunatak_loadtest.traffic import Asking, Planned, plan
 
 BURST = 64
 """Requests sent at once to find out what a system can do at most."""
-WARM_AFTER_S = 20.0
+WARM_AFTER_S = 5.0
 """A burst that takes longer needs no other before it."""
 STEPS = (0.9, 0.75, 0.6, 0.45, 0.3, 0.15)
 """Shares of that which are tried, until one keeps the objective."""
