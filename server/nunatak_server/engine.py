@@ -227,8 +227,7 @@ class Engine:
             begun = self._stopwatch()
             self._carry_out(loop, plan, None)
             progress.overtaking_s += self._stopwatch() - begun
-            overtaken_by = progress.running.overtaken_by + plan.asked_work
-            progress.running = replace(progress.running, overtaken_by=overtaken_by)
+            progress.running = progress.running.after(plan.batch, self._rules.weights)
 
 
 def _answer(loop: asyncio.AbstractEventLoop, answers: Answers) -> None:

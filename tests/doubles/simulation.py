@@ -108,7 +108,7 @@ class Simulation:
         self.pending, self.order = list(plan.waiting), plan.order
         self.now += self.machine.seconds(plan.work)
         self.answer(plan)
-        return replace(running, overtaken_by=running.overtaken_by + plan.asked_work)
+        return running.after(plan.batch, self.rules.weights)
 
     def answer(self, plan: BatchPlan[WaitingRow]) -> None:
         """Note the rows of a batch that has ended, and how long it took."""

@@ -9,7 +9,7 @@ as efficient as it is.
 """
 
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Generic
@@ -37,11 +37,20 @@ class Running(Generic[WaitingRow]):
     backlog: frozenset[Flow]
     """Flows that had more rows than it took."""
     debts: Debts
-    """As they were when it was planned."""
+    """As they were when it was planned, and with what has overtaken it since."""
     share_left: float = 1.0
     """Of its layers."""
-    overtaken_by: float = 0.0
-    """Work of the rows that have overtaken it, in tokens through all layers."""
+
+    def after(
+        self, overtaking: Sequence[WaitingRow], weights: Mapping[str, float]
+    ) -> "Running[WaitingRow]":
+        """Put what rows that have overtaken it cost on the accounts of their callers and flows."""
+        callers, flows = dict(self.debts.callers), dict(self.debts.flows)
+        for row in overtaking:
+            flow, work = flow_of(row), work_of(row)
+            callers[row.caller] = callers.get(row.caller, 0.0) + work / weights.get(row.caller, 1.0)
+            flows[flow] = flows.get(flow, 0.0) + work
+        return replace(self, debts=Debts(callers=callers, flows=flows))
 
 
 def plan_in_turn(
@@ -85,7 +94,8 @@ def plan_overtaking(
     A batch is overtaken only if all of it is of floods: it would take longer for the others in it.
     A row goes if most of the running batch is out of turn beside it, if no row of its caller,
     task and priority runs or waits already, and while what goes takes less than what is left of
-    that, and all that ever went less than the whole of it.
+    that. What went before is on its account, so that a flow overtakes a batch with half as much
+    work as that has of a flood, and no more.
 
     Args:
         arrived: rows that came since the batch began, oldest first.
@@ -137,7 +147,6 @@ def _going(
             not kept.isdisjoint(map(flow_of, rows))
             or out_of_turn < MIN_OUT_OF_TURN * tags.work
             or work_with_these > running.share_left * out_of_turn
-            or work_with_these + running.overtaken_by > out_of_turn
         ):
             kept = kept.union(map(flow_of, rows))
             continue

@@ -103,12 +103,37 @@ def test_nothing_goes_when_little_is_left() -> None:
     assert not overtaking([row], replace(running, share_left=0.1))
 
 
-def test_all_that_overtakes_a_batch_is_no_more_than_what_is_out_of_turn_in_it() -> None:
+def test_what_goes_at_once_takes_no_longer_than_what_is_out_of_turn() -> None:
     arrived = [waiting_row(f"quiet-{number}", number) for number in range(20)]
-    running = running_of(flood(8))
 
-    assert len(overtaking(arrived, running)) == 7
-    assert len(overtaking(arrived, replace(running, overtaken_by=5 * work_of(arrived[0])))) == 2
+    assert len(overtaking(arrived, running_of(flood(8)))) == 7
+
+
+def test_a_flow_overtakes_a_batch_with_half_of_its_work_and_no_other_flow_goes_less_for_it() -> (
+    None
+):
+    running, number = running_of(flood(8)), 0
+
+    while overtaking([row := waiting_row("quiet", number)], running):
+        running, number = running.after([row], RULES.weights), number + 1
+
+    assert number == 4
+    assert overtaking([waiting_row("other", 100)], running)
+
+
+@pytest.mark.parametrize(("weight", "expected"), [(1.0, 4), (2.0, 8)])
+def test_a_caller_overtakes_a_batch_of_another_with_half_of_its_work_by_weight(
+    weight: float, expected: int
+) -> None:
+    rules: TurnRules[WaitingRow] = TurnRules(weights={"y": weight})
+    running, number = running_of(flood(8, caller="x")), 0
+
+    while overtaking(
+        [row := waiting_row(f"task-{number}", number, caller="y")], running, rules=rules
+    ):
+        running, number = running.after([row], rules.weights), number + 1
+
+    assert number == expected
 
 
 def test_a_high_priority_goes_before_a_lower_one_of_its_caller_and_no_other() -> None:
