@@ -156,10 +156,16 @@ class Engine:
         """Answer what the plan takes out of what is pending; no `progress`: nothing overtakes."""
         self._order = plan.order
         _answer(loop, [(row, DeadlineExceededError()) for row in plan.expired])
+        # Before anything else is planned: what is dropped must hold up nobody of its flow.
+        self._forget((*plan.expired, *plan.cancelled))
         if plan.batch:
             _answer(loop, self._compute_batch(loop, plan, progress))
-        gone = set(map(id, (*plan.batch, *plan.expired, *plan.cancelled)))
-        self._pending = [row for row in self._pending if id(row) not in gone]
+            self._forget(plan.batch)
+
+    def _forget(self, rows: Sequence[PendingRow]) -> None:
+        gone = set(map(id, rows))
+        if gone:
+            self._pending = [row for row in self._pending if id(row) not in gone]
 
     def _compute_batch(
         self,

@@ -21,7 +21,6 @@ from nunatak_server.api.schemas import (
     RollbackRequest,
     UnpinResponse,
 )
-from nunatak_server.observation.records import note_task
 from nunatak_server.runtime import Runtime
 
 router = APIRouter(route_class=StrictRoute, responses=PROBLEMS)
@@ -117,7 +116,6 @@ async def _versions_meant(request: Request, text: str) -> TaskReference:
     reference = TaskReference.parse(text)
     if reference.alias is None:
         await catalog_of(request).task(reference.task)
-        note_task(str(reference))
         return reference
     manifest = await catalog_of(request).resolve(reference)
     return TaskReference(task=manifest.task, version=manifest.version)

@@ -94,8 +94,8 @@ def plan_overtaking(
     A batch is overtaken only if all of it is of floods: it would take longer for the others in it.
     A row goes if most of the running batch is out of turn beside it, if no row of its caller,
     task and priority runs or waits already, and while what goes takes less than what is left of
-    that. What went before is on its account, so that a flow overtakes a batch with half as much
-    work as that has of a flood, and no more.
+    that. What went before is on the accounts of its flow and its caller: who owes as much as the
+    flood overtakes a batch with half as much work as that has, by weight between callers.
 
     Args:
         arrived: rows that came since the batch began, oldest first.

@@ -6,7 +6,7 @@ because they share its trunk row.
 
 Bounded wait: the first turn of every `OLDEST_EVERY`-th batch is that of the oldest row of all,
 whoever sent it at whatever priority. So a row that waits behind n older ones is computed within
-`OLDEST_EVERY * (n + 1)` batches, whatever arrives later.
+`OLDEST_EVERY * (n + 1)` batches, whatever arrives later; those that overtake one do not count.
 """
 
 from collections import defaultdict

@@ -1,6 +1,7 @@
 """Laws of the engine between the layers of a batch."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -68,6 +69,31 @@ def test_a_row_that_waits_beside_a_flood_is_computed_first_also_if_that_runs_no_
         compute.may_begin.set()
 
         await asyncio.gather(*(row.future for row in rows))
+        await engine.aclose()
+
+        assert compute.ended[0] == [100]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("dropped", ["shadow", "cancelled", "expired"])
+def test_a_row_that_is_dropped_keeps_none_of_its_flow_from_going_first(
+    branch: Branch, dropped: str
+) -> None:
+    async def scenario() -> None:
+        compute = LayeredCompute(lambda: None)
+        engine = make_engine(compute)
+        flood, quiet = make_flood(branch), make_row(branch, 100, task="quiet")
+        other = make_row(branch, 101, task="quiet", deadline=-1 if dropped == "expired" else 10)
+        if dropped == "shadow":
+            other = replace(other, is_shadow=True)
+        if dropped == "cancelled":
+            other.future.cancel()
+        engine.submit([*flood, quiet, other])
+        engine.start()
+        compute.may_begin.set()
+
+        await asyncio.gather(*(row.future for row in (*flood, quiet)))
         await engine.aclose()
 
         assert compute.ended[0] == [100]
