@@ -216,7 +216,8 @@ class Engine:
             self._pending.extend(arrived)
             return
         others = set(map(id, (*progress.running.batch, *candidates)))
-        waiting = [row for row in self._pending if id(row) not in others]
+        # A shadow waits for the next batch, or for nothing: it holds up nobody of its flow.
+        waiting = [row for row in self._pending if id(row) not in others and not row.is_shadow]
         self._pending.extend(arrived)
         progress.going_first = ()
         progress.running = replace(progress.running, share_left=1.0 - share_done)

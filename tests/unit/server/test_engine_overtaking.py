@@ -101,6 +101,27 @@ def test_a_row_that_is_dropped_keeps_none_of_its_flow_from_going_first(
     asyncio.run(scenario())
 
 
+def test_a_shadow_keeps_no_later_row_of_its_flow_from_overtaking(branch: Branch) -> None:
+    async def scenario() -> None:
+        first, later = make_row(branch, 100, task="quiet"), make_row(branch, 101, task="quiet")
+        shadow = replace(make_row(branch, 102, task="quiet"), is_shadow=True)
+        compute = LayeredCompute(
+            lambda: engine.submit([first, shadow]), lambda: engine.submit([later])
+        )
+        engine = make_engine(compute)
+        flood = make_flood(branch)
+        engine.submit(flood)
+        engine.start()
+        compute.may_begin.set()
+
+        await asyncio.gather(*(row.future for row in (*flood, first, later)))
+        await engine.aclose()
+
+        assert compute.ended[:2] == [[100], [101]]
+
+    asyncio.run(scenario())
+
+
 def test_what_overtakes_a_batch_is_not_counted_as_its_time(branch: Branch) -> None:
     async def scenario() -> None:
         stopwatch = ManualClock()
