@@ -1,9 +1,15 @@
 """Walking the epochs of a run: steps, scores, and checkpoints between any two steps."""
 
+# torch types some of its functions partly.
+# pyright: reportUnknownMemberType=false
+
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import cast
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -20,6 +26,15 @@ class TrainBatch:
     weight: int
     """Of its loss in the mean of the epoch."""
     loss: Callable[[], Float[Tensor, ""]]
+
+
+def shuffled_batches(
+    place: Place, *, count: int, size: int, loss: Callable[[Sequence[int]], Float[Tensor, ""]]
+) -> list[TrainBatch]:
+    """Cut `count` examples into batches, in the epoch's order, which is drawn if there is none."""
+    place.order = place.order or cast("list[int]", torch.randperm(count).tolist())
+    chunks = [place.order[start : start + size] for start in range(0, count, size)]
+    return [TrainBatch(weight=len(chunk), loss=partial(loss, chunk)) for chunk in chunks]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

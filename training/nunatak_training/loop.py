@@ -4,13 +4,8 @@ It moves the tensors of one task and nothing else. What they mean is the busines
 that turns encodings into logits; the loop knows encodings, targets and a recipe.
 """
 
-# torch types some of its functions partly.
-# pyright: reportUnknownMemberType=false
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import cast
 
 import torch
 from jaxtyping import Float
@@ -19,7 +14,7 @@ from torch import Tensor
 from nunatak_model import Encoding
 from nunatak_training.checkpoints import Checkpoint
 from nunatak_training.encoded import EncodedSet
-from nunatak_training.epochs import DevScore, Epochs, TrainBatch
+from nunatak_training.epochs import DevScore, Epochs, TrainBatch, shuffled_batches
 from nunatak_training.optimizer import plan_course
 from nunatak_training.randomness import seeded
 from nunatak_training.recipes import Recipe
@@ -86,10 +81,8 @@ def fit(  # noqa: PLR0913 - what a run is made of
 
     def batches(place: Place) -> list[TrainBatch]:
         regularizer.begin_epoch(place.epoch)
-        count, size = len(train.encodings), recipe.batch_size
-        place.order = place.order or cast("list[int]", torch.randperm(count).tolist())
-        chunks = [place.order[start : start + size] for start in range(0, count, size)]
-        return [TrainBatch(weight=len(it), loss=partial(loss_of, it)) for it in chunks]
+        count = len(train.encodings)
+        return shuffled_batches(place, count=count, size=recipe.batch_size, loss=loss_of)
 
     def scored() -> DevScore:
         logits = predict(batch_logits, dev.encodings)

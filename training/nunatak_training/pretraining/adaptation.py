@@ -1,11 +1,6 @@
 """Task-adaptive pretraining of what a method owns."""
 
-# torch types some of its functions partly.
-# pyright: reportUnknownMemberType=false
-
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import cast
 
 import torch
 from jaxtyping import Float
@@ -14,7 +9,7 @@ from torch import Tensor
 from nunatak_artifact import method_of
 from nunatak_model import Backbone, Encoding, Row, build_branch, forward, initial_parameters
 from nunatak_training.checkpoints import Checkpoint
-from nunatak_training.epochs import Epochs, TrainBatch
+from nunatak_training.epochs import Epochs, TrainBatch, shuffled_batches
 from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.optimizer import HEAD_PREFIX, plan_course
 from nunatak_training.pretraining.language_head import (
@@ -92,10 +87,7 @@ def adapt(
         return loss_of([text for text in hidden if text is not None])
 
     def batches(place: Place) -> list[TrainBatch]:
-        count, size = len(readable), recipe.batch_size
-        place.order = place.order or cast("list[int]", torch.randperm(count).tolist())
-        chunks = [place.order[start : start + size] for start in range(0, count, size)]
-        return [TrainBatch(weight=len(it), loss=partial(loss_on, it)) for it in chunks]
+        return shuffled_batches(place, count=len(readable), size=recipe.batch_size, loss=loss_on)
 
     report.started(num_steps=course.num_steps, num_epochs=course.num_epochs)
     try:
