@@ -1,7 +1,6 @@
 """Serving: one process, one event loop, one engine thread, until a signal or a fatal error."""
 
 import asyncio
-import gc
 import logging
 import os
 import socket
@@ -22,6 +21,7 @@ from nunatak_server.access.exposure import check_exposure
 from nunatak_server.app import create_app
 from nunatak_server.configuration import Configuration, Origin, unread_variables
 from nunatak_server.errors import EngineFailedError
+from nunatak_server.garbage import collect_rarely
 from nunatak_server.observation.logs import fields, logging_config
 from nunatak_server.observation.tracing import Tracing, find_tracing
 from nunatak_server.protocol import bounded_protocol
@@ -68,7 +68,11 @@ def serve(
             settings,
             backbone=backbone,
             registry=registry,
-            announce=partial(begin, announce=announce or _print_address),
+            announce=partial(
+                begin,
+                max_requests=settings.max_queued_requests,
+                announce=announce or _print_address,
+            ),
             tracing=tracing,
         )
         _log_configuration(Configuration(settings=settings, origins=origins or {}))
@@ -168,12 +172,9 @@ def _log_configuration(configuration: Configuration) -> None:
         logger.warning("no settings of the server: %s", ", ".join(unread))
 
 
-def begin(address: str, *, announce: Callable[[str], None]) -> None:
-    """Leave what is loaded out of garbage collection, then say that requests are taken."""
-    # Python looks through all objects every second or so under load. Those of torch and the
-    # backbone are hundreds of thousands, which takes a quarter of a second, and they stay anyway.
-    gc.collect()
-    gc.freeze()
+def begin(address: str, *, max_requests: int, announce: Callable[[str], None]) -> None:
+    """Put off garbage collection, as the queue may be long, then say that requests are taken."""
+    collect_rarely(max_requests=max_requests)
     announce(address)
 
 

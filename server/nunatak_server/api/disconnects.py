@@ -47,6 +47,9 @@ class _Watch:
         self._timer.cancel()
         if self._watching is not None:
             self._watching.cancel()
+            # What cancels a task holds its frame, which holds this: a cycle for each request, and
+            # all that hangs on it, until the next full garbage collection.
+            self._watching = None
 
     def is_over(self) -> bool:
         """Tell whether a cancellation is that of the watch, and of nobody else too."""

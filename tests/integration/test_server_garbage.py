@@ -1,0 +1,140 @@
+"""An answered request leaves nothing to the garbage collector, which is therefore run rarely."""
+
+import dataclasses
+import gc
+import http.client
+import json
+import time
+from collections import Counter
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import closing, contextmanager
+from typing import SupportsIndex, overload
+from urllib.parse import urlsplit
+
+import pytest
+
+from doubles.backbones import tiny_backbone
+from doubles.serving import make_settings, running_server
+from doubles.tasks import publish_tiny_task
+from nunatak_model import Backbone
+from nunatak_model.weights import LayerWeights
+from nunatak_registry import Registry
+from nunatak_server.api.disconnects import WATCH_AFTER_S
+
+TIMES = 5
+PACKAGES = frozenset(
+    {
+        "fastapi",
+        "nunatak_artifact",
+        "nunatak_model",
+        "nunatak_server",
+        "starlette",
+        "torch",
+        "uvicorn",
+    }
+)
+LINES = {"accept": "application/x-ndjson"}
+
+
+class SlowLayers(tuple[LayerWeights, ...]):
+    """The layers of a backbone on a device that is so slow that callers are watched."""
+
+    __slots__ = ()
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> LayerWeights: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[LayerWeights, ...]: ...
+    def __getitem__(self, index: SupportsIndex | slice) -> LayerWeights | tuple[LayerWeights, ...]:
+        time.sleep(WATCH_AFTER_S)
+        return super().__getitem__(index)
+
+
+@pytest.fixture(scope="module")
+def slow_backbone() -> Backbone:
+    sound = tiny_backbone()
+    return dataclasses.replace(sound, layers=SlowLayers(sound.layers))
+
+
+@pytest.fixture(scope="module")
+def address(slow_backbone: Backbone, tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
+    with Registry.open(tmp_path_factory.mktemp("registry")) as registry:
+        for seed, task in enumerate(("tone", "other")):
+            publish_tiny_task(registry, tiny_backbone(), task=task, seed=seed)
+        settings = make_settings(trunk_cache_bytes=0)
+        with running_server(slow_backbone, registry, settings) as found:
+            yield found
+
+
+@contextmanager
+def garbage() -> Generator[list[object]]:
+    """Collect what only the collector finds at the end of the block, in place of freeing it."""
+    found = list[object]()
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        yield found
+        gc.collect()
+        found += gc.garbage
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+
+
+@contextmanager
+def connected(address: str) -> Generator[http.client.HTTPConnection]:
+    parts = urlsplit(address)
+    with closing(http.client.HTTPConnection(parts.hostname or "", parts.port)) as connection:
+        yield connection
+
+
+def kinds_of(left: Iterable[object]) -> Counter[str]:
+    """Count those of the server by type; clients and tests may leave what they like."""
+    kinds = Counter(f"{type(it).__module__}.{type(it).__qualname__}" for it in left)
+    return Counter({it: kinds[it] for it in kinds if it.partition(".")[0] in PACKAGES})
+
+
+def ask(
+    connection: http.client.HTTPConnection, path: str, body: object, headers: Mapping[str, str]
+) -> int:
+    sent = {"content-type": "application/json", **headers}
+    connection.request("POST", path, json.dumps(body), sent)
+    answer = connection.getresponse()
+    answer.read()
+    return answer.status
+
+
+@pytest.mark.parametrize(
+    ("status", "path", "body", "headers"),
+    [
+        (200, "/v1/tasks/tone/predict", {"inputs": "is it late?"}, {}),
+        (200, "/v1/tasks/tone/predict", {"inputs": ["is it late?", "no"]}, {}),
+        (200, "/v1/predict", {"inputs": "is it late?", "tasks": ["tone", "other"]}, {}),
+        (200, "/v1/predict", {"inputs": "is it late?", "tasks": ["tone", "other"]}, LINES),
+        (200, "/tei/backbone/embed", {"inputs": "is it late?"}, {}),
+        (404, "/v1/tasks/unknown/predict", {"inputs": "is it late?"}, {}),
+        (404, "/nowhere", {}, {}),
+        (422, "/v1/tasks/tone/predict", {"inputs": 3}, {}),
+        (504, "/v1/tasks/tone/predict", {"inputs": "is it late?"}, {"x-deadline-ms": "1"}),
+    ],
+)
+def test_an_answered_request_leaves_nothing_to_the_collector(
+    address: str, status: int, path: str, body: object, headers: Mapping[str, str]
+) -> None:
+    with connected(address) as connection:
+        assert ask(connection, path, body, headers) == status
+        with garbage() as left:
+            for _ in range(TIMES):
+                assert ask(connection, path, body, headers) == status
+
+    assert not kinds_of(left)
+
+
+def test_a_task_that_is_let_go_leaves_nothing_to_the_collector(address: str) -> None:
+    with connected(address) as connection, garbage() as left:
+        for action in ("preload", "evict") * TIMES:
+            assert ask(connection, f"/v1/tasks/tone/{action}", {}, {}) == 200
+
+    assert not kinds_of(left)
