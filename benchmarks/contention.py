@@ -30,7 +30,8 @@ from nunatak_model import DEFAULT_BACKBONE, load_backbone
 from nunatak_registry import Registry
 from nunatak_server.residency.sizes import size_in_memory
 
-NUM_QUIET, QUIET_SHARES, NOISE = 9, (0.3, 0.1), 2.0
+QUIET = tuple(f"quiet-{index}" for index in range(9))
+QUIET_SHARES, NOISE = (0.3, 0.1), 2.0
 """Quiet tasks ask for these parts of what the server can do together, the noisy one for this much.
 What it can do is measured in batches; one short text alone costs it two to three times as much."""
 OVERLOAD = 3.0
@@ -60,7 +61,7 @@ def main() -> None:
     cores = cores_of(options.cores)
     keep_off(cores)
     backbone = load_backbone(DEFAULT_BACKBONE)
-    names = ["noisy", *(f"quiet-{index}" for index in range(NUM_QUIET))]
+    names = ["noisy", *QUIET]
     with tempfile.TemporaryDirectory() as folder, Registry.open(folder) as registry:
         versions = [publish(registry, backbone, it, seed) for seed, it in enumerate(names)]
         room = 2 * sum(size_in_memory(it, dtype=backbone.dtype) for it in versions)
@@ -153,7 +154,8 @@ def overload(address: str, sheet: Sheet, seconds: float) -> None:
     ratios, refusals_ms = list[float](), list[float]()
     for number in range(sheet.rounds):
         draw = random.Random(number)
-        peak = saturate(address, "noisy", seconds=seconds, at_once=AT_ONCE, seed=next(SEEDS))
+        # Of the same tasks: rows of one task alone share the weights of its branch.
+        peak = saturate(address, *QUIET, seconds=seconds, at_once=AT_ONCE, seed=next(SEEDS))
         due = quiet_load(OVERLOAD * peak, 2 * seconds, draw)
         # The queue fills during the first half, and is full in the second.
         late = [
@@ -175,8 +177,8 @@ def quiet_load(per_s: float, seconds: float, draw: random.Random) -> list[Due]:
     """So many requests a second, of all quiet tasks alike."""
     return [
         due
-        for index in range(NUM_QUIET)
-        for due in poisson(f"quiet-{index}", per_s=per_s / NUM_QUIET, seconds=seconds, draw=draw)
+        for name in QUIET
+        for due in poisson(name, per_s=per_s / len(QUIET), seconds=seconds, draw=draw)
     ]
 
 

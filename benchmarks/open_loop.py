@@ -162,9 +162,9 @@ def send(
     return _run(client.send(sorted(due, key=lambda it: it.at_s), random.Random(seed), start))
 
 
-def saturate(address: str, task: str, *, seconds: float, at_once: int, seed: int) -> float:
-    """Return the answers per second while so many requests are always under way."""
-    return _run(_saturate(address, task, seconds, at_once, seed))
+def saturate(address: str, *tasks: str, seconds: float, at_once: int, seed: int) -> float:
+    """Return the answers per second while so many requests, of all tasks, are always under way."""
+    return _run(_saturate(address, tasks, seconds, at_once, seed))
 
 
 def _run(work: Coroutine[Any, Any, Result]) -> Result:
@@ -211,14 +211,17 @@ class _Client:
         )
 
 
-async def _saturate(address: str, task: str, seconds: float, at_once: int, seed: int) -> float:
+async def _saturate(
+    address: str, tasks: Sequence[str], seconds: float, at_once: int, seed: int
+) -> float:
     connections, draw = Connections(address), random.Random(seed)
     end = time.perf_counter() + seconds
 
     async def repeat() -> int:
         count = 0
         while time.perf_counter() < end:
-            answer = await connections.ask(request_of(task, new_text(draw), NO_DEADLINE_MS))
+            request = request_of(draw.choice(tasks), new_text(draw), NO_DEADLINE_MS)
+            answer = await connections.ask(request)
             count += answer.status == OK and time.perf_counter() < end
         return count
 

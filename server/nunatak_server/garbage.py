@@ -9,8 +9,8 @@ holds its own traceback, or a library.
 import gc
 from typing import Final
 
-OBJECTS_PER_REQUEST: Final = 250
-"""That are alive while a request for one text and one task waits; there are about 215."""
+OBJECTS_PER_REQUEST: Final = 500
+"""More than are alive while one waits: about 215 for one text and one task, and its connection."""
 GENERATIONS: Final = (4, 4)
 """After so many collections of one generation, one of the next."""
 

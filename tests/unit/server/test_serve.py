@@ -27,7 +27,7 @@ def test_what_is_loaded_is_out_of_the_collector_before_the_address_is_told(
 
     begin("http://127.0.0.1:1", max_requests=4, announce=done.append)
 
-    assert done == ["frozen", "at 1000", "http://127.0.0.1:1"]
+    assert done == ["frozen", "at 2000", "http://127.0.0.1:1"]
 
 
 def test_settings_that_do_not_fit_the_backbone_are_refused_before_anything_is_served(
