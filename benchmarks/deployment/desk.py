@@ -60,7 +60,7 @@ FULL = Extent(
         System.LITSERVE,
         System.RAY_SERVE,
     ),
-    race_effort=Effort(look_s=6.0, requests=300, longest_s=60.0),
+    race_effort=Effort(look_s=5.0, requests=200, longest_s=25.0),
     common_rates_per_s={"single": 20.0, "fanout8": 5.0},
     many=(5, 2_000, 10_000),
     many_seconds=20.0,
