@@ -7,7 +7,7 @@ from nunatak_training.analysis.lowresource import Gain, analyze_lowresource, ave
 from nunatak_training.analysis.robustness import Box, analyze_robustness, box
 from nunatak_training.analysis.rsa import layer_similarities, similarity
 from nunatak_training.analysis.trained import analyze_landscape, analyze_rsa, analyze_transfer
-from nunatak_training.analysis.transfer import Transfer, load_test_set, transfer
+from nunatak_training.analysis.transfer import Transfer, transfer
 
 __all__ = [
     "Box",
@@ -27,7 +27,6 @@ __all__ = [
     "landscape",
     "layer_similarities",
     "line_losses",
-    "load_test_set",
     "save_findings",
     "similarity",
     "transfer",

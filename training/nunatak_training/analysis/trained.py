@@ -12,8 +12,8 @@ from nunatak_model import Backbone, Encoding, build_branch
 from nunatak_training.analysis.findings import Findings
 from nunatak_training.analysis.landscape import landscape
 from nunatak_training.analysis.rsa import NUM_TOKENS, layer_similarities
-from nunatak_training.analysis.transfer import load_test_set, transfer
-from nunatak_training.data import ExampleSet, TaskData
+from nunatak_training.analysis.transfer import transfer
+from nunatak_training.data import ExampleSet, TaskData, load_test_set
 from nunatak_training.fitting import TrainedTask
 from nunatak_training.sweeps.canvas import LOOKS, draw_lines, legend_below, whole_numbers
 from nunatak_training.sweeps.planning import Run

@@ -10,7 +10,7 @@ from nunatak_training.data.labels import (
     TaggedWords,
     Word,
 )
-from nunatak_training.data.sources import load_examples, load_task_data
+from nunatak_training.data.sources import load_examples, load_task_data, load_test_set
 
 __all__ = [
     "AnswerSpan",
@@ -25,4 +25,5 @@ __all__ = [
     "Word",
     "load_examples",
     "load_task_data",
+    "load_test_set",
 ]

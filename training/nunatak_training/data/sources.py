@@ -19,7 +19,7 @@ from nunatak_training.data.hub import (
 )
 from nunatak_training.data.readers import FileFormat, read_file
 from nunatak_training.data.rows import Row, parse_row
-from nunatak_training.data.vocabulary import check_dev, check_train, draw_dev, label_names
+from nunatak_training.data.vocabulary import check_scored, check_train, draw_dev, label_names
 from nunatak_training.errors import DataNotFoundError
 from nunatak_training.kinds import TaskKind, kind_of_row
 
@@ -74,10 +74,23 @@ def load_task_data(
     else:
         train, chosen_dev = draw_dev(train, kind, seed=seed, name=found.name)
     labels = label_names(train, kind)
-    check_dev(chosen_dev, labels, found.name)
+    check_scored(chosen_dev, labels, found.name, split="dev")
     return TaskData(
         name=found.name, kind=kind, train=_set_of(train), dev=_set_of(chosen_dev), labels=labels
     )
+
+
+def load_test_set(path: str | Path, data: TaskData) -> ExampleSet:
+    """Read a file of examples that what was trained on `data` can be scored on.
+
+    Raises:
+        DataError: the file is missing, broken or empty, or holds nothing that can be found.
+        UnknownLabelError: it has a label that the task was not trained on.
+    """
+    path = Path(path)
+    found = _examples(read_file(path), data.kind)
+    check_scored(found, data.labels, path.name, split="test")
+    return _set_of(found)
 
 
 def _with_kind(rows: Iterator[Row], kind: TaskKind | None) -> tuple[TaskKind, Iterator[Row]]:

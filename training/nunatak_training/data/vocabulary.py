@@ -1,6 +1,7 @@
 """The checks that hold for a whole task, and the names of its logits."""
 
 from collections import Counter
+from collections.abc import Iterable
 
 from nunatak_training.data.examples import ReadExample, sorted_labels
 from nunatak_training.data.labels import Answers, Label, LabelSet, Relevance, TaggedWords
@@ -35,12 +36,13 @@ def check_train(train: list[ReadExample], kind: TaskKind, name: str) -> None:
         raise TooFewExamplesError(name, "there are no train examples")
     if kind is TaskKind.SINGLE_LABEL:
         _check_classes(train, name)
-    elif (problem := _sameness(train, kind)) is not None:
+    elif (problem := sameness(map(_label, train), kind)) is not None:
         raise TooFewExamplesError(name, problem)
 
 
-def _sameness(train: list[ReadExample], kind: TaskKind) -> str | None:
-    labels = {read.example.label for read in train}
+def sameness(train: Iterable[Label], kind: TaskKind) -> str | None:
+    """Tell why nothing can be learnt from train labels, if they all say the same."""
+    labels = set(train)
     names = {name for label in labels for name in names_in(label)}
     match kind:
         case TaskKind.MULTI_LABEL if not names:
@@ -62,23 +64,27 @@ def label_names(train: list[ReadExample], kind: TaskKind) -> tuple[str, ...]:
     return sorted_labels(label for read in train for label in names_in(read.example.label))
 
 
-def check_dev(dev: list[ReadExample], labels: tuple[str, ...], name: str) -> None:
-    """Return if dev examples can be scored by what has these labels.
+def check_scored(
+    examples: list[ReadExample], labels: tuple[str, ...], name: str, *, split: str
+) -> None:
+    """Return if what has these labels can be scored on the examples of a split.
 
     Raises:
         TooFewExamplesError: there are none, or nothing to find among them.
         UnknownLabelError: one has a label that no train example has.
     """
-    if not dev:
-        raise TooFewExamplesError(name, "there are no dev examples")
+    if not examples:
+        raise TooFewExamplesError(name, f"there are no {split} examples")
     known = set(labels)
-    for read in dev:
+    for read in examples:
         for label in names_in(read.example.label):
             if label not in known:
                 raise UnknownLabelError(read.where, label, labels)
-    grades = _grades(dev)
+    grades = _grades(examples)
     if grades and max(grades) <= 0:
-        raise TooFewExamplesError(name, "no dev document has a grade above 0, so none can be found")
+        raise TooFewExamplesError(
+            name, f"no {split} document has a grade above 0, so none can be found"
+        )
 
 
 def draw_dev(
@@ -92,7 +98,7 @@ def draw_dev(
         TooFewExamplesError: there are too few to split.
     """
     train, dev = _drawn(examples, kind, seed=seed, name=name)
-    if (problem := _sameness(train, kind)) is not None:
+    if (problem := sameness(map(_label, train), kind)) is not None:
         raise TooFewExamplesError(
             name,
             f"once dev examples were drawn, {problem}; name a dev file or give more train examples",
@@ -134,6 +140,10 @@ def _check_classes(train: list[ReadExample], name: str) -> None:
                 read.where,
                 f"label {label!r} has 1 train example; give it at least 2, or remove the row",
             )
+
+
+def _label(read: ReadExample) -> Label:
+    return read.example.label
 
 
 def _names(read: ReadExample) -> tuple[str, ...]:

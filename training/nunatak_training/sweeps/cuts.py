@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from nunatak_training.data import Example, ExampleSet, Relevance, TaskData
+from nunatak_training.data.vocabulary import sameness
 from nunatak_training.errors import TooFewExamplesError
 
 SAMPLE_SEED = 0
@@ -37,11 +38,15 @@ def cut_data(data: TaskData, cut: Cut) -> CutData:
     that are ranked together stay together, so such a part may be a little smaller than asked for.
 
     Raises:
-        TooFewExamplesError: the train examples do not give train and dev examples, or a cap is
-            below the documents that are ranked together.
+        TooFewExamplesError: the train examples do not give train and dev examples, a cap is below
+            the documents that are ranked together, or those that are left all say the same.
     """
     train, rest = _split(data.train, cut.train)
     _check_cap(data.name, "train", train, cut.train)
+    if (problem := sameness((it.label for it in train.examples), data.kind)) is not None:
+        raise TooFewExamplesError(
+            data.name, f"of {len(train)} that were drawn, {problem}; raise the cap"
+        )
     if not cut.dev_from_train:
         dev, _ = _split(data.dev, cut.dev)
         _check_cap(data.name, "dev", dev, cut.dev)

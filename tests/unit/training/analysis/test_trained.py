@@ -10,6 +10,7 @@ from nunatak_training import (
     DataNotFoundError,
     TaskData,
     TaskKind,
+    TooFewExamplesError,
     UnknownLabelError,
     load_examples,
 )
@@ -17,10 +18,9 @@ from nunatak_training.analysis import (
     analyze_landscape,
     analyze_rsa,
     analyze_transfer,
-    load_test_set,
     transfer,
 )
-from nunatak_training.data import ExampleSet
+from nunatak_training.data import ExampleSet, load_test_set
 from nunatak_training.fitting import TrainedTask
 from nunatak_training.sweeps import Bench, Run
 
@@ -76,8 +76,30 @@ def test_test_set_with_a_label_of_its_own_is_refused(runs: tuple[Run, ...], tmp_
     path = write_jsonl(tmp_path / "far.jsonl", [{"text": "a b", "label": "never"}])
     trained = Bench().fit(runs[0])
 
-    with pytest.raises(UnknownLabelError, match=r"far\.jsonl: label 'never'"):
+    with pytest.raises(UnknownLabelError, match=r"far\.jsonl:1: label 'never'"):
         load_test_set(path, trained.data)
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "problem"),
+    [
+        (TaskKind.SINGLE_LABEL, [], "there are no test examples"),
+        (
+            TaskKind.RANKING,
+            [{"query": "a", "document": "b", "label": 0}],
+            "no test document has a grade above 0",
+        ),
+    ],
+)
+def test_test_set_that_nothing_can_be_scored_on_is_refused(
+    tmp_path: Path, kind: TaskKind, rows: list[dict[str, object]], problem: str
+) -> None:
+    path = write_jsonl(tmp_path / "far.jsonl", rows)
+    none = ExampleSet(examples=())
+    data = TaskData(name="toy", kind=kind, train=none, dev=none, labels=("a", "b"))
+
+    with pytest.raises(TooFewExamplesError, match=problem):
+        load_test_set(path, data)
 
 
 class IdleBench(Bench):
@@ -110,5 +132,5 @@ def test_label_of_its_own_among_several_is_refused(
     none = ExampleSet(examples=())
     data = TaskData(name="toy", kind=kind, train=none, dev=none, labels=("a", "b"))
 
-    with pytest.raises(UnknownLabelError, match=r"far\.jsonl: label 'never'"):
+    with pytest.raises(UnknownLabelError, match=r"far\.jsonl:1: label 'never'"):
         load_test_set(path, data)

@@ -7,6 +7,7 @@ import pytest
 
 from doubles.examples import toy_data
 from nunatak_training import Example, ExampleSet, Relevance, TaskKind, TooFewExamplesError
+from nunatak_training.data.labels import Label
 from nunatak_training.sweeps import Cut, cut_data
 
 DATA = toy_data(num_train=40, num_dev=20)
@@ -59,7 +60,7 @@ RANKED = tuple(
     Example(
         text=f"query {group}",
         text_pair=f"document {number}",
-        label=Relevance(grade=0.0, group=str(group)),
+        label=Relevance(grade=float(number == 0), group=str(group)),
     )
     for number in range(5)
     for group in range(8)
@@ -75,6 +76,26 @@ def test_cap_below_the_documents_of_a_query_is_refused(cut: Cut) -> None:
 
     with pytest.raises(TooFewExamplesError, match="at most 4 examples holds none"):
         cut_data(ranked, cut)
+
+
+@pytest.mark.parametrize(
+    ("kind", "same", "other"),
+    [
+        (TaskKind.REGRESSION, 1.0, 2.0),
+        (TaskKind.RANKING, Relevance(grade=1.0, group="a"), Relevance(grade=0.0, group="b")),
+    ],
+)
+def test_cap_that_leaves_one_value_is_refused(kind: TaskKind, same: Label, other: Label) -> None:
+    labels = [same] * 7 + [other]
+    examples = ExampleSet(
+        examples=tuple(Example(text=f"text {it}", label=label) for it, label in enumerate(labels))
+    )
+    data = replace(DATA, kind=kind, train=examples, dev=examples)
+
+    assert cut_data(data, Cut(train=8)).data.train == examples
+    cap = 1 if kind is TaskKind.REGRESSION else 7
+    with pytest.raises(TooFewExamplesError, match="have the same value; raise the cap"):
+        cut_data(data, Cut(train=cap))
 
 
 def test_documents_of_one_group_stay_together() -> None:
