@@ -23,7 +23,7 @@ from nunatak_server.tokenization import Encodings
 from nunatak_server.traffic.comparison import FULL_OPTIONS, Comparison, compare_outputs
 from nunatak_server.traffic.metrics import TrafficMetrics
 from nunatak_server.traffic.proving import Proving
-from nunatak_server.traffic.reports import Reports, pair_of
+from nunatak_server.traffic.shadow_report import Reports, pair_of
 
 PAUSE_S = 60.0
 """How long a shadow that failed is not run: a batch that it breaks is computed twice."""
