@@ -45,7 +45,7 @@ class Extent:
 FULL = Extent(
     ours={Shape.MINILM: (1, 25, 50, 75, 100), Shape.BERT_BASE: (1, 25, 50, 75, 100)},
     copies={Shape.MINILM: (1, 8, 16, 32), Shape.BERT_BASE: (1, 4, 8)},
-    processes=(1, 2, 4, 8),
+    processes=(1, 2, 4),
     saved_shape=Shape.ROBERTA_BASE,
     saved_tasks=(2, 4, 8),
     saved_frozen=(6, 9, 11),
@@ -60,7 +60,7 @@ FULL = Extent(
         System.LITSERVE,
         System.RAY_SERVE,
     ),
-    race_effort=Effort(look_s=5.0, requests=200, longest_s=25.0),
+    race_effort=Effort(look_s=5.0, requests=200, longest_s=20.0),
     common_rates_per_s={"single": 20.0, "fanout8": 5.0},
     many=(5, 2_000, 10_000),
     many_seconds=20.0,
