@@ -22,8 +22,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from nunatak_server.batching.computing import Compute, compute_rows, outcome_of
+from nunatak_server.batching.batch_report import BatchObserver, report_of
 from nunatak_server.batching.inbox import Inbox
+from nunatak_server.batching.outcomes import Compute, compute_rows, outcome_of
 from nunatak_server.batching.overtaking import Running, plan_in_turn, plan_overtaking
 from nunatak_server.batching.pace import Pace
 from nunatak_server.batching.planner import (
@@ -33,9 +34,8 @@ from nunatak_server.batching.planner import (
     TurnRules,
     plan_batch,
 )
-from nunatak_server.batching.reports import BatchObserver, report_of
 from nunatak_server.batching.rows import PendingRow, RowOutcome
-from nunatak_server.batching.shadows import plan_with_shadows
+from nunatak_server.batching.shadow_planning import plan_with_shadows
 from nunatak_server.errors import DeadlineExceededError, EngineFailedError, NotReadyError
 
 Answers = list[tuple[PendingRow, RowOutcome]]

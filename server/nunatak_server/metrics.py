@@ -15,7 +15,7 @@ from prometheus_client import (
 )
 from prometheus_client.registry import Collector
 
-from nunatak_server.batching.reports import BatchReport
+from nunatak_server.batching.batch_report import BatchReport
 from nunatak_server.observation.records import OK, PredictionRecord
 from nunatak_server.observation.state import ServerState, StateCollector
 

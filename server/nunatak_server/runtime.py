@@ -26,9 +26,9 @@ from nunatak_model import (
 )
 from nunatak_registry import Registry
 from nunatak_server.admission import CALLER_SHARE, Admission
+from nunatak_server.batching.batch_report import BatchObservers
 from nunatak_server.batching.pace import Pace
 from nunatak_server.batching.planner import TurnRules
-from nunatak_server.batching.reports import BatchObservers
 from nunatak_server.batching.rows import PendingRow, RowAnswer
 from nunatak_server.cache_metrics import TrunkCacheCollector
 from nunatak_server.catalog import Catalog

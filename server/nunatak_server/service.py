@@ -7,27 +7,16 @@ A request for several tasks fails per task; it fails as a whole only for what al
 """
 
 import asyncio
-import itertools
 import time
-from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 
-from nunatak_model import Encoding
 from nunatak_registry import TaskReference
 from nunatak_server.admission import Admission, Permit
-from nunatak_server.asking import (
-    Answers,
-    Asking,
-    Companion,
-    PlannedRow,
-    RowSink,
-    VersionRows,
-    work_by_task,
-)
-from nunatak_server.batching.rows import RowAnswer, RowOutcome, count_tokens
+from nunatak_server.asking import Answers, Asking, RowSink
+from nunatak_server.batching.rows import RowAnswer, RowOutcome
 from nunatak_server.errors import (
     DeadlineExceededError,
     DeadlineTooShortError,
@@ -44,6 +33,7 @@ from nunatak_server.observation.records import (
     record_versions,
 )
 from nunatak_server.outputs import MAX_LOGITS_ON_LOOP
+from nunatak_server.planned_rows import VersionRows, work_by_task
 from nunatak_server.postprocess import Join
 from nunatak_server.prediction import (
     AskedTask,
@@ -59,11 +49,11 @@ from nunatak_server.prediction import (
 from nunatak_server.preparation import Preparation
 from nunatak_server.readiness import Readiness
 from nunatak_server.residency.residency import Residency
+from nunatak_server.row_making import RowMaking
 from nunatak_server.streaming import Arrivals, Part, StreamedResult
 from nunatak_server.tokenization import Tokenization, check_texts
 from nunatak_server.traffic.choice import Arm
 from nunatak_server.traffic.control import TrafficControl
-from nunatak_server.traffic.shadows import ShadowRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +96,6 @@ class PredictionService:
         self._stages = stages
         self._metrics = metrics
         self._observers = observers
-        self._num_layers = num_layers
         self._join = join
         self._asking = Asking(residency=stages.residency, engine=stages.engine, clock=clock)
         self._preparation = Preparation(
@@ -115,8 +104,8 @@ class PredictionService:
             traffic=stages.traffic,
             clock=clock,
         )
+        self._making = RowMaking(traffic=stages.traffic, num_layers=num_layers)
         self._clock = clock
-        self._groups = itertools.count()
 
     def check_room(self, caller: str, *, tasks: Collection[str], num_bytes: int) -> None:
         """Refuse what would be refused once it was read; counted like any refusal.
@@ -198,8 +187,8 @@ class PredictionService:
         too_late = _all_too_late(asked)
         if too_late:
             return too_late
-        rows = self._rows(
-            request, [item for item in asked if isinstance(item, AskedTask)], deadline
+        rows = self._making.rows_of(
+            request, [item for item in asked if isinstance(item, AskedTask)], deadline=deadline
         )
         permit.take_tokens(work_by_task(rows))
         answers = await self._asking.ask(rows, deadline=deadline)
@@ -250,7 +239,8 @@ class PredictionService:
         try:
             asked, tokenize_s = await self._preparation.read(wanted, permit)
             read_at = self._clock()
-            rows = self._rows(wanted, part.begin(asked, tokenize_s=tokenize_s), deadline)
+            begun = part.begin(asked, tokenize_s=tokenize_s)
+            rows = self._making.rows_of(wanted, begun, deadline=deadline)
             permit.take_tokens(work_by_task(rows))
             reported = [
                 replace(each, report=report)
@@ -277,59 +267,6 @@ class PredictionService:
         )
         for observe in self._observers:
             observe(record)
-
-    def _rows(
-        self, request: PredictionRequest, asked: Sequence[AskedTask], deadline: float
-    ) -> list[VersionRows]:
-        """Return one row for each encoding of each task, task by task and input by input."""
-        # Equal encodings of one request share a trunk row, so they should meet in one batch.
-        groups: dict[Encoding, int] = defaultdict(lambda: next(self._groups))
-        return [
-            VersionRows(
-                manifest=each.manifest,
-                rows=tuple(
-                    self._row(encoding, groups[encoding], each.manifest.split_depth)
-                    for encoding in itertools.chain.from_iterable(each.encodings)
-                ),
-                caller=request.caller,
-                priority=request.priority,
-                companion=self._companion(request, each, groups, deadline),
-            )
-            for each in asked
-        ]
-
-    def _companion(
-        self,
-        request: PredictionRequest,
-        asked: AskedTask,
-        groups: Mapping[Encoding, int],
-        deadline: float,
-    ) -> Companion | None:
-        if asked.shadow is None:
-            return None
-        run = ShadowRun(
-            answered=asked.manifest,
-            shadow=asked.shadow,
-            inputs=request.inputs,
-            encodings=asked.encodings,
-            shadow_encodings=asked.shadow_encodings,
-            rows=tuple(
-                self._row(encoding, groups[encoding], asked.shadow.split_depth)
-                for encoding in itertools.chain.from_iterable(asked.shadow_encodings)
-            ),
-            deadline=deadline,
-        )
-        return partial(self._stages.traffic.shadow, run)
-
-    def _row(self, encoding: Encoding, group: int, split_depth: int | None) -> PlannedRow:
-        trunk, own = count_tokens(encoding, split_depth, num_layers=self._num_layers)
-        return PlannedRow(
-            encoding=encoding,
-            group=group,
-            trunk_tokens=trunk,
-            branch_tokens=own,
-            trunk_share=(split_depth or 0) / self._num_layers,
-        )
 
     async def _conclude(
         self,

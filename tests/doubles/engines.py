@@ -16,7 +16,7 @@ from nunatak_model import (
     Row,
     build_branch,
 )
-from nunatak_server.batching.computing import Compute
+from nunatak_server.batching.outcomes import Compute
 from nunatak_server.batching.planner import BatchLimits
 from nunatak_server.batching.rows import PendingRow, RowAnswer, RowOutcome
 from nunatak_server.engine import Engine

@@ -13,7 +13,7 @@ from nunatak_artifact import LoadedTask
 from nunatak_model import Backbone, Branch
 from nunatak_registry import Registry, TaskManifest, TaskNotFoundError, TaskReference, Traffic
 from nunatak_server.app import create_app
-from nunatak_server.batching.reports import BatchReport
+from nunatak_server.batching.batch_report import BatchReport
 from nunatak_server.observation.tracing import Tracing
 from nunatak_server.residency.loads import PATIENCE_S, Loader
 from nunatak_server.residency.residency import Residency

@@ -1,8 +1,12 @@
 """Training of task versions: data, recipes, the loop and publishing."""
 
-from nunatak_training.cache_folder import CACHE_VARIABLE, default_cache_folder
-from nunatak_training.cached import CacheContents, StoredCheckpoint, cache_contents, clear_cache
-from nunatak_training.checkpoints import Checkpoint, held_checkpoint, run_key
+from nunatak_training.cache.contents import (
+    CacheContents,
+    StoredCheckpoint,
+    cache_contents,
+    clear_cache,
+)
+from nunatak_training.cache.folder import CACHE_VARIABLE, default_cache_folder
 from nunatak_training.data import (
     Answers,
     AnswerSpan,
@@ -39,6 +43,7 @@ from nunatak_training.evaluation import evaluate
 from nunatak_training.fitting import TrainedTask, branch_logits, fit_task
 from nunatak_training.kinds import TaskKind
 from nunatak_training.layer_choice import ChosenTask, choose_layers
+from nunatak_training.loop.checkpoints import Checkpoint, held_checkpoint, run_key
 from nunatak_training.metrics import Metric
 from nunatak_training.publishing import draft_trained, publish
 from nunatak_training.recipes import LayerChoice, LayerRun, Recipe, changed_recipe, default_recipe

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from nunatak_model import Backbone
 from nunatak_training.data import ExampleSet
 from nunatak_training.fitting import TrainedTask, branch_logits
-from nunatak_training.loop import predict
+from nunatak_training.loop.fit import predict
 from nunatak_training.metrics import Metric
 from nunatak_training.objectives import objective_of
 

@@ -22,11 +22,12 @@ from nunatak_model import (
     initial_parameters,
 )
 from nunatak_registry.manifest import MIN_WINDOW_TOKENS
-from nunatak_training.checkpoints import Checkpoint
 from nunatak_training.data import TaskData
-from nunatak_training.encoded import EncodedSet
 from nunatak_training.errors import InvalidRecipeError
-from nunatak_training.loop import fit, predict
+from nunatak_training.loop.checkpoints import Checkpoint
+from nunatak_training.loop.encoded import EncodedSet
+from nunatak_training.loop.fit import fit, predict
+from nunatak_training.loop.stepping import BatchLogits
 from nunatak_training.metrics import Metric
 from nunatak_training.objectives import Objective, objective_of
 from nunatak_training.pretraining.adaptation import adapt
@@ -34,7 +35,6 @@ from nunatak_training.recipes import LayerChoice, Recipe, changed_recipe
 from nunatak_training.regularizers import check_method
 from nunatak_training.report import EpochResult, Report
 from nunatak_training.scoring import Interval, bootstrap_intervals
-from nunatak_training.stepping import BatchLogits
 from nunatak_training.trunk import JoinedStates, MemoryTrunkStore, TrunkStore
 
 

@@ -13,12 +13,12 @@ from nunatak_model import Backbone, load_backbone
 from nunatak_registry import Registry
 from nunatak_registry.manifest import TaskManifest
 from nunatak_registry.names import check_task_name
-from nunatak_training.checkpoints import Checkpoint, held_checkpoint, run_key
 from nunatak_training.data import TaskData, load_task_data
 from nunatak_training.errors import TrainingDivergedError
 from nunatak_training.fitting import TrainedTask, fit_task
 from nunatak_training.kinds import TaskKind
 from nunatak_training.layer_choice import choose_layers
+from nunatak_training.loop.checkpoints import Checkpoint, held_checkpoint, run_key
 from nunatak_training.metrics import Metric
 from nunatak_training.publishing import check_publishable, publish
 from nunatak_training.recipes import LayerChoice, Recipe, changed_recipe

@@ -24,7 +24,7 @@ from nunatak_server.api.schemas import (
     CandidateResponse,
     ShadowResponse,
 )
-from nunatak_server.traffic.reports import DRIFT_BOUNDS, ShadowReport
+from nunatak_server.traffic.shadow_report import DRIFT_BOUNDS, ShadowReport
 
 AliasQuery = Annotated[str, Query(description="the alias that it runs beside")]
 

@@ -26,7 +26,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from nunatak_server.batching.reports import BatchReport
+from nunatak_server.batching.batch_report import BatchReport
 from nunatak_server.observation.records import PredictionRecord, VersionRecord
 from nunatak_server.observation.tracing import RawHeaders
 

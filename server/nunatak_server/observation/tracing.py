@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Final, Protocol
 
-from nunatak_server.batching.reports import BatchReport
+from nunatak_server.batching.batch_report import BatchReport
 from nunatak_server.errors import InvalidSettingsError
 from nunatak_server.observation.records import PredictionRecord
 

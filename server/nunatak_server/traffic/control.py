@@ -13,7 +13,7 @@ from nunatak_server.residency.residency import Residency
 from nunatak_server.traffic.choice import Arm, Chosen, choose
 from nunatak_server.traffic.metrics import TrafficMetrics
 from nunatak_server.traffic.proving import Proving
-from nunatak_server.traffic.reports import ShadowReport, pair_of
+from nunatak_server.traffic.shadow_report import ShadowReport, pair_of
 from nunatak_server.traffic.shadows import ShadowRun, Shadows
 
 

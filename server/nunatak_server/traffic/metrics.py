@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 from nunatak_server.metrics import MAX_TASK_LABELS, OTHER_TASK
 from nunatak_server.traffic.choice import Arm
 from nunatak_server.traffic.comparison import Comparison
-from nunatak_server.traffic.reports import DRIFT_BOUNDS
+from nunatak_server.traffic.shadow_report import DRIFT_BOUNDS
 
 AGREED: Final = "agreed"
 DIFFERED: Final = "differed"

@@ -11,11 +11,11 @@ from functools import partial
 from itertools import chain, islice
 
 from nunatak_registry import TaskManifest
-from nunatak_server.asking import PlannedRow, pending_row
 from nunatak_server.batching.rows import PendingRow, RowAnswer, RowOutcome
 from nunatak_server.errors import TaskError
 from nunatak_server.inputs import TaskInput
 from nunatak_server.outputs import MAX_LOGITS_ON_LOOP, Output, ReadRow, output_of
+from nunatak_server.planned_rows import PlannedRow, pending_row
 from nunatak_server.postprocess import Join
 from nunatak_server.residency.keys import VersionKey, key_of
 from nunatak_server.residency.residency import Lease, Residency
@@ -23,7 +23,7 @@ from nunatak_server.tokenization import Encodings
 from nunatak_server.traffic.comparison import FULL_OPTIONS, Comparison, compare_outputs
 from nunatak_server.traffic.metrics import TrafficMetrics
 from nunatak_server.traffic.proving import Proving
-from nunatak_server.traffic.reports import Reports, pair_of
+from nunatak_server.traffic.shadow_report import Reports, pair_of
 
 PAUSE_S = 60.0
 """How long a shadow that failed is not run: a batch that it breaks is computed twice."""

@@ -16,8 +16,8 @@ from doubles.serving import ManualClock, RecordingObserver
 from nunatak_model import (
     Branch,
 )
+from nunatak_server.batching.batch_report import BatchReport
 from nunatak_server.batching.pace import Pace
-from nunatak_server.batching.reports import BatchReport
 from nunatak_server.batching.rows import PendingRow
 from nunatak_server.errors import (
     EngineFailedError,

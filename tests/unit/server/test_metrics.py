@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 from doubles.rendering import rendered
-from nunatak_server.batching.reports import BatchReport
+from nunatak_server.batching.batch_report import BatchReport
 from nunatak_server.metrics import MAX_TASK_LABELS, Metrics
 
 

@@ -16,7 +16,7 @@ from nunatak_model import Backbone
 from nunatak_training.data import ExampleSet
 from nunatak_training.fitting import TrainedTask, branch_logits, starting_parameters
 from nunatak_training.kinds import TaskKind
-from nunatak_training.loop import predict
+from nunatak_training.loop.fit import predict
 from nunatak_training.objectives import objective_of
 from nunatak_training.objectives.base import stacked
 from nunatak_training.report import SilentReport

@@ -9,10 +9,10 @@ from pathlib import Path
 from nunatak_artifact.interchange import check_exportable, check_new, export_backbone
 from nunatak_model import Backbone, load_backbone
 from nunatak_registry.names import check_task_name
-from nunatak_training.checkpoints import Checkpoint, held_checkpoint, run_key
 from nunatak_training.data import load_task_data
 from nunatak_training.errors import TrainingDivergedError
 from nunatak_training.kinds import TaskKind
+from nunatak_training.loop.checkpoints import Checkpoint, held_checkpoint, run_key
 from nunatak_training.multitask.fitting import FittedEncoder, fit_encoder
 from nunatak_training.recipes import Recipe
 from nunatak_training.report import Report, SilentReport

@@ -15,19 +15,19 @@ from torch import Tensor
 
 from nunatak_artifact import method_of
 from nunatak_model import Backbone, Full
-from nunatak_training.checkpoints import Checkpoint
 from nunatak_training.data import TaskData
-from nunatak_training.epochs import DevScore, Epochs, TrainBatch
 from nunatak_training.errors import InvalidRecipeError
+from nunatak_training.loop.checkpoints import Checkpoint
+from nunatak_training.loop.epochs import DevScore, Epochs, TrainBatch
+from nunatak_training.loop.optimizer import HEAD_PREFIX, course_of
+from nunatak_training.loop.randomness import seeded
+from nunatak_training.loop.resuming import LoopState, Place, resume
+from nunatak_training.loop.stepping import Best, Stepper
 from nunatak_training.multitask.tasks import TaskInTraining, TaskScores, put_on
-from nunatak_training.optimizer import HEAD_PREFIX, course_of
-from nunatak_training.randomness import seeded
 from nunatak_training.recipes import Recipe
 from nunatak_training.regularizers import random_source
 from nunatak_training.regularizers.settings import RegularizerName
 from nunatak_training.report import EpochResult, Report
-from nunatak_training.resuming import LoopState, Place, resume
-from nunatak_training.stepping import Best, Stepper
 
 MIN_TASKS = 2
 EPOCHS_PER_SEED = 2**20

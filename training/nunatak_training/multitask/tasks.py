@@ -9,13 +9,13 @@ from torch import Generator, Tensor
 from nunatak_model import Backbone
 from nunatak_model.heads import initial_head
 from nunatak_training.data import TaskData
-from nunatak_training.encoded import EncodedSet
 from nunatak_training.fitting import branch_logits, branch_spec, check_recipe
-from nunatak_training.loop import predict
+from nunatak_training.loop.encoded import EncodedSet
+from nunatak_training.loop.fit import predict
+from nunatak_training.loop.stepping import BatchLogits
 from nunatak_training.metrics import Metric
 from nunatak_training.objectives import Objective, objective_of
 from nunatak_training.recipes import Recipe
-from nunatak_training.stepping import BatchLogits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

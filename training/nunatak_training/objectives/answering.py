@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from nunatak_model import Alignment, Encoding, TextTokenizer
 from nunatak_training.data import Answers, AnswerSpan, ExampleSet, TaskData
-from nunatak_training.encoded import EncodedSet
+from nunatak_training.loop.encoded import EncodedSet
 from nunatak_training.metrics import Metric
 from nunatak_training.objectives.base import Logits, ServedAsTrained
 from nunatak_training.scoring import Statistics, mean_of

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from nunatak_model import TextTokenizer
 from nunatak_training.data import ExampleSet, LabelSet, TaskData
-from nunatak_training.encoded import EncodedSet
+from nunatak_training.loop.encoded import EncodedSet
 from nunatak_training.metrics import Metric
 from nunatak_training.objectives.base import Logits, ServedAsTrained, encode_texts, stacked
 from nunatak_training.scoring import Statistic, Statistics, mean_of

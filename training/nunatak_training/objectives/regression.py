@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from nunatak_model import TextTokenizer
 from nunatak_training.data import ExampleSet, TaskData
-from nunatak_training.encoded import EncodedSet
+from nunatak_training.loop.encoded import EncodedSet
 from nunatak_training.metrics import Metric
 from nunatak_training.objectives.base import Logits, encode_texts, stacked
 from nunatak_training.scoring import Statistics

@@ -8,10 +8,13 @@ from torch import Tensor
 
 from nunatak_artifact import method_of
 from nunatak_model import Backbone, Encoding, Row, build_branch, forward, initial_parameters
-from nunatak_training.checkpoints import Checkpoint
-from nunatak_training.epochs import Epochs, TrainBatch, shuffled_batches
 from nunatak_training.errors import InvalidRecipeError
-from nunatak_training.optimizer import HEAD_PREFIX, plan_course
+from nunatak_training.loop.checkpoints import Checkpoint
+from nunatak_training.loop.epochs import Epochs, TrainBatch, shuffled_batches
+from nunatak_training.loop.optimizer import HEAD_PREFIX, plan_course
+from nunatak_training.loop.randomness import seeded
+from nunatak_training.loop.resuming import LoopState, Place, resume, snapshot
+from nunatak_training.loop.stepping import Best, Stepper
 from nunatak_training.pretraining.language_head import (
     initial_decoder,
     language_loss,
@@ -19,11 +22,8 @@ from nunatak_training.pretraining.language_head import (
 )
 from nunatak_training.pretraining.masking import MaskedText, Masking
 from nunatak_training.pretraining.settings import TaptSettings
-from nunatak_training.randomness import seeded
 from nunatak_training.recipes import Recipe, changed_recipe
 from nunatak_training.report import Report
-from nunatak_training.resuming import LoopState, Place, resume, snapshot
-from nunatak_training.stepping import Best, Stepper
 
 WORDS = "embeddings.word"
 

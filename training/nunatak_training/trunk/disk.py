@@ -21,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nunatak_model import Backbone, Encoding, TrunkStates
-from nunatak_training.cache_folder import default_cache_folder
+from nunatak_training.cache.folder import default_cache_folder
 from nunatak_training.errors import CacheError
 from nunatak_training.trunk.entries import (
     ENTRY,

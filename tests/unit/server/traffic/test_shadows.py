@@ -18,7 +18,7 @@ from nunatak_server.compute import BatchCompute
 from nunatak_server.engine import Engine
 from nunatak_server.errors import DeadlineExceededError, TaskUnhealthyError
 from nunatak_server.prediction import Prediction, TaskPrediction
-from nunatak_server.traffic.reports import ShadowReport
+from nunatak_server.traffic.shadow_report import ShadowReport
 from nunatak_server.traffic.shadows import PAUSE_S
 
 LIMITS = BatchLimits(max_tokens=256, max_rows=32)

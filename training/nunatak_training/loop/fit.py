@@ -12,16 +12,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nunatak_model import Encoding
-from nunatak_training.checkpoints import Checkpoint
-from nunatak_training.encoded import EncodedSet
-from nunatak_training.epochs import DevScore, Epochs, TrainBatch, shuffled_batches
-from nunatak_training.optimizer import plan_course
-from nunatak_training.randomness import seeded
+from nunatak_training.loop.checkpoints import Checkpoint
+from nunatak_training.loop.encoded import EncodedSet
+from nunatak_training.loop.epochs import DevScore, Epochs, TrainBatch, shuffled_batches
+from nunatak_training.loop.optimizer import plan_course
+from nunatak_training.loop.randomness import seeded
+from nunatak_training.loop.resuming import LoopState, Place, resume
+from nunatak_training.loop.stepping import BatchLogits, BatchLoss, Best, Stepper
 from nunatak_training.recipes import Recipe
 from nunatak_training.regularizers import build_regularizer, check_course, random_source
 from nunatak_training.report import EpochResult, Report
-from nunatak_training.resuming import LoopState, Place, resume
-from nunatak_training.stepping import BatchLogits, BatchLoss, Best, Stepper
 
 EVALUATION_BATCH_SIZE = 64
 

@@ -17,9 +17,9 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from nunatak_training.checkpoints import Checkpoint, Snapshot
+from nunatak_training.loop.checkpoints import Checkpoint, Snapshot
+from nunatak_training.loop.stepping import Best, Stepper
 from nunatak_training.report import EpochResult, Report
-from nunatak_training.stepping import Best, Stepper
 
 PARAMETERS, BEST, MOMENTS, RANDOM = "parameters", "best", "moments", "random"
 ORDER = "order"

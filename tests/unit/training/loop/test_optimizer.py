@@ -4,7 +4,7 @@ from torch import optim
 
 from nunatak_model import HeadOnly, TopK
 from nunatak_training import default_recipe
-from nunatak_training.optimizer import MAX_EVALUATIONS, Course, build_optimizer, plan_course
+from nunatak_training.loop.optimizer import MAX_EVALUATIONS, Course, build_optimizer, plan_course
 from nunatak_training.recipes import Schedule
 
 

@@ -1,7 +1,7 @@
 import pytest
 
 from nunatak_server.traffic.comparison import Comparison
-from nunatak_server.traffic.reports import DRIFT_BOUNDS, MAX_PAIRS, Reports, ShadowReport
+from nunatak_server.traffic.shadow_report import DRIFT_BOUNDS, MAX_PAIRS, Reports, ShadowReport
 
 PAIR = ("tone", 1, 2)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from nunatak_model import BetweenLayers, Row
-from nunatak_server.batching.reports import BatchReport
+from nunatak_server.batching.batch_report import BatchReport
 from nunatak_server.batching.rows import PendingRow, RowAnswer, RowOutcome
 from nunatak_server.errors import EngineFailedError, TaskUnhealthyError
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from nunatak_server.batching.planner import BatchLimits, BatchPlan, plan_batch
 from nunatak_server.batching.senders import Priority
-from nunatak_server.batching.shadows import plan_with_shadows
+from nunatak_server.batching.shadow_planning import plan_with_shadows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

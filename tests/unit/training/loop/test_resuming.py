@@ -11,7 +11,7 @@ from doubles.examples import RecordingReport, toy_data
 from doubles.killed import EveryTime, Killed, Mortal
 from nunatak_model import Bottleneck, Full, HeadOnly, Method, TopK, tensors_to_bytes
 from nunatak_training import AlreadyTrainingError, CacheError, Recipe, default_recipe, fit_task
-from nunatak_training.checkpoints import Checkpoint, Snapshot, held_checkpoint, run_key
+from nunatak_training.loop.checkpoints import Checkpoint, Snapshot, held_checkpoint, run_key
 from nunatak_training.regularizers import RegularizerName
 
 BACKBONE = tiny_backbone(num_layers=3)

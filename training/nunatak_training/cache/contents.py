@@ -10,8 +10,9 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from nunatak_training import checkpoints, trunk
-from nunatak_training.cache_folder import default_cache_folder
+from nunatak_training import trunk
+from nunatak_training.cache.folder import default_cache_folder
+from nunatak_training.loop import checkpoints
 from nunatak_training.trunk.entries import sweep_unusable
 
 

@@ -15,7 +15,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from nunatak_model import Encoding
 from nunatak_training.errors import TrainingDivergedError
-from nunatak_training.optimizer import Course, build_optimizer, build_schedule
+from nunatak_training.loop.optimizer import Course, build_optimizer, build_schedule
 from nunatak_training.recipes import Recipe
 from nunatak_training.regularizers import Regularizer
 from nunatak_training.regularizers.base import Unregularized

@@ -9,7 +9,7 @@ from nunatak_training import (
     clear_cache,
     held_checkpoint,
 )
-from nunatak_training.checkpoints import Snapshot
+from nunatak_training.loop.checkpoints import Snapshot
 from nunatak_training.trunk.entries import ENTRY
 
 

@@ -13,10 +13,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nunatak_training.checkpoints import Checkpoint
-from nunatak_training.optimizer import Course
+from nunatak_training.loop.checkpoints import Checkpoint
+from nunatak_training.loop.optimizer import Course
+from nunatak_training.loop.resuming import LoopState, Place, snapshot
 from nunatak_training.report import EpochResult, Report
-from nunatak_training.resuming import LoopState, Place, snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

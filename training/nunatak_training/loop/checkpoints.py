@@ -25,7 +25,7 @@ from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariable
 from torch import Tensor
 
 from nunatak_model import Backbone, InvalidTensorsError, tensors_from_bytes
-from nunatak_training.cache_folder import default_cache_folder
+from nunatak_training.cache.folder import default_cache_folder
 from nunatak_training.data import TaskData
 from nunatak_training.errors import AlreadyTrainingError, CacheError
 from nunatak_training.recipes import Recipe
