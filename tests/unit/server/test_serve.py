@@ -20,14 +20,14 @@ def test_what_is_loaded_is_out_of_the_collector_before_the_address_is_told(
     done = list[str]()
     monkeypatch.setattr(gc, "freeze", lambda: done.append("frozen"))
 
-    def set_threshold(young: int, *_: int) -> None:
-        done.append(f"at {young}")
+    def set_threshold(*_: int) -> None:
+        done.append("rare")
 
     monkeypatch.setattr(gc, "set_threshold", set_threshold)
 
     begin("http://127.0.0.1:1", max_requests=4, announce=done.append)
 
-    assert done == ["frozen", "at 2000", "http://127.0.0.1:1"]
+    assert done == ["frozen", "rare", "http://127.0.0.1:1"]
 
 
 def test_settings_that_do_not_fit_the_backbone_are_refused_before_anything_is_served(
