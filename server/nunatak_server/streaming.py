@@ -10,9 +10,10 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Seque
 from dataclasses import dataclass
 from functools import partial
 
-from nunatak_server.asking import Answers, Report
+from nunatak_server.asking import Answers
 from nunatak_server.batching.rows import RowOutcome
 from nunatak_server.errors import ServerError
+from nunatak_server.planned_rows import Report
 from nunatak_server.prediction import (
     AskedTask,
     TaskFailure,
