@@ -1,14 +1,24 @@
 """Questions to the index, each answered from one read transaction."""
 
 from collections import defaultdict
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeAlias
 
 from pydantic import ValidationError
-from sqlalchemy import ColumnElement, Connection, Select, String, and_, cast, func, select
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Select,
+    String,
+    and_,
+    bindparam,
+    cast,
+    func,
+    select,
+)
 
 from nunatak_registry.aliases import AliasEvent, AliasEventKind
 from nunatak_registry.blobs import digest_of
@@ -108,23 +118,9 @@ class Snapshot:
 
     def default_versions(self, task: str | None = None) -> list[VersionRecord]:
         """Return what bare names stand for, of one task or of all, ordered by task."""
-        highest = select(VersionRow.task, func.max(VersionRow.version).label("version"))
-        if task is not None:
-            highest = highest.where(VersionRow.task == task)
-        newest = highest.group_by(VersionRow.task).subquery()
-        # The limit takes nothing away. It keeps SQLite from merging the two queries, in which case
-        # it reads every version of a task to find one.
-        default = and_(AliasRow.task == newest.c.task, AliasRow.alias == DEFAULT_ALIAS)
-        chosen = (
-            select(
-                newest.c.task, func.coalesce(AliasRow.version, newest.c.version).label("version")
-            )
-            .outerjoin(AliasRow, default)
-            .limit(MAX_VERSION)
-            .subquery()
-        )
-        is_chosen = and_(VersionRow.task == chosen.c.task, VersionRow.version == chosen.c.version)
-        return self._all(_VERSIONS.join(chosen, is_chosen).order_by(VersionRow.task))
+        if task is None:
+            return self._all(_DEFAULT_VERSIONS)
+        return self._all(_DEFAULT_VERSION_OF_TASK, {"task": task})
 
     def all_versions(self, task: str | None = None) -> list[VersionRecord]:
         """Return every version of one task or of all, ordered by task and number."""
@@ -280,18 +276,41 @@ class Snapshot:
     def _one(self, query: VersionQuery) -> VersionRecord | None:
         return next(iter(self._all(query)), None)
 
-    def _all(self, query: VersionQuery) -> list[VersionRecord]:
+    def _all(
+        self, query: VersionQuery, values: Mapping[str, str] | None = None
+    ) -> list[VersionRecord]:
         return [
             VersionRecord(
                 task=task, version=version, manifest=manifest, manifest_digest=manifest_digest
             )
-            for task, version, manifest, manifest_digest in self._connection.execute(query)
+            for task, version, manifest, manifest_digest in self._connection.execute(query, values)
         ]
 
 
 _VERSIONS: VersionQuery = select(
     VersionRow.task, VersionRow.version, VersionRow.manifest, VersionRow.manifest_digest
 )
+
+
+def _default_versions(*is_wanted: ColumnElement[bool]) -> VersionQuery:
+    highest = select(VersionRow.task, func.max(VersionRow.version).label("version"))
+    newest = highest.where(*is_wanted).group_by(VersionRow.task).subquery()
+    # The limit takes nothing away. It keeps SQLite from merging the two queries, in which case it
+    # reads every version of a task to find one.
+    default = and_(AliasRow.task == newest.c.task, AliasRow.alias == DEFAULT_ALIAS)
+    chosen = (
+        select(newest.c.task, func.coalesce(AliasRow.version, newest.c.version).label("version"))
+        .outerjoin(AliasRow, default)
+        .limit(MAX_VERSION)
+        .subquery()
+    )
+    is_chosen = and_(VersionRow.task == chosen.c.task, VersionRow.version == chosen.c.version)
+    return _VERSIONS.join(chosen, is_chosen).order_by(VersionRow.task)
+
+
+# Built once: a query with subqueries holds itself in cycles, which a server collects rarely.
+_DEFAULT_VERSIONS = _default_versions()
+_DEFAULT_VERSION_OF_TASK = _default_versions(VersionRow.task == bindparam("task"))
 
 
 def _candidate(task: str, alias: str, role: str, version: int, share: float) -> Candidate:

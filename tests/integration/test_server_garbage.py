@@ -27,7 +27,10 @@ PACKAGES = frozenset(
         "fastapi",
         "nunatak_artifact",
         "nunatak_model",
+        "nunatak_registry",
         "nunatak_server",
+        "pydantic",
+        "sqlalchemy",
         "starlette",
         "torch",
         "uvicorn",
@@ -91,7 +94,7 @@ def connected(address: str) -> Generator[http.client.HTTPConnection]:
 
 
 def kinds_of(left: Iterable[object]) -> Counter[str]:
-    """Count those of the server by type; clients and tests may leave what they like."""
+    """Count those of the server and its libraries by type; clients may leave what they like."""
     kinds = Counter(f"{type(it).__module__}.{type(it).__qualname__}" for it in left)
     return Counter({it: kinds[it] for it in kinds if it.partition(".")[0] in PACKAGES})
 
@@ -101,6 +104,13 @@ def ask(
 ) -> int:
     sent = {"content-type": "application/json", **headers}
     connection.request("POST", path, json.dumps(body), sent)
+    answer = connection.getresponse()
+    answer.read()
+    return answer.status
+
+
+def look_at(connection: http.client.HTTPConnection, path: str) -> int:
+    connection.request("GET", path)
     answer = connection.getresponse()
     answer.read()
     return answer.status
@@ -128,6 +138,31 @@ def test_an_answered_request_leaves_nothing_to_the_collector(
         with garbage() as left:
             for _ in range(TIMES):
                 assert ask(connection, path, body, headers) == status
+
+    assert not kinds_of(left)
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/tasks", "/v1/tasks/tone", "/v1/memory", "/metrics", "/readyz", "/"]
+)
+def test_what_is_asked_every_few_seconds_leaves_nothing_to_the_collector(
+    address: str, path: str
+) -> None:
+    with connected(address) as connection:
+        assert look_at(connection, path) == 200
+        with garbage() as left:
+            for _ in range(TIMES):
+                assert look_at(connection, path) == 200
+
+    assert not kinds_of(left)
+
+
+def test_a_task_that_is_loaded_for_a_request_leaves_nothing_to_the_collector(address: str) -> None:
+    text = {"inputs": "is it late?"}
+    with connected(address) as connection, garbage() as left:
+        for _ in range(TIMES):
+            assert ask(connection, "/v1/tasks/tone/evict", {}, {}) == 200
+            assert ask(connection, "/v1/tasks/tone/predict", text, {}) == 200
 
     assert not kinds_of(left)
 
