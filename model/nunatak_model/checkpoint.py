@@ -143,8 +143,8 @@ def _tokenizer(folder: Path, config: BackboneConfig) -> TextTokenizer:
     definition = _read(folder / "tokenizer.json")
     try:
         return TextTokenizer(definition, num_token_types=config.num_token_types)
-    except (ValueError, KeyError) as error:
-        raise CorruptBackboneError(f"tokenizer.json holds no tokenizer: {error!r}") from error
+    except ValueError as error:
+        raise CorruptBackboneError(str(error)) from error
 
 
 def _read(path: Path) -> bytes:

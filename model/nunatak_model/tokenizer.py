@@ -19,12 +19,22 @@ class TextTokenizer:
     """The backbone's tokenizer; may be called from several threads at once."""
 
     def __init__(self, definition: bytes, *, num_token_types: int) -> None:
+        """Read a `tokenizer.json`.
+
+        Raises:
+            ValueError: it is none, or none that the tokenizers library reads.
+        """
         self.digest = hashlib.sha256(definition).hexdigest()
-        self._definition = definition.decode()
         self._num_token_types = num_token_types
         self._by_length: dict[int | None, Tokenizer] = {}
         self._lock = threading.Lock()
-        self._vocabulary = Vocabulary.of(json.loads(definition))
+        try:
+            self._definition = definition.decode()
+            # What the library refuses is refused now, and not with the first text.
+            self._truncating_at(None)
+            self._vocabulary = Vocabulary.of(json.loads(definition))
+        except Exception as error:  # the library raises no other type
+            raise ValueError(f"tokenizer.json holds no tokenizer: {error}") from error
 
     @property
     def definition(self) -> str:
