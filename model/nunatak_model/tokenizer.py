@@ -30,8 +30,8 @@ class TextTokenizer:
         self._lock = threading.Lock()
         try:
             self._definition = definition.decode()
-            # What the library refuses is refused now, and not with the first text.
-            self._truncating_at(None)
+            # What the library refuses is refused now; the first text to come then uses it.
+            self._unused: Tokenizer | None = Tokenizer.from_str(self._definition)
             self._vocabulary = Vocabulary.of(json.loads(definition))
         except Exception as error:  # the library raises no other type
             raise ValueError(f"tokenizer.json holds no tokenizer: {error}") from error
@@ -94,7 +94,8 @@ class TextTokenizer:
         with self._lock:
             tokenizer = self._by_length.get(max_length)
             if tokenizer is None:
-                tokenizer = Tokenizer.from_str(self._definition)
+                tokenizer = self._unused or Tokenizer.from_str(self._definition)
+                self._unused = None
                 tokenizer.no_padding()
                 tokenizer.no_truncation()
                 if max_length is not None:

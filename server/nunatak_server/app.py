@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.metadata import version
+from itertools import chain
 
 from fastapi import FastAPI
 
@@ -15,8 +16,10 @@ from nunatak_server.api import admin, description, operations, pages, routes, tr
 from nunatak_server.api.context import RequestIdMiddleware
 from nunatak_server.api.description import DescribedApp
 from nunatak_server.api.errors import install_error_handlers
+from nunatak_server.api.limits import StrictRoute
 from nunatak_server.api.neighbours import open_inference, openai, tei
 from nunatak_server.api.observing import ObservingMiddleware
+from nunatak_server.api.room import RoomMiddleware
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.observation.tracing import Tracing
 from nunatak_server.runtime import Runtime, load_serving_backbone
@@ -79,9 +82,14 @@ def create_app(
     app.state.settings = settings
     app.state.door = door
     native = (routes, admin, traffic, operations, pages, description)
-    for module in (*native, tei, openai, open_inference):
-        app.include_router(module.router)
+    routers = [module.router for module in (*native, tei, openai, open_inference)]
+    for router in routers:
+        app.include_router(router)
     install_error_handlers(app)
+    # Each is around those before it.
+    routes_of_all = chain.from_iterable(router.routes for router in routers)
+    strict_routes = [route for route in routes_of_all if isinstance(route, StrictRoute)]
+    app.add_middleware(RoomMiddleware, routes=strict_routes)
     app.add_middleware(RequestIdMiddleware)
     app.add_middleware(ObservingMiddleware, access_log=settings.access_log)
     return app

@@ -20,6 +20,8 @@ from doubles.tasks import publish_tiny_task
 from nunatak_model import Backbone
 from nunatak_model.weights import LayerWeights
 from nunatak_registry import Registry
+from nunatak_server.api.access import ACCESS
+from nunatak_server.api.access import PREDICT as PREDICTING
 
 PREDICT = "/v1/tasks/tone/predict"
 REFUSED = 'nunatak_requests_total{outcome="share_exceeded",task="unknown"}'
@@ -96,20 +98,27 @@ def test_a_task_that_floods_the_queue_is_refused_and_another_is_not(
 
 
 @contextmanager
-def full_server(backbone: Backbone, registry: Registry) -> Generator[tuple[str, socket.socket]]:
-    """Run a server on which one task has taken its share; yields a new connection to it, too.
+def full_server(
+    backbone: Backbone, registry: Registry, *tasks: str
+) -> Generator[tuple[str, socket.socket]]:
+    """Run a server on which tasks, or one with its share, take what room there is.
 
-    At the end what is queued is computed, and has to be answered.
+    Yields a new connection to it, too. At the end what is queued is computed, and has to be
+    answered.
     """
+    tasks = tasks or ("tone", "tone")
     settings = make_settings(max_queued_requests=3)
     with running_server(backbone, registry, settings) as address, ExitStack() as stack:
         assert ask(address).status_code == 200
         HeldLayers.may_compute.clear()
-        waiting = [stack.enter_context(send_only(address, number)) for number in range(2)]
-        wait_for(address, "nunatak_admitted_requests", 2)
+        waiting = [
+            stack.enter_context(send_only(address, number, task=task))
+            for number, task in enumerate(tasks)
+        ]
+        wait_for(address, "nunatak_admitted_requests", len(tasks))
         yield address, stack.enter_context(connect(address))
         HeldLayers.may_compute.set()
-        assert [status_of(it) for it in waiting] == [200, 200]
+        assert {status_of(it) for it in waiting} == {200}
 
 
 BODY = json.dumps({"inputs": "and this?"}).encode()
@@ -128,6 +137,23 @@ def test_a_flood_is_refused_before_its_bodies_come_and_keeps_its_connections(
         HeldLayers.may_compute.set()
         assert status_of(refused) == 200
         assert metric(address, REFUSED) == 1
+
+
+def test_every_prediction_is_refused_by_its_head_in_the_shape_of_its_protocol(
+    backbone: Backbone, registry: Registry
+) -> None:
+    predicting = [path for (_, path), needed in ACCESS.items() if needed == PREDICTING]
+    with full_server(backbone, registry, "tone", "tone", "other") as (address, refused):
+        for path in predicting:
+            refused.sendall(head(LENGTH, path=path))
+            status, body = answer_of(refused)
+            refused.sendall(BODY)
+
+            assert status == 429, path
+            is_ours = path.startswith(("/v1/predict", "/v1/tasks"))
+            assert ("code" if is_ours else "error") in json.loads(body), path
+            labels = f'method="POST",route="{path}",status="429"'
+            assert metric(address, f"nunatak_http_requests_total{{{labels}}}") == 1
 
 
 def test_a_body_of_unknown_length_is_read_before_it_is_refused(
@@ -251,10 +277,10 @@ def ask(address: str) -> httpx.Response:
     return httpx.post(f"{address}{PREDICT}", json={"inputs": "still there?"})
 
 
-def send_only(address: str, number: int) -> socket.socket:
+def send_only(address: str, number: int, *, task: str = "tone") -> socket.socket:
     body = json.dumps({"inputs": f"text {number}"}).encode()
     connection = connect(address)
-    connection.sendall(head(f"content-length: {len(body)}") + body)
+    connection.sendall(head(f"content-length: {len(body)}", task=task) + body)
     return connection
 
 
@@ -263,15 +289,18 @@ def connect(address: str) -> socket.socket:
     return socket.create_connection((parts.hostname or "", parts.port or 0), timeout=30)
 
 
-def head(more: str, *, task: str = "tone") -> bytes:
-    common = (
-        f"POST /v1/tasks/{task}/predict HTTP/1.1\r\nhost: test\r\ncontent-type: application/json"
-    )
+def head(more: str, *, task: str = "tone", path: str = "/v1/tasks/{task}/predict") -> bytes:
+    target = path.format(task=task, version=1)
+    common = f"POST {target} HTTP/1.1\r\nhost: test\r\ncontent-type: application/json"
     return f"{common}\r\n{more}\r\n\r\n".encode()
 
 
 def status_of(connection: socket.socket) -> int:
-    """Read one answer whole, and return its status."""
+    return answer_of(connection)[0]
+
+
+def answer_of(connection: socket.socket) -> tuple[int, bytes]:
+    """Read one answer whole, and return its status and its body."""
     lines = b""
     while not lines.endswith(b"\r\n\r\n"):
         lines += connection.recv(1) or pytest.fail(f"closed after {lines!r}")
@@ -279,7 +308,7 @@ def status_of(connection: socket.socket) -> int:
     body = b""
     while length is not None and len(body) < int(length[1]):
         body += connection.recv(4096)
-    return int(lines.split()[1])
+    return int(lines.split()[1]), body
 
 
 def metric(address: str, name: str) -> float:

@@ -11,6 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
+from starlette.types import Scope
 
 import nunatak_artifact as artifact
 import nunatak_model as model
@@ -119,6 +120,12 @@ def problem_of_invalid(error: RequestValidationError, *, request_id: str | None)
     return {**problem, "errors": error_items(error.errors())}
 
 
+def problem_response(scope: Scope, error: KnownError) -> Response:
+    """Answer the request of a scope with an error of the project."""
+    problem = problem_of(error, request_id=request_id_of(scope))
+    return _response(problem, headers=headers_of(error))
+
+
 def install_error_handlers(app: FastAPI) -> None:
     """Answer every failure of `app`, foreseen or not, with a problem."""
     for tree in KNOWN_ERRORS:
@@ -131,8 +138,7 @@ def install_error_handlers(app: FastAPI) -> None:
 async def _answer_known_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, KnownError):
         raise error
-    problem = problem_of(error, request_id=request_id_of(request.scope))
-    return _response(problem, headers=headers_of(error))
+    return problem_response(request.scope, error)
 
 
 async def _answer_invalid_request(request: Request, error: Exception) -> Response:

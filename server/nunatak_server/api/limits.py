@@ -1,4 +1,4 @@
-"""Limits on what is read from a caller: room, bytes, time and media type."""
+"""Limits on what is read from a caller: bytes, time and media type."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -7,11 +7,12 @@ from typing import Any, Final
 
 from fastapi import Request, Response
 from starlette.requests import ClientDisconnect
+from starlette.types import Scope
 
-from nunatak_registry import TaskReference
 from nunatak_server.admission import Admission, HeldBytes
-from nunatak_server.api.access import PREDICT, access_to, admit, caller_of
+from nunatak_server.api.access import Access, access_to, admit, caller_of
 from nunatak_server.api.disconnects import CLIENT_CLOSED_REQUEST, unless_disconnected
+from nunatak_server.api.errors import problem_response
 from nunatak_server.api.lines import LinesResponse
 from nunatak_server.api.reading import ReadingRoute
 from nunatak_server.api.strict_json import parse_json
@@ -20,7 +21,7 @@ from nunatak_server.errors import (
     ReceiveTimeoutError,
     UnsupportedMediaTypeError,
 )
-from nunatak_server.service import PredictionService
+from nunatak_server.errors.known import KnownError
 from nunatak_server.settings import ServerSettings
 
 METHODS_WITH_BODY: Final = frozenset({"POST", "PUT"})
@@ -46,18 +47,21 @@ class StrictRequest(Request):
 class StrictRoute(ReadingRoute):
     """A route for those who may use it; reads bodies under limits, and lets go of who has gone."""
 
+    @property
+    def needed(self) -> Access | None:
+        """What a caller must have."""
+        return access_to(self.methods or set(), self.path_format)
+
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Wrap the handler of the base class."""
         handle = super().get_route_handler()
-        needed = access_to(self.methods or set(), self.path_format)
+        needed = self.needed
 
         async def handle_strictly(request: Request) -> Response:
             # Before anything of the body is read: strangers get no work done.
             admit(request, needed)
             if request.method not in METHODS_WITH_BODY:
                 return await handle(request)
-            if needed == PREDICT:
-                check_room(request)
             with ExitStack() as holding:
                 admission, caller = admission_of(request), caller_of(request.scope)
                 held = holding.enter_context(admission.hold_bytes(caller.name))
@@ -73,6 +77,10 @@ class StrictRoute(ReadingRoute):
 
         return handle_strictly
 
+    def answer_failure(self, scope: Scope, error: KnownError) -> Response:
+        """Answer a request with an error of the project, as callers of this route read it."""
+        return problem_response(scope, error)
+
 
 def settings_of(request: Request) -> ServerSettings:
     """Return the settings of the application that serves the request."""
@@ -86,29 +94,8 @@ def admission_of(request: Request) -> Admission:
     return admission
 
 
-def check_room(request: Request) -> None:
-    """Refuse a prediction for which there is no room, before anything of its body is read.
-
-    The protocol throws away what then comes of the body, and the connection stays in use: closing
-    it would reset it under callers that still send, and make each of them open another. So this is
-    only for bodies that are certain to come, and to end soon: others are read first.
-
-    Raises:
-        OverloadedError: the queue, or the share that the caller or the task has of it, is full.
-        NotReadyError: the server takes no requests.
-    """
-    num_bytes = _declared_bytes(request)
-    if num_bytes is None or num_bytes > settings_of(request).max_body_bytes:
-        return
-    if "expect" in request.headers:
-        return
-    task = request.path_params.get("task")
-    service: PredictionService = request.app.state.runtime.service
-    tasks = () if task is None else (TaskReference.task_in(task),)
-    service.check_room(caller_of(request.scope).name, tasks=tasks, num_bytes=num_bytes)
-
-
-def _declared_bytes(request: Request) -> int | None:
+def declared_bytes(request: Request) -> int | None:
+    """Return how long the body is by its header, if that is said."""
     declared = request.headers.get("content-length", "")
     return int(declared[:20]) if declared.isdecimal() else None
 
@@ -142,7 +129,7 @@ async def read_strictly(
 
 
 async def _read(request: Request, limit_bytes: int, held: HeldBytes) -> bytes:
-    if (_declared_bytes(request) or 0) > limit_bytes:
+    if (declared_bytes(request) or 0) > limit_bytes:
         raise BodyTooLargeError(limit_bytes)
     body = bytearray()
     async for chunk in request.stream():

@@ -6,6 +6,7 @@ from typing import Any
 import orjson
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
+from starlette.types import Scope
 
 from nunatak_registry import TaskManifest, TaskReference
 from nunatak_server.api.access import caller_of
@@ -15,7 +16,7 @@ from nunatak_server.api.limits import StrictRoute
 from nunatak_server.api.replies import TASK_VERSION_HEADER, timing_headers
 from nunatak_server.api.routes import catalog_of, reference_text, runtime_of
 from nunatak_server.embedding import EmbeddingRequest, Embeddings
-from nunatak_server.errors.known import KNOWN_ERRORS
+from nunatak_server.errors.known import KNOWN_ERRORS, KnownError
 from nunatak_server.inputs import TaskInput
 from nunatak_server.outputs import PredictionOptions
 from nunatak_server.prediction import PredictionRequest, TaskFailure, TaskPrediction
@@ -36,21 +37,28 @@ class TranslatedRoute(StrictRoute):
         handle = super().get_route_handler()
 
         async def handle_in_shape(request: Request) -> Response:
-            request_id = request_id_of(request.scope)
             try:
                 return await handle(request)
             except RequestValidationError as error:
-                problem, headers = problem_of_invalid(error, request_id=request_id), {}
+                problem = problem_of_invalid(error, request_id=request_id_of(request.scope))
+                return self._shaped(problem, headers={})
             except KNOWN_ERRORS as error:
-                problem, headers = problem_of(error, request_id=request_id), headers_of(error)
-            return Response(
-                orjson.dumps(self.shape(problem)),
-                status_code=problem["status"],
-                media_type="application/json",
-                headers=headers,
-            )
+                return self.answer_failure(request.scope, error)
 
         return handle_in_shape
+
+    def answer_failure(self, scope: Scope, error: KnownError) -> Response:
+        """Answer a request with an error of the project, in the neighbour's shape."""
+        problem = problem_of(error, request_id=request_id_of(scope))
+        return self._shaped(problem, headers=headers_of(error))
+
+    def _shaped(self, problem: Problem, *, headers: Mapping[str, str]) -> Response:
+        return Response(
+            orjson.dumps(self.shape(problem)),
+            status_code=problem["status"],
+            media_type="application/json",
+            headers=headers,
+        )
 
 
 def explained(problem: Problem) -> str:
