@@ -1,11 +1,10 @@
 """Refuses predictions for which there is no room, before the framework does any work for them.
 
-Under overload most requests are refused, and what that costs is taken from those that are answered.
-Within a route a refusal costs nearly twice as much, because of what the framework puts around it.
+Under overload most requests are refused, and what that costs is taken from those that are answered:
+most of a refusal within a route would be what the framework puts around it.
 """
 
 from collections.abc import Iterable
-from typing import Final
 
 from fastapi import Request, Response
 from starlette.routing import Match
@@ -16,8 +15,6 @@ from nunatak_server.api.access import PREDICT, admit, caller_of
 from nunatak_server.api.limits import StrictRoute, declared_bytes, settings_of
 from nunatak_server.errors.known import KNOWN_ERRORS
 from nunatak_server.service import PredictionService
-
-HTTP: Final = "http"
 
 
 class RoomMiddleware:
@@ -33,7 +30,7 @@ class RoomMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass one request on, or refuse it."""
-        refusal = self._refusal(scope) if scope["type"] == HTTP else None
+        refusal = self._refusal(scope) if scope["type"] == "http" else None
         await (refusal or self._app)(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> Response | None:
