@@ -128,7 +128,7 @@ class Engine:
         if arrived is None and not self._pending:
             return False
         self._pending.extend(arrived or ())
-        debts, limits = self._order.debts, self._limits_now()
+        debts, limits = self._order.debts, self._limits_for(self._pending)
         plan = plan_with_shadows(
             self._pending,
             limits=limits,
@@ -144,8 +144,8 @@ class Engine:
         self._carry_out(loop, plan, _Progress(running=running, going_first=plan.going_first))
         return True
 
-    def _limits_now(self) -> BatchLimits:
-        return replace(self._limits, max_work=self.pace.next_tokens)
+    def _limits_for(self, rows: Sequence[PendingRow]) -> BatchLimits:
+        return replace(self._limits, max_work=self.pace.next_tokens(_num_tasks(rows)))
 
     def _carry_out(
         self,
@@ -183,7 +183,13 @@ class Engine:
         computed = compute_rows(self._compute, plan.batch, between_layers)
         overtaking_s = 0.0 if progress is None else progress.overtaking_s
         seconds = self._stopwatch() - begun - overtaking_s
-        self.pace = self.pace.after(work=plan.work, asked_work=plan.asked_work, seconds=seconds)
+        self.pace = self.pace.after(
+            work=plan.work,
+            asked_work=plan.asked_work,
+            seconds=seconds,
+            num_tasks=_num_tasks(plan.batch),
+            num_rows=len(plan.batch),
+        )
         report = report_of(
             plan,
             number=next(self._numbers),
@@ -225,7 +231,7 @@ class Engine:
             candidates,
             running=progress.running,
             waiting=waiting,
-            limits=self._limits_now(),
+            limits=self._limits_for(candidates),
             now=self._clock(),
             order=self._order,
             rules=self._rules,
@@ -235,6 +241,10 @@ class Engine:
             self._carry_out(loop, plan, None)
             progress.overtaking_s += self._stopwatch() - begun
             progress.running = progress.running.after(plan.batch, self._rules.weights)
+
+
+def _num_tasks(rows: Sequence[PendingRow]) -> int:
+    return len({(row.task, row.version) for row in rows})
 
 
 def _answer(loop: asyncio.AbstractEventLoop, answers: Answers) -> None:

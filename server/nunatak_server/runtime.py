@@ -126,14 +126,19 @@ class Runtime:
             graphs=trunk_graphs(backbone) if settings.cuda_graphs else None,
         )
         self.tracing = tracing
+        limits = settings.batch_limits(longest_row_tokens=backbone.config.max_tokens)
         self._engine = Engine(
             compute=compute,
             rules=TurnRules(
                 weights=weights or {},
                 is_trunk_held=lambda row: compute.holds_trunk(row.encoding, row.branch.split_depth),
             ),
-            limits=settings.batch_limits(longest_row_tokens=backbone.config.max_tokens),
-            pace=Pace(fixed_share=settings.batch_overhead),
+            limits=limits,
+            pace=Pace(
+                fixed_share=settings.batch_overhead,
+                max_tokens=limits.max_tokens,
+                max_rows=limits.max_rows,
+            ),
             observer=BatchObservers(self.metrics, *([tracing] if tracing else [])),
             on_fatal=self._fail,
             stopwatch=_stopwatch_of(backbone.device),

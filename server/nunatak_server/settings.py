@@ -98,8 +98,8 @@ class ServerSettings(BaseSettings):
     )
     batch_overhead: Annotated[float, Field(gt=0, lt=1)] = Field(
         default=FIXED_SHARE,
-        description="share of a batch's time that may go to what does not grow with its tokens; "
-        "batches get no longer than that takes. Less gains throughput, more shortens waits",
+        description="share of the throughput of the longest batches that is given up for shorter "
+        "ones. Less gains throughput, more shortens waits",
     )
     trunk_cache_bytes: Annotated[int, Field(ge=0, le=2**40)] = Field(
         default=256 * 1024**2,

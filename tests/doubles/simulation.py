@@ -65,7 +65,7 @@ class Simulation:
 
     @property
     def limits(self) -> BatchLimits:
-        return replace(LIMITS, max_work=self.pace.next_tokens)
+        return replace(LIMITS, max_work=self.pace.next_tokens(1))
 
     def arrivals(self) -> list[WaitingRow]:
         """Take what has arrived by now."""
