@@ -44,7 +44,7 @@ WORDS = ("where", "when", "parcel", "lost", "green", "late", "please", "call", "
 NUM_WORDS = 16
 NUM_TOKENS = NUM_WORDS + 2
 LONG_BATCHES = 0.05
-"""Of a batch's time for its fixed part, where throughput counts for more than waits."""
+"""Of the throughput of the longest batches, where throughput counts for more than waits."""
 CALLERS, TEXTS_PER_REQUEST = 4, 16
 ROWS_PER_FORWARD = 64
 """As many as a batch of the server may have."""
