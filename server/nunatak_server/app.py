@@ -86,9 +86,9 @@ def create_app(
     for router in routers:
         app.include_router(router)
     install_error_handlers(app)
-    # Each is around those before it.
     routes_of_all = chain.from_iterable(router.routes for router in routers)
     strict_routes = [route for route in routes_of_all if isinstance(route, StrictRoute)]
+    # Each is around those before it.
     app.add_middleware(RoomMiddleware, routes=strict_routes)
     app.add_middleware(RequestIdMiddleware)
     app.add_middleware(ObservingMiddleware, access_log=settings.access_log)
