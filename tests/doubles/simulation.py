@@ -113,7 +113,11 @@ class Simulation:
     def answer(self, plan: BatchPlan[WaitingRow]) -> None:
         """Note the rows of a batch that has ended, and how long it took."""
         self.pace = self.pace.after(
-            work=plan.work, asked_work=plan.asked_work, seconds=self.machine.seconds(plan.work)
+            work=plan.work,
+            asked_work=plan.asked_work,
+            seconds=self.machine.seconds(plan.work),
+            num_tasks=1,
+            num_rows=1,
         )
         self.answered_at.update({row.group: self.now for row in plan.batch})
 
@@ -141,5 +145,7 @@ def simulate(
 def _calibrated(machine: Machine) -> Pace:
     pace = Pace()
     for work in (8, 128, 12, 96):
-        pace = pace.after(work=work, asked_work=work, seconds=machine.seconds(work))
+        pace = pace.after(
+            work=work, asked_work=work, seconds=machine.seconds(work), num_tasks=1, num_rows=1
+        )
     return pace

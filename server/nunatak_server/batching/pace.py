@@ -102,8 +102,8 @@ class Pace:
         work: float,
         asked_work: float,
         seconds: float,
-        num_tasks: int = 1,
-        num_rows: int = 1,
+        num_tasks: int,
+        num_rows: int,
     ) -> "Pace":
         """Return the pace once a batch has run.
 

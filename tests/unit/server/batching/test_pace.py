@@ -19,9 +19,9 @@ FIXED_S, PER_TOKEN_S = 1e-3, 0.15e-3
 
 def pace_of(batches: Sequence[tuple[float, float]]) -> Pace:
     """Return the pace after batches of tokens and seconds."""
-    pace = Pace().after(work=1, asked_work=1, seconds=100)
+    pace = Pace().after(work=1, asked_work=1, seconds=100, num_tasks=1, num_rows=1)
     for work, seconds in batches:
-        pace = pace.after(work=work, asked_work=work, seconds=seconds)
+        pace = pace.after(work=work, asked_work=work, seconds=seconds, num_tasks=1, num_rows=1)
     return pace
 
 
@@ -77,7 +77,7 @@ def test_rows_that_go_alone_do_not_make_batches_of_many_tasks_short(
     seed: int, overtaking: float
 ) -> None:
     draw = random.Random(seed)
-    pace = Pace(max_rows=64).after(work=1, asked_work=1, seconds=1)
+    pace = Pace(max_rows=64).after(work=1, asked_work=1, seconds=1, num_tasks=1, num_rows=1)
 
     for count in range(600):
         goes_alone = count < 20 or draw.random() < overtaking
@@ -98,10 +98,14 @@ def test_rows_that_go_alone_do_not_make_batches_of_many_tasks_short(
 
 def test_what_a_task_takes_is_kept_while_batches_do_not_tell_it() -> None:
     line = Line(fixed_s=1e-3, per_task_s=PER_TASK_S, per_token_s=PER_TOKEN_S)
-    pace = replace(Pace().after(work=1, asked_work=1, seconds=1), line=line)
+    pace = replace(
+        Pace().after(work=1, asked_work=1, seconds=1, num_tasks=1, num_rows=1), line=line
+    )
 
     for work in (20, 400) * 50:
-        pace = pace.after(work=work, asked_work=work, seconds=line.seconds(work, 1), num_tasks=1)
+        pace = pace.after(
+            work=work, asked_work=work, seconds=line.seconds(work, 1), num_tasks=1, num_rows=1
+        )
 
     assert pace.line is not None
     assert pace.line.per_task_s == PER_TASK_S
@@ -124,11 +128,19 @@ def test_what_was_learnt_is_kept_while_all_batches_are_of_one_size() -> None:
 def test_a_wrong_size_is_found_out_though_all_rows_are_alike(wrong: float) -> None:
     row, fixed_s, per_token_s = 18, 6e-3, 0.3e-3
     line = Line(fixed_s=wrong * FIXED_SHARE / (1 - FIXED_SHARE), per_token_s=1)
-    pace = replace(Pace().after(work=1, asked_work=1, seconds=1), line=line)
+    pace = replace(
+        Pace().after(work=1, asked_work=1, seconds=1, num_tasks=1, num_rows=1), line=line
+    )
 
     for _ in range(300):
         work = row * max(1, int(pace.next_tokens(1) // row))
-        pace = pace.after(work=work, asked_work=work, seconds=fixed_s + work * per_token_s)
+        pace = pace.after(
+            work=work,
+            asked_work=work,
+            seconds=fixed_s + work * per_token_s,
+            num_tasks=1,
+            num_rows=1,
+        )
 
     right = (1 / FIXED_SHARE - 1) * fixed_s / per_token_s
     assert pace.efficient_tokens(1) == pytest.approx(right, rel=0.05)
@@ -137,7 +149,7 @@ def test_a_wrong_size_is_found_out_though_all_rows_are_alike(wrong: float) -> No
 def test_sizes_swing_around_the_efficient_one() -> None:
     pace = pace_of([(10, 1.01), (1000, 2.0)])
 
-    following = pace.after(work=100, asked_work=100, seconds=1.1)
+    following = pace.after(work=100, asked_work=100, seconds=1.1, num_tasks=1, num_rows=1)
 
     swings = [it.next_tokens(1) / it.efficient_tokens(1) for it in (pace, following)]
     assert sorted(swings) == pytest.approx([1 - SWING, 1 + SWING])
@@ -181,7 +193,7 @@ def test_a_machine_without_a_fixed_part_still_gets_a_few_rows() -> None:
 
 
 def test_the_first_batch_is_not_counted() -> None:
-    pace = Pace().after(work=9, asked_work=9, seconds=1)
+    pace = Pace().after(work=9, asked_work=9, seconds=1, num_tasks=1, num_rows=1)
 
     assert (pace.tokens_per_s, pace.largest_tokens, pace.efficient_tokens(1)) == (None, 0, inf)
 
