@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Hashable, Mapping
 from typing import Final, TypeVar
 
-from nunatak_server.batching.turns import Flow
+from nunatak_server.batching.queues import Flow
 
 Key = TypeVar("Key", bound=Hashable)
 Amount = TypeVar("Amount", int, float)

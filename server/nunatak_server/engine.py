@@ -18,7 +18,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -32,10 +32,12 @@ from nunatak_server.batching.planner import (
     BatchPlan,
     TurnOrder,
     TurnRules,
+    lapsed_of,
     plan_batch,
 )
+from nunatak_server.batching.queues import Flow, Queues, flow_of
 from nunatak_server.batching.rows import PendingRow, RowOutcome
-from nunatak_server.batching.shadow_planning import plan_with_shadows
+from nunatak_server.batching.shadow_planning import add_shadows
 from nunatak_server.errors import DeadlineExceededError, EngineFailedError, NotReadyError
 
 Answers = list[tuple[PendingRow, RowOutcome]]
@@ -81,8 +83,11 @@ class Engine:
         self._clock = clock
         self._stopwatch = stopwatch
         self._inbox: Inbox[PendingRow] = Inbox()
-        self._pending: list[PendingRow] = []
-        """Every row that was taken in and is not answered; the engine thread's alone."""
+        self._queues: Queues[PendingRow] = Queues()
+        self._shadows: list[PendingRow] = []
+        """Those that wait for the next batch, and for no other."""
+        self._batches: list[Sequence[PendingRow]] = []
+        """Those that run: each but the first between two layers of the one before."""
         self._numbers = itertools.count(1)
         self._thread: threading.Thread | None = None
 
@@ -116,36 +121,58 @@ class Engine:
         except BaseException as error:
             logger.critical("the engine has failed", exc_info=error)
             self._inbox.close()
-            self._pending.extend(self._inbox.take(block=False) or ())
+            arrived = self._inbox.take(block=False) or []
             # Told first: whoever is answered must find the process no longer ready.
             loop.call_soon_threadsafe(self._on_fatal, _as_failure(error))
             stopped = NotReadyError("the engine has failed")
-            _answer(loop, [(row, stopped) for row in self._pending])
+            running = itertools.chain.from_iterable(self._batches)
+            rows = [*running, *self._queues, *self._shadows, *arrived]
+            _answer(loop, [(row, stopped) for row in rows])
 
     def _serve_next(self, loop: asyncio.AbstractEventLoop) -> bool:
         """Run one batch; its rows are let go on return, for they hold versions in memory."""
-        arrived = self._inbox.take(block=not self._pending)
-        if arrived is None and not self._pending:
+        arrived = self._inbox.take(block=not self._queues)
+        if arrived is None and not self._queues:
             return False
-        self._pending.extend(arrived or ())
-        debts, limits = self._order.debts, self._limits_for(self._pending)
-        plan = plan_with_shadows(
-            self._pending,
-            limits=limits,
-            plan=partial(
-                plan_in_turn if self._compute.stops_between_layers else plan_batch,
-                limits=limits,
-                now=self._clock(),
-                order=self._order,
-                rules=self._rules,
-            ),
-        )
+        self._take_in(arrived or ())
+        self._drop_lapsed(loop, self._queues)
+        debts, limits = self._order.debts, self._limits_for(self._queues.flows)
+        plan_turns = plan_in_turn if self._compute.stops_between_layers else plan_batch
+        plan = plan_turns(self._queues, limits=limits, order=self._order, rules=self._rules)
+        plan = self._with_shadows(loop, plan, limits)
         running = Running(batch=plan.batch, backlog=plan.backlog, debts=debts)
         self._carry_out(loop, plan, _Progress(running=running, going_first=plan.going_first))
         return True
 
-    def _limits_for(self, rows: Sequence[PendingRow]) -> BatchLimits:
-        return replace(self._limits, max_work=self.pace.next_tokens(_num_tasks(rows)))
+    def _take_in(self, arrived: Sequence[PendingRow]) -> None:
+        self._queues.add(row for row in arrived if not row.is_shadow)
+        self._shadows.extend(row for row in arrived if row.is_shadow)
+
+    def _drop_lapsed(self, loop: asyncio.AbstractEventLoop, rows: Iterable[PendingRow]) -> None:
+        """Answer those of the rows whose deadline has passed, and forget those nobody waits for."""
+        lapsed = lapsed_of(rows, now=self._clock())
+        self._queues.remove((*lapsed.expired, *lapsed.cancelled))
+        _answer(loop, [(row, DeadlineExceededError()) for row in lapsed.expired])
+
+    def _with_shadows(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        plan: BatchPlan[PendingRow],
+        limits: BatchLimits,
+    ) -> BatchPlan[PendingRow]:
+        """Add the shadows for which there is room, and drop the others."""
+        shadows = [row for row in self._shadows if not row.is_cancelled]
+        self._shadows = []
+        if not shadows:
+            return plan
+        filled = add_shadows(plan, shadows, limits=limits)
+        taken = set(map(id, filled.batch))
+        _answer(loop, [(row, DeadlineExceededError()) for row in shadows if id(row) not in taken])
+        return filled
+
+    def _limits_for(self, waiting: Iterable[Flow]) -> BatchLimits:
+        num_tasks = len({task for _, _, task in waiting})
+        return replace(self._limits, max_work=self.pace.next_tokens(num_tasks))
 
     def _carry_out(
         self,
@@ -153,19 +180,15 @@ class Engine:
         plan: BatchPlan[PendingRow],
         progress: _Progress | None,
     ) -> None:
-        """Answer what the plan takes out of what is pending; no `progress`: nothing overtakes."""
+        """Compute the batch of a plan, and answer it; no `progress`: nothing overtakes."""
         self._order = plan.order
-        _answer(loop, [(row, DeadlineExceededError()) for row in plan.expired])
-        # Before anything else is planned: what is dropped must hold up nobody of its flow.
-        self._forget((*plan.expired, *plan.cancelled))
-        if plan.batch:
-            _answer(loop, self._compute_batch(loop, plan, progress))
-            self._forget(plan.batch)
-
-    def _forget(self, rows: Sequence[PendingRow]) -> None:
-        gone = set(map(id, rows))
-        if gone:
-            self._pending = [row for row in self._pending if id(row) not in gone]
+        if not plan.batch:
+            return
+        self._queues.remove(row for row in plan.batch if not row.is_shadow)
+        self._batches.append(plan.batch)
+        _answer(loop, self._compute_batch(loop, plan, progress))
+        # Not if that failed: then whoever answers all that is left must find them.
+        self._batches.pop()
 
     def _compute_batch(
         self,
@@ -217,22 +240,19 @@ class Engine:
     ) -> None:
         """Run what goes before the layers of a batch that are left."""
         arrived = self._inbox.take(block=False) or []
+        self._take_in(arrived)
         candidates = [*progress.going_first, *(row for row in arrived if not row.is_shadow)]
         if not candidates:
-            self._pending.extend(arrived)
             return
-        others = set(map(id, (*progress.running.batch, *candidates)))
-        # A shadow waits for the next batch, or for nothing: it holds up nobody of its flow.
-        waiting = [row for row in self._pending if id(row) not in others and not row.is_shadow]
-        self._pending.extend(arrived)
         progress.going_first = ()
+        self._drop_lapsed(loop, candidates)
+        candidates = [row for row in candidates if row in self._queues]
         progress.running = replace(progress.running, share_left=1.0 - share_done)
         plan = plan_overtaking(
             candidates,
             running=progress.running,
-            waiting=waiting,
-            limits=self._limits_for(candidates),
-            now=self._clock(),
+            queues=self._queues,
+            limits=self._limits_for(map(flow_of, candidates)),
             order=self._order,
             rules=self._rules,
         )

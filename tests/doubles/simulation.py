@@ -14,6 +14,7 @@ from nunatak_server.batching.planner import (
     TurnRules,
     plan_batch,
 )
+from nunatak_server.batching.queues import Queues
 
 LIMITS = BatchLimits(max_tokens=4096, max_rows=64)
 
@@ -58,7 +59,7 @@ class Simulation:
         self.rules = rules
         self.now = 0.0
         self.queue = list[tuple[float, int, WaitingRow]]()
-        self.pending: list[WaitingRow] = []
+        self.pending: Queues[WaitingRow] = Queues()
         self.order = TurnOrder()
         self.pace = _calibrated(machine)
         self.answered_at = dict[int, float]()
@@ -78,34 +79,33 @@ class Simulation:
         """Run one batch, and between its layers what goes before it."""
         num_layers, debts = self.machine.num_layers, self.order.debts
         plan_turns = plan_in_turn if num_layers > 1 else plan_batch
-        plan = plan_turns(
-            self.pending, limits=self.limits, now=0, order=self.order, rules=self.rules
-        )
-        first = set(map(id, plan.going_first))
-        self.pending = [row for row in plan.waiting if id(row) not in first]
+        plan = plan_turns(self.pending, limits=self.limits, order=self.order, rules=self.rules)
+        self.pending.remove(plan.batch)
         self.order = plan.order
         running = Running(batch=plan.batch, backlog=plan.backlog, debts=debts)
-        arrived, seconds = list(plan.going_first), self.machine.seconds(plan.work)
+        candidates, seconds = list(plan.going_first), self.machine.seconds(plan.work)
         for layer in range(num_layers):
             if num_layers > 1:
                 running = replace(running, share_left=1 - layer / num_layers)
-                running = self.overtake(running, [*arrived, *self.arrivals()])
-                arrived = []
+                arrived = self.arrivals()
+                self.pending.add(arrived)
+                running = self.overtake(running, [*candidates, *arrived])
+                candidates = []
             self.now += seconds / num_layers
         self.answer(plan)
 
     def overtake(
-        self, running: Running[WaitingRow], arrived: Sequence[WaitingRow]
+        self, running: Running[WaitingRow], candidates: Sequence[WaitingRow]
     ) -> Running[WaitingRow]:
         """Run what goes before the rest of a batch."""
         plan = plan_overtaking(
-            arrived, running=running, waiting=self.pending,
-            limits=self.limits, now=0, order=self.order, rules=self.rules,
+            candidates, running=running, queues=self.pending,
+            limits=self.limits, order=self.order, rules=self.rules,
         )  # fmt: skip
         if plan is None:
-            self.pending += arrived
             return running
-        self.pending, self.order = list(plan.waiting), plan.order
+        self.pending.remove(plan.batch)
+        self.order = plan.order
         self.now += self.machine.seconds(plan.work)
         self.answer(plan)
         return running.after(plan.batch, self.rules.weights)
@@ -137,7 +137,7 @@ def simulate(
     while (simulation.queue or simulation.pending) and simulation.now < until_s:
         if not simulation.pending:
             simulation.now = max(simulation.now, simulation.queue[0][0])
-        simulation.pending += simulation.arrivals()
+        simulation.pending.add(simulation.arrivals())
         simulation.run_batch()
     return {group: at_s - came[group] for group, at_s in simulation.answered_at.items()}
 

@@ -1,7 +1,10 @@
 """Rows that wait, without tensors and futures: all that a planner looks at."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from nunatak_server.batching.planner import BatchPlan
+from nunatak_server.batching.planner import WaitingRow as AnyRow
 from nunatak_server.batching.senders import ANONYMOUS, Priority
 
 
@@ -39,3 +42,9 @@ def waiting_row(
         caller=caller,
         priority=priority,
     )
+
+
+def left_by(plan: BatchPlan[AnyRow], pending: Iterable[AnyRow]) -> list[AnyRow]:
+    """Return the rows that a plan does not take, in their order."""
+    taken = set(map(id, plan.batch))
+    return [row for row in pending if id(row) not in taken]

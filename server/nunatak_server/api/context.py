@@ -3,8 +3,8 @@
 Pure ASGI: a middleware that wraps requests in tasks of its own would hide disconnects.
 """
 
+import random
 import re
-import secrets
 from collections.abc import MutableMapping
 from typing import Any, Final
 
@@ -13,6 +13,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 REQUEST_ID_HEADER: Final = "x-request-id"
 _STATE_KEY: Final = "nunatak_request_id"
+_ID_BITS: Final = 64
+# To ask the system for each would be to wait for it.
+_IDS: Final = random.Random()  # noqa: S311 - an id is no secret
 _SANE_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
 
@@ -32,7 +35,7 @@ class RequestIdMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = _sent_id(scope) or secrets.token_hex(8)
+        request_id = _sent_id(scope) or f"{_IDS.getrandbits(_ID_BITS):016x}"
         scope[_STATE_KEY] = request_id
 
         async def send_with_id(message: Message) -> None:

@@ -9,7 +9,7 @@ as efficient as it is.
 """
 
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Generic
@@ -23,7 +23,8 @@ from nunatak_server.batching.planner import (
     WaitingRow,
     plan_batch,
 )
-from nunatak_server.batching.turns import MIN_COST, Debts, Flow, flow_of
+from nunatak_server.batching.queues import Flow, Queues, flow_of
+from nunatak_server.batching.turns import MIN_COST, Debts
 
 MIN_OUT_OF_TURN: Final = 0.5
 """Part of a batch that must be out of turn beside a row for it to go first."""
@@ -54,38 +55,33 @@ class Running(Generic[WaitingRow]):
 
 
 def plan_in_turn(
-    pending: Sequence[WaitingRow],
+    queues: Queues[WaitingRow],
     *,
     limits: BatchLimits,
-    now: float,
     order: TurnOrder,
     rules: TurnRules[WaitingRow],
 ) -> BatchPlan[WaitingRow]:
     """Plan the next batch without the rows that most of it is out of turn beside: they go first."""
-    plan = partial(plan_batch, limits=limits, now=now, order=order, rules=rules)
-    whole = plan(pending)
+    plan = partial(plan_batch, queues, limits=limits, order=order, rules=rules)
+    whole = plan()
     if not whole.backlog:
         return whole
     running = Running(batch=whole.batch, backlog=whole.backlog, debts=order.debts)
     first = _first_of(running, rules)
     if not first:
         return whole
-    gone = set(map(id, first))
-    rest = plan([row for row in pending if id(row) not in gone], beside=first)
-    rest = replace(rest, going_first=tuple(first))
+    rest = replace(plan(apart=first), going_first=tuple(first))
     running = Running(batch=rest.batch, backlog=rest.backlog, debts=order.debts)
-    waiting = [row for row in rest.waiting if id(row) not in gone]
     # All of them or none: one that stayed behind could be put off like this for ever.
-    return rest if len(_going(first, running, waiting, rules)) == len(first) else whole
+    return rest if len(_going(first, running, rest.backlog, rules)) == len(first) else whole
 
 
 def plan_overtaking(
-    arrived: Sequence[WaitingRow],
+    candidates: Sequence[WaitingRow],
     *,
     running: Running[WaitingRow],
-    waiting: Sequence[WaitingRow],
+    queues: Queues[WaitingRow],
     limits: BatchLimits,
-    now: float,
     order: TurnOrder,
     rules: TurnRules[WaitingRow],
 ) -> BatchPlan[WaitingRow] | None:
@@ -98,26 +94,25 @@ def plan_overtaking(
     flood overtakes a batch with half as much work as that has, by weight between callers.
 
     Args:
-        arrived: rows that came since the batch began, oldest first.
+        candidates: rows that came since the batch began, oldest first; none of the others goes.
         running: the batch, as far as it is done.
-        waiting: all others that wait; none of them goes.
+        queues: what waits, the candidates among it and the running batch not.
         limits: what a batch may hold.
-        now: the clock reading.
         order: as the running batch, and what overtook it, have left it.
         rules: weights, and which trunk states are held.
     """
-    going = _going(arrived, running, waiting, rules)
+    if not _is_all_floods(running):
+        return None
+    going = _going(candidates, running, queues.flows_beside(candidates), rules)
     if not going:
         return None
-    gone = set(map(id, going))
     plan = plan_batch(
-        going,
+        Queues(going),
         limits=limits,
-        now=now,
         # It is no turn of the oldest row, and does not put that off either.
         order=replace(order, num_in_turn=0),
         rules=rules,
-        beside=[row for row in (*waiting, *arrived) if id(row) not in gone],
+        beside=queues.flows_beside(going),
     )
     return replace(plan, order=replace(plan.order, num_in_turn=order.num_in_turn))
 
@@ -131,14 +126,17 @@ def work_of(row: Waiting) -> float:
 def _going(
     candidates: Sequence[WaitingRow],
     running: Running[WaitingRow],
-    waiting: Sequence[WaitingRow],
+    waiting: Collection[Flow],
     rules: TurnRules[WaitingRow],
 ) -> list[WaitingRow]:
-    """Those of the candidates, earlier ones first, that overtake the running batch."""
-    if not running.backlog.issuperset(map(flow_of, running.batch)):
+    """Those of the candidates, earlier ones first, that overtake the running batch.
+
+    Rows of the flows that have others waiting keep their order behind those.
+    """
+    kept = running.backlog.union(waiting)
+    if not _is_all_floods(running) or kept.issuperset(map(flow_of, candidates)):
         return []
     tags = _Tags(running, rules)
-    kept = running.backlog.union(map(flow_of, waiting))
     going, work = list[WaitingRow](), 0.0
     for rows in _by_group(candidates):
         out_of_turn = min(map(tags.work_after, rows))
@@ -154,6 +152,10 @@ def _going(
     return going
 
 
+def _is_all_floods(running: Running[WaitingRow]) -> bool:
+    return running.backlog.issuperset(map(flow_of, running.batch))
+
+
 def _first_of(running: Running[WaitingRow], rules: TurnRules[WaitingRow]) -> list[WaitingRow]:
     """Rows of a batch, at its start, that are of no flood, if most of it is out of turn beside one.
 
@@ -163,9 +165,11 @@ def _first_of(running: Running[WaitingRow], rules: TurnRules[WaitingRow]) -> lis
     first = [
         row for rows in groups if running.backlog.isdisjoint(map(flow_of, rows)) for row in rows
     ]
+    if not first:
+        return []
     tags = _Tags(running, rules)
     rest = tags.work - sum(map(work_of, first))
-    out_of_turn = max(map(tags.work_after, first), default=0.0)
+    out_of_turn = max(map(tags.work_after, first))
     return first if rest and out_of_turn >= MIN_OUT_OF_TURN * rest else []
 
 

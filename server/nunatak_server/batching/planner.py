@@ -1,4 +1,4 @@
-"""The planner: a pure function from what waits to the next batch.
+"""The planner: from what waits to the next batch; it changes nothing.
 
 Rows are taken by turns (`turns.py`): fair between callers, and between the tasks of a caller. A row
 that is taken brings its siblings along (the same text for other tasks of the same request),
@@ -9,25 +9,20 @@ whoever sent it at whatever priority. So a row that waits behind n older ones is
 `OLDEST_EVERY * (n + 1)` batches, whatever arrives later; those that overtake one do not count.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from types import MappingProxyType
 from typing import Final, Generic, Protocol, TypeVar
 
-from nunatak_server.batching.turns import Debts, Flow, Queued, Turns, flow_of
+from nunatak_server.batching.queues import Flow, Queued, Queues, flow_of
+from nunatak_server.batching.turns import Debts, Turns
 
 OLDEST_EVERY: Final = 8
 
 
 class Waiting(Queued, Protocol):
     """What the planner needs to know of a row that waits to be computed."""
-
-    @property
-    def group(self) -> Hashable:
-        """Equal for the rows of one request that read the same text."""
-        ...
 
     @property
     def trunk_key(self) -> Hashable:
@@ -94,12 +89,9 @@ class TurnRules(Generic[WaitingRow]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlan(Generic[WaitingRow]):
-    """Every waiting row, in exactly one of four places."""
+    """The rows of the next batch, what they take, and what is left."""
 
     batch: tuple[WaitingRow, ...]
-    expired: tuple[WaitingRow, ...]
-    cancelled: tuple[WaitingRow, ...]
-    waiting: tuple[WaitingRow, ...]
     num_tokens: int
     num_trunk_rows: int
     num_held_rows: int
@@ -109,61 +101,67 @@ class BatchPlan(Generic[WaitingRow]):
     asked_work: float
     """The same, if no trunk state were held."""
     order: TurnOrder
+    backlog: frozenset[Flow]
+    """The flows that have rows which neither are in the batch nor go first."""
     going_first: tuple[WaitingRow, ...] = ()
-    """Of the waiting ones, those that go before the batch, which has begun then."""
-
-    @property
-    def backlog(self) -> frozenset[Flow]:
-        """The flows that have more rows than go now."""
-        first = set(map(id, self.going_first))
-        return frozenset(flow_of(row) for row in self.waiting if id(row) not in first)
+    """Rows that wait, and go before the batch, which has begun then."""
 
 
-def plan_batch(
-    pending: Sequence[WaitingRow],
-    *,
-    limits: BatchLimits,
-    now: float,
-    order: TurnOrder | None = None,
-    rules: TurnRules[WaitingRow] | None = None,
-    beside: Sequence[WaitingRow] = (),
-) -> BatchPlan[WaitingRow]:
-    """Split `pending`, oldest first, into the next batch and the rest.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lapsed(Generic[WaitingRow]):
+    """Rows that are not worth computing."""
 
-    A row that does not fit ends the turns of its flow, so rows of one caller, task and priority
-    keep their order, but smaller rows of others may still use the room that is left. Rows of
-    `beside` wait in any case.
-    """
-    order, rules = order or TurnOrder(), rules or TurnRules()
-    expired: list[WaitingRow] = []
-    cancelled: list[WaitingRow] = []
-    live: list[WaitingRow] = []
-    for row in pending:
+    expired: tuple[WaitingRow, ...]
+    """Those whose caller still waits, to be told so."""
+    cancelled: tuple[WaitingRow, ...]
+
+
+def lapsed_of(rows: Iterable[WaitingRow], *, now: float) -> Lapsed[WaitingRow]:
+    """Return the rows that must be planned no more: they would hold up others of their flow."""
+    expired, cancelled = list[WaitingRow](), list[WaitingRow]()
+    for row in rows:
         if row.is_cancelled:
             cancelled.append(row)
         elif row.deadline <= now:
             expired.append(row)
-        else:
-            live.append(row)
-    turns = Turns(live, debts=order.debts, weights=rules.weights)
+    return Lapsed(expired=tuple(expired), cancelled=tuple(cancelled))
+
+
+def plan_batch(
+    queues: Queues[WaitingRow],
+    *,
+    limits: BatchLimits,
+    order: TurnOrder | None = None,
+    rules: TurnRules[WaitingRow] | None = None,
+    apart: Sequence[WaitingRow] = (),
+    beside: Collection[Flow] = (),
+) -> BatchPlan[WaitingRow]:
+    """Take the next batch out of what waits in `queues`.
+
+    A row that does not fit ends the turns of its flow, so rows of one caller, task and priority
+    keep their order, but smaller rows of others may still use the room that is left. Rows of
+    `apart` wait in any case, and so do others of the flows of `beside`, which are elsewhere.
+    """
+    order, rules = order or TurnOrder(), rules or TurnRules()
+    turns = Turns(queues, debts=order.debts, weights=rules.weights)
     begins_with_oldest = order.num_in_turn + 1 >= OLDEST_EVERY
-    draft = _Draft[WaitingRow](limits=limits, is_trunk_held=rules.is_trunk_held)
-    _fill(draft, turns, live, begins_with_oldest=begins_with_oldest)
-    waiting = (*beside, *(row for row in live if id(row) not in draft.taken))
+    draft = _Draft[WaitingRow](
+        limits=limits, is_trunk_held=rules.is_trunk_held, seen=set(map(id, apart))
+    )
+    _fill(draft, turns, queues, begins_with_oldest=begins_with_oldest)
+    backlog = queues.flows_beside((*draft.rows, *apart))
     return BatchPlan(
         batch=tuple(draft.rows),
-        expired=tuple(expired),
-        cancelled=tuple(cancelled),
-        waiting=waiting,
         num_tokens=draft.num_tokens,
         num_trunk_rows=len(draft.trunk_shares),
         num_held_rows=draft.num_held_rows,
         work=draft.work,
         asked_work=draft.asked_work,
         order=TurnOrder(
-            debts=turns.settle(waiting),
+            debts=turns.settle({*backlog, *map(flow_of, apart), *beside}),
             num_in_turn=0 if begins_with_oldest else order.num_in_turn + 1,
         ),
+        backlog=backlog,
     )
 
 
@@ -182,8 +180,9 @@ class _Draft(Generic[WaitingRow]):
 
     limits: BatchLimits
     is_trunk_held: Callable[[WaitingRow], bool]
+    seen: set[int]
+    """The `id` of each row that is in it, or must not be."""
     rows: list[WaitingRow] = field(default_factory=list[WaitingRow])
-    taken: set[int] = field(default_factory=set[int])
     trunk_shares: dict[Hashable, float] = field(default_factory=dict[Hashable, float])
     """How far up the trunk rows go that are paid for."""
     num_held_rows: int = 0
@@ -210,7 +209,7 @@ class _Draft(Generic[WaitingRow]):
         if self.num_tokens + cost.tokens > self.limits.max_tokens or not has_room:
             return None
         self.rows.append(row)
-        self.taken.add(id(row))
+        self.seen.add(id(row))
         self.num_held_rows += is_held
         self.num_tokens += cost.tokens
         self.work += cost.work
@@ -235,24 +234,24 @@ class _Draft(Generic[WaitingRow]):
 def _fill(
     draft: _Draft[WaitingRow],
     turns: Turns[WaitingRow],
-    live: Sequence[WaitingRow],
+    queues: Queues[WaitingRow],
     *,
     begins_with_oldest: bool,
 ) -> None:
-    siblings: dict[Hashable, list[WaitingRow]] = defaultdict(list)
-    for row in live:
-        siblings[row.group].append(row)
-    row = live[0] if live and begins_with_oldest else turns.next_row(draft.taken)
+    row = None
+    if begins_with_oldest:
+        row = next((row for row in queues if id(row) not in draft.seen), None)
+    row = row or turns.next_row(draft.seen)
     while row is not None:
         cost = draft.take(row, max_work=draft.limits.max_work)
         if cost is None:
             turns.end_turns(row)
         else:
             turns.charge(row, cost.work)
-            for sibling in siblings[row.group]:
+            for sibling in queues.of_text(row.group):
                 # The rows of one text stay together, however long they take.
-                if id(sibling) not in draft.taken:
+                if id(sibling) not in draft.seen:
                     shared = draft.take(sibling, max_work=inf)
                     if shared is not None:
                         turns.charge(sibling, shared.work)
-        row = None if draft.is_full else turns.next_row(draft.taken)
+        row = None if draft.is_full else turns.next_row(draft.seen)

@@ -7,46 +7,20 @@ whose counters are of one level; the lift on arrival is that of start-time fair 
 al. 1996). Callers weigh what the operator says; tasks of one caller weigh the same.
 """
 
-from collections import defaultdict, deque
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heapreplace
 from types import MappingProxyType
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, TypeVar
 
+from nunatak_server.batching.queues import Flow, QueuedRow, Queues, flow_of
 from nunatak_server.batching.senders import Priority
 
-
-class Queued(Protocol):
-    """What a turn is given by."""
-
-    @property
-    def caller(self) -> str:
-        """Who asks."""
-        ...
-
-    @property
-    def task(self) -> str:
-        """The name that gets a turn: one task, whatever its version."""
-        ...
-
-    @property
-    def priority(self) -> Priority:
-        """How the row ranks among those of its caller."""
-        ...
-
-
 MIN_COST: Final = 1.0
-QueuedRow = TypeVar("QueuedRow", bound=Queued)
-Key = TypeVar("Key", bound=Hashable)
+Key = TypeVar("Key", str, Flow)
 Rank = tuple[str, Priority]
 """A caller's rows of one priority."""
-Flow = tuple[str, Priority, str]
-"""A caller's rows of one priority for one task: they keep their order."""
-
-
-def flow_of(row: Queued) -> Flow:
-    """Return the flow that a row belongs to."""
-    return row.caller, row.priority, row.task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,75 +38,101 @@ class Turns(Generic[QueuedRow]):
     """The turns of one batch."""
 
     def __init__(
-        self, rows: Sequence[QueuedRow], *, debts: Debts, weights: Mapping[str, float]
+        self, queues: Queues[QueuedRow], *, debts: Debts, weights: Mapping[str, float]
     ) -> None:
-        self._callers = defaultdict[str, float](float, debts.callers)
-        self._flows = defaultdict[Flow, float](float, debts.flows)
+        """Give turns to the rows of `queues`, which stay there."""
+        self._debts = defaultdict[str, float](float, debts.callers)
+        self._flow_debts = defaultdict[Flow, float](float, debts.flows)
         self._weights = weights
-        self._queues: dict[str, dict[Flow, deque[QueuedRow]]] = {}
-        for row in rows:
-            queues = self._queues.setdefault(row.caller, {})
-            queues.setdefault(flow_of(row), deque()).append(row)
+        self._queues = queues
+        self._rows: dict[Flow, Iterator[QueuedRow]] = {}
+        """Of the flows that were looked at: what was not."""
+        self._ended: set[Flow] = set()
+        flows = defaultdict[str, list[_Standing]](list)
+        for flow in queues.flows:
+            age = queues.age_rank(flow)
+            flows[flow[0]].append((flow[1].rank, self._flow_debts[flow], age, flow))
+        self._flows = flows
+        """Of each caller: a heap."""
+        self._callers = [
+            (self._debts[caller], min(age for _, _, age, _ in standings), caller)
+            for caller, standings in flows.items()
+        ]
+        heapify(self._callers)
+        for standings in flows.values():
+            heapify(standings)
 
     def next_row(self, taken: Collection[int]) -> QueuedRow | None:
         """Return the row whose turn it is, and count it as seen; None once all were seen.
 
         The caller that owes least, its highest priority, of that the flow that owes least; equal
-        debts are decided by age. Rows whose `id` is in `taken` have had their turn.
+        debts are decided by the age of their oldest rows. Rows whose `id` is in `taken` have had
+        their turn.
         """
-        while self._queues:
-            # Both are in the order of their oldest rows, and `min` takes the first of equals.
-            caller = min(self._queues, key=self._callers.__getitem__)
-            flow = min(self._queues[caller], key=self._flow_standing)
-            queue = self._queues[caller][flow]
-            row = queue.popleft()
-            if not queue:
-                self._drop(flow)
-            if id(row) not in taken:
+        while self._callers:
+            debt, age, caller = self._callers[0]
+            # Debts only grow: who stands where it stood no more stands too far in front.
+            if debt < self._debts[caller]:
+                heapreplace(self._callers, (self._debts[caller], age, caller))
+                continue
+            row = self._next_of(self._flows[caller], taken)
+            if row is not None:
                 return row
+            heappop(self._callers)
         return None
 
     def end_turns(self, row: QueuedRow) -> None:
         """Leave out what is queued behind a row that has no room, so that its flow keeps order."""
-        if flow_of(row) in self._queues.get(row.caller, {}):
-            self._drop(flow_of(row))
+        self._ended.add(flow_of(row))
 
     def charge(self, row: QueuedRow, cost: float) -> None:
         """Put what a row costs, in tokens, on the account of its caller and its flow."""
         # A row that costs next to nothing takes a place all the same.
         cost = max(cost, MIN_COST)
-        self._callers[row.caller] += cost / self._weights.get(row.caller, 1.0)
-        self._flows[flow_of(row)] += cost
+        self._debts[row.caller] += cost / self._weights.get(row.caller, 1.0)
+        self._flow_debts[flow_of(row)] += cost
 
-    def settle(self, waiting: Iterable[QueuedRow]) -> Debts:
+    def settle(self, waiting: Iterable[Flow]) -> Debts:
         """Return the debts after the batch, above the least of those who still wait.
 
         Who waits no more is forgotten as soon as the others have caught up.
         """
-        flows = {flow_of(row) for row in waiting}
         levels: dict[Rank, float] = {}
-        for flow in flows:
-            debt = self._flows[flow]
+        callers = set[str]()
+        for flow in waiting:
+            debt = self._flow_debts[flow]
             levels[flow[:2]] = min(debt, levels.get(flow[:2], debt))
-        callers = [self._callers[caller] for caller, _, _ in flows]
-        level = min(callers, default=None)
+            callers.add(flow[0])
+        level = min((self._debts[caller] for caller in callers), default=None)
         return Debts(
-            callers={} if level is None else _above(self._callers, level),
+            callers={} if level is None else _above(self._debts, level),
             flows={
                 flow: debt - levels[flow[:2]]
-                for flow, debt in self._flows.items()
+                for flow, debt in self._flow_debts.items()
                 if flow[:2] in levels and debt > levels[flow[:2]]
             },
         )
 
-    def _drop(self, flow: Flow) -> None:
-        queues = self._queues[flow[0]]
-        del queues[flow]
-        if not queues:
-            del self._queues[flow[0]]
+    def _next_of(self, flows: "list[_Standing]", taken: Collection[int]) -> QueuedRow | None:
+        while flows:
+            rank, debt, age, flow = flows[0]
+            if flow in self._ended:
+                heappop(flows)
+                continue
+            if debt < self._flow_debts[flow]:
+                heapreplace(flows, (rank, self._flow_debts[flow], age, flow))
+                continue
+            if flow not in self._rows:
+                self._rows[flow] = iter(self._queues.of_flow(flow))
+            for row in self._rows[flow]:
+                if id(row) not in taken:
+                    return row
+            heappop(flows)
+        return None
 
-    def _flow_standing(self, flow: Flow) -> tuple[int, float]:
-        return flow[1].rank, self._flows[flow]
+
+_Standing = tuple[int, float, int, Flow]
+"""The rank of a flow's priority, its debt, the age of its oldest row, and itself."""
 
 
 def _above(debts: Mapping[Key, float], level: float) -> dict[Key, float]:

@@ -13,6 +13,8 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Any, Final, assert_never
 
+from nunatak_server.observation.joining import JoiningHandler
+
 ExceptionInfo = (
     tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 )
@@ -85,7 +87,7 @@ def logging_config(log_format: LogFormat) -> dict[str, Any]:
         "version": 1,
         "disable_existing_loggers": False,
         "formatters": {"line": {"()": formatter_of(log_format)}},
-        "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+        "handlers": {"stderr": {"()": JoiningHandler, "formatter": "line"}},
         "loggers": {"nunatak_server": own, "uvicorn": own},
     }
 

@@ -2,8 +2,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nunatak_server.backlog import Backlog, holders, tokens_ahead
+from nunatak_server.batching.queues import Flow
 from nunatak_server.batching.senders import Priority
-from nunatak_server.batching.turns import Flow
 
 flows = st.tuples(st.sampled_from("abc"), st.sampled_from(Priority), st.sampled_from("xyz"))
 amounts = st.dictionaries(flows, st.integers(1, 100).map(float))

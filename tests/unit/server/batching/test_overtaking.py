@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from doubles.waiting import WaitingRow, waiting_row
+from doubles.waiting import WaitingRow, left_by, waiting_row
 from nunatak_server.batching.overtaking import Running, plan_in_turn, plan_overtaking, work_of
 from nunatak_server.batching.planner import (
     OLDEST_EVERY,
@@ -17,12 +17,12 @@ from nunatak_server.batching.planner import (
     TurnOrder,
     TurnRules,
 )
+from nunatak_server.batching.queues import Queues, flow_of
 from nunatak_server.batching.senders import ANONYMOUS, Priority
-from nunatak_server.batching.turns import Debts, flow_of
+from nunatak_server.batching.turns import Debts
 
 LIMITS = BatchLimits(max_tokens=4096, max_rows=64)
 LIMITS_OF_EIGHT = replace(LIMITS, max_rows=8)
-NEVER = 150.0
 RULES: TurnRules[WaitingRow] = TurnRules()
 
 
@@ -45,8 +45,8 @@ def overtaking(
     rules: TurnRules[WaitingRow] = RULES,
 ) -> tuple[WaitingRow, ...]:
     plan = plan_overtaking(
-        arrived, running=running, waiting=waiting,
-        limits=LIMITS, now=NEVER, order=TurnOrder(), rules=rules,
+        arrived, running=running, queues=Queues([*waiting, *arrived]),
+        limits=LIMITS, order=TurnOrder(), rules=rules,
     )  # fmt: skip
     return () if plan is None else plan.batch
 
@@ -164,7 +164,7 @@ def test_rows_of_one_text_go_together_or_not_at_all() -> None:
 
 def plan_of(pending: Sequence[WaitingRow], **limits: int) -> BatchPlan[WaitingRow]:
     return plan_in_turn(
-        pending, limits=replace(LIMITS, **limits), now=NEVER, order=TurnOrder(), rules=RULES
+        Queues(pending), limits=replace(LIMITS, **limits), order=TurnOrder(), rules=RULES
     )
 
 
@@ -205,20 +205,22 @@ def test_the_oldest_row_is_computed_within_so_many_batches_whoever_else_asks(
     while wanted in pending:
         pending += [waiting_row("flood", next(fresh), caller=it) for it in floods for _ in range(9)]
         pending += [waiting_row("quiet", next(fresh), caller=it) for it in quiet]
-        plan = plan_in_turn(pending, limits=LIMITS_OF_EIGHT, now=NEVER, order=order, rules=RULES)
-        gone = {*map(id, plan.going_first)}
+        queues = Queues(pending)
+        plan = plan_in_turn(queues, limits=LIMITS_OF_EIGHT, order=order, rules=RULES)
+        queues.remove(plan.batch)
         over = plan_overtaking(
             plan.going_first,
             running=Running(batch=plan.batch, backlog=plan.backlog, debts=order.debts),
-            waiting=[row for row in plan.waiting if id(row) not in gone],
+            queues=queues,
             limits=LIMITS_OF_EIGHT,
-            now=NEVER,
             order=plan.order,
             rules=RULES,
         )
-        assert {*map(id, over.batch if over else ())} == gone
+        first = over.batch if over else ()
+        assert set(first) == set(plan.going_first)
+        queues.remove(first)
         order, num_batches = over.order if over else plan.order, num_batches + 1
-        pending = [row for row in plan.waiting if id(row) not in gone]
+        pending = list(queues)
 
     assert num_batches <= OLDEST_EVERY
 
@@ -245,20 +247,21 @@ def test_every_row_is_in_one_place_and_something_always_runs(
     plan = plan_of(pending, max_rows=max_rows)
 
     assert plan.batch
-    assert set(plan.going_first) <= set(plan.waiting)
-    assert sorted(map(id, (*plan.batch, *plan.waiting))) == sorted(map(id, pending))
+    left = left_by(plan, pending)
+    behind = [row for row in left if row not in plan.going_first]
+    assert set(plan.going_first) <= set(left)
+    assert plan.backlog == set(map(flow_of, behind))
     running = Running(batch=plan.batch, backlog=plan.backlog, debts=Debts(), share_left=share_left)
     over = plan_overtaking(
         [*plan.going_first, *arrived],
         running=running,
-        waiting=[row for row in plan.waiting if row not in plan.going_first],
+        queues=Queues([*left, *arrived]),
         limits=LIMITS,
-        now=NEVER,
         order=plan.order,
         rules=RULES,
     )
     if over is not None:
-        left = [*plan.waiting, *arrived]
-        assert sorted(map(id, (*over.batch, *over.waiting))) == sorted(map(id, left))
+        assert set(over.batch) <= {*plan.going_first, *arrived}
+        assert set(map(flow_of, over.batch)).isdisjoint(map(flow_of, behind))
         assert sum(map(work_of, over.batch)) <= share_left * sum(map(work_of, plan.batch))
         assert over.order.num_in_turn == plan.order.num_in_turn

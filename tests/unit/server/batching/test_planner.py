@@ -3,7 +3,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from doubles.waiting import WaitingRow
+from doubles.waiting import WaitingRow, left_by
 from doubles.waiting import waiting_row as row
 from nunatak_server.batching.planner import (
     OLDEST_EVERY,
@@ -11,8 +11,10 @@ from nunatak_server.batching.planner import (
     BatchPlan,
     TurnOrder,
     TurnRules,
+    lapsed_of,
     plan_batch,
 )
+from nunatak_server.batching.queues import Queues, flow_of
 from nunatak_server.batching.senders import Priority
 
 NOW = 100.0
@@ -21,7 +23,7 @@ LIMITS = BatchLimits(max_tokens=64, max_rows=6)
 
 
 def plan(rows: list[WaitingRow], limits: BatchLimits = LIMITS) -> BatchPlan[WaitingRow]:
-    return plan_batch(rows, limits=limits, now=NOW)
+    return plan_batch(Queues(rows), limits=limits)
 
 
 def cost(rows: tuple[WaitingRow, ...]) -> int:
@@ -55,11 +57,14 @@ def waiting_rows(draw: st.DrawFn) -> list[WaitingRow]:
 
 @given(waiting_rows())
 @settings(derandomize=True)
-def test_every_row_ends_in_exactly_one_place(rows: list[WaitingRow]) -> None:
+def test_a_batch_takes_waiting_rows_once_and_tells_whose_others_are_left(
+    rows: list[WaitingRow],
+) -> None:
     found = plan(rows)
 
-    places = [*found.batch, *found.expired, *found.cancelled, *found.waiting]
-    assert sorted(map(id, places)) == sorted(map(id, rows))
+    left = left_by(found, rows)
+    assert sorted(map(id, (*found.batch, *left))) == sorted(map(id, rows))
+    assert found.backlog == set(map(flow_of, left))
 
 
 @given(waiting_rows())
@@ -73,12 +78,13 @@ def test_a_batch_never_exceeds_its_limits(rows: list[WaitingRow]) -> None:
 
 @given(waiting_rows())
 @settings(derandomize=True)
-def test_expired_and_cancelled_rows_are_never_computed(rows: list[WaitingRow]) -> None:
-    found = plan(rows)
+def test_rows_that_nobody_waits_for_or_that_are_too_late_have_lapsed(
+    rows: list[WaitingRow],
+) -> None:
+    found = lapsed_of(rows, now=NOW)
 
-    assert all(r.deadline > NOW and not r.is_cancelled for r in (*found.batch, *found.waiting))
-    assert all(r.is_cancelled for r in found.cancelled)
-    assert all(r.deadline <= NOW and not r.is_cancelled for r in found.expired)
+    assert found.cancelled == tuple(r for r in rows if r.is_cancelled)
+    assert found.expired == tuple(r for r in rows if r.deadline <= NOW and not r.is_cancelled)
 
 
 @given(waiting_rows(), st.floats(0, 40))
@@ -93,7 +99,7 @@ def test_only_the_rows_of_one_text_exceed_the_work_of_a_batch(
     *earlier, last = [list(them) for _, them in itertools.groupby(found.batch, group_of)] or [[]]
     before = sum((r.branch_tokens * (1 - r.trunk_share) for them in earlier for r in them), 0.0)
     assert before <= max_work or len({r.group for r in found.batch}) == 1
-    assert last or not [r for r in rows if r.deadline > NOW and not r.is_cancelled]
+    assert last or not rows
 
 
 @given(waiting_rows(), st.integers(0, 11), st.integers(1, 3))
@@ -102,16 +108,18 @@ def test_a_row_behind_n_older_ones_is_computed_within_so_many_batches(
     rows: list[WaitingRow], position: int, num_arriving: int
 ) -> None:
     """Whatever arrives: here callers that nobody has heard of before, at high priority."""
-    pending = [r for r in rows if r.deadline > NOW and not r.is_cancelled]
-    wanted = pending[min(position, len(pending) - 1)] if pending else row("a", 0)
-    pending = pending or [wanted]
+    pending = list(rows) or [row("a", 0)]
+    wanted = pending[min(position, len(pending) - 1)]
     num_older, order, fresh = pending.index(wanted), TurnOrder(), itertools.count(1000)
 
     num_batches = 0
     while wanted in pending:
-        found = plan_batch(pending, limits=LIMITS, now=NOW, order=order)
+        found = plan_batch(Queues(pending), limits=LIMITS, order=order)
         order, num_batches = found.order, num_batches + 1
-        pending = [*found.waiting, *(newcomer(next(fresh)) for _ in range(num_arriving * 6))]
+        pending = [
+            *left_by(found, pending),
+            *(newcomer(next(fresh)) for _ in range(num_arriving * 6)),
+        ]
 
     assert num_batches <= OLDEST_EVERY * (num_older + 1)
 
@@ -126,28 +134,17 @@ def newcomer(number: int) -> WaitingRow:
 
 @given(waiting_rows())
 @settings(derandomize=True)
-def test_rows_that_wait_keep_their_order(rows: list[WaitingRow]) -> None:
-    found = plan(rows)
-
-    positions = {id(r): index for index, r in enumerate(rows)}
-    kept = [positions[id(r)] for r in found.waiting]
-    assert kept == sorted(kept)
-
-
-@given(waiting_rows())
-@settings(derandomize=True)
 def test_planning_again_and_again_serves_everybody(rows: list[WaitingRow]) -> None:
-    pending = [r for r in rows if r.deadline > NOW and not r.is_cancelled]
-    num_live, num_served, num_batches = len(pending), 0, 0
+    pending, num_served, num_batches = list(rows), 0, 0
 
     while pending:
         found = plan(pending)
-        pending = list(found.waiting)
+        pending = left_by(found, pending)
         num_served += len(found.batch)
         num_batches += 1
 
-    assert num_served == num_live
-    assert num_batches <= num_live
+    assert num_served == len(rows)
+    assert num_batches <= len(rows)
 
 
 def test_a_hot_task_leaves_a_turn_to_a_quiet_one() -> None:
@@ -190,7 +187,7 @@ def test_a_trunk_state_that_is_held_costs_nothing() -> None:
     rows = [row("a", 1, tokens=20), row("a", 2, tokens=20), row("a", 3, tokens=20)]
     rules: TurnRules[WaitingRow] = TurnRules(is_trunk_held=lambda r: r.group != 1)
 
-    found = plan_batch(rows, limits=BatchLimits(max_tokens=80, max_rows=9), now=NOW, rules=rules)
+    found = plan_batch(Queues(rows), limits=BatchLimits(max_tokens=80, max_rows=9), rules=rules)
 
     assert len(found.batch) == 3
     assert (found.num_tokens, found.work, found.asked_work) == (80, 40, 60)
@@ -227,7 +224,4 @@ def test_a_row_without_room_keeps_the_order_of_its_task() -> None:
     long, short = row("a", 1, tokens=32), row("a", 2, tokens=1)
     first, other = row("b", 0, tokens=8), row("c", 3, tokens=1)
 
-    found = plan([first, long, short, other])
-
-    assert found.batch == (first, other)
-    assert found.waiting == (long, short)
+    assert plan([first, long, short, other]).batch == (first, other)

@@ -3,10 +3,11 @@ from collections import Counter, defaultdict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from doubles.waiting import WaitingRow, waiting_row
+from doubles.waiting import WaitingRow, left_by, waiting_row
 from nunatak_server.batching.planner import BatchLimits, TurnOrder, TurnRules, plan_batch
+from nunatak_server.batching.queues import Queues, flow_of
 from nunatak_server.batching.senders import Priority
-from nunatak_server.batching.turns import Debts, Turns, flow_of
+from nunatak_server.batching.turns import Debts, Turns
 
 MAX_TOKENS = 16
 BATCH = BatchLimits(max_tokens=64, max_rows=6)
@@ -18,7 +19,7 @@ weights = st.fixed_dictionaries({caller: st.sampled_from([0.5, 1.0, 4.0]) for ca
 def turns_of(
     rows: list[WaitingRow], *, shares: dict[str, float] | None = None, debts: Debts | None = None
 ) -> Turns[WaitingRow]:
-    return Turns(rows, debts=debts or Debts(), weights=shares or {})
+    return Turns(Queues(rows), debts=debts or Debts(), weights=shares or {})
 
 
 @given(lengths, weights, st.integers(1, 60))
@@ -47,6 +48,48 @@ def test_callers_that_all_wait_are_served_by_weight(
         for other in "abc":
             bound = MAX_TOKENS / shares[one] + MAX_TOKENS / shares[other]
             assert served[one] - served[other] <= bound
+
+
+some_rows = st.builds(
+    waiting_row,
+    st.sampled_from("tu"),
+    st.integers(0, 99),
+    caller=st.sampled_from("abc"),
+    priority=st.sampled_from(list(Priority)),
+)
+
+
+@given(
+    st.lists(some_rows, max_size=20),
+    st.lists(st.integers(1, 9), min_size=20, max_size=20),
+    st.sets(st.integers(0, 19)),
+)
+@settings(derandomize=True)
+def test_turns_go_to_who_owes_least_and_then_to_the_oldest(
+    rows: list[WaitingRow], costs: list[int], without_room: set[int]
+) -> None:
+    """The same as by looking for the least at each turn."""
+    turns, debts, left = turns_of(rows), Counter[object](), list(rows)
+
+    def standing(row: WaitingRow) -> tuple[float, ...]:
+        caller, flow = row.caller, flow_of(row)
+        ages = [n for n, other in enumerate(rows) if other.caller == caller]
+        own_ages = [n for n, other in enumerate(rows) if flow_of(other) == flow]
+        return debts[caller], ages[0], row.priority.rank, debts[flow], own_ages[0]
+
+    for turn, cost in enumerate(costs):
+        expected = min(left, key=standing, default=None)
+        found = turns.next_row(())
+        assert found is expected
+        if found is None:
+            break
+        left.remove(found)
+        if turn in without_room:
+            turns.end_turns(found)
+            left = [row for row in left if flow_of(row) != flow_of(found)]
+        else:
+            turns.charge(found, cost)
+            debts.update({found.caller: cost, flow_of(found): cost})
 
 
 @given(lengths)
@@ -80,8 +123,8 @@ def test_what_was_served_is_remembered_from_batch_to_batch(
     limits = BatchLimits(max_tokens=1000, max_rows=max_rows)
 
     for _ in range(6):  # none of them begins with the oldest row
-        plan = plan_batch(pending, limits=limits, now=0, order=order)
-        pending, order = list(plan.waiting), plan.order
+        plan = plan_batch(Queues(pending), limits=limits, order=order)
+        pending, order = left_by(plan, pending), plan.order
         for row in plan.batch:
             served[row.caller] += row.branch_tokens
 
@@ -92,11 +135,11 @@ def test_a_caller_that_pauses_saves_up_nothing() -> None:
     busy = [waiting_row("t", number, caller="busy") for number in range(60)]
     order = TurnOrder()
     for _ in range(5):
-        plan = plan_batch(busy, limits=BATCH, now=0, order=order)
-        busy, order = list(plan.waiting), plan.order
+        plan = plan_batch(Queues(busy), limits=BATCH, order=order)
+        busy, order = left_by(plan, busy), plan.order
     back = [waiting_row("t", 100 + number, caller="back") for number in range(60)]
 
-    plan = plan_batch([*busy, *back], limits=BATCH, now=0, order=order)
+    plan = plan_batch(Queues([*busy, *back]), limits=BATCH, order=order)
 
     assert Counter(row.caller for row in plan.batch) == {"busy": 3, "back": 3}
 
@@ -106,7 +149,7 @@ def test_debts_of_those_who_left_are_kept_until_others_have_caught_up() -> None:
     turns = turns_of(rows, debts=Debts(callers={"gone": 50.0, "old": 3.0}))
     turns.charge(rows[1], 10)
 
-    debts = turns.settle(rows[1:])
+    debts = turns.settle({flow_of(rows[1])})
 
     assert debts.callers == {"gone": 40.0}
     assert debts.flows == {}
@@ -136,7 +179,7 @@ def test_weights_are_shares_of_what_is_computed() -> None:
     rules: TurnRules[WaitingRow] = TurnRules(weights={"gold": 3.0})
     limits = BatchLimits(max_tokens=1000, max_rows=40)
 
-    batch = plan_batch(rows, limits=limits, now=0, rules=rules).batch
+    batch = plan_batch(Queues(rows), limits=limits, rules=rules).batch
 
     assert Counter(row.caller for row in batch) == {"gold": 30, "free": 10}
 
