@@ -4,6 +4,8 @@ Labels are bounded: task names are taken from the registry, never from a request
 templates, and outcomes are error codes. All methods may be called from any thread.
 """
 
+from collections.abc import Callable
+from functools import cache
 from typing import Final
 
 from prometheus_client import (
@@ -33,26 +35,30 @@ class Metrics:
     """One set of metrics; an application owns its own, so that two can live in one process."""
 
     def __init__(self) -> None:
+        # Children are kept by their labels: to look one up takes longer than to count.
         registry = CollectorRegistry()
         self._registry = registry
         self._task_labels: set[str] = set()
         ProcessCollector(registry=registry)
-        self._http_requests = Counter(
+        http_requests = Counter(
             "nunatak_http_requests",
             "Requests by route template",
             ["route", "method", "status"],
             registry=registry,
         )
-        self._http_seconds = Histogram(
+        self._http_requests = cache(http_requests.labels)
+        http_seconds = Histogram(
             "nunatak_http_request_seconds",
             "Time from a request's head to the end of its answer",
             ["route"],
             buckets=SECONDS,
             registry=registry,
         )
-        self._requests = Counter(
+        self._http_seconds = cache(http_seconds.labels)
+        requests = Counter(
             "nunatak_requests", "Answers by task", ["task", "outcome"], registry=registry
         )
+        self._requests = cache(requests.labels)
         self._task_rows = _by_task("rows", "Rows computed for a task", registry)
         self._task_tokens = _by_task("tokens", "Tokens of the rows computed for a task", registry)
         self._task_queue = _by_task(
@@ -102,12 +108,12 @@ class Metrics:
 
     def observe_http(self, *, route: str, method: str, status: int, seconds: float) -> None:
         """Count one HTTP request by the template of its route; never by its path."""
-        self._http_requests.labels(route, method, status).inc()
-        self._http_seconds.labels(route).observe(seconds)
+        self._http_requests(route, method, status).inc()
+        self._http_seconds(route).observe(seconds)
 
     def observe_request(self, task: str | None, outcome: str) -> None:
         """Count one answer of one task; None is a task that is not known to be registered."""
-        self._requests.labels(self._task_label(task), outcome).inc()
+        self._requests(self._task_label(task), outcome).inc()
 
     def observe_prediction(self, record: PredictionRecord) -> None:
         """Count what each task version did for one request."""
@@ -115,9 +121,9 @@ class Metrics:
             if version.slowest is None:
                 continue
             label = self._task_label(version.task)
-            self._task_rows.labels(label).inc(version.num_rows)
-            self._task_tokens.labels(label).inc(version.num_tokens)
-            self._task_queue.labels(label).inc(version.slowest.queue_s)
+            self._task_rows(label).inc(version.num_rows)
+            self._task_tokens(label).inc(version.num_tokens)
+            self._task_queue(label).inc(version.slowest.queue_s)
 
     def observe_stages(self, *, queue_s: float, tokenize_s: float) -> None:
         """Record how long the stages of one request took."""
@@ -166,6 +172,8 @@ def _seconds(stage: str, documentation: str, registry: CollectorRegistry) -> His
     return Histogram(f"nunatak_{stage}_seconds", documentation, buckets=SECONDS, registry=registry)
 
 
-def _by_task(what: str, documentation: str, registry: CollectorRegistry) -> Counter:
+def _by_task(
+    what: str, documentation: str, registry: CollectorRegistry
+) -> Callable[[str], Counter]:
     # Sums and no histogram: with a thousand tasks a scrape would take a good part of a second.
-    return Counter(f"nunatak_task_{what}", documentation, ["task"], registry=registry)
+    return cache(Counter(f"nunatak_task_{what}", documentation, ["task"], registry=registry).labels)

@@ -29,6 +29,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     receive_timeout_s: ClassVar[float] = 10.0
 
+    _awaits_head = True
+    _awaits_body = False
     _head_timer: asyncio.TimerHandle | None = None
     _body_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
@@ -38,30 +40,32 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] - as in the base class
         """Begin to wait for the first head."""
         super().connection_made(transport)
-        self._start_timer()
+        self._wait_for_rest()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop waiting."""
-        self._stop_timer()
+        self._stop_head_timer()
         self._stop_body_timer()
         self._stop_write_timer()
         self._forget_caller()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Count the bytes of a head that is not complete, before and after parsing."""
-        if self._head_timer is not None:
+        """Count the bytes of a head that is not complete, and wait for what has not come."""
+        if self._awaits_head:
             self._head_bytes += len(data)
         super().data_received(data)
-        if self._head_timer is not None and self._head_bytes > MAX_HEAD_BYTES:
-            self._stop_timer()
+        if self._awaits_head and self._head_bytes > MAX_HEAD_BYTES:
+            self._stop_head_timer()
             self.send_400_response("The request head is too large.")
+        else:
+            self._wait_for_rest()
 
     def on_message_begin(self) -> None:
-        """Begin to wait for the rest of a head."""
+        """Expect the rest of a head."""
         super().on_message_begin()
-        if self._head_timer is None:
-            self._start_timer()
+        if not self._awaits_head:
+            self._awaits_head, self._head_bytes = True, 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take one header, or refuse the request if it has too many."""
@@ -70,13 +74,14 @@ class BoundedProtocol(HttpToolsProtocol):
             raise HeadLimitError(f"at most {MAX_HEADERS} headers are read")
 
     def on_headers_complete(self) -> None:
-        """Wait for the body instead, a little longer than a route that reads it does."""
-        self._stop_timer()
-        self._wait_for_body()
+        """Expect the body instead."""
+        self._awaits_head, self._awaits_body = False, True
+        self._stop_head_timer()
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """Stop waiting: the request is whole."""
+        """Expect nothing: the request is whole."""
+        self._awaits_body = False
         self._stop_body_timer()
         super().on_message_complete()
 
@@ -91,30 +96,32 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stop_write_timer()
         super().resume_writing()
 
-    def _start_timer(self) -> None:
-        self._head_bytes = 0
-        self._head_timer = self.loop.call_later(self.receive_timeout_s, self._give_up)
-
-    def _stop_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+    def _wait_for_rest(self) -> None:
+        # At the end of what came: most requests come whole, and are not waited for at all.
+        if self.transport.is_closing():
+            return
+        if self._awaits_head and self._head_timer is None:
+            self._head_timer = self.loop.call_later(self.receive_timeout_s, self._give_up)
+        if self._awaits_body and self._body_timer is None:
+            wait_s = self.receive_timeout_s + BODY_SLACK_S
+            self._body_timer = self.loop.call_later(wait_s, self._give_up_body)
 
     def _give_up(self) -> None:
         self._head_timer = None
         self.transport.close()
 
-    def _wait_for_body(self) -> None:
-        self._stop_body_timer()
-        wait_s = self.receive_timeout_s + BODY_SLACK_S
-        self._body_timer = self.loop.call_later(wait_s, self._give_up_body)
-
     def _give_up_body(self) -> None:
+        self._body_timer = None
         if self.flow.read_paused:
             # It is we who do not read, as when an earlier request of the connection is answered.
-            self._wait_for_body()
+            self._wait_for_rest()
         else:
             self._abort()
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
 
     def _stop_body_timer(self) -> None:
         if self._body_timer is not None:

@@ -25,8 +25,14 @@ class Tally:
     """What became of the normal requests, and of the slow connections."""
 
     answered: int
-    failed: int
+    failures: tuple[str, ...]
+    """Why each of the others was not."""
     slowest_s: float
+
+    @property
+    def failed(self) -> int:
+        """How many were not answered, or wrongly."""
+        return len(self.failures)
 
 
 async def _idle(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
@@ -114,21 +120,22 @@ async def normal_traffic(address: str, *, num_requests: int, at_once: int) -> Ta
     """Ask as normal clients do; every answer must be right."""
     clock = asyncio.get_running_loop().time
     remaining = iter(range(num_requests))
-    answered, failed, slowest_s = 0, 0, 0.0
+    answered, failures, slowest_s = 0, list[str](), 0.0
 
     async def ask(client: httpx.AsyncClient) -> None:
-        nonlocal answered, failed, slowest_s
-        for _ in remaining:
+        nonlocal answered, slowest_s
+        for number in remaining:
             started = clock()
             try:
                 answer = await client.post(PREDICT, json={"inputs": "where is my parcel?"})
-                is_right = answer.status_code == 200 and len(answer.json()["outputs"]) > 0
-            except httpx.HTTPError:
-                is_right = False
-            answered += is_right
-            failed += not is_right
+                if answer.status_code == 200 and len(answer.json()["outputs"]) > 0:
+                    answered += 1
+                else:
+                    failures.append(f"{number}: {answer.status_code} {answer.text}")
+            except httpx.HTTPError as error:
+                failures.append(f"{number}: {error!r} after {clock() - started:.3f} s")
             slowest_s = max(slowest_s, clock() - started)
 
     async with httpx.AsyncClient(base_url=address, timeout=30) as client:
         await asyncio.gather(*(ask(client) for _ in range(at_once)))
-    return Tally(answered=answered, failed=failed, slowest_s=slowest_s)
+    return Tally(answered=answered, failures=tuple(failures), slowest_s=slowest_s)

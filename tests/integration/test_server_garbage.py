@@ -94,9 +94,19 @@ def connected(address: str) -> Generator[http.client.HTTPConnection]:
 
 
 def kinds_of(left: Iterable[object]) -> Counter[str]:
-    """Count those of the server and its libraries by type; clients may leave what they like."""
+    """Count those of the server and its libraries by type; clients may leave what they like.
+
+    What was left less often than requests were answered is left once, as by the first use of a
+    statement, and not by each.
+    """
     kinds = Counter(f"{type(it).__module__}.{type(it).__qualname__}" for it in left)
-    return Counter({it: kinds[it] for it in kinds if it.partition(".")[0] in PACKAGES})
+    return Counter(
+        {
+            kind: number
+            for kind, number in kinds.items()
+            if kind.partition(".")[0] in PACKAGES and number >= TIMES
+        }
+    )
 
 
 def ask(

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nunatak_server.observation.joining import DELAY_S, MAX_LINES, JoiningHandler
+from nunatak_server.observation.joining import DELAY_S, MAX_EVENTS, JoiningHandler
 
 
 class Stream(io.StringIO):
@@ -66,10 +66,10 @@ def test_a_warning_is_written_at_once_behind_all_before_it(
 
 
 def test_what_is_kept_is_bounded(log: logging.Logger, stream: Stream) -> None:
-    for number in range(2 * MAX_LINES):
+    for number in range(2 * MAX_EVENTS):
         log.info("%d", number)
 
-    assert stream.getvalue().count("\n") >= MAX_LINES
+    assert stream.getvalue().count("\n") >= MAX_EVENTS
 
 
 def test_lines_of_many_threads_are_written_once_each(log: logging.Logger, stream: Stream) -> None:
@@ -87,6 +87,25 @@ def test_lines_of_many_threads_are_written_once_each(log: logging.Logger, stream
     for name in "abcd":
         own = [line for line in lines if line.startswith(name)]
         assert own == [f"{name} {number}" for number in range(300)]
+
+
+def test_an_event_is_told_as_it_was(log: logging.Logger, stream: Stream) -> None:
+    values = [1]
+    log.info("%s", values)
+    values.append(2)
+
+    assert written(stream, 1) == ["[1]"]
+
+
+@pytest.mark.parametrize("level", [logging.INFO, logging.WARNING])
+def test_an_event_that_cannot_be_told_keeps_no_other_back(
+    log: logging.Logger, stream: Stream, level: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging, "raiseExceptions", False)
+    log.log(level, "%d", "no number")
+    log.log(level, "told")
+
+    assert written(stream, 1) == ["told"]
 
 
 def test_a_stream_that_fails_ends_nothing(
