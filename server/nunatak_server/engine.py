@@ -161,13 +161,13 @@ class Engine:
         limits: BatchLimits,
     ) -> BatchPlan[PendingRow]:
         """Add the shadows for which there is room, and drop the others."""
-        shadows = [row for row in self._shadows if not row.is_cancelled]
-        self._shadows = []
-        if not shadows:
+        if not self._shadows:
             return plan
+        shadows = [row for row in self._shadows if not row.is_cancelled]
         filled = add_shadows(plan, shadows, limits=limits)
         taken = set(map(id, filled.batch))
         _answer(loop, [(row, DeadlineExceededError()) for row in shadows if id(row) not in taken])
+        self._shadows = []
         return filled
 
     def _limits_for(self, waiting: Iterable[Flow]) -> BatchLimits:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import threading
 from collections.abc import AsyncGenerator, Generator
 from concurrent.futures import Future
@@ -181,3 +182,6 @@ def running_server(
     finally:
         server.should_exit = True
         thread.join()
+        for handler in logging.getLogger("nunatak_server").handlers:
+            # What the end of a process does: lines of one test must not appear in another.
+            handler.flush()

@@ -6,6 +6,7 @@ two forward passes finds nothing of itself in the caches.
 """
 
 import contextlib
+import copy
 import logging
 import threading
 import time
@@ -34,9 +35,10 @@ class JoiningHandler(logging.StreamHandler[TextIO]):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep an event, or write its line."""
-        if record.args and not self._settle(record):
-            return
-        self._events.append(record)
+        try:
+            self._events.append(_settled(record))
+        except Exception:  # noqa: BLE001 - whoever logs must not fail by it
+            self.handleError(record)
         if record.levelno >= logging.WARNING or len(self._events) >= MAX_EVENTS:
             self.flush()
         elif not self._has_events.is_set():
@@ -68,18 +70,18 @@ class JoiningHandler(logging.StreamHandler[TextIO]):
             self._has_events.clear()
             self.flush()
 
-    def _settle(self, record: logging.LogRecord) -> bool:
-        """Make the message now, for its arguments may be other ones later; tell if that failed."""
-        try:
-            record.msg, record.args = record.getMessage(), None
-        except Exception:  # noqa: BLE001 - whoever logs must not fail by it
-            self.handleError(record)
-            return False
-        return True
-
     def _line_of(self, record: logging.LogRecord) -> str | None:
         try:
             return self.format(record) + self.terminator
         except Exception:  # noqa: BLE001 - no event must keep others from the log
             self.handleError(record)
             return None
+
+
+def _settled(record: logging.LogRecord) -> logging.LogRecord:
+    """Return an event with its message made: the arguments may be other ones later."""
+    if not record.args:
+        return record
+    settled = copy.copy(record)
+    settled.msg, settled.args = record.getMessage(), None
+    return settled
