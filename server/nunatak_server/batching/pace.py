@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Final
 
-FIXED_SHARE: Final = 0.08
+FIXED_SHARE: Final = 0.06
 """Of the throughput of the longest batches. Less gains throughput, more shortens every wait."""
 MIN_EFFICIENT_TOKENS: Final = 32.0
 MEMORY: Final = 0.98
