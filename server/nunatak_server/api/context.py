@@ -8,10 +8,10 @@ import re
 from collections.abc import MutableMapping
 from typing import Any, Final
 
-from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 REQUEST_ID_HEADER: Final = "x-request-id"
+_HEADER: Final = REQUEST_ID_HEADER.encode()
 _STATE_KEY: Final = "nunatak_request_id"
 _ID_BITS: Final = 64
 # To ask the system for each would be to wait for it.
@@ -40,15 +40,14 @@ class RequestIdMiddleware:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = request_id
+                message["headers"] = [*message.get("headers", ()), (_HEADER, request_id.encode())]
             await send(message)
 
         await self._app(scope, receive, send_with_id)
 
 
 def _sent_id(scope: Scope) -> str | None:
-    wanted = REQUEST_ID_HEADER.encode()
     for name, value in scope["headers"]:
-        if name == wanted and _SANE_ID.fullmatch(value):
+        if name == _HEADER and _SANE_ID.fullmatch(value):
             return value.decode()
     return None

@@ -96,7 +96,11 @@ class ObservingMiddleware:
             if caller is not None:
                 values["caller"] = caller.name
             values |= note_fields(exchange.notes)
-            logger.log(level, "request", extra=fields(**values))
+            # As `logger.log`, without the search for the line of code that logs.
+            record = logger.makeRecord(
+                logger.name, level, __file__, 0, "request", (), None, extra=fields(**values)
+            )
+            logger.handle(record)
 
 
 def _begin(scope: Scope) -> _Exchange:
