@@ -21,6 +21,8 @@ MIN_COST: Final = 1.0
 Key = TypeVar("Key", str, Flow)
 Rank = tuple[str, Priority]
 """A caller's rows of one priority."""
+_Standing = tuple[int, float, int, Flow]
+"""The rank of a flow's priority, its debt, the age of its oldest row, and itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +73,7 @@ class Turns(Generic[QueuedRow]):
         """
         while self._callers:
             debt, age, caller = self._callers[0]
-            # Debts only grow: who stands where it stood no more stands too far in front.
+            # Debts only grow, so an entry that is out of date is too far in front.
             if debt < self._debts[caller]:
                 heapreplace(self._callers, (self._debts[caller], age, caller))
                 continue
@@ -113,7 +115,7 @@ class Turns(Generic[QueuedRow]):
             },
         )
 
-    def _next_of(self, flows: "list[_Standing]", taken: Collection[int]) -> QueuedRow | None:
+    def _next_of(self, flows: list[_Standing], taken: Collection[int]) -> QueuedRow | None:
         while flows:
             rank, debt, age, flow = flows[0]
             if flow in self._ended:
@@ -129,10 +131,6 @@ class Turns(Generic[QueuedRow]):
                     return row
             heappop(flows)
         return None
-
-
-_Standing = tuple[int, float, int, Flow]
-"""The rank of a flow's priority, its debt, the age of its oldest row, and itself."""
 
 
 def _above(debts: Mapping[Key, float], level: float) -> dict[Key, float]:
