@@ -96,11 +96,7 @@ class ObservingMiddleware:
             if caller is not None:
                 values["caller"] = caller.name
             values |= note_fields(exchange.notes)
-            # As `logger.log`, without the search for the line of code that logs.
-            record = logger.makeRecord(
-                logger.name, level, __file__, 0, "request", (), None, extra=fields(**values)
-            )
-            logger.handle(record)
+            logger.log(level, "request", extra=fields(**values))
 
 
 def _begin(scope: Scope) -> _Exchange:

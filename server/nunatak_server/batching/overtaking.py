@@ -72,6 +72,8 @@ def plan_in_turn(
         return whole
     rest = replace(plan(apart=first), going_first=tuple(first))
     running = Running(batch=rest.batch, backlog=rest.backlog, debts=order.debts)
+    if not _is_all_floods(running):
+        return whole
     # All of them or none: one that stayed behind could be put off like this for ever.
     return rest if len(_going(first, running, rest.backlog, rules)) == len(first) else whole
 
@@ -129,12 +131,12 @@ def _going(
     waiting: Collection[Flow],
     rules: TurnRules[WaitingRow],
 ) -> list[WaitingRow]:
-    """Those of the candidates, earlier ones first, that overtake the running batch.
+    """Those of the candidates, earlier ones first, that overtake a running batch of floods.
 
     Rows of the flows that have others waiting keep their order behind those.
     """
     kept = running.backlog.union(waiting)
-    if not _is_all_floods(running) or kept.issuperset(map(flow_of, candidates)):
+    if kept.issuperset(map(flow_of, candidates)):
         return []
     tags = _Tags(running, rules)
     going, work = list[WaitingRow](), 0.0

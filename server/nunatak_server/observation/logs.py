@@ -13,7 +13,7 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Any, Final, assert_never
 
-from nunatak_server.observation.joining import JoiningHandler
+from nunatak_server.observation.log_handler import JoiningHandler
 
 ExceptionInfo = (
     tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]

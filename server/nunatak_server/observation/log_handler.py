@@ -1,4 +1,4 @@
-"""Makes and writes lines of the log together: a line by itself costs several times as much.
+"""Makes and writes lines of the log together, and not one by one between requests.
 
 Under overload there are hundreds of lines a second. Whoever writes one waits for the system and
 then for the interpreter, which another thread has taken meanwhile; and code that runs once between

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nunatak_server.observation.joining import DELAY_S, MAX_EVENTS, JoiningHandler
+from nunatak_server.observation.log_handler import DELAY_S, MAX_EVENTS, JoiningHandler
 
 
 class Stream(io.StringIO):
@@ -125,7 +125,7 @@ def test_a_stream_that_fails_ends_nothing(
 
 def test_the_end_of_a_process_loses_no_line() -> None:
     code = (
-        "import logging; from nunatak_server.observation.joining import JoiningHandler;"
+        "import logging; from nunatak_server.observation.log_handler import JoiningHandler;"
         "log = logging.Logger('x'); log.addHandler(JoiningHandler()); log.info('the last')"
     )
 
