@@ -100,13 +100,25 @@ def page(browser: Browser, address: str) -> Generator[Page]:
     assert [it for it in asked if not it.startswith(f"{address}/")] == []
 
 
-def ask(page: Page, *tasks: str, text: str = TEXT) -> None:
+def fill_in(page: Page, *tasks: str, text: str = TEXT) -> None:
     page.goto("/")
     page.wait_for_selector("#chips input")
     for chip in page.locator("#chips input").all():
         chip.set_checked(chip.get_attribute("value") in tasks)
     page.fill("#text", text)
+
+
+def ask(page: Page, *tasks: str, text: str = TEXT) -> None:
+    fill_in(page, *tasks, text=text)
     page.click("#send")
+
+
+def answered(page: Page) -> list[dict[str, Any]]:
+    """Send what is filled in, and return the results as the page got them."""
+    with page.expect_response("**/v1/predict") as sent:
+        page.click("#send")
+    results: list[dict[str, Any]] = sent.value.json()["results"]
+    return results
 
 
 def card(page: Page, title: str) -> Locator:
@@ -149,11 +161,9 @@ def test_a_hostile_task_name_is_shown_as_text(page: Page) -> None:
 
 
 def test_spans_are_marked_where_the_server_found_them(page: Page) -> None:
-    ask(page, "names")
+    fill_in(page, "names")
 
-    with page.expect_response("**/v1/predict") as sent:
-        page.click("#send")
-    groups = sent.value.json()["results"][0]["outputs"]
+    groups = answered(page)[0]["outputs"]
     marks = card(page, "names/1").locator("mark")
     expect(marks).to_have_count(len(groups))
     for mark, group in zip(marks.all(), groups, strict=True):
@@ -161,13 +171,11 @@ def test_spans_are_marked_where_the_server_found_them(page: Page) -> None:
 
 
 def test_an_answer_is_marked_in_its_context(page: Page) -> None:
-    ask(page, "answers")
+    fill_in(page, "answers")
     expect(page.locator("#question-note")).to_contain_text("answers looks for the answer")
     page.fill("#question", "who?")
 
-    with page.expect_response("**/v1/predict") as sent:
-        page.click("#send")
-    found = sent.value.json()["results"][0]["outputs"][0]
+    found = answered(page)[0]["outputs"][0]
     expect(card(page, "answers/1").locator(".big")).to_have_text(found["answer"])
     expect(card(page, "answers/1").locator("mark")).to_contain_text(
         TEXT[found["start"] : found["end"]]
@@ -175,12 +183,10 @@ def test_an_answer_is_marked_in_its_context(page: Page) -> None:
 
 
 def test_documents_are_shown_in_the_order_of_their_scores(page: Page) -> None:
-    ask(page, "ranks", text="ann\nbob and cy\n\nnobody")
+    fill_in(page, "ranks", text="ann\nbob and cy\n\nnobody")
     page.fill("#question", "who?")
 
-    with page.expect_response("**/v1/predict") as sent:
-        page.click("#send")
-    order: list[int] = [it["index"] for it in sent.value.json()["results"][0]["outputs"]]
+    order: list[int] = [it["index"] for it in answered(page)[0]["outputs"]]
     documents = ["ann", "bob and cy", "nobody"]
     names = card(page, "ranks/1").locator(".name")
     expect(names).to_have_text([documents[index] for index in order])
