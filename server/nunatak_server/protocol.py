@@ -1,7 +1,8 @@
 """The HTTP protocol, with the limits on request heads that uvicorn leaves to its surroundings."""
 
 import asyncio
-from typing import ClassVar, Final
+from collections.abc import MutableMapping
+from typing import Any, ClassVar, Final, cast
 
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -12,10 +13,16 @@ MAX_HEADERS: Final = 100
 MAX_HEAD_BYTES: Final = 64 * 1024
 BODY_SLACK_S: Final = 1.0
 """A route that reads a body gives up first, with an answer."""
+_GONE_KEY: Final = "nunatak_caller_has_gone"
 
 
 class HeadLimitError(ValueError):
     """A request head beyond the limits; the parser turns it into a 400 and closes."""
+
+
+def caller_has_gone(scope: MutableMapping[str, Any]) -> bool:
+    """Tell whether the handling of a request was cancelled because nobody waits for its answer."""
+    return _GONE_KEY in scope
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -25,6 +32,8 @@ class BoundedProtocol(HttpToolsProtocol):
     connection within that time of its opening: idle sockets cannot be hoarded. The rest of a
     request has as long again, also where no route reads it, and so has a caller to take in what
     was sent: answers that nobody reads are not kept.
+
+    Whatever is done for a request is cancelled when its caller has gone.
     """
 
     receive_timeout_s: ClassVar[float] = 10.0
@@ -36,6 +45,7 @@ class BoundedProtocol(HttpToolsProtocol):
     _write_timer: asyncio.TimerHandle | None = None
     _head_bytes = 0
     _answering: RequestResponseCycle | None = None
+    _handling: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] - as in the base class
         """Begin to wait for the first head."""
@@ -139,16 +149,22 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        self._answering = cycle
         cycle.transport = JoiningTransport(cycle.transport, self.loop)
-        super()._start_asgi_task(cycle, app)
+        handling = self.loop.create_task(cycle.run_asgi(app))
+        handling.add_done_callback(self.tasks.discard)
+        self.tasks.add(handling)
+        self._answering, self._handling = cycle, handling
 
     def _forget_caller(self) -> None:
-        # The base class tells only the last request of a connection that its caller has gone; an
+        # The base class tells only the last request of a connection, and only if it listens; an
         # earlier one, still being answered, would write to what is closed.
-        if self._answering is not None:
-            self._answering.disconnected = True
-            self._answering.message_event.set()
+        cycle, handling = self._answering, self._handling
+        if cycle is None or handling is None or cycle.response_complete:
+            return
+        cycle.disconnected = True
+        cycle.message_event.set()
+        cast("MutableMapping[str, Any]", cycle.scope)[_GONE_KEY] = True
+        handling.cancel()
 
 
 def bounded_protocol(*, receive_timeout_s: float) -> type[BoundedProtocol]:

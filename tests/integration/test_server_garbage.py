@@ -19,9 +19,9 @@ from doubles.tasks import publish_tiny_task
 from nunatak_model import Backbone
 from nunatak_model.weights import LayerWeights
 from nunatak_registry import Registry
-from nunatak_server.api.disconnects import WATCH_AFTER_S
 
 TIMES = 5
+LAYER_S = 0.02
 PACKAGES = frozenset(
     {
         "fastapi",
@@ -40,7 +40,7 @@ LINES = {"accept": "application/x-ndjson"}
 
 
 class SlowLayers(tuple[LayerWeights, ...]):
-    """The layers of a backbone on a device that is so slow that callers are watched."""
+    """The layers of a backbone on a device that is so slow that requests have to wait."""
 
     __slots__ = ()
 
@@ -49,7 +49,7 @@ class SlowLayers(tuple[LayerWeights, ...]):
     @overload
     def __getitem__(self, index: slice) -> tuple[LayerWeights, ...]: ...
     def __getitem__(self, index: SupportsIndex | slice) -> LayerWeights | tuple[LayerWeights, ...]:
-        time.sleep(WATCH_AFTER_S)
+        time.sleep(LAYER_S)
         return super().__getitem__(index)
 
 
@@ -109,11 +109,17 @@ def kinds_of(left: Iterable[object]) -> Counter[str]:
     )
 
 
+def send(
+    connection: http.client.HTTPConnection, path: str, body: object, headers: Mapping[str, str]
+) -> None:
+    sent = {"content-type": "application/json", **headers}
+    connection.request("POST", path, json.dumps(body), sent)
+
+
 def ask(
     connection: http.client.HTTPConnection, path: str, body: object, headers: Mapping[str, str]
 ) -> int:
-    sent = {"content-type": "application/json", **headers}
-    connection.request("POST", path, json.dumps(body), sent)
+    send(connection, path, body, headers)
     answer = connection.getresponse()
     answer.read()
     return answer.status
@@ -163,6 +169,18 @@ def test_what_is_asked_every_few_seconds_leaves_nothing_to_the_collector(
         with garbage() as left:
             for _ in range(TIMES):
                 assert look_at(connection, path) == 200
+
+    assert not kinds_of(left)
+
+
+def test_a_caller_that_goes_leaves_nothing_to_the_collector(address: str) -> None:
+    with connected(address) as observer, garbage() as left:
+        for _ in range(TIMES):
+            with connected(address) as connection:
+                send(connection, "/v1/tasks/tone/predict", {"inputs": "is it late?"}, {})
+                time.sleep(LAYER_S / 2)
+        time.sleep(TIMES * LAYER_S)
+        assert look_at(observer, "/readyz") == 200
 
     assert not kinds_of(left)
 

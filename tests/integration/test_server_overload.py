@@ -269,6 +269,7 @@ def test_rows_of_callers_that_hang_up_are_never_computed(
         HeldLayers.may_compute.set()
 
         assert ask(address).status_code == 200
+        assert 'status="499"} 40.0' in httpx.get(f"{address}/metrics").text
         # The batch that the device had begun with, and the last row.
         assert computed_rows(address) - before <= 4 + 1
 

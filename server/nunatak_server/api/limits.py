@@ -6,12 +6,10 @@ from contextlib import ExitStack
 from typing import Any, Final
 
 from fastapi import Request, Response
-from starlette.requests import ClientDisconnect
 from starlette.types import Scope
 
 from nunatak_server.admission import Admission, HeldBytes
 from nunatak_server.api.access import Access, access_to, admit, caller_of
-from nunatak_server.api.disconnects import CLIENT_CLOSED_REQUEST, unless_disconnected
 from nunatak_server.api.errors import problem_response
 from nunatak_server.api.lines import LinesResponse
 from nunatak_server.api.reading import ReadingRoute
@@ -45,7 +43,7 @@ class StrictRequest(Request):
 
 
 class StrictRoute(ReadingRoute):
-    """A route for those who may use it; reads bodies under limits, and lets go of who has gone."""
+    """A route for those who may use it; reads bodies under limits."""
 
     @property
     def needed(self) -> Access | None:
@@ -65,11 +63,8 @@ class StrictRoute(ReadingRoute):
             with ExitStack() as holding:
                 admission, caller = admission_of(request), caller_of(request.scope)
                 held = holding.enter_context(admission.hold_bytes(caller.name))
-                try:
-                    strict = await read_strictly(request, settings_of(request), held=held)
-                except ClientDisconnect:
-                    return Response(status_code=CLIENT_CLOSED_REQUEST)
-                response = await unless_disconnected(strict, handle(strict))
+                strict = await read_strictly(request, settings_of(request), held=held)
+                response = await handle(strict)
                 if isinstance(response, LinesResponse):
                     # Its lines are still to be made, from the body.
                     response.hold(holding.pop_all())

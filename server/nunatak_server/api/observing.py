@@ -4,6 +4,7 @@ Pure ASGI, as the context of a request. Of the request itself only its method, t
 route and its id are kept: paths, texts and keys are the caller's. A key's name is the operator's.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Sequence
@@ -23,12 +24,15 @@ from nunatak_server.observation.records import (
     current_notes,
 )
 from nunatak_server.observation.tracing import RequestSpan
+from nunatak_server.protocol import caller_has_gone
 from nunatak_server.runtime import Runtime
 
 NO_ROUTE: Final = "none"
 """Stands for the route of requests that no route answers."""
 KNOWN_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 OTHER_METHOD: Final = "other"
+CLIENT_CLOSED_REQUEST: Final = 499
+"""Nobody reads it; it is what proxies log for a caller that has gone."""
 PROBES: Final = frozenset({"/livez", "/readyz", "/health", "/metrics"})
 """Asked every few seconds by machines: written only at the level of debugging."""
 
@@ -69,6 +73,10 @@ class ObservingMiddleware:
 
         try:
             await self._app(scope, receive, send_watched)
+        except asyncio.CancelledError:
+            if not caller_has_gone(scope):
+                raise
+            exchange.status = CLIENT_CLOSED_REQUEST
         finally:
             current_notes.reset(token)
             self._conclude(scope, exchange)
