@@ -80,7 +80,13 @@ class TextTokenizer:
         return " ".join(tokens) if decoder is None else decoder.decode(list(tokens))
 
     def _types(self, found: tokenizers.Encoding) -> tuple[int, ...]:
-        return tuple(min(kind, self._num_token_types - 1) for kind in found.type_ids)
+        kinds, largest = tuple(found.type_ids), self._num_token_types - 1
+        # Nearly always all are known, and one call tells.
+        return (
+            kinds
+            if max(kinds, default=0) <= largest
+            else tuple(min(kind, largest) for kind in kinds)
+        )
 
     def _aligned(self, window: tokenizers.Encoding, text: str) -> Encoding:
         return Encoding(

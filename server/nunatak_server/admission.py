@@ -10,11 +10,10 @@ can be no other caller, there is nobody to leave room for, and only tasks have s
 """
 
 import random
-from collections.abc import Callable, Collection, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from math import ceil
-from typing import Final
+from typing import Final, Self
 
 from nunatak_server.backlog import Backlog, Holder, holders, tokens_ahead
 from nunatak_server.batching.pace import Pace
@@ -40,14 +39,25 @@ class Held:
 
 
 class Permit:
-    """One admitted request; it belongs to the event loop thread."""
+    """One request, admitted while its `with` block runs; it belongs to the event loop thread."""
 
-    def __init__(self, admission: "Admission", *, caller: str, priority: Priority) -> None:
+    def __init__(
+        self, admission: "Admission", *, caller: str, priority: Priority, tasks: frozenset[str]
+    ) -> None:
         self._admission = admission
         self._caller = caller
         self._priority = priority
+        self._tasks = tasks
         self.tokens: dict[str, float] = {}
         """By task."""
+
+    def __enter__(self) -> Self:
+        self._admission.take_place(self._caller, self._tasks)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._admission.give_back_tokens(self._caller, self._priority, self.tokens)
+        self._admission.give_back_place(self._caller, self._tasks)
 
     def wait_s(self, task: str) -> float:
         """Return the seconds that rows for a task wait at least, by what is known."""
@@ -68,10 +78,21 @@ class Permit:
 class HeldBytes:
     """The bytes of one body."""
 
-    def __init__(self, admission: "Admission", *, caller: str) -> None:
+    def __init__(self, admission: "Admission", *, caller: str, num_bytes: int = 0) -> None:
         self._admission = admission
         self._caller = caller
-        self.num_bytes = 0
+        self.num_bytes = num_bytes
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._admission.give_back_bytes(self._caller, self.num_bytes)
+
+    def moved(self) -> "HeldBytes":
+        """Return what holds the bytes from now on; this one then holds none."""
+        num_bytes, self.num_bytes = self.num_bytes, 0
+        return HeldBytes(self._admission, caller=self._caller, num_bytes=num_bytes)
 
     def take(self, num_bytes: int) -> None:
         """Count bytes that came.
@@ -121,30 +142,18 @@ class Admission:
         """Tokens of their rows, through all layers."""
         return self._backlog.num_tokens
 
-    @contextmanager
     def admit(
         self,
         caller: str = ANONYMOUS,
         priority: Priority = Priority.NORMAL,
         *,
         tasks: Collection[str] = (),
-    ) -> Generator[Permit]:
-        """Hold a place for one request, and the tokens it takes, while the block runs.
+    ) -> Permit:
+        """Hold a place for one request, and the tokens it takes, while a `with` block runs.
 
-        Raises:
-            OverloadedError: every place is taken.
-            ShareExceededError: the places that the caller, or its task, may have are taken.
+        Its beginning raises what `take_place` does.
         """
-        backlog, names = self._backlog, frozenset(tasks)
-        self._check_place(caller, names)
-        backlog.add_request(caller, names)
-        permit = Permit(self, caller=caller, priority=priority)
-        try:
-            yield permit
-        finally:
-            for task, count in permit.tokens.items():
-                backlog.remove_tokens((caller, priority, task), count)
-            backlog.remove_request(caller, names)
+        return Permit(self, caller=caller, priority=priority, tasks=frozenset(tasks))
 
     def check_room(self, caller: str, *, tasks: Collection[str] = (), num_bytes: int) -> None:
         """Refuse what would be refused once its body of so many bytes had come; takes nothing.
@@ -158,17 +167,23 @@ class Admission:
         self._check_place(caller, frozenset(tasks))
         self._check_bytes(caller, num_bytes)
 
-    @contextmanager
-    def hold_bytes(self, caller: str = ANONYMOUS) -> Generator[HeldBytes]:
-        """Hold the bytes of one body while the block runs."""
-        held = HeldBytes(self, caller=caller)
-        try:
-            yield held
-        finally:
-            self.num_bytes -= held.num_bytes
-            left = self._bytes.pop(caller, 0) - held.num_bytes
-            if left:
-                self._bytes[caller] = left
+    def hold_bytes(self, caller: str = ANONYMOUS) -> HeldBytes:
+        """Hold the bytes of one body while a `with` block runs."""
+        return HeldBytes(self, caller=caller)
+
+    def take_place(self, caller: str, tasks: frozenset[str]) -> None:
+        """Count a request.
+
+        Raises:
+            OverloadedError: every place is taken.
+            ShareExceededError: the places that the caller, or its task, may have are taken.
+        """
+        self._check_place(caller, tasks)
+        self._backlog.add_request(caller, tasks)
+
+    def give_back_place(self, caller: str, tasks: frozenset[str]) -> None:
+        """Count a request no more."""
+        self._backlog.remove_request(caller, tasks)
 
     def take_bytes(self, caller: str, num_bytes: int, *, held: int) -> None:
         """Count bytes of a body of which so many came before.
@@ -178,6 +193,13 @@ class Admission:
         self._check_bytes(caller, held + num_bytes, held=held)
         self.num_bytes += num_bytes
         self._bytes[caller] = self._bytes.get(caller, 0) + num_bytes
+
+    def give_back_bytes(self, caller: str, num_bytes: int) -> None:
+        """Count bytes no more."""
+        self.num_bytes -= num_bytes
+        left = self._bytes.pop(caller, 0) - num_bytes
+        if left:
+            self._bytes[caller] = left
 
     def take_tokens(self, caller: str, priority: Priority, tokens: Mapping[str, float]) -> None:
         """Count tokens by task, or raise `OverloadedError` if others, or the caller, hold too many.
@@ -195,6 +217,13 @@ class Admission:
                 self._check_share(held, (caller, task), backlog.tokens_of((caller, task)), count)
         for task, count in tokens.items():
             backlog.add_tokens((caller, priority, task), count)
+
+    def give_back_tokens(
+        self, caller: str, priority: Priority, tokens: Mapping[str, float]
+    ) -> None:
+        """Count tokens no more."""
+        for task, count in tokens.items():
+            self._backlog.remove_tokens((caller, priority, task), count)
 
     def wait_s(self, caller: str, priority: Priority, task: str) -> float:
         """Return the seconds that new rows of a flow wait at least, by the fastest recent batches.

@@ -66,7 +66,7 @@ class Backlog:
 
 def holders(caller: str, tasks: Collection[str]) -> list[Holder]:
     """Return who holds what a request takes."""
-    return [(caller,), *((caller, task) for task in tasks)]
+    return [(caller,), *[(caller, task) for task in tasks]]
 
 
 def _reduce(amounts: dict[Key, Amount], key: Key, amount: Amount) -> None:

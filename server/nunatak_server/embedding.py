@@ -30,6 +30,7 @@ from nunatak_server.outputs import MAX_LOGITS_ON_LOOP
 from nunatak_server.prediction import Timings, timings_of
 from nunatak_server.readiness import Readiness
 from nunatak_server.service import RequestLimits, Stages
+from nunatak_server.time_limits import within
 from nunatak_server.tokenization import Reading, check_texts
 
 BACKBONE: Final = "(backbone)"
@@ -106,18 +107,12 @@ class EmbeddingService:
             raise TooManyInputsError(len(request.texts), self._limits.max_inputs)
         check_texts(request.texts, max_chars=self._limits.max_text_chars)
         deadline = self._clock() + request.deadline_s
-        limit = asyncio.timeout(request.deadline_s)
         with self._stages.admission.admit(request.caller, tasks=(BACKBONE,)) as permit:
             wait_s = permit.wait_s(BACKBONE)
             if wait_s > request.deadline_s:
                 raise DeadlineTooShortError(deadline_s=request.deadline_s, wait_s=wait_s)
-            try:
-                async with limit:
-                    return await self._answer(request, permit, deadline)
-            except TimeoutError:
-                if limit.expired():
-                    raise DeadlineExceededError from None
-                raise
+            answering = self._answer(request, permit, deadline)
+            return await within(request.deadline_s, answering, late=DeadlineExceededError)
 
     async def _answer(
         self, request: EmbeddingRequest, permit: Permit, deadline: float

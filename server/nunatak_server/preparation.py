@@ -19,6 +19,7 @@ from nunatak_server.inputs import find_misfit
 from nunatak_server.outputs import reading_of
 from nunatak_server.prediction import AskedTask, PredictionRequest, TaskFailure
 from nunatak_server.residency.residency import Residency
+from nunatak_server.time_limits import within
 from nunatak_server.tokenization import Encodings, Tokenization
 from nunatak_server.traffic.choice import Chosen
 from nunatak_server.traffic.control import TrafficControl
@@ -59,14 +60,8 @@ class Preparation:
         Raises:
             DeadlineExceededError: the deadline of the request passed first.
         """
-        limit = asyncio.timeout(request.deadline_s)
-        try:
-            async with limit:
-                return await self._read(request, permit)
-        except TimeoutError:
-            if limit.expired():
-                raise DeadlineExceededError from None
-            raise
+        reading = self._read(request, permit)
+        return await within(request.deadline_s, reading, late=DeadlineExceededError)
 
     async def _read(
         self, request: PredictionRequest, permit: Permit

@@ -77,14 +77,10 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self._awaits_head:
             self._awaits_head, self._head_bytes = True, 0
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Take one header, or refuse the request if it has too many."""
-        super().on_header(name, value)
+    def on_headers_complete(self) -> None:
+        """Expect the body instead, or refuse the request if it has too many headers."""
         if len(self.headers) > MAX_HEADERS:
             raise HeadLimitError(f"at most {MAX_HEADERS} headers are read")
-
-    def on_headers_complete(self) -> None:
-        """Expect the body instead."""
         self._awaits_head, self._awaits_body = False, True
         self._stop_head_timer()
         super().on_headers_complete()

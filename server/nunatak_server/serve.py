@@ -22,7 +22,7 @@ from nunatak_server.app import create_app
 from nunatak_server.configuration import Configuration, Origin, unread_variables
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.garbage import collect_rarely
-from nunatak_server.observation.logs import fields, logging_config
+from nunatak_server.observation.logs import fields, leave_out_places, logging_config
 from nunatak_server.observation.tracing import Tracing, find_tracing
 from nunatak_server.protocol import bounded_protocol
 from nunatak_server.runtime import Runtime, load_serving_backbone
@@ -59,6 +59,7 @@ def serve(
     check_exposure(settings)
     # Each counter would have a second line in every scrape, which nobody reads.
     disable_created_metrics()
+    leave_out_places()
     tracing = find_tracing()
     backbone = load_serving_backbone(settings)
     # The transport would report what fails while the application starts in its own way.

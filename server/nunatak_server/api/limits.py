@@ -1,8 +1,7 @@
 """Limits on what is read from a caller: bytes, time and media type."""
 
-import asyncio
 from collections.abc import Callable, Coroutine
-from contextlib import ExitStack
+from functools import partial
 from typing import Any, Final
 
 from fastapi import Request, Response
@@ -21,6 +20,7 @@ from nunatak_server.errors import (
 )
 from nunatak_server.errors.known import KnownError
 from nunatak_server.settings import ServerSettings
+from nunatak_server.time_limits import within
 
 METHODS_WITH_BODY: Final = frozenset({"POST", "PUT"})
 
@@ -60,14 +60,12 @@ class StrictRoute(ReadingRoute):
             admit(request, needed)
             if request.method not in METHODS_WITH_BODY:
                 return await handle(request)
-            with ExitStack() as holding:
-                admission, caller = admission_of(request), caller_of(request.scope)
-                held = holding.enter_context(admission.hold_bytes(caller.name))
+            with admission_of(request).hold_bytes(caller_of(request.scope).name) as held:
                 strict = await read_strictly(request, settings_of(request), held=held)
                 response = await handle(strict)
                 if isinstance(response, LinesResponse):
                     # Its lines are still to be made, from the body.
-                    response.hold(holding.pop_all())
+                    response.hold(held.moved())
                 return response
 
         return handle_strictly
@@ -107,14 +105,9 @@ async def read_strictly(
         UnsupportedMediaTypeError: the body is not declared as JSON.
         InvalidJsonError: it is not strict JSON.
     """
-    limit = asyncio.timeout(settings.receive_timeout_s)
-    try:
-        async with limit:
-            body = await _read(request, settings.max_body_bytes, held)
-    except TimeoutError:
-        if limit.expired():
-            raise ReceiveTimeoutError(settings.receive_timeout_s) from None
-        raise
+    limit_s = settings.receive_timeout_s
+    reading = _read(request, settings.max_body_bytes, held)
+    body = await within(limit_s, reading, late=partial(ReceiveTimeoutError, limit_s))
     if not body:
         return StrictRequest(request, body=body, parsed=None)
     media_type = request.headers.get("content-type", "").partition(";")[0]

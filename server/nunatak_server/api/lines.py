@@ -1,7 +1,7 @@
 """Answers line by line: `application/x-ndjson`, each line sent as soon as it is there."""
 
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import ExitStack, aclosing
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from typing import Any, Final
 
 import orjson
@@ -26,9 +26,9 @@ class LinesResponse(StreamingResponse):
     def __init__(self, lines: AsyncGenerator[bytes]) -> None:
         super().__init__(lines, headers=NO_BUFFERING)
         self._lines = lines
-        self._held = ExitStack()
+        self._held: AbstractContextManager[object] = nullcontext()
 
-    def hold(self, held: ExitStack) -> None:
+    def hold(self, held: AbstractContextManager[object]) -> None:
         """Keep what lines are made from until the last is sent or the caller has gone."""
         self._held = held
 

@@ -92,6 +92,16 @@ def logging_config(log_format: LogFormat) -> dict[str, Any]:
     }
 
 
+def leave_out_places() -> None:
+    """Keep `logging` from finding out what no line of ours tells: code, thread and process.
+
+    The standard library's own advice for programs that log much ("Optimization" in its how-to). It
+    counts for the whole process.
+    """
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    logging._srcfile = None  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - documented
+
+
 def _trace(found: ExceptionInfo) -> str:
     """Say where code failed, without the message: one that nobody foresaw may quote its input."""
     kind, _, trace = found

@@ -1,0 +1,143 @@
+"""Time limits: as `asyncio.timeout`, whether the work waits or not."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from nunatak_server.time_limits import within
+
+Work = Coroutine[Any, Any, str]
+SOON_S = 0.02
+LONG_S = 30.0
+
+
+class LateError(Exception):
+    """What is raised when the time is over."""
+
+
+class WorkError(Exception):
+    """What the work itself raises."""
+
+
+async def at_once() -> str:
+    return "done"
+
+
+async def after_a_turn() -> str:
+    await asyncio.sleep(0)
+    return "done"
+
+
+async def after_a_while() -> str:
+    for _ in range(3):
+        await asyncio.sleep(SOON_S / 10)
+        await asyncio.sleep(0)
+    return "done"
+
+
+async def after_its_own_timeout() -> str:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(SOON_S / 4):
+            await asyncio.sleep(LONG_S)
+    return "done"
+
+
+async def in_a_task() -> str:
+    return await asyncio.create_task(after_a_while())
+
+
+WORK = [at_once, after_a_turn, after_a_while, after_its_own_timeout, in_a_task]
+
+
+@pytest.mark.parametrize("work", WORK)
+def test_work_in_time_gives_its_result(work: Callable[[], Work]) -> None:
+    async def scenario() -> None:
+        assert await within(LONG_S, work(), late=LateError) == "done"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("work", WORK)
+def test_what_the_work_raises_is_raised(work: Callable[[], Work]) -> None:
+    async def fail() -> None:
+        await work()
+        raise WorkError
+
+    async def scenario() -> None:
+        with pytest.raises(WorkError):
+            await within(LONG_S, fail(), late=LateError)
+
+    asyncio.run(scenario())
+
+
+def test_a_timeout_of_the_work_itself_is_no_lateness() -> None:
+    async def fail() -> None:
+        await asyncio.sleep(0)
+        raise TimeoutError
+
+    async def scenario() -> None:
+        with pytest.raises(TimeoutError):
+            await within(LONG_S, fail(), late=LateError)
+
+    asyncio.run(scenario())
+
+
+def test_work_that_is_late_is_cancelled_and_cleans_up() -> None:
+    cleaned = list[str]()
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(LONG_S)
+        finally:
+            await asyncio.sleep(0)
+            cleaned.append("up")
+
+    async def scenario() -> None:
+        with pytest.raises(LateError):
+            await within(SOON_S, work(), late=LateError)
+        assert cleaned == ["up"]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("num_turns", [1, 2])
+def test_a_cancelled_caller_cancels_the_work_and_is_not_late(num_turns: int) -> None:
+    ends = list[str]()
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(LONG_S)
+        except asyncio.CancelledError:
+            ends.append("cancelled")
+            raise
+
+    async def scenario() -> None:
+        task = asyncio.create_task(within(LONG_S, work(), late=LateError))
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert ends == ["cancelled"]
+
+    asyncio.run(scenario())
+
+
+def test_work_that_is_given_up_is_closed() -> None:
+    ends = list[str]()
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(LONG_S)
+        finally:
+            ends.append("closed")
+
+    async def scenario() -> None:
+        waiting = within(LONG_S, work(), late=LateError)
+        waiting.send(None)
+        waiting.close()
+
+    asyncio.run(scenario())
+    assert ends == ["closed"]
