@@ -18,8 +18,8 @@ from nunatak_server.api.description import DescribedApp
 from nunatak_server.api.errors import install_error_handlers
 from nunatak_server.api.limits import StrictRoute
 from nunatak_server.api.neighbours import open_inference, openai, tei
-from nunatak_server.api.observing import ObservingMiddleware
-from nunatak_server.api.room import RoomMiddleware
+from nunatak_server.api.observing import ObservingMiddleware, RequestObserver
+from nunatak_server.api.room import RoomCheck
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.observation.tracing import Tracing
 from nunatak_server.runtime import Runtime, load_serving_backbone
@@ -88,10 +88,12 @@ def create_app(
     install_error_handlers(app)
     routes_of_all = chain.from_iterable(router.routes for router in routers)
     strict_routes = [route for route in routes_of_all if isinstance(route, StrictRoute)]
+    observer = RequestObserver(access_log=settings.access_log)
     # Each is around those before it.
-    app.add_middleware(RoomMiddleware, routes=strict_routes)
     app.add_middleware(RequestIdMiddleware)
-    app.add_middleware(ObservingMiddleware, access_log=settings.access_log)
+    app.add_middleware(ObservingMiddleware, observer=observer)
+    # For the transport, which asks before all of the above.
+    app.state.room = RoomCheck(app, routes=strict_routes, observer=observer)
     return app
 
 

@@ -1,11 +1,17 @@
-"""The HTTP protocol, with the limits on request heads that uvicorn leaves to its surroundings."""
+"""The HTTP protocol, with what uvicorn leaves to its surroundings: limits and early ends."""
 
 import asyncio
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import Any, ClassVar, Final, cast
 
+from starlette.responses import Response
+from starlette.types import Scope
 from uvicorn._types import ASGI3Application
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from nunatak_server.writing import JoiningTransport
 
@@ -14,6 +20,9 @@ MAX_HEAD_BYTES: Final = 64 * 1024
 BODY_SLACK_S: Final = 1.0
 """A route that reads a body gives up first, with an answer."""
 _GONE_KEY: Final = "nunatak_caller_has_gone"
+
+RefusalOf = Callable[[Scope], Response | None]
+"""Given the head of a request, returns an answer that needs neither its body nor any waiting."""
 
 
 class HeadLimitError(ValueError):
@@ -33,7 +42,8 @@ class BoundedProtocol(HttpToolsProtocol):
     request has as long again, also where no route reads it, and so has a caller to take in what
     was sent: answers that nobody reads are not kept.
 
-    Whatever is done for a request is cancelled when its caller has gone.
+    Whatever is done for a request is cancelled when its caller has gone. What is refused by its
+    head is answered here and now, without a task; its body is thrown away as it comes.
     """
 
     receive_timeout_s: ClassVar[float] = 10.0
@@ -46,6 +56,11 @@ class BoundedProtocol(HttpToolsProtocol):
     _head_bytes = 0
     _answering: RequestResponseCycle | None = None
     _handling: asyncio.Task[None] | None = None
+
+    @staticmethod
+    def refusal_of(scope: Scope) -> Response | None:  # noqa: ARG004 - for what overrides it
+        """Return the answer to a request that is refused by its head."""
+        return None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] - as in the base class
         """Begin to wait for the first head."""
@@ -90,6 +105,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._awaits_body = False
         self._stop_body_timer()
         super().on_message_complete()
+        if self.cycle.response_complete and self.timeout_keep_alive_task is None:
+            # The rest of a body that nobody read has stopped it.
+            self._begin_keep_alive()
 
     def pause_writing(self) -> None:
         """Begin to wait for the caller to read."""
@@ -145,11 +163,34 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        refusal = self.refusal_of(_scope_of(cycle))
+        if refusal is not None:
+            self._refuse(cycle, refusal)
+            return
         cycle.transport = JoiningTransport(cycle.transport, self.loop)
         handling = self.loop.create_task(cycle.run_asgi(app))
         handling.add_done_callback(self.tasks.discard)
         self.tasks.add(handling)
         self._answering, self._handling = cycle, handling
+
+    def _refuse(self, cycle: RequestResponseCycle, refusal: Response) -> None:
+        headers = [*cycle.default_headers, *refusal.raw_headers]
+        if (b"connection", b"close") in headers:
+            cycle.keep_alive = False
+        elif not cycle.keep_alive:
+            headers.append((b"connection", b"close"))
+        head = b"".join(b"%b: %b\r\n" % header for header in headers)
+        self.transport.write(b"%b%b\r\n%b" % (STATUS_LINE[refusal.status_code], head, refusal.body))
+        cycle.response_started = cycle.response_complete = True
+        if not cycle.keep_alive:
+            self.transport.close()
+        cycle.on_response()
+
+    def _begin_keep_alive(self) -> None:
+        if not self.transport.is_closing():
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     def _forget_caller(self) -> None:
         # The base class tells only the last request of a connection, and only if it listens; an
@@ -159,10 +200,17 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         cycle.disconnected = True
         cycle.message_event.set()
-        cast("MutableMapping[str, Any]", cycle.scope)[_GONE_KEY] = True
+        _scope_of(cycle)[_GONE_KEY] = True
         handling.cancel()
 
 
-def bounded_protocol(*, receive_timeout_s: float) -> type[BoundedProtocol]:
+def bounded_protocol(
+    *, receive_timeout_s: float, refusal_of: RefusalOf = BoundedProtocol.refusal_of
+) -> type[BoundedProtocol]:
     """Return the protocol with a time limit; uvicorn takes classes, not instances."""
-    return type("Protocol", (BoundedProtocol,), {"receive_timeout_s": receive_timeout_s})
+    attributes = {"receive_timeout_s": receive_timeout_s, "refusal_of": staticmethod(refusal_of)}
+    return type("Protocol", (BoundedProtocol,), attributes)
+
+
+def _scope_of(cycle: RequestResponseCycle) -> Scope:
+    return cast("Scope", cycle.scope)

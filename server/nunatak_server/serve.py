@@ -18,6 +18,7 @@ from prometheus_client import disable_created_metrics
 from nunatak_model import Backbone
 from nunatak_registry import Registry
 from nunatak_server.access.exposure import check_exposure
+from nunatak_server.api.room import RoomCheck
 from nunatak_server.app import create_app
 from nunatak_server.configuration import Configuration, Origin, unread_variables
 from nunatak_server.errors import EngineFailedError
@@ -148,11 +149,15 @@ class DrainingServer(uvicorn.Server):
 
 
 def _config(app: FastAPI, settings: ServerSettings) -> uvicorn.Config:
+    room: RoomCheck = app.state.room
+    protocol = bounded_protocol(
+        receive_timeout_s=settings.receive_timeout_s, refusal_of=room.refusal_of
+    )
     return uvicorn.Config(
         app,
         host=settings.host,
         port=settings.port,
-        http=bounded_protocol(receive_timeout_s=settings.receive_timeout_s),
+        http=protocol,
         ws="none",
         lifespan="on",
         access_log=False,

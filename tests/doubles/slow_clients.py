@@ -55,8 +55,7 @@ async def _drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     while not reader.at_eof():
         writer.write(b" ")
         await writer.drain()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(reader.read(65_536), PAUSE_S)
+        await _read_for_a_while(reader)
 
 
 async def _drip_unasked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -65,8 +64,14 @@ async def _drip_unasked(reader: asyncio.StreamReader, writer: asyncio.StreamWrit
     while not reader.at_eof():
         writer.write(b" ")
         await writer.drain()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(reader.read(65_536), PAUSE_S)
+        await _read_for_a_while(reader)
+
+
+async def _read_for_a_while(reader: asyncio.StreamReader) -> None:
+    # Not `wait_for`, which loses a cancellation that comes together with what it waits for.
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(PAUSE_S):
+            await reader.read(65_536)
 
 
 async def _unread(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -24,8 +24,15 @@ def request_id_of(scope: MutableMapping[str, Any]) -> str | None:
     return scope.get(_STATE_KEY)
 
 
+def give_id(scope: Scope) -> tuple[bytes, bytes]:
+    """Give a request an id, the caller's own if it is sane; returns the header that tells it."""
+    request_id = _sent_id(scope) or f"{_IDS.getrandbits(_ID_BITS):016x}"
+    scope[_STATE_KEY] = request_id
+    return _HEADER, request_id.encode()
+
+
 class RequestIdMiddleware:
-    """Gives every request an id, the caller's own if it is sane, and returns it in a header."""
+    """Gives every request an id, and returns it in a header."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -35,12 +42,11 @@ class RequestIdMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = _sent_id(scope) or f"{_IDS.getrandbits(_ID_BITS):016x}"
-        scope[_STATE_KEY] = request_id
+        header = give_id(scope)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), (_HEADER, request_id.encode())]
+                message["headers"] = [*message.get("headers", ()), header]
             await send(message)
 
         await self._app(scope, receive, send_with_id)

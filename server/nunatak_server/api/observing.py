@@ -1,7 +1,7 @@
 """Observes every HTTP request: counts and times it, traces it, and writes its line in the log.
 
-Pure ASGI, as the context of a request. Of the request itself only its method, the template of its
-route and its id are kept: paths, texts and keys are the caller's. A key's name is the operator's.
+Of the request itself only its method, the template of its route and its id are kept: paths, texts
+and keys are the caller's. A key's name is the operator's.
 """
 
 import asyncio
@@ -9,7 +9,6 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any, Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -40,7 +39,7 @@ logger = logging.getLogger("nunatak_server.access")
 
 
 @dataclass(slots=True, kw_only=True)
-class _Exchange:
+class Exchange:
     """One request, and what is known of its answer so far."""
 
     method: str
@@ -51,37 +50,21 @@ class _Exchange:
     status: int = 500
 
 
-class ObservingMiddleware:
-    """The outermost layer of the application."""
+class RequestObserver:
+    """Tells of requests, in the metrics, in traces and in the log."""
 
-    def __init__(self, app: ASGIApp, *, access_log: bool) -> None:
-        self._app = app
+    def __init__(self, *, access_log: bool) -> None:
         self._access_log = access_log
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass one request on, and tell of it when it has been answered."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        exchange = _begin(scope)
-        token = current_notes.set(exchange.notes)
+    def begin(self, scope: Scope) -> Exchange:
+        """Begin to time a request."""
+        method = scope["method"] if scope["method"] in KNOWN_METHODS else OTHER_METHOD
+        tracing = _runtime_of(scope).tracing
+        span = tracing.begin(method=method, headers=scope["headers"]) if tracing else None
+        return Exchange(method=method, span=span)
 
-        async def send_watched(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                exchange.status = message["status"]
-            await send(message)
-
-        try:
-            await self._app(scope, receive, send_watched)
-        except asyncio.CancelledError:
-            if not caller_has_gone(scope):
-                raise
-            exchange.status = CLIENT_CLOSED_REQUEST
-        finally:
-            current_notes.reset(token)
-            self._conclude(scope, exchange)
-
-    def _conclude(self, scope: Scope, exchange: _Exchange) -> None:
+    def conclude(self, scope: Scope, exchange: Exchange) -> None:
+        """Tell of a request that has been answered."""
         route = _route_of(scope)
         seconds = time.perf_counter() - exchange.started
         _runtime_of(scope).metrics.observe_http(
@@ -107,11 +90,35 @@ class ObservingMiddleware:
             logger.log(level, "request", extra=fields(**values))
 
 
-def _begin(scope: Scope) -> _Exchange:
-    method = scope["method"] if scope["method"] in KNOWN_METHODS else OTHER_METHOD
-    tracing = _runtime_of(scope).tracing
-    span = tracing.begin(method=method, headers=scope["headers"]) if tracing else None
-    return _Exchange(method=method, span=span)
+class ObservingMiddleware:
+    """The outermost layer of the application; pure ASGI, as that of a request's context."""
+
+    def __init__(self, app: ASGIApp, *, observer: RequestObserver) -> None:
+        self._app = app
+        self._observer = observer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass one request on, and tell of it when it has been answered."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        exchange = self._observer.begin(scope)
+        token = current_notes.set(exchange.notes)
+
+        async def send_watched(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                exchange.status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_watched)
+        except asyncio.CancelledError:
+            if not caller_has_gone(scope):
+                raise
+            exchange.status = CLIENT_CLOSED_REQUEST
+        finally:
+            current_notes.reset(token)
+            self._observer.conclude(scope, exchange)
 
 
 def _runtime_of(scope: Scope) -> Runtime:
@@ -128,18 +135,27 @@ def note_fields(notes: RequestNotes) -> dict[str, object]:
 
 def prediction_fields(parts: Sequence[PredictionRecord]) -> dict[str, object]:
     """Return what the log says of a prediction; times are those of its slowest version."""
-    versions = list(chain.from_iterable(part.versions for part in parts))
-    rows = [each.slowest for each in versions if each.slowest is not None]
+    tasks, failed = list[str](), dict[str, str]()
+    tokenize_s = load_s = queue_s = compute_s = 0.0
+    batch_rows = 0
+    for part in parts:
+        tokenize_s = max(tokenize_s, part.tokenize_s)
+        for version in part.versions:
+            name, row = f"{version.task}/{version.version}", version.slowest
+            tasks.append(name)
+            if version.outcome != OK:
+                failed[name] = version.outcome
+            if row is not None:
+                load_s, queue_s = max(load_s, row.load_s), max(queue_s, row.queue_s)
+                compute_s = max(compute_s, row.compute_s)
+                batch_rows = max(batch_rows, row.batch_rows)
     values: dict[str, object] = {
-        "tasks": [f"{each.task}/{each.version}" for each in versions],
-        "tokenize_ms": _ms(max(part.tokenize_s for part in parts)),
-        "load_ms": _ms(max((row.load_s for row in rows), default=0.0)),
-        "queue_ms": _ms(max((row.queue_s for row in rows), default=0.0)),
-        "compute_ms": _ms(max((row.compute_s for row in rows), default=0.0)),
-        "batch_rows": max((row.batch_rows for row in rows), default=0),
-    }
-    failed = {
-        f"{each.task}/{each.version}": each.outcome for each in versions if each.outcome != OK
+        "tasks": tasks,
+        "tokenize_ms": _ms(tokenize_s),
+        "load_ms": _ms(load_s),
+        "queue_ms": _ms(queue_s),
+        "compute_ms": _ms(compute_s),
+        "batch_rows": batch_rows,
     }
     return values | {"failed": failed} if failed else values
 

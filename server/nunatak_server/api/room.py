@@ -1,39 +1,41 @@
-"""Refuses predictions for which there is no room, before the framework does any work for them.
+"""Room: refuses predictions by their heads while there is no room for them.
 
-Under overload most requests are refused, and what that costs is taken from those that are answered:
-most of a refusal within a route would be what the framework puts around it.
+A refusal must cost little, or refusing takes the processor from those who are answered. So it is
+made before the framework does any work for a request, and before its body comes.
 """
 
 from collections.abc import Iterable
 
-from fastapi import Request, Response
+from fastapi import FastAPI, Request, Response
 from starlette.routing import Match
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from nunatak_registry import TaskReference
 from nunatak_server.api.access import PREDICT, admit, caller_of
+from nunatak_server.api.context import give_id
 from nunatak_server.api.limits import StrictRoute, declared_bytes, settings_of
+from nunatak_server.api.observing import RequestObserver
 from nunatak_server.errors.known import KNOWN_ERRORS
 from nunatak_server.service import PredictionService
 
 
-class RoomMiddleware:
-    """The layer around the framework's own, which looks at requests to routes of predictions.
+class RoomCheck:
+    """Looks at the heads of requests to routes that predict, before the application does.
 
     It refuses, and lets nobody in: the route that the framework finds checks the caller itself.
     """
 
-    def __init__(self, app: ASGIApp, *, routes: Iterable[StrictRoute]) -> None:
-        """Look at requests to those of these routes that predict."""
+    def __init__(
+        self, app: FastAPI, *, routes: Iterable[StrictRoute], observer: RequestObserver
+    ) -> None:
+        """Look at requests to those of these routes of `app` that predict."""
         self._app = app
         self._routes = [route for route in routes if route.needed == PREDICT]
+        self._observer = observer
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass one request on, or refuse it."""
-        refusal = self._refusal(scope) if scope["type"] == "http" else None
-        await (refusal or self._app)(scope, receive, send)
-
-    def _refusal(self, scope: Scope) -> Response | None:
+    def refusal_of(self, scope: Scope) -> Response | None:
+        """Return the answer to a request that is refused, which is then as good as sent."""
+        scope["app"] = self._app
         for route in self._routes:
             match, found = route.matches(scope)
             if match is not Match.FULL:
@@ -44,9 +46,13 @@ class RoomMiddleware:
                 admit(request, PREDICT)
                 check_room(request)
             except KNOWN_ERRORS as error:
-                # The log and the metrics name the route and the caller.
-                scope.update(matched)
-                return route.answer_failure(scope, error)
+                exchange = self._observer.begin(matched)
+                header = give_id(matched)
+                response = route.answer_failure(matched, error)
+                response.raw_headers.append(header)
+                exchange.status = response.status_code
+                self._observer.conclude(matched, exchange)
+                return response
             return None
         return None
 

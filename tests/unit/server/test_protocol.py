@@ -1,4 +1,4 @@
-"""Deadlines of connections judge the caller, not a loop that stood still; who goes is let go."""
+"""Deadlines judge the caller, not a loop that stands; who goes is let go; refusals are early."""
 
 import asyncio
 import http.client
@@ -10,19 +10,28 @@ from collections.abc import Generator
 
 import pytest
 import uvicorn
+from starlette.responses import Response
+from starlette.types import Scope as AnyScope
 from uvicorn._types import ASGIReceiveCallable, ASGISendCallable, Scope
 
 from nunatak_server.protocol import bounded_protocol, caller_has_gone
 
 DEADLINE_S = 0.3
+KEEP_ALIVE_S = 1
 REQUEST = b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"
+REFUSED = b"POST /refused HTTP/1.1\r\nHost: here\r\ncontent-length: 5\r\n\r\n"
 WAIT = b"POST /wait HTTP/1.1\r\nHost: here\r\ncontent-length: 5\r\n\r\n"
 ended = deque[str]()
 """How requests that wait came to their end."""
 
 
+def refusal_of(scope: AnyScope) -> Response | None:
+    return Response(b"not now", 429, {"x-why": "full"}) if scope["path"] == "/refused" else None
+
+
 async def app(scope: Scope, _receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
     assert scope["type"] == "http"
+    assert scope["path"] != "/refused"
     if scope["path"] == "/stall":
         time.sleep(3 * DEADLINE_S)  # noqa: ASYNC251 - it is to stand still
     if scope["path"] == "/wait":
@@ -44,7 +53,8 @@ def serve(request: pytest.FixtureRequest) -> Generator[int]:
         lifespan="off",
         log_level="error",
         loop=request.param,
-        http=bounded_protocol(receive_timeout_s=DEADLINE_S),
+        timeout_keep_alive=KEEP_ALIVE_S,
+        http=bounded_protocol(receive_timeout_s=DEADLINE_S, refusal_of=refusal_of),
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
@@ -118,3 +128,51 @@ def test_a_caller_that_goes_after_its_answer_was_answered(port: int) -> None:
         assert caller.recv(100).startswith(b"HTTP/1.1 200")
     time.sleep(DEADLINE_S / 3)
     assert end_of_next(1) == ["answered"]
+
+
+def received(caller: socket.socket, *, until: bytes) -> bytes:
+    came = b""
+    while until not in came:
+        came += caller.recv(1000)
+    return came
+
+
+def test_a_refusal_waits_for_no_body_and_keeps_the_connection(port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as caller:
+        for _ in range(2):
+            caller.sendall(REFUSED)
+            answer = received(caller, until=b"not now")
+            assert answer.startswith(b"HTTP/1.1 429")
+            assert b"\r\nx-why: full\r\n" in answer
+            assert b"\r\ncontent-length: 7\r\n" in answer
+            assert b"\r\ndate: " in answer
+            caller.sendall(b"GET /")
+        caller.sendall(REQUEST)
+        assert caller.recv(1000).startswith(b"HTTP/1.1 200")
+
+
+def test_refusals_and_answers_of_one_connection_keep_their_order(port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as caller:
+        caller.sendall(WAIT + b"12345" + REFUSED + b"12345" + REQUEST)
+        answers = received(caller, until=b"not now")
+        while answers.count(b"HTTP/1.1") < 3:
+            answers += caller.recv(1000)
+    statuses = [part[:3] for part in answers.split(b"HTTP/1.1 ")[1:]]
+    assert statuses == [b"200", b"429", b"200"]
+
+
+def test_a_refused_caller_that_keeps_no_connection_is_told_of_its_end(port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as caller:
+        caller.sendall(REFUSED.replace(b"HTTP/1.1", b"HTTP/1.0") + b"12345")
+        assert b"\r\nconnection: close\r\n" in received(caller, until=b"not now")
+        assert caller.recv(100) == b""
+
+
+@pytest.mark.parametrize("body", [b"", b"123", b"12345"])
+def test_a_refused_caller_that_then_does_nothing_is_let_go(port: int, body: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as caller:
+        caller.sendall(REFUSED)
+        received(caller, until=b"not now")
+        time.sleep(DEADLINE_S / 3)
+        caller.sendall(body)
+        assert caller.recv(100) == b""
