@@ -67,11 +67,16 @@ def create_app(
             stack.callback(asyncio.create_task(door.run()).cancel)
             yield
 
+    native = (routes, admin, traffic, operations, pages, description)
+    modules = (*native, tei, openai, open_inference)
+    found = list(chain.from_iterable(module.router.routes for module in modules))
     app = DescribedApp(
         title="Nunatak",
         summary="Many text tasks from one frozen transformer encoder.",
         version=version("nunatak"),
         lifespan=lifespan,
+        # To include routers would have each request matched three times.
+        routes=found,
         # The framework's routes know nothing of keys, and its pages load scripts from elsewhere.
         openapi_url=None,
         # A redirect would be built from the Host header, which the caller chooses.
@@ -81,13 +86,8 @@ def create_app(
     )
     app.state.settings = settings
     app.state.door = door
-    native = (routes, admin, traffic, operations, pages, description)
-    routers = [module.router for module in (*native, tei, openai, open_inference)]
-    for router in routers:
-        app.include_router(router)
     install_error_handlers(app)
-    routes_of_all = chain.from_iterable(router.routes for router in routers)
-    strict_routes = [route for route in routes_of_all if isinstance(route, StrictRoute)]
+    strict_routes = [route for route in found if isinstance(route, StrictRoute)]
     observer = RequestObserver(access_log=settings.access_log)
     # Each is around those before it.
     app.add_middleware(RequestIdMiddleware)

@@ -13,6 +13,7 @@ from typing import Any, Final
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
+from starlette.routing import request_response
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 Errors = list[dict[str, Any]]
@@ -21,13 +22,28 @@ MISSING: Final = {"type": "missing", "msg": "Field required", "input": None}
 
 
 class ReadingRoute(APIRoute):
-    """A route whose endpoint gets parts of the request and returns the response itself."""
+    """A route whose endpoint gets parts of the request and returns the response itself.
+
+    To be given to an application as it is (`routes`): a router that is included goes another way.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:  # noqa: ANN401 - those of the base class
+        super().__init__(*args, **options)
+        if self._reads_parts_alone:
+            # Without the stacks of contexts that the framework opens for dependencies.
+            self.app = request_response(self.get_route_handler())
+
+    @property
+    def _reads_parts_alone(self) -> bool:
+        wanted = self.dependant
+        has_more = wanted.dependencies or wanted.cookie_params
+        return iscoroutinefunction(self.endpoint) and not has_more
 
     def get_route_handler(self) -> Handler:
         """Return what reads the arguments and calls the endpoint."""
-        endpoint, dependant = self.endpoint, self.dependant
-        if not iscoroutinefunction(endpoint) or dependant.dependencies or dependant.cookie_params:
+        if not self._reads_parts_alone:
             return super().get_route_handler()
+        endpoint, dependant = self.endpoint, self.dependant
         path = _fields(dependant.path_params, "path")
         query = _fields(dependant.query_params, "query")
         headers = _fields(dependant.header_params, "header")

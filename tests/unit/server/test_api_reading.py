@@ -43,12 +43,11 @@ def threaded(task: str) -> Response:
 
 
 def client_of(route_class: type[APIRoute]) -> TestClient:
-    app = FastAPI()
     router = APIRouter(route_class=route_class)
     router.post("/must/{task}")(ask)
     router.post("/may/{task}")(may_ask)
     router.post("/threaded/{task}")(threaded)
-    app.include_router(router)
+    app = FastAPI(routes=router.routes)
 
     async def tell(_: Request, error: Exception) -> Response:
         found: list[dict[str, Any]] = (
