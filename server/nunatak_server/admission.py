@@ -124,6 +124,7 @@ class Admission:
         self._max_tokens = max_tokens
         self._max_bytes = max_bytes
         self._caller_share = caller_share
+        self._smallest_share = min(TASK_SHARE, caller_share or TASK_SHARE)
         self._weights = weights or {}
         self._pace = pace
         self._draw = draw
@@ -209,7 +210,9 @@ class Admission:
         """
         backlog = self._backlog
         wanted = sum(tokens.values())
-        if backlog.num_tokens:
+        if backlog.num_tokens and not self._has_plenty(
+            backlog.num_tokens, wanted, self._max_tokens
+        ):
             held = Held(resource="tokens", limit=self._max_tokens, total=backlog.num_tokens)
             self._check_total(held, wanted)
             self._check_share(held, (caller,), backlog.tokens_of((caller,)), wanted)
@@ -245,6 +248,8 @@ class Admission:
 
     def _check_place(self, caller: str, tasks: Collection[str]) -> None:
         backlog = self._backlog
+        if self._has_plenty(backlog.num_requests, 1, self._max_requests):
+            return
         held = Held(resource="requests", limit=self._max_requests, total=backlog.num_requests)
         self._check_total(held, 1)
         for holder in holders(caller, tasks):
@@ -253,10 +258,14 @@ class Admission:
     def _check_bytes(self, caller: str, wanted: int, *, held: int = 0) -> None:
         """Check a body of `wanted` bytes in all; one beside which there is none always passes."""
         others = self.num_bytes - held
-        if others:
+        if others and not self._has_plenty(others, wanted, self._max_bytes):
             beside = Held(resource="bytes of bodies", limit=self._max_bytes, total=others)
             self._check_total(beside, wanted)
             self._check_share(beside, (caller,), self._bytes.get(caller, 0) - held, wanted)
+
+    def _has_plenty(self, total: float, wanted: float, limit: int) -> bool:
+        """Tell whether even one holder of all that is held may have so much more."""
+        return total + wanted <= min(limit, self._smallest_share * (limit - total))
 
     def _check_total(self, held: Held, wanted: float) -> None:
         if held.total + wanted > held.limit:

@@ -47,7 +47,9 @@ class Backlog:
             _reduce(self._requests, holder, 1)
 
     def add_tokens(self, flow: Flow, num_tokens: float) -> None:
-        """Count tokens."""
+        """Count tokens; rows that cost nothing, as on a trunk that is paid for, count as none."""
+        if num_tokens < ROUNDING:
+            return
         caller, _, task = flow
         self.num_tokens += num_tokens
         for holder in holders(caller, (task,)):
@@ -56,6 +58,8 @@ class Backlog:
 
     def remove_tokens(self, flow: Flow, num_tokens: float) -> None:
         """Count tokens no more."""
+        if num_tokens < ROUNDING:
+            return
         caller, _, task = flow
         for holder in holders(caller, (task,)):
             _reduce(self._tokens, holder, num_tokens)

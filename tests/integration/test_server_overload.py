@@ -7,7 +7,9 @@ import socket
 import threading
 import time
 from collections.abc import Awaitable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import SupportsIndex, overload
 from urllib.parse import urlsplit
 
@@ -17,7 +19,7 @@ import pytest
 from doubles.backbones import tiny_backbone
 from doubles.serving import make_settings, running_client, running_server
 from doubles.tasks import publish_tiny_task
-from nunatak_model import Backbone
+from nunatak_model import Backbone, HeadOnly
 from nunatak_model.weights import LayerWeights
 from nunatak_registry import Registry
 from nunatak_server.api.access import ACCESS
@@ -232,6 +234,29 @@ def test_a_body_counts_until_the_last_line_of_its_stream(
         # The server learns a moment later that its caller has gone.
         wait_for(address, "nunatak_held_body_bytes", 0)
         assert client.post("/v1/predict", json=body).status_code == 200
+
+
+def test_requests_for_several_heads_on_one_trunk_are_answered_side_by_side(
+    backbone: Backbone, tmp_path: Path
+) -> None:
+    body = {"inputs": "is it late?", "tasks": ["one", "two"]}
+    with Registry.open(tmp_path) as registry:
+        for seed, task in enumerate(body["tasks"]):
+            publish_tiny_task(registry, tiny_backbone(), task=task, seed=seed, method=HeadOnly())
+        settings = make_settings(max_queued_requests=3, trunk_cache_bytes=0)
+        with (
+            running_server(backbone, registry, settings) as address,
+            httpx.Client(base_url=address, timeout=20) as client,
+        ):
+            assert client.post("/v1/predict", json=body).status_code == 200
+            for _ in range(3):
+                HeldLayers.may_compute.clear()
+                with ThreadPoolExecutor() as pool:
+                    asked = [pool.submit(client.post, "/v1/predict", json=body) for _ in range(2)]
+                    wait_for(address, "nunatak_admitted_requests", 2)
+                    HeldLayers.may_compute.set()
+                    assert [it.result().status_code for it in asked] == [200, 200]
+                wait_for(address, "nunatak_admitted_requests", 0)
 
 
 @pytest.mark.parametrize("value", ["urgent", "", "HIGH", "0"])

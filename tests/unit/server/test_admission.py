@@ -1,6 +1,7 @@
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -164,6 +165,47 @@ def test_what_is_refused_before_it_is_read_is_what_would_be_refused_after(
         assert refusal_of(
             lambda: admission.check_room(caller, tasks=[task], num_bytes=num_bytes)
         ) == (refusal_of(lambda: enter(admission, caller, task, num_bytes)))
+
+
+class Searching(Admission):
+    """Looks at every holder of something, however little of it is held."""
+
+    def _has_plenty(self, total: float, wanted: float, limit: int) -> bool:
+        return False
+
+
+ASKED = st.tuples(st.sampled_from("abc"), st.sampled_from("xyz"), st.integers(0, 60))
+
+
+@given(st.lists(ASKED, max_size=14), st.sampled_from([None, 4.0]))
+@settings(derandomize=True)
+def test_that_there_is_plenty_is_never_said_where_somebody_would_be_refused(
+    asked: list[tuple[str, str, int]], caller_share: float | None
+) -> None:
+    told = list[list[str | None]]()
+    for kind in (Admission, Searching):
+        admission = kind(
+            max_requests=10,
+            max_bytes=100,
+            max_tokens=90,
+            caller_share=caller_share,
+            draw=lambda low, _: low,
+        )
+        with ExitStack() as stack:
+            told.append(
+                [
+                    refusal_of(partial(take, stack, admission, caller, task, amount))
+                    for caller, task, amount in asked
+                ]
+            )
+    assert told[0] == told[1]
+
+
+def take(stack: ExitStack, admission: Admission, caller: str, task: str, amount: int) -> None:
+    admission.check_room(caller, tasks=[task], num_bytes=amount)
+    stack.enter_context(admission.hold_bytes(caller)).take(amount)
+    permit = stack.enter_context(admission.admit(caller, tasks=[task]))
+    permit.take_tokens({task: amount, "other": amount / 2})
 
 
 def enter(admission: Admission, caller: str, task: str, num_bytes: int) -> None:
