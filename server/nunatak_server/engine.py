@@ -25,7 +25,7 @@ from functools import partial
 from nunatak_server.batching.batch_report import BatchObserver, report_of
 from nunatak_server.batching.inbox import Inbox
 from nunatak_server.batching.outcomes import Compute, compute_rows, outcome_of
-from nunatak_server.batching.overtaking import Running, plan_in_turn, plan_overtaking
+from nunatak_server.batching.overtaking import Running, plan_before, plan_in_turn, plan_overtaking
 from nunatak_server.batching.pace import Pace
 from nunatak_server.batching.planner import (
     BatchLimits,
@@ -52,6 +52,8 @@ class _Progress:
     running: Running[PendingRow]
     going_first: Sequence[PendingRow]
     """Rows that go before it and have not yet."""
+    candidates: Sequence[PendingRow] = ()
+    """Rows that came since it began, and may still overtake it."""
     overtaking_s: float = 0.0
     """By the stopwatch."""
 
@@ -200,9 +202,9 @@ class Engine:
         if progress is not None and self._compute.stops_between_layers:
             between_layers = partial(self._overtake_or_fail, loop, progress)
         started, begun = self._clock(), self._stopwatch()
-        if between_layers is not None and progress is not None and progress.going_first:
+        if progress is not None:
             # Not left to the first layer: a batch whose states are all held runs none.
-            between_layers(0.0)
+            self._run_first(loop, progress)
         computed = compute_rows(self._compute, plan.batch, between_layers)
         overtaking_s = 0.0 if progress is None else progress.overtaking_s
         seconds = self._stopwatch() - begun - overtaking_s
@@ -241,12 +243,10 @@ class Engine:
         """Run what goes before the layers of a batch that are left."""
         arrived = self._inbox.take(block=False) or []
         self._take_in(arrived)
-        candidates = [*progress.going_first, *(row for row in arrived if not row.is_shadow)]
+        came = (row for row in arrived if not row.is_shadow)
+        candidates = self._worth_computing(loop, [*progress.candidates, *came])
         if not candidates:
             return
-        progress.going_first = ()
-        self._drop_lapsed(loop, candidates)
-        candidates = [row for row in candidates if row in self._queues]
         progress.running = replace(progress.running, share_left=1.0 - share_done)
         plan = plan_overtaking(
             candidates,
@@ -257,10 +257,45 @@ class Engine:
             rules=self._rules,
         )
         if plan is not None:
-            begun = self._stopwatch()
-            self._carry_out(loop, plan, None)
-            progress.overtaking_s += self._stopwatch() - begun
-            progress.running = progress.running.after(plan.batch, self._rules.weights)
+            self._run_before(loop, plan, progress)
+        # Later rows must not go before these. Those of the flood itself never do.
+        progress.candidates = [
+            row
+            for row in candidates
+            if row in self._queues and flow_of(row) not in progress.running.backlog
+        ]
+
+    def _run_first(self, loop: asyncio.AbstractEventLoop, progress: _Progress) -> None:
+        """Run the rows that a batch was planned without, for they go first."""
+        rows = self._worth_computing(loop, progress.going_first)
+        progress.going_first = ()
+        if rows:
+            plan = plan_before(
+                rows,
+                queues=self._queues,
+                limits=self._limits,
+                order=self._order,
+                rules=self._rules,
+            )
+            self._run_before(loop, plan, progress)
+
+    def _run_before(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        plan: BatchPlan[PendingRow],
+        progress: _Progress,
+    ) -> None:
+        """Run a batch before the rest of one that has begun."""
+        begun = self._stopwatch()
+        self._carry_out(loop, plan, None)
+        progress.overtaking_s += self._stopwatch() - begun
+        progress.running = progress.running.after(plan.batch, self._rules.weights)
+
+    def _worth_computing(
+        self, loop: asyncio.AbstractEventLoop, rows: Sequence[PendingRow]
+    ) -> list[PendingRow]:
+        self._drop_lapsed(loop, rows)
+        return [row for row in rows if row in self._queues]
 
 
 def _num_tasks(rows: Sequence[PendingRow]) -> int:

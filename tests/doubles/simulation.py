@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from doubles.waiting import WaitingRow, waiting_row
-from nunatak_server.batching.overtaking import Running, plan_in_turn, plan_overtaking
+from nunatak_server.batching.overtaking import Running, plan_before, plan_in_turn, plan_overtaking
 from nunatak_server.batching.pace import Pace
 from nunatak_server.batching.planner import (
     BatchLimits,
@@ -14,7 +14,7 @@ from nunatak_server.batching.planner import (
     TurnRules,
     plan_batch,
 )
-from nunatak_server.batching.queues import Queues
+from nunatak_server.batching.queues import Queues, flow_of
 
 LIMITS = BatchLimits(max_tokens=4096, max_rows=64)
 
@@ -83,14 +83,28 @@ class Simulation:
         self.pending.remove(plan.batch)
         self.order = plan.order
         running = Running(batch=plan.batch, backlog=plan.backlog, debts=debts)
-        candidates, seconds = list(plan.going_first), self.machine.seconds(plan.work)
+        seconds, candidates = self.machine.seconds(plan.work), list[WaitingRow]()
+        if plan.going_first:
+            first = plan_before(
+                plan.going_first,
+                queues=self.pending,
+                limits=self.limits,
+                order=self.order,
+                rules=self.rules,
+            )
+            running = self.run_before(running, first)
         for layer in range(num_layers):
             if num_layers > 1:
                 running = replace(running, share_left=1 - layer / num_layers)
                 arrived = self.arrivals()
                 self.pending.add(arrived)
-                running = self.overtake(running, [*candidates, *arrived])
-                candidates = []
+                candidates += arrived
+                running = self.overtake(running, candidates)
+                candidates = [
+                    row
+                    for row in candidates
+                    if row in self.pending and flow_of(row) not in running.backlog
+                ]
             self.now += seconds / num_layers
         self.answer(plan)
 
@@ -102,8 +116,12 @@ class Simulation:
             candidates, running=running, queues=self.pending,
             limits=self.limits, order=self.order, rules=self.rules,
         )  # fmt: skip
-        if plan is None:
-            return running
+        return running if plan is None else self.run_before(running, plan)
+
+    def run_before(
+        self, running: Running[WaitingRow], plan: BatchPlan[WaitingRow]
+    ) -> Running[WaitingRow]:
+        """Run a batch before the rest of one that has begun."""
         self.pending.remove(plan.batch)
         self.order = plan.order
         self.now += self.machine.seconds(plan.work)

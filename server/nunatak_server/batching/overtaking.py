@@ -72,10 +72,27 @@ def plan_in_turn(
         return whole
     rest = replace(plan(apart=first), going_first=tuple(first))
     running = Running(batch=rest.batch, backlog=rest.backlog, debts=order.debts)
-    if not _is_all_floods(running):
-        return whole
-    # All of them or none: one that stayed behind could be put off like this for ever.
-    return rest if len(_going(first, running, rest.backlog, rules)) == len(first) else whole
+    return rest if _is_all_floods(running) else whole
+
+
+def plan_before(
+    rows: Sequence[WaitingRow],
+    *,
+    queues: Queues[WaitingRow],
+    limits: BatchLimits,
+    order: TurnOrder,
+    rules: TurnRules[WaitingRow],
+) -> BatchPlan[WaitingRow]:
+    """Plan a batch of some of the rows of `queues` that goes before another that has begun."""
+    plan = plan_batch(
+        Queues(rows),
+        limits=limits,
+        # It is no turn of the oldest row, and does not put that off either.
+        order=replace(order, num_in_turn=0),
+        rules=rules,
+        beside=queues.flows_beside(rows),
+    )
+    return replace(plan, order=replace(plan.order, num_in_turn=order.num_in_turn))
 
 
 def plan_overtaking(
@@ -108,15 +125,7 @@ def plan_overtaking(
     going = _going(candidates, running, queues.flows_beside(candidates), rules)
     if not going:
         return None
-    plan = plan_batch(
-        Queues(going),
-        limits=limits,
-        # It is no turn of the oldest row, and does not put that off either.
-        order=replace(order, num_in_turn=0),
-        rules=rules,
-        beside=queues.flows_beside(going),
-    )
-    return replace(plan, order=replace(plan.order, num_in_turn=order.num_in_turn))
+    return plan_before(going, queues=queues, limits=limits, order=order, rules=rules)
 
 
 def work_of(row: Waiting) -> float:

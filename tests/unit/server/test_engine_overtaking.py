@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -53,6 +54,26 @@ def test_rows_go_before_the_layers_of_a_flood_that_are_left(branch: Branch) -> N
         assert [logits_of(outcome)[0] for outcome in outcomes] == [*range(6), 100, 101]
         assert compute.ended == [[100], [101], [0, 1, 2, 3], [4, 5]]
         assert [batch.has_overtaken for batch in observer.batches] == [True, True, False, False]
+
+    asyncio.run(scenario())
+
+
+def test_who_stays_behind_before_one_layer_may_go_before_the_next(branch: Branch) -> None:
+    async def scenario() -> None:
+        flood = make_flood(branch)
+        # As much as is left of the flood, and more than what is out of turn of it.
+        quiet = [make_row(branch, 100 + number, task=f"quiet-{number}") for number in range(4)]
+        compute = LayeredCompute(lambda: engine.submit(quiet), lambda: None, lambda: None)
+        engine = make_engine(compute)
+        engine.submit(flood)
+        engine.start()
+        compute.may_begin.set()
+
+        await asyncio.gather(*(row.future for row in (*flood, *quiet)))
+        await engine.aclose()
+
+        assert compute.ended[2] == [0, 1, 2, 3]
+        assert sorted(chain.from_iterable(compute.ended[:2])) == [100, 101, 102, 103]
 
     asyncio.run(scenario())
 

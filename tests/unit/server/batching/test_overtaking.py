@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from doubles.waiting import WaitingRow, left_by, waiting_row
-from nunatak_server.batching.overtaking import Running, plan_in_turn, plan_overtaking, work_of
+from nunatak_server.batching.overtaking import (
+    Running,
+    plan_before,
+    plan_in_turn,
+    plan_overtaking,
+    work_of,
+)
 from nunatak_server.batching.planner import (
     OLDEST_EVERY,
     BatchLimits,
@@ -178,6 +184,20 @@ def test_a_row_that_waits_beside_a_flood_goes_before_the_batch() -> None:
     assert len(plan.batch) == 8
 
 
+def test_rows_go_before_the_batch_whatever_their_flows_owe() -> None:
+    owing = [waiting_row("owing", 1), waiting_row("quiet", 2)]
+    debts = Debts(flows={flow_of(owing[0]): 5.0 * work_of(owing[0])})
+
+    plan = plan_in_turn(
+        Queues([*flood(20), *owing]),
+        limits=replace(LIMITS, max_rows=8),
+        order=TurnOrder(debts=debts),
+        rules=RULES,
+    )
+
+    assert set(plan.going_first) == set(owing)
+
+
 def test_a_batch_that_takes_all_rows_is_one() -> None:
     plan = plan_of([*flood(7), waiting_row("quiet", 1)], max_rows=8)
 
@@ -208,18 +228,14 @@ def test_the_oldest_row_is_computed_within_so_many_batches_whoever_else_asks(
         queues = Queues(pending)
         plan = plan_in_turn(queues, limits=LIMITS_OF_EIGHT, order=order, rules=RULES)
         queues.remove(plan.batch)
-        over = plan_overtaking(
-            plan.going_first,
-            running=Running(batch=plan.batch, backlog=plan.backlog, debts=order.debts),
-            queues=queues,
-            limits=LIMITS_OF_EIGHT,
-            order=plan.order,
-            rules=RULES,
-        )
-        first = over.batch if over else ()
-        assert set(first) == set(plan.going_first)
-        queues.remove(first)
-        order, num_batches = over.order if over else plan.order, num_batches + 1
+        order, num_batches = plan.order, num_batches + 1
+        if plan.going_first:
+            first = plan_before(
+                plan.going_first, queues=queues, limits=LIMITS_OF_EIGHT, order=order, rules=RULES
+            )
+            assert set(first.batch) == set(plan.going_first)
+            queues.remove(first.batch)
+            order = first.order
         pending = list(queues)
 
     assert num_batches <= OLDEST_EVERY
