@@ -43,7 +43,8 @@ class BoundedProtocol(HttpToolsProtocol):
     was sent: answers that nobody reads are not kept.
 
     Whatever is done for a request is cancelled when its caller has gone. What is refused by its
-    head is answered here and now, without a task; its body is thrown away as it comes.
+    head is answered here and now, without a task; its body is thrown away as it comes. Where
+    that fails, the application has to look for itself.
     """
 
     receive_timeout_s: ClassVar[float] = 10.0
@@ -163,7 +164,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        refusal = self.refusal_of(_scope_of(cycle))
+        refusal = self._refusal(cycle)
         if refusal is not None:
             self._refuse(cycle, refusal)
             return
@@ -172,6 +173,17 @@ class BoundedProtocol(HttpToolsProtocol):
         handling.add_done_callback(self.tasks.discard)
         self.tasks.add(handling)
         self._answering, self._handling = cycle, handling
+
+    def _refusal(self, cycle: RequestResponseCycle) -> Response | None:
+        if self.flow.write_paused:
+            # Answers that nobody takes must not pile up: the application waits until they do.
+            return None
+        try:
+            return self.refusal_of(_scope_of(cycle))
+        except Exception:
+            # The parser would say that the request is bad.
+            self.logger.exception("a request could not be looked at by its head")
+            return None
 
     def _refuse(self, cycle: RequestResponseCycle, refusal: Response) -> None:
         headers = [*cycle.default_headers, *refusal.raw_headers]

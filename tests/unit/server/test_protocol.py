@@ -13,25 +13,33 @@ import uvicorn
 from starlette.responses import Response
 from starlette.types import Scope as AnyScope
 from uvicorn._types import ASGIReceiveCallable, ASGISendCallable, Scope
+from uvicorn.server import ServerState
 
-from nunatak_server.protocol import bounded_protocol, caller_has_gone
+from nunatak_server.protocol import BoundedProtocol, bounded_protocol, caller_has_gone
 
 DEADLINE_S = 0.3
 KEEP_ALIVE_S = 1
+HIGH_WATER = 10_000
+"""Bytes that are not taken, from which on no more should be sent."""
 REQUEST = b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"
 REFUSED = b"POST /refused HTTP/1.1\r\nHost: here\r\ncontent-length: 5\r\n\r\n"
 WAIT = b"POST /wait HTTP/1.1\r\nHost: here\r\ncontent-length: 5\r\n\r\n"
 ended = deque[str]()
 """How requests that wait came to their end."""
+calls = deque[str]()
+"""Requests that should have been refused before."""
 
 
 def refusal_of(scope: AnyScope) -> Response | None:
+    if scope["path"] == "/broken":
+        raise ZeroDivisionError
     return Response(b"not now", 429, {"x-why": "full"}) if scope["path"] == "/refused" else None
 
 
 async def app(scope: Scope, _receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
     assert scope["type"] == "http"
-    assert scope["path"] != "/refused"
+    if scope["path"] == "/refused":
+        calls.append(scope["path"])
     if scope["path"] == "/stall":
         time.sleep(3 * DEADLINE_S)  # noqa: ASYNC251 - it is to stand still
     if scope["path"] == "/wait":
@@ -149,6 +157,57 @@ def test_a_refusal_waits_for_no_body_and_keeps_the_connection(port: int) -> None
             caller.sendall(b"GET /")
         caller.sendall(REQUEST)
         assert caller.recv(1000).startswith(b"HTTP/1.1 200")
+    assert not calls
+
+
+def test_a_head_that_cannot_be_looked_at_is_left_to_the_application(port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as caller:
+        caller.sendall(REQUEST.replace(b"GET /", b"GET /broken"))
+        assert caller.recv(100).startswith(b"HTTP/1.1 200")
+
+
+class UnreadTransport(asyncio.Transport):
+    """Whoever is at the other end takes nothing."""
+
+    def __init__(self, protocol: BoundedProtocol) -> None:
+        super().__init__()
+        self._protocol = protocol
+        self.num_bytes = 0
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.num_bytes += len(data)
+        if self.num_bytes > HIGH_WATER and not self._protocol.flow.write_paused:
+            self._protocol.pause_writing()
+
+    def is_closing(self) -> bool:
+        return False
+
+    def pause_reading(self) -> None:
+        """Nothing more is read."""
+
+    def close(self) -> None:
+        """Nothing is left open."""
+
+    def resume_reading(self) -> None:
+        """Nothing was held back."""
+
+
+def test_refusals_that_nobody_takes_do_not_pile_up() -> None:
+    async def scenario() -> int:
+        config = uvicorn.Config(
+            app, http=bounded_protocol(receive_timeout_s=1, refusal_of=refusal_of)
+        )
+        config.load()
+        protocol = config.http_protocol_class(config, ServerState(), {})
+        assert isinstance(protocol, BoundedProtocol)
+        transport = UnreadTransport(protocol)
+        protocol.connection_made(transport)
+        for _ in range(1000):
+            protocol.data_received(REFUSED + b"12345")
+        protocol.connection_lost(None)
+        return transport.num_bytes
+
+    assert asyncio.run(scenario()) <= 2 * HIGH_WATER
 
 
 def test_refusals_and_answers_of_one_connection_keep_their_order(port: int) -> None:
