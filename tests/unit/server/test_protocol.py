@@ -194,12 +194,10 @@ class UnreadTransport(asyncio.Transport):
 
 def test_refusals_that_nobody_takes_do_not_pile_up() -> None:
     async def scenario() -> int:
-        config = uvicorn.Config(
-            app, http=bounded_protocol(receive_timeout_s=1, refusal_of=refusal_of)
-        )
+        kind = bounded_protocol(receive_timeout_s=1, refusal_of=refusal_of)
+        config = uvicorn.Config(app, http=kind)
         config.load()
-        protocol = config.http_protocol_class(config, ServerState(), {})
-        assert isinstance(protocol, BoundedProtocol)
+        protocol = kind(config, ServerState(), {})
         transport = UnreadTransport(protocol)
         protocol.connection_made(transport)
         for _ in range(1000):
