@@ -245,6 +245,7 @@ class Engine:
         self._take_in(arrived)
         came = (row for row in arrived if not row.is_shadow)
         candidates = self._worth_computing(loop, [*progress.candidates, *came])
+        progress.candidates = candidates
         if not candidates:
             return
         progress.running = replace(progress.running, share_left=1.0 - share_done)
@@ -294,8 +295,9 @@ class Engine:
     def _worth_computing(
         self, loop: asyncio.AbstractEventLoop, rows: Sequence[PendingRow]
     ) -> list[PendingRow]:
-        self._drop_lapsed(loop, rows)
-        return [row for row in rows if row in self._queues]
+        waiting = [row for row in rows if row in self._queues]
+        self._drop_lapsed(loop, waiting)
+        return [row for row in waiting if row in self._queues]
 
 
 def _num_tasks(rows: Sequence[PendingRow]) -> int:

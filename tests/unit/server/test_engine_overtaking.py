@@ -78,6 +78,30 @@ def test_who_stays_behind_before_one_layer_may_go_before_the_next(branch: Branch
     asyncio.run(scenario())
 
 
+def test_who_stays_behind_and_is_given_up_is_forgotten(branch: Branch) -> None:
+    async def scenario() -> None:
+        flood = make_flood(branch)
+        quiet = [make_row(branch, 100 + number, task=f"quiet-{number}") for number in range(4)]
+
+        def give_up() -> None:
+            for row in quiet:
+                row.future.cancel()
+
+        compute = LayeredCompute(lambda: engine.submit(quiet), give_up, lambda: None, lambda: None)
+        engine = make_engine(compute)
+        engine.submit(flood)
+        engine.start()
+        compute.may_begin.set()
+
+        outcomes = await asyncio.gather(*(row.future for row in flood))
+        await engine.aclose()
+
+        assert [logits_of(outcome)[0] for outcome in outcomes] == [*range(6)]
+        assert sum(map(len, compute.ended)) < len(flood) + len(quiet)
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("num_layers", [0, 1])
 def test_a_row_that_waits_beside_a_flood_is_computed_first_also_if_that_runs_no_layer(
     branch: Branch, num_layers: int
