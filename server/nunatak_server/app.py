@@ -75,7 +75,7 @@ def create_app(
         summary="Many text tasks from one frozen transformer encoder.",
         version=version("nunatak"),
         lifespan=lifespan,
-        # To include routers would have each request matched three times.
+        # Routers that are included match each request twice.
         routes=found,
         # The framework's routes know nothing of keys, and its pages load scripts from elsewhere.
         openapi_url=None,

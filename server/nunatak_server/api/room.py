@@ -4,6 +4,7 @@ A refusal must cost little, or refusing takes the processor from those who are a
 made before the framework does any work for a request, and before its body comes.
 """
 
+import time
 from collections.abc import Iterable
 
 from fastapi import FastAPI, Request, Response
@@ -35,6 +36,7 @@ class RoomCheck:
 
     def refusal_of(self, scope: Scope) -> Response | None:
         """Return the answer to a request that is refused, which is then as good as sent."""
+        started = time.perf_counter()
         scope["app"] = self._app
         for route in self._routes:
             match, found = route.matches(scope)
@@ -47,6 +49,7 @@ class RoomCheck:
                 check_room(request)
             except KNOWN_ERRORS as error:
                 exchange = self._observer.begin(matched)
+                exchange.started = started
                 header = give_id(matched)
                 response = route.answer_failure(matched, error)
                 response.raw_headers.append(header)
