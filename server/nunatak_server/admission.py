@@ -156,6 +156,12 @@ class Admission:
         """
         return Permit(self, caller=caller, priority=priority, tasks=frozenset(tasks))
 
+    def has_plenty(self, num_bytes: int) -> bool:
+        """Tell whether anybody may hold another request, with a body of so many bytes."""
+        return self._has_plenty(self.num_requests, 1, self._max_requests) and (
+            not self.num_bytes or self._has_plenty(self.num_bytes, num_bytes, self._max_bytes)
+        )
+
     def check_room(self, caller: str, *, tasks: Collection[str] = (), num_bytes: int) -> None:
         """Refuse what would be refused once its body of so many bytes had come; takes nothing.
 

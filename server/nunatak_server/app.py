@@ -1,21 +1,24 @@
 """The application: puts the runtime behind HTTP, and starts and stops it."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.metadata import version
 from itertools import chain
+from typing import Any
 
-from fastapi import FastAPI
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
 
 from nunatak_model import Backbone
 from nunatak_registry import Registry
 from nunatak_server.access.doors import open_door
 from nunatak_server.access.exposure import check_exposure
 from nunatak_server.api import admin, description, operations, pages, routes, traffic
+from nunatak_server.api.app_state import AppState
 from nunatak_server.api.context import RequestIdMiddleware
 from nunatak_server.api.description import DescribedApp
-from nunatak_server.api.errors import install_error_handlers
+from nunatak_server.api.errors import FailureMiddleware
 from nunatak_server.api.limits import StrictRoute
 from nunatak_server.api.neighbours import open_inference, openai, tei
 from nunatak_server.api.observing import ObservingMiddleware, RequestObserver
@@ -26,6 +29,26 @@ from nunatak_server.runtime import Runtime, load_serving_backbone
 from nunatak_server.settings import ServerSettings
 
 
+class Application(DescribedApp):
+    """Our routes behind our own layers, and nothing of the framework's between the two."""
+
+    state: AppState  # pyright: ignore[reportIncompatibleVariableOverride] - the framework takes any
+
+    def __init__(self, state: AppState, *, routes: Sequence[BaseRoute], **options: Any) -> None:  # noqa: ANN401 - those of the base class
+        super().__init__(routes=list(routes), **options)
+        self.state = state  # pyright: ignore[reportIncompatibleVariableOverride] - as above
+        self._observer = RequestObserver(access_log=state.settings.access_log)
+        strict_routes = [route for route in routes if isinstance(route, StrictRoute)]
+        self.room = RoomCheck(self, routes=strict_routes, observer=self._observer)
+        """For the transport, which asks it before all layers."""
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """Return the layers that a request passes, each around the one before."""
+        answering = FailureMiddleware(self.router)
+        with_id = RequestIdMiddleware(answering)
+        return ObservingMiddleware(with_id, observer=self._observer)
+
+
 def create_app(
     settings: ServerSettings,
     *,
@@ -33,7 +56,7 @@ def create_app(
     registry: Registry | None = None,
     on_fatal: Callable[[EngineFailedError], None] | None = None,
     tracing: Tracing | None = None,
-) -> FastAPI:
+) -> Application:
     """Put an application together; its lifespan starts and stops everything behind it.
 
     What is not given is opened from the settings, and closed again at the end. `on_fatal` is
@@ -48,7 +71,7 @@ def create_app(
     door = open_door(settings.api_keys_file)
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
+    async def lifespan(app: Application) -> AsyncGenerator[None]:
         async with AsyncExitStack() as stack:
             opened = registry or stack.enter_context(
                 await asyncio.to_thread(Registry.open, settings.registry)
@@ -70,7 +93,8 @@ def create_app(
     native = (routes, admin, traffic, operations, pages, description)
     modules = (*native, tei, openai, open_inference)
     found = list(chain.from_iterable(module.router.routes for module in modules))
-    app = DescribedApp(
+    return Application(
+        AppState(settings=settings, door=door),
         title="Nunatak",
         summary="Many text tasks from one frozen transformer encoder.",
         version=version("nunatak"),
@@ -84,17 +108,6 @@ def create_app(
         # The framework's own would tell of paths, which are the caller's; ours tells of templates.
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
-    app.state.settings = settings
-    app.state.door = door
-    install_error_handlers(app)
-    strict_routes = [route for route in found if isinstance(route, StrictRoute)]
-    observer = RequestObserver(access_log=settings.access_log)
-    # Each is around those before it.
-    app.add_middleware(RequestIdMiddleware)
-    app.add_middleware(ObservingMiddleware, observer=observer)
-    # For the transport, which asks before all of the above.
-    app.state.room = RoomCheck(app, routes=strict_routes, observer=observer)
-    return app
 
 
 def _leave_to_supervisor(_: EngineFailedError) -> None:

@@ -28,6 +28,11 @@ class Readiness:
         if self.state is not State.FAILED:
             self.state = state
 
+    @property
+    def takes_requests(self) -> bool:
+        """Whether `check` returns."""
+        return self.state in (State.READY, State.LEAVING)
+
     def check(self) -> None:
         """Return if requests are taken.
 

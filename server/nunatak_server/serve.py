@@ -12,14 +12,12 @@ from types import FrameType
 from typing import Final
 
 import uvicorn
-from fastapi import FastAPI
 from prometheus_client import disable_created_metrics
 
 from nunatak_model import Backbone
 from nunatak_registry import Registry
 from nunatak_server.access.exposure import check_exposure
-from nunatak_server.api.room import RoomCheck
-from nunatak_server.app import create_app
+from nunatak_server.app import Application, create_app
 from nunatak_server.configuration import Configuration, Origin, unread_variables
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.garbage import collect_rarely
@@ -148,10 +146,9 @@ class DrainingServer(uvicorn.Server):
         self.should_exit = True
 
 
-def _config(app: FastAPI, settings: ServerSettings) -> uvicorn.Config:
-    room: RoomCheck = app.state.room
+def _config(app: Application, settings: ServerSettings) -> uvicorn.Config:
     protocol = bounded_protocol(
-        receive_timeout_s=settings.receive_timeout_s, refusal_of=room.refusal_of
+        receive_timeout_s=settings.receive_timeout_s, refusal_of=app.room.refusal_of
     )
     return uvicorn.Config(
         app,

@@ -107,6 +107,10 @@ class PredictionService:
         self._making = RowMaking(traffic=stages.traffic, num_layers=num_layers)
         self._clock = clock
 
+    def has_plenty_of_room(self, num_bytes: int) -> bool:
+        """Tell whether `check_room` would let in anybody with a body of so many bytes."""
+        return self._readiness.takes_requests and self._stages.admission.has_plenty(num_bytes)
+
     def check_room(self, caller: str, *, tasks: Collection[str], num_bytes: int) -> None:
         """Refuse what would be refused once it was read; counted like any refusal.
 

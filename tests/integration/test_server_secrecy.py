@@ -13,10 +13,10 @@ from fastapi import Request, Response
 
 from doubles.access import add_key
 from doubles.backbones import tiny_backbone
-from doubles.serving import make_settings, running_server
+from doubles.serving import make_settings, running_server, running_transport
 from doubles.tasks import publish_tiny_task
 from nunatak_registry import Registry
-from nunatak_server.app import create_app
+from nunatak_server.app import Application
 
 CANARY = "swordfish"
 JSON = {"content-type": "application/json"}
@@ -125,23 +125,29 @@ def test_a_key_comes_out_nowhere(
 
 
 def test_a_failure_that_nobody_foresaw_is_told_without_its_words(
-    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Messages of exceptions quote what went wrong, which may be what was sent."""
-    app = create_app(make_settings())
+    logging.getLogger("nunatak_server").addHandler(caplog.handler)
 
     async def fail(_: Request) -> Response:
         raise ValueError(TEXTS)
 
-    app.add_route("/fail", fail)
-
     async def scenario() -> httpx.Response:
-        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            return await client.get("/fail")
+        with Registry.open(tmp_path) as registry:
+            async with running_transport(tiny_backbone(), registry) as transport:
+                app = transport.app
+                assert isinstance(app, Application)
+                app.add_route("/fail", fail)
+                transport.raise_app_exceptions = False
+                async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+                    return await client.get("/fail")
 
     answer = asyncio.run(scenario())
 
     assert answer.status_code == 500
-    assert json.loads(answer.content)["code"] == "internal_error"
+    problem = json.loads(answer.content)
+    assert problem["code"] == "internal_error"
+    assert problem["request_id"] == answer.headers["x-request-id"]
+    assert f"request {problem['request_id']} failed (ValueError)" in caplog.text
     assert CANARY not in answer.text + caplog.text

@@ -4,14 +4,14 @@ A route that is not in the table is for operators of the whole server alone. Wha
 template of the route that was found, never the address as it was sent.
 """
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from fastapi import Request
+from starlette.types import Scope as RequestScope
 
 from nunatak_server.access.callers import Caller, Scope
-from nunatak_server.access.doors import Door
+from nunatak_server.api.app_state import state_of
 from nunatak_server.errors import CrossSiteError, InsufficientScopeError, UnauthenticatedError
 
 _CALLER_KEY: Final = "nunatak_caller"
@@ -92,7 +92,7 @@ def access_to(methods: set[str], template: str) -> Access | None:
     return ACCESS.get((method, template), ADMIN_ALL)
 
 
-def admit(request: Request, needed: Access | None) -> None:
+def admit(scope: RequestScope, needed: Access | None) -> None:
     """Find out who asks, and refuse those who may not.
 
     Raises:
@@ -102,25 +102,25 @@ def admit(request: Request, needed: Access | None) -> None:
     """
     if needed is None:
         return
-    if request.method != "GET" and (b"sec-fetch-site", b"cross-site") in request.scope["headers"]:
+    headers = scope["headers"]
+    if scope["method"] != "GET" and (b"sec-fetch-site", b"cross-site") in headers:
         raise CrossSiteError
-    presented = presented_key(request.scope["headers"])
-    door: Door = request.app.state.door
-    caller = door.identify(presented)
+    presented = presented_key(headers)
+    caller = state_of(scope).door.identify(presented)
     if caller is None:
         raise UnauthenticatedError(was_presented=presented is not None)
     if needed.scope not in caller.scopes or (needed.spans_tasks and not caller.tasks.has_all):
         raise InsufficientScopeError(needed.scope, spans_tasks=needed.spans_tasks)
-    request.scope[_CALLER_KEY] = caller
+    scope[_CALLER_KEY] = caller
 
 
-def caller_of(scope: MutableMapping[str, Any]) -> Caller:
+def caller_of(scope: RequestScope) -> Caller:
     """Return who sent a request that was admitted; public routes have no caller."""
     caller: Caller = scope[_CALLER_KEY]
     return caller
 
 
-def find_caller(scope: MutableMapping[str, Any]) -> Caller | None:
+def find_caller(scope: RequestScope) -> Caller | None:
     """Return who sent a request, if it was admitted and its route is not public."""
     return scope.get(_CALLER_KEY)
 

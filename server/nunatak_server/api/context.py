@@ -5,8 +5,7 @@ Pure ASGI: a middleware that wraps requests in tasks of its own would hide disco
 
 import random
 import re
-from collections.abc import MutableMapping
-from typing import Any, Final
+from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -19,9 +18,17 @@ _IDS: Final = random.Random()  # noqa: S311 - an id is no secret
 _SANE_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
 
-def request_id_of(scope: MutableMapping[str, Any]) -> str | None:
+def request_id_of(scope: Scope) -> str | None:
     """Return the id of the request, if the middleware has seen it."""
     return scope.get(_STATE_KEY)
+
+
+def header_of(scope: Scope, name: bytes) -> bytes | None:
+    """Return the value of a header, the first of those that were sent; names are small letters."""
+    for other, value in scope["headers"]:
+        if other == name:
+            return value
+    return None
 
 
 def give_id(scope: Scope) -> tuple[bytes, bytes]:

@@ -7,19 +7,19 @@ from http import HTTPStatus
 from typing import Any, Final
 
 import orjson
-from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
-from starlette.types import Scope
+from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Message as Sent
 
 import nunatak_artifact as artifact
 import nunatak_model as model
 import nunatak_registry as registry
 from nunatak_server import errors as server
-from nunatak_server.api.context import REQUEST_ID_HEADER, request_id_of
+from nunatak_server.api.context import request_id_of
 from nunatak_server.api.messages import Message
-from nunatak_server.errors.known import KNOWN_ERRORS, KnownError
+from nunatak_server.errors.known import KnownError
 
 PROBLEM_TYPE: Final = "application/problem+json"
 MAX_ERROR_ITEMS: Final = 10
@@ -126,44 +126,62 @@ def problem_response(scope: Scope, error: KnownError) -> Response:
     return _response(problem, headers=headers_of(error))
 
 
-def install_error_handlers(app: FastAPI) -> None:
-    """Answer every failure of `app`, foreseen or not, with a problem."""
-    for tree in KNOWN_ERRORS:
-        app.add_exception_handler(tree, _answer_known_error)
-    app.add_exception_handler(RequestValidationError, _answer_invalid_request)
-    app.add_exception_handler(HTTPException, _answer_http_error)
-    app.add_exception_handler(Exception, _answer_unforeseen)
+class FailureMiddleware:
+    """Answers every failure, foreseen or not, with a problem; pure ASGI.
+
+    What was not foreseen is raised again, for the transport to log where it came from.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass one request on, and answer it if that fails."""
+        has_begun = False
+
+        async def send_watched(message: Sent) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_watched)
+        except Exception as error:
+            if has_begun or scope["type"] != "http":
+                raise
+            response = _answer_foreseen(scope, error)
+            if response is None:
+                await _answer_unforeseen(scope, error)(scope, receive, send)
+                raise
+            await response(scope, receive, send)
+            # One that is remembered, and raised again, would gather the frames of every request.
+            error.__traceback__ = None
 
 
-async def _answer_known_error(request: Request, error: Exception) -> Response:
-    if not isinstance(error, KnownError):
-        raise error
-    return problem_response(request.scope, error)
+def _answer_foreseen(scope: Scope, error: Exception) -> Response | None:
+    match error:
+        case RequestValidationError():
+            return _response(problem_of_invalid(error, request_id=request_id_of(scope)))
+        case HTTPException():
+            return _answer_http_error(scope, error)
+        case _:
+            return problem_response(scope, error) if isinstance(error, KnownError) else None
 
 
-async def _answer_invalid_request(request: Request, error: Exception) -> Response:
-    if not isinstance(error, RequestValidationError):
-        raise error
-    return _response(problem_of_invalid(error, request_id=request_id_of(request.scope)))
-
-
-async def _answer_http_error(request: Request, error: Exception) -> Response:
-    if not isinstance(error, HTTPException):
-        raise error
+def _answer_http_error(scope: Scope, error: HTTPException) -> Response:
     status = HTTPStatus(error.status_code)
     code = CODE_OF_STATUS.get(status, "http_error")
     detail = f"{status.phrase}; /docs lists the routes"
-    problem = _problem(code, status, detail, request_id_of(request.scope))
+    problem = _problem(code, status, detail, request_id_of(scope))
     return _response(problem, headers=error.headers)
 
 
-async def _answer_unforeseen(request: Request, error: Exception) -> Response:
-    request_id = request_id_of(request.scope)
+def _answer_unforeseen(scope: Scope, error: Exception) -> Response:
+    request_id = request_id_of(scope)
     logger.error("request %s failed (%s)", request_id, type(error).__name__)
     detail = "the server failed; its log tells more under the request id"
     problem = _problem("internal_error", HTTPStatus.INTERNAL_SERVER_ERROR, detail, request_id)
-    # This answer is given outside of all middleware, so it must name the request itself.
-    return _response(problem, headers={REQUEST_ID_HEADER: request_id or ""})
+    return _response(problem)
 
 
 def error_items(errors: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:

@@ -7,8 +7,10 @@ from typing import Any, Final
 from fastapi import Request, Response
 from starlette.types import Scope
 
-from nunatak_server.admission import Admission, HeldBytes
+from nunatak_server.admission import HeldBytes
 from nunatak_server.api.access import Access, access_to, admit, caller_of
+from nunatak_server.api.app_state import state_of
+from nunatak_server.api.context import header_of
 from nunatak_server.api.errors import problem_response
 from nunatak_server.api.lines import LinesResponse
 from nunatak_server.api.reading import ReadingRoute
@@ -57,11 +59,13 @@ class StrictRoute(ReadingRoute):
 
         async def handle_strictly(request: Request) -> Response:
             # Before anything of the body is read: strangers get no work done.
-            admit(request, needed)
-            if request.method not in METHODS_WITH_BODY:
+            scope = request.scope
+            admit(scope, needed)
+            if scope["method"] not in METHODS_WITH_BODY:
                 return await handle(request)
-            with admission_of(request).hold_bytes(caller_of(request.scope).name) as held:
-                strict = await read_strictly(request, settings_of(request), held=held)
+            state = state_of(scope)
+            with state.runtime.admission.hold_bytes(caller_of(scope).name) as held:
+                strict = await read_strictly(request, state.settings, held=held)
                 response = await handle(strict)
                 if isinstance(response, LinesResponse):
                     # Its lines are still to be made, from the body.
@@ -70,27 +74,24 @@ class StrictRoute(ReadingRoute):
 
         return handle_strictly
 
+    def parameters_in(self, scope: Scope) -> dict[str, str] | None:
+        """Return the parameters in the path of a request to this route; None: it is to another.
+
+        As the framework finds them, without what it does beside; no parameter is converted.
+        """
+        found = self.path_regex.match(scope["path"])
+        is_to_this = found is not None and scope["method"] in (self.methods or ())
+        return found.groupdict() if found and is_to_this else None
+
     def answer_failure(self, scope: Scope, error: KnownError) -> Response:
         """Answer a request with an error of the project, as callers of this route read it."""
         return problem_response(scope, error)
 
 
-def settings_of(request: Request) -> ServerSettings:
-    """Return the settings of the application that serves the request."""
-    settings: ServerSettings = request.app.state.settings
-    return settings
-
-
-def admission_of(request: Request) -> Admission:
-    """Return what counts the bytes of bodies, for all requests together."""
-    admission: Admission = request.app.state.runtime.admission
-    return admission
-
-
-def declared_bytes(request: Request) -> int | None:
+def declared_bytes(scope: Scope) -> int | None:
     """Return how long the body is by its header, if that is said."""
-    declared = request.headers.get("content-length", "")
-    return int(declared[:20]) if declared.isdecimal() else None
+    declared = header_of(scope, b"content-length") or b""
+    return int(declared[:20]) if declared.isdigit() else None
 
 
 async def read_strictly(
@@ -110,14 +111,14 @@ async def read_strictly(
     body = await within(limit_s, reading, late=partial(ReceiveTimeoutError, limit_s))
     if not body:
         return StrictRequest(request, body=body, parsed=None)
-    media_type = request.headers.get("content-type", "").partition(";")[0]
-    if media_type.strip().lower() != "application/json":
+    content_type = header_of(request.scope, b"content-type") or b""
+    if content_type.partition(b";")[0].strip().lower() != b"application/json":
         raise UnsupportedMediaTypeError
     return StrictRequest(request, body=body, parsed=parse_json(body))
 
 
 async def _read(request: Request, limit_bytes: int, held: HeldBytes) -> bytes:
-    if (declared_bytes(request) or 0) > limit_bytes:
+    if (declared_bytes(request.scope) or 0) > limit_bytes:
         raise BodyTooLargeError(limit_bytes)
     body = bytearray()
     async for chunk in request.stream():

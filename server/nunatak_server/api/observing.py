@@ -14,6 +14,7 @@ from typing import Any, Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nunatak_server.api.access import find_caller
+from nunatak_server.api.app_state import state_of
 from nunatak_server.api.context import request_id_of
 from nunatak_server.observation.logs import fields
 from nunatak_server.observation.records import (
@@ -46,7 +47,7 @@ class Exchange:
     span: RequestSpan | None
     started: float = field(default_factory=time.perf_counter)
     notes: RequestNotes = field(default_factory=RequestNotes)
-    # What is answered outside of all middleware is a failure that nobody foresaw.
+    # That of what fails before there is an answer.
     status: int = 500
 
 
@@ -122,8 +123,7 @@ class ObservingMiddleware:
 
 
 def _runtime_of(scope: Scope) -> Runtime:
-    runtime: Runtime = scope["app"].state.runtime
-    return runtime
+    return state_of(scope).runtime
 
 
 def note_fields(notes: RequestNotes) -> dict[str, object]:

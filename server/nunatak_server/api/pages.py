@@ -1,5 +1,6 @@
 """Pages for people: the overview at `/`, the API at `/docs`, and the files they are made of."""
 
+import asyncio
 from collections.abc import Mapping
 from importlib.resources import files
 from typing import Final
@@ -39,30 +40,29 @@ HEADERS: Final[Mapping[str, str]] = {
     "cache-control": "no-cache",
 }
 
-# Plain functions run on threads of the framework: the event loop reads no disk.
 router = APIRouter(route_class=StrictRoute, include_in_schema=False)
 
 
 @router.get("/")
-def overview() -> Response:
+async def overview() -> Response:
     """Show tasks, memory and speed, and a box to ask in."""
-    return _file("index.html", HTML)
+    return await _file("index.html", HTML)
 
 
 @router.get("/docs")
-def docs() -> Response:
+async def docs() -> Response:
     """Show the API, without the scripts from elsewhere that the framework's own page loads."""
-    return _file("docs.html", HTML)
+    return await _file("docs.html", HTML)
 
 
 @router.get("/page/{name}")
-def asset(name: str) -> Response:
+async def asset(name: str) -> Response:
     """Send one of the files of the pages."""
     if name not in MEDIA_TYPES:
         raise HTTPException(404)
-    return _file(name, MEDIA_TYPES[name])
+    return await _file(name, MEDIA_TYPES[name])
 
 
-def _file(name: str, media_type: str) -> Response:
-    content = files(page).joinpath(name).read_bytes()
+async def _file(name: str, media_type: str) -> Response:
+    content = await asyncio.to_thread(files(page).joinpath(name).read_bytes)
     return Response(content, media_type=media_type, headers=dict(HEADERS))

@@ -7,17 +7,16 @@ made before the framework does any work for a request, and before its body comes
 import time
 from collections.abc import Iterable
 
-from fastapi import FastAPI, Request, Response
-from starlette.routing import Match
+from fastapi import FastAPI, Response
 from starlette.types import Scope
 
 from nunatak_registry import TaskReference
 from nunatak_server.api.access import PREDICT, admit, caller_of
-from nunatak_server.api.context import give_id
-from nunatak_server.api.limits import StrictRoute, declared_bytes, settings_of
+from nunatak_server.api.app_state import state_of
+from nunatak_server.api.context import give_id, header_of
+from nunatak_server.api.limits import StrictRoute, declared_bytes
 from nunatak_server.api.observing import RequestObserver
-from nunatak_server.errors.known import KNOWN_ERRORS
-from nunatak_server.service import PredictionService
+from nunatak_server.errors.known import KNOWN_ERRORS, KnownError
 
 
 class RoomCheck:
@@ -38,29 +37,35 @@ class RoomCheck:
         """Return the answer to a request that is refused, which is then as good as sent."""
         started = time.perf_counter()
         scope["app"] = self._app
-        for route in self._routes:
-            match, found = route.matches(scope)
-            if match is not Match.FULL:
-                continue
-            matched = {**scope, **found}
-            request = Request(matched)
-            try:
-                admit(request, PREDICT)
-                check_room(request)
-            except KNOWN_ERRORS as error:
-                exchange = self._observer.begin(matched)
-                exchange.started = started
-                header = give_id(matched)
-                response = route.answer_failure(matched, error)
-                response.raw_headers.append(header)
-                exchange.status = response.status_code
-                self._observer.conclude(matched, exchange)
-                return response
+        state = state_of(scope)
+        if state.runtime.service.has_plenty_of_room(state.settings.max_body_bytes):
             return None
+        for route in self._routes:
+            parameters = route.parameters_in(scope)
+            if parameters is not None:
+                matched = {**scope, "route": route, "path_params": parameters}
+                try:
+                    admit(matched, PREDICT)
+                    check_room(matched)
+                except KNOWN_ERRORS as error:
+                    return self._refuse(matched, route, error, started)
+                return None
         return None
 
+    def _refuse(
+        self, scope: Scope, route: StrictRoute, error: KnownError, started: float
+    ) -> Response:
+        exchange = self._observer.begin(scope)
+        exchange.started = started
+        header = give_id(scope)
+        response = route.answer_failure(scope, error)
+        response.raw_headers.append(header)
+        exchange.status = response.status_code
+        self._observer.conclude(scope, exchange)
+        return response
 
-def check_room(request: Request) -> None:
+
+def check_room(scope: Scope) -> None:
     """Refuse a prediction for which there is no room, before anything of its body is read.
 
     The protocol throws away what then comes of the body, and the connection stays in use: closing
@@ -71,12 +76,11 @@ def check_room(request: Request) -> None:
         OverloadedError: the queue, or the share that the caller or the task has of it, is full.
         NotReadyError: the server takes no requests.
     """
-    num_bytes = declared_bytes(request)
-    if num_bytes is None or num_bytes > settings_of(request).max_body_bytes:
+    num_bytes, state = declared_bytes(scope), state_of(scope)
+    if num_bytes is None or num_bytes > state.settings.max_body_bytes:
         return
-    if "expect" in request.headers:
+    if header_of(scope, b"expect") is not None:
         return
-    task = request.path_params.get("task")
-    service: PredictionService = request.app.state.runtime.service
+    task = scope["path_params"].get("task")
     tasks = () if task is None else (TaskReference.task_in(task),)
-    service.check_room(caller_of(request.scope).name, tasks=tasks, num_bytes=num_bytes)
+    state.runtime.service.check_room(caller_of(scope).name, tasks=tasks, num_bytes=num_bytes)

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 
 from nunatak_registry import TaskReference
 from nunatak_server.api.access import caller_of
+from nunatak_server.api.app_state import state_of
 from nunatak_server.api.context import request_id_of
 from nunatak_server.api.limits import StrictRoute
 from nunatak_server.api.lines import LINES_TYPE, lines_response, wants_lines
@@ -76,8 +77,7 @@ router = APIRouter(route_class=StrictRoute, responses=PROBLEMS)
 
 def runtime_of(request: Request) -> Runtime:
     """Return what the application answers with."""
-    runtime: Runtime = request.app.state.runtime
-    return runtime
+    return state_of(request.scope).runtime
 
 
 def catalog_of(request: Request) -> VisibleCatalog:

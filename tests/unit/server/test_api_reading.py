@@ -1,9 +1,10 @@
 """Reading the arguments of endpoints, with the framework's own way as the oracle."""
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import pytest
-from fastapi import FastAPI, Header, Query, Request, Response
+from fastapi import Cookie, Depends, FastAPI, Header, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute, APIRouter
@@ -38,15 +39,10 @@ async def may_ask(
     return JSONResponse([task, wanted, body.model_dump() if body else None])
 
 
-def threaded(task: str) -> Response:
-    return JSONResponse([task])
-
-
 def client_of(route_class: type[APIRoute]) -> TestClient:
     router = APIRouter(route_class=route_class)
     router.post("/must/{task}")(ask)
     router.post("/may/{task}")(may_ask)
-    router.post("/threaded/{task}")(threaded)
     app = FastAPI(routes=router.routes)
 
     async def tell(_: Request, error: Exception) -> Response:
@@ -61,7 +57,7 @@ def client_of(route_class: type[APIRoute]) -> TestClient:
 
 JSON = {"content-type": "application/json"}
 BODY = b'{"inputs": "x", "top_k": 2}'
-REQUESTS: dict[str, tuple[str, bytes, dict[str, str]]] = {
+REQUESTS: dict[str, tuple[str, bytes, dict[str, str] | list[tuple[str, str]]]] = {
     "all that may be sent": (
         "/must/a?version=3",
         BODY,
@@ -84,16 +80,20 @@ REQUESTS: dict[str, tuple[str, bytes, dict[str, str]]] = {
     "no body where none must be": ("/may/a?wanted=1", b"", {}),
     "null where no body must be": ("/may/a?wanted=1", b"null", {}),
     "a parameter left out": ("/may/a", BODY, {}),
-    "an endpoint on a thread": ("/threaded/a", b"", {}),
+    "a header twice": ("/must/a", BODY, [("x-deadline-ms", "5"), ("x-deadline-ms", "6")]),
 }
+
+
+def sent_headers(headers: dict[str, str] | list[tuple[str, str]]) -> list[tuple[str, str]]:
+    return [*JSON.items(), *(headers.items() if isinstance(headers, dict) else headers)]
 
 
 @pytest.mark.parametrize("name", REQUESTS)
 def test_arguments_and_faults_are_those_that_the_framework_finds(name: str) -> None:
     path, body, headers = REQUESTS[name]
 
-    ours = client_of(ReadingRoute).post(path, content=body, headers=JSON | headers)
-    theirs = client_of(APIRoute).post(path, content=body, headers=JSON | headers)
+    ours = client_of(ReadingRoute).post(path, content=body, headers=sent_headers(headers))
+    theirs = client_of(APIRoute).post(path, content=body, headers=sent_headers(headers))
 
     assert (ours.status_code, ours.json()) == (theirs.status_code, theirs.json())
 
@@ -102,8 +102,28 @@ def test_some_of_these_requests_are_refused_and_some_are_not() -> None:
     client = client_of(ReadingRoute)
 
     statuses = {
-        client.post(it[0], content=it[1], headers=JSON | it[2]).status_code
+        client.post(it[0], content=it[1], headers=sent_headers(it[2])).status_code
         for it in REQUESTS.values()
     }
 
     assert statuses == {200, 422}
+
+
+def in_a_thread(task: str) -> Response:
+    return JSONResponse([task])
+
+
+async def with_a_cookie(session: Annotated[str, Cookie()]) -> Response:
+    return JSONResponse([session])
+
+
+async def with_a_dependency(found: Annotated[str, Depends(in_a_thread)]) -> Response:
+    return JSONResponse([found])
+
+
+@pytest.mark.parametrize("endpoint", [in_a_thread, with_a_cookie, with_a_dependency])
+def test_an_endpoint_that_asks_for_more_is_refused(endpoint: Callable[..., Any]) -> None:
+    router = APIRouter(route_class=ReadingRoute)
+
+    with pytest.raises(TypeError, match=f"expected a coroutine function .* {endpoint.__name__}"):
+        router.post("/{task}")(endpoint)
