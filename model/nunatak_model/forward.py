@@ -37,8 +37,8 @@ LANES = {
 }
 
 
-BetweenLayers = Callable[[float], None]
-"""Is called before each layer, the lowest among them, with the share of the layers that is done."""
+BetweenLayers = Callable[[], None]
+"""Is called before each layer, the lowest among them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,7 +263,7 @@ def _run_stage(
     run_layer = architecture_of(backbone.config).plan_layers(attention, backbone.config)
     for index in range(begin, end):
         if between_layers is not None:
-            between_layers(index / backbone.config.num_layers)
+            between_layers()
         overrides = [(own.span, own.layers[index]) for own in spans]
         layer = mix_layer(
             backbone.layer(index), overrides, index=index, num_tokens=layout.num_tokens

@@ -142,7 +142,7 @@ class Engine:
         plan_turns = plan_in_turn if self._compute.stops_between_layers else plan_batch
         plan = plan_turns(self._queues, limits=limits, order=self._order, rules=self._rules)
         plan = self._with_shadows(loop, plan, limits)
-        running = Running(batch=plan.batch, backlog=plan.backlog, debts=debts)
+        running = Running(batch=plan.batch, floods=plan.backlog, debts=debts)
         self._carry_out(loop, plan, _Progress(running=running, going_first=plan.going_first))
         return True
 
@@ -228,27 +228,25 @@ class Engine:
             for row, logits in zip(plan.batch, computed, strict=True)
         ]
 
-    def _overtake_or_fail(
-        self, loop: asyncio.AbstractEventLoop, progress: _Progress, share_done: float
-    ) -> None:
+    def _overtake_or_fail(self, loop: asyncio.AbstractEventLoop, progress: _Progress) -> None:
         try:
-            self._overtake(loop, progress, share_done)
+            # Who comes while others overtake need not wait for a layer.
+            while self._overtake(loop, progress):
+                pass
         except Exception as error:
             # It must not pass for a failure of a task of the batch that runs.
             raise _as_failure(error) from error
 
-    def _overtake(
-        self, loop: asyncio.AbstractEventLoop, progress: _Progress, share_done: float
-    ) -> None:
-        """Run what goes before the layers of a batch that are left."""
+    def _overtake(self, loop: asyncio.AbstractEventLoop, progress: _Progress) -> bool:
+        """Run what goes now before the layers of a batch that are left; False if nothing does."""
         arrived = self._inbox.take(block=False) or []
         self._take_in(arrived)
         came = (row for row in arrived if not row.is_shadow)
         candidates = self._worth_computing(loop, [*progress.candidates, *came])
         progress.candidates = candidates
         if not candidates:
-            return
-        progress.running = replace(progress.running, share_left=1.0 - share_done)
+            return False
+        progress.running = progress.running.beside(self._queues)
         plan = plan_overtaking(
             candidates,
             running=progress.running,
@@ -263,8 +261,9 @@ class Engine:
         progress.candidates = [
             row
             for row in candidates
-            if row in self._queues and flow_of(row) not in progress.running.backlog
+            if row in self._queues and flow_of(row) not in progress.running.floods
         ]
+        return plan is not None
 
     def _run_first(self, loop: asyncio.AbstractEventLoop, progress: _Progress) -> None:
         """Run the rows that a batch was planned without, for they go first."""

@@ -84,9 +84,9 @@ class LayeredCompute:
         tokens = [row.encoding.token_ids[0] for row in rows]
         if between_layers is not None:
             events, self.events = self.events, []
-            for layer, event in enumerate(events):
+            for event in events:
                 event()
-                between_layers(layer / 8)
+                between_layers()
         self.ended.append(tokens)
         return [[float(token), -1.0] for token in tokens]
 

@@ -82,7 +82,7 @@ class Simulation:
         plan = plan_turns(self.pending, limits=self.limits, order=self.order, rules=self.rules)
         self.pending.remove(plan.batch)
         self.order = plan.order
-        running = Running(batch=plan.batch, backlog=plan.backlog, debts=debts)
+        running = Running(batch=plan.batch, floods=plan.backlog, debts=debts)
         seconds, candidates = self.machine.seconds(plan.work), list[WaitingRow]()
         if plan.going_first:
             first = plan_before(
@@ -93,30 +93,31 @@ class Simulation:
                 rules=self.rules,
             )
             running = self.run_before(running, first)
-        for layer in range(num_layers):
+        for _ in range(num_layers):
             if num_layers > 1:
-                running = replace(running, share_left=1 - layer / num_layers)
-                arrived = self.arrivals()
-                self.pending.add(arrived)
-                candidates += arrived
-                running = self.overtake(running, candidates)
-                candidates = [
-                    row
-                    for row in candidates
-                    if row in self.pending and flow_of(row) not in running.backlog
-                ]
+                running, candidates = self.overtake(running, candidates)
             self.now += seconds / num_layers
         self.answer(plan)
 
     def overtake(
         self, running: Running[WaitingRow], candidates: Sequence[WaitingRow]
-    ) -> Running[WaitingRow]:
-        """Run what goes before the rest of a batch."""
-        plan = plan_overtaking(
-            candidates, running=running, queues=self.pending,
-            limits=self.limits, order=self.order, rules=self.rules,
-        )  # fmt: skip
-        return running if plan is None else self.run_before(running, plan)
+    ) -> tuple[Running[WaitingRow], list[WaitingRow]]:
+        """Run what goes before the rest of a batch; returns who stays behind, too."""
+        while True:
+            arrived = self.arrivals()
+            self.pending.add(arrived)
+            candidates = [*candidates, *arrived]
+            running = running.beside(self.pending)
+            plan = plan_overtaking(
+                candidates, running=running, queues=self.pending,
+                limits=self.limits, order=self.order, rules=self.rules,
+            )  # fmt: skip
+            if plan is not None:
+                running = self.run_before(running, plan)
+            waiting = (row for row in candidates if row in self.pending)
+            candidates = [row for row in waiting if flow_of(row) not in running.floods]
+            if plan is None:
+                return running, candidates
 
     def run_before(
         self, running: Running[WaitingRow], plan: BatchPlan[WaitingRow]

@@ -1,14 +1,14 @@
-"""Overtaking: rows that go before a batch which is mostly out of turn beside them.
+"""Overtaking: rows that go before a batch which is out of turn beside them.
 
 A batch takes as many rows of a flood as it has room for. Beside a row of somebody who asks for
 little, all but the first of them come too early: by virtual time that row is done before they
-begin (finish and start tags of start-time fair queueing, Goyal et al. 1996). Where that is most of
-a batch, the row goes first: when the batch is planned, and, as a batch of its own, between two
-layers of one that has begun. A batch of many tasks with a row or two each is not touched, and stays
-as efficient as it is.
+begin (finish and start tags of start-time fair queueing, Goyal et al. 1996). Where that is a good
+part of a batch, the row goes first: when the batch is planned, and, as a batch of its own, between
+two layers of one that has begun. A batch of many tasks with a row or two each is not touched, and
+stays as efficient as it is.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,8 +26,10 @@ from nunatak_server.batching.planner import (
 from nunatak_server.batching.queues import Flow, Queues, flow_of
 from nunatak_server.batching.turns import MIN_COST, Debts
 
-MIN_OUT_OF_TURN: Final = 0.5
+MIN_OUT_OF_TURN: Final = 0.25
 """Part of a batch that must be out of turn beside a row for it to go first."""
+MAX_OVERTAKING: Final = 4.0
+"""Work that goes before one batch, as a multiple of its own: a flood, too, gets on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,23 +37,36 @@ class Running(Generic[WaitingRow]):
     """A batch that has begun."""
 
     batch: Sequence[WaitingRow]
-    backlog: frozenset[Flow]
-    """Flows that had more rows than it took."""
+    floods: frozenset[Flow]
+    """Flows that had more rows than it took, or of which as many have come since."""
     debts: Debts
     """As they were when it was planned, and with what has overtaken it since."""
-    share_left: float = 1.0
-    """Of its layers."""
+    overtaken_by: float = 0.0
+    """Work that went before it, in tokens through all layers."""
 
     def after(
         self, overtaking: Sequence[WaitingRow], weights: Mapping[str, float]
     ) -> "Running[WaitingRow]":
-        """Put what rows that have overtaken it cost on the accounts of their callers and flows."""
+        """Count what rows that have overtaken it cost, also for their callers and flows."""
         callers, flows = dict(self.debts.callers), dict(self.debts.flows)
         for row in overtaking:
             flow, work = flow_of(row), work_of(row)
             callers[row.caller] = callers.get(row.caller, 0.0) + work / weights.get(row.caller, 1.0)
             flows[flow] = flows.get(flow, 0.0) + work
-        return replace(self, debts=Debts(callers=callers, flows=flows))
+        return replace(
+            self,
+            debts=Debts(callers=callers, flows=flows),
+            overtaken_by=self.overtaken_by + sum(map(work_of, overtaking)),
+        )
+
+    def beside(self, queues: Queues[WaitingRow]) -> "Running[WaitingRow]":
+        """Take for floods those of its flows, too, of which as many rows wait as it holds."""
+        held = Counter(map(flow_of, self.batch))
+        if self.floods.issuperset(held):
+            return self
+        waiting = {flow: len(queues.of_flow(flow)) for flow in held if flow in queues.flows}
+        grown = (flow for flow, count in waiting.items() if count >= held[flow])
+        return replace(self, floods=self.floods.union(grown))
 
 
 def plan_in_turn(
@@ -61,17 +76,17 @@ def plan_in_turn(
     order: TurnOrder,
     rules: TurnRules[WaitingRow],
 ) -> BatchPlan[WaitingRow]:
-    """Plan the next batch without the rows that most of it is out of turn beside: they go first."""
+    """Plan the next batch without the rows that it is out of turn beside: they go first."""
     plan = partial(plan_batch, queues, limits=limits, order=order, rules=rules)
     whole = plan()
     if not whole.backlog:
         return whole
-    running = Running(batch=whole.batch, backlog=whole.backlog, debts=order.debts)
+    running = Running(batch=whole.batch, floods=whole.backlog, debts=order.debts)
     first = _first_of(running, rules)
     if not first:
         return whole
     rest = replace(plan(apart=first), going_first=tuple(first))
-    running = Running(batch=rest.batch, backlog=rest.backlog, debts=order.debts)
+    running = Running(batch=rest.batch, floods=rest.backlog, debts=order.debts)
     return rest if _is_all_floods(running) else whole
 
 
@@ -107,10 +122,11 @@ def plan_overtaking(
     """Plan a batch of rows that go before the rest of one that runs; None if no row does.
 
     A batch is overtaken only if all of it is of floods: it would take longer for the others in it.
-    A row goes if most of the running batch is out of turn beside it, if no row of its caller,
-    task and priority runs or waits already, and while what goes takes less than what is left of
-    that. What went before is on the accounts of its flow and its caller: who owes as much as the
-    flood overtakes a batch with half as much work as that has, by weight between callers.
+    A row goes if a quarter of the running batch is out of turn beside it, if no row of its caller,
+    task and priority runs or waits already, and while all that goes before the batch is at most
+    four times its work. What went before is on the accounts of its flow and its caller: who owes as
+    much as the flood overtakes a batch with three quarters as much work as that has, by weight
+    between callers.
 
     Args:
         candidates: rows that came since the batch began, oldest first; none of the others goes.
@@ -144,37 +160,33 @@ def _going(
 
     Rows of the flows that have others waiting keep their order behind those.
     """
-    kept = running.backlog.union(waiting)
+    kept = running.floods.union(waiting)
     if kept.issuperset(map(flow_of, candidates)):
         return []
     tags = _Tags(running, rules)
-    going, work = list[WaitingRow](), 0.0
+    going, room = list[WaitingRow](), MAX_OVERTAKING * tags.work - running.overtaken_by
     for rows in _by_group(candidates):
-        out_of_turn = min(map(tags.work_after, rows))
-        work_with_these = work + sum(map(work_of, rows))
-        if (
-            not kept.isdisjoint(map(flow_of, rows))
-            or out_of_turn < MIN_OUT_OF_TURN * tags.work
-            or work_with_these > running.share_left * out_of_turn
-        ):
+        work = sum(map(work_of, rows))
+        is_in_turn = min(map(tags.work_after, rows)) < MIN_OUT_OF_TURN * tags.work
+        if is_in_turn or work > room or not kept.isdisjoint(map(flow_of, rows)):
             kept = kept.union(map(flow_of, rows))
-            continue
-        going, work = [*going, *rows], work_with_these
+        else:
+            going, room = [*going, *rows], room - work
     return going
 
 
 def _is_all_floods(running: Running[WaitingRow]) -> bool:
-    return running.backlog.issuperset(map(flow_of, running.batch))
+    return running.floods.issuperset(map(flow_of, running.batch))
 
 
 def _first_of(running: Running[WaitingRow], rules: TurnRules[WaitingRow]) -> list[WaitingRow]:
-    """Rows of a batch, at its start, that are of no flood, if most of it is out of turn beside one.
+    """Rows of a batch, at its start, that are of no flood, if it is out of turn beside one.
 
     All of them: they are computed now in any case, and the rest is a flood that can be overtaken.
     """
     groups = _by_group(running.batch)
     first = [
-        row for rows in groups if running.backlog.isdisjoint(map(flow_of, rows)) for row in rows
+        row for rows in groups if running.floods.isdisjoint(map(flow_of, rows)) for row in rows
     ]
     if not first:
         return []
@@ -205,7 +217,7 @@ class _Tags(Generic[WaitingRow]):
         caller_done, flow_done = caller_start + self._caller_cost(row), flow_start + work_of(row)
         found = 0.0
         for other in self._running.batch:
-            if flow_of(other) not in self._running.backlog:
+            if flow_of(other) not in self._running.floods:
                 continue
             caller_start, flow_start = self._starts[id(other)]
             if other.caller != row.caller:

@@ -1,6 +1,7 @@
 """Laws of the engine between the layers of a batch."""
 
 import asyncio
+import itertools
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -58,11 +59,36 @@ def test_rows_go_before_the_layers_of_a_flood_that_are_left(branch: Branch) -> N
     asyncio.run(scenario())
 
 
-def test_who_stays_behind_before_one_layer_may_go_before_the_next(branch: Branch) -> None:
+def test_who_comes_while_others_overtake_waits_for_no_layer(branch: Branch) -> None:
     async def scenario() -> None:
         flood = make_flood(branch)
-        # As much as is left of the flood, and more than what is out of turn of it.
-        quiet = [make_row(branch, 100 + number, task=f"quiet-{number}") for number in range(4)]
+        quiet, late = make_row(branch, 100, task="quiet"), make_row(branch, 101, task="late")
+        coming = [[late]]
+
+        def come(num_rows: int) -> None:
+            if num_rows == 1 and coming:
+                engine.submit(coming.pop())
+
+        compute = LayeredCompute(lambda: engine.submit([quiet]), on_batch=come)
+        engine = make_engine(compute)
+        engine.submit(flood)
+        engine.start()
+        compute.may_begin.set()
+
+        await asyncio.gather(*(row.future for row in (*flood, quiet, late)))
+        await engine.aclose()
+
+        assert compute.ended == [[100], [101], [0, 1, 2, 3], [4, 5]]
+
+    asyncio.run(scenario())
+
+
+def test_who_stays_behind_goes_later_and_a_batch_is_overtaken_by_four_times_its_work(
+    branch: Branch,
+) -> None:
+    async def scenario() -> None:
+        flood = make_flood(branch)
+        quiet = [make_row(branch, 100 + number, task=f"quiet-{number}") for number in range(20)]
         compute = LayeredCompute(lambda: engine.submit(quiet), lambda: None, lambda: None)
         engine = make_engine(compute)
         engine.submit(flood)
@@ -72,8 +98,9 @@ def test_who_stays_behind_before_one_layer_may_go_before_the_next(branch: Branch
         await asyncio.gather(*(row.future for row in (*flood, *quiet)))
         await engine.aclose()
 
-        assert compute.ended[2] == [0, 1, 2, 3]
-        assert sorted(chain.from_iterable(compute.ended[:2])) == [100, 101, 102, 103]
+        before = list(itertools.takewhile(lambda tokens: tokens != [0, 1, 2, 3], compute.ended))
+        assert sum(map(len, before)) == 4 * 4
+        assert sorted(chain.from_iterable(compute.ended)) == [*range(6), *range(100, 120)]
 
     asyncio.run(scenario())
 
@@ -81,7 +108,7 @@ def test_who_stays_behind_before_one_layer_may_go_before_the_next(branch: Branch
 def test_who_stays_behind_and_is_given_up_is_forgotten(branch: Branch) -> None:
     async def scenario() -> None:
         flood = make_flood(branch)
-        quiet = [make_row(branch, 100 + number, task=f"quiet-{number}") for number in range(4)]
+        quiet = [make_row(branch, 100 + number, task=f"quiet-{number}") for number in range(20)]
 
         def give_up() -> None:
             for row in quiet:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from doubles.waiting import WaitingRow, left_by, waiting_row
 from nunatak_server.batching.overtaking import (
+    MAX_OVERTAKING,
     Running,
     plan_before,
     plan_in_turn,
@@ -37,10 +38,10 @@ def flood(count: int = 8, *, caller: str = ANONYMOUS) -> list[WaitingRow]:
 
 
 def running_of(
-    batch: Sequence[WaitingRow], *, debts: Debts | None = None, backlog: bool = True
+    batch: Sequence[WaitingRow], *, debts: Debts | None = None, is_flood: bool = True
 ) -> Running[WaitingRow]:
     flows = frozenset(flow_of(row) for row in batch if row.task == "flood")
-    return Running(batch=batch, backlog=flows if backlog else frozenset(), debts=debts or Debts())
+    return Running(batch=batch, floods=flows if is_flood else frozenset(), debts=debts or Debts())
 
 
 def overtaking(
@@ -64,20 +65,30 @@ def test_a_row_goes_before_a_flood() -> None:
 
 
 def test_a_batch_that_took_all_there_was_is_no_flood() -> None:
-    assert not overtaking([waiting_row("quiet", 1)], running_of(flood(), backlog=False))
+    assert not overtaking([waiting_row("quiet", 1)], running_of(flood(), is_flood=False))
 
 
 def test_a_batch_of_many_tasks_is_not_overtaken() -> None:
     batch = [waiting_row(f"task-{number}", number) for number in range(8)]
-    running = Running(batch=batch, backlog=frozenset(map(flow_of, batch)), debts=Debts())
+    running = Running(batch=batch, floods=frozenset(map(flow_of, batch)), debts=Debts())
 
     assert not overtaking([waiting_row("quiet", 100)], running)
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_half_of_the_batch_must_be_out_of_turn(size: int) -> None:
+def test_some_of_the_batch_must_be_out_of_turn(size: int) -> None:
     # The first row of a flood is in turn.
     assert bool(overtaking([waiting_row("quiet", 100)], running_of(flood(size)))) is (size == 2)
+
+
+@pytest.mark.parametrize("num_waiting", [7, 8])
+def test_a_flow_of_which_as_many_rows_come_as_run_is_a_flood(num_waiting: int) -> None:
+    came = [waiting_row("flood", 2000 + number) for number in range(num_waiting)]
+    quiet, running = waiting_row("quiet", 1), running_of(flood(8), is_flood=False)
+
+    running = running.beside(Queues([*came, quiet]))
+
+    assert bool(overtaking([*came, quiet], running)) is (num_waiting == 8)
 
 
 def test_a_batch_with_others_than_a_flood_is_not_overtaken() -> None:
@@ -102,33 +113,30 @@ def test_who_was_given_more_than_the_flood_does_not_go() -> None:
     assert not overtaking([row], running_of(flood(), debts=debts))
 
 
-def test_nothing_goes_when_little_is_left() -> None:
-    row, running = waiting_row("quiet", 1), running_of(flood(8))
+@pytest.mark.parametrize("at_once", [1, 3, 60])
+def test_a_batch_is_overtaken_by_four_times_its_work_at_most_at_once_or_not(at_once: int) -> None:
+    running, went = running_of(flood(8)), 0
 
-    assert overtaking([row], replace(running, share_left=0.2))
-    assert not overtaking([row], replace(running, share_left=0.1))
+    for first in range(0, 60, at_once):
+        arrived = [waiting_row(f"quiet-{first + n}", first + n) for n in range(at_once)]
+        overtaken = overtaking(arrived, running)
+        running, went = running.after(overtaken, RULES.weights), went + len(overtaken)
+
+    assert went == 4 * 8
 
 
-def test_what_goes_at_once_takes_no_longer_than_what_is_out_of_turn() -> None:
-    arrived = [waiting_row(f"quiet-{number}", number) for number in range(20)]
-
-    assert len(overtaking(arrived, running_of(flood(8)))) == 7
-
-
-def test_a_flow_overtakes_a_batch_with_half_of_its_work_and_no_other_flow_goes_less_for_it() -> (
-    None
-):
+def test_a_flow_overtakes_with_three_quarters_of_the_work_and_no_other_goes_less_for_it() -> None:
     running, number = running_of(flood(8)), 0
 
     while overtaking([row := waiting_row("quiet", number)], running):
         running, number = running.after([row], RULES.weights), number + 1
 
-    assert number == 4
+    assert number == 6
     assert overtaking([waiting_row("other", 100)], running)
 
 
-@pytest.mark.parametrize(("weight", "expected"), [(1.0, 4), (2.0, 8)])
-def test_a_caller_overtakes_a_batch_of_another_with_half_of_its_work_by_weight(
+@pytest.mark.parametrize(("weight", "expected"), [(1.0, 6), (2.0, 12)])
+def test_a_caller_overtakes_a_batch_of_another_with_three_quarters_of_its_work_by_weight(
     weight: float, expected: int
 ) -> None:
     rules: TurnRules[WaitingRow] = TurnRules(weights={"y": weight})
@@ -252,13 +260,13 @@ rows = st.builds(
 
 
 @given(
-    pending=st.lists(rows, min_size=1, max_size=30),
+    pending=st.lists(rows, min_size=1, max_size=30) | st.integers(9, 30).map(flood),
     arrived=st.lists(rows, max_size=10),
     max_rows=st.integers(1, 8),
-    share_left=st.floats(0, 1),
+    overtaken_by=st.sampled_from([0.0, 30.0]),
 )
 def test_every_row_is_in_one_place_and_something_always_runs(
-    pending: list[WaitingRow], arrived: list[WaitingRow], max_rows: int, share_left: float
+    pending: list[WaitingRow], arrived: list[WaitingRow], max_rows: int, overtaken_by: float
 ) -> None:
     plan = plan_of(pending, max_rows=max_rows)
 
@@ -267,7 +275,9 @@ def test_every_row_is_in_one_place_and_something_always_runs(
     behind = [row for row in left if row not in plan.going_first]
     assert set(plan.going_first) <= set(left)
     assert plan.backlog == set(map(flow_of, behind))
-    running = Running(batch=plan.batch, backlog=plan.backlog, debts=Debts(), share_left=share_left)
+    running = Running(
+        batch=plan.batch, floods=plan.backlog, debts=Debts(), overtaken_by=overtaken_by
+    )
     over = plan_overtaking(
         [*plan.going_first, *arrived],
         running=running,
@@ -279,5 +289,6 @@ def test_every_row_is_in_one_place_and_something_always_runs(
     if over is not None:
         assert set(over.batch) <= {*plan.going_first, *arrived}
         assert set(map(flow_of, over.batch)).isdisjoint(map(flow_of, behind))
-        assert sum(map(work_of, over.batch)) <= share_left * sum(map(work_of, plan.batch))
+        overtaking_work = overtaken_by + sum(map(work_of, over.batch))
+        assert overtaking_work <= MAX_OVERTAKING * sum(map(work_of, plan.batch))
         assert over.order.num_in_turn == plan.order.num_in_turn
