@@ -103,21 +103,22 @@ class Simulation:
         self, running: Running[WaitingRow], candidates: Sequence[WaitingRow]
     ) -> tuple[Running[WaitingRow], list[WaitingRow]]:
         """Run what goes before the rest of a batch; returns who stays behind, too."""
+        behind = list(candidates)
         while True:
             arrived = self.arrivals()
             self.pending.add(arrived)
-            candidates = [*candidates, *arrived]
+            behind += arrived
             running = running.beside(self.pending)
             plan = plan_overtaking(
-                candidates, running=running, queues=self.pending,
+                behind, running=running, queues=self.pending,
                 limits=self.limits, order=self.order, rules=self.rules,
             )  # fmt: skip
             if plan is not None:
                 running = self.run_before(running, plan)
-            waiting = (row for row in candidates if row in self.pending)
-            candidates = [row for row in waiting if flow_of(row) not in running.floods]
+            waiting = (row for row in behind if row in self.pending)
+            behind = [row for row in waiting if flow_of(row) not in running.floods]
             if plan is None:
-                return running, candidates
+                return running, behind
 
     def run_before(
         self, running: Running[WaitingRow], plan: BatchPlan[WaitingRow]
