@@ -9,7 +9,7 @@ from nunatak_model import Backbone
 from nunatak_registry import Registry
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.inputs import TaskInput
-from nunatak_server.outputs import PredictionOptions
+from nunatak_server.outputs import DEFAULT_OPTIONS, PredictionOptions
 from nunatak_server.prediction import Prediction, PredictionRequest
 from nunatak_server.runtime import Runtime
 from nunatak_server.settings import ServerSettings
@@ -48,7 +48,7 @@ class LocalPredictor:
         inputs: Sequence[TaskInput],
         tasks: Sequence[str],
         *,
-        options: PredictionOptions | None = None,
+        options: PredictionOptions = DEFAULT_OPTIONS,
     ) -> Prediction:
         """Ask every task about every input; an answer or a failure for each task.
 
@@ -58,7 +58,7 @@ class LocalPredictor:
         request = PredictionRequest(
             references=tuple(tasks),
             inputs=tuple(inputs),
-            options=options or PredictionOptions(),
+            options=options,
             deadline_s=self._settings.default_deadline_ms / 1000,
         )
         return self._runner.run(self._predict(request))

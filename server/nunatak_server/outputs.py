@@ -44,6 +44,9 @@ class PredictionOptions:
     """Of heads that read one window: whether long texts are cut, rather than refused."""
 
 
+DEFAULT_OPTIONS: Final = PredictionOptions()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadRow:
     """One row that was read for an input, and its logits: token after token, if it has such."""

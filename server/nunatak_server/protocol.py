@@ -191,7 +191,7 @@ class BoundedProtocol(HttpToolsProtocol):
             cycle.keep_alive = False
         elif not cycle.keep_alive:
             headers.append((b"connection", b"close"))
-        head = b"".join(b"%b: %b\r\n" % header for header in headers)
+        head = b"".join([b"%b: %b\r\n" % header for header in headers])
         self.transport.write(b"%b%b\r\n%b" % (STATUS_LINE[refusal.status_code], head, refusal.body))
         cycle.response_started = cycle.response_complete = True
         if not cycle.keep_alive:

@@ -31,7 +31,7 @@ from nunatak_server.api.schemas import (
 )
 from nunatak_server.batching.senders import Priority
 from nunatak_server.errors import InvalidRequestError
-from nunatak_server.outputs import PredictionOptions
+from nunatak_server.outputs import DEFAULT_OPTIONS
 from nunatak_server.prediction import PredictionRequest, TaskFailure
 from nunatak_server.runtime import Runtime
 from nunatak_server.visible import VisibleCatalog
@@ -188,7 +188,7 @@ def _wanted(
     return PredictionRequest(
         references=references,
         inputs=inputs_of(body.inputs),
-        options=body.parameters.options() if body.parameters else PredictionOptions(),
+        options=body.parameters.options() if body.parameters else DEFAULT_OPTIONS,
         deadline_s=(wishes.deadline_ms or runtime_of(request).settings.default_deadline_ms) / 1000,
         caller=caller.name,
         tasks=caller.tasks,
