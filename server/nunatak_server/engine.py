@@ -267,9 +267,7 @@ class Engine:
 
     def _run_first(self, loop: asyncio.AbstractEventLoop, progress: _Progress) -> None:
         """Run the rows that a batch was planned without, for they go first."""
-        rows = self._worth_computing(loop, progress.going_first)
-        progress.going_first = ()
-        if rows:
+        while rows := self._worth_computing(loop, progress.going_first):
             plan = plan_before(
                 rows,
                 queues=self._queues,

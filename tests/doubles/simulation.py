@@ -84,9 +84,10 @@ class Simulation:
         self.order = plan.order
         running = Running(batch=plan.batch, floods=plan.backlog, debts=debts)
         seconds, candidates = self.machine.seconds(plan.work), list[WaitingRow]()
-        if plan.going_first:
+        going_first = plan.going_first
+        while going_first := [row for row in going_first if row in self.pending]:
             first = plan_before(
-                plan.going_first,
+                going_first,
                 queues=self.pending,
                 limits=self.limits,
                 order=self.order,

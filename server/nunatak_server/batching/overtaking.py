@@ -78,16 +78,18 @@ def plan_in_turn(
 ) -> BatchPlan[WaitingRow]:
     """Plan the next batch without the rows that it is out of turn beside: they go first."""
     plan = partial(plan_batch, queues, limits=limits, order=order, rules=rules)
-    whole = plan()
-    if not whole.backlog:
-        return whole
-    running = Running(batch=whole.batch, floods=whole.backlog, debts=order.debts)
-    first = _first_of(running, rules)
-    if not first:
-        return whole
-    rest = replace(plan(apart=first), going_first=tuple(first))
-    running = Running(batch=rest.batch, floods=rest.backlog, debts=order.debts)
-    return rest if _is_all_floods(running) else whole
+    whole = rest = plan()
+    first = list[WaitingRow]()
+    while quiet := [row for row in rest.batch if flow_of(row) not in rest.backlog]:
+        running = Running(batch=rest.batch, floods=rest.backlog, debts=order.debts)
+        goes = bool(first) or _is_out_of_turn_beside(quiet, running, rules)
+        # Where more rows would go first than a batch holds, nobody is quiet.
+        if not goes or not rest.backlog or len(first) + len(quiet) > len(whole.batch):
+            return whole
+        # Who comes into their places must not keep others from overtaking either.
+        first += quiet
+        rest = plan(apart=first)
+    return replace(rest, going_first=tuple(first))
 
 
 def plan_before(
@@ -179,21 +181,17 @@ def _is_all_floods(running: Running[WaitingRow]) -> bool:
     return running.floods.issuperset(map(flow_of, running.batch))
 
 
-def _first_of(running: Running[WaitingRow], rules: TurnRules[WaitingRow]) -> list[WaitingRow]:
-    """Rows of a batch, at its start, that are of no flood, if it is out of turn beside one.
+def _is_out_of_turn_beside(
+    quiet: Sequence[WaitingRow], running: Running[WaitingRow], rules: TurnRules[WaitingRow]
+) -> bool:
+    """Tell whether the rest of a batch, at its start, is out of turn beside one of these rows.
 
-    All of them: they are computed now in any case, and the rest is a flood that can be overtaken.
+    Then all of them go first: they are computed now in any case, and what is left is a flood that
+    can be overtaken.
     """
-    groups = _by_group(running.batch)
-    first = [
-        row for rows in groups if running.floods.isdisjoint(map(flow_of, rows)) for row in rows
-    ]
-    if not first:
-        return []
     tags = _Tags(running, rules)
-    rest = tags.work - sum(map(work_of, first))
-    out_of_turn = max(map(tags.work_after, first))
-    return first if rest and out_of_turn >= MIN_OUT_OF_TURN * rest else []
+    rest = tags.work - sum(map(work_of, quiet))
+    return rest > 0 and max(map(tags.work_after, quiet)) >= MIN_OUT_OF_TURN * rest
 
 
 class _Tags(Generic[WaitingRow]):

@@ -206,6 +206,37 @@ def test_rows_go_before_the_batch_whatever_their_flows_owe() -> None:
     assert set(plan.going_first) == set(owing)
 
 
+@given(owed=st.floats(0, 12), max_rows=st.integers(4, 12))
+def test_whoever_comes_into_the_place_of_one_that_goes_first_goes_first_too(
+    owed: float, max_rows: int
+) -> None:
+    quiet, owing = waiting_row("quiet", 1), waiting_row("owing", 2)
+    plan = plan_in_turn(
+        Queues([*flood(30), quiet, owing]),
+        limits=replace(LIMITS, max_rows=max_rows),
+        order=TurnOrder(debts=Debts(flows={flow_of(owing): owed * work_of(owing)})),
+        rules=RULES,
+    )
+
+    assert quiet in plan.going_first
+    assert {row.task for row in plan.batch} == {"flood"}
+
+
+def test_no_more_rows_go_first_than_a_batch_holds() -> None:
+    others = [waiting_row(f"task-{number}", number) for number in range(100)]
+    debts = Debts(flows={flow_of(row): 2.5 * work_of(row) for row in others[5:]})
+
+    plan = plan_in_turn(
+        Queues([*flood(30), *others]),
+        limits=LIMITS_OF_EIGHT,
+        order=TurnOrder(debts=debts),
+        rules=RULES,
+    )
+
+    assert {row.task for row in plan.batch} > {"flood"}
+    assert not plan.going_first
+
+
 def test_a_batch_that_takes_all_rows_is_one() -> None:
     plan = plan_of([*flood(7), waiting_row("quiet", 1)], max_rows=8)
 
