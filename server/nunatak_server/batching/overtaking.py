@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Final, Generic
 
 from nunatak_server.batching.planner import (
@@ -80,16 +81,18 @@ def plan_in_turn(
     plan = partial(plan_batch, queues, limits=limits, order=order, rules=rules)
     whole = rest = plan()
     first = list[WaitingRow]()
-    while quiet := [row for row in rest.batch if flow_of(row) not in rest.backlog]:
+    while True:
         running = Running(batch=rest.batch, floods=rest.backlog, debts=order.debts)
+        if _is_all_floods(running):
+            return replace(rest, going_first=tuple(first))
+        quiet = _quiet_rows(running)
         goes = bool(first) or _is_out_of_turn_beside(quiet, running, rules)
         # Where more rows would go first than a batch holds, nobody is quiet.
-        if not goes or not rest.backlog or len(first) + len(quiet) > len(whole.batch):
+        if not quiet or not goes or len(first) + len(quiet) > len(whole.batch):
             return whole
         # Who comes into their places must not keep others from overtaking either.
         first += quiet
         rest = plan(apart=first)
-    return replace(rest, going_first=tuple(first))
 
 
 def plan_before(
@@ -181,6 +184,13 @@ def _is_all_floods(running: Running[WaitingRow]) -> bool:
     return running.floods.issuperset(map(flow_of, running.batch))
 
 
+def _quiet_rows(running: Running[WaitingRow]) -> list[WaitingRow]:
+    """Those of a batch that are of no flood, nor any other of their text, which stay together."""
+    groups = _by_group(running.batch)
+    quiet = (rows for rows in groups if running.floods.isdisjoint(map(flow_of, rows)))
+    return list(chain.from_iterable(quiet))
+
+
 def _is_out_of_turn_beside(
     quiet: Sequence[WaitingRow], running: Running[WaitingRow], rules: TurnRules[WaitingRow]
 ) -> bool:
@@ -191,7 +201,8 @@ def _is_out_of_turn_beside(
     """
     tags = _Tags(running, rules)
     rest = tags.work - sum(map(work_of, quiet))
-    return rest > 0 and max(map(tags.work_after, quiet)) >= MIN_OUT_OF_TURN * rest
+    out_of_turn = max(map(tags.work_after, quiet), default=0.0)
+    return rest > 0 and out_of_turn >= MIN_OUT_OF_TURN * rest
 
 
 class _Tags(Generic[WaitingRow]):

@@ -222,6 +222,15 @@ def test_whoever_comes_into_the_place_of_one_that_goes_first_goes_first_too(
     assert {row.task for row in plan.batch} == {"flood"}
 
 
+def test_a_text_that_a_flood_is_asked_about_too_stays_in_the_batch() -> None:
+    text = [waiting_row("flood", 1), waiting_row("quiet", 1)]
+
+    plan = plan_of([*text, *flood(20)], max_rows=8)
+
+    assert set(text) <= set(plan.batch)
+    assert not plan.going_first
+
+
 def test_no_more_rows_go_first_than_a_batch_holds() -> None:
     others = [waiting_row(f"task-{number}", number) for number in range(100)]
     debts = Debts(flows={flow_of(row): 2.5 * work_of(row) for row in others[5:]})
