@@ -108,7 +108,7 @@ class PredictionService:
         self._clock = clock
 
     def has_plenty_of_room(self, num_bytes: int) -> bool:
-        """Tell whether `check_room` would let in anybody with a body of so many bytes."""
+        """Tell whether `check_room` certainly lets in whoever sends a body of so many bytes."""
         return self._readiness.takes_requests and self._stages.admission.has_plenty(num_bytes)
 
     def check_room(self, caller: str, *, tasks: Collection[str], num_bytes: int) -> None:

@@ -128,7 +128,7 @@ def test_a_failure_that_nobody_foresaw_is_told_without_its_words(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Messages of exceptions quote what went wrong, which may be what was sent."""
-    logging.getLogger("nunatak_server").addHandler(caplog.handler)
+    caplog.set_level(logging.ERROR, "nunatak_server")
 
     async def fail(_: Request) -> Response:
         raise ValueError(TEXTS)

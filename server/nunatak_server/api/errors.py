@@ -147,7 +147,10 @@ class FailureMiddleware:
         try:
             await self._app(scope, receive, send_watched)
         except Exception as error:
-            if has_begun or scope["type"] != "http":
+            if scope["type"] != "http":
+                raise
+            if has_begun:
+                _log_failure(scope, error)
                 raise
             response = _answer_foreseen(scope, error)
             if response is None:
@@ -177,11 +180,14 @@ def _answer_http_error(scope: Scope, error: HTTPException) -> Response:
 
 
 def _answer_unforeseen(scope: Scope, error: Exception) -> Response:
-    request_id = request_id_of(scope)
-    logger.error("request %s failed (%s)", request_id, type(error).__name__)
+    _log_failure(scope, error)
+    status = HTTPStatus.INTERNAL_SERVER_ERROR
     detail = "the server failed; its log tells more under the request id"
-    problem = _problem("internal_error", HTTPStatus.INTERNAL_SERVER_ERROR, detail, request_id)
-    return _response(problem)
+    return _response(_problem("internal_error", status, detail, request_id_of(scope)))
+
+
+def _log_failure(scope: Scope, error: Exception) -> None:
+    logger.error("request %s failed (%s)", request_id_of(scope), type(error).__name__)
 
 
 def error_items(errors: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:

@@ -41,7 +41,7 @@ class ReadingRoute(APIRoute):
     def get_route_handler(self) -> Handler:
         """Return what reads the arguments and calls the endpoint."""
         endpoint, dependant = self.endpoint, self.dependant
-        if not iscoroutinefunction(endpoint) or dependant.dependencies or dependant.cookie_params:
+        if not iscoroutinefunction(endpoint) or _asks_for_more(dependant):
             raise TypeError(
                 "expected a coroutine function that takes parts of the path, the query, the "
                 f"headers and the body, got {endpoint!r}"
@@ -145,6 +145,20 @@ def _fields(fields: Sequence[Any], place: str) -> tuple[_Field, ...]:
             validate=field.validate,
         )
         for field in fields
+    )
+
+
+def _asks_for_more(dependant: Dependant) -> bool:
+    names = (
+        dependant.websocket_param_name,
+        dependant.http_connection_param_name,
+        dependant.response_param_name,
+        dependant.background_tasks_param_name,
+        dependant.security_scopes_param_name,
+    )
+    has_parts_of_body = len(dependant.body_params) > 1
+    return bool(
+        any(names) or dependant.dependencies or dependant.cookie_params or has_parts_of_body
     )
 
 

@@ -9,7 +9,7 @@ stays as efficient as it is.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -28,7 +28,7 @@ from nunatak_server.batching.queues import Flow, Queues, flow_of
 from nunatak_server.batching.turns import MIN_COST, Debts
 
 MIN_OUT_OF_TURN: Final = 0.25
-"""Part of a batch that must be out of turn beside a row for it to go first."""
+"""Part of a batch, or of its floods, that must be out of turn beside a row for it to go first."""
 MAX_OVERTAKING: Final = 4.0
 """Work that goes before one batch, as a multiple of its own: a flood, too, gets on."""
 
@@ -88,7 +88,8 @@ def plan_in_turn(
         quiet = _quiet_rows(running)
         goes = bool(first) or _is_out_of_turn_beside(quiet, running, rules)
         # Where more rows would go first than a batch holds, nobody is quiet.
-        if not quiet or not goes or len(first) + len(quiet) > len(whole.batch):
+        is_crowd = not rest.backlog or len(first) + len(quiet) > len(whole.batch)
+        if is_crowd or not quiet or not goes:
             return whole
         # Who comes into their places must not keep others from overtaking either.
         first += quiet
@@ -177,6 +178,7 @@ def _going(
             kept = kept.union(map(flow_of, rows))
         else:
             going, room = [*going, *rows], room - work
+            tags.charge(rows)
     return going
 
 
@@ -217,6 +219,11 @@ class _Tags(Generic[WaitingRow]):
         self._starts = dict[int, tuple[float, float]]()
         for row in running.batch:
             self._starts[id(row)] = self._start(row)
+            self.charge([row])
+
+    def charge(self, rows: Iterable[WaitingRow]) -> None:
+        """Put rows that go before the batch on the accounts of their callers and flows."""
+        for row in rows:
             self._callers[row.caller] += self._caller_cost(row)
             self._flows[flow_of(row)] += work_of(row)
 

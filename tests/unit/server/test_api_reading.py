@@ -121,7 +121,18 @@ async def with_a_dependency(found: Annotated[str, Depends(in_a_thread)]) -> Resp
     return JSONResponse([found])
 
 
-@pytest.mark.parametrize("endpoint", [in_a_thread, with_a_cookie, with_a_dependency])
+async def with_a_response(response: Response) -> Response:
+    return response
+
+
+async def with_two_bodies(first: Asked, second: Asked) -> Response:
+    return JSONResponse([first.inputs, second.inputs])
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [in_a_thread, with_a_cookie, with_a_dependency, with_a_response, with_two_bodies],
+)
 def test_an_endpoint_that_asks_for_more_is_refused(endpoint: Callable[..., Any]) -> None:
     router = APIRouter(route_class=ReadingRoute)
 

@@ -113,6 +113,13 @@ def test_who_was_given_more_than_the_flood_does_not_go() -> None:
     assert not overtaking([row], running_of(flood(), debts=debts))
 
 
+@pytest.mark.parametrize("size", [2, 8])
+def test_a_burst_of_one_flow_overtakes_with_no_more_than_one_by_one(size: int) -> None:
+    burst = [waiting_row("quiet", number) for number in range(20)]
+
+    assert len(overtaking(burst, running_of(flood(size)))) == 3 * size // 4
+
+
 @pytest.mark.parametrize("at_once", [1, 3, 60])
 def test_a_batch_is_overtaken_by_four_times_its_work_at_most_at_once_or_not(at_once: int) -> None:
     running, went = running_of(flood(8)), 0
