@@ -40,7 +40,7 @@ class Readiness:
             NotReadyError: the process is starting or has failed.
             DrainingError: the process is shutting down.
         """
-        if self.state is not State.LEAVING:
+        if not self.takes_requests:
             self.check_ready()
 
     def check_ready(self) -> None:

@@ -137,6 +137,9 @@ class FailureMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass one request on, and answer it if that fails."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
         has_begun = False
 
         async def send_watched(message: Sent) -> None:
@@ -147,8 +150,6 @@ class FailureMiddleware:
         try:
             await self._app(scope, receive, send_watched)
         except Exception as error:
-            if scope["type"] != "http":
-                raise
             if has_begun:
                 _log_failure(scope, error)
                 raise

@@ -77,7 +77,8 @@ class StrictRoute(ReadingRoute):
     def parameters_in(self, scope: Scope) -> dict[str, str] | None:
         """Return the parameters in the path of a request to this route; None: it is to another.
 
-        As the framework finds them, without what it does beside; no parameter is converted.
+        As the framework finds them, but for what no route of ours has: converted parameters, and a
+        root path before all others.
         """
         found = self.path_regex.match(scope["path"])
         is_to_this = found is not None and scope["method"] in (self.methods or ())

@@ -25,7 +25,6 @@ from nunatak_server.observation.records import (
 )
 from nunatak_server.observation.tracing import RequestSpan
 from nunatak_server.protocol import caller_has_gone
-from nunatak_server.runtime import Runtime
 
 NO_ROUTE: Final = "none"
 """Stands for the route of requests that no route answers."""
@@ -60,7 +59,7 @@ class RequestObserver:
     def begin(self, scope: Scope) -> Exchange:
         """Begin to time a request."""
         method = scope["method"] if scope["method"] in KNOWN_METHODS else OTHER_METHOD
-        tracing = _runtime_of(scope).tracing
+        tracing = state_of(scope).runtime.tracing
         span = tracing.begin(method=method, headers=scope["headers"]) if tracing else None
         return Exchange(method=method, span=span)
 
@@ -68,7 +67,7 @@ class RequestObserver:
         """Tell of a request that has been answered."""
         route = _route_of(scope)
         seconds = time.perf_counter() - exchange.started
-        _runtime_of(scope).metrics.observe_http(
+        state_of(scope).runtime.metrics.observe_http(
             route=route, method=exchange.method, status=exchange.status, seconds=seconds
         )
         if exchange.span is not None:
@@ -120,10 +119,6 @@ class ObservingMiddleware:
         finally:
             current_notes.reset(token)
             self._observer.conclude(scope, exchange)
-
-
-def _runtime_of(scope: Scope) -> Runtime:
-    return state_of(scope).runtime
 
 
 def note_fields(notes: RequestNotes) -> dict[str, object]:

@@ -51,9 +51,7 @@ class Running(Generic[WaitingRow]):
         """Count what rows that have overtaken it cost, also for their callers and flows."""
         callers, flows = dict(self.debts.callers), dict(self.debts.flows)
         for row in overtaking:
-            flow, work = flow_of(row), work_of(row)
-            callers[row.caller] = callers.get(row.caller, 0.0) + work / weights.get(row.caller, 1.0)
-            flows[flow] = flows.get(flow, 0.0) + work
+            _charge(callers, flows, row, weights)
         return replace(
             self,
             debts=Debts(callers=callers, flows=flows),
@@ -85,11 +83,11 @@ def plan_in_turn(
         running = Running(batch=rest.batch, floods=rest.backlog, debts=order.debts)
         if _is_all_floods(running):
             return replace(rest, going_first=tuple(first))
-        quiet = _quiet_rows(running)
-        goes = bool(first) or _is_out_of_turn_beside(quiet, running, rules)
+        quiet = _quiet_rows(running) if rest.backlog else []
         # Where more rows would go first than a batch holds, nobody is quiet.
-        is_crowd = not rest.backlog or len(first) + len(quiet) > len(whole.batch)
-        if is_crowd or not quiet or not goes:
+        if not quiet or len(first) + len(quiet) > len(whole.batch):
+            return whole
+        if not first and not _is_out_of_turn_beside(quiet, running, rules):
             return whole
         # Who comes into their places must not keep others from overtaking either.
         first += quiet
@@ -182,6 +180,14 @@ def _going(
     return going
 
 
+def _charge(
+    callers: dict[str, float], flows: dict[Flow, float], row: Waiting, weights: Mapping[str, float]
+) -> None:
+    flow, work = flow_of(row), work_of(row)
+    callers[row.caller] = callers.get(row.caller, 0.0) + work / weights.get(row.caller, 1.0)
+    flows[flow] = flows.get(flow, 0.0) + work
+
+
 def _is_all_floods(running: Running[WaitingRow]) -> bool:
     return running.floods.issuperset(map(flow_of, running.batch))
 
@@ -203,8 +209,7 @@ def _is_out_of_turn_beside(
     """
     tags = _Tags(running, rules)
     rest = tags.work - sum(map(work_of, quiet))
-    out_of_turn = max(map(tags.work_after, quiet), default=0.0)
-    return rest > 0 and out_of_turn >= MIN_OUT_OF_TURN * rest
+    return rest > 0 and max(map(tags.work_after, quiet)) >= MIN_OUT_OF_TURN * rest
 
 
 class _Tags(Generic[WaitingRow]):
@@ -224,8 +229,7 @@ class _Tags(Generic[WaitingRow]):
     def charge(self, rows: Iterable[WaitingRow]) -> None:
         """Put rows that go before the batch on the accounts of their callers and flows."""
         for row in rows:
-            self._callers[row.caller] += self._caller_cost(row)
-            self._flows[flow_of(row)] += work_of(row)
+            _charge(self._callers, self._flows, row, self._weights)
 
     def work_after(self, row: WaitingRow) -> float:
         """The work of floods that begins when `row`, of the batch or not, is done or later."""
