@@ -17,6 +17,7 @@ from tenants import publish
 from nunatak_artifact import PARAMETERS_ROLE, load_task
 from nunatak_model import DEFAULT_BACKBONE, Lora, Method, TopK, load_backbone, pack_backbone
 from nunatak_registry import Registry
+from nunatak_server.residency.giving_way import GivingWay
 from nunatak_server.residency.host import HostTier
 from nunatak_server.residency.loading import VersionLoading
 
@@ -38,8 +39,10 @@ def main() -> None:
         for name, method in METHODS.items():
             manifest = publish(registry, backbone, name, seed=0, method=method)
             read = partial(registry.read_blob, role=PARAMETERS_ROLE)
-            from_store = VersionLoading(backbone, HostTier(read, budget_bytes=0))
-            from_host = VersionLoading(backbone, HostTier(read, budget_bytes=HOST_BYTES))
+            tiers = (HostTier(read, budget_bytes=num_bytes) for num_bytes in (0, HOST_BYTES))
+            from_store, from_host = (
+                VersionLoading(backbone, tier, give_way=GivingWay(lambda: False)) for tier in tiers
+            )
             ways: dict[str, Callable[[], object]] = {
                 "first": lambda it=manifest: load_task(it, registry.read_blob(it), backbone),
                 "again": partial(from_store, manifest),

@@ -7,9 +7,8 @@ on a thread. The same code takes two to three times as long after a pause as in 
 caches and processors have gone cold, and only the second route has such pauses.
 
 Throughput: more callers than the server can answer, shape of BERT base with random weights, against
-the same rows through the mixed forward alone in batches of 64, in turns; with the default setting
-of `batch_overhead`, and with one that cuts batches less short. What is lost is told by cause: the
-shorter batches (processor time of a row), and the time in which no forward ran.
+the same rows through the mixed forward alone in batches of 64, in turns. What is lost is told by
+cause: the shorter batches (processor time of a row), and the time in which no forward ran.
 
 Processes are measured with one compute thread, so that a thread's time is a forward's time.
 """
@@ -43,8 +42,6 @@ TASKS = ("tone", "mood", "intent", "spam")
 WORDS = ("where", "when", "parcel", "lost", "green", "late", "please", "call", "me", "back")
 NUM_WORDS = 16
 NUM_TOKENS = NUM_WORDS + 2
-LONG_BATCHES = 0.05
-"""Of the throughput of the longest batches, where throughput counts for more than waits."""
 CALLERS, TEXTS_PER_REQUEST = 4, 16
 ROWS_PER_FORWARD = 64
 """As many as a batch of the server may have."""
@@ -195,19 +192,16 @@ def saturation(options: argparse.Namespace) -> None:
         backbone = served_backbone(site["backbone"], dtype=torch.float32)
         check_lengths(backbone)
         branches = load_branches(str(site["registry"]), backbone)
-        short = running.enter_context(clocked("served", **site))
-        long = running.enter_context(clocked("served", **site, batch_overhead=LONG_BATCHES))
+        server = running.enter_context(clocked("served", **site))
         rounds = [
             (
-                served_throughput(short, texts, options.seconds),
-                served_throughput(long, texts, options.seconds),
+                served_throughput(server, texts, options.seconds),
                 bare_throughput(backbone, branches, texts, options.seconds),
             )
             for _ in range(options.rounds + 1)
         ]
-    short_batches, long_batches, alone = zip(*rounds[1:], strict=True)
-    note_throughput("server.overhead.saturation_ratio", short_batches, alone, options, ">= 0.9")
-    note_throughput("server.overhead.saturation_ratio.long_batches", long_batches, alone, options)
+    served, alone = zip(*rounds[1:], strict=True)
+    note_throughput("server.overhead.saturation_ratio", served, alone, options)
 
 
 def note_throughput(
@@ -215,14 +209,14 @@ def note_throughput(
     served: Sequence[Throughput],
     alone: Sequence[Throughput],
     options: argparse.Namespace,
-    goal: str | None = None,
 ) -> None:
     """Record how much of the throughput of the forward alone is left, and what cost the rest."""
     pairs = list(zip(served, alone, strict=True))
     ratios = [ours.rows_per_s / theirs.rows_per_s for ours, theirs in pairs]
     batches = [theirs.processor_s_per_row / ours.processor_s_per_row for ours, theirs in pairs]
     busy = [ours.busy_share for ours in served]
-    note(identifier, ratios, "of the rows per second of the forward alone", options, goal=goal)
+    unit = "of the rows per second of the forward alone"
+    note(identifier, ratios, unit, options, goal=">= 0.9")
     note(f"{identifier}.batches", batches, "of its rows per second of processor", options)
     note(f"{identifier}.busy", busy, "of the time in a forward", options)
 

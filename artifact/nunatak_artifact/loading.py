@@ -3,7 +3,7 @@
 Fails closed: whatever does not fit exactly is refused here, before any caller can see it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -39,16 +39,22 @@ class LoadedTask:
         return self.manifest.task, self.manifest.version
 
 
+def _go_on() -> None:
+    pass
+
+
 def load_task(
     manifest: TaskManifest,
     data: bytes,
     backbone: Backbone,
     *,
     trunk: TrunkStates | None = None,
+    pause: Callable[[], None] = _go_on,
 ) -> LoadedTask:
     """Build a task version on `backbone` from its parameters, and prove that it answers right.
 
-    `trunk` may hold the frozen part of the probe's inputs from earlier loads.
+    `trunk` may hold the frozen part of the probe's inputs from earlier loads; `pause` is called
+    between the parts of the work, for a caller that must not keep a core busy for long.
 
     Raises:
         BackboneMismatchError: it was trained on another backbone or tokenizer.
@@ -70,7 +76,9 @@ def load_task(
         )
     _check_layers(stored, backbone)
     check_effect(manifest.reference, stored, backbone)
+    pause()
     branch = convert_branch(stored, backbone)
+    pause()
     run_probe(manifest, branch, backbone, trunk=trunk)
     return LoadedTask(manifest=manifest, branch=branch, num_bytes=branch.num_bytes)
 

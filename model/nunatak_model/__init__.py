@@ -62,6 +62,7 @@ from nunatak_model.savings import (
     parameters_saved,
 )
 from nunatak_model.tensors import tensors_from_bytes, tensors_to_bytes
+from nunatak_model.threads import compute_without_helpers
 from nunatak_model.tokenizer import TextTokenizer
 from nunatak_model.transfer import BesideCompute
 from nunatak_model.trunk import TrunkActivations, TrunkSource, TrunkStates, trunk_source
@@ -117,6 +118,7 @@ __all__ = [
     "TrunkStates",
     "UnsupportedBackboneError",
     "build_branch",
+    "compute_without_helpers",
     "convert_branch",
     "dedicated_parameters",
     "default_head",

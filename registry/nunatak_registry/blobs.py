@@ -3,7 +3,7 @@
 import hashlib
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -14,6 +14,8 @@ from nunatak_registry.files import Files, open_files
 
 MAX_BLOB_BYTES = 4 * 1024**3
 """A full float32 copy of the largest encoder of the family, XLM-R large, has 2.2 GB."""
+
+_PIECE_BYTES = 1024**2
 
 _BLOB_KEY = re.compile(r"sha256/([0-9a-f]{2})/(\1[0-9a-f]{62})")
 _TEMPORARY_KEY = re.compile(r"sha256/[0-9a-f]{2}/\.[0-9a-f]{32}\.tmp")
@@ -52,9 +54,18 @@ class StoredFile:
         return self.key.rpartition("/")[2]
 
 
-def digest_of(data: bytes) -> str:
-    """Return the SHA-256 of `data` in lower-case hexadecimal."""
-    return hashlib.sha256(data).hexdigest()
+def digest_of(data: bytes, *, pause: Callable[[], None] | None = None) -> str:
+    """Return the SHA-256 of `data` in lower-case hexadecimal.
+
+    `pause` is called after each megabyte, which takes about a millisecond.
+    """
+    if pause is None:
+        return hashlib.sha256(data).hexdigest()
+    digest, view = hashlib.sha256(), memoryview(data)
+    for start in range(0, len(view), _PIECE_BYTES):
+        digest.update(view[start : start + _PIECE_BYTES])
+        pause()
+    return digest.hexdigest()
 
 
 class BlobStore:
@@ -85,8 +96,10 @@ class BlobStore:
         self._files.write(blob_key(digest), data)
         return digest
 
-    def get(self, digest: str, size: int) -> bytes:
+    def get(self, digest: str, size: int, *, pause: Callable[[], None] | None = None) -> bytes:
         """Return the blob after checking the returned bytes themselves.
+
+        `pause` is called after each megabyte that is checked.
 
         Raises:
             CorruptBlobError: missing, not a plain file, of another size, or of another digest.
@@ -100,7 +113,7 @@ class BlobStore:
         if len(data) != size:
             found = "more" if len(data) > size else str(len(data))
             raise CorruptBlobError(digest, f"must have {size} bytes, found {found}")
-        if digest_of(data) != digest:
+        if digest_of(data, pause=pause) != digest:
             raise CorruptBlobError(digest, "holds other bytes than its digest says")
         return data
 

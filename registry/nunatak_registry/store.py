@@ -147,8 +147,17 @@ class Registry:
         with self._index.reading() as snapshot:
             return find_traffic(snapshot, reference)
 
-    def read_blob(self, manifest: TaskManifest, role: str = "parameters") -> bytes:
+    def read_blob(
+        self,
+        manifest: TaskManifest,
+        role: str = "parameters",
+        *,
+        pause: Callable[[], None] | None = None,
+    ) -> bytes:
         """Return the bytes of one blob of a version, after checking their size and digest.
+
+        `pause` is called after each megabyte that is checked, for a caller that must not keep a
+        core busy for long.
 
         Raises:
             InvalidManifestError: the manifest has no blob of that role.
@@ -160,7 +169,7 @@ class Registry:
             raise InvalidManifestError(
                 f"{manifest.reference} has no blob {role!r}; its blobs: {roles}"
             )
-        return self._blobs.get(blob.sha256, blob.size_bytes)
+        return self._blobs.get(blob.sha256, blob.size_bytes, pause=pause)
 
     def tasks(self) -> list[TaskSummary]:
         """Return every task, ordered by name, but those that `damaged_tasks` names."""

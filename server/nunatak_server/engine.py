@@ -93,6 +93,11 @@ class Engine:
         self._numbers = itertools.count(1)
         self._thread: threading.Thread | None = None
 
+    @property
+    def is_computing(self) -> bool:
+        """Whether a batch runs; may be asked from any thread."""
+        return bool(self._batches)
+
     def start(self) -> None:
         """Start the thread; answers go to the event loop that runs now."""
         loop = asyncio.get_running_loop()

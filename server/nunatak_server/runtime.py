@@ -44,6 +44,7 @@ from nunatak_server.observation.records import note_prediction
 from nunatak_server.observation.state import BuildInfo, ServerState
 from nunatak_server.observation.tracing import Tracing
 from nunatak_server.readiness import Readiness, State
+from nunatak_server.residency.giving_way import GivingWay
 from nunatak_server.residency.host import HostTier
 from nunatak_server.residency.loading import VersionLoading
 from nunatak_server.residency.loads import Loader
@@ -155,14 +156,17 @@ class Runtime:
             weights=weights or {},
             pace=lambda: self._engine.pace,
         )
+        # Another device computes without the cores that a load takes.
+        shares_cores = backbone.device.type == "cpu"
+        give_way = GivingWay(lambda: shares_cores and self._engine.is_computing)
         self.host_tier = HostTier(
-            partial(registry.read_blob, role=PARAMETERS_ROLE),
+            partial(registry.read_blob, role=PARAMETERS_ROLE, pause=give_way),
             budget_bytes=host_memory_budget(settings.host_memory_bytes, backbone.device),
         )
         self.residency = Residency(
             resolve=self.catalog.traffic,
             loader=Loader(
-                load=VersionLoading(backbone, self.host_tier),
+                load=VersionLoading(backbone, self.host_tier, give_way=give_way),
                 give_back=find_memory_return(),
                 size_of=partial(size_in_memory, dtype=backbone.dtype),
                 num_threads=settings.load_threads,

@@ -3,8 +3,9 @@
 import threading
 
 from nunatak_artifact import LoadedTask, load_task
-from nunatak_model import Backbone, BesideCompute, TrunkCache
+from nunatak_model import Backbone, BesideCompute, TrunkCache, compute_without_helpers
 from nunatak_registry import TaskManifest
+from nunatak_server.residency.giving_way import GivingWay
 from nunatak_server.residency.host import HostTier
 
 # Room for the probes of some hundred task versions: a few short texts each.
@@ -14,13 +15,14 @@ PROBE_TRUNK_BYTES = 8 * 1024**2
 class VersionLoading:
     """Loads versions onto a backbone; may be called on several threads at once.
 
-    A version that was evicted comes back soon, and its probe with it: the frozen part of a probe
-    is kept, per thread.
+    A thread that loads computes alone from then on, and gives way to batches. A version that was
+    evicted comes back soon, and its probe with it: the frozen part of a probe is kept, per thread.
     """
 
-    def __init__(self, backbone: Backbone, host_tier: HostTier) -> None:
+    def __init__(self, backbone: Backbone, host_tier: HostTier, *, give_way: GivingWay) -> None:
         self._backbone = backbone
         self._host_tier = host_tier
+        self._give_way = give_way
         self._threads = threading.local()
         self._beside = BesideCompute(backbone.device)
 
@@ -32,12 +34,15 @@ class VersionLoading:
             ModelError: its parameters do not fit.
             ArtifactError: it does not fit the backbone or fails its probe.
         """
+        trunk = self._probe_trunk_of_thread()
+        self._give_way.begin()
         data = self._host_tier.read(manifest)
         with self._beside.work():
-            return load_task(manifest, data, self._backbone, trunk=self._probe_trunk())
+            return load_task(manifest, data, self._backbone, trunk=trunk, pause=self._give_way)
 
-    def _probe_trunk(self) -> TrunkCache:
+    def _probe_trunk_of_thread(self) -> TrunkCache:
         held: TrunkCache | None = getattr(self._threads, "trunk", None)
         if held is None:
+            compute_without_helpers()
             held = self._threads.trunk = TrunkCache(max_bytes=PROBE_TRUNK_BYTES)
         return held

@@ -40,6 +40,27 @@ def test_blob_comes_back_as_it_was_put(store: BlobStore) -> None:
     assert store.get(DIGEST, len(DATA)) == DATA
 
 
+@pytest.mark.parametrize("num_bytes", [0, 1, 2**20, 2**20 + 1, 3 * 2**20])
+def test_a_digest_with_pauses_is_that_without(num_bytes: int) -> None:
+    data, pauses = os.urandom(num_bytes), list[None]()
+
+    assert digest_of(data, pause=lambda: pauses.append(None)) == digest_of(data)
+    assert len(pauses) == -(-num_bytes // 2**20)
+
+
+def test_damage_is_found_with_pauses_too(root: Path) -> None:
+    store, data = BlobStore.open(str(root)), bytearray(os.urandom(2**20 + 1))
+    digest = store.put(bytes(data))
+    assert store.get(digest, len(data), pause=lambda: None) == data
+
+    data[-1] ^= 1
+    (root / blob_key(digest)).chmod(0o600)
+    (root / blob_key(digest)).write_bytes(data)
+
+    with pytest.raises(CorruptBlobError, match="other bytes"):
+        store.get(digest, len(data), pause=lambda: None)
+
+
 def test_put_of_equal_bytes_changes_nothing(store: BlobStore) -> None:
     store.put(DATA)
     store.put(DATA)

@@ -102,6 +102,26 @@ def test_every_row_gets_its_own_answer(branch: Branch) -> None:
     asyncio.run(scenario())
 
 
+def test_an_engine_computes_from_the_beginning_of_a_batch_to_its_end(branch: Branch) -> None:
+    async def scenario() -> None:
+        during = list[bool]()
+        compute = FakeCompute(on_batch=lambda _: during.append(engine.is_computing))
+        engine = make_engine(compute)
+        engine.start()
+
+        assert not engine.is_computing
+        for token in range(2):
+            row = make_row(branch, token)
+            engine.submit([row])
+            await row.future
+        await engine.aclose()
+
+        assert during == [True, True]
+        assert not engine.is_computing
+
+    asyncio.run(scenario())
+
+
 def test_time_that_others_take_on_the_same_cores_does_not_slow_the_pace(branch: Branch) -> None:
     async def pace_in(wall_s: float) -> Pace:
         clock, stopwatch = ManualClock(), ManualClock()

@@ -1,0 +1,44 @@
+"""Giving way: what loads do where they share cores with batches."""
+
+import threading
+import time
+from collections.abc import Callable
+
+REST = 1.0
+"""Seconds of rest for each of work."""
+
+
+class GivingWay:
+    """Keeps the calling thread to half a core while a batch runs; for threads of the loads.
+
+    A batch on a processor takes all cores, so it waits where a load has one of them, and with it
+    all texts of the batch. A load is cut into pieces of at most some milliseconds, after each of
+    which it calls this.
+
+    Not by a lower priority of its thread: one that holds the interpreter's lock and gets no core
+    keeps the server waiting for as long as others use the machine.
+    """
+
+    def __init__(
+        self,
+        is_batch_running: Callable[[], bool],
+        *,
+        rest: Callable[[float], object] = time.sleep,
+        worked: Callable[[], float] = time.thread_time,
+    ) -> None:
+        """`worked` tells the processor time of the calling thread, in seconds."""
+        self._is_batch_running = is_batch_running
+        self._rest = rest
+        self._worked = worked
+        self._threads = threading.local()
+
+    def begin(self) -> None:
+        """Begin a load: what the thread did before needs no rest."""
+        self._threads.worked = self._worked()
+
+    def __call__(self) -> None:
+        """Rest for as long as the last piece took, if a batch runs."""
+        begun: float | None = getattr(self._threads, "worked", None)
+        if begun is not None and self._is_batch_running():
+            self._rest(REST * (self._worked() - begun))
+        self.begin()

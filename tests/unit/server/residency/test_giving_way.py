@@ -1,0 +1,85 @@
+"""A thread that gives way to batches rests for as long as it works, and only beside batches."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from nunatak_server.residency.giving_way import GivingWay
+
+
+@dataclass
+class Load:
+    """A thread of the loads, whose work and rest are told apart."""
+
+    worked_s: float = 0.0
+    rests: list[float] = field(default_factory=list[float])
+
+    def gives_way(self, is_batch_running: Callable[[], bool] = lambda: True) -> GivingWay:
+        return GivingWay(is_batch_running, rest=self.rests.append, worked=lambda: self.worked_s)
+
+
+def test_each_piece_is_followed_by_as_long_a_rest() -> None:
+    load = Load()
+    give_way = load.gives_way()
+
+    give_way.begin()
+    for piece_s in (0.002, 0.005):
+        load.worked_s += piece_s
+        give_way()
+
+    assert load.rests == pytest.approx([0.002, 0.005])
+
+
+def test_nobody_rests_where_no_batch_runs() -> None:
+    load, batches = Load(), list[str]()
+    give_way = load.gives_way(lambda: bool(batches))
+
+    give_way.begin()
+    load.worked_s += 1.0
+    give_way()
+    batches.append("one")
+    load.worked_s += 0.25
+    give_way()
+
+    assert load.rests == [0.25]
+
+
+def test_what_a_thread_did_before_a_load_is_no_part_of_it() -> None:
+    load = Load(worked_s=100.0)
+    give_way = load.gives_way()
+
+    give_way()
+    load.worked_s += 50.0
+    give_way.begin()
+    load.worked_s += 0.125
+    give_way()
+
+    assert load.rests == [0.125]
+
+
+def test_threads_rest_for_their_own_work() -> None:
+    rests = dict[str, float]()
+    worked = {"first": 1.0, "second": 0.0}
+
+    def name() -> str:
+        return threading.current_thread().name
+
+    give_way = GivingWay(
+        lambda: True,
+        rest=lambda seconds: rests.__setitem__(name(), seconds),
+        worked=lambda: worked[name()],
+    )
+
+    def load(seconds: float) -> None:
+        give_way.begin()
+        worked[name()] += seconds
+        give_way()
+
+    for thread in ("first", "second"):
+        running = threading.Thread(target=load, args=(len(thread),), name=thread)
+        running.start()
+        running.join()
+
+    assert rests == {"first": 5.0, "second": 6.0}
