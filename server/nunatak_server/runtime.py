@@ -158,7 +158,7 @@ class Runtime:
         )
         # Another device computes without the cores that a load takes.
         shares_cores = backbone.device.type == "cpu"
-        give_way = GivingWay(lambda: shares_cores and self._engine.is_computing)
+        give_way = GivingWay(lambda: self._engine.idle_s() if shares_cores else math.inf)
         self.host_tier = HostTier(
             partial(registry.read_blob, role=PARAMETERS_ROLE, pause=give_way),
             budget_bytes=host_memory_budget(settings.host_memory_bytes, backbone.device),

@@ -1,5 +1,6 @@
 """A thread that gives way to batches rests for as long as it works, and only beside batches."""
 
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,8 +17,8 @@ class Load:
     worked_s: float = 0.0
     rests: list[float] = field(default_factory=list[float])
 
-    def gives_way(self, is_batch_running: Callable[[], bool] = lambda: True) -> GivingWay:
-        return GivingWay(is_batch_running, rest=self.rests.append, worked=lambda: self.worked_s)
+    def gives_way(self, idle_s: Callable[[], float] = lambda: 0.0) -> GivingWay:
+        return GivingWay(idle_s, rest=self.rests.append, worked=lambda: self.worked_s)
 
 
 def test_each_piece_is_followed_by_as_long_a_rest() -> None:
@@ -32,14 +33,15 @@ def test_each_piece_is_followed_by_as_long_a_rest() -> None:
     assert load.rests == pytest.approx([0.002, 0.005])
 
 
-def test_nobody_rests_where_no_batch_runs() -> None:
-    load, batches = Load(), list[str]()
-    give_way = load.gives_way(lambda: bool(batches))
+@pytest.mark.parametrize("idle_s", [math.inf, 1.0])
+def test_nobody_rests_where_no_batch_has_run_lately(idle_s: float) -> None:
+    load, idle = Load(), [idle_s]
+    give_way = load.gives_way(lambda: idle[0])
 
     give_way.begin()
     load.worked_s += 1.0
     give_way()
-    batches.append("one")
+    idle[0] = 0.01
     load.worked_s += 0.25
     give_way()
 
@@ -67,7 +69,7 @@ def test_threads_rest_for_their_own_work() -> None:
         return threading.current_thread().name
 
     give_way = GivingWay(
-        lambda: True,
+        lambda: 0.0,
         rest=lambda seconds: rests.__setitem__(name(), seconds),
         worked=lambda: worked[name()],
     )
