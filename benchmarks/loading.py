@@ -5,7 +5,6 @@ part. The three are taken in turns, one load at a time.
 """
 
 import argparse
-import math
 import statistics
 import tempfile
 import time
@@ -42,8 +41,7 @@ def main() -> None:
             read = partial(registry.read_blob, role=PARAMETERS_ROLE)
             tiers = (HostTier(read, budget_bytes=num_bytes) for num_bytes in (0, HOST_BYTES))
             from_store, from_host = (
-                VersionLoading(backbone, tier, give_way=GivingWay(lambda: math.inf))
-                for tier in tiers
+                VersionLoading(backbone, tier, give_way=GivingWay(lambda: False)) for tier in tiers
             )
             ways: dict[str, Callable[[], object]] = {
                 "first": lambda it=manifest: load_task(it, registry.read_blob(it), backbone),

@@ -153,7 +153,10 @@ def convert_branch(branch: Branch, backbone: Backbone) -> Branch:
         name: tensor.to(device=backbone.device, dtype=backbone.dtype)
         for name, tensor in branch.parameters.items()
     }
-    _check_finite(parameters)
+    # What stays as it is was looked at when the branch was built.
+    _check_finite(
+        {name: it for name, it in parameters.items() if it is not branch.parameters[name]}
+    )
     if backbone.is_packed:
         parameters = packed(parameters)
     return _arrange(branch.spec, backbone.config, parameters)

@@ -16,7 +16,6 @@ for good: `on_fatal` is called, and all rows are answered.
 import asyncio
 import itertools
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -91,13 +90,13 @@ class Engine:
         """Those that wait for the next batch, and for no other."""
         self._batches: list[Sequence[PendingRow]] = []
         """Those that run: each but the first between two layers of the one before."""
-        self._computed_at = -math.inf
         self._numbers = itertools.count(1)
         self._thread: threading.Thread | None = None
 
-    def idle_s(self) -> float:
-        """Seconds since a batch ran, 0 while one does; may be asked from any thread."""
-        return 0.0 if self._batches else self._clock() - self._computed_at
+    @property
+    def is_computing(self) -> bool:
+        """Whether a batch runs; may be asked from any thread."""
+        return bool(self._batches)
 
     def start(self) -> None:
         """Start the thread; answers go to the event loop that runs now."""
@@ -195,7 +194,6 @@ class Engine:
         self._queues.remove(row for row in plan.batch if not row.is_shadow)
         self._batches.append(plan.batch)
         _answer(loop, self._compute_batch(loop, plan, progress))
-        self._computed_at = self._clock()
         # Not if that failed: then whoever answers all that is left must find them.
         self._batches.pop()
 

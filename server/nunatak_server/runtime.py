@@ -156,9 +156,7 @@ class Runtime:
             weights=weights or {},
             pace=lambda: self._engine.pace,
         )
-        # Another device computes without the cores that a load takes.
-        shares_cores = backbone.device.type == "cpu"
-        give_way = GivingWay(lambda: self._engine.idle_s() if shares_cores else math.inf)
+        give_way = GivingWay(self._should_loads_give_way)
         self.host_tier = HostTier(
             partial(registry.read_blob, role=PARAMETERS_ROLE, pause=give_way),
             budget_bytes=host_memory_budget(settings.host_memory_bytes, backbone.device),
@@ -226,6 +224,12 @@ class Runtime:
             # with every other request.
             interval_s=POLLS_PER_HOLD * settings.registry_poll_ms / 1000,
         )
+
+    def _should_loads_give_way(self) -> bool:
+        # Another device computes without the cores that a load takes, and one that rests while
+        # others wait for its thread makes more texts wait than the batch has.
+        shares_cores = self.backbone.device.type == "cpu"
+        return shares_cores and self._engine.is_computing and not self.residency.has_waiting_loads
 
     async def start(self) -> None:
         """Start the threads, run a real forward pass, load the pins, and then take requests.

@@ -4,14 +4,12 @@ import threading
 import time
 from collections.abc import Callable
 
-REST = 1.0
-"""Seconds of rest for each of work."""
-LATELY_S = 0.1
-"""Callers that ask one text after another leave the batches such gaps, and shorter ones."""
+REST = 2.0
+"""Seconds of rest for each of work; of the pieces of a load, some end between two batches."""
 
 
 class GivingWay:
-    """Keeps the calling thread to half a core while batches run; for threads of the loads.
+    """Keeps the calling thread to a part of a core beside batches; for threads of the loads.
 
     A batch on a processor takes all cores, so it waits where a load has one of them, and with it
     all texts of the batch. A load is cut into pieces of at most some milliseconds, after each of
@@ -23,16 +21,16 @@ class GivingWay:
 
     def __init__(
         self,
-        idle_s: Callable[[], float],
+        is_wanted: Callable[[], bool],
         *,
         rest: Callable[[float], object] = time.sleep,
         worked: Callable[[], float] = time.thread_time,
     ) -> None:
-        """`idle_s` tells how long no batch has run, `worked` the calling thread's processor time.
+        """`worked` tells the processor time of the calling thread, in seconds.
 
-        Both in seconds.
+        Both functions are called on the threads of the loads.
         """
-        self._idle_s = idle_s
+        self._is_wanted = is_wanted
         self._rest = rest
         self._worked = worked
         self._threads = threading.local()
@@ -42,8 +40,8 @@ class GivingWay:
         self._threads.worked = self._worked()
 
     def __call__(self) -> None:
-        """Rest for as long as the last piece took, if batches run."""
+        """Rest for twice as long as the last piece took, if that is wanted."""
         begun: float | None = getattr(self._threads, "worked", None)
-        if begun is not None and self._idle_s() < LATELY_S:
+        if begun is not None and self._is_wanted():
             self._rest(REST * (self._worked() - begun))
         self.begin()

@@ -103,6 +103,11 @@ class Loads:
         self._failures: dict[VersionKey, _Failure] = {}
         self._return: asyncio.TimerHandle | None = None
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether loads wait for a thread or for room; may be asked from any thread."""
+        return bool(self._queue)
+
     def count_evicted(self, count: int) -> None:
         """Take note of versions that were dropped, whose memory is to be returned before long."""
         self._observer.observe_evictions(count)

@@ -159,6 +159,11 @@ class Residency:
         """Return how many bytes are held, and of how many may be."""
         return self._shelf.stats()
 
+    @property
+    def has_waiting_loads(self) -> bool:
+        """Whether loads wait for a thread or for room; may be asked from any thread."""
+        return self._loads.has_waiting
+
     def invalidate(self) -> None:
         """Forget what references mean; versions in memory stay, they cannot change."""
         self._references.invalidate()

@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import math
 import threading
 import weakref
 from collections.abc import Collection, Sequence
@@ -103,27 +102,22 @@ def test_every_row_gets_its_own_answer(branch: Branch) -> None:
     asyncio.run(scenario())
 
 
-def test_an_engine_is_idle_since_the_end_of_its_last_batch(branch: Branch) -> None:
+def test_an_engine_computes_from_the_beginning_of_a_batch_to_its_end(branch: Branch) -> None:
     async def scenario() -> None:
-        clock, during = ManualClock(), list[float]()
-
-        def compute_for_a_second(_num_rows: int) -> None:
-            clock.now += 1.0
-            during.append(engine.idle_s())
-
-        engine = make_engine(FakeCompute(on_batch=compute_for_a_second), clock=clock)
+        during = list[bool]()
+        compute = FakeCompute(on_batch=lambda _: during.append(engine.is_computing))
+        engine = make_engine(compute)
         engine.start()
-        assert engine.idle_s() == math.inf
 
+        assert not engine.is_computing
         for token in range(2):
-            row = make_row(branch, token, deadline=1000)
+            row = make_row(branch, token)
             engine.submit([row])
             await row.future
-            clock.now += 0.5
         await engine.aclose()
 
-        assert during == [0.0, 0.0]
-        assert engine.idle_s() == 0.5
+        assert during == [True, True]
+        assert not engine.is_computing
 
     asyncio.run(scenario())
 

@@ -1,6 +1,5 @@
 """A thread that gives way to batches rests for as long as it works, and only beside batches."""
 
-import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,11 +16,11 @@ class Load:
     worked_s: float = 0.0
     rests: list[float] = field(default_factory=list[float])
 
-    def gives_way(self, idle_s: Callable[[], float] = lambda: 0.0) -> GivingWay:
-        return GivingWay(idle_s, rest=self.rests.append, worked=lambda: self.worked_s)
+    def gives_way(self, is_wanted: Callable[[], bool] = lambda: True) -> GivingWay:
+        return GivingWay(is_wanted, rest=self.rests.append, worked=lambda: self.worked_s)
 
 
-def test_each_piece_is_followed_by_as_long_a_rest() -> None:
+def test_each_piece_is_followed_by_a_rest_in_proportion() -> None:
     load = Load()
     give_way = load.gives_way()
 
@@ -30,22 +29,21 @@ def test_each_piece_is_followed_by_as_long_a_rest() -> None:
         load.worked_s += piece_s
         give_way()
 
-    assert load.rests == pytest.approx([0.002, 0.005])
+    assert load.rests == pytest.approx([0.004, 0.01])
 
 
-@pytest.mark.parametrize("idle_s", [math.inf, 1.0])
-def test_nobody_rests_where_no_batch_has_run_lately(idle_s: float) -> None:
-    load, idle = Load(), [idle_s]
-    give_way = load.gives_way(lambda: idle[0])
+def test_nobody_rests_where_that_is_not_wanted() -> None:
+    load, batches = Load(), list[str]()
+    give_way = load.gives_way(lambda: bool(batches))
 
     give_way.begin()
     load.worked_s += 1.0
     give_way()
-    idle[0] = 0.01
+    batches.append("one")
     load.worked_s += 0.25
     give_way()
 
-    assert load.rests == [0.25]
+    assert load.rests == [0.5]
 
 
 def test_what_a_thread_did_before_a_load_is_no_part_of_it() -> None:
@@ -58,7 +56,7 @@ def test_what_a_thread_did_before_a_load_is_no_part_of_it() -> None:
     load.worked_s += 0.125
     give_way()
 
-    assert load.rests == [0.125]
+    assert load.rests == [0.25]
 
 
 def test_threads_rest_for_their_own_work() -> None:
@@ -69,7 +67,7 @@ def test_threads_rest_for_their_own_work() -> None:
         return threading.current_thread().name
 
     give_way = GivingWay(
-        lambda: 0.0,
+        lambda: True,
         rest=lambda seconds: rests.__setitem__(name(), seconds),
         worked=lambda: worked[name()],
     )
@@ -84,4 +82,4 @@ def test_threads_rest_for_their_own_work() -> None:
         running.start()
         running.join()
 
-    assert rests == {"first": 5.0, "second": 6.0}
+    assert rests == {"first": 10.0, "second": 12.0}

@@ -32,7 +32,7 @@ def test_a_load_computes_on_its_own_thread_alone_and_gives_way_between_its_parts
     def rest(_seconds: float) -> None:
         pauses.append(torch.get_num_threads())
 
-    give_way = GivingWay(lambda: 0.0, rest=rest)
+    give_way = GivingWay(lambda: True, rest=rest)
     with Registry.open(tmp_path) as registry, ThreadPoolExecutor(1) as threads:
         manifest = publish_tiny_task(registry, backbone)
         read = partial(registry.read_blob, pause=give_way)

@@ -49,6 +49,27 @@ def test_a_version_that_came_meanwhile_is_not_loaded_again_under_those_who_use_i
     run(scenario())
 
 
+def test_loads_wait_while_there_are_more_than_threads(store: FakeStore) -> None:
+    async def scenario() -> None:
+        residency = make_residency(store)
+        store.may_load.clear()
+        waiting = list[bool]()
+        leases = list[asyncio.Task[Lease]]()
+        for task in ("tone", "mood", "spam"):
+            leases.append(asyncio.create_task(lease(residency, store.add(task))))
+            await settle()
+            waiting.append(residency.has_waiting_loads)
+        store.may_load.set()
+        await asyncio.gather(*leases)
+
+        # Two threads load.
+        assert waiting == [False, False, True]
+        assert not residency.has_waiting_loads
+        await residency.aclose()
+
+    run(scenario())
+
+
 def test_a_waiter_that_gives_up_leaves_the_load_to_the_others(store: FakeStore) -> None:
     async def scenario() -> None:
         reference = store.add("tone")
