@@ -1,7 +1,7 @@
 """Loads: how long a version takes from the store, again, and from checked bytes in main memory.
 
 The embedded backbone; the first load computes the whole probe, every later one finds its frozen
-part. The three are taken in turns, one load at a time.
+part. The three are taken in turns, one load at a time, on one thread as in a server.
 """
 
 import argparse
@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+import torch
 from recording import record
 from tenants import publish
 
@@ -34,6 +35,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
     rounds: int = parser.parse_args().rounds
+    torch.set_num_threads(1)
     backbone = pack_backbone(load_backbone(DEFAULT_BACKBONE))
     with tempfile.TemporaryDirectory() as folder, Registry.open(folder) as registry:
         for name, method in METHODS.items():

@@ -144,6 +144,8 @@ def build_branch(
 def convert_branch(branch: Branch, backbone: Backbone) -> Branch:
     """The same branch in the number format, place and layout of its backbone, to be served.
 
+    Its parameters are those that it was built from, so they are finite.
+
     Raises:
         NonFiniteParameterError: a parameter does not fit the number format.
     """

@@ -6,7 +6,10 @@ import torch
 
 
 def compute_without_helpers() -> None:
-    """Let the calling thread compute alone from now on; every other goes on as before.
+    """Let the calling thread compute alone from now on.
+
+    Every other that has computed goes on as before; one that begins in this very moment may stay
+    alone as well.
 
     Each thread that computes has helpers of its own, as many as there are cores. Two such teams on
     the same cores wait for each other's turns of the scheduler within each operation, so both take

@@ -57,7 +57,7 @@ class StoredFile:
 def digest_of(data: bytes, *, pause: Callable[[], None] | None = None) -> str:
     """Return the SHA-256 of `data` in lower-case hexadecimal.
 
-    `pause` is called after each megabyte, which takes about a millisecond.
+    `pause` is called after each megabyte.
     """
     if pause is None:
         return hashlib.sha256(data).hexdigest()

@@ -59,7 +59,7 @@ class _Progress:
 
 
 class Engine:
-    """Owns the compute thread; all its methods are called on the event loop thread."""
+    """Owns the compute thread; called on the event loop thread, but for what says otherwise."""
 
     def __init__(  # noqa: PLR0913 - what it computes with, and whom it tells
         self,

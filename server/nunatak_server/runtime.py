@@ -156,7 +156,7 @@ class Runtime:
             weights=weights or {},
             pace=lambda: self._engine.pace,
         )
-        give_way = GivingWay(self._should_loads_give_way)
+        give_way = GivingWay(self.should_loads_give_way)
         self.host_tier = HostTier(
             partial(registry.read_blob, role=PARAMETERS_ROLE, pause=give_way),
             budget_bytes=host_memory_budget(settings.host_memory_bytes, backbone.device),
@@ -225,7 +225,8 @@ class Runtime:
             interval_s=POLLS_PER_HOLD * settings.registry_poll_ms / 1000,
         )
 
-    def _should_loads_give_way(self) -> bool:
+    def should_loads_give_way(self) -> bool:
+        """Whether a load that rests now helps more texts than it keeps waiting."""
         # Another device computes without the cores that a load takes, and one that rests while
         # others wait for its thread makes more texts wait than the batch has.
         shares_cores = self.backbone.device.type == "cpu"

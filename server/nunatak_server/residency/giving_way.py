@@ -5,15 +5,16 @@ import time
 from collections.abc import Callable
 
 REST = 2.0
-"""Seconds of rest for each of work; of the pieces of a load, some end between two batches."""
+"""Seconds of rest for each of work; without rest stays what ends between two batches."""
+MAX_REST_S = 0.02
+"""Of a long piece: the batch that it met has ended by then, as a rule."""
 
 
 class GivingWay:
     """Keeps the calling thread to a part of a core beside batches; for threads of the loads.
 
     A batch on a processor takes all cores, so it waits where a load has one of them, and with it
-    all texts of the batch. A load is cut into pieces of at most some milliseconds, after each of
-    which it calls this.
+    all texts of the batch. A load is done in pieces, after each of which it calls this.
 
     Not by a lower priority of its thread: one that holds the interpreter's lock and gets no core
     keeps the server waiting for as long as others use the machine.
@@ -40,8 +41,8 @@ class GivingWay:
         self._threads.worked = self._worked()
 
     def __call__(self) -> None:
-        """Rest for twice as long as the last piece took, if that is wanted."""
+        """Rest for twice as long as the last piece took, if that is wanted, but not for long."""
         begun: float | None = getattr(self._threads, "worked", None)
         if begun is not None and self._is_wanted():
-            self._rest(REST * (self._worked() - begun))
+            self._rest(min(MAX_REST_S, REST * (self._worked() - begun)))
         self.begin()

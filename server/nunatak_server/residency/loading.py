@@ -15,8 +15,9 @@ PROBE_TRUNK_BYTES = 8 * 1024**2
 class VersionLoading:
     """Loads versions onto a backbone; may be called on several threads at once.
 
-    A thread that loads computes alone from then on, and gives way to batches. A version that was
-    evicted comes back soon, and its probe with it: the frozen part of a probe is kept, per thread.
+    Where batches run on the processor, a thread that loads computes alone from then on, and gives
+    way to them. A version that was evicted comes back soon, and its probe with it: the frozen part
+    of a probe is kept, per thread.
     """
 
     def __init__(self, backbone: Backbone, host_tier: HostTier, *, give_way: GivingWay) -> None:
@@ -34,15 +35,17 @@ class VersionLoading:
             ModelError: its parameters do not fit.
             ArtifactError: it does not fit the backbone or fails its probe.
         """
-        trunk = self._probe_trunk_of_thread()
-        self._give_way.begin()
+        trunk = self._begin()
         data = self._host_tier.read(manifest)
         with self._beside.work():
             return load_task(manifest, data, self._backbone, trunk=trunk, pause=self._give_way)
 
-    def _probe_trunk_of_thread(self) -> TrunkCache:
+    def _begin(self) -> TrunkCache:
+        """Prepare the calling thread, and return what it keeps of probes."""
+        self._give_way.begin()
         held: TrunkCache | None = getattr(self._threads, "trunk", None)
         if held is None:
-            compute_without_helpers()
+            if self._backbone.device.type == "cpu":
+                compute_without_helpers()
             held = self._threads.trunk = TrunkCache(max_bytes=PROBE_TRUNK_BYTES)
         return held

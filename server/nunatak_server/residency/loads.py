@@ -105,8 +105,8 @@ class Loads:
 
     @property
     def has_waiting(self) -> bool:
-        """Whether loads wait for a thread or for room; may be asked from any thread."""
-        return bool(self._queue)
+        """Whether loads wait for a thread; this alone may be asked from any thread."""
+        return bool(self._queue) and len(self._running) >= self._loader.num_threads
 
     def count_evicted(self, count: int) -> None:
         """Take note of versions that were dropped, whose memory is to be returned before long."""

@@ -161,7 +161,7 @@ class Residency:
 
     @property
     def has_waiting_loads(self) -> bool:
-        """Whether loads wait for a thread or for room; may be asked from any thread."""
+        """Whether loads wait for a thread; this alone may be asked from any thread."""
         return self._loads.has_waiting
 
     def invalidate(self) -> None:

@@ -133,6 +133,15 @@ def test_parameters_that_are_not_finite_are_refused(backbone: Backbone, value: f
         load_task(numbered(draft), tensors_to_bytes(tensors), backbone)
 
 
+def test_parameters_that_do_not_fit_the_format_of_the_backbone_are_refused() -> None:
+    draft, blobs = tiny_task(tiny_backbone())
+    tensors = tensors_from_bytes(blobs["parameters"])
+    next(iter(tensors.values())).view(-1)[0] = 1e6
+
+    with pytest.raises(NonFiniteParameterError):
+        load_task(numbered(draft), tensors_to_bytes(tensors), tiny_backbone(dtype=torch.float16))
+
+
 def test_a_dtype_other_than_declared_is_refused(backbone: Backbone) -> None:
     draft, blobs = tiny_task(backbone)
 

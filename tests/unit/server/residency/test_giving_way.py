@@ -1,4 +1,4 @@
-"""A thread that gives way to batches rests for as long as it works, and only beside batches."""
+"""A thread that gives way rests in proportion to its work, not for long, and only if it shall."""
 
 import threading
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from nunatak_server.residency.giving_way import GivingWay
+from nunatak_server.residency.giving_way import MAX_REST_S, GivingWay
 
 
 @dataclass
@@ -32,6 +32,17 @@ def test_each_piece_is_followed_by_a_rest_in_proportion() -> None:
     assert load.rests == pytest.approx([0.004, 0.01])
 
 
+def test_nobody_rests_for_long() -> None:
+    load = Load()
+    give_way = load.gives_way()
+
+    give_way.begin()
+    load.worked_s += 60.0
+    give_way()
+
+    assert load.rests == [MAX_REST_S]
+
+
 def test_nobody_rests_where_that_is_not_wanted() -> None:
     load, batches = Load(), list[str]()
     give_way = load.gives_way(lambda: bool(batches))
@@ -40,10 +51,10 @@ def test_nobody_rests_where_that_is_not_wanted() -> None:
     load.worked_s += 1.0
     give_way()
     batches.append("one")
-    load.worked_s += 0.25
+    load.worked_s += 0.005
     give_way()
 
-    assert load.rests == [0.5]
+    assert load.rests == pytest.approx([0.01])
 
 
 def test_what_a_thread_did_before_a_load_is_no_part_of_it() -> None:
@@ -53,10 +64,10 @@ def test_what_a_thread_did_before_a_load_is_no_part_of_it() -> None:
     give_way()
     load.worked_s += 50.0
     give_way.begin()
-    load.worked_s += 0.125
+    load.worked_s += 0.005
     give_way()
 
-    assert load.rests == [0.25]
+    assert load.rests == pytest.approx([0.01])
 
 
 def test_threads_rest_for_their_own_work() -> None:
@@ -72,14 +83,21 @@ def test_threads_rest_for_their_own_work() -> None:
         worked=lambda: worked[name()],
     )
 
+    both_have_begun = threading.Barrier(2, timeout=10)
+
     def load(seconds: float) -> None:
         give_way.begin()
+        both_have_begun.wait()
         worked[name()] += seconds
         give_way()
 
-    for thread in ("first", "second"):
-        running = threading.Thread(target=load, args=(len(thread),), name=thread)
-        running.start()
-        running.join()
+    threads = [
+        threading.Thread(target=load, args=(seconds,), name=thread)
+        for thread, seconds in (("first", 0.001), ("second", 0.002))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
-    assert rests == {"first": 10.0, "second": 12.0}
+    assert rests == pytest.approx({"first": 0.002, "second": 0.004})

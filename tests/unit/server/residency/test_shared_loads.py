@@ -62,7 +62,7 @@ def test_loads_wait_while_there_are_more_than_threads(store: FakeStore) -> None:
         store.may_load.set()
         await asyncio.gather(*leases)
 
-        # Two threads load.
+        # Two threads load: one more waits.
         assert waiting == [False, False, True]
         assert not residency.has_waiting_loads
         await residency.aclose()
