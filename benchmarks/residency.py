@@ -8,8 +8,8 @@ import argparse
 import random
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, cycle
 
 from recording import Figure, record
 from tenants import (
@@ -89,12 +89,35 @@ def cliff(
 def cold_load(
     address: str, _: Registry, __: Sequence[TaskManifest], options: argparse.Namespace
 ) -> None:
+    """Loads of versions that were in memory before, beside hot tasks."""
+    names = cycle(f"task-{index}" for index in range(ROOM, NUM_TASKS))
+    hot_beside_loads(address, names, options, suffix="")
+
+
+def first_load(
+    address: str, registry: Registry, _: Sequence[TaskManifest], options: argparse.Namespace
+) -> None:
+    """Loads of versions that this server has never seen, beside hot tasks."""
+    backbone = load_backbone(DEFAULT_BACKBONE)
+    names = [
+        f"new-{index}"
+        for index in range(int((options.rounds + 1) * options.seconds / COLD_EVERY_S))
+    ]
+    for seed, name in enumerate(names):
+        publish(registry, backbone, name, seed=2 * NUM_TASKS + seed)
+        registry.promote(name, "prod", 1)
+    hot_beside_loads(address, iter(names), options, suffix=".first")
+
+
+def hot_beside_loads(
+    address: str, cold: Iterator[str], options: argparse.Namespace, *, suffix: str
+) -> None:
     """p99 of hot tasks beside cold loads, over theirs without; what a cold request waits."""
     operator, waits = Caller(address), list[float]()
     ratios, extra = list[float](), list[float]()
 
-    def load_cold(count: int) -> None:
-        task = f"task-{ROOM + count % (NUM_TASKS - ROOM)}"
+    def load_cold(_: int) -> None:
+        task = next(cold)
         operator.call("POST", f"/v1/tasks/{task}/evict")
         waits.extend(checked_latencies([operator.ask(task, TEXTS[0])]))
 
@@ -108,8 +131,9 @@ def cold_load(
         if number:  # the first round warms up
             ratios.append(quantile(after, 0.99) / quantile(before, 0.99))
             extra.append(quantile(waits, 0.5) - quantile(before, 0.5))
-    note("server.coldload.hot_p99_ratio", ratios, "p99 over p99 alone", options, goal="<= 1.3")
-    note("server.coldload.extra_wait_ms", extra, "ms", options)
+    unit = "p99 over p99 alone"
+    note(f"server.coldload.hot_p99_ratio{suffix}", ratios, unit, options, goal="<= 1.3")
+    note(f"server.coldload.extra_wait_ms{suffix}", extra, "ms", options)
 
 
 def truth(
@@ -169,7 +193,7 @@ def swap(
         "server.swap.visible_ms", seen, "ms after another process moved it", options, goal="<= 100"
     )
 
-    def cycle(count: int) -> float:
+    def load_and_evict(count: int) -> float:
         for index in range(count):
             task = f"task-{index % NUM_TASKS}"
             caller.ask(task, TEXTS[0])
@@ -179,8 +203,8 @@ def swap(
 
     for index in range(NUM_TASKS):
         caller.call("POST", f"/v1/tasks/task-{index}/evict")
-    started_bytes = cycle(max(1, options.cycles // 20))
-    ratio = cycle(options.cycles) / started_bytes
+    started_bytes = load_and_evict(max(1, options.cycles // 20))
+    ratio = load_and_evict(options.cycles) / started_bytes
     unit = f"times the bytes before {options.cycles} loads"
     note("server.swap.memory_ratio", [ratio], unit, options, goal="<= 1.05")
 
@@ -234,7 +258,13 @@ def note(
     return figure
 
 
-PARTS = {"cliff": cliff, "coldload": cold_load, "truth": truth, "swap": swap}
+PARTS = {
+    "cliff": cliff,
+    "coldload": cold_load,
+    "firstload": first_load,
+    "truth": truth,
+    "swap": swap,
+}
 
 if __name__ == "__main__":
     main()

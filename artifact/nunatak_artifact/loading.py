@@ -48,10 +48,15 @@ def load_task(
     data: bytes,
     backbone: Backbone,
     *,
+    is_proven: bool = False,
     trunk: TrunkStates | None = None,
     pause: Callable[[], None] = _go_on,
 ) -> LoadedTask:
     """Build a task version on `backbone` from its parameters, and prove that it answers right.
+
+    What it answers depends on manifest, parameters and backbone alone: `is_proven` says that the
+    same three were loaded in this process before, and only what the bytes say is checked again.
+    In slots, where others lay before it, a version is proven every time.
 
     `trunk` may hold the frozen part of the probe's inputs from earlier loads; `pause` is called
     between the parts of the work, for a caller that must not keep a core busy for long.
@@ -75,11 +80,12 @@ def load_task(
             f"its manifest says {manifest.split_depth}",
         )
     _check_layers(stored, backbone)
-    check_effect(manifest.reference, stored, backbone)
     pause()
     branch = convert_branch(stored, backbone)
     pause()
-    run_probe(manifest, branch, backbone, trunk=trunk)
+    if not is_proven or branch.slots is not None:
+        check_effect(manifest.reference, stored, backbone)
+        run_probe(manifest, branch, backbone, trunk=trunk)
     return LoadedTask(manifest=manifest, branch=branch, num_bytes=branch.num_bytes)
 
 

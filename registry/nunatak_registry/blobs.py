@@ -1,6 +1,5 @@
 """Content-addressed blobs: bytes stored under, and checked against, their own SHA-256."""
 
-import hashlib
 import re
 import uuid
 from collections.abc import Callable, Iterator
@@ -9,13 +8,12 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Self
 
+from nunatak_registry.digests import KnownDigests, digest_of
 from nunatak_registry.errors import CorruptBlobError
 from nunatak_registry.files import Files, open_files
 
 MAX_BLOB_BYTES = 4 * 1024**3
 """A full float32 copy of the largest encoder of the family, XLM-R large, has 2.2 GB."""
-
-_PIECE_BYTES = 1024**2
 
 _BLOB_KEY = re.compile(r"sha256/([0-9a-f]{2})/(\1[0-9a-f]{62})")
 _TEMPORARY_KEY = re.compile(r"sha256/[0-9a-f]{2}/\.[0-9a-f]{32}\.tmp")
@@ -54,25 +52,12 @@ class StoredFile:
         return self.key.rpartition("/")[2]
 
 
-def digest_of(data: bytes, *, pause: Callable[[], None] | None = None) -> str:
-    """Return the SHA-256 of `data` in lower-case hexadecimal.
-
-    `pause` is called after each megabyte.
-    """
-    if pause is None:
-        return hashlib.sha256(data).hexdigest()
-    digest, view = hashlib.sha256(), memoryview(data)
-    for start in range(0, len(view), _PIECE_BYTES):
-        digest.update(view[start : start + _PIECE_BYTES])
-        pause()
-    return digest.hexdigest()
-
-
 class BlobStore:
     """Immutable blobs named `sha256/ab/ab...` under one root. Safe to share between threads."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
+        self._digests = KnownDigests()
 
     @classmethod
     def open(cls, root: str) -> Self:
@@ -113,7 +98,7 @@ class BlobStore:
         if len(data) != size:
             found = "more" if len(data) > size else str(len(data))
             raise CorruptBlobError(digest, f"must have {size} bytes, found {found}")
-        if digest_of(data, pause=pause) != digest:
+        if not self._digests.fits(data, digest, pause=pause):
             raise CorruptBlobError(digest, "holds other bytes than its digest says")
         return data
 

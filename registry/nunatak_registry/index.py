@@ -12,9 +12,9 @@ from typing import Self
 from sqlalchemy import URL, ColumnElement, delete, insert, or_, select, update
 
 from nunatak_registry.aliases import AliasEvent
-from nunatak_registry.blobs import digest_of
 from nunatak_registry.candidates import Candidate, CandidateEvent
 from nunatak_registry.database import Database, raise_generation
+from nunatak_registry.digests import digest_of
 from nunatak_registry.manifest import TaskManifest
 from nunatak_registry.schema import (
     AliasEventRow,

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 
 from pydantic import ValidationError
 
-from nunatak_registry.blobs import MAX_BLOB_BYTES, digest_of
+from nunatak_registry.blobs import MAX_BLOB_BYTES
+from nunatak_registry.digests import digest_of
 from nunatak_registry.errors import InvalidArtifactError, InvalidManifestError
 from nunatak_registry.manifest import TaskDraft, TaskManifest
 from nunatak_registry.tensors import read_header

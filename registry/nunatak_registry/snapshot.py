@@ -21,13 +21,13 @@ from sqlalchemy import (
 )
 
 from nunatak_registry.aliases import AliasEvent, AliasEventKind
-from nunatak_registry.blobs import digest_of
 from nunatak_registry.candidates import (
     Candidate,
     CandidateEvent,
     CandidateEventKind,
     CandidateRole,
 )
+from nunatak_registry.digests import digest_of
 from nunatak_registry.errors import InvalidManifestError, StoreUnavailableError
 from nunatak_registry.manifest import TaskManifest
 from nunatak_registry.names import DEFAULT_ALIAS, MAX_VERSION

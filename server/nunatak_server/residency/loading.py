@@ -10,14 +10,16 @@ from nunatak_server.residency.host import HostTier
 
 # Room for the probes of some hundred task versions: a few short texts each.
 PROBE_TRUNK_BYTES = 8 * 1024**2
+MAX_PROVEN = 65_536
+"""Versions whose proof is remembered: some 200 bytes each."""
 
 
 class VersionLoading:
     """Loads versions onto a backbone; may be called on several threads at once.
 
     Where batches run on the processor, a thread that loads computes alone from then on, and gives
-    way to them. A version that was evicted comes back soon, and its probe with it: the frozen part
-    of a probe is kept, per thread.
+    way to them. A version that comes back is not proven again, and the frozen part of probes is
+    kept, per thread: versions of one task often have the same.
     """
 
     def __init__(self, backbone: Backbone, host_tier: HostTier, *, give_way: GivingWay) -> None:
@@ -25,6 +27,7 @@ class VersionLoading:
         self._host_tier = host_tier
         self._give_way = give_way
         self._threads = threading.local()
+        self._proven = set[str]()
         self._beside = BesideCompute(backbone.device)
 
     def __call__(self, manifest: TaskManifest) -> LoadedTask:
@@ -37,8 +40,20 @@ class VersionLoading:
         """
         trunk = self._begin()
         data = self._host_tier.read(manifest)
+        content = manifest.content_digest()
         with self._beside.work():
-            return load_task(manifest, data, self._backbone, trunk=trunk, pause=self._give_way)
+            task = load_task(
+                manifest,
+                data,
+                self._backbone,
+                is_proven=content in self._proven,
+                trunk=trunk,
+                pause=self._give_way,
+            )
+        if len(self._proven) >= MAX_PROVEN:
+            self._proven.clear()
+        self._proven.add(content)
+        return task
 
     def _begin(self) -> TrunkCache:
         """Prepare the calling thread, and return what it keeps of probes."""

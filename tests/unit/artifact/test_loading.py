@@ -174,6 +174,26 @@ def test_permuted_labels_fail_the_probe(backbone: Backbone) -> None:
         load_task(numbered(draft), tensors_to_bytes(tensors), backbone)
 
 
+def test_a_version_that_was_proven_is_not_probed_again_but_in_slots(backbone: Backbone) -> None:
+    draft, blobs = tiny_task(backbone)
+    other = draft.probe.model_copy(update={"logits": ((9.0, 9.0, 9.0),) * 2})
+    manifest = numbered(draft, probe=other.model_dump())
+
+    load_task(manifest, blobs["parameters"], backbone, is_proven=True)
+
+    with pytest.raises(ProbeFailedError):
+        load_task(manifest, blobs["parameters"], with_gpu_kernels(backbone), is_proven=True)
+
+
+def test_what_the_bytes_of_a_proven_version_say_is_checked(backbone: Backbone) -> None:
+    draft, blobs = tiny_task(backbone)
+    tensors = tensors_from_bytes(blobs["parameters"])
+    next(iter(tensors.values())).view(-1)[0] = float("nan")
+
+    with pytest.raises(NonFiniteParameterError):
+        load_task(numbered(draft), tensors_to_bytes(tensors), backbone, is_proven=True)
+
+
 def test_a_probe_for_another_number_of_labels_fails(backbone: Backbone) -> None:
     draft, blobs = tiny_task(backbone)
     probe = ProbeRecord(inputs=("hello",), logits=((1.0, 2.0),))

@@ -1,4 +1,4 @@
-"""Loading does not keep the processor from the batches."""
+"""A version is proven once; loading does not keep the processor from the batches."""
 
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from doubles.backbones import tiny_backbone
-from doubles.tasks import publish_tiny_task
-from nunatak_registry import Registry
+from doubles.tasks import publish_tiny_task, tiny_task
+from nunatak_artifact import ProbeFailedError
+from nunatak_model import Backbone
+from nunatak_registry import Registry, TaskManifest
 from nunatak_server.residency.giving_way import GivingWay
 from nunatak_server.residency.host import HostTier
 from nunatak_server.residency.loading import VersionLoading
@@ -44,3 +46,43 @@ def test_a_load_computes_on_its_own_thread_alone_and_gives_way_between_its_parts
     # After it was checked, was built and was converted; a tiny one has less than a megabyte.
     assert pauses == [1, 1, 1]
     assert torch.get_num_threads() == 2
+
+
+def test_a_version_is_proven_once_whatever_else_is_loaded_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backbone, proven = tiny_backbone(), list[str]()
+
+    def prove(manifest: TaskManifest, *_: object, **__: object) -> None:
+        proven.append(manifest.reference)
+
+    monkeypatch.setattr("nunatak_artifact.loading.run_probe", prove)
+    with Registry.open(tmp_path) as registry:
+        load = loading_of(registry, backbone)
+        versions = [publish_tiny_task(registry, backbone, seed=seed) for seed in (1, 2)]
+        for manifest in (*versions, *versions):
+            assert load(manifest).manifest == manifest
+
+    assert proven == ["tone/1", "tone/2"]
+
+
+def test_a_version_that_fails_its_probe_is_refused_however_often_it_is_asked(
+    tmp_path: Path,
+) -> None:
+    backbone = tiny_backbone()
+    draft, blobs = tiny_task(backbone)
+    other = draft.probe.model_copy(update={"logits": ((9.0, 9.0, 9.0),) * 2})
+    with Registry.open(tmp_path) as registry:
+        load = loading_of(registry, backbone)
+        good = registry.publish(draft, blobs)
+        bad = registry.publish(draft.model_copy(update={"probe": other}), blobs)
+
+        for _ in range(2):
+            load(good)
+            with pytest.raises(ProbeFailedError):
+                load(bad)
+
+
+def loading_of(registry: Registry, backbone: Backbone) -> VersionLoading:
+    host_tier = HostTier(registry.read_blob, budget_bytes=0)
+    return VersionLoading(backbone, host_tier, give_way=GivingWay(lambda: False))
