@@ -25,8 +25,8 @@ from nunatak_server.api.observing import ObservingMiddleware, RequestObserver
 from nunatak_server.api.room import RoomCheck
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.observation.tracing import Tracing
+from nunatak_server.process.settings import ServerSettings
 from nunatak_server.runtime import Runtime, load_serving_backbone
-from nunatak_server.settings import ServerSettings
 
 
 class Application(DescribedApp):

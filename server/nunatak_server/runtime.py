@@ -25,25 +25,27 @@ from nunatak_model import (
     trunk_graphs,
 )
 from nunatak_registry import Registry
-from nunatak_server.admission import CALLER_SHARE, Admission
+from nunatak_server.admission.admission import CALLER_SHARE, Admission
 from nunatak_server.batching.batch_report import BatchObservers
 from nunatak_server.batching.pace import Pace
 from nunatak_server.batching.planner import TurnRules
 from nunatak_server.batching.rows import PendingRow, RowAnswer
-from nunatak_server.cache_metrics import TrunkCacheCollector
-from nunatak_server.catalog import Catalog
-from nunatak_server.compute import BatchCompute
-from nunatak_server.devices import resolve_device, resolve_dtype
-from nunatak_server.embedding import EmbeddingService
-from nunatak_server.engine import Engine
+from nunatak_server.catalog.catalog import Catalog
+from nunatak_server.catalog.holding import VersionHolding
+from nunatak_server.catalog.watch import RegistryWatch
+from nunatak_server.engine.compute import BatchCompute
+from nunatak_server.engine.devices import resolve_device, resolve_dtype
+from nunatak_server.engine.engine import Engine
 from nunatak_server.errors import EngineFailedError
-from nunatak_server.holding import VersionHolding
-from nunatak_server.memory import take_stock
-from nunatak_server.metrics import Metrics
+from nunatak_server.observation.cache_metrics import TrunkCacheCollector
+from nunatak_server.observation.memory import take_stock
+from nunatak_server.observation.metrics import Metrics
 from nunatak_server.observation.records import note_prediction
 from nunatak_server.observation.state import BuildInfo, ServerState
 from nunatak_server.observation.tracing import Tracing
-from nunatak_server.readiness import Readiness, State
+from nunatak_server.process.readiness import Readiness, State
+from nunatak_server.process.settings import ServerSettings
+from nunatak_server.process.warm_up import WARM_UP_TEXT, WARM_UP_TOKENS, warm_up_branch
 from nunatak_server.residency.giving_way import GivingWay
 from nunatak_server.residency.host import HostTier
 from nunatak_server.residency.loading import VersionLoading
@@ -56,12 +58,10 @@ from nunatak_server.residency.sizes import (
     size_in_memory,
     task_memory_budget,
 )
-from nunatak_server.service import PredictionService, RequestLimits, Stages
-from nunatak_server.settings import ServerSettings
-from nunatak_server.tokenization import Tokenization
+from nunatak_server.service.embedding import EmbeddingService
+from nunatak_server.service.service import PredictionService, RequestLimits, Stages
+from nunatak_server.service.tokenization import Tokenization
 from nunatak_server.traffic.control import TrafficControl
-from nunatak_server.warm_up import WARM_UP_TEXT, WARM_UP_TOKENS, warm_up_branch
-from nunatak_server.watch import RegistryWatch
 
 POLLS_PER_HOLD = 10
 """A registry is read for changes this often for each time that it may be written to."""

@@ -19,7 +19,7 @@ from nunatak_model import (
 from nunatak_server.batching.outcomes import Compute
 from nunatak_server.batching.planner import BatchLimits
 from nunatak_server.batching.rows import PendingRow, RowAnswer, RowOutcome
-from nunatak_server.engine import Engine
+from nunatak_server.engine.engine import Engine
 from nunatak_server.errors import (
     EngineFailedError,
 )

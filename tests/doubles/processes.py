@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SCRIPT = """
-from nunatak_server.serve import serve
-from nunatak_server.settings import ServerSettings
+from nunatak_server.process.serve import serve
+from nunatak_server.process.settings import ServerSettings
 
 serve(ServerSettings(), announce=lambda address: print(address, flush=True))
 """

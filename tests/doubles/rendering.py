@@ -1,9 +1,9 @@
 """Metrics as text, with the memory of a server that holds little."""
 
-from nunatak_server.memory import MemoryLedger
-from nunatak_server.metrics import Metrics
+from nunatak_server.observation.memory import MemoryLedger
+from nunatak_server.observation.metrics import Metrics
 from nunatak_server.observation.state import BuildInfo, ServerState
-from nunatak_server.readiness import State
+from nunatak_server.process.readiness import State
 from nunatak_server.residency.host import HostStats
 from nunatak_server.residency.shelf import ShelfStats
 

@@ -6,22 +6,22 @@ from dataclasses import dataclass
 
 from doubles.serving import FakeStore, make_residency
 from nunatak_model import Backbone, Branch
-from nunatak_server.admission import Admission
+from nunatak_server.admission.admission import Admission
 from nunatak_server.batching.pace import Pace
 from nunatak_server.batching.rows import PendingRow, RowAnswer
 from nunatak_server.errors import (
     TaskUnhealthyError,
 )
-from nunatak_server.metrics import Metrics
-from nunatak_server.outputs import PredictionOptions
-from nunatak_server.prediction import (
+from nunatak_server.observation.metrics import Metrics
+from nunatak_server.process.readiness import Readiness, State
+from nunatak_server.residency.residency import Residency
+from nunatak_server.service.outputs import PredictionOptions
+from nunatak_server.service.prediction import (
     Prediction,
     PredictionRequest,
 )
-from nunatak_server.readiness import Readiness, State
-from nunatak_server.residency.residency import Residency
-from nunatak_server.service import PredictionService, RequestLimits, Stages
-from nunatak_server.tokenization import Tokenization
+from nunatak_server.service.service import PredictionService, RequestLimits, Stages
+from nunatak_server.service.tokenization import Tokenization
 from nunatak_server.traffic.control import TrafficControl
 
 LOGITS = [0.0, 1.0]

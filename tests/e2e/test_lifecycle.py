@@ -13,7 +13,7 @@ from doubles.lifecycles import (
     make_site,
     terminate_with_calls_in_flight,
 )
-from nunatak_server.serve import DEVICE_LOST
+from nunatak_server.process.serve import DEVICE_LOST
 
 NUM_IN_FLIGHT = 200
 NUM_KILLS = 2

@@ -11,7 +11,7 @@ from doubles.tasks import logits_alone, publish_tiny_task, random_parameters, sp
 from nunatak_model import Backbone, Bottleneck, Full, HeadOnly, Lora, Method, TextInput, TopK
 from nunatak_registry import Registry
 from nunatak_server.local import LocalPredictor
-from nunatak_server.prediction import TaskFailure, TaskPrediction
+from nunatak_server.service.prediction import TaskFailure, TaskPrediction
 
 METHODS: dict[str, Method] = {
     "topk": TopK(num_layers=1),

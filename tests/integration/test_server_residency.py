@@ -16,9 +16,9 @@ from doubles.tasks import publish_tiny_task
 from nunatak_artifact import load_task
 from nunatak_model import Backbone, Branch, Row, forward
 from nunatak_registry import Registry, TaskManifest
+from nunatak_server.process.settings import ServerSettings
 from nunatak_server.residency.memory_return import find_memory_return
 from nunatak_server.residency.sizes import size_in_memory
-from nunatak_server.settings import ServerSettings
 
 TEXTS = ("where is my parcel?", "a much longer text about nothing at all", "hello")
 NUM_TASKS, NUM_ANSWERS, NUM_ASKERS = 8, 400, 6

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from nunatak_server.api.access import ACCESS, PUBLIC
-from nunatak_server.settings import ServerSettings
+from nunatak_server.process.settings import ServerSettings
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

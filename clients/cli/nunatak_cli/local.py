@@ -9,10 +9,10 @@ from nunatak_cli.views.answers import Answer
 from nunatak_client import Input, Parameters, Query, Question
 from nunatak_model import DEFAULT_BACKBONE, load_backbone
 from nunatak_registry import Registry
-from nunatak_server import inputs
 from nunatak_server.api import questions
 from nunatak_server.local import LocalPredictor
-from nunatak_server.prediction import TaskFailure, TaskPrediction
+from nunatak_server.service import inputs
+from nunatak_server.service.prediction import TaskFailure, TaskPrediction
 
 
 def ask_here(

@@ -12,8 +12,8 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from nunatak_cli.main import app
-from nunatak_server.configuration import PREFIX
-from nunatak_server.settings import ServerSettings
+from nunatak_server.process.configuration import PREFIX
+from nunatak_server.process.settings import ServerSettings
 
 Schema = Mapping[str, Any]
 

@@ -3,7 +3,7 @@
 from ipaddress import ip_address
 
 from nunatak_server.errors import InvalidSettingsError
-from nunatak_server.settings import ServerSettings
+from nunatak_server.process.settings import ServerSettings
 
 
 def check_exposure(settings: ServerSettings) -> None:

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from starlette.types import Scope
 
 from nunatak_server.access.doors import Door
+from nunatak_server.process.settings import ServerSettings
 from nunatak_server.runtime import Runtime
-from nunatak_server.settings import ServerSettings
 
 
 @dataclass(slots=True, kw_only=True)

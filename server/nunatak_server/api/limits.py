@@ -7,7 +7,7 @@ from typing import Any, Final
 from fastapi import Request, Response
 from starlette.types import Scope
 
-from nunatak_server.admission import HeldBytes
+from nunatak_server.admission.admission import HeldBytes
 from nunatak_server.api.access import Access, access_to, admit, caller_of
 from nunatak_server.api.app_state import state_of
 from nunatak_server.api.context import header_of
@@ -21,7 +21,7 @@ from nunatak_server.errors import (
     UnsupportedMediaTypeError,
 )
 from nunatak_server.errors.known import KnownError
-from nunatak_server.settings import ServerSettings
+from nunatak_server.process.settings import ServerSettings
 from nunatak_server.time_limits import within
 
 METHODS_WITH_BODY: Final = frozenset({"POST", "PUT"})

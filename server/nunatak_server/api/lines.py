@@ -10,8 +10,8 @@ from starlette.types import Receive, Scope, Send
 
 from nunatak_server.api.questions import Inputs
 from nunatak_server.api.replies import result_fields
-from nunatak_server.prediction import Timings
-from nunatak_server.streaming import StreamedResult
+from nunatak_server.service.prediction import Timings
+from nunatak_server.service.streaming import StreamedResult
 
 LINES_TYPE: Final = "application/x-ndjson"
 NO_BUFFERING: Final = {"cache-control": "no-store", "x-accel-buffering": "no"}

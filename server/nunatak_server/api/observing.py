@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from nunatak_server.api.access import find_caller
 from nunatak_server.api.app_state import state_of
 from nunatak_server.api.context import request_id_of
+from nunatak_server.api.protocol import caller_has_gone
 from nunatak_server.observation.logs import fields
 from nunatak_server.observation.records import (
     OK,
@@ -24,7 +25,6 @@ from nunatak_server.observation.records import (
     current_notes,
 )
 from nunatak_server.observation.tracing import RequestSpan
-from nunatak_server.protocol import caller_has_gone
 
 NO_ROUTE: Final = "none"
 """Stands for the route of requests that no route answers."""

@@ -9,9 +9,9 @@ from nunatak_server.api.limits import StrictRoute
 from nunatak_server.api.replies import backbone_fields, memory_fields, reply
 from nunatak_server.api.routes import PROBLEMS, runtime_of
 from nunatak_server.api.schemas import InfoResponse, MemoryResponse, StatusResponse
-from nunatak_server.memory import measure_process, peak_activations, take_stock
-from nunatak_server.metrics import CONTENT_TYPE
-from nunatak_server.settings import ServerSettings
+from nunatak_server.observation.memory import measure_process, peak_activations, take_stock
+from nunatak_server.observation.metrics import CONTENT_TYPE
+from nunatak_server.process.settings import ServerSettings
 
 router = APIRouter(route_class=StrictRoute, responses=PROBLEMS)
 

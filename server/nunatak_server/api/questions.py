@@ -6,7 +6,6 @@ from typing import Annotated, cast
 from pydantic import BaseModel, Discriminator, Field, Tag, WithJsonSchema
 
 from nunatak_server.api.messages import MAX_ITEMS, Message
-from nunatak_server.outputs import PredictionOptions
 from nunatak_server.postprocess import (
     AggregationStrategy,
     AnswerOptions,
@@ -15,6 +14,7 @@ from nunatak_server.postprocess import (
     ScoreFunction,
     ScoreOptions,
 )
+from nunatak_server.service.outputs import PredictionOptions
 
 # Every part of a context up to this length is looked at.
 MAX_ANSWER_TOKENS = 100

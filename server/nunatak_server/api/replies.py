@@ -11,13 +11,13 @@ from nunatak_model import TrunkCacheStats
 from nunatak_registry import TaskSummary
 from nunatak_server.api.errors import problem_of
 from nunatak_server.api.questions import Inputs, Item, QueryInput, QuestionInput, TextPair
-from nunatak_server.inputs import Query, Question, TaskInput
-from nunatak_server.memory import MemoryLedger, ProcessMemory
-from nunatak_server.outputs import Output
-from nunatak_server.prediction import TaskFailure, TaskPrediction, Timings
+from nunatak_server.observation.memory import MemoryLedger, ProcessMemory
 from nunatak_server.residency.host import HostStats
 from nunatak_server.residency.shelf import ShelfStats
 from nunatak_server.runtime import Runtime
+from nunatak_server.service.inputs import Query, Question, TaskInput
+from nunatak_server.service.outputs import Output
+from nunatak_server.service.prediction import TaskFailure, TaskPrediction, Timings
 
 QUEUE_HEADER: Final = "x-queue-ms"
 TOKENIZE_HEADER: Final = "x-tokenize-ms"

@@ -30,11 +30,11 @@ from nunatak_server.api.schemas import (
     TaskResponse,
 )
 from nunatak_server.batching.senders import Priority
+from nunatak_server.catalog.visible import VisibleCatalog
 from nunatak_server.errors import InvalidRequestError
-from nunatak_server.outputs import DEFAULT_OPTIONS
-from nunatak_server.prediction import PredictionRequest, TaskFailure
 from nunatak_server.runtime import Runtime
-from nunatak_server.visible import VisibleCatalog
+from nunatak_server.service.outputs import DEFAULT_OPTIONS
+from nunatak_server.service.prediction import PredictionRequest, TaskFailure
 
 _PROBLEM: Final = {"model": Problem, "description": "Any failure, as application/problem+json"}
 # 422 is named too, or else the schema would show the framework's own shape for it.

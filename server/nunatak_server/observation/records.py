@@ -9,10 +9,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Final
 
-from nunatak_server.asking import Answers
 from nunatak_server.batching.rows import RowAnswer
 from nunatak_server.errors import ServerError
-from nunatak_server.planned_rows import VersionRows
+from nunatak_server.service.asking import Answers
+from nunatak_server.service.planned_rows import VersionRows
 
 OK: Final = "ok"
 

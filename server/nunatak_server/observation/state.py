@@ -10,8 +10,8 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from nunatak_server.memory import MemoryLedger
-from nunatak_server.readiness import State
+from nunatak_server.observation.memory import MemoryLedger
+from nunatak_server.process.readiness import State
 from nunatak_server.residency.host import HostStats
 from nunatak_server.residency.shelf import ShelfStats
 

@@ -6,7 +6,7 @@ from typing import Final
 from prometheus_client import Counter, Histogram
 from prometheus_client.registry import Collector
 
-from nunatak_server.metrics import MAX_TASK_LABELS, OTHER_TASK
+from nunatak_server.observation.metrics import MAX_TASK_LABELS, OTHER_TASK
 from nunatak_server.traffic.choice import Arm
 from nunatak_server.traffic.comparison import Comparison
 from nunatak_server.traffic.shadow_report import DRIFT_BOUNDS

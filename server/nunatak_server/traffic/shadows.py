@@ -13,13 +13,13 @@ from itertools import chain, islice
 from nunatak_registry import TaskManifest
 from nunatak_server.batching.rows import PendingRow, RowAnswer, RowOutcome
 from nunatak_server.errors import TaskError
-from nunatak_server.inputs import TaskInput
-from nunatak_server.outputs import MAX_LOGITS_ON_LOOP, Output, ReadRow, output_of
-from nunatak_server.planned_rows import PlannedRow, pending_row
 from nunatak_server.postprocess import Join
 from nunatak_server.residency.keys import VersionKey, key_of
 from nunatak_server.residency.residency import Lease, Residency
-from nunatak_server.tokenization import Encodings
+from nunatak_server.service.inputs import TaskInput
+from nunatak_server.service.outputs import MAX_LOGITS_ON_LOOP, Output, ReadRow, output_of
+from nunatak_server.service.planned_rows import PlannedRow, pending_row
+from nunatak_server.service.tokenization import Encodings
 from nunatak_server.traffic.comparison import FULL_OPTIONS, Comparison, compare_outputs
 from nunatak_server.traffic.metrics import TrafficMetrics
 from nunatak_server.traffic.proving import Proving

@@ -12,7 +12,7 @@ from doubles.serving import make_settings
 from doubles.tasks import publish_tiny_task
 from nunatak_model import Backbone
 from nunatak_registry import Registry
-from nunatak_server.engine import Engine
+from nunatak_server.engine.engine import Engine
 from nunatak_server.residency.giving_way import GivingWay
 from nunatak_server.residency.residency import Residency
 from nunatak_server.runtime import Runtime

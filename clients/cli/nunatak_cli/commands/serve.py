@@ -190,10 +190,10 @@ def serve(  # noqa: PLR0913 - one parameter per option is how typer works
         "drain_delay_s": drain_delay_s,
     }
     with needs_extra("server"):
-        from nunatak_server.configuration import as_toml, configure
         from nunatak_server.errors import EngineFailedError
-        from nunatak_server.serve import DEVICE_LOST
-        from nunatak_server.serve import serve as run_server
+        from nunatak_server.process.configuration import as_toml, configure
+        from nunatak_server.process.serve import DEVICE_LOST
+        from nunatak_server.process.serve import serve as run_server
     # What has a flag of its own is given by that.
     named = {name: value for name, value in given.items() if value is not None}
     configuration = configure({**_assigned(settings or ()), **named}, file=config)

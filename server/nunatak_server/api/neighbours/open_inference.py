@@ -45,7 +45,7 @@ from nunatak_server.api.routes import (
     runtime_of,
 )
 from nunatak_server.errors import InvalidRequestError
-from nunatak_server.outputs import PredictionOptions
+from nunatak_server.service.outputs import PredictionOptions
 
 Extent = Annotated[int, Field(ge=1, le=MAX_ITEMS)]
 Column = Annotated[list[Text], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]

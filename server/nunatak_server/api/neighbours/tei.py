@@ -29,10 +29,10 @@ from nunatak_server.api.replies import reply
 from nunatak_server.api.routes import DeadlineHeader, reference_text, runtime_of
 from nunatak_server.api.schemas import ScoredLabel
 from nunatak_server.errors import InvalidRequestError
-from nunatak_server.inputs import Query
-from nunatak_server.outputs import PredictionOptions
 from nunatak_server.postprocess import RankingOptions, ScoreFunction, ScoreOptions
 from nunatak_server.runtime import Runtime
+from nunatak_server.service.inputs import Query
+from nunatak_server.service.outputs import PredictionOptions
 
 Words = Annotated[list[Text], Field(min_length=1, max_length=2)]
 """A text, or a pair of texts."""

@@ -17,9 +17,9 @@ import orjson
 
 from nunatak_registry import HeadKind
 from nunatak_server.errors import InvalidRequestError
-from nunatak_server.inputs import Query, Question, TaskInput
-from nunatak_server.outputs import Output
 from nunatak_server.postprocess import Answer, LabelScore, RankedDocument
+from nunatak_server.service.inputs import Query, Question, TaskInput
+from nunatak_server.service.outputs import Output
 
 Columns = Mapping[str, Sequence[str]]
 

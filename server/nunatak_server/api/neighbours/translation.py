@@ -15,11 +15,11 @@ from nunatak_server.api.errors import headers_of, problem_of, problem_of_invalid
 from nunatak_server.api.limits import StrictRoute
 from nunatak_server.api.replies import TASK_VERSION_HEADER, timing_headers
 from nunatak_server.api.routes import catalog_of, reference_text, runtime_of
-from nunatak_server.embedding import EmbeddingRequest, Embeddings
 from nunatak_server.errors.known import KNOWN_ERRORS, KnownError
-from nunatak_server.inputs import TaskInput
-from nunatak_server.outputs import PredictionOptions
-from nunatak_server.prediction import PredictionRequest, TaskFailure, TaskPrediction
+from nunatak_server.service.embedding import EmbeddingRequest, Embeddings
+from nunatak_server.service.inputs import TaskInput
+from nunatak_server.service.outputs import PredictionOptions
+from nunatak_server.service.prediction import PredictionRequest, TaskFailure, TaskPrediction
 
 Problem = Mapping[str, Any]
 

@@ -11,7 +11,7 @@ from nunatak_server.access.doors import KeyedDoor, OpenDoor, open_door
 from nunatak_server.access.exposure import check_exposure
 from nunatak_server.access.files import change_keys, read_keys
 from nunatak_server.errors import InvalidSettingsError, KeyFileError
-from nunatak_server.settings import ServerSettings
+from nunatak_server.process.settings import ServerSettings
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
 

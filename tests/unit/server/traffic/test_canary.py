@@ -16,7 +16,7 @@ from nunatak_model import Backbone, Branch, TopK, build_branch
 from nunatak_registry import CorruptBlobError
 from nunatak_server.batching.rows import PendingRow, RowAnswer
 from nunatak_server.errors import DeadlineExceededError
-from nunatak_server.prediction import TaskPrediction
+from nunatak_server.service.prediction import TaskPrediction
 from nunatak_server.traffic.proving import RETRY_S
 
 

@@ -14,10 +14,10 @@ from nunatak_model import Backbone, BetweenLayers, Branch, Row, TopK, build_bran
 from nunatak_registry import TaskManifest
 from nunatak_server.batching.planner import BatchLimits
 from nunatak_server.batching.rows import PendingRow, RowAnswer, RowOutcome
-from nunatak_server.compute import BatchCompute
-from nunatak_server.engine import Engine
+from nunatak_server.engine.compute import BatchCompute
+from nunatak_server.engine.engine import Engine
 from nunatak_server.errors import DeadlineExceededError, TaskUnhealthyError
-from nunatak_server.prediction import Prediction, TaskPrediction
+from nunatak_server.service.prediction import Prediction, TaskPrediction
 from nunatak_server.traffic.shadow_report import ShadowReport
 from nunatak_server.traffic.shadows import PAUSE_S
 

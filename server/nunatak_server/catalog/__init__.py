@@ -1,0 +1,1 @@
+"""The catalog: the registry as this server sees it, and what it tells the registry."""

@@ -1,0 +1,1 @@
+"""The engine: the one thread that computes batches, and the device that it computes on."""

@@ -1,0 +1,99 @@
+"""Outputs: from the logits of what was read for one input to what its task says, by head."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from nunatak_model import Encoding
+from nunatak_registry import HeadKind, HeadRecord, TaskManifest
+from nunatak_server.postprocess import (
+    Answer,
+    AnswerOptions,
+    Entity,
+    EntityOptions,
+    Join,
+    LabelScore,
+    RankedDocument,
+    RankingOptions,
+    ScoreOptions,
+    best_answers,
+    find_entities,
+    label_scores,
+    rank_documents,
+    window_of,
+)
+from nunatak_server.service.inputs import Query, Question, TaskInput
+from nunatak_server.service.tokenization import Reading, default_stride
+
+Output = list[LabelScore] | list[Entity] | list[Answer] | list[RankedDocument]
+"""What one task says about one input, by the kind of its head."""
+
+MAX_LOGITS_ON_LOOP: Final = 500
+"""Making outputs of so many takes about a millisecond; more would hold up the event loop."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictionOptions:
+    """What the caller wants to see; each kind of head heeds its own."""
+
+    scores: ScoreOptions = field(default_factory=ScoreOptions)
+    entities: EntityOptions = field(default_factory=EntityOptions)
+    answers: AnswerOptions = field(default_factory=AnswerOptions)
+    ranking: RankingOptions = field(default_factory=RankingOptions)
+    truncates: bool = True
+    """Of heads that read one window: whether long texts are cut, rather than refused."""
+
+
+DEFAULT_OPTIONS: Final = PredictionOptions()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadRow:
+    """One row that was read for an input, and its logits: token after token, if it has such."""
+
+    encoding: Encoding
+    logits: Sequence[float]
+
+
+def reading_of(manifest: TaskManifest, options: PredictionOptions) -> Reading:
+    """Return how a task reads its inputs: heads that read tokens see long texts whole."""
+    match manifest.head.kind:
+        case HeadKind.SEQUENCE_CLASSIFICATION | HeadKind.RANKING:
+            return Reading(max_length=manifest.max_length, stride=None, truncates=options.truncates)
+        case HeadKind.TOKEN_CLASSIFICATION:
+            stride = options.entities.stride
+        case HeadKind.QUESTION_ANSWERING:
+            stride = options.answers.stride
+    if stride is None:
+        stride = default_stride(manifest.max_length)
+    return Reading(max_length=manifest.max_length, stride=stride)
+
+
+def output_of(
+    head: HeadRecord,
+    item: TaskInput,
+    rows: Sequence[ReadRow],
+    *,
+    options: PredictionOptions,
+    join: Join,
+) -> Output:
+    """Return what a head says about one input that it can answer."""
+    match head.kind, item:
+        case HeadKind.TOKEN_CLASSIFICATION, str():
+            windows = [window_of(row.encoding, row.logits) for row in rows]
+            return find_entities(windows, labels=head.labels, join=join, options=options.entities)
+        case HeadKind.QUESTION_ANSWERING, Question():
+            windows = [window_of(row.encoding, row.logits) for row in rows]
+            return best_answers(windows, item.context, options=options.answers)
+        case HeadKind.RANKING, Query():
+            logits = [row.logits[0] for row in rows]
+            return rank_documents(logits, item.documents, options=options.ranking)
+        case HeadKind.SEQUENCE_CLASSIFICATION, str() | tuple() if head.problem_type is not None:
+            return label_scores(
+                rows[0].logits,
+                labels=head.labels,
+                problem_type=head.problem_type,
+                options=options.scores,
+            )
+        case _:
+            raise AssertionError(f"a {head.kind} head was given an input that does not fit it")

@@ -1,0 +1,327 @@
+"""The service: one request from admission to outputs, whatever carried it here.
+
+    admit -> resolve -> tokenize -> lease or load -> submit rows -> await answers -> outputs
+
+A request for several tasks fails per task; it fails as a whole only for what all its tasks share
+(the texts, admission, the deadline).
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, aclosing
+from dataclasses import dataclass, replace
+from functools import partial
+
+from nunatak_registry import TaskReference
+from nunatak_server.admission.admission import Admission, Permit
+from nunatak_server.batching.rows import RowAnswer, RowOutcome
+from nunatak_server.errors import (
+    DeadlineExceededError,
+    DeadlineTooShortError,
+    ServerError,
+    TooManyInputsError,
+    TooManyTasksError,
+)
+from nunatak_server.observation.metrics import Metrics
+from nunatak_server.observation.records import (
+    OK,
+    PredictionObserver,
+    PredictionRecord,
+    record_versions,
+)
+from nunatak_server.postprocess import Join
+from nunatak_server.process.readiness import Readiness
+from nunatak_server.residency.residency import Residency
+from nunatak_server.service.asking import Answers, Asking, RowSink
+from nunatak_server.service.inputs import texts_to_read
+from nunatak_server.service.outputs import MAX_LOGITS_ON_LOOP
+from nunatak_server.service.planned_rows import VersionRows, work_by_task
+from nunatak_server.service.prediction import (
+    AskedTask,
+    Prediction,
+    PredictionRequest,
+    TaskFailure,
+    TaskPrediction,
+    Timings,
+    failure_of,
+    results_of,
+    timings_of,
+)
+from nunatak_server.service.preparation import Preparation
+from nunatak_server.service.row_making import RowMaking
+from nunatak_server.service.streaming import Arrivals, Part, StreamedResult
+from nunatak_server.service.tokenization import Tokenization, check_texts
+from nunatak_server.traffic.choice import Arm
+from nunatak_server.traffic.control import TrafficControl
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestLimits:
+    """What one request may carry."""
+
+    max_inputs: int
+    max_tasks: int
+    max_text_chars: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stages:
+    """What a request passes through, in this order."""
+
+    admission: Admission
+    residency: Residency
+    tokenization: Tokenization
+    engine: RowSink
+    traffic: TrafficControl
+
+
+class PredictionService:
+    """Answers prediction requests; belongs to the event loop thread."""
+
+    def __init__(  # noqa: PLR0913 - one parameter for each thing that a request meets
+        self,
+        *,
+        readiness: Readiness,
+        limits: RequestLimits,
+        stages: Stages,
+        metrics: Metrics,
+        observers: Sequence[PredictionObserver] = (),
+        num_layers: int,
+        join: Join,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._readiness = readiness
+        self._limits = limits
+        self._stages = stages
+        self._metrics = metrics
+        self._observers = observers
+        self._join = join
+        self._asking = Asking(residency=stages.residency, engine=stages.engine, clock=clock)
+        self._preparation = Preparation(
+            residency=stages.residency,
+            tokenization=stages.tokenization,
+            traffic=stages.traffic,
+            clock=clock,
+        )
+        self._making = RowMaking(traffic=stages.traffic, num_layers=num_layers)
+        self._clock = clock
+
+    def has_plenty_of_room(self, num_bytes: int) -> bool:
+        """Tell whether `check_room` certainly lets in whoever sends a body of so many bytes."""
+        return self._readiness.takes_requests and self._stages.admission.has_plenty(num_bytes)
+
+    def check_room(self, caller: str, *, tasks: Collection[str], num_bytes: int) -> None:
+        """Refuse what would be refused once it was read; counted like any refusal.
+
+        Raises:
+            UnavailableError: the server takes no requests, or no more of them now.
+        """
+        try:
+            self._readiness.check()
+            self._stages.admission.check_room(caller, tasks=tasks, num_bytes=num_bytes)
+        except ServerError as error:
+            self._metrics.observe_request(None, error.code)
+            raise
+
+    async def predict(self, request: PredictionRequest) -> Prediction:
+        """Answer a request, with an answer or a failure for each of its tasks.
+
+        Raises:
+            ServerError: the request as a whole cannot be answered.
+        """
+        try:
+            prediction = await self._admit(request)
+        except ServerError as error:
+            self._metrics.observe_request(None, error.code)
+            raise
+        for result in prediction.results:
+            self._metrics.observe_request(*_metric_labels(result))
+        if prediction.lateness is not None:
+            raise prediction.lateness
+        return prediction
+
+    async def stream(self, request: PredictionRequest) -> AsyncGenerator[StreamedResult]:
+        """Yield an answer or a failure for each task, in the order in which they come.
+
+        A request that is refused as a whole raises at the first step; from then on a failure is a
+        result too. Closing the generator gives up what is still open.
+
+        Raises:
+            ServerError: the request as a whole cannot be answered.
+        """
+        try:
+            self._readiness.check()
+            self._check(request)
+            deadline = self._clock() + request.deadline_s
+            with self._place(request) as permit:
+                async with aclosing(self._stream(request, permit, deadline)) as results:
+                    async for streamed in results:
+                        self._metrics.observe_request(*_metric_labels(streamed.result))
+                        yield streamed
+        except ServerError as error:
+            self._metrics.observe_request(None, error.code)
+            raise
+
+    async def _admit(self, request: PredictionRequest) -> Prediction:
+        self._readiness.check()
+        self._check(request)
+        deadline = self._clock() + request.deadline_s
+        with self._place(request) as permit:
+            return await self._answer(request, permit, deadline)
+
+    def _place(self, request: PredictionRequest) -> AbstractContextManager[Permit]:
+        """Hold a place in the queue while the block runs."""
+        tasks = frozenset(map(TaskReference.task_in, request.references))
+        return self._stages.admission.admit(request.caller, request.priority, tasks=tasks)
+
+    def _check(self, request: PredictionRequest) -> None:
+        num_inputs = sum(len(texts_to_read(item)) for item in request.inputs)
+        if num_inputs > self._limits.max_inputs:
+            raise TooManyInputsError(num_inputs, self._limits.max_inputs)
+        if len(request.references) > self._limits.max_tasks:
+            raise TooManyTasksError(len(request.references), self._limits.max_tasks)
+        check_texts(request.inputs, max_chars=self._limits.max_text_chars)
+
+    async def _answer(
+        self, request: PredictionRequest, permit: Permit, deadline: float
+    ) -> Prediction:
+        asked, tokenize_s = await self._preparation.read(request, permit)
+        read_at = self._clock()
+        too_late = _all_too_late(asked)
+        if too_late:
+            return too_late
+        rows = self._making.rows_of(
+            request, [item for item in asked if isinstance(item, AskedTask)], deadline=deadline
+        )
+        permit.take_tokens(work_by_task(rows))
+        answers = await self._asking.ask(rows, deadline=deadline)
+        self._record(rows, answers, read_at=read_at, tokenize_s=tokenize_s)
+        is_late = bool(answers) and all(map(_is_late, answers))
+        outcomes: list[RowOutcome] = [
+            it for answer in answers if isinstance(answer, list) for it in answer
+        ]
+        timings = timings_of(outcomes, tokenize_s)
+        if not is_late:
+            self._metrics.observe_stages(queue_s=timings.queue_s, tokenize_s=tokenize_s)
+        concluded = _with_failures(request.references, asked, answers)
+        results = await self._conclude(request, concluded, outcomes)
+        for item, result in zip(asked, results, strict=True):
+            self._observe_arm(item.arm if isinstance(item, AskedTask) else None, result)
+        lateness = DeadlineExceededError() if is_late else None
+        return Prediction(results=results, timings=timings, lateness=lateness)
+
+    async def _stream(
+        self, request: PredictionRequest, permit: Permit, deadline: float
+    ) -> AsyncGenerator[StreamedResult]:
+        arrivals = Arrivals()
+        parts = [Part(it, put=arrivals.put) for it in self._parts(request)]
+        sources = (self._answer_part(part, request, permit, deadline) for part in parts)
+        taken = arrivals.take(len(request.references), sources=sources)
+        async with aclosing(taken):
+            async for it in taken:
+                timings = timings_of(it.outcomes, it.tokenize_s)
+                self._metrics.observe_stages(queue_s=timings.queue_s, tokenize_s=it.tokenize_s)
+                alone = replace(request, references=(it.reference,))
+                (result,) = await self._conclude(alone, [it.asked], it.outcomes)
+                self._observe_arm(it.arm, result)
+                yield StreamedResult(result=result, timings=timings)
+
+    def _parts(self, request: PredictionRequest) -> Iterator[tuple[str, ...]]:
+        """Yield what is known at once, together, and each reference to be looked up, alone."""
+        is_known = {it: self._preparation.is_known(it, request.tasks) for it in request.references}
+        known = tuple(text for text in request.references if is_known[text])
+        if known:
+            yield known
+        yield from ((text,) for text in request.references if not is_known[text])
+
+    async def _answer_part(
+        self, part: Part, request: PredictionRequest, permit: Permit, deadline: float
+    ) -> None:
+        """Answer some tasks of a request; whatever happens, each of them arrives."""
+        wanted = replace(request, references=part.references)
+        try:
+            asked, tokenize_s = await self._preparation.read(wanted, permit)
+            read_at = self._clock()
+            begun = part.begin(asked, tokenize_s=tokenize_s)
+            rows = self._making.rows_of(wanted, begun, deadline=deadline)
+            permit.take_tokens(work_by_task(rows))
+            reported = [
+                replace(each, report=report)
+                for each, report in zip(rows, part.reports(), strict=True)
+            ]
+            answers = await self._asking.ask(reported, deadline=deadline)
+            self._record(rows, answers, read_at=read_at, tokenize_s=tokenize_s)
+            part.end(answers)
+        except ServerError as error:
+            part.fail(error)
+
+    def _record(
+        self,
+        rows: Sequence[VersionRows],
+        answers: Sequence[Answers],
+        *,
+        read_at: float,
+        tokenize_s: float,
+    ) -> None:
+        record = PredictionRecord(
+            tokenize_started_at=read_at - tokenize_s,
+            tokenize_s=tokenize_s,
+            versions=record_versions(rows, answers),
+        )
+        for observe in self._observers:
+            observe(record)
+
+    async def _conclude(
+        self,
+        request: PredictionRequest,
+        asked: Sequence[AskedTask | TaskFailure],
+        outcomes: Sequence[RowOutcome],
+    ) -> tuple[TaskPrediction | TaskFailure, ...]:
+        conclude = partial(results_of, request, asked, outcomes, join=self._join)
+        answers = (outcome for outcome in outcomes if isinstance(outcome, RowAnswer))
+        if sum(len(answer.logits) for answer in answers) <= MAX_LOGITS_ON_LOOP:
+            return conclude()
+        return await asyncio.to_thread(conclude)
+
+    def _observe_arm(self, arm: Arm | None, result: TaskPrediction | TaskFailure) -> None:
+        task, outcome = _metric_labels(result)
+        if arm is not None and task is not None:
+            self._stages.traffic.observe_answer(task, arm, outcome)
+
+
+def _with_failures(
+    references: Sequence[str],
+    asked: Sequence[AskedTask | TaskFailure],
+    answers: Sequence[Answers],
+) -> list[AskedTask | TaskFailure]:
+    """Put the failures of versions that could not be asked in their places."""
+    remaining = iter(answers)
+    found = list[AskedTask | TaskFailure]()
+    for reference, item in zip(references, asked, strict=True):
+        if isinstance(item, TaskFailure):
+            found.append(item)
+            continue
+        answer = next(remaining)
+        found.append(item if isinstance(answer, list) else failure_of(reference, item, answer))
+    return found
+
+
+def _all_too_late(asked: Sequence[AskedTask | TaskFailure]) -> Prediction | None:
+    """Return what becomes of a request none of whose tasks can answer before its deadline."""
+    failures = tuple(item for item in asked if isinstance(item, TaskFailure))
+    errors = [it.error for it in failures if isinstance(it.error, DeadlineTooShortError)]
+    if not errors or len(errors) < len(asked):
+        return None
+    return Prediction(results=failures, timings=Timings(), lateness=errors[0])
+
+
+def _is_late(answer: Answers) -> bool:
+    outcomes = answer if isinstance(answer, list) else [answer]
+    return all(isinstance(outcome, DeadlineExceededError) for outcome in outcomes)
+
+
+def _metric_labels(result: TaskPrediction | TaskFailure) -> tuple[str | None, str]:
+    if isinstance(result, TaskPrediction):
+        return result.task, OK
+    return result.task, result.error.code

@@ -1,0 +1,148 @@
+"""Streaming: the results of one request as they come, each task's as soon as it is answered.
+
+A request is split into parts that never wait for each other: all references whose versions are
+known go together, so that their rows meet in one batch and share its trunk, and each one that must
+be looked up goes alone. Within a part, a version that has to be loaded holds back no other.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from nunatak_server.batching.rows import RowOutcome
+from nunatak_server.errors import ServerError
+from nunatak_server.service.asking import Answers
+from nunatak_server.service.planned_rows import Report
+from nunatak_server.service.prediction import (
+    AskedTask,
+    TaskFailure,
+    TaskPrediction,
+    Timings,
+    failure_of,
+)
+from nunatak_server.traffic.choice import Arm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamedResult:
+    """One task's answer or failure, and where the time went until it was there."""
+
+    result: TaskPrediction | TaskFailure
+    timings: Timings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """What one task of a request was asked and what came of it, or why it was not asked."""
+
+    reference: str
+    asked: AskedTask | TaskFailure
+    outcomes: Sequence[RowOutcome]
+    tokenize_s: float
+    arm: Arm | None
+    """Which version of a split alias was asked."""
+
+
+class Part:
+    """Some references of a request: puts one arrival for each of them, whatever happens."""
+
+    def __init__(self, references: Sequence[str], *, put: Callable[[Arrival], None]) -> None:
+        self.references = tuple(references)
+        self._open = set(references)
+        self._put = put
+        self._tasks: list[tuple[str, AskedTask]] = []
+        self._tokenize_s = 0.0
+
+    def begin(
+        self, asked: Sequence[AskedTask | TaskFailure], *, tokenize_s: float
+    ) -> list[AskedTask]:
+        """Let what failed already arrive, and return the tasks that can be asked."""
+        self._tokenize_s = tokenize_s
+        for reference, item in zip(self.references, asked, strict=True):
+            if isinstance(item, AskedTask):
+                self._tasks.append((reference, item))
+            else:
+                self._arrive(reference, item)
+        return [task for _, task in self._tasks]
+
+    def reports(self) -> list[Report]:
+        """Return, for each task that can be asked, where its outcomes are to be reported."""
+        return [
+            partial(self._arrive, reference, task, arm=task.arm) for reference, task in self._tasks
+        ]
+
+    def end(self, answers: Sequence[Answers]) -> None:
+        """Let every task arrive that was not reported."""
+        for (reference, task), answer in zip(self._tasks, answers, strict=True):
+            if isinstance(answer, list):
+                self._arrive(reference, task, answer, arm=task.arm)
+            else:
+                self._arrive(reference, failure_of(reference, task, answer), arm=task.arm)
+
+    def fail(self, error: ServerError) -> None:
+        """Let all that is open arrive as failed; what was not begun may name no task at all."""
+        begun = {reference: task.manifest.task for reference, task in self._tasks}
+        for reference in self.references:
+            failure = TaskFailure(reference=reference, error=error, task=begun.get(reference))
+            self._arrive(reference, failure)
+
+    def _arrive(
+        self,
+        reference: str,
+        asked: AskedTask | TaskFailure,
+        outcomes: Sequence[RowOutcome] = (),
+        *,
+        arm: Arm | None = None,
+    ) -> None:
+        if reference in self._open:
+            self._open.remove(reference)
+            self._put(
+                Arrival(
+                    reference=reference,
+                    asked=asked,
+                    outcomes=outcomes,
+                    tokenize_s=self._tokenize_s,
+                    arm=arm,
+                )
+            )
+
+
+class Arrivals:
+    """Brings what several coroutines put into the order of its arrival."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[Arrival | BaseException] = asyncio.Queue()
+
+    def put(self, arrival: Arrival) -> None:
+        """Let it arrive."""
+        self._queue.put_nowait(arrival)
+
+    async def take(
+        self, count: int, *, sources: Iterable[Awaitable[None]]
+    ) -> AsyncGenerator[Arrival]:
+        """Yield so many arrivals while the sources run; closing this cancels them.
+
+        What a source raises is raised here.
+        """
+        running = [asyncio.ensure_future(source) for source in sources]
+        for task in running:
+            task.add_done_callback(self._take_failure)
+        try:
+            for _ in range(count):
+                arrival = await self._queue.get()
+                if isinstance(arrival, BaseException):
+                    raise arrival
+                yield arrival
+            # To their end: nothing is left to wait for, but what they did is still to be told.
+            await asyncio.gather(*running, return_exceptions=True)
+        finally:
+            for task in running:
+                task.cancel()
+            # To their end: they give back what they hold.
+            await asyncio.gather(*running, return_exceptions=True)
+
+    def _take_failure(self, task: asyncio.Future[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._queue.put_nowait(error)

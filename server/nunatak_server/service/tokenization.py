@@ -1,0 +1,192 @@
+"""Tokenization: checks texts on the event loop, encodes all but short ones on a thread pool.
+
+What goes to the threads goes in pieces, one of each caller in turn, so that nobody's long texts
+hold up those of others for longer than a piece.
+"""
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import chain, groupby, islice
+from operator import attrgetter
+from typing import Final, Protocol
+
+from nunatak_model import Encoding, TextInput
+from nunatak_server.errors import (
+    EmptyTextError,
+    InvalidTextError,
+    TextTooLongError,
+    TooManyTokensError,
+)
+from nunatak_server.service.inputs import TaskInput, strings_in, texts_to_read
+from nunatak_server.service.turnstile import Turnstile
+
+MAX_DEFAULT_STRIDE = 128
+"""As in the reference implementation of BERT (Devlin et al. 2019) for SQuAD."""
+
+MAX_CHARS_ON_LOOP: Final = 512
+"""Over all texts and readings. To encode as many takes a third of a millisecond at most, and to
+hand them to a thread and back nearly as long; more would hold up the event loop."""
+
+MAX_CHARS_A_TURN: Final = 4096
+"""Of one or several texts; a longer text is a turn by itself. That is about two milliseconds, and
+to change turns takes a tenth of it."""
+
+Encodings = tuple[Encoding, ...]
+"""What is read for one input: windows of one text, or one pair for each document."""
+
+
+class Encoder(Protocol):
+    """What turns texts into tokens; called from several threads at once."""
+
+    def encode(self, inputs: Sequence[TextInput], *, max_length: int) -> list[Encoding]:
+        """Tokenize and truncate each input."""
+        ...
+
+    def encode_windows(
+        self, inputs: Sequence[TextInput], *, max_length: int, stride: int
+    ) -> list[Encodings]:
+        """Tokenize each input whole, as overlapping windows."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """How a task reads; tasks of equal readings share their encodings. Lengths are in tokens."""
+
+    max_length: int
+    stride: int | None
+    """What neighbouring windows share; None: nothing is windowed."""
+    truncates: bool = True
+    """Whether a long text that is not windowed is cut; if not, it is refused."""
+
+
+def default_stride(max_length: int) -> int:
+    """Return what neighbouring windows share where the caller does not say."""
+    return min(MAX_DEFAULT_STRIDE, max_length // 2)
+
+
+def check_texts(inputs: Sequence[TaskInput], *, max_chars: int) -> None:
+    """Return if every text can be tokenized at bounded cost.
+
+    Tokenizers truncate after tokenizing, so the length is capped here, in characters.
+
+    Raises:
+        TextTooLongError: a text has more than `max_chars` characters.
+        EmptyTextError: a text is empty or only white space.
+        InvalidTextError: a text holds NUL or a lone surrogate.
+    """
+    for position, item in enumerate(inputs):
+        for text in strings_in(item):
+            _check_text(text, position, max_chars)
+
+
+def _check_text(text: str, position: int, max_chars: int) -> None:
+    if len(text) > max_chars:
+        raise TextTooLongError(position, len(text), max_chars)
+    if not text or text.isspace():
+        raise EmptyTextError(position)
+    if "\0" in text:
+        raise InvalidTextError(position, "a NUL character")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidTextError(position, "a lone surrogate, which is no character") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Piece:
+    """One text as it is read once."""
+
+    reading: Reading
+    position: int
+    """Among all texts of the request."""
+    text: TextInput
+
+    @property
+    def num_chars(self) -> int:
+        return len(self.text) if isinstance(self.text, str) else sum(map(len, self.text))
+
+
+class Tokenization:
+    """Encodes texts: short ones at once, all others off the event loop, to which it belongs."""
+
+    def __init__(self, encoder: Encoder, *, num_threads: int) -> None:
+        self._encoder = encoder
+        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="nunatak-tokenize")
+        self._turnstile = Turnstile(num_places=num_threads)
+
+    async def encode(
+        self, inputs: Sequence[TaskInput], *, readings: Iterable[Reading], caller: str
+    ) -> Mapping[Reading, list[Encodings]]:
+        """Encode every input once for each distinct reading.
+
+        Raises:
+            TooManyTokensError: a text is longer than a reading that does not truncate.
+        """
+        distinct = tuple(dict.fromkeys(readings))
+        texts = [texts_to_read(item) for item in inputs]
+        pieces = [
+            _Piece(reading=reading, position=position, text=text)
+            for reading in distinct
+            for position, text in enumerate(chain.from_iterable(texts))
+        ]
+        if sum(piece.num_chars for piece in pieces) <= MAX_CHARS_ON_LOOP:
+            encodings = iter(self._encode(pieces))
+        else:
+            encodings = iter(await self._encode_in_turn(pieces, caller))
+        return {
+            reading: [tuple(chain.from_iterable(islice(encodings, len(item)))) for item in texts]
+            for reading in distinct
+        }
+
+    def close(self) -> None:
+        """End the threads once their work is done."""
+        self._pool.shutdown()
+
+    async def _encode_in_turn(self, pieces: Sequence[_Piece], caller: str) -> list[Encodings]:
+        loop = asyncio.get_running_loop()
+        encodings = list[Encodings]()
+        for chunk in _chunks(pieces):
+            async with self._turnstile.turn(caller):
+                encodings += await loop.run_in_executor(self._pool, self._encode, chunk)
+        return encodings
+
+    def _encode(self, pieces: Sequence[_Piece]) -> list[Encodings]:
+        """Return what is read for each piece; those of one reading lie together."""
+        encodings = list[Encodings]()
+        for reading, group in groupby(pieces, key=attrgetter("reading")):
+            encodings += self._encode_alike(list(group), reading)
+        return encodings
+
+    def _encode_alike(self, pieces: Sequence[_Piece], reading: Reading) -> list[Encodings]:
+        texts = [piece.text for piece in pieces]
+        if reading.stride is None:
+            # One token more than may be shows that a text is too long, however long it is.
+            room = reading.max_length + (0 if reading.truncates else 1)
+            whole = self._encoder.encode(texts, max_length=room)
+            _check_lengths(pieces, whole, reading.max_length)
+            return [(encoding,) for encoding in whole]
+        return self._encoder.encode_windows(
+            texts, max_length=reading.max_length, stride=reading.stride
+        )
+
+
+def _chunks(pieces: Sequence[_Piece]) -> Iterator[Sequence[_Piece]]:
+    """Cut the pieces where they reach the characters of a turn; every chunk holds at least one."""
+    begin = num_chars = 0
+    for index, piece in enumerate(pieces):
+        num_chars += piece.num_chars
+        if num_chars > MAX_CHARS_A_TURN and index > begin:
+            yield pieces[begin:index]
+            begin, num_chars = index, piece.num_chars
+    yield pieces[begin:]
+
+
+def _check_lengths(
+    pieces: Sequence[_Piece], encodings: Sequence[Encoding], max_length: int
+) -> None:
+    for piece, encoding in zip(pieces, encodings, strict=True):
+        if encoding.num_tokens > max_length:
+            raise TooManyTokensError(piece.position, max_length)

@@ -1,0 +1,158 @@
+from typing import cast
+
+import pytest
+import torch
+
+from doubles.backbones import tiny_backbone
+from doubles.serving_kernels import Recorder, with_gpu_kernels
+from doubles.tasks import random_parameters, spec_of
+from nunatak_model import (
+    Backbone,
+    Branch,
+    HeadOnly,
+    Lora,
+    Row,
+    TopK,
+    TrunkCache,
+    TrunkGraphs,
+    build_branch,
+    forward,
+)
+from nunatak_server.engine.compute import BatchCompute
+from nunatak_server.errors import EngineFailedError
+
+
+class LostDevice:
+    """Takes the place of a branch on a device that is gone."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __getattr__(self, name: str) -> object:
+        raise self._error
+
+
+@pytest.fixture(scope="module")
+def backbone() -> Backbone:
+    return tiny_backbone()
+
+
+def branches(backbone: Backbone) -> list[Branch]:
+    specs = [
+        spec_of(backbone, TopK(num_layers=1), num_labels=3),
+        spec_of(backbone, HeadOnly(), num_labels=5),
+        spec_of(backbone, Lora(rank=2), num_labels=2),
+    ]
+    return [
+        build_branch(spec, backbone.config, random_parameters(spec, backbone, seed=seed))
+        for seed, spec in enumerate(specs)
+    ]
+
+
+def test_each_row_gets_its_own_logits_whatever_their_number(backbone: Backbone) -> None:
+    encodings = backbone.tokenizer.encode(["one", "another text"], max_length=16)
+    rows = [
+        Row(encoding=encoding, branch=branch)
+        for branch in branches(backbone)
+        for encoding in encodings
+    ]
+
+    logits = BatchCompute(backbone)(rows)
+
+    assert [len(row) for row in logits] == [3, 3, 5, 5, 2, 2]
+    for row, found in zip(rows, logits, strict=True):
+        with torch.inference_mode():
+            (alone,) = forward(backbone, [row])
+        assert found == pytest.approx([float(logit) for logit in alone], abs=1e-4)
+
+
+def test_what_is_read_from_a_trunk_cache_changes_no_answer(backbone: Backbone) -> None:
+    encodings = backbone.tokenizer.encode(["one", "another text"], max_length=16)
+    rows = [
+        Row(encoding=encoding, branch=branch)
+        for branch in branches(backbone)
+        for encoding in encodings
+    ]
+    trunk = TrunkCache(max_bytes=2**20)
+    compute = BatchCompute(backbone, trunk=trunk)
+
+    answers = [compute(rows) for _ in range(3)]
+
+    assert trunk.stats.hits == 2 * trunk.stats.misses > 0
+    for logits in answers:
+        for found, expected in zip(logits, BatchCompute(backbone)(rows), strict=True):
+            assert found == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_trunk_state_is_held_once_it_was_computed_and_kept_and_never_without_a_cache(
+    backbone: Backbone,
+) -> None:
+    (encoding,) = backbone.tokenizer.encode(["one"], max_length=8)
+    rows = [Row(encoding=encoding, branch=branch) for branch in branches(backbone)]
+    depths = [row.branch.split_depth for row in rows]
+    kept = BatchCompute(backbone, trunk=TrunkCache(max_bytes=2**20))
+    without = BatchCompute(backbone)
+
+    assert not any(kept.holds_trunk(encoding, depth) for depth in depths)
+    for compute in (kept, without):
+        compute(rows)
+
+    assert all(kept.holds_trunk(encoding, depth) for depth in depths if depth)
+    assert not any(without.holds_trunk(encoding, depth) for depth in (*depths, None, 0))
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (torch.AcceleratorError("device-side assert"), EngineFailedError),
+        (torch.OutOfMemoryError("no room"), torch.OutOfMemoryError),
+        (RuntimeError("shapes"), RuntimeError),
+    ],
+    ids=["device-lost", "out-of-memory", "own-fault"],
+)
+def test_only_a_lost_device_is_the_end_of_the_engine(
+    backbone: Backbone, error: Exception, expected: type[Exception]
+) -> None:
+    (encoding,) = backbone.tokenizer.encode(["one"], max_length=8)
+    row = Row(encoding=encoding, branch=cast("Branch", LostDevice(error)))
+
+    with pytest.raises(expected):
+        BatchCompute(backbone)([row])
+
+
+def test_a_batch_that_is_overtaken_gives_the_same_bits_and_so_does_what_overtakes(
+    backbone: Backbone,
+) -> None:
+    one, other = backbone.tokenizer.encode(["one", "another text"], max_length=16)
+    rows = [Row(encoding=one, branch=branch) for branch in branches(backbone)]
+    others = [Row(encoding=other, branch=branch) for branch in branches(backbone)]
+    compute = BatchCompute(backbone)
+    found: list[list[list[float]]] = []
+
+    def overtake() -> None:
+        found.append(compute(others))
+
+    logits = compute(rows, between_layers=overtake)
+
+    assert len(found) == backbone.config.num_layers
+    assert logits == compute(rows)
+    assert all(each == compute(others) for each in found)
+
+
+def test_a_recorded_trunk_is_replayed_for_the_same_answers(backbone: Backbone) -> None:
+    served = with_gpu_kernels(backbone)
+    record = Recorder()
+    compute = BatchCompute(served, graphs=TrunkGraphs(served, record=record))
+    encodings = backbone.tokenizer.encode(["one", "another text"], max_length=16)
+    rows = [
+        Row(encoding=encoding, branch=branch)
+        for branch in branches(backbone)[:2]
+        for encoding in encodings
+    ]
+
+    answers = [compute(rows) for _ in range(2)]
+
+    assert answers[0] == answers[1]
+    assert record.num_replayed == 2 * record.num_recorded > 0
+    for one, other in zip(answers[0], BatchCompute(backbone)(rows), strict=True):
+        assert one == pytest.approx(other, abs=1e-4)

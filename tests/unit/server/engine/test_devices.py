@@ -1,0 +1,40 @@
+import pytest
+import torch
+
+from nunatak_server.engine.devices import resolve_device, resolve_dtype
+from nunatak_server.errors import InvalidSettingsError
+from nunatak_server.process.settings import ServingDtype
+
+
+def test_auto_is_a_device_this_machine_has() -> None:
+    expected = "cuda" if torch.cuda.is_available() else "cpu"
+
+    assert resolve_device("auto").type == expected
+
+
+@pytest.mark.parametrize("name", ["", "warp-drive", "cpu:x"])
+def test_a_device_that_does_not_exist_is_refused(name: str) -> None:
+    with pytest.raises(InvalidSettingsError, match="device"):
+        resolve_device(name)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_cuda_where_there_is_none_is_refused() -> None:
+    with pytest.raises(InvalidSettingsError, match="no CUDA device"):
+        resolve_device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("choice", "device", "dtype"),
+    [
+        (ServingDtype.AUTO, "cpu", torch.float32),
+        (ServingDtype.AUTO, "cuda", torch.bfloat16),
+        (ServingDtype.BFLOAT16, "cpu", torch.bfloat16),
+        (ServingDtype.FLOAT16, "cuda", torch.float16),
+        (ServingDtype.FLOAT32, "cuda", torch.float32),
+    ],
+)
+def test_auto_dtype_follows_the_device(
+    choice: ServingDtype, device: str, dtype: torch.dtype
+) -> None:
+    assert resolve_dtype(choice, torch.device(device)) is dtype

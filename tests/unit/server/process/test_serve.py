@@ -1,0 +1,44 @@
+"""What a server refuses to start with, and the moment at which it takes requests."""
+
+import gc
+from pathlib import Path
+
+import pytest
+
+from doubles.backbones import tiny_backbone
+from doubles.serving import make_settings
+from nunatak_model import Backbone
+from nunatak_server.errors import InvalidSettingsError
+from nunatak_server.process import serve as serving
+from nunatak_server.process.serve import begin, serve
+from nunatak_server.process.settings import ServerSettings
+
+
+def test_what_is_loaded_is_out_of_the_collector_before_the_address_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done = list[str]()
+    monkeypatch.setattr(gc, "freeze", lambda: done.append("frozen"))
+
+    def set_threshold(*_: int) -> None:
+        done.append("rare")
+
+    monkeypatch.setattr(gc, "set_threshold", set_threshold)
+
+    begin("http://127.0.0.1:1", max_requests=4, announce=done.append)
+
+    assert done == ["frozen", "rare", "http://127.0.0.1:1"]
+
+
+def test_settings_that_do_not_fit_the_backbone_are_refused_before_anything_is_served(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    backbone = tiny_backbone(num_layers=1)
+
+    def load(_: ServerSettings) -> Backbone:
+        return backbone
+
+    monkeypatch.setattr(serving, "load_serving_backbone", load)
+
+    with pytest.raises(InvalidSettingsError, match="max_batch_tokens"):
+        serve(make_settings(registry=str(tmp_path), max_batch_tokens=1))
