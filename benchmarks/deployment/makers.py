@@ -29,8 +29,8 @@ from nunatak_model import (
     initial_parameters,
 )
 from nunatak_registry import Registry
-from nunatak_registry.blobs import BlobStore
-from nunatak_registry.index import Index
+from nunatak_registry.blobs.blobs import BlobStore
+from nunatak_registry.index.index import Index
 from nunatak_registry.publication import check_publication, number_draft
 
 LABELS = ("calm", "urgent", "other")

@@ -1,11 +1,20 @@
 """The maths of Nunatak: backbone, branches, heads and the mixed forward. No web, no threads."""
 
-from nunatak_model.backbone import (
+from nunatak_model.backbone.backbone import (
     INT8_SUFFIX,
     Backbone,
     keep_lowest_layers,
     pack_backbone,
     quantize_backbone,
+)
+from nunatak_model.backbone.checkpoint import DEFAULT_BACKBONE, load_backbone
+from nunatak_model.backbone.config import (
+    TANH_BLOCK,
+    Activation,
+    BackboneConfig,
+    DenseBlock,
+    HeadNorm,
+    Pooling,
 )
 from nunatak_model.branch import (
     Branch,
@@ -15,17 +24,7 @@ from nunatak_model.branch import (
     initial_parameters,
     parameter_shapes,
 )
-from nunatak_model.checkpoint import DEFAULT_BACKBONE, load_backbone
-from nunatak_model.config import (
-    TANH_BLOCK,
-    Activation,
-    BackboneConfig,
-    DenseBlock,
-    HeadNorm,
-    Pooling,
-)
 from nunatak_model.embedding import embedding_branch
-from nunatak_model.encoding import Alignment, Encoding, TextInput
 from nunatak_model.errors import (
     BackboneNotFoundError,
     CorruptBackboneError,
@@ -39,9 +38,11 @@ from nunatak_model.errors import (
     UnsupportedBackboneError,
 )
 from nunatak_model.forward import BetweenLayers, Row, forward, run_trunk
-from nunatak_model.graphs import TrunkGraphs, trunk_graphs
 from nunatak_model.heads import HeadKind, HeadSpec, default_head
 from nunatak_model.hidden_states import hidden_states
+from nunatak_model.kernels.graphs import TrunkGraphs, trunk_graphs
+from nunatak_model.kernels.threads import compute_without_helpers
+from nunatak_model.kernels.transfer import BesideCompute
 from nunatak_model.methods import (
     AdaptedBlocks,
     AdapterInput,
@@ -62,9 +63,8 @@ from nunatak_model.savings import (
     parameters_saved,
 )
 from nunatak_model.tensors import tensors_from_bytes, tensors_to_bytes
-from nunatak_model.threads import compute_without_helpers
-from nunatak_model.tokenizer import TextTokenizer
-from nunatak_model.transfer import BesideCompute
+from nunatak_model.text.encoding import Alignment, Encoding, TextInput
+from nunatak_model.text.tokenizer import TextTokenizer
 from nunatak_model.trunk import TrunkActivations, TrunkSource, TrunkStates, trunk_source
 from nunatak_model.trunk_cache import TrunkCache, TrunkCacheStats
 

@@ -15,11 +15,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nunatak_model.branch import Branch
-from nunatak_model.grouped import SlotGroups, slot_groups
 from nunatak_model.heads import Head, apply_head, pool
+from nunatak_model.kernels.grouped import SlotGroups, slot_groups
+from nunatak_model.kernels.row_sums import SumRows
+from nunatak_model.kernels.transfer import to_device
 from nunatak_model.plan import Layout
-from nunatak_model.row_sums import SumRows
-from nunatak_model.transfer import to_device
 
 Pair = tuple[int, int]
 """An input and a branch, by index."""

@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nunatak_model.backbone import Backbone
-from nunatak_model.encoding import Encoding
+from nunatak_model.backbone.backbone import Backbone
+from nunatak_model.text.encoding import Encoding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

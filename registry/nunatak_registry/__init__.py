@@ -1,6 +1,7 @@
 """The task contract (names, manifest) and the versioned store of tasks."""
 
 from nunatak_registry.aliases import AliasEvent, AliasEventKind
+from nunatak_registry.blobs.tensors import TensorEntry, read_header
 from nunatak_registry.candidates import (
     Candidate,
     CandidateEvent,
@@ -9,9 +10,9 @@ from nunatak_registry.candidates import (
     SharedTraffic,
     Traffic,
 )
-from nunatak_registry.card import task_card
-from nunatak_registry.comparison import Compared, compare
-from nunatak_registry.confusion import Matrix, Mistake, confusion_matrix, worst_mistakes
+from nunatak_registry.cards.card import task_card
+from nunatak_registry.cards.comparison import Compared, compare
+from nunatak_registry.cards.confusion import Matrix, Mistake, confusion_matrix, worst_mistakes
 from nunatak_registry.errors import (
     AliasConflictError,
     AliasNotFoundError,
@@ -30,6 +31,7 @@ from nunatak_registry.errors import (
     VersionInUseError,
     VersionNotFoundError,
 )
+from nunatak_registry.index.summaries import DamagedTask, TaskSummary
 from nunatak_registry.locations import default_location
 from nunatak_registry.manifest import (
     BackboneRecord,
@@ -57,8 +59,6 @@ from nunatak_registry.manifest import (
 )
 from nunatak_registry.names import DEFAULT_ALIAS, TaskReference, check_alias_name, check_task_name
 from nunatak_registry.store import Registry
-from nunatak_registry.summaries import DamagedTask, TaskSummary
-from nunatak_registry.tensors import TensorEntry, read_header
 from nunatak_registry.upkeep import DEFAULT_GRACE_S, Collected
 from nunatak_registry.verification import Finding, FindingKind
 

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 
 from pydantic import ValidationError
 
-from nunatak_registry.blobs import MAX_BLOB_BYTES
-from nunatak_registry.digests import digest_of
+from nunatak_registry.blobs.blobs import MAX_BLOB_BYTES
+from nunatak_registry.blobs.digests import digest_of
+from nunatak_registry.blobs.tensors import read_header
 from nunatak_registry.errors import InvalidArtifactError, InvalidManifestError
 from nunatak_registry.manifest import TaskDraft, TaskManifest
-from nunatak_registry.tensors import read_header
 
 
 def check_publication(draft: TaskDraft, blobs: Mapping[str, bytes]) -> None:

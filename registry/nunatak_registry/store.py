@@ -12,17 +12,16 @@ from types import TracebackType
 from typing import Self
 
 from nunatak_registry.aliases import AliasEvent, AliasEventKind
-from nunatak_registry.blobs import BlobStore
+from nunatak_registry.blobs.blobs import BlobStore
+from nunatak_registry.blobs.local_files import create_durable_folder
 from nunatak_registry.candidates import CandidateEvent, CandidateEventKind, Traffic
 from nunatak_registry.errors import (
     InvalidManifestError,
     StoreUnavailableError,
     VersionInUseError,
 )
-from nunatak_registry.index import Change, Index
-from nunatak_registry.local_files import create_durable_folder
-from nunatak_registry.locations import parse_location
-from nunatak_registry.lookups import (
+from nunatak_registry.index.index import Change, Index
+from nunatak_registry.index.lookups import (
     check_expected,
     find_rollback,
     find_traffic,
@@ -31,6 +30,8 @@ from nunatak_registry.lookups import (
     require_task,
     require_version,
 )
+from nunatak_registry.index.summaries import DamagedTask, TaskSummary, summarize
+from nunatak_registry.locations import parse_location
 from nunatak_registry.manifest import TaskDraft, TaskManifest
 from nunatak_registry.names import (
     TaskReference,
@@ -40,7 +41,6 @@ from nunatak_registry.names import (
 )
 from nunatak_registry.publication import check_publication, number_draft
 from nunatak_registry.rollouts import Rollouts
-from nunatak_registry.summaries import DamagedTask, TaskSummary, summarize
 from nunatak_registry.upkeep import DEFAULT_GRACE_S, Collected, Upkeep
 from nunatak_registry.verification import Finding
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import islice
 
-from nunatak_registry.blobs import BlobStore, FileKind, StoredFile
+from nunatak_registry.blobs.blobs import BlobStore, FileKind, StoredFile
 from nunatak_registry.errors import StoreUnavailableError
-from nunatak_registry.index import Change, Index
-from nunatak_registry.snapshot import Snapshot
+from nunatak_registry.index.index import Change, Index
+from nunatak_registry.index.snapshot import Snapshot
 from nunatak_registry.verification import (
     Finding,
     check_counters,

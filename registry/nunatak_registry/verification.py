@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from nunatak_registry.blobs import BlobStore, FileKind, StoredFile, blob_key
+from nunatak_registry.blobs.blobs import BlobStore, FileKind, StoredFile, blob_key
+from nunatak_registry.blobs.tensors import read_header
 from nunatak_registry.errors import CorruptBlobError, InvalidArtifactError, InvalidManifestError
+from nunatak_registry.index.snapshot import VersionRecord
 from nunatak_registry.manifest import BlobRecord
-from nunatak_registry.snapshot import VersionRecord
-from nunatak_registry.tensors import read_header
 
 
 class FindingKind(StrEnum):

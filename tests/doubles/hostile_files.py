@@ -5,7 +5,7 @@ import struct
 from collections.abc import Mapping
 
 from doubles.drafts import with_header
-from nunatak_registry.tensors import MAX_HEADER_BYTES, MAX_TENSORS
+from nunatak_registry.blobs.tensors import MAX_HEADER_BYTES, MAX_TENSORS
 
 
 def entry(begin: object, end: object, shape: object = (1,), dtype: object = "F32") -> object:

@@ -20,7 +20,7 @@ from doubles.backbones import tiny_backbone
 from doubles.serving import make_settings, running_client, running_server
 from doubles.tasks import publish_tiny_task
 from nunatak_model import Backbone, HeadOnly
-from nunatak_model.weights import LayerWeights
+from nunatak_model.backbone.weights import LayerWeights
 from nunatak_registry import Registry
 from nunatak_server.api.access import ACCESS
 from nunatak_server.api.access import PREDICT as PREDICTING

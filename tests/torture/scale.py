@@ -10,8 +10,8 @@ from sqlalchemy import URL
 
 from doubles.drafts import make_draft
 from nunatak_registry import Registry
-from nunatak_registry.blobs import BlobStore
-from nunatak_registry.index import Index
+from nunatak_registry.blobs.blobs import BlobStore
+from nunatak_registry.index.index import Index
 from nunatak_registry.publication import number_draft
 
 NUM_TASKS = 100

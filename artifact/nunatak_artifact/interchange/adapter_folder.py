@@ -17,7 +17,7 @@ from nunatak_artifact.errors import (
 )
 from nunatak_model import tensors_from_bytes
 from nunatak_registry import InvalidArtifactError
-from nunatak_registry.tensors import read_header
+from nunatak_registry.blobs.tensors import read_header
 
 MAX_JSON_BYTES = 4 * 1024 * 1024
 MAX_WEIGHT_BYTES = 4 * 1024**3

@@ -15,10 +15,17 @@ from torch import Tensor
 from torch.nn import functional
 
 from nunatak_model.architectures.base import RunLayer
-from nunatak_model.attention import Attention
-from nunatak_model.config import TANH_BLOCK, Activation, BackboneConfig, DenseBlock, Pooling
-from nunatak_model.encoding import Encoding
+from nunatak_model.backbone.config import (
+    TANH_BLOCK,
+    Activation,
+    BackboneConfig,
+    DenseBlock,
+    Pooling,
+)
+from nunatak_model.backbone.weights import EmbeddingWeights, Shapes, linear_shapes, norm_shapes
 from nunatak_model.errors import UnsupportedBackboneError
+from nunatak_model.kernels.attention import Attention
+from nunatak_model.kernels.transfer import flattened
 from nunatak_model.mixed_layer import (
     MixedLayer,
     add_adapters,
@@ -28,8 +35,7 @@ from nunatak_model.mixed_layer import (
     mixed_qkv,
 )
 from nunatak_model.overrides import LoraTarget
-from nunatak_model.transfer import flattened
-from nunatak_model.weights import EmbeddingWeights, Shapes, linear_shapes, norm_shapes
+from nunatak_model.text.encoding import Encoding
 
 POSITIONS_FROM_PADDING = {"bert": False, "roberta": True, "xlm-roberta": True, "camembert": True}
 """Values of `model_type`, and whether positions start after the padding id."""

@@ -4,7 +4,7 @@ import pytest
 
 from doubles.damage import blob_paths
 from doubles.drafts import draft_with, make_draft
-from nunatak_registry.blobs import MAX_BLOB_BYTES
+from nunatak_registry.blobs.blobs import MAX_BLOB_BYTES
 from nunatak_registry.errors import InvalidArtifactError, InvalidManifestError
 from nunatak_registry.store import Registry
 

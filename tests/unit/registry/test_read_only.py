@@ -12,8 +12,8 @@ from sqlalchemy import URL
 from sqlalchemy.exc import OperationalError
 
 from doubles.drafts import make_draft, publish_one
-from nunatak_registry.database import Database, raise_generation
 from nunatak_registry.errors import StoreReadOnlyError, StoreUnavailableError
+from nunatak_registry.index.database import Database, raise_generation
 from nunatak_registry.store import Registry
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from doubles.damage import blob_paths, write_rows
 from doubles.drafts import draft_with, make_draft
-from nunatak_registry.digests import digest_of
+from nunatak_registry.blobs.digests import digest_of
 from nunatak_registry.errors import (
     CorruptBlobError,
     InvalidManifestError,

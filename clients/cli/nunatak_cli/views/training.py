@@ -7,7 +7,7 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from nunatak_cli.training_many import TaskResult
-from nunatak_registry.wording import method_text, shared_text, stored_bytes
+from nunatak_registry.cards.wording import method_text, shared_text, stored_bytes
 from nunatak_training import LayerChoice, TrainOutcome
 
 

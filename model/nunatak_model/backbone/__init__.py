@@ -1,0 +1,1 @@
+"""The backbone: its shape, its frozen weights, and where they come from."""

@@ -1,0 +1,1 @@
+"""Kernels: products, attention and memory as a device does them best."""

@@ -1,0 +1,139 @@
+"""Self-attention over packed rows of different lengths.
+
+Attention has no task parameters, so all rows of a batch share it, whatever runs them. Rows lie
+packed one after another, and each is read where it lies: nothing is padded, gathered or masked,
+and no row's numbers ever meet another's. Neighbours of equal length share a call.
+
+Axes: tokens = packed tokens, three_width = query, key and value of all heads side by side,
+width = hidden width.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Protocol
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn import functional
+
+from nunatak_model.kernels.transfer import flattened
+
+
+class Attention(Protocol):
+    """How the tokens of some packed rows attend to one another, whatever kernel computes it."""
+
+    def positions(self) -> Int[Tensor, " tokens"]:
+        """Place of each token in its row, counted from 0."""
+        ...
+
+    def narrow(self, reach: int) -> "Attention":
+        """The same rows, with tokens that see only `reach` neighbours to either side."""
+        ...
+
+    def __call__(
+        self, qkv: Float[Tensor, "tokens three_width"], *, num_heads: int, dropout: float
+    ) -> Float[Tensor, "tokens width"]:
+        """Let the tokens of each row attend to one another (see `attend`)."""
+        ...
+
+
+PlanAttention = Callable[[Sequence[int], torch.device], Attention]
+"""Prepares attention over packed rows of these lengths, on a device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionRun:
+    """Neighbouring rows of one length."""
+
+    num_rows: int
+    length: int
+    mask: Bool[Tensor, "length length"] | None = None
+    """True where a query may see a key; None if all may see all."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Packed tokens of all rows."""
+        return self.num_rows * self.length
+
+
+AttentionPlan = tuple[AttentionRun, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunAttention:
+    """Attention by torch's own kernel, one call for each run: on every device, at every dtype."""
+
+    plan: AttentionPlan
+    device: torch.device
+
+    def positions(self) -> Int[Tensor, " tokens"]:
+        """Place of each token in its row, counted from 0."""
+        lengths = (run.length for run in self.plan for _ in range(run.num_rows))
+        return flattened(map(range, lengths), self.device)
+
+    def narrow(self, reach: int) -> "RunAttention":
+        """The same rows, with tokens that see only `reach` neighbours to either side."""
+        return replace(self, plan=narrow(self.plan, reach=reach, device=self.device))
+
+    def __call__(
+        self, qkv: Float[Tensor, "tokens three_width"], *, num_heads: int, dropout: float
+    ) -> Float[Tensor, "tokens width"]:
+        """Let the tokens of each row attend to one another (see `attend`)."""
+        return attend(qkv, self.plan, num_heads=num_heads, dropout=dropout)
+
+
+def attention_by_runs(lengths: Sequence[int], device: torch.device) -> RunAttention:
+    """Prepare attention by runs of rows of one length."""
+    return RunAttention(plan=plan_attention(lengths), device=device)
+
+
+def plan_attention(lengths: Sequence[int]) -> AttentionPlan:
+    """Fall packed rows into runs of equal length, in their order."""
+    return tuple(
+        AttentionRun(num_rows=sum(1 for _ in rows), length=length)
+        for length, rows in groupby(lengths)
+    )
+
+
+def narrow(plan: AttentionPlan, *, reach: int, device: torch.device) -> AttentionPlan:
+    """The same rows, with tokens that see only `reach` neighbours to either side.
+
+    A mask over full products: what lies out of reach is computed and thrown away.
+    """
+    return tuple(_narrow_run(run, reach, device) for run in plan)
+
+
+def attend(
+    qkv: Float[Tensor, "tokens three_width"],
+    plan: AttentionPlan,
+    *,
+    num_heads: int,
+    dropout: float,
+) -> Float[Tensor, "tokens width"]:
+    """Let the tokens of each row attend to one another.
+
+    Semantics:
+        for row in rows:
+            q, k, v = qkv[row].split(width)
+            out[row] = softmax(q @ k.T / sqrt(head width)) @ v        for each head
+    """
+    width = qkv.shape[1] // 3
+    outputs = list[Tensor]()
+    parts = torch.split(qkv, [run.num_tokens for run in plan])
+    for run, rows in zip(plan, parts, strict=True):
+        heads = rows.view(run.num_rows, run.length, 3, num_heads, width // num_heads)
+        query, key, value = heads.permute(2, 0, 3, 1, 4)
+        context = functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=run.mask, dropout_p=dropout
+        )
+        outputs.append(context.transpose(1, 2).reshape(run.num_tokens, width))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def _narrow_run(run: AttentionRun, reach: int, device: torch.device) -> AttentionRun:
+    if run.length <= reach + 1:
+        return run
+    places = torch.arange(run.length, device=device)
+    return replace(run, mask=(places.unsqueeze(1) - places).abs() <= reach)

@@ -1,0 +1,1 @@
+"""Texts: from characters to what the encoder reads, and back to characters."""

@@ -1,0 +1,1 @@
+"""Blobs: content-addressed bytes in folders and object stores."""

@@ -1,0 +1,182 @@
+"""Content-addressed blobs: bytes stored under, and checked against, their own SHA-256."""
+
+import re
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Self
+
+from nunatak_registry.blobs.digests import KnownDigests, digest_of
+from nunatak_registry.blobs.files import Files, open_files
+from nunatak_registry.errors import CorruptBlobError
+
+MAX_BLOB_BYTES = 4 * 1024**3
+"""A full float32 copy of the largest encoder of the family, XLM-R large, has 2.2 GB."""
+
+_BLOB_KEY = re.compile(r"sha256/([0-9a-f]{2})/(\1[0-9a-f]{62})")
+_TEMPORARY_KEY = re.compile(r"sha256/[0-9a-f]{2}/\.[0-9a-f]{32}\.tmp")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_QUARANTINE = "quarantine"
+
+
+class FileKind(StrEnum):
+    """What a key under the root says that it is."""
+
+    BLOB = "blob"
+    TEMPORARY = "temporary"
+    STRANGER = "stranger"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredFile:
+    """Something under the root; a blob's bytes have not been looked at."""
+
+    key: str
+    kind: FileKind
+
+    @classmethod
+    def at(cls, key: str) -> Self:
+        """Return what the key says it is."""
+        return cls(key=key, kind=_kind(key))
+
+    @property
+    def is_among_blobs(self) -> bool:
+        """Whether it lies where only blobs and their folders may."""
+        return self.key.partition("/")[0] == "sha256"
+
+    @property
+    def digest(self) -> str:
+        """The last part of the key: of a blob, its digest."""
+        return self.key.rpartition("/")[2]
+
+
+class BlobStore:
+    """Immutable blobs named `sha256/ab/ab...` under one root. Safe to share between threads."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._digests = KnownDigests()
+
+    @classmethod
+    def open(cls, root: str) -> Self:
+        """Return the store under `root`, a local path or an fsspec URL. Creates nothing.
+
+        Raises:
+            StoreUnavailableError: the protocol is unknown, or its package is not installed.
+        """
+        return cls(open_files(root))
+
+    def put(self, data: bytes) -> str:
+        """Store `data` and return its digest; durable on return, whole or not at all.
+
+        Bytes that are there already are written again. That heals a damaged copy, makes a retry
+        after a failed fsync honest, and disturbs no reader.
+
+        Raises:
+            StoreUnavailableError: the place cannot be reached, or is full.
+        """
+        digest = digest_of(data)
+        self._files.write(blob_key(digest), data)
+        return digest
+
+    def get(self, digest: str, size: int, *, pause: Callable[[], None] | None = None) -> bytes:
+        """Return the blob after checking the returned bytes themselves.
+
+        `pause` is called after each megabyte that is checked.
+
+        Raises:
+            CorruptBlobError: missing, not a plain file, of another size, or of another digest.
+            StoreUnavailableError: the place cannot be reached.
+        """
+        if size > MAX_BLOB_BYTES:
+            raise CorruptBlobError(digest, f"may have {MAX_BLOB_BYTES} bytes at most, not {size}")
+        data = self._files.read(blob_key(digest), size + 1)
+        if data is None:
+            raise CorruptBlobError(digest, "is missing or no plain file")
+        if len(data) != size:
+            found = "more" if len(data) > size else str(len(data))
+            raise CorruptBlobError(digest, f"must have {size} bytes, found {found}")
+        if not self._digests.fits(data, digest, pause=pause):
+            raise CorruptBlobError(digest, "holds other bytes than its digest says")
+        return data
+
+    def exists(self, digest: str) -> bool:
+        """Tell whether a file of that name is there; its bytes are not looked at.
+
+        Raises:
+            StoreUnavailableError: the place cannot be reached.
+        """
+        return self._files.exists(blob_key(digest))
+
+    def check_writable(self) -> None:
+        """Refuse once a write may have been lost.
+
+        Raises:
+            StoreReadOnlyError: an fsync has failed since the store was opened.
+        """
+        self._files.check_writable()
+
+    def files(self) -> Iterator[StoredFile]:
+        """Yield everything under the root but what is in quarantine, in no order.
+
+        Raises:
+            StoreUnavailableError: the place cannot be reached.
+        """
+        for key in self._files.list_keys():
+            if not key.startswith(f"{_QUARANTINE}/"):
+                yield StoredFile.at(key)
+
+    def is_sound(self, digest: str) -> bool:
+        """Tell whether the bytes stored under a digest have that digest.
+
+        Raises:
+            StoreUnavailableError: the place cannot be reached.
+        """
+        data = self._files.read(blob_key(digest), MAX_BLOB_BYTES + 1)
+        return data is not None and digest_of(data) == digest
+
+    def modified(self, file: StoredFile) -> datetime | None:
+        """Return when a file was written last, in UTC; None where it has gone since.
+
+        Raises:
+            StoreUnavailableError: the place cannot be reached.
+        """
+        return self._files.modified(file.key)
+
+    def remove(self, file: StoredFile) -> None:
+        """Remove a file, if it is there.
+
+        Raises:
+            StoreUnavailableError: the place cannot be reached or written.
+        """
+        self._files.delete(file.key)
+
+    def quarantine(self, key: str) -> str | None:
+        """Move what lies at `key` out of the way and return its new key; None where nothing does.
+
+        Raises:
+            StoreUnavailableError: the place cannot be reached or written.
+        """
+        target = f"{_QUARANTINE}/{uuid.uuid4().hex}/{key.rpartition('/')[2]}"
+        return target if self._files.move(key, target) else None
+
+
+def blob_key(digest: str) -> str:
+    """Return where the blob of a digest lies, relative to the root.
+
+    Raises:
+        CorruptBlobError: it is no SHA-256 digest.
+    """
+    if _DIGEST.fullmatch(digest) is None:
+        raise CorruptBlobError(digest[:64], "has no SHA-256 digest for a name")
+    return f"sha256/{digest[:2]}/{digest}"
+
+
+def _kind(key: str) -> FileKind:
+    if _BLOB_KEY.fullmatch(key) is not None:
+        return FileKind.BLOB
+    if _TEMPORARY_KEY.fullmatch(key) is not None:
+        return FileKind.TEMPORARY
+    return FileKind.STRANGER

@@ -1,0 +1,1 @@
+"""Cards: versions as people read them."""

@@ -1,0 +1,1 @@
+"""The index: versions, aliases and candidates in a SQL database."""

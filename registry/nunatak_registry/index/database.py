@@ -1,0 +1,262 @@
+"""The index's database: connections, transactions and what differs between SQLite and PostgreSQL.
+
+Writers are serialized: on SQLite by BEGIN IMMEDIATE, on PostgreSQL by locking the state row.
+Readers see one consistent snapshot and never wait for a lock of ours.
+"""
+
+import sqlite3
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Self
+
+from sqlalchemy import (
+    URL,
+    Connection,
+    Engine,
+    PoolProxiedConnection,
+    create_engine,
+    event,
+    insert,
+    inspect,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from nunatak_registry.errors import StoreReadOnlyError, StoreUnavailableError
+from nunatak_registry.index.schema import SCHEMA_VERSION, Base, StateRow
+
+BUSY_TIMEOUT_S = 10.0
+
+# Below this release, a write-ahead log that is reset under load can corrupt the file
+# (sqlite.org/wal.html, "the WAL-reset bug").
+_FIRST_SAFE_WAL = (3, 51, 3)
+
+# Any constant will do, as long as every opener of a new PostgreSQL index takes the same lock.
+_CREATION_LOCK = 0x6E756E6174616B
+
+
+# After one of these nobody knows what the disk holds; PostgreSQL stops its server by itself.
+_FAILED_SYNCS = {sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC}
+
+
+def journal_mode(sqlite_version: tuple[int, ...]) -> str:
+    """Return the journal mode that is safe with this release of SQLite."""
+    return "wal" if sqlite_version >= _FIRST_SAFE_WAL else "truncate"
+
+
+class Database:
+    """One engine, seen as a reader and as a writer. Safe to share between threads."""
+
+    def __init__(self, *, reader: Engine, writer: Engine) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._sync_failure: str | None = None
+        self._marker: PoolProxiedConnection | None = None
+        self._marking = threading.Lock()
+
+    @classmethod
+    def open(cls, url: URL) -> Self:
+        """Connect, create the tables where there are none, and upgrade those of older releases.
+
+        Raises:
+            StoreUnavailableError: unreachable, of another kind, or laid out by a later release.
+        """
+        with _refusals():
+            reader, writer = _engines(url)
+            try:
+                _prepare(reader, writer)
+            except BaseException:
+                reader.dispose()
+                raise
+            return cls(reader=reader, writer=writer)
+
+    def close(self) -> None:
+        """Close all idle connections."""
+        with self._marking:
+            if self._marker is not None:
+                self._marker.close()
+                self._marker = None
+        self._reader.dispose()
+
+    @contextmanager
+    def reading(self) -> Generator[Connection]:
+        """Yield a connection within one read transaction."""
+        with _refusals(), self._reader.connect() as connection, connection.begin():
+            yield connection
+
+    @contextmanager
+    def writing(self) -> Generator[Connection]:
+        """Yield a connection that no other writer runs beside; commits unless the body raises."""
+        if self._sync_failure is not None:
+            raise StoreReadOnlyError(self._sync_failure)
+        with (
+            _refusals(),
+            self._failed_sync_is_final(),
+            self._writer.connect() as connection,
+            connection.begin(),
+        ):
+            connection.execute(select(StateRow.id).with_for_update())
+            yield connection
+
+    def change_mark(self) -> int | None:
+        """Return a number that differs whenever a commit lies between two calls.
+
+        None where the database tells nothing cheaper than a query. It costs a twentieth of a
+        transaction (sqlite.org/pragma.html#pragma_data_version).
+        """
+        if self._reader.dialect.name != "sqlite":
+            return None
+        with _refusals(), self._marking:
+            # The number counts what others commit, so nobody else may use this connection.
+            if self._marker is None:
+                self._marker = self._reader.raw_connection()
+                self._marker.detach()
+            cursor = self._marker.cursor()
+            try:
+                cursor.execute("PRAGMA data_version")
+                return int(next(iter(cursor.fetchall()))[0])
+            finally:
+                cursor.close()
+
+    @contextmanager
+    def _failed_sync_is_final(self) -> Generator[None]:
+        try:
+            yield
+        except DBAPIError as error:
+            if getattr(error.orig, "sqlite_errorcode", None) in _FAILED_SYNCS:
+                self._sync_failure = "an fsync of the index failed"
+                raise StoreReadOnlyError(self._sync_failure) from error
+            raise
+
+
+def raise_generation(connection: Connection) -> None:
+    """Raise the number that tells readers, in every process, that something changed."""
+    connection.execute(update(StateRow).values(generation=StateRow.generation + 1))
+
+
+def _engines(url: URL) -> tuple[Engine, Engine]:
+    match url.get_backend_name():
+        case "sqlite":
+            engine = _sqlite_engine(url)
+            return engine, engine.execution_options(begin_statement="BEGIN IMMEDIATE")
+        case "postgresql":
+            engine = _postgresql_engine(url)
+            return (
+                engine.execution_options(isolation_level="REPEATABLE READ"),
+                engine.execution_options(isolation_level="READ COMMITTED"),
+            )
+        case backend:
+            raise StoreUnavailableError(
+                f"the index must be in sqlite or postgresql, got {backend!r}"
+            )
+
+
+def _prepare(reader: Engine, writer: Engine) -> None:
+    with reader.connect() as connection, connection.begin():
+        is_new = not inspect(connection).has_table(StateRow.__tablename__)
+    if is_new:
+        _create_tables(writer)
+    with reader.connect() as connection, connection.begin():
+        found = _schema_version(connection)
+    if found < SCHEMA_VERSION:
+        _upgrade_tables(writer)
+
+
+def _create_tables(writer: Engine) -> None:
+    with writer.connect() as connection, connection.begin():
+        if connection.dialect.name == "postgresql":
+            connection.execute(
+                text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _CREATION_LOCK}
+            )
+        # Another opener may have been first; under the lock its tables are seen whole.
+        Base.metadata.create_all(connection)
+        if connection.execute(select(StateRow.id)).first() is None:
+            connection.execute(
+                insert(StateRow).values(id=1, schema_version=SCHEMA_VERSION, generation=0)
+            )
+
+
+def _schema_version(connection: Connection) -> int:
+    found = connection.execute(select(StateRow.schema_version)).scalar_one()
+    if not 1 <= found <= SCHEMA_VERSION:
+        raise StoreUnavailableError(
+            f"the index has schema version {found}, this release reads 1 to {SCHEMA_VERSION}; "
+            "use the release that wrote it"
+        )
+    return found
+
+
+def _upgrade_tables(writer: Engine) -> None:
+    from nunatak_registry.index.migrations import upgrade  # noqa: PLC0415 - alembic is slow to import
+
+    with writer.connect() as connection, connection.begin():
+        connection.execute(select(StateRow.id).with_for_update())
+        # Another opener may have been first.
+        found = _schema_version(connection)
+        if found < SCHEMA_VERSION:
+            upgrade(connection, found)
+
+
+def _sqlite_engine(url: URL) -> Engine:
+    if url.database in {None, "", ":memory:"}:
+        raise StoreUnavailableError("a SQLite index must be a file, got a database in memory")
+    # The driver must not begin transactions by itself: it would begin them all as readers, and a
+    # reader that turns writer can fail at once instead of waiting.
+    engine = create_engine(url, connect_args={"isolation_level": None, "timeout": BUSY_TIMEOUT_S})
+    mode = journal_mode(sqlite3.sqlite_version_info)
+
+    def configure(connection: DBAPIConnection, _record: object) -> None:
+        cursor = connection.cursor()
+        cursor.execute("PRAGMA foreign_keys = ON")
+        # Mode "delete" with FULL does not sync the folder after the journal is gone: a power loss
+        # could bring the journal back, and with it undo a commit that was acknowledged. EXTRA does,
+        # and mode "truncate" syncs the emptied journal itself.
+        cursor.execute("PRAGMA synchronous = EXTRA")
+        cursor.execute(f"PRAGMA journal_mode = {mode}")
+        found = str(next(iter(cursor.fetchall()))[0])
+        cursor.close()
+        # A file system without shared memory keeps "delete", which is safe everywhere.
+        if found not in {mode, "delete"}:
+            raise StoreUnavailableError(
+                f"the SQLite index must use journal mode {mode!r}, it stays at {found!r}; "
+                "close every other process that uses it and open it again"
+            )
+
+    def begin(connection: Connection) -> None:
+        connection.exec_driver_sql(
+            connection.get_execution_options().get("begin_statement", "BEGIN")
+        )
+
+    event.listen(engine, "connect", configure)
+    event.listen(engine, "begin", begin)
+    return engine
+
+
+def _postgresql_engine(url: URL) -> Engine:
+    try:
+        return create_engine(url, pool_pre_ping=True)
+    except ImportError as error:
+        raise StoreUnavailableError(
+            f"a PostgreSQL index needs the package {error.name!r}: pip install 'nunatak[postgres]'"
+        ) from error
+
+
+@contextmanager
+def _refusals() -> Generator[None]:
+    try:
+        yield
+    except (SQLAlchemyError, sqlite3.Error) as error:
+        # The driver's own text names host, user and reason; SQLAlchemy's would add statements and
+        # their values.
+        cause = error.orig if isinstance(error, DBAPIError) else error
+        reason = str(cause).strip().partition("\n")[0] or type(cause).__name__
+        raise StoreUnavailableError(f"the registry index refused: {reason}") from error
+    except UnicodeDecodeError as error:
+        # SQLite's own message quotes the damaged bytes, and its driver cannot read them.
+        raise StoreUnavailableError(
+            "the registry index refused: it is damaged; restore it from a backup"
+        ) from error

@@ -1,0 +1,214 @@
+"""The index: which task versions there are and where the aliases point.
+
+A `Snapshot` answers questions from one read transaction. A `Change` does so from one write
+transaction that no other writer runs beside; what it does becomes visible all at once or never.
+"""
+
+from collections.abc import Collection, Generator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Self
+
+from sqlalchemy import URL, ColumnElement, delete, insert, or_, select, update
+
+from nunatak_registry.aliases import AliasEvent
+from nunatak_registry.blobs.digests import digest_of
+from nunatak_registry.candidates import Candidate, CandidateEvent
+from nunatak_registry.index.database import Database, raise_generation
+from nunatak_registry.index.schema import (
+    AliasEventRow,
+    AliasRow,
+    BlobRow,
+    CandidateEventRow,
+    CandidateRow,
+    HoldRow,
+    RetiredBlobRow,
+    TaskRow,
+    VersionRow,
+)
+from nunatak_registry.index.snapshot import Snapshot
+from nunatak_registry.manifest import TaskManifest
+
+
+class Change(Snapshot):
+    """Changes of the index; all but holds raise its generation."""
+
+    def take_version(self, task: str) -> int:
+        """Return the task's next number, which is then never given out again."""
+        query = select(TaskRow.next_version).where(TaskRow.name == task)
+        version = self._connection.execute(query).scalar_one_or_none()
+        if version is None:
+            self._connection.execute(insert(TaskRow).values(name=task, next_version=2))
+            return 1
+        self._connection.execute(
+            update(TaskRow).where(TaskRow.name == task).values(next_version=version + 1)
+        )
+        return version
+
+    def add_version(self, manifest: TaskManifest, content_digest: str, at: datetime) -> None:
+        """Record a version under a number that `take_version` gave."""
+        document = manifest.model_dump_json()
+        key = {"task": manifest.task, "version": manifest.version}
+        self._connection.execute(
+            insert(VersionRow).values(
+                **key,
+                content_digest=content_digest,
+                manifest=document,
+                manifest_digest=digest_of(document.encode()),
+                published_at=at.isoformat(),
+            )
+        )
+        digests = sorted({blob.sha256 for blob in manifest.blobs})
+        self._connection.execute(insert(BlobRow), [{**key, "digest": digest} for digest in digests])
+        self.forget_retired(digests)
+        raise_generation(self._connection)
+
+    def move_alias(self, event: AliasEvent) -> None:
+        """Let the alias point where the event says, and append the event to its history."""
+        key = (AliasRow.task == event.task, AliasRow.alias == event.alias)
+        if event.from_version is None:
+            self._connection.execute(
+                insert(AliasRow).values(
+                    task=event.task, alias=event.alias, version=event.to_version
+                )
+            )
+        else:
+            self._connection.execute(update(AliasRow).where(*key).values(version=event.to_version))
+        self._connection.execute(
+            insert(AliasEventRow).values(
+                task=event.task,
+                alias=event.alias,
+                kind=event.kind.value,
+                from_version=event.from_version,
+                to_version=event.to_version,
+                at=event.at.isoformat(),
+            )
+        )
+        raise_generation(self._connection)
+
+    def set_candidate(self, event: CandidateEvent) -> None:
+        """Put a candidate beside its alias, in the place of that of its role."""
+        candidate = event.candidate
+        self._connection.execute(delete(CandidateRow).where(*_place_of(candidate)))
+        self._connection.execute(insert(CandidateRow).values(**_candidate_values(candidate)))
+        self._add_candidate_event(event)
+
+    def end_candidate(self, event: CandidateEvent) -> None:
+        """Remove a candidate."""
+        self._connection.execute(delete(CandidateRow).where(*_place_of(event.candidate)))
+        self._add_candidate_event(event)
+
+    def remove_version(self, task: str, version: int, at: datetime) -> None:
+        """Forget a version that no alias points to; blobs that were only its own retire."""
+        digests = sorted(self.blob_digests(task, version))
+        for row in (BlobRow, HoldRow, VersionRow):
+            self._connection.execute(delete(row).where(row.task == task, row.version == version))
+        retired = [digest for digest in digests if not self.has_blob(digest)]
+        self.forget_retired(retired)
+        if retired:
+            self._connection.execute(
+                insert(RetiredBlobRow),
+                [{"digest": digest, "at": at.isoformat()} for digest in retired],
+            )
+        raise_generation(self._connection)
+
+    def replace_holds(
+        self,
+        reader: str,
+        versions: Collection[tuple[str, int]],
+        *,
+        now: datetime,
+        until: datetime,
+    ) -> None:
+        """Let a reader hold these versions, those of them that exist, and no others."""
+        # Times of one zone in one format sort as text.
+        is_over = HoldRow.until < now.isoformat()
+        self._connection.execute(delete(HoldRow).where(or_(HoldRow.reader == reader, is_over)))
+        rows = [
+            {"reader": reader, "task": task, "version": version, "until": until.isoformat()}
+            for task, version in sorted(set(versions))
+            if self.has_version(task, version)
+        ]
+        if rows:
+            self._connection.execute(insert(HoldRow), rows)
+
+    def forget_retired(self, digests: Collection[str]) -> None:
+        """Drop the notes on blobs that are referred to again, or gone."""
+        self._connection.execute(
+            delete(RetiredBlobRow).where(RetiredBlobRow.digest.in_(sorted(digests)))
+        )
+
+    def _add_candidate_event(self, event: CandidateEvent) -> None:
+        self._connection.execute(
+            insert(CandidateEventRow).values(
+                **_candidate_values(event.candidate),
+                kind=event.kind.value,
+                at=event.at.isoformat(),
+            )
+        )
+        raise_generation(self._connection)
+
+
+def _candidate_values(candidate: Candidate) -> dict[str, str | int | float]:
+    return {
+        "task": candidate.task,
+        "alias": candidate.alias,
+        "role": candidate.role.value,
+        "version": candidate.version,
+        "share": candidate.share,
+    }
+
+
+def _place_of(candidate: Candidate) -> tuple[ColumnElement[bool], ...]:
+    return (
+        CandidateRow.task == candidate.task,
+        CandidateRow.alias == candidate.alias,
+        CandidateRow.role == candidate.role.value,
+    )
+
+
+class Index:
+    """Snapshots and changes of one database. Safe to share between threads."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._seen: tuple[int, int] | None = None
+
+    @classmethod
+    def open(cls, url: URL) -> Self:
+        """Connect to the database, creating its tables where there are none.
+
+        Raises:
+            StoreUnavailableError: unreachable, of another kind, or laid out by another release.
+        """
+        return cls(Database.open(url))
+
+    def close(self) -> None:
+        """Close all idle connections."""
+        self._database.close()
+
+    def generation(self) -> int:
+        """Return a number that every change raises, which other processes may make too.
+
+        Cheap to ask again while nothing has been written.
+        """
+        # The mark comes first: a change in between is then seen by the next call, not missed.
+        mark, seen = self._database.change_mark(), self._seen
+        if seen is not None and seen[0] == mark:
+            return seen[1]
+        with self.reading() as snapshot:
+            generation = snapshot.generation()
+        self._seen = None if mark is None else (mark, generation)
+        return generation
+
+    @contextmanager
+    def reading(self) -> Generator[Snapshot]:
+        """Yield the index as of now."""
+        with self._database.reading() as connection:
+            yield Snapshot(connection)
+
+    @contextmanager
+    def writing(self) -> Generator[Change]:
+        """Yield a change of the index; it is kept whole unless the body raises."""
+        with self._database.writing() as connection:
+            yield Change(connection)

@@ -1,0 +1,334 @@
+"""Questions to the index, each answered from one read transaction."""
+
+from collections import defaultdict
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TypeAlias
+
+from pydantic import ValidationError
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Select,
+    String,
+    and_,
+    bindparam,
+    cast,
+    func,
+    select,
+)
+
+from nunatak_registry.aliases import AliasEvent, AliasEventKind
+from nunatak_registry.blobs.digests import digest_of
+from nunatak_registry.candidates import (
+    Candidate,
+    CandidateEvent,
+    CandidateEventKind,
+    CandidateRole,
+)
+from nunatak_registry.errors import InvalidManifestError, StoreUnavailableError
+from nunatak_registry.index.schema import (
+    AliasEventRow,
+    AliasRow,
+    BlobRow,
+    CandidateEventRow,
+    CandidateRow,
+    HoldRow,
+    RetiredBlobRow,
+    StateRow,
+    TaskRow,
+    VersionRow,
+)
+from nunatak_registry.manifest import TaskManifest
+from nunatak_registry.names import DEFAULT_ALIAS, MAX_VERSION
+
+VersionQuery: TypeAlias = "Select[str, int, str, str]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionRecord:
+    """One row of the index: a manifest as text, with the digest the text had when published."""
+
+    task: str
+    version: int
+    manifest: str
+    manifest_digest: str
+
+    @property
+    def reference(self) -> str:
+        """The reference that names exactly this version."""
+        return f"{self.task}/{self.version}"
+
+    def parse(self) -> TaskManifest:
+        """Return the manifest.
+
+        Raises:
+            InvalidManifestError: the text changed since it was published, or this release cannot
+                read it.
+        """
+        if digest_of(self.manifest.encode()) != self.manifest_digest:
+            raise InvalidManifestError(
+                f"the stored manifest of {self.reference} differs from the one published; "
+                "restore the index from a backup"
+            )
+        try:
+            manifest = TaskManifest.model_validate_json(self.manifest)
+        except ValidationError as error:
+            raise InvalidManifestError(
+                f"the manifest of {self.reference} does not follow schema version 1: {error}"
+            ) from error
+        if (manifest.task, manifest.version) != (self.task, self.version):
+            raise InvalidManifestError(
+                f"the manifest stored as {self.reference} says it is {manifest.reference}"
+            )
+        return manifest
+
+
+class Snapshot:
+    """Questions to the index, all answered as of one moment."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def generation(self) -> int:
+        """Return a number that every change of the index raises."""
+        return self._connection.execute(select(StateRow.generation)).scalar_one()
+
+    def version(self, task: str, version: int) -> VersionRecord | None:
+        """Return one version."""
+        if not 1 <= version <= MAX_VERSION:
+            return None
+        return self._one(_VERSIONS.where(VersionRow.task == task, VersionRow.version == version))
+
+    def version_of_alias(self, task: str, alias: str) -> VersionRecord | None:
+        """Return the version that an alias points to."""
+        return self._one(
+            _VERSIONS.join(AliasRow, _alias_points_to_version()).where(
+                AliasRow.task == task, AliasRow.alias == alias
+            )
+        )
+
+    def version_of_content(self, task: str, content_digest: str) -> VersionRecord | None:
+        """Return the version that holds this content."""
+        return self._one(
+            _VERSIONS.where(VersionRow.task == task, VersionRow.content_digest == content_digest)
+        )
+
+    def default_versions(self, task: str | None = None) -> list[VersionRecord]:
+        """Return what bare names stand for, of one task or of all, ordered by task."""
+        if task is None:
+            return self._all(_DEFAULT_VERSIONS)
+        return self._all(_DEFAULT_VERSION_OF_TASK, {"task": task})
+
+    def all_versions(self, task: str | None = None) -> list[VersionRecord]:
+        """Return every version of one task or of all, ordered by task and number."""
+        query = _VERSIONS.order_by(VersionRow.task, VersionRow.version)
+        return self._all(query if task is None else query.where(VersionRow.task == task))
+
+    def version_numbers(self, task: str | None = None) -> dict[str, tuple[int, ...]]:
+        """Return the numbers of the versions there are, ascending, of one task or of all."""
+        # One row a task: rows cost more than the numbers in them.
+        numbers = func.aggregate_strings(cast(VersionRow.version, String), ",")
+        query = select(VersionRow.task, numbers).group_by(VersionRow.task)
+        if task is not None:
+            query = query.where(VersionRow.task == task)
+        rows = self._connection.execute(query)
+        with _damage_of("the numbers of the versions"):
+            return {name: tuple(sorted(map(int, listed.split(",")))) for name, listed in rows}
+
+    def has_version(self, task: str, version: int | None = None) -> bool:
+        """Tell whether a task has this version, or any."""
+        if version is not None and not 1 <= version <= MAX_VERSION:
+            return False
+        query = select(VersionRow.version).where(VersionRow.task == task).limit(1)
+        if version is not None:
+            query = query.where(VersionRow.version == version)
+        return self._connection.execute(query).first() is not None
+
+    def aliases(self, task: str | None = None) -> dict[str, dict[str, int]]:
+        """Return where aliases point, by task and by alias, of one task or of all."""
+        query = select(AliasRow.task, AliasRow.alias, AliasRow.version).order_by(AliasRow.alias)
+        if task is not None:
+            query = query.where(AliasRow.task == task)
+        aliases: defaultdict[str, dict[str, int]] = defaultdict(dict)
+        for name, alias, version in self._connection.execute(query):
+            aliases[name][alias] = version
+        return dict(aliases)
+
+    def history(self, task: str, alias: str) -> list[AliasEvent]:
+        """Return every move of an alias, oldest first."""
+        row = AliasEventRow
+        query = (
+            select(row.kind, row.from_version, row.to_version, row.at)
+            .where(row.task == task, row.alias == alias)
+            .order_by(row.id)
+        )
+        rows = self._connection.execute(query)
+        with _damage_of(f"the history of alias {alias!r} of task {task!r}"):
+            return [
+                AliasEvent(
+                    task=task,
+                    alias=alias,
+                    kind=AliasEventKind(kind),
+                    from_version=from_version,
+                    to_version=to_version,
+                    at=datetime.fromisoformat(at),
+                )
+                for kind, from_version, to_version, at in rows
+            ]
+
+    def candidates(self, task: str | None = None) -> list[Candidate]:
+        """Return what runs beside aliases, of one task or of all, by task, alias and role."""
+        row = CandidateRow
+        query = select(row.task, row.alias, row.role, row.version, row.share).order_by(
+            row.task, row.alias, row.role
+        )
+        if task is not None:
+            query = query.where(row.task == task)
+        with _damage_of("what runs beside the aliases"):
+            return [_candidate(*found) for found in self._connection.execute(query).all()]
+
+    def candidate(self, task: str, alias: str, role: CandidateRole) -> Candidate | None:
+        """Return the candidate of one role beside one alias."""
+        found = (it for it in self.candidates(task) if (it.alias, it.role) == (alias, role))
+        return next(found, None)
+
+    def candidate_history(
+        self, task: str, alias: str, role: CandidateRole | None = None
+    ) -> list[CandidateEvent]:
+        """Return every change of the candidates beside an alias, of one role or all."""
+        row = CandidateEventRow
+        query = (
+            select(row.role, row.version, row.share, row.kind, row.at)
+            .where(row.task == task, row.alias == alias)
+            .order_by(row.id)
+        )
+        if role is not None:
+            query = query.where(row.role == role.value)
+        rows = self._connection.execute(query).all()
+        with _damage_of(f"the candidates of alias {alias!r} of task {task!r}"):
+            return [
+                CandidateEvent(
+                    kind=CandidateEventKind(kind),
+                    candidate=_candidate(task, alias, name, version, share),
+                    at=datetime.fromisoformat(at),
+                )
+                for name, version, share, kind, at in rows
+            ]
+
+    def blob_digests(self, task: str | None = None, version: int | None = None) -> set[str]:
+        """Return the digests of the blobs that versions refer to, narrowed as told."""
+        query = select(BlobRow.digest)
+        if task is not None:
+            query = query.where(BlobRow.task == task)
+        if version is not None:
+            query = query.where(BlobRow.version == version)
+        return set(self._connection.execute(query).scalars())
+
+    def has_blob(self, digest: str) -> bool:
+        """Tell whether any version refers to a blob."""
+        query = select(BlobRow.digest).where(BlobRow.digest == digest).limit(1)
+        return self._connection.execute(query).first() is not None
+
+    def retired_since(self, digest: str) -> datetime | None:
+        """Return when a blob lost its last reference, if a deletion took it."""
+        query = select(RetiredBlobRow.at).where(RetiredBlobRow.digest == digest)
+        at = self._connection.execute(query).scalar_one_or_none()
+        with _damage_of(f"the time at which blob {digest[:12]}... retired"):
+            return None if at is None else datetime.fromisoformat(at)
+
+    def readers(self, task: str, version: int, now: datetime) -> tuple[str, ...]:
+        """Return who holds a version at this moment."""
+        query = (
+            select(HoldRow.reader, HoldRow.until)
+            .where(HoldRow.task == task, HoldRow.version == version)
+            .order_by(HoldRow.reader)
+        )
+        rows = self._connection.execute(query)
+        with _damage_of(f"who holds {task}/{version}"):
+            return tuple(reader for reader, until in rows if datetime.fromisoformat(until) > now)
+
+    def blob_references(self) -> dict[tuple[str, int], set[str]]:
+        """Return the digests of the blobs of every version, as the index counts them."""
+        references: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
+        for task, version, digest in self._connection.execute(
+            select(BlobRow.task, BlobRow.version, BlobRow.digest)
+        ):
+            references[task, version].add(digest)
+        return dict(references)
+
+    def integrity_problems(self) -> list[str]:
+        """Return what the database itself finds wrong with its file, where it can tell."""
+        if self._connection.dialect.name != "sqlite":
+            return []
+        rows = self._connection.exec_driver_sql("PRAGMA integrity_check").scalars()
+        strays = self._connection.exec_driver_sql("PRAGMA foreign_key_check").all()
+        broken = [f"row {row[1]} of {row[0]} refers to no row of {row[2]}" for row in strays]
+        return [str(row) for row in rows if row != "ok"] + broken
+
+    def next_versions(self) -> dict[str, int]:
+        """Return the number that each task gives out next."""
+        rows = self._connection.execute(select(TaskRow.name, TaskRow.next_version))
+        return {name: version for name, version in rows}  # noqa: C416 - rows are no tuples
+
+    def _one(self, query: VersionQuery) -> VersionRecord | None:
+        return next(iter(self._all(query)), None)
+
+    def _all(
+        self, query: VersionQuery, values: Mapping[str, str] | None = None
+    ) -> list[VersionRecord]:
+        return [
+            VersionRecord(
+                task=task, version=version, manifest=manifest, manifest_digest=manifest_digest
+            )
+            for task, version, manifest, manifest_digest in self._connection.execute(query, values)
+        ]
+
+
+_VERSIONS: VersionQuery = select(
+    VersionRow.task, VersionRow.version, VersionRow.manifest, VersionRow.manifest_digest
+)
+
+
+def _default_versions(*is_wanted: ColumnElement[bool]) -> VersionQuery:
+    highest = select(VersionRow.task, func.max(VersionRow.version).label("version"))
+    newest = highest.where(*is_wanted).group_by(VersionRow.task).subquery()
+    # The limit takes nothing away. It keeps SQLite from merging the two queries, in which case it
+    # reads every version of a task to find one.
+    default = and_(AliasRow.task == newest.c.task, AliasRow.alias == DEFAULT_ALIAS)
+    chosen = (
+        select(newest.c.task, func.coalesce(AliasRow.version, newest.c.version).label("version"))
+        .outerjoin(AliasRow, default)
+        .limit(MAX_VERSION)
+        .subquery()
+    )
+    is_chosen = and_(VersionRow.task == chosen.c.task, VersionRow.version == chosen.c.version)
+    return _VERSIONS.join(chosen, is_chosen).order_by(VersionRow.task)
+
+
+# Built once: a query with subqueries holds itself in cycles, which a server collects rarely.
+_DEFAULT_VERSIONS = _default_versions()
+_DEFAULT_VERSION_OF_TASK = _default_versions(VersionRow.task == bindparam("task"))
+
+
+def _candidate(task: str, alias: str, role: str, version: int, share: float) -> Candidate:
+    return Candidate(
+        task=task, alias=alias, role=CandidateRole(role), version=int(version), share=float(share)
+    )
+
+
+def _alias_points_to_version() -> ColumnElement[bool]:
+    return and_(AliasRow.task == VersionRow.task, AliasRow.version == VersionRow.version)
+
+
+@contextmanager
+def _damage_of(what: str) -> Generator[None]:
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        # A column of SQLite holds whatever its bytes say, not what its type says.
+        raise StoreUnavailableError(
+            f"{what} in the index cannot be read: {error}; restore the index from a backup"
+        ) from error

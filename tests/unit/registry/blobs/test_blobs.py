@@ -1,0 +1,300 @@
+import os
+import stat
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from nunatak_registry.blobs.blobs import BlobStore, FileKind, StoredFile, blob_key
+from nunatak_registry.blobs.digests import digest_of
+from nunatak_registry.blobs.local_files import LocalFiles
+from nunatak_registry.errors import CorruptBlobError, StoreUnavailableError
+
+DATA = b"sixteen bytes !!"
+DIGEST = digest_of(DATA)
+KEY = f"sha256/{DIGEST[:2]}/{DIGEST}"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "blobs"
+
+
+def digests(store: BlobStore) -> list[str]:
+    return [file.digest for file in store.files() if file.kind is FileKind.BLOB]
+
+
+@pytest.fixture(params=["path", "file-url", "memory-url"])
+def store(request: pytest.FixtureRequest, root: Path) -> BlobStore:
+    urls = {
+        "path": str(root),
+        "file-url": root.as_uri(),
+        "memory-url": f"memory://{uuid4().hex}/blobs",
+    }
+    return BlobStore.open(urls[str(request.param)])
+
+
+def test_blob_comes_back_as_it_was_put(store: BlobStore) -> None:
+    assert store.put(DATA) == DIGEST
+    assert store.get(DIGEST, len(DATA)) == DATA
+
+
+def test_damage_after_a_read_is_found_and_a_put_heals_it(root: Path) -> None:
+    store, data = BlobStore.open(str(root)), os.urandom(2**20 + 1)
+    digest, other = store.put(data), store.put(data[::-1])
+    for it in (digest, other):
+        store.get(it, len(data))
+
+    (root / blob_key(digest)).chmod(0o600)
+    (root / blob_key(digest)).write_bytes((root / blob_key(other)).read_bytes())
+
+    with pytest.raises(CorruptBlobError, match="other bytes"):
+        store.get(digest, len(data))
+    store.put(data)
+    assert store.get(digest, len(data)) == data
+
+
+def test_put_of_equal_bytes_changes_nothing(store: BlobStore) -> None:
+    store.put(DATA)
+    store.put(DATA)
+
+    assert digests(store) == [DIGEST]
+    assert store.get(DIGEST, len(DATA)) == DATA
+
+
+def test_missing_blob_is_corrupt(store: BlobStore) -> None:
+    with pytest.raises(CorruptBlobError, match="missing"):
+        store.get(DIGEST, len(DATA))
+
+
+@pytest.mark.parametrize("size", [len(DATA) - 1, len(DATA) + 1])
+def test_blob_of_another_size_is_corrupt(store: BlobStore, size: int) -> None:
+    store.put(DATA)
+
+    with pytest.raises(CorruptBlobError, match=f"must have {size} bytes"):
+        store.get(DIGEST, size)
+
+
+def test_blob_beyond_the_cap_is_not_read(store: BlobStore) -> None:
+    store.put(DATA)
+
+    with pytest.raises(CorruptBlobError, match="at most"):
+        store.get(DIGEST, 2**62)
+
+
+@pytest.mark.parametrize("digest", ["", "../../etc/passwd", DIGEST.upper(), DIGEST + "\n", "a/b"])
+def test_no_path_is_made_from_what_is_no_digest(store: BlobStore, digest: str) -> None:
+    with pytest.raises(CorruptBlobError):
+        store.exists(digest)
+    with pytest.raises(CorruptBlobError):
+        store.quarantine(blob_key(digest))
+    with pytest.raises(CorruptBlobError):
+        store.get(digest, 1)
+
+
+def test_deleted_blob_is_gone_and_may_be_deleted_again(store: BlobStore) -> None:
+    store.put(DATA)
+    assert store.exists(DIGEST)
+
+    store.remove(StoredFile.at(KEY))
+    store.remove(StoredFile.at(KEY))
+
+    assert not store.exists(DIGEST)
+    assert digests(store) == []
+
+
+def test_digests_of_a_store_never_written_are_none(store: BlobStore) -> None:
+    assert digests(store) == []
+    assert not store.exists(DIGEST)
+
+
+def test_opening_creates_nothing(root: Path) -> None:
+    BlobStore.open(str(root))
+
+    assert not root.exists()
+
+
+def test_folder_names_that_look_like_urls_stay_folders(tmp_path: Path) -> None:
+    store = BlobStore.open(str(tmp_path / "simplecache::memory:"))
+    store.put(DATA)
+
+    assert (tmp_path / "simplecache::memory:" / KEY).is_file()
+
+
+def test_blob_is_readable_by_all_and_writable_by_none(root: Path) -> None:
+    BlobStore.open(str(root)).put(DATA)
+
+    assert stat.S_IMODE((root / KEY).stat().st_mode) == 0o444
+
+
+def test_put_leaves_no_temporary_file(root: Path) -> None:
+    BlobStore.open(str(root)).put(DATA)
+
+    assert [path.name for path in root.rglob("*") if path.is_file()] == [DIGEST]
+
+
+def test_strangers_in_the_folder_are_no_digests(root: Path) -> None:
+    store = BlobStore.open(str(root))
+    store.put(DATA)
+    folder = (root / KEY).parent
+    (folder / f".{uuid4().hex}.tmp").write_bytes(b"cut short")
+    (folder / "README").write_bytes(b"hello")
+    (root / "sha256" / "zz").mkdir()
+    (root / "sha256" / "zz" / DIGEST).write_bytes(DATA)
+
+    assert digests(store) == [DIGEST]
+
+
+def truncate(path: Path) -> None:
+    path.chmod(0o644)
+    os.truncate(path, len(DATA) - 1)
+
+
+def lengthen(path: Path) -> None:
+    path.chmod(0o644)
+    path.write_bytes(DATA + b"x")
+
+
+def flip_a_bit(path: Path) -> None:
+    path.chmod(0o644)
+    path.write_bytes(bytes([DATA[0] ^ 1]) + DATA[1:])
+
+
+def empty(path: Path) -> None:
+    path.chmod(0o644)
+    path.write_bytes(b"")
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def link_to_equal_bytes(path: Path) -> None:
+    target = path.with_name("elsewhere")
+    path.rename(target)
+    path.symlink_to(target)
+
+
+def link_to_itself(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path)
+
+
+def make_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def make_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def make_parent_a_file(path: Path) -> None:
+    path.unlink()
+    path.parent.rmdir()
+    path.parent.write_bytes(b"")
+
+
+DAMAGES: list[Callable[[Path], None]] = [
+    truncate,
+    lengthen,
+    flip_a_bit,
+    empty,
+    remove,
+    link_to_equal_bytes,
+    link_to_itself,
+    make_pipe,
+    make_folder,
+    make_parent_a_file,
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_blob_is_corrupt_and_never_returned(
+    root: Path, damage: Callable[[Path], None]
+) -> None:
+    store = BlobStore.open(str(root))
+    store.put(DATA)
+    damage(root / KEY)
+
+    with pytest.raises(CorruptBlobError) as caught:
+        store.get(DIGEST, len(DATA))
+
+    assert caught.value.digest == DIGEST
+
+
+@pytest.mark.parametrize("damage", [truncate, flip_a_bit, remove, link_to_equal_bytes, make_pipe])
+def test_putting_again_heals_a_damaged_blob(root: Path, damage: Callable[[Path], None]) -> None:
+    store = BlobStore.open(str(root))
+    store.put(DATA)
+    damage(root / KEY)
+
+    store.put(DATA)
+
+    assert store.get(DIGEST, len(DATA)) == DATA
+
+
+def test_overwriting_a_blob_later_does_not_change_bytes_already_read(root: Path) -> None:
+    store = BlobStore.open(str(root))
+    store.put(DATA)
+    data = store.get(DIGEST, len(DATA))
+
+    truncate(root / KEY)
+    flip_a_bit(root / KEY)
+
+    assert data == DATA
+
+
+def test_failed_write_is_unavailable_and_leaves_nothing(root: Path) -> None:
+    (root / "sha256" / DIGEST[:2]).mkdir(parents=True)
+    (root / KEY).mkdir()
+
+    with pytest.raises(StoreUnavailableError, match="cannot write a blob"):
+        BlobStore.open(str(root)).put(DATA)
+
+    assert [path for path in root.rglob("*") if path.is_file()] == []
+
+
+def test_root_that_is_a_file_is_unavailable(root: Path) -> None:
+    root.write_bytes(b"")
+
+    with pytest.raises(StoreUnavailableError):
+        BlobStore.open(str(root)).put(DATA)
+
+
+@pytest.mark.parametrize("url", ["nosuchprotocol://bucket/key", "nosuchprotocol://user:hush@host"])
+def test_unknown_protocol_is_unavailable_and_its_url_is_not_quoted(url: str) -> None:
+    with pytest.raises(StoreUnavailableError, match="nosuchprotocol") as caught:
+        BlobStore.open(url)
+
+    assert "hush" not in str(caught.value)
+
+
+def test_concurrent_puts_of_equal_bytes_all_succeed(root: Path) -> None:
+    store = BlobStore.open(str(root))
+    start = threading.Barrier(8)
+    digests: list[str] = []
+
+    def put() -> None:
+        start.wait()
+        digests.append(store.put(DATA))
+
+    threads = [threading.Thread(target=put) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert digests == [DIGEST] * 8
+    assert store.get(DIGEST, len(DATA)) == DATA
+    assert [path.name for path in root.rglob("*") if path.is_file()] == [DIGEST]
+
+
+def test_read_takes_no_more_than_the_limit(root: Path) -> None:
+    files = LocalFiles(root)
+    files.write("a/b", DATA)
+
+    assert files.read("a/b", 4) == DATA[:4]

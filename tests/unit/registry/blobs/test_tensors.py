@@ -1,0 +1,99 @@
+# safetensors ships no types for `deserialize`: its result is cast where it enters.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+import contextlib
+import json
+from typing import cast
+
+import pytest
+import safetensors
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from doubles.drafts import safetensors_bytes, with_header
+from doubles.hostile_files import HOSTILE_FILES, document, entry
+from nunatak_registry.blobs.tensors import TensorEntry, read_header
+from nunatak_registry.errors import InvalidArtifactError
+
+
+def large_document(num_layers: int, tensors_of_layer: tuple[str, ...]) -> bytes:
+    shape, position = [1024, 1], 0
+    fields: dict[str, object] = {}
+    for layer in range(num_layers):
+        for name in tensors_of_layer:
+            fields[f"encoder.layer.{layer}.{name}"] = entry(position, position + 4096, shape)
+            position += 4096
+    return document(fields, position)
+
+
+GOOD = safetensors_bytes({"a": ((2, 1), [1.0, 2.0]), "b": ((), [3.0])})
+
+NAMES_OF_FULL_LAYER = tuple(
+    f"{block}.{part}.{kind}"
+    for block in ("attention.self", "attention.output", "intermediate", "output")
+    for part in ("query", "dense")
+    for kind in ("weight", "bias")
+)
+NAMES_OF_LORA_LAYER = tuple(
+    f"attention.self.{part}.lora_{side}.weight" for part in "qkvoud" for side in "AB"
+)
+
+
+def test_header_gives_every_tensor_in_the_order_of_its_bytes() -> None:
+    assert list(read_header(GOOD).items()) == [
+        ("a", TensorEntry(dtype="F32", shape=(2, 1), begin=0, end=8)),
+        ("b", TensorEntry(dtype="F32", shape=(), begin=8, end=12)),
+    ]
+
+
+def test_order_in_the_header_does_not_matter() -> None:
+    data = document({"b": entry(4, 8), "a": entry(0, 4)}, 8)
+
+    assert list(read_header(data)) == ["a", "b"]
+
+
+def test_metadata_of_texts_and_trailing_spaces_are_passed_over() -> None:
+    header = json.dumps({"__metadata__": {"format": "pt"}, "a": entry(0, 4)}).encode() + b"   "
+
+    assert list(read_header(with_header(header, bytes(4)))) == ["a"]
+
+
+@pytest.mark.parametrize("dtype", ["F16", "BF16"])
+def test_half_width_formats_take_two_bytes(dtype: str) -> None:
+    assert read_header(document({"a": entry(0, 4, [2], dtype)}))["a"].dtype == dtype
+
+
+@pytest.mark.parametrize("names", [NAMES_OF_FULL_LAYER, NAMES_OF_LORA_LAYER])
+def test_large_encoder_of_24_layers_fits(names: tuple[str, ...]) -> None:
+    assert len(read_header(large_document(24, names))) == 24 * len(names)
+
+
+@pytest.mark.parametrize("data", HOSTILE_FILES.values(), ids=HOSTILE_FILES)
+def test_bad_file_is_refused(data: bytes) -> None:
+    with pytest.raises(InvalidArtifactError):
+        read_header(data)
+
+
+@given(st.integers(0, len(GOOD) - 1), st.integers(0, 255), st.integers(0, len(GOOD)))
+@settings(max_examples=500, derandomize=True, deadline=None)
+def test_what_we_accept_the_format_accepts(position: int, value: int, length: int) -> None:
+    mutated = bytearray(GOOD)
+    mutated[position] = value
+    data = bytes(mutated[:length]) if length % 3 == 0 else bytes(mutated)
+
+    try:
+        ours = read_header(data)
+    except InvalidArtifactError:
+        return
+
+    theirs = cast("list[tuple[str, dict[str, object]]]", safetensors.deserialize(data))
+    assert {name: tuple(cast("list[int]", found["shape"])) for name, found in theirs} == {
+        name: found.shape for name, found in ours.items()
+    }
+
+
+@given(st.binary(max_size=200))
+@settings(max_examples=300, derandomize=True, deadline=None)
+def test_any_bytes_for_a_header_give_an_answer_or_our_error(noise: bytes) -> None:
+    for data in (noise, with_header(noise), with_header(b"{" + noise + b"}")):
+        with contextlib.suppress(InvalidArtifactError):
+            read_header(data)

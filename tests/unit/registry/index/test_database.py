@@ -1,0 +1,71 @@
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from doubles.drafts import make_draft
+from nunatak_registry.errors import (
+    StoreUnavailableError,
+)
+from nunatak_registry.index.database import journal_mode
+from nunatak_registry.store import Registry
+
+
+def set_schema_version(folder: Path, version: int) -> None:
+    connection = sqlite3.connect(folder / "index.sqlite3")
+    with connection:
+        connection.execute("UPDATE nunatak_state SET schema_version = ?", (version,))
+    connection.close()
+
+
+def test_index_of_a_later_release_is_refused(registry: Registry, folder: Path) -> None:
+    registry.close()
+    set_schema_version(folder, 99)
+
+    with pytest.raises(StoreUnavailableError, match="schema version 99"):
+        Registry.open(folder)
+
+
+def test_index_that_is_no_database_is_unavailable(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "index.sqlite3").write_bytes(b"no database at all" * 100)
+
+    with pytest.raises(StoreUnavailableError, match="not a database"):
+        Registry.open(folder)
+
+
+def test_index_with_a_damaged_schema_is_unavailable(registry: Registry, folder: Path) -> None:
+    registry.close()
+    path = folder / "index.sqlite3"
+    data = path.read_bytes()
+    assert b"CREATE TABLE nunatak_state" in data
+    path.write_bytes(
+        data.replace(b"CREATE TABLE nunatak_state", b"CREATE T\xb1\xff\xfe nunatak_state")
+    )
+
+    with pytest.raises(StoreUnavailableError, match="index refused"):
+        Registry.open(folder)
+
+
+@pytest.mark.parametrize("database", ["", "/", "/:memory:"])
+def test_sqlite_in_memory_is_refused(tmp_path: Path, database: str) -> None:
+    with pytest.raises(StoreUnavailableError, match="must be a file"):
+        Registry.open(f"sqlite://{database}?blobs={tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("version", "mode"),
+    [((3, 40, 1), "truncate"), ((3, 51, 2), "truncate"), ((3, 51, 3), "wal"), ((4, 0, 0), "wal")],
+)
+def test_write_ahead_log_is_used_only_where_it_is_safe(
+    version: tuple[int, int, int], mode: str
+) -> None:
+    assert journal_mode(version) == mode
+
+
+def test_no_journal_is_left_to_undo_a_commit(registry: Registry, folder: Path) -> None:
+    registry.publish(*make_draft())
+
+    journals = [path.stat().st_size for path in folder.glob("index.sqlite3-journal")]
+
+    assert journals in ([], [0])
