@@ -2,7 +2,7 @@
 
 A bad request counts as wrong if it was taken for a good one, answered by a failure of the server,
 or left hanging; so does a server that answers differently afterwards. The long form of
-tests/integration/test_server_bad_input.py and test_server_slow_clients.py:
+test_bad_input.py and test_slow_clients.py in tests/integration/server:
 
     PYTHONPATH=tests python benchmarks/abuse.py
 """

@@ -63,7 +63,7 @@ from nunatak_server.service.service import PredictionService, RequestLimits, Sta
 from nunatak_server.service.tokenization import Tokenization
 from nunatak_server.traffic.control import TrafficControl
 
-POLLS_PER_HOLD = 10
+POLLS_PER_HOLD = 20
 """A registry is read for changes this often for each time that it may be written to."""
 
 logger = logging.getLogger(__name__)

@@ -135,7 +135,7 @@ class ServerSettings(BaseSettings):
     )
 
     registry_poll_ms: Milliseconds = Field(
-        default=100,
+        default=50,
         description="how often the registry is asked for changes that other processes made",
     )
     shadow_tolerance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(

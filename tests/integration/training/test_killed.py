@@ -42,7 +42,7 @@ NEVER = 0
 
 
 def run(folder: Path, *, dies_at: int) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     return subprocess.run(  # noqa: S603 - our own interpreter on our own script
         [sys.executable, "-c", SCRIPT, str(folder), str(dies_at)],
         env=environment,

@@ -19,7 +19,7 @@ from doubles.serving import running_client
 from doubles.tasks import publish_tiny_task
 from nunatak_registry import Registry
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PREDICT = "/v1/tasks/tone/predict"
 CANARY = "canary-7c1e"
 SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
