@@ -227,10 +227,9 @@ class Runtime:
 
     def should_loads_give_way(self) -> bool:
         """Whether a load that rests now helps more texts than it keeps waiting."""
-        # Another device computes without the cores that a load takes, and one that rests while
-        # others wait for its thread makes more texts wait than the batch has.
+        # Another device computes without the cores that a load takes.
         shares_cores = self.backbone.device.type == "cpu"
-        return shares_cores and self._engine.is_computing and not self.residency.has_waiting_loads
+        return shares_cores and self._engine.num_rows > self.residency.num_waiting_for_loads
 
     async def start(self) -> None:
         """Start the threads, run a real forward pass, load the pins, and then take requests.

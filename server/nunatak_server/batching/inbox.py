@@ -15,6 +15,9 @@ class Inbox(Generic[Item]):
         self._items: list[Item] = []
         self._is_closed = False
 
+    def __len__(self) -> int:
+        return len(self._items)
+
     def put(self, items: Iterable[Item]) -> bool:
         """Hand items over; return False, taking none, once the inbox is closed."""
         with self._changed:

@@ -94,9 +94,9 @@ class Engine:
         self._thread: threading.Thread | None = None
 
     @property
-    def is_computing(self) -> bool:
-        """Whether a batch runs; may be asked from any thread."""
-        return bool(self._batches)
+    def num_rows(self) -> int:
+        """Rows that are computed or wait for it; about, for it may be asked from any thread."""
+        return len(self._inbox) + len(self._queues) + sum(map(len, tuple(self._batches)))
 
     def start(self) -> None:
         """Start the thread; answers go to the event loop that runs now."""

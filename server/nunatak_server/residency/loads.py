@@ -102,11 +102,8 @@ class Loads:
         self._running: set[asyncio.Task[None]] = set()
         self._failures: dict[VersionKey, _Failure] = {}
         self._return: asyncio.TimerHandle | None = None
-
-    @property
-    def has_waiting(self) -> bool:
-        """Whether loads wait for a thread; this alone may be asked from any thread."""
-        return bool(self._queue) and len(self._running) >= self._loader.num_threads
+        self.num_waiting = 0
+        """Requests that wait for a version; this alone may be read from any thread."""
 
     def count_evicted(self, count: int) -> None:
         """Take note of versions that were dropped, whose memory is to be returned before long."""
@@ -130,6 +127,7 @@ class Loads:
         job = self._jobs.get(key) or self._enqueue(manifest)
         started = self._clock()
         job.num_waiting += 1
+        self.num_waiting += 1
         try:
             # One caller that gives up must not take the load away from the others.
             await asyncio.shield(job.done)
@@ -205,6 +203,7 @@ class Loads:
 
     def _leave(self, job: _Job) -> None:
         job.num_waiting -= 1
+        self.num_waiting -= 1
         if job.num_waiting:
             return
         if job.is_held:

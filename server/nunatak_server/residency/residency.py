@@ -160,9 +160,9 @@ class Residency:
         return self._shelf.stats()
 
     @property
-    def has_waiting_loads(self) -> bool:
-        """Whether loads wait for a thread; this alone may be asked from any thread."""
-        return self._loads.has_waiting
+    def num_waiting_for_loads(self) -> int:
+        """How many requests wait for a version; this alone may be asked from any thread."""
+        return self._loads.num_waiting
 
     def invalidate(self) -> None:
         """Forget what references mean; versions in memory stay, they cannot change."""

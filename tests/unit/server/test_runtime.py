@@ -29,16 +29,15 @@ def runtime_of(folder: Path, backbone: Backbone) -> Generator[Runtime]:
         )
 
 
-@pytest.mark.parametrize("is_computing", [False, True])
-@pytest.mark.parametrize("others_wait", [False, True])
-def test_loads_give_way_to_batches_and_not_at_the_expense_of_other_loads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_computing: bool, others_wait: bool
+@pytest.mark.parametrize(("rows", "waiting"), [(0, 0), (0, 1), (1, 1), (2, 1), (2, 3), (1, 0)])
+def test_loads_give_way_to_more_texts_than_wait_for_loads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, rows: int, waiting: int
 ) -> None:
-    monkeypatch.setattr(Engine, "is_computing", is_computing)
-    monkeypatch.setattr(Residency, "has_waiting_loads", others_wait)
+    monkeypatch.setattr(Engine, "num_rows", rows)
+    monkeypatch.setattr(Residency, "num_waiting_for_loads", waiting)
 
     with runtime_of(tmp_path, tiny_backbone()) as runtime:
-        assert runtime.should_loads_give_way() == (is_computing and not others_wait)
+        assert runtime.should_loads_give_way() == (rows > waiting)
         monkeypatch.setattr(Backbone, "device", torch.device("meta"))
         assert not runtime.should_loads_give_way()
 

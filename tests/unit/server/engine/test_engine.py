@@ -102,22 +102,25 @@ def test_every_row_gets_its_own_answer(branch: Branch) -> None:
     asyncio.run(scenario())
 
 
-def test_an_engine_computes_from_the_beginning_of_a_batch_to_its_end(branch: Branch) -> None:
+def test_an_engine_has_rows_until_they_are_answered(branch: Branch) -> None:
     async def scenario() -> None:
-        during = list[bool]()
-        compute = FakeCompute(on_batch=lambda _: during.append(engine.is_computing))
+        during = list[int]()
+        compute = FakeCompute(on_batch=lambda _: during.append(engine.num_rows))
         engine = make_engine(compute)
-        engine.start()
+        rows = [make_row(branch, token) for token in range(3)]
 
-        assert not engine.is_computing
-        for token in range(2):
-            row = make_row(branch, token)
-            engine.submit([row])
+        assert engine.num_rows == 0
+        engine.submit(rows)
+        assert engine.num_rows == 3
+        engine.start()
+        for row in rows:
             await row.future
         await engine.aclose()
 
-        assert during == [True, True]
-        assert not engine.is_computing
+        # The batch that runs, and what waits for the next one.
+        assert during[0] == 3
+        assert sum(map(len, compute.batches)) == 3
+        assert engine.num_rows == 0
 
     asyncio.run(scenario())
 

@@ -49,22 +49,25 @@ def test_a_version_that_came_meanwhile_is_not_loaded_again_under_those_who_use_i
     run(scenario())
 
 
-def test_loads_wait_while_there_are_more_than_threads(store: FakeStore) -> None:
+def test_whoever_waits_for_a_load_is_counted_until_it_is_over(store: FakeStore) -> None:
     async def scenario() -> None:
         residency = make_residency(store)
         store.may_load.clear()
-        waiting = list[bool]()
+        waiting = list[int]()
+        tone, mood, spam = map(store.add, ("tone", "mood", "spam"))
         leases = list[asyncio.Task[Lease]]()
-        for task in ("tone", "mood", "spam"):
-            leases.append(asyncio.create_task(lease(residency, store.add(task))))
+        for reference in (tone, mood, spam, tone):
+            leases.append(asyncio.create_task(lease(residency, reference)))
             await settle()
-            waiting.append(residency.has_waiting_loads)
+            waiting.append(residency.num_waiting_for_loads)
+        leases.pop(1).cancel()
+        await settle()
+        waiting.append(residency.num_waiting_for_loads)
         store.may_load.set()
         await asyncio.gather(*leases)
 
-        # Two threads load: one more waits.
-        assert waiting == [False, False, True]
-        assert not residency.has_waiting_loads
+        assert waiting == [1, 2, 3, 4, 3]
+        assert residency.num_waiting_for_loads == 0
         await residency.aclose()
 
     run(scenario())
