@@ -60,7 +60,7 @@ class Simulation:
         self.now = 0.0
         self.queue = list[tuple[float, int, WaitingRow]]()
         self.pending: Queues[WaitingRow] = Queues()
-        self.order: TurnOrder = TurnOrder()
+        self.order = TurnOrder()
         self.pace = _calibrated(machine)
         self.answered_at = dict[int, float]()
 
