@@ -98,9 +98,6 @@ class Simulation:
             if num_layers > 1:
                 running, candidates = self.overtake(running, candidates)
             self.now += seconds / num_layers
-        if running.overtaken_by:
-            debts = running.debts_when_done(self.pending, self.rules.weights)
-            self.order = replace(self.order, debts=debts)
         self.answer(plan)
 
     def overtake(

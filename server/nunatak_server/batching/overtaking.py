@@ -25,7 +25,7 @@ from nunatak_server.batching.planner import (
     plan_batch,
 )
 from nunatak_server.batching.queues import Flow, Queues, flow_of
-from nunatak_server.batching.turns import MIN_COST, Debts, Turns
+from nunatak_server.batching.turns import MIN_COST, Debts
 
 MIN_OUT_OF_TURN: Final = 0.25
 """Part of a batch, or of its floods, that must be out of turn beside a row for it to go first."""
@@ -57,16 +57,6 @@ class Running(Generic[WaitingRow]):
             debts=Debts(callers=callers, flows=flows),
             overtaken_by=self.overtaken_by + sum(map(work_of, overtaking)),
         )
-
-    def debts_when_done(self, queues: Queues[WaitingRow], weights: Mapping[str, float]) -> Debts:
-        """Return what is owed once the batch is done, by who was in it and who overtook it alike.
-
-        When it was planned, its flows were forgiven what it gave them if nobody else waited.
-        """
-        turns = Turns(queues, debts=self.debts, weights=weights)
-        for row in self.batch:
-            turns.charge(row, work_of(row))
-        return turns.settle(queues.flows)
 
     def beside(self, queues: Queues[WaitingRow]) -> "Running[WaitingRow]":
         """Take for floods those of its flows, too, of which as many rows wait as it holds."""

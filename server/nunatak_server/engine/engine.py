@@ -196,9 +196,6 @@ class Engine:
         _answer(loop, self._compute_batch(loop, plan, progress))
         # Not if that failed: then whoever answers all that is left must find them.
         self._batches.pop()
-        if progress is not None and progress.running.overtaken_by:
-            debts = progress.running.debts_when_done(self._queues, self._rules.weights)
-            self._order = replace(self._order, debts=debts)
 
     def _compute_batch(
         self,

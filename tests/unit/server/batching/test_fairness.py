@@ -99,17 +99,6 @@ def test_between_layers_quiet_rows_go_before_a_flood_at_a_small_price(seed: int)
     assert num_noisy(beside) >= 0.8 * num_noisy(without)
 
 
-@pytest.mark.parametrize("seed", range(1, 4))
-def test_who_overtook_one_batch_of_a_flood_is_not_held_back_by_the_next(seed: int) -> None:
-    machine, rate = replace(PROCESSOR, num_layers=6), 200.0
-    quiet = quiet_tasks(0.4 * rate, 100 * seed)
-    noisy = rows_at(poisson(2 * rate, seed), "noisy", first_group=NOISY)
-
-    alone, beside = (simulate(machine, rows, until_s=SECONDS) for rows in (quiet, [*quiet, *noisy]))
-
-    assert p99(beside) <= 1.35 * p99(alone)
-
-
 def test_without_a_flood_nothing_is_overtaken() -> None:
     rate = 1.3 * capacity(LAYERED)
     arrivals = [

@@ -157,25 +157,6 @@ def test_a_caller_overtakes_a_batch_of_another_with_three_quarters_of_its_work_b
     assert number == expected
 
 
-@given(num_overtaking=st.integers(0, 20), size=st.integers(1, 16))
-def test_who_overtook_a_batch_owes_no_more_than_it_had_beyond_the_batch(
-    num_overtaking: int, size: int
-) -> None:
-    batch, more = flood(2 * size)[:size], flood(2 * size)[size:]
-    quiet = [waiting_row("quiet", number) for number in range(num_overtaking + 1)]
-    work = work_of(quiet[0])
-
-    running = running_of(batch).after(quiet[1:], {})
-    alone = running.debts_when_done(Queues(more), {})
-    beside = running.debts_when_done(Queues([*more, quiet[0]]), {})
-
-    # The flood begins anew where it alone waits, and owes what the quiet flow had less.
-    beyond = work * (num_overtaking - size)
-    flows = {flow_of(quiet[0]): beyond, flow_of(batch[0]): -beyond}
-    assert alone.flows == ({flow_of(quiet[0]): beyond} if beyond > 0 else {})
-    assert beside.flows == {flow: debt for flow, debt in flows.items() if debt > 0}
-
-
 def test_a_high_priority_goes_before_a_lower_one_of_its_caller_and_no_other() -> None:
     urgent = waiting_row("flood", 1, priority=Priority.HIGH)
     batch = flood(2)
