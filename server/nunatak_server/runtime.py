@@ -212,7 +212,7 @@ class Runtime:
             join=backbone.tokenizer.join,
         )
         self._watch = RegistryWatch(
-            generation=registry.generation,
+            generation=self.catalog.generation,
             on_change=self.residency.invalidate,
             interval_s=settings.registry_poll_ms / 1000,
         )

@@ -42,6 +42,10 @@ class Catalog:
         """Return what runs for requests by a reference now."""
         return await self._call(self._registry.traffic, reference)
 
+    async def generation(self) -> int:
+        """Return a number that changes with every change of the registry."""
+        return await self._call(self._registry.generation)
+
     async def tasks(self) -> list[TaskSummary]:
         """Return all tasks."""
         return await self._call(self._registry.tasks)
