@@ -1,7 +1,8 @@
 """Loads: how long a version takes from the store, again, and from checked bytes in main memory.
 
-The embedded backbone; the first load computes the whole probe, every later one finds its frozen
-part. The three are taken in turns, one load at a time, on one thread as in a server.
+The embedded backbone. The first load of a version computes its whole probe, every later one none;
+each reads bytes whose SHA-256 was checked before. The three are taken in turns, one load at a time,
+on one thread as in a server.
 """
 
 import argparse

@@ -90,8 +90,9 @@ def cold_load(
     address: str, _: Registry, __: Sequence[TaskManifest], options: argparse.Namespace
 ) -> None:
     """Loads of versions that were in memory before, beside hot tasks."""
-    names = cycle(f"task-{index}" for index in range(ROOM, NUM_TASKS))
-    hot_beside_loads(address, names, options, suffix="")
+    names, caller = [f"task-{index}" for index in range(ROOM, NUM_TASKS)], Caller(address)
+    checked_latencies([caller.ask(name, TEXTS[0]) for name in names])
+    hot_beside_loads(address, cycle(names), options, suffix="")
 
 
 def first_load(

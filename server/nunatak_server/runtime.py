@@ -226,7 +226,7 @@ class Runtime:
         )
 
     def should_loads_give_way(self) -> bool:
-        """Whether a load that rests now helps more texts than it keeps waiting."""
+        """Whether a load that rests now helps more rows than leases wait for loads."""
         # Another device computes without the cores that a load takes.
         shares_cores = self.backbone.device.type == "cpu"
         return shares_cores and self._engine.num_rows > self.residency.num_waiting_for_loads

@@ -7,7 +7,7 @@ from typing import Protocol
 from blake3 import blake3
 
 MAX_KNOWN = 65_536
-"""Some 200 bytes each."""
+"""Some 300 bytes each."""
 
 _PIECE_BYTES = 1024**2
 

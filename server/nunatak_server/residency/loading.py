@@ -31,7 +31,7 @@ class VersionLoading:
         self._beside = BesideCompute(backbone.device)
 
     def __call__(self, manifest: TaskManifest) -> LoadedTask:
-        """Read, check, convert and probe a version.
+        """Read, check and convert a version, and prove it if that was not done before.
 
         Raises:
             RegistryError: its bytes cannot be read or trusted.

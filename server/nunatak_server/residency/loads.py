@@ -103,7 +103,7 @@ class Loads:
         self._failures: dict[VersionKey, _Failure] = {}
         self._return: asyncio.TimerHandle | None = None
         self.num_waiting = 0
-        """Requests that wait for a version; this alone may be read from any thread."""
+        """Leases that wait for a version; this alone may be read from any thread."""
 
     def count_evicted(self, count: int) -> None:
         """Take note of versions that were dropped, whose memory is to be returned before long."""

@@ -161,7 +161,7 @@ class Residency:
 
     @property
     def num_waiting_for_loads(self) -> int:
-        """How many requests wait for a version; this alone may be asked from any thread."""
+        """How many leases wait for a version; this alone may be asked from any thread."""
         return self._loads.num_waiting
 
     def invalidate(self) -> None:
