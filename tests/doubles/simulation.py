@@ -5,7 +5,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from doubles.waiting import WaitingRow, waiting_row
-from nunatak_server.batching.overtaking import Running, plan_before, plan_in_turn, plan_overtaking
+from nunatak_server.batching.overtaking import (
+    Running,
+    begin,
+    plan_before,
+    plan_overtaking,
+    plan_quiet_first,
+)
 from nunatak_server.batching.pace import Pace
 from nunatak_server.batching.planner import (
     BatchLimits,
@@ -77,12 +83,11 @@ class Simulation:
 
     def run_batch(self) -> None:
         """Run one batch, and between its layers what goes before it."""
-        num_layers, debts = self.machine.num_layers, self.order.debts
-        plan_turns = plan_in_turn if num_layers > 1 else plan_batch
-        plan = plan_turns(self.pending, limits=self.limits, order=self.order, rules=self.rules)
-        self.pending.remove(plan.batch)
-        self.order = plan.order
-        running = Running(batch=plan.batch, floods=plan.backlog, debts=debts)
+        num_layers, order = self.machine.num_layers, self.order.at(self.now)
+        plan_next = plan_quiet_first if num_layers > 1 else plan_batch
+        plan = plan_next(self.pending, limits=self.limits, order=order, rules=self.rules)
+        running = begin(plan, rules=self.rules)
+        self.take(plan)
         seconds, candidates = self.machine.seconds(plan.work), list[WaitingRow]()
         going_first = plan.going_first
         while going_first := [row for row in going_first if row in self.pending]:
@@ -99,6 +104,11 @@ class Simulation:
                 running, candidates = self.overtake(running, candidates)
             self.now += seconds / num_layers
         self.answer(plan)
+
+    def take(self, plan: BatchPlan[WaitingRow]) -> None:
+        """Let the batch of a plan begin."""
+        self.pending.remove(plan.batch)
+        self.order = plan.order
 
     def overtake(
         self, running: Running[WaitingRow], candidates: Sequence[WaitingRow]
@@ -125,11 +135,10 @@ class Simulation:
         self, running: Running[WaitingRow], plan: BatchPlan[WaitingRow]
     ) -> Running[WaitingRow]:
         """Run a batch before the rest of one that has begun."""
-        self.pending.remove(plan.batch)
-        self.order = plan.order
+        self.take(plan)
         self.now += self.machine.seconds(plan.work)
         self.answer(plan)
-        return running.after(plan.batch, self.rules.weights)
+        return running.after(plan)
 
     def answer(self, plan: BatchPlan[WaitingRow]) -> None:
         """Note the rows of a batch that has ended, and how long it took."""

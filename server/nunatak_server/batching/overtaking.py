@@ -1,11 +1,10 @@
-"""Overtaking: rows that go before a batch which is out of turn beside them.
+"""Overtaking: quiet rows go before a batch of floods.
 
-A batch takes as many rows of a flood as it has room for. Beside a row of somebody who asks for
-little, all but the first of them come too early: by virtual time that row is done before they
-begin (finish and start tags of start-time fair queueing, Goyal et al. 1996). Where that is a good
-part of a batch, the row goes first: when the batch is planned, and, as a batch of its own, between
-two layers of one that has begun. A batch of many tasks with a row or two each is not touched, and
-stays as efficient as it is.
+A batch takes as many rows of a flood as it has room for. A row of somebody who asks for little
+would wait for all of them: it goes first, when the batch is planned, and, as a batch of its own,
+between two layers of one that has begun. Who asks for little is told by what flows were given
+lately (`usage.py`), so that nobody who goes first gets as much as the flood. A batch of many tasks
+with a row or two each is not touched, and stays as efficient as it is.
 """
 
 from collections import Counter, defaultdict
@@ -25,10 +24,9 @@ from nunatak_server.batching.planner import (
     plan_batch,
 )
 from nunatak_server.batching.queues import Flow, Queues, flow_of
-from nunatak_server.batching.turns import MIN_COST, Debts
+from nunatak_server.batching.turns import MIN_COST
+from nunatak_server.batching.usage import Usage
 
-MIN_OUT_OF_TURN: Final = 0.25
-"""Part of a batch, or of its floods, that must be out of turn beside a row for it to go first."""
 MAX_OVERTAKING: Final = 4.0
 """Work that goes before one batch, as a multiple of its own: a flood, too, gets on."""
 
@@ -39,24 +37,16 @@ class Running(Generic[WaitingRow]):
 
     batch: Sequence[WaitingRow]
     floods: frozenset[Flow]
-    """Flows that had more rows than it took, or of which as many have come since."""
-    debts: Debts
-    """As they were when it was planned, and with what has overtaken it since."""
+    """Flows that had more rows than it took, and are not quiet beside each other.
+
+    Also those of which as many rows have come since as it holds.
+    """
     overtaken_by: float = 0.0
     """Work that went before it, in tokens through all layers."""
 
-    def after(
-        self, overtaking: Sequence[WaitingRow], weights: Mapping[str, float]
-    ) -> "Running[WaitingRow]":
-        """Count what rows that have overtaken it cost, also for their callers and flows."""
-        callers, flows = dict(self.debts.callers), dict(self.debts.flows)
-        for row in overtaking:
-            _charge(callers, flows, row, weights)
-        return replace(
-            self,
-            debts=Debts(callers=callers, flows=flows),
-            overtaken_by=self.overtaken_by + sum(map(work_of, overtaking)),
-        )
+    def after(self, plan: BatchPlan[WaitingRow]) -> "Running[WaitingRow]":
+        """Count a batch that has overtaken it."""
+        return replace(self, overtaken_by=self.overtaken_by + sum(map(work_of, plan.batch)))
 
     def beside(self, queues: Queues[WaitingRow]) -> "Running[WaitingRow]":
         """Take for floods those of its flows, too, of which as many rows wait as it holds."""
@@ -68,29 +58,39 @@ class Running(Generic[WaitingRow]):
         return replace(self, floods=self.floods.union(grown))
 
 
-def plan_in_turn(
+def begin(plan: BatchPlan[WaitingRow], *, rules: TurnRules[WaitingRow]) -> Running[WaitingRow]:
+    """Return the batch of a plan as it begins."""
+    left = plan.backlog.intersection(map(flow_of, plan.batch))
+    quiet = partial(plan.order.usage.is_quiet, weights=rules.weights)
+    floods = frozenset(it for it in left if not any(quiet(it, beside=other) for other in left))
+    return Running(batch=plan.batch, floods=floods)
+
+
+def plan_quiet_first(
     queues: Queues[WaitingRow],
     *,
     limits: BatchLimits,
     order: TurnOrder,
     rules: TurnRules[WaitingRow],
 ) -> BatchPlan[WaitingRow]:
-    """Plan the next batch without the rows that it is out of turn beside: they go first."""
+    """Plan the next batch without its quiet rows, if it holds floods beside them: they go first."""
     plan = partial(plan_batch, queues, limits=limits, order=order, rules=rules)
     whole = rest = plan()
     first = list[WaitingRow]()
     while True:
-        running = Running(batch=rest.batch, floods=rest.backlog, debts=order.debts)
+        running, usage = begin(rest, rules=rules), rest.order.usage
         if _is_all_floods(running):
             return replace(rest, going_first=tuple(first))
-        quiet = _quiet_rows(running) if rest.backlog else []
+        others = _rows_of_no_flood(running)
         # Where more rows would go first than a batch holds, nobody is quiet.
-        if not quiet or len(first) + len(quiet) > len(whole.batch):
+        if len(others) in (0, len(rest.batch)) or len(first) + len(others) > len(whole.batch):
             return whole
-        if not first and not _is_out_of_turn_beside(quiet, running, rules):
+        # All go if one does: they are computed now in any case, and the rest can be overtaken.
+        flows = set(map(flow_of, others))
+        if not first and not any(_is_quiet(it, running, usage, rules.weights) for it in flows):
             return whole
         # Who comes into their places must not keep others from overtaking either.
-        first += quiet
+        first += others
         rest = plan(apart=first)
 
 
@@ -126,11 +126,11 @@ def plan_overtaking(
     """Plan a batch of rows that go before the rest of one that runs; None if no row does.
 
     A batch is overtaken only if all of it is of floods: it would take longer for the others in it.
-    A row goes if a quarter of the running batch is out of turn beside it, if no row of its caller,
-    task and priority runs or waits already, and while all that goes before the batch is at most
-    four times its work. What went before is on the accounts of its flow and its caller: who owes as
-    much as the flood overtakes a batch with three quarters as much work as that has, by weight
-    between callers.
+    A row goes if it is quiet beside each of them, if no row of its caller, task and priority runs
+    or waits already, and while all that goes before the batch is at most four times its work. It is
+    quiet beside a flood of another caller that was lately given half as much again as its own,
+    itself included, by weight; beside any of its caller that is of a lower priority; and beside one
+    of its caller and priority that was given half as much again as its flow.
 
     Args:
         candidates: rows that came since the batch began, oldest first; none of the others goes.
@@ -142,7 +142,8 @@ def plan_overtaking(
     """
     if not _is_all_floods(running):
         return None
-    going = _going(candidates, running, queues.flows_beside(candidates), rules)
+    waiting = queues.flows_beside(candidates)
+    going = _going(candidates, running, waiting, usage=order.usage, weights=rules.weights)
     if not going:
         return None
     return plan_before(going, queues=queues, limits=limits, order=order, rules=rules)
@@ -158,7 +159,9 @@ def _going(
     candidates: Sequence[WaitingRow],
     running: Running[WaitingRow],
     waiting: Collection[Flow],
-    rules: TurnRules[WaitingRow],
+    *,
+    usage: Usage,
+    weights: Mapping[str, float],
 ) -> list[WaitingRow]:
     """Those of the candidates, earlier ones first, that overtake a running batch of floods.
 
@@ -167,93 +170,42 @@ def _going(
     kept = running.floods.union(waiting)
     if kept.issuperset(map(flow_of, candidates)):
         return []
-    tags = _Tags(running, rules)
-    going, room = list[WaitingRow](), MAX_OVERTAKING * tags.work - running.overtaken_by
+    going = list[WaitingRow]()
+    room = MAX_OVERTAKING * sum(map(work_of, running.batch)) - running.overtaken_by
     for rows in _by_group(candidates):
-        work = sum(map(work_of, rows))
-        is_in_turn = min(map(tags.work_after, rows)) < MIN_OUT_OF_TURN * tags.work
-        if is_in_turn or work > room or not kept.isdisjoint(map(flow_of, rows)):
-            kept = kept.union(map(flow_of, rows))
+        given = _work_by_flow(rows)
+        after, work = usage.plus(given), sum(given.values())
+        are_quiet = all(_is_quiet(flow, running, after, weights) for flow in given)
+        if are_quiet and work <= room and kept.isdisjoint(given):
+            going, usage, room = [*going, *rows], after, room - work
         else:
-            going, room = [*going, *rows], room - work
-            tags.charge(rows)
+            kept = kept.union(given)
     return going
-
-
-def _charge(
-    callers: dict[str, float], flows: dict[Flow, float], row: Waiting, weights: Mapping[str, float]
-) -> None:
-    flow, work = flow_of(row), work_of(row)
-    callers[row.caller] = callers.get(row.caller, 0.0) + work / weights.get(row.caller, 1.0)
-    flows[flow] = flows.get(flow, 0.0) + work
 
 
 def _is_all_floods(running: Running[WaitingRow]) -> bool:
     return running.floods.issuperset(map(flow_of, running.batch))
 
 
-def _quiet_rows(running: Running[WaitingRow]) -> list[WaitingRow]:
-    """Those of a batch that are of no flood, nor any other of their text, which stay together."""
+def _rows_of_no_flood(running: Running[WaitingRow]) -> list[WaitingRow]:
+    """Those of a batch of whose text none is of a flood: rows of one text stay together."""
     groups = _by_group(running.batch)
-    quiet = (rows for rows in groups if running.floods.isdisjoint(map(flow_of, rows)))
-    return list(chain.from_iterable(quiet))
+    others = (rows for rows in groups if running.floods.isdisjoint(map(flow_of, rows)))
+    return list(chain.from_iterable(others))
 
 
-def _is_out_of_turn_beside(
-    quiet: Sequence[WaitingRow], running: Running[WaitingRow], rules: TurnRules[WaitingRow]
+def _is_quiet(
+    flow: Flow, running: Running[WaitingRow], usage: Usage, weights: Mapping[str, float]
 ) -> bool:
-    """Tell whether the rest of a batch, at its start, is out of turn beside one of these rows.
-
-    Then all of them go first: they are computed now in any case, and what is left is a flood that
-    can be overtaken.
-    """
-    tags = _Tags(running, rules)
-    rest = tags.work - sum(map(work_of, quiet))
-    return rest > 0 and max(map(tags.work_after, quiet)) >= MIN_OUT_OF_TURN * rest
+    """Tell whether a flow is quiet beside each flood of a batch."""
+    return all(usage.is_quiet(flow, beside=it, weights=weights) for it in running.floods)
 
 
-class _Tags(Generic[WaitingRow]):
-    """The rows of a batch with the virtual times at which each begins."""
-
-    def __init__(self, running: Running[WaitingRow], rules: TurnRules[WaitingRow]) -> None:
-        self.work = sum(map(work_of, running.batch))
-        self._running = running
-        self._weights = rules.weights
-        self._callers = defaultdict[str, float](float, running.debts.callers)
-        self._flows = defaultdict[Flow, float](float, running.debts.flows)
-        self._starts = dict[int, tuple[float, float]]()
-        for row in running.batch:
-            self._starts[id(row)] = self._start(row)
-            self.charge([row])
-
-    def charge(self, rows: Iterable[WaitingRow]) -> None:
-        """Put rows that go before the batch on the accounts of their callers and flows."""
-        for row in rows:
-            _charge(self._callers, self._flows, row, self._weights)
-
-    def work_after(self, row: WaitingRow) -> float:
-        """The work of floods that begins when `row`, of the batch or not, is done or later."""
-        caller_start, flow_start = self._starts.get(id(row)) or self._start(row)
-        caller_done, flow_done = caller_start + self._caller_cost(row), flow_start + work_of(row)
-        found = 0.0
-        for other in self._running.batch:
-            if flow_of(other) not in self._running.floods:
-                continue
-            caller_start, flow_start = self._starts[id(other)]
-            if other.caller != row.caller:
-                is_after = caller_start >= caller_done
-            elif other.priority is not row.priority:
-                is_after = other.priority.rank > row.priority.rank
-            else:
-                is_after = flow_start >= flow_done
-            found += work_of(other) * is_after
-        return found
-
-    def _start(self, row: WaitingRow) -> tuple[float, float]:
-        return self._callers[row.caller], self._flows[flow_of(row)]
-
-    def _caller_cost(self, row: WaitingRow) -> float:
-        return work_of(row) / self._weights.get(row.caller, 1.0)
+def _work_by_flow(rows: Iterable[WaitingRow]) -> dict[Flow, float]:
+    work = defaultdict[Flow, float](float)
+    for row in rows:
+        work[flow_of(row)] += work_of(row)
+    return work
 
 
 def _by_group(rows: Sequence[WaitingRow]) -> list[list[WaitingRow]]:

@@ -10,13 +10,14 @@ whoever sent it at whatever priority. So a row that waits behind n older ones is
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from types import MappingProxyType
 from typing import Final, Generic, Protocol, TypeVar
 
 from nunatak_server.batching.queues import Flow, Queued, Queues, flow_of
 from nunatak_server.batching.turns import Debts, Turns
+from nunatak_server.batching.usage import Usage
 
 OLDEST_EVERY: Final = 8
 
@@ -70,11 +71,16 @@ class BatchLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnOrder:
-    """What one batch leaves to the next about whose turn it is."""
+    """What batches leave to the next one about whose turn it is."""
 
     debts: Debts = field(default_factory=Debts)
+    usage: Usage = field(default_factory=Usage)
     num_in_turn: int = 0
     """Batches since one began with the oldest row of all."""
+
+    def at(self, now: float) -> "TurnOrder":
+        """Return it at a clock reading: usage decays."""
+        return replace(self, usage=self.usage.at(now))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +165,7 @@ def plan_batch(
         asked_work=draft.asked_work,
         order=TurnOrder(
             debts=turns.settle({*backlog, *map(flow_of, apart), *beside}),
+            usage=order.usage.plus(turns.given),
             num_in_turn=0 if begins_with_oldest else order.num_in_turn + 1,
         ),
         backlog=backlog,

@@ -46,6 +46,8 @@ class Turns(Generic[QueuedRow]):
         self._debts = defaultdict[str, float](float, debts.callers)
         self._flow_debts = defaultdict[Flow, float](float, debts.flows)
         self._weights = weights
+        self.given: dict[Flow, float] = {}
+        """What each flow was given in these turns, in tokens through all layers."""
         self._queues = queues
         self._rows: dict[Flow, Iterator[QueuedRow]] = {}
         """Of the flows that were looked at: what was not."""
@@ -90,9 +92,10 @@ class Turns(Generic[QueuedRow]):
     def charge(self, row: QueuedRow, cost: float) -> None:
         """Put what a row costs, in tokens, on the account of its caller and its flow."""
         # A row that costs next to nothing takes a place all the same.
-        cost = max(cost, MIN_COST)
+        cost, flow = max(cost, MIN_COST), flow_of(row)
         self._debts[row.caller] += cost / self._weights.get(row.caller, 1.0)
-        self._flow_debts[flow_of(row)] += cost
+        self._flow_debts[flow] += cost
+        self.given[flow] = self.given.get(flow, 0.0) + cost
 
     def settle(self, waiting: Iterable[Flow]) -> Debts:
         """Return the debts after the batch, above the least of those who still wait.

@@ -25,7 +25,13 @@ from functools import partial
 from nunatak_server.batching.batch_report import BatchObserver, report_of
 from nunatak_server.batching.inbox import Inbox
 from nunatak_server.batching.outcomes import Compute, compute_rows, outcome_of
-from nunatak_server.batching.overtaking import Running, plan_before, plan_in_turn, plan_overtaking
+from nunatak_server.batching.overtaking import (
+    Running,
+    begin,
+    plan_before,
+    plan_overtaking,
+    plan_quiet_first,
+)
 from nunatak_server.batching.pace import Pace
 from nunatak_server.batching.planner import (
     BatchLimits,
@@ -143,12 +149,12 @@ class Engine:
             return False
         self._take_in(arrived or ())
         self._drop_lapsed(loop, self._queues)
-        debts, limits = self._order.debts, self._limits_for(self._queues.flows)
-        plan_turns = plan_in_turn if self._compute.stops_between_layers else plan_batch
-        plan = plan_turns(self._queues, limits=limits, order=self._order, rules=self._rules)
-        plan = self._with_shadows(loop, plan, limits)
-        running = Running(batch=plan.batch, floods=plan.backlog, debts=debts)
-        self._carry_out(loop, plan, _Progress(running=running, going_first=plan.going_first))
+        limits, order = self._limits_for(self._queues.flows), self._order.at(self._clock())
+        plan_next = plan_quiet_first if self._compute.stops_between_layers else plan_batch
+        plan = plan_next(self._queues, limits=limits, order=order, rules=self._rules)
+        running = begin(plan, rules=self._rules)
+        progress = _Progress(running=running, going_first=plan.going_first)
+        self._carry_out(loop, self._with_shadows(loop, plan, limits), progress)
         return True
 
     def _take_in(self, arrived: Sequence[PendingRow]) -> None:
@@ -292,7 +298,7 @@ class Engine:
         begun = self._stopwatch()
         self._carry_out(loop, plan, None)
         progress.overtaking_s += self._stopwatch() - begun
-        progress.running = progress.running.after(plan.batch, self._rules.weights)
+        progress.running = progress.running.after(plan)
 
     def _worth_computing(
         self, loop: asyncio.AbstractEventLoop, rows: Sequence[PendingRow]

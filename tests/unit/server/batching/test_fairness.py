@@ -99,19 +99,67 @@ def test_between_layers_quiet_rows_go_before_a_flood_at_a_small_price(seed: int)
     assert num_noisy(beside) >= 0.8 * num_noisy(without)
 
 
-def test_without_a_flood_nothing_is_overtaken() -> None:
-    rate = 1.3 * capacity(LAYERED)
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_who_overtook_one_batch_of_a_flood_is_not_held_back_by_the_next(seed: int) -> None:
+    machine, rate = replace(PROCESSOR, num_layers=6), 188.0
+    quiet = quiet_tasks(0.4 * rate, 100 * seed)
+    noisy = rows_at(poisson(2 * rate, seed), "noisy", first_group=NOISY)
+
+    alone, beside = (simulate(machine, rows, until_s=SECONDS) for rows in (quiet, [*quiet, *noisy]))
+
+    assert p99(beside) <= 1.4 * p99(alone)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_bursts_of_quiet_tasks_hardly_wait_for_a_flood(seed: int) -> None:
+    rate, size = capacity(LAYERED), 6
+    bursts = quiet_tasks(0.3 * rate / size, 100 * seed)
+    quiet = [
+        Arrival(at_s=it.at_s, row=replace(it.row, group=size * it.row.group + number))
+        for it in bursts
+        for number in range(size)
+    ]
+    noisy = rows_at(poisson(3 * rate, seed), "noisy", first_group=NOISY)
+
+    alone, beside = (simulate(LAYERED, rows, until_s=SECONDS) for rows in (quiet, [*quiet, *noisy]))
+
+    assert p99(beside) <= 1.3 * p99(alone)
+
+
+@pytest.mark.parametrize(("num_tasks", "load"), [(16, 1.3), (2, 0.85), (4, 0.85)])
+def test_tasks_that_ask_for_as_much_as_each_other_overtake_next_to_nothing(
+    num_tasks: int, load: float
+) -> None:
+    """Chance makes a flood of one now and then; short batches that go first cost all of them."""
+    rate = load / (TOKENS * LAYERED.per_token_s)
     arrivals = [
         arrival
-        for index in range(16)
+        for index in range(num_tasks)
         for arrival in rows_at(
-            poisson(rate / 16, index), f"task-{index}", first_group=QUIET * (index + 1)
+            poisson(rate / num_tasks, index), f"task-{index}", first_group=QUIET * (index + 1)
         )
     ]
 
     assert p99(simulate(LAYERED, arrivals)) == pytest.approx(
         p99(simulate(replace(LAYERED, num_layers=1), arrivals)), rel=0.05
     )
+
+
+@pytest.mark.parametrize("num_rivals", [1, 3])
+def test_floods_get_as_much_as_each_other_whoever_goes_first(num_rivals: int) -> None:
+    rate = capacity(LAYERED)
+    rivals = [
+        arrival
+        for index in range(num_rivals)
+        for arrival in rows_at(
+            poisson(2 * rate, 7 + index), f"rival-{index}", first_group=QUIET * (index + 1)
+        )
+    ]
+    noisy = rows_at(poisson(3 * rate, 1), "noisy", first_group=NOISY)
+
+    waits = simulate(LAYERED, [*rivals, *noisy], until_s=SECONDS)
+
+    assert num_noisy(waits) == pytest.approx(len(waits) / (1 + num_rivals), rel=0.1)
 
 
 def median_of_quiet(waits: dict[int, float]) -> float:

@@ -1,7 +1,7 @@
 """Laws of overtaking: who goes before a batch that runs, and who does not."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -12,9 +12,10 @@ from doubles.waiting import WaitingRow, left_by, waiting_row
 from nunatak_server.batching.overtaking import (
     MAX_OVERTAKING,
     Running,
+    begin,
     plan_before,
-    plan_in_turn,
     plan_overtaking,
+    plan_quiet_first,
     work_of,
 )
 from nunatak_server.batching.planner import (
@@ -23,10 +24,12 @@ from nunatak_server.batching.planner import (
     BatchPlan,
     TurnOrder,
     TurnRules,
+    plan_batch,
 )
-from nunatak_server.batching.queues import Queues, flow_of
+from nunatak_server.batching.queues import Flow, Queues, flow_of
 from nunatak_server.batching.senders import ANONYMOUS, Priority
 from nunatak_server.batching.turns import Debts
+from nunatak_server.batching.usage import Usage
 
 LIMITS = BatchLimits(max_tokens=4096, max_rows=64)
 LIMITS_OF_EIGHT = replace(LIMITS, max_rows=8)
@@ -37,11 +40,9 @@ def flood(count: int = 8, *, caller: str = ANONYMOUS) -> list[WaitingRow]:
     return [waiting_row("flood", 1000 + number, caller=caller) for number in range(count)]
 
 
-def running_of(
-    batch: Sequence[WaitingRow], *, debts: Debts | None = None, is_flood: bool = True
-) -> Running[WaitingRow]:
+def running_of(batch: Sequence[WaitingRow], *, is_flood: bool = True) -> Running[WaitingRow]:
     flows = frozenset(flow_of(row) for row in batch if row.task == "flood")
-    return Running(batch=batch, floods=flows if is_flood else frozenset(), debts=debts or Debts())
+    return Running(batch=batch, floods=flows if is_flood else frozenset())
 
 
 def overtaking(
@@ -49,13 +50,32 @@ def overtaking(
     running: Running[WaitingRow],
     *,
     waiting: Sequence[WaitingRow] = (),
+    given: Mapping[Flow, float] | None = None,
     rules: TurnRules[WaitingRow] = RULES,
 ) -> tuple[WaitingRow, ...]:
-    plan = plan_overtaking(
-        arrived, running=running, queues=Queues([*waiting, *arrived]),
-        limits=LIMITS, order=TurnOrder(), rules=rules,
-    )  # fmt: skip
+    """Return who overtakes a batch that began when flows had been `given` so much."""
+    order = order_with(running.batch, TurnOrder(usage=Usage().plus(given or {})))
+    plan = overtaking_plan(arrived, running, waiting=waiting, order=order, rules=rules)
     return () if plan is None else plan.batch
+
+
+def overtaking_plan(
+    arrived: Sequence[WaitingRow],
+    running: Running[WaitingRow],
+    *,
+    order: TurnOrder,
+    waiting: Sequence[WaitingRow] = (),
+    rules: TurnRules[WaitingRow] = RULES,
+) -> BatchPlan[WaitingRow] | None:
+    return plan_overtaking(
+        arrived, running=running, queues=Queues([*waiting, *arrived]),
+        limits=LIMITS, order=order, rules=rules,
+    )  # fmt: skip
+
+
+def order_with(batch: Sequence[WaitingRow], order: TurnOrder | None = None) -> TurnOrder:
+    """Return the order as a batch leaves it."""
+    return plan_batch(Queues(batch), limits=LIMITS, order=order).order
 
 
 def test_a_row_goes_before_a_flood() -> None:
@@ -70,14 +90,13 @@ def test_a_batch_that_took_all_there_was_is_no_flood() -> None:
 
 def test_a_batch_of_many_tasks_is_not_overtaken() -> None:
     batch = [waiting_row(f"task-{number}", number) for number in range(8)]
-    running = Running(batch=batch, floods=frozenset(map(flow_of, batch)), debts=Debts())
+    running = replace(running_of(batch), floods=frozenset(map(flow_of, batch)))
 
     assert not overtaking([waiting_row("quiet", 100)], running)
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_some_of_the_batch_must_be_out_of_turn(size: int) -> None:
-    # The first row of a flood is in turn.
+def test_the_flood_must_have_been_given_more(size: int) -> None:
     assert bool(overtaking([waiting_row("quiet", 100)], running_of(flood(size)))) is (size == 2)
 
 
@@ -108,51 +127,69 @@ def test_rows_of_one_caller_task_and_priority_keep_their_order(where: str) -> No
 
 def test_who_was_given_more_than_the_flood_does_not_go() -> None:
     row = waiting_row("quiet", 1)
-    debts = Debts(flows={flow_of(row): 100.0})
 
-    assert not overtaking([row], running_of(flood(), debts=debts))
+    assert not overtaking([row], running_of(flood()), given={flow_of(row): 100.0})
+
+
+def test_who_was_given_a_part_of_what_the_flood_was_goes_whatever_it_owes() -> None:
+    row, batch = waiting_row("quiet", 1), flood(2)
+    given = {flow_of(row): 100.0, flow_of(batch[0]): 200.0}
+
+    assert overtaking([row], running_of(batch), given=given) == (row,)
+
+
+def test_a_row_must_be_quiet_beside_each_flood_of_a_batch() -> None:
+    row, floods = waiting_row("quiet", 1), [*flood(7), waiting_row("lesser", 9)]
+    running = replace(running_of(floods), floods=frozenset(map(flow_of, floods)))
+
+    assert not overtaking([row], running)
+    assert overtaking([row], running, given={flow_of(floods[-1]): 2 * work_of(row)}) == (row,)
 
 
 @pytest.mark.parametrize("size", [2, 8])
 def test_a_burst_of_one_flow_overtakes_with_no_more_than_one_by_one(size: int) -> None:
     burst = [waiting_row("quiet", number) for number in range(20)]
 
-    assert len(overtaking(burst, running_of(flood(size)))) == 3 * size // 4
+    assert len(overtaking(burst, running_of(flood(size)))) == 2 * size // 3
 
 
 @pytest.mark.parametrize("at_once", [1, 3, 60])
 def test_a_batch_is_overtaken_by_four_times_its_work_at_most_at_once_or_not(at_once: int) -> None:
     running, went = running_of(flood(8)), 0
+    order = order_with(running.batch)
 
     for first in range(0, 60, at_once):
         arrived = [waiting_row(f"quiet-{first + n}", first + n) for n in range(at_once)]
-        overtaken = overtaking(arrived, running)
-        running, went = running.after(overtaken, RULES.weights), went + len(overtaken)
+        plan = overtaking_plan(arrived, running, order=order)
+        if plan is not None:
+            running, order, went = running.after(plan), plan.order, went + len(plan.batch)
 
     assert went == 4 * 8
 
 
-def test_a_flow_overtakes_with_three_quarters_of_the_work_and_no_other_goes_less_for_it() -> None:
+def test_a_flow_overtakes_with_two_thirds_of_the_work_and_no_other_goes_less_for_it() -> None:
     running, number = running_of(flood(8)), 0
+    order = order_with(running.batch)
 
-    while overtaking([row := waiting_row("quiet", number)], running):
-        running, number = running.after([row], RULES.weights), number + 1
+    while plan := overtaking_plan([waiting_row("quiet", number)], running, order=order):
+        running, order, number = running.after(plan), plan.order, number + 1
 
-    assert number == 6
-    assert overtaking([waiting_row("other", 100)], running)
+    assert number == 5
+    assert overtaking_plan([waiting_row("other", 100)], running, order=order)
 
 
-@pytest.mark.parametrize(("weight", "expected"), [(1.0, 6), (2.0, 12)])
-def test_a_caller_overtakes_a_batch_of_another_with_three_quarters_of_its_work_by_weight(
+@pytest.mark.parametrize(("weight", "expected"), [(1.0, 5), (2.0, 10)])
+def test_a_caller_overtakes_a_batch_of_another_with_two_thirds_of_its_work_by_weight(
     weight: float, expected: int
 ) -> None:
     rules: TurnRules[WaitingRow] = TurnRules(weights={"y": weight})
     running, number = running_of(flood(8, caller="x")), 0
+    order = order_with(running.batch)
 
-    while overtaking(
-        [row := waiting_row(f"task-{number}", number, caller="y")], running, rules=rules
+    while plan := overtaking_plan(
+        [waiting_row(f"task-{number}", number, caller="y")], running, order=order, rules=rules
     ):
-        running, number = running.after([row], rules.weights), number + 1
+        running, order, number = running.after(plan), plan.order, number + 1
 
     assert number == expected
 
@@ -183,9 +220,18 @@ def test_rows_of_one_text_go_together_or_not_at_all() -> None:
     assert not overtaking(text, running, waiting=[waiting_row("two", 0)])
 
 
-def plan_of(pending: Sequence[WaitingRow], **limits: int) -> BatchPlan[WaitingRow]:
-    return plan_in_turn(
-        Queues(pending), limits=replace(LIMITS, **limits), order=TurnOrder(), rules=RULES
+def plan_of(
+    pending: Sequence[WaitingRow],
+    *,
+    max_rows: int,
+    debts: Debts | None = None,
+    given: Mapping[Flow, float] | None = None,
+) -> BatchPlan[WaitingRow]:
+    return plan_quiet_first(
+        Queues(pending),
+        limits=replace(LIMITS, max_rows=max_rows),
+        order=TurnOrder(debts=debts or Debts(), usage=Usage().plus(given or {})),
+        rules=RULES,
     )
 
 
@@ -199,18 +245,14 @@ def test_a_row_that_waits_beside_a_flood_goes_before_the_batch() -> None:
     assert len(plan.batch) == 8
 
 
-def test_rows_go_before_the_batch_whatever_their_flows_owe() -> None:
-    owing = [waiting_row("owing", 1), waiting_row("quiet", 2)]
-    debts = Debts(flows={flow_of(owing[0]): 5.0 * work_of(owing[0])})
+@pytest.mark.parametrize("tasks", [["busy"], ["busy", "quiet"]])
+def test_where_one_row_of_a_batch_goes_first_all_do_that_are_of_no_flood(tasks: list[str]) -> None:
+    others = [waiting_row(task, number) for number, task in enumerate(tasks)]
 
-    plan = plan_in_turn(
-        Queues([*flood(20), *owing]),
-        limits=replace(LIMITS, max_rows=8),
-        order=TurnOrder(debts=debts),
-        rules=RULES,
-    )
+    plan = plan_of([*flood(20), *others], max_rows=8, given={flow_of(others[0]): 100.0})
 
-    assert set(plan.going_first) == set(owing)
+    assert set(plan.going_first) == (set(others) if "quiet" in tasks else set())
+    assert len(plan.batch) == 8
 
 
 @given(owed=st.floats(0, 12), max_rows=st.integers(4, 12))
@@ -218,15 +260,22 @@ def test_whoever_comes_into_the_place_of_one_that_goes_first_goes_first_too(
     owed: float, max_rows: int
 ) -> None:
     quiet, owing = waiting_row("quiet", 1), waiting_row("owing", 2)
-    plan = plan_in_turn(
-        Queues([*flood(30), quiet, owing]),
-        limits=replace(LIMITS, max_rows=max_rows),
-        order=TurnOrder(debts=Debts(flows={flow_of(owing): owed * work_of(owing)})),
-        rules=RULES,
-    )
+    debts = Debts(flows={flow_of(owing): owed * work_of(owing)})
+    plan = plan_of([*flood(30), quiet, owing], max_rows=max_rows, debts=debts)
 
     assert quiet in plan.going_first
     assert {row.task for row in plan.batch} == {"flood"}
+
+
+def test_a_quiet_flow_goes_first_with_all_its_rows_whatever_it_owes() -> None:
+    rows = [waiting_row("quiet", number) for number in range(5)]
+    given = {flow_of(row): 1000.0 for row in flood(1)}
+    debts = Debts(flows={flow_of(rows[0]): 5 * work_of(rows[0])})
+
+    plan = plan_of([*flood(20), *rows], max_rows=8, debts=debts, given=given)
+
+    assert set(plan.going_first) == set(rows)
+    assert len(plan.batch) == 8
 
 
 def test_a_text_that_a_flood_is_asked_about_too_stays_in_the_batch() -> None:
@@ -242,12 +291,7 @@ def test_no_more_rows_go_first_than_a_batch_holds() -> None:
     others = [waiting_row(f"task-{number}", number) for number in range(100)]
     debts = Debts(flows={flow_of(row): 2.5 * work_of(row) for row in others[5:]})
 
-    plan = plan_in_turn(
-        Queues([*flood(30), *others]),
-        limits=LIMITS_OF_EIGHT,
-        order=TurnOrder(debts=debts),
-        rules=RULES,
-    )
+    plan = plan_of([*flood(30), *others], max_rows=8, debts=debts)
 
     assert {row.task for row in plan.batch} > {"flood"}
     assert not plan.going_first
@@ -281,7 +325,7 @@ def test_the_oldest_row_is_computed_within_so_many_batches_whoever_else_asks(
         pending += [waiting_row("flood", next(fresh), caller=it) for it in floods for _ in range(9)]
         pending += [waiting_row("quiet", next(fresh), caller=it) for it in quiet]
         queues = Queues(pending)
-        plan = plan_in_turn(queues, limits=LIMITS_OF_EIGHT, order=order, rules=RULES)
+        plan = plan_quiet_first(queues, limits=LIMITS_OF_EIGHT, order=order, rules=RULES)
         queues.remove(plan.batch)
         order, num_batches = plan.order, num_batches + 1
         if plan.going_first:
@@ -322,9 +366,7 @@ def test_every_row_is_in_one_place_and_something_always_runs(
     behind = [row for row in left if row not in plan.going_first]
     assert set(plan.going_first) <= set(left)
     assert plan.backlog == set(map(flow_of, behind))
-    running = Running(
-        batch=plan.batch, floods=plan.backlog, debts=Debts(), overtaken_by=overtaken_by
-    )
+    running = replace(begin(plan, rules=RULES), overtaken_by=overtaken_by)
     over = plan_overtaking(
         [*plan.going_first, *arrived],
         running=running,
