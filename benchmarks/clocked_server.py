@@ -1,11 +1,13 @@
 """A server that counts its processor time: the child process of `serving_overhead.py`.
 
     python benchmarks/clocked_server.py served     the server, configured by NUNATAK_* variables
+    python benchmarks/clocked_server.py idle       the same, whose forward passes take no time
     python benchmarks/clocked_server.py bare       a route of the same framework, at once answered
     python benchmarks/clocked_server.py computing  the same route, before a forward pass on a thread
 
-`computing` reads no text: it runs one row of so many tokens as the second argument says. What it
-uses outside of that is the least that a server of this framework can use beside a forward pass.
+`idle` answers with the logits that the same branches gave first. `computing` reads no text: it runs
+one row of so many tokens as the second argument says. What it uses outside of that is the least
+that a server of this framework can use beside a forward pass.
 
 It prints its address once it takes requests, and one line of JSON for each line that it reads: the
 seconds of the processor that the process has used, and what its forward passes have used of them,
@@ -28,6 +30,7 @@ from pydantic import BaseModel
 
 from nunatak_model import (
     Backbone,
+    Branch,
     BranchSpec,
     Encoding,
     HeadKind,
@@ -84,6 +87,19 @@ class Clock:
 
         return run
 
+    @staticmethod
+    def once(function: Callable[..., Any]) -> Callable[..., Any]:
+        """The forward pass, which computes only for branches that it has not seen."""
+        known: dict[tuple[Branch, ...], Any] = {}
+
+        def run(backbone: Backbone, rows: Sequence[Row], **options: Any) -> Any:  # noqa: ANN401 - whatever it takes
+            branches = tuple(row.branch for row in rows)
+            if branches not in known:
+                known[branches] = function(backbone, rows, **options)
+            return known[branches]
+
+        return run
+
     def report(self) -> None:
         """Answer each line of standard input with the counts so far."""
         for _ in sys.stdin:
@@ -105,9 +121,10 @@ def main() -> None:
             serve_bare(at_once)
         case ["computing", num_tokens]:
             serve_bare(computing(clock.around(forward), int(num_tokens)))
-        case _:
+        case kind:
             compute = sys.modules[BatchCompute.__module__]
-            setattr(compute, FORWARD, clock.around(getattr(compute, FORWARD)))
+            around = clock.once if kind == ["idle"] else clock.around
+            setattr(compute, FORWARD, around(getattr(compute, FORWARD)))
             serve(ServerSettings(), announce=announce)
 
 

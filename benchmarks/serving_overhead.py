@@ -4,7 +4,8 @@ Time and processor time: one caller, one short text at a time that was never ask
 embedded backbone, without a trunk cache. Beside it, in turns, two routes of the framework with
 nothing of ours: one that answers at once, and one that first runs a forward pass of as many tokens
 on a thread. The same code takes two to three times as long after a pause as in a tight loop, for
-caches and processors have gone cold, and only the second route has such pauses.
+caches and processors have gone cold, and only the second route has such pauses. So the server is
+also asked without them, with a forward that takes no time, to be compared with the first route.
 
 Throughput: more callers than the server can answer, shape of BERT base with random weights, against
 the same rows through the mixed forward alone in batches of 64, in turns. What is lost is told by
@@ -122,7 +123,7 @@ def one_caller(options: argparse.Namespace) -> None:
     """Time and processor time of one request, beyond its forward."""
     texts, backbone = fresh_texts(), load_backbone(DEFAULT_BACKBONE)
     check_lengths(backbone)
-    kinds = (("served",), ("bare",), ("computing", str(NUM_TOKENS)))
+    kinds = (("served",), ("bare",), ("computing", str(NUM_TOKENS)), ("idle",))
     with tempfile.TemporaryDirectory() as folder, ExitStack() as running:
         publish_tasks(folder, backbone)
         servers = [running.enter_context(clocked(*kind, registry=folder)) for kind in kinds]
@@ -131,7 +132,7 @@ def one_caller(options: argparse.Namespace) -> None:
             for _ in range(options.rounds + 1)
         ]
     # The first round warms up.
-    served, bare, computing = zip(*rounds[1:], strict=True)
+    served, bare, computing, idle = zip(*rounds[1:], strict=True)
     unit = "ms of processor per request"
     extra = [one.extra_ms for one in served]
     note("server.overhead.p50_ms", extra, "ms beyond the forward", options, goal="<= 3")
@@ -139,8 +140,15 @@ def one_caller(options: argparse.Namespace) -> None:
         ("server.overhead.cpu_ms", served, "<= 0.5"),
         ("server.overhead.cpu_ms.bare_route", bare, None),
         ("server.overhead.cpu_ms.bare_route_computing", computing, None),
+        ("server.overhead.cpu_ms.no_forward", idle, None),
     ):
         note(identifier, [one.cpu_ms for one in asked], unit, options, goal=goal)
+    ratios = [ours.cpu_ms / theirs.cpu_ms for ours, theirs in zip(idle, bare, strict=True)]
+    unit = "times a bare route, no forward in either"
+    note("server.overhead.cpu_ratio.no_forward", ratios, unit, options)
+    ratios = [ours.cpu_ms / theirs.cpu_ms for ours, theirs in zip(served, computing, strict=True)]
+    unit = "times a bare route, a forward in both"
+    note("server.overhead.cpu_ratio", ratios, unit, options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
