@@ -39,10 +39,6 @@ class LoadedTask:
         return self.manifest.task, self.manifest.version
 
 
-def _go_on() -> None:
-    pass
-
-
 def load_task(
     manifest: TaskManifest,
     data: bytes,
@@ -50,7 +46,7 @@ def load_task(
     *,
     is_proven: bool = False,
     trunk: TrunkStates | None = None,
-    pause: Callable[[], None] = _go_on,
+    pause: Callable[[], None] = lambda: None,
 ) -> LoadedTask:
     """Build a task version on `backbone` from its parameters, and prove that it answers right.
 

@@ -152,7 +152,7 @@ class Registry:
         manifest: TaskManifest,
         role: str = "parameters",
         *,
-        pause: Callable[[], None] | None = None,
+        pause: Callable[[], None] = lambda: None,
     ) -> bytes:
         """Return the bytes of one blob of a version, after checking their size and digest.
 

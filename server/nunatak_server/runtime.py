@@ -292,7 +292,9 @@ class Runtime:
             await asyncio.to_thread(self.tracing.close)
 
     async def _follow_registry(self) -> None:
-        await asyncio.gather(self._watch.run(), self._holding.run())
+        async with asyncio.TaskGroup() as following:
+            following.create_task(self._watch.run())
+            following.create_task(self._holding.run())
 
     async def _warm_up(self) -> None:
         """Answer rows: readiness promises that this process can compute."""
@@ -330,5 +332,5 @@ class Runtime:
         if watching.cancelled():
             return
         error = watching.exception()
-        logger.critical("the registry watch has failed", exc_info=error)
-        self._fail(EngineFailedError(f"registry watch: {type(error).__name__}"))
+        logger.critical("the registry is followed no more", exc_info=error)
+        self._fail(EngineFailedError("the registry is followed no more"))

@@ -81,7 +81,7 @@ class BlobStore:
         self._files.write(blob_key(digest), data)
         return digest
 
-    def get(self, digest: str, size: int, *, pause: Callable[[], None] | None = None) -> bytes:
+    def get(self, digest: str, size: int, *, pause: Callable[[], None] = lambda: None) -> bytes:
         """Return the blob after checking the returned bytes themselves.
 
         `pause` is called after each megabyte that is checked.

@@ -27,7 +27,7 @@ class KnownDigests:
         self._max_known = max_known
         self._known: dict[str, str] = {}
 
-    def fits(self, data: bytes, digest: str, *, pause: Callable[[], None] | None = None) -> bool:
+    def fits(self, data: bytes, digest: str, *, pause: Callable[[], None] = lambda: None) -> bool:
         """Tell whether `digest` is the SHA-256 of `data`.
 
         `pause` is called after each megabyte that is checked.
@@ -51,11 +51,10 @@ class _Hash(Protocol):
     def update(self, data: memoryview, /) -> object: ...
 
 
-def _feed(data: bytes, *hashes: _Hash, pause: Callable[[], None] | None) -> None:
+def _feed(data: bytes, *hashes: _Hash, pause: Callable[[], None]) -> None:
     view = memoryview(data)
     for start in range(0, len(view), _PIECE_BYTES):
         piece = view[start : start + _PIECE_BYTES]
         for it in hashes:
             it.update(piece)
-        if pause is not None:
-            pause()
+        pause()

@@ -36,14 +36,9 @@ class BatchCompute:
         self._backbone = backbone
         self._trunk = trunk
         self._graphs = graphs
-
-    @property
-    def stops_between_layers(self) -> bool:
-        """Whether a batch that has begun can be overtaken.
-
-        An accelerator is given the kernels of a whole batch ahead, so that nothing goes before.
-        """
-        return self._backbone.device.type == "cpu"
+        # An accelerator is given the kernels of a whole batch ahead, so that nothing goes before.
+        self.stops_between_layers = backbone.device.type == "cpu"
+        """Whether a batch that has begun can be overtaken."""
 
     def __call__(
         self, rows: Sequence[Row], *, between_layers: BetweenLayers | None = None

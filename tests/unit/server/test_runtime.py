@@ -1,6 +1,7 @@
 """How the parts of a server are put together."""
 
-from collections.abc import Generator
+import asyncio
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,20 +13,29 @@ from doubles.serving import make_settings
 from doubles.tasks import publish_tiny_task
 from nunatak_model import Backbone
 from nunatak_registry import Registry
+from nunatak_server.catalog.holding import VersionHolding
+from nunatak_server.catalog.watch import RegistryWatch
 from nunatak_server.engine.engine import Engine
+from nunatak_server.errors import EngineFailedError
+from nunatak_server.process.readiness import State
 from nunatak_server.residency.giving_way import GivingWay
 from nunatak_server.residency.residency import Residency
 from nunatak_server.runtime import Runtime
 
 
 @contextmanager
-def runtime_of(folder: Path, backbone: Backbone) -> Generator[Runtime]:
+def runtime_of(
+    folder: Path,
+    backbone: Backbone,
+    *,
+    on_fatal: Callable[[EngineFailedError], None] = lambda _: None,
+) -> Generator[Runtime]:
     with Registry.open(folder) as registry:
         yield Runtime(
             settings=make_settings(registry=str(folder)),
             backbone=backbone,
             registry=registry,
-            on_fatal=lambda _: None,
+            on_fatal=on_fatal,
         )
 
 
@@ -57,3 +67,33 @@ def test_what_is_read_from_the_store_is_read_with_pauses(
         runtime.host_tier.read(manifest)
 
     assert len(pauses) == 1
+
+
+@pytest.mark.parametrize("broken", [RegistryWatch, VersionHolding])
+def test_a_server_that_follows_the_registry_no_more_is_not_ready_and_has_stopped_all_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: type
+) -> None:
+    running, fatal = set[type](), list[EngineFailedError]()
+
+    async def run(self: RegistryWatch | VersionHolding) -> None:
+        if isinstance(self, broken):
+            await asyncio.sleep(0)
+            raise ZeroDivisionError
+        running.add(type(self))
+        try:
+            await asyncio.Event().wait()
+        finally:
+            running.remove(type(self))
+
+    async def serve(runtime: Runtime) -> None:
+        await runtime.start()
+        while not fatal:
+            await asyncio.sleep(0.001)
+        assert runtime.readiness.state is State.FAILED
+        assert not running
+        await runtime.aclose()
+
+    monkeypatch.setattr(RegistryWatch, "run", run)
+    monkeypatch.setattr(VersionHolding, "run", run)
+    with runtime_of(tmp_path, tiny_backbone(), on_fatal=fatal.append) as runtime:
+        asyncio.run(asyncio.wait_for(serve(runtime), 20))
