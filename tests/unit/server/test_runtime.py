@@ -73,7 +73,7 @@ def test_what_is_read_from_the_store_is_read_with_pauses(
 def test_a_server_that_follows_the_registry_no_more_is_not_ready_and_has_stopped_all_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: type
 ) -> None:
-    running, fatal = set[type](), list[EngineFailedError]()
+    running, failed = set[type](), asyncio.Event()
 
     async def run(self: RegistryWatch | VersionHolding) -> None:
         if isinstance(self, broken):
@@ -87,13 +87,12 @@ def test_a_server_that_follows_the_registry_no_more_is_not_ready_and_has_stopped
 
     async def serve(runtime: Runtime) -> None:
         await runtime.start()
-        while not fatal:
-            await asyncio.sleep(0.001)
+        await failed.wait()
         assert runtime.readiness.state is State.FAILED
         assert not running
         await runtime.aclose()
 
     monkeypatch.setattr(RegistryWatch, "run", run)
     monkeypatch.setattr(VersionHolding, "run", run)
-    with runtime_of(tmp_path, tiny_backbone(), on_fatal=fatal.append) as runtime:
+    with runtime_of(tmp_path, tiny_backbone(), on_fatal=lambda _: failed.set()) as runtime:
         asyncio.run(asyncio.wait_for(serve(runtime), 20))
