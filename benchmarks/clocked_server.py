@@ -87,19 +87,6 @@ class Clock:
 
         return run
 
-    @staticmethod
-    def once(function: Callable[..., Any]) -> Callable[..., Any]:
-        """The forward pass, which computes only for branches that it has not seen."""
-        known: dict[tuple[Branch, ...], Any] = {}
-
-        def run(backbone: Backbone, rows: Sequence[Row], **options: Any) -> Any:  # noqa: ANN401 - whatever it takes
-            branches = tuple(row.branch for row in rows)
-            if branches not in known:
-                known[branches] = function(backbone, rows, **options)
-            return known[branches]
-
-        return run
-
     def report(self) -> None:
         """Answer each line of standard input with the counts so far."""
         for _ in sys.stdin:
@@ -112,6 +99,19 @@ class Clock:
             print(json.dumps(counts), flush=True)
 
 
+def once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The forward pass, which computes only for branches that it has not seen."""
+    known: dict[tuple[Branch, ...], Any] = {}
+
+    def run(backbone: Backbone, rows: Sequence[Row], **options: Any) -> Any:  # noqa: ANN401 - whatever it takes
+        branches = tuple(row.branch for row in rows)
+        if branches not in known:
+            known[branches] = function(backbone, rows, **options)
+        return known[branches]
+
+    return run
+
+
 def main() -> None:
     """Serve until killed."""
     clock = Clock()
@@ -121,11 +121,13 @@ def main() -> None:
             serve_bare(at_once)
         case ["computing", num_tokens]:
             serve_bare(computing(clock.around(forward), int(num_tokens)))
-        case kind:
+        case ["served" | "idle" as kind]:
             compute = sys.modules[BatchCompute.__module__]
-            around = clock.once if kind == ["idle"] else clock.around
+            around = once if kind == "idle" else clock.around
             setattr(compute, FORWARD, around(getattr(compute, FORWARD)))
             serve(ServerSettings(), announce=announce)
+        case unknown:
+            raise SystemExit(f"no such kind of server: {unknown}")
 
 
 async def at_once() -> None:

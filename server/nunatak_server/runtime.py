@@ -292,9 +292,14 @@ class Runtime:
             await asyncio.to_thread(self.tracing.close)
 
     async def _follow_registry(self) -> None:
-        async with asyncio.TaskGroup() as following:
-            following.create_task(self._watch.run())
-            following.create_task(self._holding.run())
+        following = [asyncio.ensure_future(it) for it in (self._watch.run(), self._holding.run())]
+        try:
+            await asyncio.gather(*following)
+        finally:
+            # Where one has failed, the other must not outlive it.
+            for task in following:
+                task.cancel()
+            await asyncio.wait(following)
 
     async def _warm_up(self) -> None:
         """Answer rows: readiness promises that this process can compute."""
@@ -333,4 +338,4 @@ class Runtime:
             return
         error = watching.exception()
         logger.critical("the registry is followed no more", exc_info=error)
-        self._fail(EngineFailedError("the registry is followed no more"))
+        self._fail(EngineFailedError(f"registry watch: {type(error).__name__}"))

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from doubles.waiting import WaitingRow, waiting_row
 from nunatak_server.batching.overtaking import (
     Running,
-    begin,
+    begin_batch,
+    may_overtake_later,
     plan_before,
     plan_overtaking,
     plan_quiet_first,
@@ -20,7 +21,7 @@ from nunatak_server.batching.planner import (
     TurnRules,
     plan_batch,
 )
-from nunatak_server.batching.queues import Queues, flow_of
+from nunatak_server.batching.queues import Queues
 
 LIMITS = BatchLimits(max_tokens=4096, max_rows=64)
 
@@ -86,7 +87,7 @@ class Simulation:
         num_layers, order = self.machine.num_layers, self.order.at(self.now)
         plan_next = plan_quiet_first if num_layers > 1 else plan_batch
         plan = plan_next(self.pending, limits=self.limits, order=order, rules=self.rules)
-        running = begin(plan, rules=self.rules)
+        running = begin_batch(plan)
         self.take(plan)
         seconds, candidates = self.machine.seconds(plan.work), list[WaitingRow]()
         going_first = plan.going_first
@@ -94,7 +95,7 @@ class Simulation:
             first = plan_before(
                 going_first,
                 queues=self.pending,
-                limits=self.limits,
+                limits=LIMITS,
                 order=self.order,
                 rules=self.rules,
             )
@@ -126,8 +127,7 @@ class Simulation:
             )  # fmt: skip
             if plan is not None:
                 running = self.run_before(running, plan)
-            waiting = (row for row in behind if row in self.pending)
-            behind = [row for row in waiting if flow_of(row) not in running.floods]
+            behind = may_overtake_later(behind, running=running, queues=self.pending)
             if plan is None:
                 return running, behind
 

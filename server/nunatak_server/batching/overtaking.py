@@ -2,13 +2,13 @@
 
 A batch takes as many rows of a flood as it has room for. A row of somebody who asks for little
 would wait for all of them: it goes first, when the batch is planned, and, as a batch of its own,
-between two layers of one that has begun. Who asks for little is told by what flows were given
-lately (`usage.py`), so that nobody who goes first gets as much as the flood. A batch of many tasks
-with a row or two each is not touched, and stays as efficient as it is.
+between two layers of one that has begun. Who asks for little is told by what callers and flows were
+given lately (`usage.py`). A batch of many tasks with a row or two each is not touched, and stays as
+efficient as it is.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -19,9 +19,9 @@ from nunatak_server.batching.planner import (
     BatchPlan,
     TurnOrder,
     TurnRules,
-    Waiting,
     WaitingRow,
     plan_batch,
+    work_by_flow,
 )
 from nunatak_server.batching.queues import Flow, Queues, flow_of
 from nunatak_server.batching.turns import MIN_COST
@@ -36,34 +36,35 @@ class Running(Generic[WaitingRow]):
     """A batch that has begun."""
 
     batch: Sequence[WaitingRow]
+    work: float
+    """What it computes, in tokens through all layers."""
     floods: frozenset[Flow]
-    """Flows that had more rows than it took, and are not quiet beside each other.
-
-    Also those of which as many rows have come since as it holds.
-    """
+    """Flows that had more rows than it took, or of which as many have come since."""
     overtaken_by: float = 0.0
-    """Work that went before it, in tokens through all layers."""
+    """Work that went before it."""
+
+    @property
+    def is_all_floods(self) -> bool:
+        """Whether nobody in it asks for as little as it takes."""
+        return self.floods.issuperset(map(flow_of, self.batch))
 
     def after(self, plan: BatchPlan[WaitingRow]) -> "Running[WaitingRow]":
         """Count a batch that has overtaken it."""
-        return replace(self, overtaken_by=self.overtaken_by + sum(map(work_of, plan.batch)))
+        return replace(self, overtaken_by=self.overtaken_by + _work_of(plan))
 
     def beside(self, queues: Queues[WaitingRow]) -> "Running[WaitingRow]":
         """Take for floods those of its flows, too, of which as many rows wait as it holds."""
-        held = Counter(map(flow_of, self.batch))
-        if self.floods.issuperset(held):
+        if self.is_all_floods:
             return self
+        held = Counter(map(flow_of, self.batch))
         waiting = {flow: len(queues.of_flow(flow)) for flow in held if flow in queues.flows}
         grown = (flow for flow, count in waiting.items() if count >= held[flow])
         return replace(self, floods=self.floods.union(grown))
 
 
-def begin(plan: BatchPlan[WaitingRow], *, rules: TurnRules[WaitingRow]) -> Running[WaitingRow]:
+def begin_batch(plan: BatchPlan[WaitingRow]) -> Running[WaitingRow]:
     """Return the batch of a plan as it begins."""
-    left = plan.backlog.intersection(map(flow_of, plan.batch))
-    quiet = partial(plan.order.usage.is_quiet, weights=rules.weights)
-    floods = frozenset(it for it in left if not any(quiet(it, beside=other) for other in left))
-    return Running(batch=plan.batch, floods=floods)
+    return Running(batch=plan.batch, work=_work_of(plan), floods=_backlog_in(plan))
 
 
 def plan_quiet_first(
@@ -73,25 +74,18 @@ def plan_quiet_first(
     order: TurnOrder,
     rules: TurnRules[WaitingRow],
 ) -> BatchPlan[WaitingRow]:
-    """Plan the next batch without its quiet rows, if it holds floods beside them: they go first."""
+    """Plan the next batch without its quiet rows, if it holds floods beside them: they go first.
+
+    A flow that has more rows than the batch takes is quiet, too, beside one that was given much
+    more, if all its rows find a place before the rest.
+    """
     plan = partial(plan_batch, queues, limits=limits, order=order, rules=rules)
-    whole = rest = plan()
-    first = list[WaitingRow]()
-    while True:
-        running, usage = begin(rest, rules=rules), rest.order.usage
-        if _is_all_floods(running):
-            return replace(rest, going_first=tuple(first))
-        others = _rows_of_no_flood(running)
-        # Where more rows would go first than a batch holds, nobody is quiet.
-        if len(others) in (0, len(rest.batch)) or len(first) + len(others) > len(whole.batch):
-            return whole
-        # All go if one does: they are computed now in any case, and the rest can be overtaken.
-        flows = set(map(flow_of, others))
-        if not first and not any(_is_quiet(it, running, usage, rules.weights) for it in flows):
-            return whole
-        # Who comes into their places must not keep others from overtaking either.
-        first += others
-        rest = plan(apart=first)
+    whole = plan()
+    for floods_in in (partial(_loud_in, weights=rules.weights), _backlog_in):
+        rest = _without_quiet(whole, plan, floods_in, rules)
+        if rest is not None:
+            return rest
+    return whole
 
 
 def plan_before(
@@ -126,11 +120,12 @@ def plan_overtaking(
     """Plan a batch of rows that go before the rest of one that runs; None if no row does.
 
     A batch is overtaken only if all of it is of floods: it would take longer for the others in it.
-    A row goes if it is quiet beside each of them, if no row of its caller, task and priority runs
-    or waits already, and while all that goes before the batch is at most four times its work. It is
-    quiet beside a flood of another caller that was lately given half as much again as its own,
-    itself included, by weight; beside any of its caller that is of a lower priority; and beside one
-    of its caller and priority that was given half as much again as its flow.
+    A row goes if it is quiet beside all of them that are loud, those that are quiet beside none of
+    the others; if no row of its caller, task and priority runs or waits already; and while all that
+    goes before the batch is at most four times its work. It is quiet beside a flood of another
+    caller that was lately given half as much again as its own, itself included, by weight; beside
+    any of its caller that is of a lower priority; and beside one of its caller and priority that
+    was given half as much again as its flow. Rows of one text go together or not at all.
 
     Args:
         candidates: rows that came since the batch began, oldest first; none of the others goes.
@@ -140,19 +135,72 @@ def plan_overtaking(
         order: as the running batch, and what overtook it, have left it.
         rules: weights, and which trunk states are held.
     """
-    if not _is_all_floods(running):
+    if not running.is_all_floods:
         return None
     waiting = queues.flows_beside(candidates)
-    going = _going(candidates, running, waiting, usage=order.usage, weights=rules.weights)
+    going = _going(candidates, running, waiting, usage=order.usage, rules=rules)
     if not going:
         return None
     return plan_before(going, queues=queues, limits=limits, order=order, rules=rules)
 
 
-def work_of(row: Waiting) -> float:
-    """What a row costs that shares its trunk with none, in tokens through all layers."""
-    own = row.branch_tokens * (1.0 - row.trunk_share)
-    return max(MIN_COST, own + row.trunk_tokens * row.trunk_share)
+def may_overtake_later(
+    candidates: Sequence[WaitingRow],
+    *,
+    running: Running[WaitingRow],
+    queues: Queues[WaitingRow],
+) -> list[WaitingRow]:
+    """Return the candidates that still wait, without texts that a flood is asked about, too."""
+    waiting = [row for row in candidates if row in queues]
+    texts = {row.group for row in waiting if flow_of(row) in running.floods}
+    return [row for row in waiting if row.group not in texts]
+
+
+def _without_quiet(
+    whole: BatchPlan[WaitingRow],
+    plan: Callable[..., BatchPlan[WaitingRow]],
+    floods_in: Callable[[BatchPlan[WaitingRow]], frozenset[Flow]],
+    rules: TurnRules[WaitingRow],
+) -> BatchPlan[WaitingRow] | None:
+    """Return a plan of floods alone, before which all others of the batch go; None if none may.
+
+    One of them must be quiet beside all loud floods. The others go with it: they are computed now
+    in any case, and the rest can be overtaken. Who comes into their places must not keep others
+    from that either, and goes first as well. Where more rows would go first than the batch holds,
+    or four times the work that is left, nobody is quiet.
+    """
+    rest, first = whole, list[WaitingRow]()
+    while floods := floods_in(rest):
+        others = _rows_of_no(floods, rest.batch)
+        if not others:
+            is_alone = floods.issuperset(map(flow_of, rest.batch))
+            room = MAX_OVERTAKING * _work_of(rest)
+            has_room = not first or sum(work_by_flow(first, rules=rules).values()) <= room
+            return replace(rest, going_first=tuple(first)) if is_alone and has_room else None
+        if not first and not _is_any_quiet(others, floods, rest.order.usage, rules.weights):
+            return None
+        first += others
+        if len(first) > len(whole.batch):
+            return None
+        rest = plan(apart=first)
+    return None
+
+
+def _backlog_in(plan: BatchPlan[WaitingRow]) -> frozenset[Flow]:
+    """The flows of a batch that have more rows than it takes."""
+    return plan.backlog.intersection(map(flow_of, plan.batch))
+
+
+def _loud_in(plan: BatchPlan[WaitingRow], weights: Mapping[str, float]) -> frozenset[Flow]:
+    """Those of them that are quiet beside none of the others."""
+    return plan.order.usage.loud(_backlog_in(plan), weights=weights)
+
+
+def _rows_of_no(floods: frozenset[Flow], batch: Sequence[WaitingRow]) -> list[WaitingRow]:
+    """Rows of texts that no flood is asked about: those of one text stay together."""
+    texts = _by_text(batch)
+    others = (rows for rows in texts if floods.isdisjoint(map(flow_of, rows)))
+    return list(chain.from_iterable(others))
 
 
 def _going(
@@ -161,56 +209,46 @@ def _going(
     waiting: Collection[Flow],
     *,
     usage: Usage,
-    weights: Mapping[str, float],
+    rules: TurnRules[WaitingRow],
 ) -> list[WaitingRow]:
     """Those of the candidates, earlier ones first, that overtake a running batch of floods.
 
     Rows of the flows that have others waiting keep their order behind those.
     """
-    kept = running.floods.union(waiting)
-    if kept.issuperset(map(flow_of, candidates)):
-        return []
-    going = list[WaitingRow]()
-    room = MAX_OVERTAKING * sum(map(work_of, running.batch)) - running.overtaken_by
-    for rows in _by_group(candidates):
-        given = _work_by_flow(rows)
-        after, work = usage.plus(given), sum(given.values())
-        are_quiet = all(_is_quiet(flow, running, after, weights) for flow in given)
-        if are_quiet and work <= room and kept.isdisjoint(given):
-            going, usage, room = [*going, *rows], after, room - work
-        else:
-            kept = kept.union(given)
+    kept, going = {*running.floods, *waiting}, list[WaitingRow]()
+    loud = usage.loud(running.floods, weights=rules.weights)
+    room = MAX_OVERTAKING * running.work - running.overtaken_by
+    for rows in _by_text(candidates):
+        if kept.isdisjoint(map(flow_of, rows)):
+            given = work_by_flow(rows, rules=rules)
+            work, after = sum(given.values()), usage.plus(given)
+            are_quiet = all(after.is_quiet_beside(loud, it, weights=rules.weights) for it in given)
+            if work <= room and are_quiet:
+                going, usage, room = [*going, *rows], after, room - work
+                continue
+        kept.update(map(flow_of, rows))
     return going
 
 
-def _is_all_floods(running: Running[WaitingRow]) -> bool:
-    return running.floods.issuperset(map(flow_of, running.batch))
-
-
-def _rows_of_no_flood(running: Running[WaitingRow]) -> list[WaitingRow]:
-    """Those of a batch of whose text none is of a flood: rows of one text stay together."""
-    groups = _by_group(running.batch)
-    others = (rows for rows in groups if running.floods.isdisjoint(map(flow_of, rows)))
-    return list(chain.from_iterable(others))
-
-
-def _is_quiet(
-    flow: Flow, running: Running[WaitingRow], usage: Usage, weights: Mapping[str, float]
+def _is_any_quiet(
+    rows: Sequence[WaitingRow],
+    floods: Collection[Flow],
+    usage: Usage,
+    weights: Mapping[str, float],
 ) -> bool:
-    """Tell whether a flow is quiet beside each flood of a batch."""
-    return all(usage.is_quiet(flow, beside=it, weights=weights) for it in running.floods)
+    loud = usage.loud(floods, weights=weights)
+    flows = set(map(flow_of, rows))
+    return any(usage.is_quiet_beside(loud, flow, weights=weights) for flow in flows)
 
 
-def _work_by_flow(rows: Iterable[WaitingRow]) -> dict[Flow, float]:
-    work = defaultdict[Flow, float](float)
-    for row in rows:
-        work[flow_of(row)] += work_of(row)
-    return work
+def _work_of(plan: BatchPlan[WaitingRow]) -> float:
+    # Rows that cost next to nothing take a place all the same.
+    return max(plan.work, MIN_COST * len(plan.batch))
 
 
-def _by_group(rows: Sequence[WaitingRow]) -> list[list[WaitingRow]]:
+def _by_text(rows: Sequence[WaitingRow]) -> list[list[WaitingRow]]:
     """The rows of each text together, in the order of their first."""
-    groups = defaultdict[Hashable, list[WaitingRow]](list)
+    texts = defaultdict[Hashable, list[WaitingRow]](list)
     for row in rows:
-        groups[row.group].append(row)
-    return list(groups.values())
+        texts[row.group].append(row)
+    return list(texts.values())

@@ -12,11 +12,12 @@ whoever sent it at whatever priority. So a row that waits behind n older ones is
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
+from sys import maxsize
 from types import MappingProxyType
 from typing import Final, Generic, Protocol, TypeVar
 
 from nunatak_server.batching.queues import Flow, Queued, Queues, flow_of
-from nunatak_server.batching.turns import Debts, Turns
+from nunatak_server.batching.turns import MIN_COST, Debts, Turns
 from nunatak_server.batching.usage import Usage
 
 OLDEST_EVERY: Final = 8
@@ -170,6 +171,21 @@ def plan_batch(
         ),
         backlog=backlog,
     )
+
+
+def work_by_flow(rows: Iterable[WaitingRow], *, rules: TurnRules[WaitingRow]) -> dict[Flow, float]:
+    """Return what a batch of these rows alone would give to each flow, in tokens.
+
+    Those of a trunk row through the layers that it passes are counted once, and not if it is held.
+    """
+    limits = BatchLimits(max_tokens=maxsize, max_rows=maxsize)
+    draft = _Draft[WaitingRow](limits=limits, is_trunk_held=rules.is_trunk_held, seen=set())
+    given = dict[Flow, float]()
+    for row in rows:
+        cost = draft.take(row, max_work=inf)
+        if cost is not None:
+            given[flow_of(row)] = given.get(flow_of(row), 0.0) + max(MIN_COST, cost.work)
+    return given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,18 +5,20 @@ they tell who goes next, and not who has asked for more in the last moments. Tha
 that decays with time (Kay and Lauder 1988, "A Fair Share Scheduler").
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, TypeVar
 
 from nunatak_server.batching.queues import Flow
-from nunatak_server.batching.turns import MIN_COST
+from nunatak_server.batching.turns import MIN_COST, Rank
 
 HALF_LIFE_S: Final = 0.25
 """Of what was given: a few batches of a processor."""
 MAX_QUIET_USAGE: Final = 2 / 3
 """What a quiet flow may have been given, as a part of what the flood was."""
+NEXT_TO_NOTHING: Final = MIN_COST / 64
+"""What has decayed to less is forgotten: 64 tokens after 3 s, 16,384 after 5."""
 Key = TypeVar("Key", str, Flow)
 
 
@@ -31,9 +33,10 @@ class Usage:
 
     def at(self, now: float) -> "Usage":
         """Return what is left of it at a clock reading, without what is next to nothing."""
-        left = 0.5 ** (max(0.0, now - self.as_of) / HALF_LIFE_S)
+        now = max(now, self.as_of)
+        part = 0.5 ** ((now - self.as_of) / HALF_LIFE_S)
         return Usage(
-            callers=_decayed(self.callers, left), flows=_decayed(self.flows, left), as_of=now
+            callers=_decayed(self.callers, part), flows=_decayed(self.flows, part), as_of=now
         )
 
     def plus(self, given: Mapping[Flow, float]) -> "Usage":
@@ -52,14 +55,41 @@ class Usage:
         """
         (caller, priority, _), (other, other_priority, _) = flow, beside
         if caller != other:
-            given = self.callers.get(caller, 0.0) / weights.get(caller, 1.0)
-            others = self.callers.get(other, 0.0) / weights.get(other, 1.0)
-        elif priority is not other_priority:
+            given, most = self._of_caller(caller, weights), self._of_caller(other, weights)
+            return given <= MAX_QUIET_USAGE * most
+        if priority is not other_priority:
             return priority.rank < other_priority.rank
-        else:
-            given, others = self.flows.get(flow, 0.0), self.flows.get(beside, 0.0)
-        return given <= MAX_QUIET_USAGE * others
+        return self._of_flow(flow) <= MAX_QUIET_USAGE * self._of_flow(beside)
+
+    def is_quiet_beside(
+        self, flows: Collection[Flow], flow: Flow, *, weights: Mapping[str, float]
+    ) -> bool:
+        """Tell whether a flow asks for little beside each of these."""
+        return all(self.is_quiet(flow, beside=it, weights=weights) for it in flows)
+
+    def loud(self, flows: Collection[Flow], *, weights: Mapping[str, float]) -> frozenset[Flow]:
+        """Return those of the flows that are quiet beside none of the others."""
+        callers = {flow[0]: self._of_caller(flow[0], weights) for flow in flows}
+        ranks, most = dict[str, int](), dict[Rank, float]()
+        for flow in flows:
+            ranks[flow[0]] = max(flow[1].rank, ranks.get(flow[0], 0))
+            most[flow[:2]] = max(self._of_flow(flow), most.get(flow[:2], 0.0))
+        loudest = max(callers.values(), default=0.0)
+        return frozenset(
+            flow
+            for flow in flows
+            if callers[flow[0]] > MAX_QUIET_USAGE * loudest
+            and flow[1].rank == ranks[flow[0]]
+            and self._of_flow(flow) > MAX_QUIET_USAGE * most[flow[:2]]
+        )
+
+    def _of_flow(self, flow: Flow) -> float:
+        return self.flows.get(flow, 0.0)
+
+    def _of_caller(self, caller: str, weights: Mapping[str, float]) -> float:
+        return self.callers.get(caller, 0.0) / weights.get(caller, 1.0)
 
 
-def _decayed(given: Mapping[Key, float], left: float) -> dict[Key, float]:
-    return {key: left * work for key, work in given.items() if left * work >= MIN_COST}
+def _decayed(given: Mapping[Key, float], part: float) -> dict[Key, float]:
+    left = ((key, part * work) for key, work in given.items())
+    return {key: work for key, work in left if work >= NEXT_TO_NOTHING}

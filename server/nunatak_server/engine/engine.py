@@ -7,10 +7,10 @@
                                              forward of the mixed batch
     future.set_result <- call_soon_threadsafe - answers, one call per batch
 
-While a batch runs, what arrives gathers for the next one: there is no artificial waiting. Rows
-that it is out of turn beside go before the rest of it, between two layers, where the device allows
-that. Every row is answered exactly once. A failure the engine cannot attribute to a task stops it
-for good: `on_fatal` is called, and all rows are answered.
+While a batch runs, what arrives gathers for the next one: there is no artificial waiting. Quiet
+rows go before the rest of a batch of floods, between two layers, where the device allows that.
+Every row is answered exactly once. A failure the engine cannot attribute to a task stops it for
+good: `on_fatal` is called, and all rows are answered.
 """
 
 import asyncio
@@ -27,7 +27,8 @@ from nunatak_server.batching.inbox import Inbox
 from nunatak_server.batching.outcomes import Compute, compute_rows, outcome_of
 from nunatak_server.batching.overtaking import (
     Running,
-    begin,
+    begin_batch,
+    may_overtake_later,
     plan_before,
     plan_overtaking,
     plan_quiet_first,
@@ -152,8 +153,7 @@ class Engine:
         limits, order = self._limits_for(self._queues.flows), self._order.at(self._clock())
         plan_next = plan_quiet_first if self._compute.stops_between_layers else plan_batch
         plan = plan_next(self._queues, limits=limits, order=order, rules=self._rules)
-        running = begin(plan, rules=self._rules)
-        progress = _Progress(running=running, going_first=plan.going_first)
+        progress = _Progress(running=begin_batch(plan), going_first=plan.going_first)
         self._carry_out(loop, self._with_shadows(loop, plan, limits), progress)
         return True
 
@@ -268,12 +268,9 @@ class Engine:
         )
         if plan is not None:
             self._run_before(loop, plan, progress)
-        # Later rows must not go before these. Those of the flood itself never do.
-        progress.candidates = [
-            row
-            for row in candidates
-            if row in self._queues and flow_of(row) not in progress.running.floods
-        ]
+        progress.candidates = may_overtake_later(
+            candidates, running=progress.running, queues=self._queues
+        )
         return plan is not None
 
     def _run_first(self, loop: asyncio.AbstractEventLoop, progress: _Progress) -> None:

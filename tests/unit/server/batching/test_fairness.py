@@ -101,7 +101,8 @@ def test_between_layers_quiet_rows_go_before_a_flood_at_a_small_price(seed: int)
 
 @pytest.mark.parametrize("seed", range(1, 4))
 def test_who_overtook_one_batch_of_a_flood_is_not_held_back_by_the_next(seed: int) -> None:
-    machine, rate = replace(PROCESSOR, num_layers=6), 188.0
+    machine = replace(PROCESSOR, num_layers=6)
+    rate = (1 - FIXED_SHARE) / (TOKENS * machine.per_token_s)
     quiet = quiet_tasks(0.4 * rate, 100 * seed)
     noisy = rows_at(poisson(2 * rate, seed), "noisy", first_group=NOISY)
 
@@ -145,14 +146,18 @@ def test_tasks_that_ask_for_as_much_as_each_other_overtake_next_to_nothing(
     )
 
 
+@pytest.mark.parametrize("caller", ["any", "rival-{}"])
 @pytest.mark.parametrize("num_rivals", [1, 3])
-def test_floods_get_as_much_as_each_other_whoever_goes_first(num_rivals: int) -> None:
+def test_floods_get_as_much_as_each_other_whoever_goes_first(num_rivals: int, caller: str) -> None:
     rate = capacity(LAYERED)
     rivals = [
         arrival
         for index in range(num_rivals)
         for arrival in rows_at(
-            poisson(2 * rate, 7 + index), f"rival-{index}", first_group=QUIET * (index + 1)
+            poisson(2 * rate, 7 + index),
+            f"rival-{index}",
+            first_group=QUIET * (index + 1),
+            caller=caller.format(index),
         )
     ]
     noisy = rows_at(poisson(3 * rate, 1), "noisy", first_group=NOISY)
@@ -170,7 +175,9 @@ def num_noisy(waits: dict[int, float]) -> int:
     return sum(group < QUIET for group in waits)
 
 
-def test_a_caller_with_many_tasks_gets_no_more_than_one_with_one() -> None:
+@pytest.mark.parametrize("num_layers", [1, 6])
+def test_a_caller_with_many_tasks_gets_no_more_than_one_with_one(num_layers: int) -> None:
+    machine = replace(PROCESSOR, num_layers=num_layers)
     busy = [
         arrival
         for index in range(9)
@@ -180,19 +187,21 @@ def test_a_caller_with_many_tasks_gets_no_more_than_one_with_one() -> None:
     ]
     modest = rows_at([0.0] * 100, "task", first_group=QUIET, caller="modest")
 
-    waits = simulate(PROCESSOR, [*busy, *modest])
+    waits = simulate(machine, [*busy, *modest])
 
     done = max(wait for group, wait in waits.items() if group >= QUIET)
-    alone = max(simulate(PROCESSOR, modest).values())
+    alone = max(simulate(machine, modest).values())
     assert done <= 2.1 * alone
 
 
-def test_a_weight_is_a_share_of_the_device() -> None:
+@pytest.mark.parametrize("num_layers", [1, 6])
+def test_a_weight_is_a_share_of_the_device(num_layers: int) -> None:
+    machine = replace(PROCESSOR, num_layers=num_layers)
     rules: TurnRules[WaitingRow] = TurnRules(weights={"gold": 3.0})
     gold = rows_at([0.0] * 90, "task", first_group=NOISY, caller="gold")
     free = rows_at([0.0] * 90, "task", first_group=QUIET, caller="free")
 
-    waits = simulate(PROCESSOR, [*gold, *free], rules=rules)
+    waits = simulate(machine, [*gold, *free], rules=rules)
 
     done = max(wait for group, wait in waits.items() if group < QUIET)
     answered = sum(wait <= done for group, wait in waits.items() if group >= QUIET)

@@ -12,11 +12,11 @@ from doubles.waiting import WaitingRow, left_by, waiting_row
 from nunatak_server.batching.overtaking import (
     MAX_OVERTAKING,
     Running,
-    begin,
+    begin_batch,
+    may_overtake_later,
     plan_before,
     plan_overtaking,
     plan_quiet_first,
-    work_of,
 )
 from nunatak_server.batching.planner import (
     OLDEST_EVERY,
@@ -25,6 +25,7 @@ from nunatak_server.batching.planner import (
     TurnOrder,
     TurnRules,
     plan_batch,
+    work_by_flow,
 )
 from nunatak_server.batching.queues import Flow, Queues, flow_of
 from nunatak_server.batching.senders import ANONYMOUS, Priority
@@ -42,7 +43,16 @@ def flood(count: int = 8, *, caller: str = ANONYMOUS) -> list[WaitingRow]:
 
 def running_of(batch: Sequence[WaitingRow], *, is_flood: bool = True) -> Running[WaitingRow]:
     flows = frozenset(flow_of(row) for row in batch if row.task == "flood")
-    return Running(batch=batch, floods=flows if is_flood else frozenset())
+    return Running(
+        batch=batch,
+        work=sum(map(work_of, batch)),
+        floods=flows if is_flood else frozenset(),
+    )
+
+
+def work_of(row: WaitingRow) -> float:
+    """Return what a row costs that shares its trunk with none."""
+    return sum(work_by_flow([row], rules=RULES).values())
 
 
 def overtaking(
@@ -138,12 +148,16 @@ def test_who_was_given_a_part_of_what_the_flood_was_goes_whatever_it_owes() -> N
     assert overtaking([row], running_of(batch), given=given) == (row,)
 
 
-def test_a_row_must_be_quiet_beside_each_flood_of_a_batch() -> None:
-    row, floods = waiting_row("quiet", 1), [*flood(7), waiting_row("lesser", 9)]
+@pytest.mark.parametrize("num_lesser", [5, 6])
+def test_a_row_must_be_quiet_beside_each_loud_flood_of_a_batch(num_lesser: int) -> None:
+    row, lesser = waiting_row("quiet", 1), [waiting_row("lesser", n) for n in range(num_lesser)]
+    floods = [*flood(8), *lesser]
     running = replace(running_of(floods), floods=frozenset(map(flow_of, floods)))
 
-    assert not overtaking([row], running)
-    assert overtaking([row], running, given={flow_of(floods[-1]): 2 * work_of(row)}) == (row,)
+    goes = overtaking([row], running, given={flow_of(row): 4 * work_of(row)})
+
+    # The lesser one, too, is loud if it is more than two thirds of the other.
+    assert bool(goes) is (num_lesser == 5)
 
 
 @pytest.mark.parametrize("size", [2, 8])
@@ -220,6 +234,31 @@ def test_rows_of_one_text_go_together_or_not_at_all() -> None:
     assert not overtaking(text, running, waiting=[waiting_row("two", 0)])
 
 
+def test_a_text_that_a_flood_is_asked_about_too_never_overtakes() -> None:
+    text, quiet = [waiting_row(task, 1) for task in ("quiet", "flood")], waiting_row("quiet", 2)
+    running, queues = running_of(flood(8)), Queues([*text, quiet])
+
+    later = may_overtake_later([*text, quiet], running=running, queues=queues)
+
+    assert not overtaking([*text, quiet], running)
+    assert later == [quiet]
+    # What is left of the text waits, and this one keeps its order behind it.
+    assert not overtaking(later, running, waiting=text)
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+def test_what_overtakes_is_charged_what_it_costs(*, is_held: bool) -> None:
+    """A trunk row that is shared is counted once, and one that is held is not."""
+    text = [replace(waiting_row(task, 1), branch_tokens=0) for task in ("a", "b", "c")]
+    text = [replace(row, trunk_share=1.0, trunk_tokens=10, caller="y") for row in text]
+    rules: TurnRules[WaitingRow] = TurnRules(is_trunk_held=lambda row: is_held and row in text)
+
+    # 12 tokens, of which two rows cost the least that one does, or three such rows.
+    for size in range(1, 10):
+        goes = overtaking(text, running_of(flood(size, caller="x")), rules=rules)
+        assert bool(goes) is ((3 if is_held else 12) <= 4 * size * 2 / 3)
+
+
 def plan_of(
     pending: Sequence[WaitingRow],
     *,
@@ -253,6 +292,43 @@ def test_where_one_row_of_a_batch_goes_first_all_do_that_are_of_no_flood(tasks: 
 
     assert set(plan.going_first) == (set(others) if "quiet" in tasks else set())
     assert len(plan.batch) == 8
+
+
+def test_a_flood_that_is_asked_about_the_texts_of_another_keeps_nobody_in_the_batch() -> None:
+    """The lesser one cannot go first with its texts, but both together can be overtaken."""
+    floods = [
+        waiting_row(task, number)
+        for number in range(40)
+        for task in (("flood", "other") if number % 5 == 0 else ("flood",))
+    ]
+    quiet = waiting_row("quiet", 100)
+
+    plan = plan_of([*floods, quiet], max_rows=8)
+
+    assert plan.going_first == (quiet,)
+    assert {row.task for row in plan.batch} == {"flood", "other"}
+    assert overtaking([waiting_row("late", 101)], begin_batch(plan))
+
+
+def test_a_second_flood_that_has_just_begun_keeps_nobody_in_the_batch() -> None:
+    second = [waiting_row("second", 100 + number) for number in range(20)]
+    quiet, given = waiting_row("quiet", 1), {flow_of(row): 1000.0 for row in flood(1)}
+
+    plan = plan_of([*flood(20), *second, quiet], max_rows=8, given=given)
+
+    assert plan.going_first == (quiet,)
+    assert {row.task for row in plan.batch} == {"flood", "second"}
+    assert len(plan.batch) == 8
+
+
+def test_what_goes_first_is_four_times_the_work_of_the_rest_at_most() -> None:
+    long = [waiting_row(f"long-{number}", number, tokens=40) for number in range(3)]
+    given = {flow_of(row): 1000.0 for row in flood(1)}
+
+    for num_long in range(1, 4):
+        rows = [*flood(20), *long[:num_long]]
+        plan = plan_of(rows, max_rows=8, given=given)
+        assert bool(plan.going_first) is (num_long * 40 <= MAX_OVERTAKING * 8 * 4)
 
 
 @given(owed=st.floats(0, 12), max_rows=st.integers(4, 12))
@@ -366,7 +442,7 @@ def test_every_row_is_in_one_place_and_something_always_runs(
     behind = [row for row in left if row not in plan.going_first]
     assert set(plan.going_first) <= set(left)
     assert plan.backlog == set(map(flow_of, behind))
-    running = replace(begin(plan, rules=RULES), overtaken_by=overtaken_by)
+    running = replace(begin_batch(plan), overtaken_by=overtaken_by)
     over = plan_overtaking(
         [*plan.going_first, *arrived],
         running=running,

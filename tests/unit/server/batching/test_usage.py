@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from doubles.waiting import waiting_row
-from nunatak_server.batching.planner import BatchLimits, plan_batch
+from nunatak_server.batching.planner import BatchLimits, TurnRules, plan_batch, work_by_flow
 from nunatak_server.batching.queues import Flow, Queues, flow_of
 from nunatak_server.batching.senders import Priority
 from nunatak_server.batching.turns import MIN_COST
-from nunatak_server.batching.usage import HALF_LIFE_S, Usage
+from nunatak_server.batching.usage import HALF_LIFE_S, NEXT_TO_NOTHING, Usage
 
 A, B = (flow_of(waiting_row(task, 0)) for task in "ab")
 OF_ELSE = flow_of(waiting_row("a", 0, caller="else"))
@@ -33,11 +33,11 @@ def test_half_of_it_is_left_after_a_half_life_however_often_it_is_asked(
 def test_a_clock_that_stands_still_takes_nothing() -> None:
     usage = Usage(flows={A: 8.0}, as_of=3.0)
 
-    assert usage.at(3.0).flows == usage.at(2.0).flows == {A: 8.0}
+    assert usage.at(3.0) == usage.at(2.0) == usage
 
 
 def test_flows_that_pause_are_forgotten() -> None:
-    usage = Usage(flows={A: 1000.0, B: MIN_COST}, as_of=0.0)
+    usage = Usage(flows={A: 1000.0, B: NEXT_TO_NOTHING}, as_of=0.0)
 
     assert usage.at(HALF_LIFE_S).flows == {A: 500.0}
     assert not usage.at(100 * HALF_LIFE_S).flows
@@ -77,6 +77,38 @@ def test_who_was_given_two_thirds_of_another_is_quiet_beside_it(
     assert usage.is_quiet(B, beside=OF_ELSE, weights={"else": weight})
 
 
+all_flows = st.sets(
+    st.builds(
+        flow_of,
+        st.builds(
+            waiting_row,
+            st.sampled_from("ab"),
+            st.just(0),
+            caller=st.sampled_from("xyz"),
+            priority=st.sampled_from(list(Priority)),
+        ),
+    ),
+    min_size=1,
+)
+
+
+@given(all_flows, st.lists(st.floats(1, 20), min_size=18, max_size=18), st.floats(0.5, 4))
+def test_who_is_loud_is_quiet_beside_none_and_there_is_always_one(
+    flows: set[Flow], work: list[float], weight: float
+) -> None:
+    usage = Usage().plus(dict(zip(sorted(flows), work, strict=False)))
+    weights = {"x": weight}
+
+    loud = usage.loud(flows, weights=weights)
+
+    assert loud
+    assert loud == {
+        flow
+        for flow in flows
+        if not any(usage.is_quiet(flow, beside=other, weights=weights) for other in flows - {flow})
+    }
+
+
 def test_a_higher_priority_is_quiet_beside_a_lower_one_of_its_caller() -> None:
     high = flow_of(waiting_row("a", 0, priority=Priority.HIGH))
     usage = Usage().plus({high: 100.0, A: 1.0})
@@ -95,5 +127,6 @@ def test_a_batch_gives_what_it_computes_and_a_shared_trunk_once(
 
     given = plan.order.usage.flows
     assert given.keys() == set(map(flow_of, rows))
+    assert given == work_by_flow(rows, rules=TurnRules())
     # Each row takes a place, though it costs less than a token.
     assert plan.work <= sum(given.values()) <= plan.work + len(rows) * MIN_COST

@@ -22,6 +22,7 @@ from nunatak_model import (
 from nunatak_server.batching.batch_report import BatchReport
 from nunatak_server.batching.pace import Pace
 from nunatak_server.batching.rows import PendingRow
+from nunatak_server.batching.usage import HALF_LIFE_S
 from nunatak_server.errors import (
     EngineFailedError,
     NotReadyError,
@@ -101,6 +102,51 @@ def test_who_stays_behind_goes_later_and_a_batch_is_overtaken_by_four_times_its_
         before = list(itertools.takewhile(lambda tokens: tokens != [0, 1, 2, 3], compute.ended))
         assert sum(map(len, before)) == 4 * 4
         assert sorted(chain.from_iterable(compute.ended)) == [*range(6), *range(100, 120)]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 20 * HALF_LIFE_S])
+def test_who_was_given_much_overtakes_again_after_a_pause(branch: Branch, pause_s: float) -> None:
+    async def scenario() -> None:
+        busy = [make_row(branch, 200 + number, task="busy") for number in range(40)]
+        flood, back = make_flood(branch), make_row(branch, 100, task="busy")
+        compute, clock = LayeredCompute(), ManualClock()
+        engine = make_engine(compute, clock=clock)
+        engine.submit(busy)
+        engine.start()
+        compute.may_begin.set()
+        await asyncio.gather(*(row.future for row in busy))
+
+        clock.now += pause_s
+        compute.events = [lambda: engine.submit([back])]
+        engine.submit(flood)
+        await asyncio.gather(*(row.future for row in (*flood, back)))
+        await engine.aclose()
+
+        order = [tokens[0] for tokens in compute.ended if tokens[0] < 200]
+        assert order[0] == (100 if pause_s else 0)
+
+    asyncio.run(scenario())
+
+
+def test_rows_of_one_text_stay_behind_together_at_every_layer(branch: Branch) -> None:
+    async def scenario() -> None:
+        flood = make_flood(branch)
+        text = [
+            replace(make_row(branch, 100 + number, task=task), group=-1)
+            for number, task in enumerate(("flood", "quiet"))
+        ]
+        compute = LayeredCompute(lambda: engine.submit(text), lambda: None, lambda: None)
+        engine = make_engine(compute)
+        engine.submit(flood)
+        engine.start()
+        compute.may_begin.set()
+
+        await asyncio.gather(*(row.future for row in (*flood, *text)))
+        await engine.aclose()
+
+        assert compute.ended[0] == [0, 1, 2, 3]
 
     asyncio.run(scenario())
 
