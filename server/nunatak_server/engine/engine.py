@@ -45,6 +45,7 @@ from nunatak_server.batching.planner import (
 from nunatak_server.batching.queues import Flow, Queues, flow_of
 from nunatak_server.batching.rows import PendingRow, RowOutcome
 from nunatak_server.batching.shadow_planning import add_shadows
+from nunatak_server.batching.usage import Usage
 from nunatak_server.errors import DeadlineExceededError, EngineFailedError, NotReadyError
 
 Answers = list[tuple[PendingRow, RowOutcome]]
@@ -150,9 +151,8 @@ class Engine:
             return False
         self._take_in(arrived or ())
         self._drop_lapsed(loop, self._queues)
-        limits, order = self._limits_for(self._queues.flows), self._order.at(self._clock())
-        plan_next = plan_quiet_first if self._compute.stops_between_layers else plan_batch
-        plan = plan_next(self._queues, limits=limits, order=order, rules=self._rules)
+        limits = self._limits_for(self._queues.flows)
+        plan = self._plan_next(limits)
         progress = _Progress(running=begin_batch(plan), going_first=plan.going_first)
         self._carry_out(loop, self._with_shadows(loop, plan, limits), progress)
         return True
@@ -182,6 +182,13 @@ class Engine:
         _answer(loop, [(row, DeadlineExceededError()) for row in shadows if id(row) not in taken])
         self._shadows = []
         return filled
+
+    def _plan_next(self, limits: BatchLimits) -> BatchPlan[PendingRow]:
+        plan_next, order = plan_quiet_first, self._order.at(self._clock())
+        if not self._compute.stops_between_layers:
+            # Where nobody can overtake, nobody asks who was given little.
+            plan_next, order = plan_batch, replace(self._order, usage=Usage())
+        return plan_next(self._queues, limits=limits, order=order, rules=self._rules)
 
     def _limits_for(self, waiting: Iterable[Flow]) -> BatchLimits:
         num_tasks = len({task for _, _, task in waiting})

@@ -431,11 +431,18 @@ rows = st.builds(
     arrived=st.lists(rows, max_size=10),
     max_rows=st.integers(1, 8),
     overtaken_by=st.sampled_from([0.0, 30.0]),
+    work=st.lists(st.floats(0, 200), min_size=40, max_size=40),
 )
 def test_every_row_is_in_one_place_and_something_always_runs(
-    pending: list[WaitingRow], arrived: list[WaitingRow], max_rows: int, overtaken_by: float
+    pending: list[WaitingRow],
+    arrived: list[WaitingRow],
+    max_rows: int,
+    overtaken_by: float,
+    work: list[float],
 ) -> None:
-    plan = plan_of(pending, max_rows=max_rows)
+    flows = sorted({flow_of(row) for row in (*pending, *arrived)})
+    given, owed = dict(zip(flows, work, strict=False)), dict(zip(flows, work[::-1], strict=False))
+    plan = plan_of(pending, max_rows=max_rows, given=given, debts=Debts(flows=owed))
 
     assert plan.batch
     left = left_by(plan, pending)
@@ -454,6 +461,6 @@ def test_every_row_is_in_one_place_and_something_always_runs(
     if over is not None:
         assert set(over.batch) <= {*plan.going_first, *arrived}
         assert set(map(flow_of, over.batch)).isdisjoint(map(flow_of, behind))
-        overtaking_work = overtaken_by + sum(map(work_of, over.batch))
-        assert overtaking_work <= MAX_OVERTAKING * sum(map(work_of, plan.batch))
+        overtaking_work = overtaken_by + sum(work_by_flow(over.batch, rules=RULES).values())
+        assert overtaking_work <= pytest.approx(MAX_OVERTAKING * running.work)
         assert over.order.num_in_turn == plan.order.num_in_turn
