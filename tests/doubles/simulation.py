@@ -95,7 +95,7 @@ class Simulation:
             first = plan_before(
                 going_first,
                 queues=self.pending,
-                limits=LIMITS,
+                limits=self.limits,
                 order=self.order,
                 rules=self.rules,
             )

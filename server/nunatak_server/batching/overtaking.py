@@ -3,8 +3,8 @@
 A batch takes as many rows of a flood as it has room for. A row of somebody who asks for little
 would wait for all of them: it goes first, when the batch is planned, and, as a batch of its own,
 between two layers of one that has begun. Who asks for little is told by what callers and flows were
-given lately (`usage.py`). A batch of many tasks with a row or two each is not touched, and stays as
-efficient as it is.
+given lately (`usage.py`). Tasks that were given as much as each other go in turns, in batches that
+stay as efficient as they are.
 """
 
 from collections import Counter, defaultdict
@@ -24,7 +24,6 @@ from nunatak_server.batching.planner import (
     work_by_flow,
 )
 from nunatak_server.batching.queues import Flow, Queues, flow_of
-from nunatak_server.batching.turns import MIN_COST
 from nunatak_server.batching.usage import Usage
 
 MAX_OVERTAKING: Final = 4.0
@@ -36,12 +35,12 @@ class Running(Generic[WaitingRow]):
     """A batch that has begun."""
 
     batch: Sequence[WaitingRow]
-    work: float
-    """What it computes, in tokens through all layers."""
+    charged: float
+    """What its rows are charged, in tokens through all layers."""
     floods: frozenset[Flow]
     """Flows that had more rows than it took, or of which as many have come since."""
     overtaken_by: float = 0.0
-    """Work that went before it."""
+    """What the rows are charged that went before it."""
 
     @property
     def is_all_floods(self) -> bool:
@@ -50,7 +49,7 @@ class Running(Generic[WaitingRow]):
 
     def after(self, plan: BatchPlan[WaitingRow]) -> "Running[WaitingRow]":
         """Count a batch that has overtaken it."""
-        return replace(self, overtaken_by=self.overtaken_by + _work_of(plan))
+        return replace(self, overtaken_by=self.overtaken_by + plan.charged)
 
     def beside(self, queues: Queues[WaitingRow]) -> "Running[WaitingRow]":
         """Take for floods those of its flows, too, of which as many rows wait as it holds."""
@@ -64,7 +63,7 @@ class Running(Generic[WaitingRow]):
 
 def begin_batch(plan: BatchPlan[WaitingRow]) -> Running[WaitingRow]:
     """Return the batch of a plan as it begins."""
-    return Running(batch=plan.batch, work=_work_of(plan), floods=_backlog_in(plan))
+    return Running(batch=plan.batch, charged=plan.charged, floods=_backlog_in(plan))
 
 
 def plan_quiet_first(
@@ -77,7 +76,7 @@ def plan_quiet_first(
     """Plan the next batch without its quiet rows, if it holds floods beside them: they go first.
 
     A flow that has more rows than the batch takes is quiet, too, beside one that was given much
-    more, if all its rows find a place before the rest.
+    more: it goes first with those of its rows that find a place, if then no others but floods do.
     """
     plan = partial(plan_batch, queues, limits=limits, order=order, rules=rules)
     whole = plan()
@@ -121,11 +120,12 @@ def plan_overtaking(
 
     A batch is overtaken only if all of it is of floods: it would take longer for the others in it.
     A row goes if it is quiet beside all of them that are loud, those that are quiet beside none of
-    the others; if no row of its caller, task and priority runs or waits already; and while all that
-    goes before the batch is at most four times its work. It is quiet beside a flood of another
-    caller that was lately given half as much again as its own, itself included, by weight; beside
-    any of its caller that is of a lower priority; and beside one of its caller and priority that
-    was given half as much again as its flow. Rows of one text go together or not at all.
+    the others, and no flood of its caller has a higher priority; if no row of its caller, task and
+    priority runs or waits already; and while all that goes before the batch is at most four times
+    its work. It is quiet beside a flood of another caller that was lately given half as much again
+    as its own, itself included, by weight; beside any of its caller that is of a lower priority;
+    and beside one of its caller and priority that was given half as much again as its flow. Rows of
+    one text that came together go together or not at all.
 
     Args:
         candidates: rows that came since the batch began, oldest first; none of the others goes.
@@ -174,10 +174,11 @@ def _without_quiet(
         others = _rows_of_no(floods, rest.batch)
         if not others:
             is_alone = floods.issuperset(map(flow_of, rest.batch))
-            room = MAX_OVERTAKING * _work_of(rest)
-            has_room = not first or sum(work_by_flow(first, rules=rules).values()) <= room
-            return replace(rest, going_first=tuple(first)) if is_alone and has_room else None
-        if not first and not _is_any_quiet(others, floods, rest.order.usage, rules.weights):
+            work = sum(work_by_flow(first, rules=rules).values())
+            may_go = is_alone and work <= MAX_OVERTAKING * rest.charged
+            return replace(rest, going_first=tuple(first)) if may_go else None
+        quiet = partial(_is_quiet, floods=floods, usage=rest.order.usage, weights=rules.weights)
+        if not first and not any(map(quiet, set(map(flow_of, others)))):
             return None
         first += others
         if len(first) > len(whole.batch):
@@ -216,34 +217,31 @@ def _going(
     Rows of the flows that have others waiting keep their order behind those.
     """
     kept, going = {*running.floods, *waiting}, list[WaitingRow]()
-    loud = usage.loud(running.floods, weights=rules.weights)
-    room = MAX_OVERTAKING * running.work - running.overtaken_by
+    room = MAX_OVERTAKING * running.charged - running.overtaken_by
+    if room <= 0:
+        return going
     for rows in _by_text(candidates):
         if kept.isdisjoint(map(flow_of, rows)):
             given = work_by_flow(rows, rules=rules)
             work, after = sum(given.values()), usage.plus(given)
-            are_quiet = all(after.is_quiet_beside(loud, it, weights=rules.weights) for it in given)
-            if work <= room and are_quiet:
-                going, usage, room = [*going, *rows], after, room - work
+            quiet = partial(_is_quiet, floods=running.floods, usage=after, weights=rules.weights)
+            if work <= room and all(map(quiet, given)):
+                going.extend(rows)
+                usage, room = after, room - work
                 continue
         kept.update(map(flow_of, rows))
     return going
 
 
-def _is_any_quiet(
-    rows: Sequence[WaitingRow],
-    floods: Collection[Flow],
-    usage: Usage,
-    weights: Mapping[str, float],
+def _is_quiet(
+    flow: Flow, *, floods: Collection[Flow], usage: Usage, weights: Mapping[str, float]
 ) -> bool:
+    """Tell whether a flow is quiet beside all loud floods, and behind none of its caller's."""
+    caller, priority, _ = flow
+    if any(it[0] == caller and it[1].rank < priority.rank for it in floods):
+        return False
     loud = usage.loud(floods, weights=weights)
-    flows = set(map(flow_of, rows))
-    return any(usage.is_quiet_beside(loud, flow, weights=weights) for flow in flows)
-
-
-def _work_of(plan: BatchPlan[WaitingRow]) -> float:
-    # Rows that cost next to nothing take a place all the same.
-    return max(plan.work, MIN_COST * len(plan.batch))
+    return all(usage.is_quiet(flow, beside=flood, weights=weights) for flood in loud)
 
 
 def _by_text(rows: Sequence[WaitingRow]) -> list[list[WaitingRow]]:

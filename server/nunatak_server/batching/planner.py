@@ -107,6 +107,8 @@ class BatchPlan(Generic[WaitingRow]):
     """Tokens through all layers that are computed."""
     asked_work: float
     """The same, if no trunk state were held."""
+    charged: float
+    """What its rows are charged, in tokens: no row costs less than one."""
     order: TurnOrder
     backlog: frozenset[Flow]
     """The flows that have rows which neither are in the batch nor go first."""
@@ -164,6 +166,7 @@ def plan_batch(
         num_held_rows=draft.num_held_rows,
         work=draft.work,
         asked_work=draft.asked_work,
+        charged=sum(turns.given.values()),
         order=TurnOrder(
             debts=turns.settle({*backlog, *map(flow_of, apart), *beside}),
             usage=order.usage.plus(turns.given),

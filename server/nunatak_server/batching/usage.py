@@ -29,7 +29,10 @@ class Usage:
     callers: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     flows: Mapping[Flow, float] = field(default_factory=lambda: MappingProxyType({}))
     as_of: float = 0.0
-    """The clock reading, in seconds, up to which it has decayed."""
+    """The clock reading, in seconds, up to which it has decayed: when the last batch began.
+
+    While that runs, what overtakes it weighs as much as the batch itself.
+    """
 
     def at(self, now: float) -> "Usage":
         """Return what is left of it at a clock reading, without what is next to nothing."""
@@ -60,12 +63,6 @@ class Usage:
         if priority is not other_priority:
             return priority.rank < other_priority.rank
         return self._of_flow(flow) <= MAX_QUIET_USAGE * self._of_flow(beside)
-
-    def is_quiet_beside(
-        self, flows: Collection[Flow], flow: Flow, *, weights: Mapping[str, float]
-    ) -> bool:
-        """Tell whether a flow asks for little beside each of these."""
-        return all(self.is_quiet(flow, beside=it, weights=weights) for it in flows)
 
     def loud(self, flows: Collection[Flow], *, weights: Mapping[str, float]) -> frozenset[Flow]:
         """Return those of the flows that are quiet beside none of the others."""

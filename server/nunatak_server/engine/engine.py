@@ -58,8 +58,6 @@ class _Progress:
     """A batch that runs, and what has overtaken it."""
 
     running: Running[PendingRow]
-    going_first: Sequence[PendingRow]
-    """Rows that go before it and have not yet."""
     candidates: Sequence[PendingRow] = ()
     """Rows that came since it began, and may still overtake it."""
     overtaking_s: float = 0.0
@@ -153,7 +151,7 @@ class Engine:
         self._drop_lapsed(loop, self._queues)
         limits = self._limits_for(self._queues.flows)
         plan = self._plan_next(limits)
-        progress = _Progress(running=begin_batch(plan), going_first=plan.going_first)
+        progress = _Progress(running=begin_batch(plan))
         self._carry_out(loop, self._with_shadows(loop, plan, limits), progress)
         return True
 
@@ -222,7 +220,7 @@ class Engine:
         started, begun = self._clock(), self._stopwatch()
         if progress is not None:
             # Not left to the first layer: a batch whose states are all held runs none.
-            self._run_first(loop, progress)
+            self._run_first(loop, plan.going_first, progress)
         computed = compute_rows(self._compute, plan.batch, between_layers)
         overtaking_s = 0.0 if progress is None else progress.overtaking_s
         seconds = self._stopwatch() - begun - overtaking_s
@@ -280,13 +278,18 @@ class Engine:
         )
         return plan is not None
 
-    def _run_first(self, loop: asyncio.AbstractEventLoop, progress: _Progress) -> None:
+    def _run_first(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        going_first: Sequence[PendingRow],
+        progress: _Progress,
+    ) -> None:
         """Run the rows that a batch was planned without, for they go first."""
-        while rows := self._worth_computing(loop, progress.going_first):
+        while rows := self._worth_computing(loop, going_first):
             plan = plan_before(
                 rows,
                 queues=self._queues,
-                limits=self._limits,
+                limits=self._limits_for(map(flow_of, rows)),
                 order=self._order,
                 rules=self._rules,
             )

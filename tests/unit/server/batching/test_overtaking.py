@@ -45,7 +45,7 @@ def running_of(batch: Sequence[WaitingRow], *, is_flood: bool = True) -> Running
     flows = frozenset(flow_of(row) for row in batch if row.task == "flood")
     return Running(
         batch=batch,
-        work=sum(map(work_of, batch)),
+        charged=sum(map(work_of, batch)),
         floods=flows if is_flood else frozenset(),
     )
 
@@ -214,6 +214,13 @@ def test_a_high_priority_goes_before_a_lower_one_of_its_caller_and_no_other() ->
 
     assert overtaking([urgent], running_of(batch)) == (urgent,)
     assert not overtaking([replace(urgent, caller="else")], running_of(flood(1)))
+    # Nor does one that is behind a flood of its caller go because another flood is behind it.
+    lowest = [replace(row, task="flood", priority=Priority.LOW) for row in flood(8)]
+    both = running_of([*lowest, *flood(1)])
+    assert not overtaking([waiting_row("quiet", 3, priority=Priority.LOW)], both)
+    assert overtaking([waiting_row("quiet", 3)], running_of(lowest))
+    high = [replace(row, priority=Priority.HIGH) for row in flood(1)]
+    assert not overtaking([waiting_row("quiet", 3)], running_of([*lowest, *high]))
     low = waiting_row("quiet", 2, priority=Priority.LOW)
     assert not overtaking([low], running_of(flood(8)))
 
@@ -322,10 +329,10 @@ def test_a_second_flood_that_has_just_begun_keeps_nobody_in_the_batch() -> None:
 
 
 def test_what_goes_first_is_four_times_the_work_of_the_rest_at_most() -> None:
-    long = [waiting_row(f"long-{number}", number, tokens=40) for number in range(3)]
+    long = [waiting_row(f"long-{number}", number, tokens=40) for number in range(4)]
     given = {flow_of(row): 1000.0 for row in flood(1)}
 
-    for num_long in range(1, 4):
+    for num_long in range(1, 5):
         rows = [*flood(20), *long[:num_long]]
         plan = plan_of(rows, max_rows=8, given=given)
         assert bool(plan.going_first) is (num_long * 40 <= MAX_OVERTAKING * 8 * 4)
@@ -364,8 +371,8 @@ def test_a_text_that_a_flood_is_asked_about_too_stays_in_the_batch() -> None:
 
 
 def test_no_more_rows_go_first_than_a_batch_holds() -> None:
-    others = [waiting_row(f"task-{number}", number) for number in range(100)]
-    debts = Debts(flows={flow_of(row): 2.5 * work_of(row) for row in others[5:]})
+    others = [waiting_row(f"task-{number}", number, tokens=1) for number in range(20)]
+    debts = Debts(flows={flow_of(row): 10 * work_of(row) for row in others[5:]})
 
     plan = plan_of([*flood(30), *others], max_rows=8, debts=debts)
 
@@ -449,6 +456,9 @@ def test_every_row_is_in_one_place_and_something_always_runs(
     behind = [row for row in left if row not in plan.going_first]
     assert set(plan.going_first) <= set(left)
     assert plan.backlog == set(map(flow_of, behind))
+    first = work_by_flow(plan.going_first, rules=RULES)
+    assert sum(first.values()) <= MAX_OVERTAKING * plan.charged + 1e-6
+    assert {row.group for row in plan.going_first}.isdisjoint(row.group for row in plan.batch)
     running = replace(begin_batch(plan), overtaken_by=overtaken_by)
     over = plan_overtaking(
         [*plan.going_first, *arrived],
@@ -462,5 +472,5 @@ def test_every_row_is_in_one_place_and_something_always_runs(
         assert set(over.batch) <= {*plan.going_first, *arrived}
         assert set(map(flow_of, over.batch)).isdisjoint(map(flow_of, behind))
         overtaking_work = overtaken_by + sum(work_by_flow(over.batch, rules=RULES).values())
-        assert overtaking_work <= MAX_OVERTAKING * running.work + 1e-6
+        assert overtaking_work <= MAX_OVERTAKING * running.charged + 1e-6
         assert over.order.num_in_turn == plan.order.num_in_turn
