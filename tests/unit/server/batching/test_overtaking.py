@@ -98,7 +98,7 @@ def test_a_batch_that_took_all_there_was_is_no_flood() -> None:
     assert not overtaking([waiting_row("quiet", 1)], running_of(flood(), is_flood=False))
 
 
-def test_a_batch_of_many_tasks_is_not_overtaken() -> None:
+def test_a_batch_of_many_tasks_that_were_given_as_little_is_not_overtaken() -> None:
     batch = [waiting_row(f"task-{number}", number) for number in range(8)]
     running = replace(running_of(batch), floods=frozenset(map(flow_of, batch)))
 
@@ -141,7 +141,7 @@ def test_who_was_given_more_than_the_flood_does_not_go() -> None:
     assert not overtaking([row], running_of(flood()), given={flow_of(row): 100.0})
 
 
-def test_who_was_given_a_part_of_what_the_flood_was_goes_whatever_it_owes() -> None:
+def test_who_was_given_half_of_what_the_flood_was_goes() -> None:
     row, batch = waiting_row("quiet", 1), flood(2)
     given = {flow_of(row): 100.0, flow_of(batch[0]): 200.0}
 
@@ -350,7 +350,7 @@ def test_whoever_comes_into_the_place_of_one_that_goes_first_goes_first_too(
     assert {row.task for row in plan.batch} == {"flood"}
 
 
-def test_a_quiet_flow_goes_first_with_all_its_rows_whatever_it_owes() -> None:
+def test_a_quiet_flow_goes_first_with_all_rows_that_find_a_place_whatever_it_owes() -> None:
     rows = [waiting_row("quiet", number) for number in range(5)]
     given = {flow_of(row): 1000.0 for row in flood(1)}
     debts = Debts(flows={flow_of(rows[0]): 5 * work_of(rows[0])})
