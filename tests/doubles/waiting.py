@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from nunatak_server.batching.planner import BatchPlan
+from nunatak_server.batching.planner import BatchPlan, TurnRules, work_by_flow
 from nunatak_server.batching.planner import WaitingRow as AnyRow
 from nunatak_server.batching.senders import ANONYMOUS, Priority
 
@@ -48,3 +48,13 @@ def left_by(plan: BatchPlan[AnyRow], pending: Iterable[AnyRow]) -> list[AnyRow]:
     """Return the rows that a plan does not take, in their order."""
     taken = set(map(id, plan.batch))
     return [row for row in pending if id(row) not in taken]
+
+
+def flood(count: int = 8, *, caller: str = ANONYMOUS) -> list[WaitingRow]:
+    """Return rows of one task about different texts."""
+    return [waiting_row("flood", 1000 + number, caller=caller) for number in range(count)]
+
+
+def work_of(row: WaitingRow) -> float:
+    """Return what a row costs that shares its trunk with none, in tokens."""
+    return sum(work_by_flow([row], rules=TurnRules()).values())
