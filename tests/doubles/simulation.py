@@ -32,12 +32,17 @@ class Machine:
 
     fixed_s: float
     per_token_s: float
+    per_task_s: float = 0.0
     num_layers: int = 1
     """Between which batches can be overtaken."""
 
-    def seconds(self, work: float) -> float:
-        """Of a batch of so many tokens through all layers."""
-        return self.fixed_s + work * self.per_token_s
+    def seconds(self, work: float, num_tasks: int = 1) -> float:
+        """Of a batch of so many tokens through all layers, and of rows of so many tasks."""
+        return self.fixed_s + num_tasks * self.per_task_s + work * self.per_token_s
+
+    def seconds_of(self, plan: BatchPlan[WaitingRow]) -> float:
+        """Of the batch of a plan."""
+        return self.seconds(plan.work, _num_tasks(plan))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +78,8 @@ class Simulation:
 
     @property
     def limits(self) -> BatchLimits:
-        return replace(LIMITS, max_work=self.pace.next_tokens(1))
+        num_waiting = len({task for _, _, task in self.pending.flows})
+        return replace(LIMITS, max_work=self.pace.next_tokens(num_waiting))
 
     def arrivals(self) -> list[WaitingRow]:
         """Take what has arrived by now."""
@@ -89,7 +95,7 @@ class Simulation:
         plan = plan_next(self.pending, limits=self.limits, order=order, rules=self.rules)
         running = begin_batch(plan)
         self.take(plan)
-        seconds, candidates = self.machine.seconds(plan.work), list[WaitingRow]()
+        seconds, candidates = self.machine.seconds_of(plan), list[WaitingRow]()
         going_first = plan.going_first
         while going_first := [row for row in going_first if row in self.pending]:
             first = plan_before(
@@ -136,7 +142,7 @@ class Simulation:
     ) -> Running[WaitingRow]:
         """Run a batch before the rest of one that has begun."""
         self.take(plan)
-        self.now += self.machine.seconds(plan.work)
+        self.now += self.machine.seconds_of(plan)
         self.answer(plan)
         return running.after(plan)
 
@@ -145,9 +151,9 @@ class Simulation:
         self.pace = self.pace.after(
             work=plan.work,
             asked_work=plan.asked_work,
-            seconds=self.machine.seconds(plan.work),
-            num_tasks=1,
-            num_rows=1,
+            seconds=self.machine.seconds_of(plan),
+            num_tasks=_num_tasks(plan),
+            num_rows=len(plan.batch),
         )
         self.answered_at.update({row.group: self.now for row in plan.batch})
 
@@ -172,10 +178,18 @@ def simulate(
     return {group: at_s - came[group] for group, at_s in simulation.answered_at.items()}
 
 
+def _num_tasks(plan: BatchPlan[WaitingRow]) -> int:
+    return len({row.task for row in plan.batch})
+
+
 def _calibrated(machine: Machine) -> Pace:
-    pace = Pace()
-    for work in (8, 128, 12, 96):
+    pace = Pace(max_tokens=LIMITS.max_tokens, max_rows=LIMITS.max_rows)
+    for work, num_tasks in ((16, 1), (128, 1), (128, 8), (16, 1), (96, 3)):
         pace = pace.after(
-            work=work, asked_work=work, seconds=machine.seconds(work), num_tasks=1, num_rows=1
+            work=work,
+            asked_work=work,
+            seconds=machine.seconds(work, num_tasks),
+            num_tasks=num_tasks,
+            num_rows=work // 16,
         )
     return pace

@@ -2,7 +2,8 @@
 
 Rows are taken by turns (`turns.py`): fair between callers, and between the tasks of a caller. A row
 that is taken brings its siblings along (the same text for other tasks of the same request),
-because they share its trunk row.
+because they share its trunk row. Where many rows of many flows wait, each gets up to a quarter of
+the batch in one turn, so that the batch holds few tasks.
 
 Bounded wait: the first turn of every `OLDEST_EVERY`-th batch is that of the oldest row of all,
 whoever sent it at whatever priority. So a row that waits behind n older ones is computed within
@@ -17,10 +18,15 @@ from types import MappingProxyType
 from typing import Final, Generic, Protocol, TypeVar
 
 from nunatak_server.batching.queues import Flow, Queued, Queues, flow_of
-from nunatak_server.batching.turns import MIN_COST, Debts, Turns
+from nunatak_server.batching.turns import MIN_COST, ONE_ROW, Debts, Quantum, Turns
 from nunatak_server.batching.usage import Usage
 
 OLDEST_EVERY: Final = 8
+TURN_SHARE: Final = 1 / 4
+"""Of what a batch may hold, that one turn may have. More makes batches of fewer tasks, which take
+less time, and a flow that has had its turn waits for more of them."""
+MANY_ROWS: Final = 16
+"""Of one flow: fewer hardly lengthen its turns."""
 
 
 class Waiting(Queued, Protocol):
@@ -152,7 +158,9 @@ def plan_batch(
     `apart` wait in any case, and so do others of the flows of `beside`, which are elsewhere.
     """
     order, rules = order or TurnOrder(), rules or TurnRules()
-    turns = Turns(queues, debts=order.debts, weights=rules.weights)
+    turns = Turns(
+        queues, debts=order.debts, weights=rules.weights, quantum=_quantum_of(queues, limits)
+    )
     begins_with_oldest = order.num_in_turn + 1 >= OLDEST_EVERY
     draft = _Draft[WaitingRow](
         limits=limits, is_trunk_held=rules.is_trunk_held, seen=set(map(id, apart))
@@ -189,6 +197,17 @@ def work_by_flow(rows: Iterable[WaitingRow], *, rules: TurnRules[WaitingRow]) ->
         if cost is not None:
             given[flow_of(row)] = given.get(flow_of(row), 0.0) + max(MIN_COST, cost.work)
     return given
+
+
+def _quantum_of(queues: Queues[WaitingRow], limits: BatchLimits) -> Quantum:
+    """Return what a turn may have: one row, unless batches would be of more floods than turns."""
+    num_long = sum(len(queues.of_flow(flow)) >= MANY_ROWS for flow in queues.flows)
+    if num_long * TURN_SHARE <= 1:
+        return ONE_ROW
+    return Quantum(
+        max_rows=TURN_SHARE * limits.max_rows,
+        max_work=TURN_SHARE * min(limits.max_work, limits.max_tokens),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

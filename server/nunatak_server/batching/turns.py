@@ -5,6 +5,11 @@ comes back after a pause starts level with the one who has least, so that nobody
 (Sheng et al. 2024, "Fairness in Serving Large Language Models", arXiv:2401.00588, algorithm 2,
 whose counters are of one level; the lift on arrival is that of start-time fair queueing, Goyal et
 al. 1996). Callers weigh what the operator says; tasks of one caller weigh the same.
+
+A turn is one row. Where the planner says so, flows of which many rows wait have longer ones, as
+with deficit round-robin (Shreedhar and Varghese 1996), so that a batch is of few tasks: each costs
+the weights of its branch. Those with short turns do not wait for long ones: who will owe least
+after its turn goes next, as with finish tags (Demers, Keshav and Shenker 1989).
 """
 
 from collections import defaultdict
@@ -18,11 +23,37 @@ from nunatak_server.batching.queues import Flow, QueuedRow, Queues, flow_of
 from nunatak_server.batching.senders import Priority
 
 MIN_COST: Final = 1.0
+ROWS_OF_WHOLE_TURN: Final = 64
+"""A flow of which as many rows wait has all that a turn may have; of half as many, half of it."""
 Key = TypeVar("Key", str, Flow)
 Rank = tuple[str, Priority]
 """A caller's rows of one priority."""
 _Standing = tuple[int, float, int, Flow]
-"""The rank of a flow's priority, its debt, the age of its oldest row, and itself."""
+"""The rank of a flow's priority, what it will owe, the age of its oldest row, and itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantum:
+    """What a turn may have; it has one row in any case."""
+
+    max_rows: float
+    max_work: float
+    """In tokens through all layers; the row that reaches it is the last."""
+
+    def __mul__(self, part: float) -> "Quantum":
+        return Quantum(max_rows=part * self.max_rows, max_work=part * self.max_work)
+
+
+ONE_ROW: Final = Quantum(max_rows=1, max_work=0.0)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Turn:
+    """What is left of one."""
+
+    flow: Flow
+    rows_left: float
+    work_left: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +71,12 @@ class Turns(Generic[QueuedRow]):
     """The turns of one batch."""
 
     def __init__(
-        self, queues: Queues[QueuedRow], *, debts: Debts, weights: Mapping[str, float]
+        self,
+        queues: Queues[QueuedRow],
+        *,
+        debts: Debts,
+        weights: Mapping[str, float],
+        quantum: Quantum,
     ) -> None:
         """Give turns to the rows of `queues`, which stay there."""
         self._debts = defaultdict[str, float](float, debts.callers)
@@ -49,17 +85,25 @@ class Turns(Generic[QueuedRow]):
         self.given: dict[Flow, float] = {}
         """What each flow was given in these turns, in tokens through all layers."""
         self._queues = queues
+        self._quantum = quantum
+        self._turn: _Turn | None = None
+        """The one that goes on."""
         self._rows: dict[Flow, Iterator[QueuedRow]] = {}
         """Of the flows that were looked at: what was not."""
         self._ended: set[Flow] = set()
         flows = defaultdict[str, list[_Standing]](list)
         for flow in queues.flows:
             age = queues.age_rank(flow)
-            flows[flow[0]].append((flow[1].rank, self._flow_debts[flow], age, flow))
+            flows[flow[0]].append((flow[1].rank, self._flow_due(flow), age, flow))
         self._flows = flows
         """Of each caller: a heap."""
+        self._shortest = {
+            caller: min(self._turn_of(flow).max_work for *_, flow in standings)
+            for caller, standings in flows.items()
+        }
+        """Of each caller: the work of its shortest turn."""
         self._callers = [
-            (self._debts[caller], min(age for _, _, age, _ in standings), caller)
+            (self._caller_due(caller), min(age for _, _, age, _ in standings), caller)
             for caller, standings in flows.items()
         ]
         heapify(self._callers)
@@ -69,15 +113,29 @@ class Turns(Generic[QueuedRow]):
     def next_row(self, taken: Collection[int]) -> QueuedRow | None:
         """Return the row whose turn it is, and count it as seen; None once all were seen.
 
-        The caller that owes least, its highest priority, of that the flow that owes least; equal
-        debts are decided by the age of their oldest rows. Rows whose `id` is in `taken` have had
-        their turn.
+        The next row of a turn that goes on; or of the caller that will owe least after a turn, its
+        highest priority, of that the flow that will owe least. Equals are decided by the age of
+        their oldest rows. Rows whose `id` is in `taken` have had their turn.
         """
+        turn = self._turn
+        if turn is not None and turn.rows_left >= 1 and turn.work_left > 0:
+            row = self._row_of(turn.flow, taken)
+            if row is not None:
+                return row
+        row = self._first_of_turn(taken)
+        self._turn = None
+        if row is not None:
+            flow = flow_of(row)
+            has = self._turn_of(flow)
+            self._turn = _Turn(flow=flow, rows_left=has.max_rows, work_left=has.max_work)
+        return row
+
+    def _first_of_turn(self, taken: Collection[int]) -> QueuedRow | None:
         while self._callers:
-            debt, age, caller = self._callers[0]
+            due, age, caller = self._callers[0]
             # Debts only grow, so an entry that is out of date is too far in front.
-            if debt < self._debts[caller]:
-                heapreplace(self._callers, (self._debts[caller], age, caller))
+            if due < self._caller_due(caller):
+                heapreplace(self._callers, (self._caller_due(caller), age, caller))
                 continue
             row = self._next_of(self._flows[caller], taken)
             if row is not None:
@@ -96,6 +154,10 @@ class Turns(Generic[QueuedRow]):
         self._debts[row.caller] += cost / self._weights.get(row.caller, 1.0)
         self._flow_debts[flow] += cost
         self.given[flow] = self.given.get(flow, 0.0) + cost
+        turn = self._turn
+        if turn is not None and turn.flow == flow:
+            turn.rows_left -= 1
+            turn.work_left -= cost
 
     def settle(self, waiting: Iterable[Flow]) -> Debts:
         """Return the debts after the batch, above the least of those who still wait.
@@ -120,20 +182,35 @@ class Turns(Generic[QueuedRow]):
 
     def _next_of(self, flows: list[_Standing], taken: Collection[int]) -> QueuedRow | None:
         while flows:
-            rank, debt, age, flow = flows[0]
+            rank, due, age, flow = flows[0]
             if flow in self._ended:
                 heappop(flows)
                 continue
-            if debt < self._flow_debts[flow]:
-                heapreplace(flows, (rank, self._flow_debts[flow], age, flow))
+            if due < self._flow_due(flow):
+                heapreplace(flows, (rank, self._flow_due(flow), age, flow))
                 continue
-            if flow not in self._rows:
-                self._rows[flow] = iter(self._queues.of_flow(flow))
-            for row in self._rows[flow]:
-                if id(row) not in taken:
-                    return row
+            row = self._row_of(flow, taken)
+            if row is not None:
+                return row
             heappop(flows)
         return None
+
+    def _caller_due(self, caller: str) -> float:
+        return self._debts[caller] + self._shortest[caller] / self._weights.get(caller, 1.0)
+
+    def _flow_due(self, flow: Flow) -> float:
+        return self._flow_debts[flow] + self._turn_of(flow).max_work
+
+    def _turn_of(self, flow: Flow) -> Quantum:
+        num_rows = len(self._queues.of_flow(flow))
+        return self._quantum * min(1.0, num_rows / ROWS_OF_WHOLE_TURN)
+
+    def _row_of(self, flow: Flow, taken: Collection[int]) -> QueuedRow | None:
+        if flow in self._ended:
+            return None
+        if flow not in self._rows:
+            self._rows[flow] = iter(self._queues.of_flow(flow))
+        return next((row for row in self._rows[flow] if id(row) not in taken), None)
 
 
 def _above(debts: Mapping[Key, float], level: float) -> dict[Key, float]:

@@ -8,6 +8,7 @@ import pytest
 
 from doubles.simulation import Arrival, Machine, rows_at, simulate
 from doubles.waiting import WaitingRow
+from nunatak_server.batching import planner
 from nunatak_server.batching.pace import FIXED_SHARE
 from nunatak_server.batching.planner import TurnRules
 
@@ -125,6 +126,31 @@ def test_bursts_of_quiet_tasks_hardly_wait_for_a_flood(seed: int) -> None:
     alone, beside = (simulate(LAYERED, rows, until_s=SECONDS) for rows in (quiet, [*quiet, *noisy]))
 
     assert p99(beside) <= 1.3 * p99(alone)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_with_long_turns_many_floods_get_more_and_quiet_tasks_wait_less(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = replace(LAYERED, fixed_s=0.002, per_task_s=0.0005)
+    quiet = quiet_tasks(0.3 * capacity(machine), 100 * seed)
+    floods = [
+        arrival
+        for index in range(12)
+        for arrival in rows_at(
+            poisson(capacity(machine) / 4, 77 * seed + index),
+            f"flood-{index}",
+            first_group=NOISY + 10**4 * index,
+        )
+    ]
+
+    waits = simulate(machine, [*quiet, *floods], until_s=SECONDS)
+    monkeypatch.setattr(planner, "TURN_SHARE", 0.0)
+    by_rows = simulate(machine, [*quiet, *floods], until_s=SECONDS)
+
+    assert num_noisy(waits) >= 1.01 * num_noisy(by_rows)
+    assert p99(waits) <= 0.8 * p99(by_rows)
+    assert median_of_quiet(waits) <= median_of_quiet(by_rows)
 
 
 @pytest.mark.parametrize(("num_tasks", "load"), [(16, 1.3), (2, 0.85), (4, 0.85)])

@@ -66,4 +66,4 @@ def test_planning_looks_at_no_row_beyond_those_it_takes_and_the_next_of_each_flo
         plan_batch(queues, limits=BatchLimits(max_tokens=4096, max_rows=16))
         return looks
 
-    assert looks_of_a_plan(2000) == looks_of_a_plan(200) > 0
+    assert looks_of_a_plan(9000) == looks_of_a_plan(900) > 0
