@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Final, Generic, Protocol, TypeVar
 
 from nunatak_server.batching.queues import Flow, Queued, Queues, flow_of
-from nunatak_server.batching.turns import MIN_COST, ONE_ROW, Debts, Quantum, Turns
+from nunatak_server.batching.turns import MIN_COST, Debts, Quantum, Turns
 from nunatak_server.batching.usage import Usage
 
 OLDEST_EVERY: Final = 8
@@ -199,11 +199,11 @@ def work_by_flow(rows: Iterable[WaitingRow], *, rules: TurnRules[WaitingRow]) ->
     return given
 
 
-def _quantum_of(queues: Queues[WaitingRow], limits: BatchLimits) -> Quantum:
-    """Return what a turn may have: one row, unless batches would be of more floods than turns."""
+def _quantum_of(queues: Queues[WaitingRow], limits: BatchLimits) -> Quantum | None:
+    """Return what a long turn may have; None where a batch has turns for all who have many rows."""
     num_long = sum(len(queues.of_flow(flow)) >= MANY_ROWS for flow in queues.flows)
     if num_long * TURN_SHARE <= 1:
-        return ONE_ROW
+        return None
     return Quantum(
         max_rows=TURN_SHARE * limits.max_rows,
         max_work=TURN_SHARE * min(limits.max_work, limits.max_tokens),

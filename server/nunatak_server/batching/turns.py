@@ -34,17 +34,11 @@ _Standing = tuple[int, float, int, Flow]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantum:
-    """What a turn may have; it has one row in any case."""
+    """What a long turn may have; it has one row in any case."""
 
     max_rows: float
     max_work: float
     """In tokens through all layers; the row that reaches it is the last."""
-
-    def __mul__(self, part: float) -> "Quantum":
-        return Quantum(max_rows=part * self.max_rows, max_work=part * self.max_work)
-
-
-ONE_ROW: Final = Quantum(max_rows=1, max_work=0.0)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,16 +70,16 @@ class Turns(Generic[QueuedRow]):
         *,
         debts: Debts,
         weights: Mapping[str, float],
-        quantum: Quantum,
+        quantum: Quantum | None = None,
     ) -> None:
-        """Give turns to the rows of `queues`, which stay there."""
+        """Give turns to the rows of `queues`, which stay there; of one row without a quantum."""
         self._debts = defaultdict[str, float](float, debts.callers)
         self._flow_debts = defaultdict[Flow, float](float, debts.flows)
         self._weights = weights
         self.given: dict[Flow, float] = {}
         """What each flow was given in these turns, in tokens through all layers."""
         self._queues = queues
-        self._quantum = quantum
+        self._long_turns = {} if quantum is None else _long_turns(queues, quantum)
         self._turn: _Turn | None = None
         """The one that goes on."""
         self._rows: dict[Flow, Iterator[QueuedRow]] = {}
@@ -98,7 +92,7 @@ class Turns(Generic[QueuedRow]):
         self._flows = flows
         """Of each caller: a heap."""
         self._shortest = {
-            caller: min(self._turn_of(flow).max_work for *_, flow in standings)
+            caller: min(self._work_of_turn(flow) for *_, flow in standings)
             for caller, standings in flows.items()
         }
         """Of each caller: the work of its shortest turn."""
@@ -124,10 +118,9 @@ class Turns(Generic[QueuedRow]):
                 return row
         row = self._first_of_turn(taken)
         self._turn = None
-        if row is not None:
-            flow = flow_of(row)
-            has = self._turn_of(flow)
-            self._turn = _Turn(flow=flow, rows_left=has.max_rows, work_left=has.max_work)
+        if row is not None and flow_of(row) in self._long_turns:
+            has = self._long_turns[flow_of(row)]
+            self._turn = _Turn(flow=flow_of(row), rows_left=has.max_rows, work_left=has.max_work)
         return row
 
     def _first_of_turn(self, taken: Collection[int]) -> QueuedRow | None:
@@ -199,11 +192,12 @@ class Turns(Generic[QueuedRow]):
         return self._debts[caller] + self._shortest[caller] / self._weights.get(caller, 1.0)
 
     def _flow_due(self, flow: Flow) -> float:
-        return self._flow_debts[flow] + self._turn_of(flow).max_work
+        return self._flow_debts[flow] + self._work_of_turn(flow)
 
-    def _turn_of(self, flow: Flow) -> Quantum:
-        num_rows = len(self._queues.of_flow(flow))
-        return self._quantum * min(1.0, num_rows / ROWS_OF_WHOLE_TURN)
+    def _work_of_turn(self, flow: Flow) -> float:
+        """What it has beyond a row."""
+        turn = self._long_turns.get(flow)
+        return 0.0 if turn is None else turn.max_work
 
     def _row_of(self, flow: Flow, taken: Collection[int]) -> QueuedRow | None:
         if flow in self._ended:
@@ -211,6 +205,17 @@ class Turns(Generic[QueuedRow]):
         if flow not in self._rows:
             self._rows[flow] = iter(self._queues.of_flow(flow))
         return next((row for row in self._rows[flow] if id(row) not in taken), None)
+
+
+def _long_turns(queues: Queues[QueuedRow], quantum: Quantum) -> dict[Flow, Quantum]:
+    """Return what a turn of each flow has."""
+    parts = {
+        flow: min(1.0, len(queues.of_flow(flow)) / ROWS_OF_WHOLE_TURN) for flow in queues.flows
+    }
+    return {
+        flow: Quantum(max_rows=part * quantum.max_rows, max_work=part * quantum.max_work)
+        for flow, part in parts.items()
+    }
 
 
 def _above(debts: Mapping[Key, float], level: float) -> dict[Key, float]:

@@ -7,7 +7,7 @@ from doubles.waiting import WaitingRow, left_by, waiting_row
 from nunatak_server.batching.planner import BatchLimits, TurnOrder, TurnRules, plan_batch
 from nunatak_server.batching.queues import Queues, flow_of
 from nunatak_server.batching.senders import Priority
-from nunatak_server.batching.turns import ONE_ROW, Debts, Quantum, Turns
+from nunatak_server.batching.turns import Debts, Turns
 
 MAX_TOKENS = 16
 BATCH = BatchLimits(max_tokens=64, max_rows=6)
@@ -17,13 +17,9 @@ weights = st.fixed_dictionaries({caller: st.sampled_from([0.5, 1.0, 4.0]) for ca
 
 
 def turns_of(
-    rows: list[WaitingRow],
-    *,
-    shares: dict[str, float] | None = None,
-    debts: Debts | None = None,
-    quantum: Quantum = ONE_ROW,
+    rows: list[WaitingRow], *, shares: dict[str, float] | None = None, debts: Debts | None = None
 ) -> Turns[WaitingRow]:
-    return Turns(Queues(rows), debts=debts or Debts(), weights=shares or {}, quantum=quantum)
+    return Turns(Queues(rows), debts=debts or Debts(), weights=shares or {})
 
 
 @given(lengths, weights, st.integers(1, 60))
