@@ -17,6 +17,7 @@ from typing import Final, Self
 
 from nunatak_server.admission.backlog import Backlog, Holder, holders, tokens_ahead
 from nunatak_server.batching.pace import Pace
+from nunatak_server.batching.planner import TURN_SHARE
 from nunatak_server.batching.senders import ANONYMOUS, Priority
 from nunatak_server.errors import OverloadedError, ShareExceededError
 
@@ -242,7 +243,12 @@ class Admission:
         pace = self._pace()
         if not pace.tokens_per_s or self._backlog.num_tokens <= pace.largest_tokens:
             return 0.0
-        ahead = tokens_ahead(self._backlog.flows, (caller, priority, task), self._weights)
+        ahead = tokens_ahead(
+            self._backlog.flows,
+            (caller, priority, task),
+            self._weights,
+            longest_turn=TURN_SHARE * pace.largest_tokens,
+        )
         # One batch may be as good as done.
         return max(0.0, ahead - pace.largest_tokens) / pace.tokens_per_s
 

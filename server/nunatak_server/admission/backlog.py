@@ -79,12 +79,15 @@ def _reduce(amounts: dict[Key, Amount], key: Key, amount: Amount) -> None:
         del amounts[key]
 
 
-def tokens_ahead(queued: Mapping[Flow, float], flow: Flow, weights: Mapping[str, float]) -> float:
-    """Return what is computed before a new row of `flow`, if turns are taken by small rows.
+def tokens_ahead(
+    queued: Mapping[Flow, float], flow: Flow, weights: Mapping[str, float], *, longest_turn: float
+) -> float:
+    """Return what is computed before a new row of `flow`, at least.
 
     What the flow itself has queued goes first, and meanwhile every other flow of the caller at the
     same priority gets as much, those at higher ones all they want, and every other caller as much
     by weight: generalised processor sharing (Parekh and Gallager 1993), with no later arrivals.
+    Each may be behind by a turn, of at most so many tokens.
     """
     caller, priority, _ = flow
     mine = queued.get(flow, 0.0)
@@ -95,6 +98,7 @@ def tokens_ahead(queued: Mapping[Flow, float], flow: Flow, weights: Mapping[str,
         elif other[1].rank < priority.rank:
             own += tokens
         elif other[1] is priority:
-            own += min(tokens, mine)
+            own += mine if other == flow else min(tokens, max(0.0, mine - longest_turn))
     share = own / weights.get(caller, 1.0)
-    return own + sum(min(tokens, share * weights.get(name, 1.0)) for name, tokens in others.items())
+    shares = {name: share * weights.get(name, 1.0) - longest_turn for name in others}
+    return own + sum(min(tokens, max(0.0, shares[name])) for name, tokens in others.items())

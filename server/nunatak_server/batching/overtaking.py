@@ -80,7 +80,7 @@ def plan_quiet_first(
     """
     plan = partial(plan_batch, queues, limits=limits, order=order, rules=rules)
     whole = plan()
-    for floods_in in (partial(_loud_in, weights=rules.weights), _backlog_in):
+    for floods_in in (partial(_loud_in, queues=queues, weights=rules.weights), _backlog_in):
         rest = _without_quiet(whole, plan, floods_in, rules)
         if rest is not None:
             return rest
@@ -192,9 +192,13 @@ def _backlog_in(plan: BatchPlan[WaitingRow]) -> frozenset[Flow]:
     return plan.backlog.intersection(map(flow_of, plan.batch))
 
 
-def _loud_in(plan: BatchPlan[WaitingRow], weights: Mapping[str, float]) -> frozenset[Flow]:
-    """Those of them that are quiet beside none of the others."""
-    return plan.order.usage.loud(_backlog_in(plan), weights=weights)
+def _loud_in(
+    plan: BatchPlan[WaitingRow], queues: Queues[WaitingRow], weights: Mapping[str, float]
+) -> frozenset[Flow]:
+    """Those of them that are quiet beside none of the others, or too long to go first."""
+    floods = _backlog_in(plan)
+    too_long = {flow for flow in floods if len(queues.of_flow(flow)) > len(plan.batch)}
+    return plan.order.usage.loud(floods, weights=weights).union(too_long)
 
 
 def _rows_of_no(floods: frozenset[Flow], batch: Sequence[WaitingRow]) -> list[WaitingRow]:

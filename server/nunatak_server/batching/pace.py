@@ -81,8 +81,9 @@ class Pace:
     def efficient_tokens(self, num_tasks: int) -> float:
         """The size that gives all but `fixed_share` of the throughput of the longest batch.
 
-        Unbounded until known. Rows come for one task after another, so a batch has a row of each
-        task before it has two of one.
+        Unbounded until known. `num_tasks` is of how many rows wait. By turns of one row a batch has
+        a row of each task before it has two of one; by longer ones it has fewer tasks, and gives up
+        less than it may.
         """
         line = self.line
         if line is None:

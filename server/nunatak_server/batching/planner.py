@@ -2,8 +2,8 @@
 
 Rows are taken by turns (`turns.py`): fair between callers, and between the tasks of a caller. A row
 that is taken brings its siblings along (the same text for other tasks of the same request),
-because they share its trunk row. Where many rows of many flows wait, each gets up to a quarter of
-the batch in one turn, so that the batch holds few tasks.
+because they share its trunk row. Where many rows of many tasks wait, each turn may have up to a
+quarter of the batch, so that the batch holds few tasks.
 
 Bounded wait: the first turn of every `OLDEST_EVERY`-th batch is that of the oldest row of all,
 whoever sent it at whatever priority. So a row that waits behind n older ones is computed within
@@ -18,15 +18,13 @@ from types import MappingProxyType
 from typing import Final, Generic, Protocol, TypeVar
 
 from nunatak_server.batching.queues import Flow, Queued, Queues, flow_of
-from nunatak_server.batching.turns import MIN_COST, Debts, Quantum, Turns
+from nunatak_server.batching.turns import MANY_ROWS, MIN_COST, Debts, Quantum, Turns
 from nunatak_server.batching.usage import Usage
 
 OLDEST_EVERY: Final = 8
 TURN_SHARE: Final = 1 / 4
 """Of what a batch may hold, that one turn may have. More makes batches of fewer tasks, which take
 less time, and a flow that has had its turn waits for more of them."""
-MANY_ROWS: Final = 16
-"""Of one flow: fewer hardly lengthen its turns."""
 
 
 class Waiting(Queued, Protocol):
@@ -98,6 +96,8 @@ class TurnRules(Generic[WaitingRow]):
     """Shares of callers relative to each other; 1 for those that are not named."""
     is_trunk_held: Callable[[WaitingRow], bool] = lambda _: False
     """Whether the trunk state that a row starts from is there already, and costs nothing."""
+    turn_share: float = TURN_SHARE
+    """Of a batch, that one turn may have where many rows of many tasks wait; 0 is one row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,9 +158,8 @@ def plan_batch(
     `apart` wait in any case, and so do others of the flows of `beside`, which are elsewhere.
     """
     order, rules = order or TurnOrder(), rules or TurnRules()
-    turns = Turns(
-        queues, debts=order.debts, weights=rules.weights, quantum=_quantum_of(queues, limits)
-    )
+    quantum = _quantum_of(queues, limits, rules.turn_share)
+    turns = Turns(queues, debts=order.debts, weights=rules.weights, quantum=quantum)
     begins_with_oldest = order.num_in_turn + 1 >= OLDEST_EVERY
     draft = _Draft[WaitingRow](
         limits=limits, is_trunk_held=rules.is_trunk_held, seen=set(map(id, apart))
@@ -199,15 +198,16 @@ def work_by_flow(rows: Iterable[WaitingRow], *, rules: TurnRules[WaitingRow]) ->
     return given
 
 
-def _quantum_of(queues: Queues[WaitingRow], limits: BatchLimits) -> Quantum | None:
+def _quantum_of(
+    queues: Queues[WaitingRow], limits: BatchLimits, turn_share: float
+) -> Quantum | None:
     """Return what a long turn may have; None where a batch has turns for all who have many rows."""
-    num_long = sum(len(queues.of_flow(flow)) >= MANY_ROWS for flow in queues.flows)
-    if num_long * TURN_SHARE <= 1:
+    tasks = {flow[2] for flow in queues.flows if len(queues.of_flow(flow)) >= MANY_ROWS}
+    if len(tasks) * turn_share <= 1:
         return None
-    return Quantum(
-        max_rows=TURN_SHARE * limits.max_rows,
-        max_work=TURN_SHARE * min(limits.max_work, limits.max_tokens),
-    )
+    # The tokens of a row count twice in a batch, on the trunk and on its branch.
+    max_work = min(limits.max_work, limits.max_tokens / 2)
+    return Quantum(max_rows=turn_share * limits.max_rows, max_work=turn_share * max_work)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

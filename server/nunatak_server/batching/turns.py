@@ -8,8 +8,8 @@ al. 1996). Callers weigh what the operator says; tasks of one caller weigh the s
 
 A turn is one row. Where the planner says so, flows of which many rows wait have longer ones, as
 with deficit round-robin (Shreedhar and Varghese 1996), so that a batch is of few tasks: each costs
-the weights of its branch. Those with short turns do not wait for long ones: who will owe least
-after its turn goes next, as with finish tags (Demers, Keshav and Shenker 1989).
+the weights of its branch. A long turn counts as owed before it is taken, so that those with short
+turns do not wait for it, as with finish tags (Demers, Keshav and Shenker 1989).
 """
 
 from collections import defaultdict
@@ -23,13 +23,15 @@ from nunatak_server.batching.queues import Flow, QueuedRow, Queues, flow_of
 from nunatak_server.batching.senders import Priority
 
 MIN_COST: Final = 1.0
+MANY_ROWS: Final = 16
+"""Of one flow; the turns of fewer are of one row."""
 ROWS_OF_WHOLE_TURN: Final = 64
 """A flow of which as many rows wait has all that a turn may have; of half as many, half of it."""
 Key = TypeVar("Key", str, Flow)
 Rank = tuple[str, Priority]
 """A caller's rows of one priority."""
 _Standing = tuple[int, float, int, Flow]
-"""The rank of a flow's priority, what it will owe, the age of its oldest row, and itself."""
+"""The rank of a flow's priority, what it owes, the age of its oldest row, and itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,31 +87,26 @@ class Turns(Generic[QueuedRow]):
         self._rows: dict[Flow, Iterator[QueuedRow]] = {}
         """Of the flows that were looked at: what was not."""
         self._ended: set[Flow] = set()
-        flows = defaultdict[str, list[_Standing]](list)
-        for flow in queues.flows:
-            age = queues.age_rank(flow)
-            flows[flow[0]].append((flow[1].rank, self._flow_due(flow), age, flow))
-        self._flows = flows
+        """Of these nothing is left, or nothing more may be taken."""
+        self._flows = defaultdict[str, list[_Standing]](list)
         """Of each caller: a heap."""
-        self._shortest = {
-            caller: min(self._work_of_turn(flow) for *_, flow in standings)
-            for caller, standings in flows.items()
-        }
-        """Of each caller: the work of its shortest turn."""
+        for flow in queues.flows:
+            standing = (flow[1].rank, self._flow_due(flow), queues.age_rank(flow), flow)
+            self._flows[flow[0]].append(standing)
+        for standings in self._flows.values():
+            heapify(standings)
         self._callers = [
-            (self._caller_due(caller), min(age for _, _, age, _ in standings), caller)
-            for caller, standings in flows.items()
+            (self._caller_due(standings[0][-1]), min(age for _, _, age, _ in standings), caller)
+            for caller, standings in self._flows.items()
         ]
         heapify(self._callers)
-        for standings in flows.values():
-            heapify(standings)
 
     def next_row(self, taken: Collection[int]) -> QueuedRow | None:
         """Return the row whose turn it is, and count it as seen; None once all were seen.
 
-        The next row of a turn that goes on; or of the caller that will owe least after a turn, its
-        highest priority, of that the flow that will owe least. Equals are decided by the age of
-        their oldest rows. Rows whose `id` is in `taken` have had their turn.
+        The next row of a long turn; or of the caller that owes least, its highest priority, of that
+        the flow that owes least, a long turn that it would have included. Equals are decided by the
+        age of their oldest rows. Rows whose `id` is in `taken` have had their turn.
         """
         turn = self._turn
         if turn is not None and turn.rows_left >= 1 and turn.work_left > 0:
@@ -122,19 +119,6 @@ class Turns(Generic[QueuedRow]):
             has = self._long_turns[flow_of(row)]
             self._turn = _Turn(flow=flow_of(row), rows_left=has.max_rows, work_left=has.max_work)
         return row
-
-    def _first_of_turn(self, taken: Collection[int]) -> QueuedRow | None:
-        while self._callers:
-            due, age, caller = self._callers[0]
-            # Debts only grow, so an entry that is out of date is too far in front.
-            if due < self._caller_due(caller):
-                heapreplace(self._callers, (self._caller_due(caller), age, caller))
-                continue
-            row = self._next_of(self._flows[caller], taken)
-            if row is not None:
-                return row
-            heappop(self._callers)
-        return None
 
     def end_turns(self, row: QueuedRow) -> None:
         """Leave out what is queued behind a row that has no room, so that its flow keeps order."""
@@ -173,29 +157,43 @@ class Turns(Generic[QueuedRow]):
             },
         )
 
-    def _next_of(self, flows: list[_Standing], taken: Collection[int]) -> QueuedRow | None:
+    def _first_of_turn(self, taken: Collection[int]) -> QueuedRow | None:
+        while self._callers:
+            due, age, caller = self._callers[0]
+            flow = self._next_flow(self._flows[caller])
+            if flow is None:
+                heappop(self._callers)
+            # Only of the first do debts change, and its next flow.
+            elif due != self._caller_due(flow):
+                heapreplace(self._callers, (self._caller_due(flow), age, caller))
+            else:
+                row = self._row_of(flow, taken)
+                if row is not None:
+                    return row
+                self._ended.add(flow)
+        return None
+
+    def _next_flow(self, flows: list[_Standing]) -> Flow | None:
         while flows:
             rank, due, age, flow = flows[0]
             if flow in self._ended:
                 heappop(flows)
-                continue
-            if due < self._flow_due(flow):
+            # Debts only grow, so an entry that is out of date is too far in front.
+            elif due < self._flow_due(flow):
                 heapreplace(flows, (rank, self._flow_due(flow), age, flow))
-                continue
-            row = self._row_of(flow, taken)
-            if row is not None:
-                return row
-            heappop(flows)
+            else:
+                return flow
         return None
 
-    def _caller_due(self, caller: str) -> float:
-        return self._debts[caller] + self._shortest[caller] / self._weights.get(caller, 1.0)
+    def _caller_due(self, flow: Flow) -> float:
+        """What the caller of a flow owes with the turn of that flow."""
+        weight = self._weights.get(flow[0], 1.0)
+        return self._debts[flow[0]] + self._work_of_long_turn(flow) / weight
 
     def _flow_due(self, flow: Flow) -> float:
-        return self._flow_debts[flow] + self._work_of_turn(flow)
+        return self._flow_debts[flow] + self._work_of_long_turn(flow)
 
-    def _work_of_turn(self, flow: Flow) -> float:
-        """What it has beyond a row."""
+    def _work_of_long_turn(self, flow: Flow) -> float:
         turn = self._long_turns.get(flow)
         return 0.0 if turn is None else turn.max_work
 
@@ -208,9 +206,12 @@ class Turns(Generic[QueuedRow]):
 
 
 def _long_turns(queues: Queues[QueuedRow], quantum: Quantum) -> dict[Flow, Quantum]:
-    """Return what a turn of each flow has."""
+    """Return what the turns have that are longer than a row."""
+    counts = {flow: len(queues.of_flow(flow)) for flow in queues.flows}
     parts = {
-        flow: min(1.0, len(queues.of_flow(flow)) / ROWS_OF_WHOLE_TURN) for flow in queues.flows
+        flow: min(1.0, count / ROWS_OF_WHOLE_TURN)
+        for flow, count in counts.items()
+        if count >= MANY_ROWS
     }
     return {
         flow: Quantum(max_rows=part * quantum.max_rows, max_work=part * quantum.max_work)

@@ -1,36 +1,54 @@
+import itertools
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from doubles.waiting import WaitingRow, waiting_row, work_of
 from nunatak_server.admission.backlog import Backlog, holders, tokens_ahead
-from nunatak_server.batching.queues import Flow
+from nunatak_server.batching.planner import (
+    TURN_SHARE,
+    BatchLimits,
+    TurnOrder,
+    TurnRules,
+    plan_batch,
+)
+from nunatak_server.batching.queues import Flow, Queues, flow_of
 from nunatak_server.batching.senders import Priority
 
-flows = st.tuples(st.sampled_from("abc"), st.sampled_from(Priority), st.sampled_from("xyz"))
+LIMITS = BatchLimits(max_tokens=128, max_rows=16)
+MAX_WORK = 16 * 4.0
+"""Of a batch of so many rows; those of the tests take 4 tokens each."""
+GROUPS = itertools.count()
+
+flows = st.tuples(st.sampled_from("abc"), st.sampled_from(Priority), st.sampled_from("uvwxyz"))
 amounts = st.dictionaries(flows, st.integers(1, 100).map(float))
+turns = st.integers(0, 50).map(float)
 weights = st.dictionaries(st.sampled_from("abc"), st.sampled_from([0.5, 2.0]))
 
 
-@given(amounts, flows, weights)
+@given(amounts, flows, weights, turns)
 @settings(derandomize=True)
 def test_a_row_waits_for_its_flow_at_least_and_for_all_at_most(
-    queued: dict[Flow, float], flow: Flow, shares: dict[str, float]
+    queued: dict[Flow, float], flow: Flow, shares: dict[str, float], turn: float
 ) -> None:
-    ahead = tokens_ahead(queued, flow, shares)
+    ahead = tokens_ahead(queued, flow, shares, longest_turn=turn)
 
     assert queued.get(flow, 0.0) <= ahead <= sum(queued.values())
 
 
-@given(amounts, flows, weights)
+@given(amounts, flows, weights, turns)
 @settings(derandomize=True)
 def test_a_caller_with_nothing_queued_waits_for_nobody(
-    queued: dict[Flow, float], flow: Flow, shares: dict[str, float]
+    queued: dict[Flow, float], flow: Flow, shares: dict[str, float], turn: float
 ) -> None:
     of_others = {key: tokens for key, tokens in queued.items() if key[0] != flow[0]}
 
-    assert tokens_ahead(of_others, flow, shares) == 0
+    assert tokens_ahead(of_others, flow, shares, longest_turn=turn) == 0
 
 
-def test_others_get_as_much_as_the_flow_has_queued() -> None:
+@pytest.mark.parametrize("turn", [0.0, 4.0])
+def test_others_get_as_much_as_the_flow_has_queued_less_a_turn(turn: float) -> None:
     normal = Priority.NORMAL
     queued: dict[Flow, float] = {
         ("me", normal, "mine"): 10.0,
@@ -41,10 +59,40 @@ def test_others_get_as_much_as_the_flow_has_queued() -> None:
         ("small", normal, "any"): 3.0,
     }
 
-    ahead = tokens_ahead(queued, ("me", normal, "mine"), {"gold": 2.0})
+    ahead = tokens_ahead(queued, ("me", normal, "mine"), {"gold": 2.0}, longest_turn=turn)
 
-    own = 10 + 10 + 7
-    assert ahead == own + 2 * own + 3
+    own = 10 + (10 - turn) + 7
+    assert ahead == own + (2 * own - turn) + 3
+
+
+@given(
+    st.dictionaries(flows, st.integers(1, 70), min_size=1, max_size=12),
+    st.integers(0, 11),
+    weights,
+)
+@settings(derandomize=True, deadline=None)
+def test_no_row_is_computed_before_what_is_ahead_of_it(
+    counts: dict[Flow, int], position: int, shares: dict[str, float]
+) -> None:
+    rules: TurnRules[WaitingRow] = TurnRules(weights=shares)
+    flow = list(counts)[position % len(counts)]
+    rows = [row_of(other) for other, count in counts.items() for _ in range(count)]
+    queued = {other: sum(work_of(row) for row in rows if flow_of(row) == other) for other in counts}
+    newest, queues, order, done = row_of(flow), Queues(rows), TurnOrder(), 0.0
+    queues.add([newest])
+
+    while newest in queues:
+        plan = plan_batch(queues, limits=LIMITS, order=order, rules=rules)
+        queues.remove(plan.batch)
+        order, done = plan.order, done + plan.work
+
+    ahead = tokens_ahead(queued, flow, shares, longest_turn=TURN_SHARE * MAX_WORK)
+    assert done >= ahead
+
+
+def row_of(flow: Flow) -> WaitingRow:
+    caller, priority, task = flow
+    return waiting_row(task, next(GROUPS), caller=caller, priority=priority)
 
 
 @given(st.lists(st.tuples(flows, st.integers(0, 9).map(lambda n: n / 7)), max_size=20))

@@ -8,7 +8,6 @@ import pytest
 
 from doubles.simulation import Arrival, Machine, rows_at, simulate
 from doubles.waiting import WaitingRow
-from nunatak_server.batching import planner
 from nunatak_server.batching.pace import FIXED_SHARE
 from nunatak_server.batching.planner import TurnRules
 
@@ -128,29 +127,43 @@ def test_bursts_of_quiet_tasks_hardly_wait_for_a_flood(seed: int) -> None:
     assert p99(beside) <= 1.3 * p99(alone)
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_with_long_turns_many_floods_get_more_and_quiet_tasks_wait_less(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    machine = replace(LAYERED, fixed_s=0.002, per_task_s=0.0005)
-    quiet = quiet_tasks(0.3 * capacity(machine), 100 * seed)
-    floods = [
+MANY_BRANCHES = replace(LAYERED, fixed_s=0.002, per_task_s=0.0005)
+ONE_ROW: TurnRules[WaitingRow] = TurnRules(turn_share=0.0)
+
+
+def floods_at(total_rate: float, num_tasks: int, seed: int) -> list[Arrival]:
+    return [
         arrival
-        for index in range(12)
+        for index in range(num_tasks)
         for arrival in rows_at(
-            poisson(capacity(machine) / 4, 77 * seed + index),
+            poisson(total_rate / num_tasks, seed + index),
             f"flood-{index}",
             first_group=NOISY + 10**4 * index,
         )
     ]
 
-    waits = simulate(machine, [*quiet, *floods], until_s=SECONDS)
-    monkeypatch.setattr(planner, "TURN_SHARE", 0.0)
-    by_rows = simulate(machine, [*quiet, *floods], until_s=SECONDS)
 
-    assert num_noisy(waits) >= 1.01 * num_noisy(by_rows)
+@pytest.mark.parametrize("seed", range(2))
+def test_with_long_turns_many_floods_get_more(seed: int) -> None:
+    floods = floods_at(3 * capacity(MANY_BRANCHES), 9, 100 * seed)
+
+    waits = simulate(MANY_BRANCHES, floods, until_s=SECONDS)
+    by_rows = simulate(MANY_BRANCHES, floods, rules=ONE_ROW, until_s=SECONDS)
+
+    assert len(waits) >= 1.02 * len(by_rows)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_with_long_turns_of_many_floods_quiet_tasks_wait_less(seed: int) -> None:
+    quiet = quiet_tasks(0.3 * capacity(MANY_BRANCHES), 100 * seed)
+    floods = floods_at(3 * capacity(MANY_BRANCHES), 12, 100 * seed)
+
+    waits = simulate(MANY_BRANCHES, [*quiet, *floods], until_s=SECONDS)
+    by_rows = simulate(MANY_BRANCHES, [*quiet, *floods], rules=ONE_ROW, until_s=SECONDS)
+
     assert p99(waits) <= 0.8 * p99(by_rows)
     assert median_of_quiet(waits) <= median_of_quiet(by_rows)
+    assert num_noisy(waits) >= num_noisy(by_rows)
 
 
 @pytest.mark.parametrize(("num_tasks", "load"), [(16, 1.3), (2, 0.85), (4, 0.85)])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from doubles.engines import (
+    FakeCompute,
     LayeredCompute,
     logits_of,
     make_engine,
@@ -56,6 +57,22 @@ def test_rows_go_before_the_layers_of_a_flood_that_are_left(branch: Branch) -> N
         assert [logits_of(outcome)[0] for outcome in outcomes] == [*range(6), 100, 101]
         assert compute.ended == [[100], [101], [0, 1, 2, 3], [4, 5]]
         assert [batch.has_overtaken for batch in observer.batches] == [True, True, False, False]
+
+    asyncio.run(scenario())
+
+
+def test_a_device_that_does_not_stop_computes_quiet_rows_with_the_flood(branch: Branch) -> None:
+    async def scenario() -> None:
+        flood, quiet = make_flood(branch), make_row(branch, 100, task="quiet")
+        compute = FakeCompute()
+        engine = make_engine(compute)
+        engine.submit([*flood, quiet])
+        engine.start()
+
+        await asyncio.gather(*(row.future for row in (*flood, quiet)))
+        await engine.aclose()
+
+        assert compute.batches == [[0, 100, 1, 2], [3, 4, 5]]
 
     asyncio.run(scenario())
 
