@@ -109,7 +109,9 @@ class Runtime:
         self.settings = settings
         self.backbone = backbone
         self.registry = registry
-        self.readiness = Readiness()
+        self.readiness = Readiness(
+            stalled_s=lambda: self._engine.stalled_s, max_stall_s=settings.stall_s
+        )
         self.trunk_cache = TrunkCache(max_bytes=settings.trunk_cache_bytes)
         self.metrics = Metrics()
         self.metrics.include(TrunkCacheCollector(lambda: self.trunk_cache.stats))
@@ -258,7 +260,7 @@ class Runtime:
         """Return what a scrape shows beside what was counted."""
         return ServerState(
             build=self._build,
-            readiness=self.readiness.state,
+            is_ready=self.readiness.is_ready,
             num_admitted=self.admission.num_requests,
             num_admitted_tokens=self.admission.num_tokens,
             num_body_bytes=self.admission.num_bytes,

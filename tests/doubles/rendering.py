@@ -3,7 +3,6 @@
 from nunatak_server.observation.memory import MemoryLedger
 from nunatak_server.observation.metrics import Metrics
 from nunatak_server.observation.state import BuildInfo, ServerState
-from nunatak_server.process.readiness import State
 from nunatak_server.residency.host import HostStats
 from nunatak_server.residency.shelf import ShelfStats
 
@@ -18,7 +17,7 @@ DEVICE = ShelfStats(
 HOST = HostStats(budget_bytes=4000, num_bytes=700, num_blobs=3, hits=5, misses=6)
 STATE = ServerState(
     build=BuildInfo(version="1.0", backbone="tiny", device="cpu", dtype="float32"),
-    readiness=State.READY,
+    is_ready=True,
     num_admitted=3,
     num_admitted_tokens=44,
     num_body_bytes=555,

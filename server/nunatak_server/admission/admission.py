@@ -19,7 +19,7 @@ from nunatak_server.admission.backlog import Backlog, Holder, holders, tokens_ah
 from nunatak_server.batching.pace import Pace
 from nunatak_server.batching.planner import TURN_SHARE
 from nunatak_server.batching.senders import ANONYMOUS, Priority
-from nunatak_server.errors import OverloadedError, ShareExceededError
+from nunatak_server.errors import OverloadedError, RequestTooLargeError, ShareExceededError
 
 CALLER_SHARE: Final = 4.0
 TASK_SHARE: Final = 2.0
@@ -70,6 +70,7 @@ class Permit:
         Raises:
             OverloadedError: they do not fit beside what others hold.
             ShareExceededError: they do not fit beside what the caller, or its task, holds.
+            RequestTooLargeError: they never would.
         """
         self._admission.take_tokens(self._caller, self._priority, tokens)
         for task, count in tokens.items():
@@ -212,11 +213,17 @@ class Admission:
     def take_tokens(self, caller: str, priority: Priority, tokens: Mapping[str, float]) -> None:
         """Count tokens by task, or raise `OverloadedError` if others, or the caller, hold too many.
 
-        A request that finds nothing else queued always passes: refusing the only one would tell
-        its caller to retry for ever.
+        A request that finds nothing else queued is not told to retry, which it would do for ever.
+
+        Raises:
+            RequestTooLargeError: they are more than the caller, or its task, can ever hold: while
+                they were computed there would be no room for others.
         """
         backlog = self._backlog
         wanted = sum(tokens.values())
+        self._check_size("caller", self._caller_share, wanted)
+        for count in tokens.values():
+            self._check_size("task", TASK_SHARE, count)
         if backlog.num_tokens and not self._has_plenty(
             backlog.num_tokens, wanted, self._max_tokens
         ):
@@ -243,11 +250,10 @@ class Admission:
         pace = self._pace()
         if not pace.tokens_per_s or self._backlog.num_tokens <= pace.largest_tokens:
             return 0.0
+        flows = self._backlog.flows
+        batch = max(pace.largest_tokens, pace.most_tokens(len({name for _, _, name in flows})))
         ahead = tokens_ahead(
-            self._backlog.flows,
-            (caller, priority, task),
-            self._weights,
-            longest_turn=TURN_SHARE * pace.largest_tokens,
+            flows, (caller, priority, task), self._weights, longest_turn=TURN_SHARE * batch
         )
         # One batch may be as good as done.
         return max(0.0, ahead - pace.largest_tokens) / pace.tokens_per_s
@@ -278,6 +284,12 @@ class Admission:
     def _has_plenty(self, total: float, wanted: float, limit: int) -> bool:
         """Tell whether even one holder of all that is held may have so much more."""
         return total + wanted <= min(limit, self._smallest_share * (limit - total))
+
+    def _check_size(self, holder: str, share: float | None, wanted: float) -> None:
+        """Check what a request brings by what one holder can get of an empty queue bit by bit."""
+        most = self._max_tokens if share is None else self._max_tokens * share / (1 + share)
+        if wanted > most:
+            raise RequestTooLargeError(wanted, most, holder=holder)
 
     def _check_total(self, held: Held, wanted: float) -> None:
         if held.total + wanted > held.limit:

@@ -82,12 +82,12 @@ def _reduce(amounts: dict[Key, Amount], key: Key, amount: Amount) -> None:
 def tokens_ahead(
     queued: Mapping[Flow, float], flow: Flow, weights: Mapping[str, float], *, longest_turn: float
 ) -> float:
-    """Return what is computed before a new row of `flow`, at least.
+    """Return what is computed before a new row of `flow` at least, if rows are small.
 
     What the flow itself has queued goes first, and meanwhile every other flow of the caller at the
     same priority gets as much, those at higher ones all they want, and every other caller as much
     by weight: generalised processor sharing (Parekh and Gallager 1993), with no later arrivals.
-    Each may be behind by a turn, of at most so many tokens.
+    Each may be behind by two turns of so many tokens: one that it has had, and one of the flow.
     """
     caller, priority, _ = flow
     mine = queued.get(flow, 0.0)
@@ -98,7 +98,9 @@ def tokens_ahead(
         elif other[1].rank < priority.rank:
             own += tokens
         elif other[1] is priority:
-            own += mine if other == flow else min(tokens, max(0.0, mine - longest_turn))
-    share = own / weights.get(caller, 1.0)
-    shares = {name: share * weights.get(name, 1.0) - longest_turn for name in others}
-    return own + sum(min(tokens, max(0.0, shares[name])) for name, tokens in others.items())
+            own += mine if other == flow else min(tokens, max(0.0, mine - 2 * longest_turn))
+    ahead, weight = own, weights.get(caller, 1.0)
+    for name, tokens in others.items():
+        part = weights.get(name, 1.0) / weight
+        ahead += min(tokens, max(0.0, part * own - (1 + part) * longest_turn))
+    return ahead

@@ -5,9 +5,11 @@ from fastapi import APIRouter, Request, Response
 from nunatak_artifact import LoadedTask
 from nunatak_registry import AliasEvent, TaskReference, check_alias_name, check_task_name
 from nunatak_server.api.limits import StrictRoute
+from nunatak_server.api.preloading import in_time
 from nunatak_server.api.replies import reply
 from nunatak_server.api.routes import (
     PROBLEMS,
+    DeadlineHeader,
     VersionQuery,
     catalog_of,
     reference_text,
@@ -27,7 +29,13 @@ router = APIRouter(route_class=StrictRoute, responses=PROBLEMS)
 
 
 @router.put("/v1/tasks/{task}/aliases/{alias}", response_model=AliasResponse)
-async def promote(request: Request, task: str, alias: str, body: PromoteRequest) -> Response:
+async def promote(
+    request: Request,
+    task: str,
+    alias: str,
+    body: PromoteRequest,
+    deadline_ms: DeadlineHeader = None,
+) -> Response:
     """Point an alias to a version.
 
     The version is loaded and probed first: one that cannot be served never gets the alias.
@@ -35,7 +43,8 @@ async def promote(request: Request, task: str, alias: str, body: PromoteRequest)
     runtime = runtime_of(request)
     wanted = TaskReference(task=check_task_name(task), version=body.version)
     check_alias_name(alias)
-    await runtime.residency.preload(await catalog_of(request).resolve(wanted))
+    manifest = await catalog_of(request).resolve(wanted)
+    await in_time(runtime.residency.preload(manifest), deadline_ms)
     event = await runtime.catalog.promote(
         task, alias, body.version, expected_version=body.expected_version
     )
@@ -45,7 +54,11 @@ async def promote(request: Request, task: str, alias: str, body: PromoteRequest)
 
 @router.post("/v1/tasks/{task}/aliases/{alias}/rollback", response_model=AliasResponse)
 async def roll_back(
-    request: Request, task: str, alias: str, body: RollbackRequest | None = None
+    request: Request,
+    task: str,
+    alias: str,
+    body: RollbackRequest | None = None,
+    deadline_ms: DeadlineHeader = None,
 ) -> Response:
     """Point an alias to the version it was promoted from; seen by the next request.
 
@@ -58,7 +71,8 @@ async def roll_back(
     expected = body.expected_version if body else None
     current, target = await runtime.catalog.next_rollback(task, alias, expected_version=expected)
     wanted = TaskReference(task=task, version=target)
-    await runtime.residency.preload(await runtime.catalog.resolve(wanted))
+    manifest = await runtime.catalog.resolve(wanted)
+    await in_time(runtime.residency.preload(manifest), deadline_ms)
     # An alias that moved meanwhile would go back to another version than the one just loaded.
     event = await runtime.catalog.rollback(task, alias, expected_version=current)
     runtime.residency.invalidate()
@@ -66,23 +80,29 @@ async def roll_back(
 
 
 @router.post("/v1/tasks/{task}/preload", response_model=PreloadResponse)
-async def preload(request: Request, task: str, version: VersionQuery = None) -> Response:
+async def preload(
+    request: Request, task: str, version: VersionQuery = None, deadline_ms: DeadlineHeader = None
+) -> Response:
     """Load a version, so that the first request for it need not wait."""
     runtime = runtime_of(request)
     reference = TaskReference.parse(reference_text(task, version))
-    loaded = await runtime.residency.preload(await catalog_of(request).resolve(reference))
+    manifest = await catalog_of(request).resolve(reference)
+    loaded = await in_time(runtime.residency.preload(manifest), deadline_ms)
     return reply(_residency_fields(runtime, loaded))
 
 
 @router.post("/v1/tasks/{task}/pin", response_model=PreloadResponse)
-async def pin(request: Request, task: str, version: VersionQuery = None) -> Response:
+async def pin(
+    request: Request, task: str, version: VersionQuery = None, deadline_ms: DeadlineHeader = None
+) -> Response:
     """Load a version and keep it in memory, whatever else is asked for.
 
     What is pinned is the version that the reference means now, not the alias.
     """
     runtime = runtime_of(request)
     reference = TaskReference.parse(reference_text(task, version))
-    loaded = await runtime.residency.pin(await catalog_of(request).resolve(reference))
+    manifest = await catalog_of(request).resolve(reference)
+    loaded = await in_time(runtime.residency.pin(manifest), deadline_ms)
     return reply(_residency_fields(runtime, loaded))
 
 

@@ -1,6 +1,7 @@
 """From errors to HTTP: the one table of statuses, and the one shape of a problem."""
 
 import logging
+import random
 from collections.abc import Mapping, Sequence
 from functools import cache
 from http import HTTPStatus
@@ -26,7 +27,8 @@ MAX_ERROR_ITEMS: Final = 10
 PLACES: Final = frozenset(
     {"body", "query", "path", "header", "x-deadline-ms", "text", "pair", "list"}
 )
-RETRY_AFTER_S: Final = 1
+RETRY_AFTER_S: Final = (1, 3)
+"""Drawn at random between these: those refused together should not return together."""
 
 STATUS_OF: Mapping[type[Exception], HTTPStatus] = {
     registry.RegistryError: HTTPStatus.INTERNAL_SERVER_ERROR,
@@ -75,6 +77,7 @@ STATUS_OF: Mapping[type[Exception], HTTPStatus] = {
     server.UnsupportedMediaTypeError: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
     server.TooManyInputsError: HTTPStatus.UNPROCESSABLE_ENTITY,
     server.TooManyTasksError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    server.RequestTooLargeError: HTTPStatus.UNPROCESSABLE_ENTITY,
     server.TextTooLongError: HTTPStatus.UNPROCESSABLE_ENTITY,
     server.TooManyTokensError: HTTPStatus.UNPROCESSABLE_ENTITY,
     server.EmptyTextError: HTTPStatus.UNPROCESSABLE_ENTITY,
@@ -234,7 +237,7 @@ def headers_of(error: KnownError) -> dict[str, str]:
     if isinstance(error, server.OverloadedError):
         return {"retry-after": str(error.retry_after_s)}
     if STATUS_OF[type(error)] is HTTPStatus.SERVICE_UNAVAILABLE:
-        return {"retry-after": str(RETRY_AFTER_S)}
+        return {"retry-after": str(random.randint(*RETRY_AFTER_S))}  # noqa: S311 - no secret
     if isinstance(error, server.AccessError):
         # Refused before the body was read; what is left of it must not keep the connection busy.
         return _challenge(error) | {"connection": "close"}

@@ -1,5 +1,6 @@
 """Limits on what is read from a caller: bytes, time and media type."""
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Final
@@ -25,6 +26,8 @@ from nunatak_server.process.settings import ServerSettings
 from nunatak_server.time_limits import within
 
 METHODS_WITH_BODY: Final = frozenset({"POST", "PUT"})
+MAX_BYTES_ON_LOOP: Final = 64 * 1024
+"""Of JSON: to parse more could hold up the event loop for milliseconds."""
 
 
 class StrictRequest(Request):
@@ -115,7 +118,9 @@ async def read_strictly(
     content_type = header_of(request.scope, b"content-type") or b""
     if content_type.partition(b";")[0].strip().lower() != b"application/json":
         raise UnsupportedMediaTypeError
-    return StrictRequest(request, body=body, parsed=parse_json(body))
+    is_long = len(body) > MAX_BYTES_ON_LOOP
+    parsed = await asyncio.to_thread(parse_json, body) if is_long else parse_json(body)
+    return StrictRequest(request, body=body, parsed=parsed)
 
 
 async def _read(request: Request, limit_bytes: int, held: HeldBytes) -> bytes:

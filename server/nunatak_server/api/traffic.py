@@ -16,8 +16,9 @@ from nunatak_registry import (
     check_task_name,
 )
 from nunatak_server.api.limits import StrictRoute
+from nunatak_server.api.preloading import in_time
 from nunatak_server.api.replies import reply
-from nunatak_server.api.routes import PROBLEMS, catalog_of, runtime_of
+from nunatak_server.api.routes import PROBLEMS, DeadlineHeader, catalog_of, runtime_of
 from nunatak_server.api.schemas import (
     CandidateEndRequest,
     CandidateRequest,
@@ -33,7 +34,12 @@ router = APIRouter(route_class=StrictRoute, responses=PROBLEMS)
 
 @router.put("/v1/tasks/{task}/aliases/{alias}/{role}", response_model=CandidateResponse)
 async def set_candidate(
-    request: Request, task: str, alias: str, role: CandidateRole, body: CandidateRequest
+    request: Request,
+    task: str,
+    alias: str,
+    role: CandidateRole,
+    body: CandidateRequest,
+    deadline_ms: DeadlineHeader = None,
 ) -> Response:
     """Let a version run beside the one an alias points to, as `canary` or `shadow`.
 
@@ -42,7 +48,8 @@ async def set_candidate(
     runtime = runtime_of(request)
     wanted = TaskReference(task=check_task_name(task), version=body.version)
     check_alias_name(alias)
-    await runtime.residency.preload(await catalog_of(request).resolve(wanted))
+    manifest = await catalog_of(request).resolve(wanted)
+    await in_time(runtime.residency.preload(manifest), deadline_ms)
     candidate = Candidate(task=task, alias=alias, role=role, version=body.version, share=body.share)
     event = await runtime.catalog.set_candidate(candidate, expected_version=body.expected_version)
     runtime.residency.invalidate()

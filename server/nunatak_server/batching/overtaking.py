@@ -77,10 +77,15 @@ def plan_quiet_first(
 
     A flow that has more rows than the batch takes is quiet, too, beside one that was given much
     more: it goes first with those of its rows that find a place, if then no others but floods do.
+    One that has more rows waiting than go first is not.
     """
     plan = partial(plan_batch, queues, limits=limits, order=order, rules=rules)
     whole = plan()
-    for floods_in in (partial(_loud_in, queues=queues, weights=rules.weights), _backlog_in):
+    too_long = frozenset(
+        flow for flow in _backlog_in(whole) if len(queues.of_flow(flow)) > len(whole.batch)
+    )
+    loud_in = partial(_loud_in, weights=rules.weights, beside=too_long)
+    for floods_in in (loud_in, _backlog_in):
         rest = _without_quiet(whole, plan, floods_in, rules)
         if rest is not None:
             return rest
@@ -193,12 +198,11 @@ def _backlog_in(plan: BatchPlan[WaitingRow]) -> frozenset[Flow]:
 
 
 def _loud_in(
-    plan: BatchPlan[WaitingRow], queues: Queues[WaitingRow], weights: Mapping[str, float]
+    plan: BatchPlan[WaitingRow], weights: Mapping[str, float], beside: frozenset[Flow]
 ) -> frozenset[Flow]:
-    """Those of them that are quiet beside none of the others, or too long to go first."""
+    """Those of them that are quiet beside none of the others, and those of `beside`."""
     floods = _backlog_in(plan)
-    too_long = {flow for flow in floods if len(queues.of_flow(flow)) > len(plan.batch)}
-    return plan.order.usage.loud(floods, weights=weights).union(too_long)
+    return plan.order.usage.loud(floods, weights=weights) | (floods & beside)
 
 
 def _rows_of_no(floods: frozenset[Flow], batch: Sequence[WaitingRow]) -> list[WaitingRow]:

@@ -73,6 +73,10 @@ class Pace:
     """The largest of recent batches, in tokens that were asked for."""
     num_batches: int = 0
 
+    def most_tokens(self, num_tasks: int) -> float:
+        """How long the longest of the next batches may be while rows for so many tasks wait."""
+        return (1 + SWING) * self.efficient_tokens(num_tasks)
+
     def next_tokens(self, num_tasks: int) -> float:
         """How long the next batch may be while rows for so many tasks wait."""
         swing = SWING if self.num_batches % 2 else -SWING
@@ -81,9 +85,9 @@ class Pace:
     def efficient_tokens(self, num_tasks: int) -> float:
         """The size that gives all but `fixed_share` of the throughput of the longest batch.
 
-        Unbounded until known. `num_tasks` is of how many rows wait. By turns of one row a batch has
-        a row of each task before it has two of one; by longer ones it has fewer tasks, and gives up
-        less than it may.
+        Unbounded until known. `num_tasks` is how many have rows waiting. By turns of one row a
+        batch has a row of each task before it has two of one; by longer ones it has fewer tasks,
+        and gives up less than it may.
         """
         line = self.line
         if line is None:

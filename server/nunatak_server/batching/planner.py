@@ -18,13 +18,13 @@ from types import MappingProxyType
 from typing import Final, Generic, Protocol, TypeVar
 
 from nunatak_server.batching.queues import Flow, Queued, Queues, flow_of
-from nunatak_server.batching.turns import MANY_ROWS, MIN_COST, Debts, Quantum, Turns
+from nunatak_server.batching.turns import MANY_ROWS, MIN_COST, Debts, Turns
 from nunatak_server.batching.usage import Usage
 
 OLDEST_EVERY: Final = 8
 TURN_SHARE: Final = 1 / 4
-"""Of what a batch may hold, that one turn may have. More makes batches of fewer tasks, which take
-less time, and a flow that has had its turn waits for more of them."""
+"""Of the work of a batch, that one turn may have. More makes batches of fewer tasks, which take
+less time, and a flow that has had its turn then waits for more batches."""
 
 
 class Waiting(Queued, Protocol):
@@ -158,8 +158,8 @@ def plan_batch(
     `apart` wait in any case, and so do others of the flows of `beside`, which are elsewhere.
     """
     order, rules = order or TurnOrder(), rules or TurnRules()
-    quantum = _quantum_of(queues, limits, rules.turn_share)
-    turns = Turns(queues, debts=order.debts, weights=rules.weights, quantum=quantum)
+    longest_turn = _longest_turn(queues, limits, rules.turn_share)
+    turns = Turns(queues, debts=order.debts, weights=rules.weights, longest_turn=longest_turn)
     begins_with_oldest = order.num_in_turn + 1 >= OLDEST_EVERY
     draft = _Draft[WaitingRow](
         limits=limits, is_trunk_held=rules.is_trunk_held, seen=set(map(id, apart))
@@ -198,16 +198,22 @@ def work_by_flow(rows: Iterable[WaitingRow], *, rules: TurnRules[WaitingRow]) ->
     return given
 
 
-def _quantum_of(
-    queues: Queues[WaitingRow], limits: BatchLimits, turn_share: float
-) -> Quantum | None:
-    """Return what a long turn may have; None where a batch has turns for all who have many rows."""
-    tasks = {flow[2] for flow in queues.flows if len(queues.of_flow(flow)) >= MANY_ROWS}
-    if len(tasks) * turn_share <= 1:
-        return None
+def _longest_turn(queues: Queues[WaitingRow], limits: BatchLimits, turn_share: float) -> float:
+    """Return the work of a long turn; 0 where a batch has turns for all tasks with many rows."""
+    heads = [
+        next(iter(queues.of_flow(flow)))
+        for flow in queues.flows
+        if len(queues.of_flow(flow)) >= MANY_ROWS
+    ]
+    if len({row.task for row in heads}) * turn_share <= 1:
+        return 0.0
+    per_row = sum(map(_work_alone, heads)) / len(heads)
     # The tokens of a row count twice in a batch, on the trunk and on its branch.
-    max_work = min(limits.max_work, limits.max_tokens / 2)
-    return Quantum(max_rows=turn_share * limits.max_rows, max_work=turn_share * max_work)
+    return turn_share * min(limits.max_work, limits.max_tokens / 2, limits.max_rows * per_row)
+
+
+def _work_alone(row: Waiting) -> float:
+    return row.trunk_tokens * row.trunk_share + row.branch_tokens * (1.0 - row.trunk_share)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,24 +31,14 @@ Key = TypeVar("Key", str, Flow)
 Rank = tuple[str, Priority]
 """A caller's rows of one priority."""
 _Standing = tuple[int, float, int, Flow]
-"""The rank of a flow's priority, what it owes, the age of its oldest row, and itself."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Quantum:
-    """What a long turn may have; it has one row in any case."""
-
-    max_rows: float
-    max_work: float
-    """In tokens through all layers; the row that reaches it is the last."""
+"""The rank of a flow's priority, what it owes with its turn, the age of its oldest row, itself."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Turn:
-    """What is left of one."""
+    """What is left of a long one, in tokens through all layers; the row that uses it up is had."""
 
     flow: Flow
-    rows_left: float
     work_left: float
 
 
@@ -72,18 +62,21 @@ class Turns(Generic[QueuedRow]):
         *,
         debts: Debts,
         weights: Mapping[str, float],
-        quantum: Quantum | None = None,
+        longest_turn: float = 0.0,
     ) -> None:
-        """Give turns to the rows of `queues`, which stay there; of one row without a quantum."""
+        """Give turns to the rows of `queues`, which stay there.
+
+        `longest_turn` is in tokens through all layers; without it all turns are of one row.
+        """
         self._debts = defaultdict[str, float](float, debts.callers)
         self._flow_debts = defaultdict[Flow, float](float, debts.flows)
         self._weights = weights
         self.given: dict[Flow, float] = {}
         """What each flow was given in these turns, in tokens through all layers."""
         self._queues = queues
-        self._long_turns = {} if quantum is None else _long_turns(queues, quantum)
+        self._long_turns = _long_turns(queues, longest_turn) if longest_turn else {}
         self._turn: _Turn | None = None
-        """The one that goes on."""
+        """The long one that goes on."""
         self._rows: dict[Flow, Iterator[QueuedRow]] = {}
         """Of the flows that were looked at: what was not."""
         self._ended: set[Flow] = set()
@@ -104,20 +97,21 @@ class Turns(Generic[QueuedRow]):
     def next_row(self, taken: Collection[int]) -> QueuedRow | None:
         """Return the row whose turn it is, and count it as seen; None once all were seen.
 
-        The next row of a long turn; or of the caller that owes least, its highest priority, of that
-        the flow that owes least, a long turn that it would have included. Equals are decided by the
-        age of their oldest rows. Rows whose `id` is in `taken` have had their turn.
+        The next row of a long turn that goes on. Else of the caller that owes least, its highest
+        priority, of that the flow that owes least; who would have a long turn owes it already.
+        Equals are decided by the age of their oldest rows. Rows whose `id` is in `taken` have had
+        their turn.
         """
         turn = self._turn
-        if turn is not None and turn.rows_left >= 1 and turn.work_left > 0:
+        if turn is not None and turn.work_left > 0:
             row = self._row_of(turn.flow, taken)
             if row is not None:
                 return row
         row = self._first_of_turn(taken)
         self._turn = None
         if row is not None and flow_of(row) in self._long_turns:
-            has = self._long_turns[flow_of(row)]
-            self._turn = _Turn(flow=flow_of(row), rows_left=has.max_rows, work_left=has.max_work)
+            flow = flow_of(row)
+            self._turn = _Turn(flow=flow, work_left=self._long_turns[flow])
         return row
 
     def end_turns(self, row: QueuedRow) -> None:
@@ -133,7 +127,6 @@ class Turns(Generic[QueuedRow]):
         self.given[flow] = self.given.get(flow, 0.0) + cost
         turn = self._turn
         if turn is not None and turn.flow == flow:
-            turn.rows_left -= 1
             turn.work_left -= cost
 
     def settle(self, waiting: Iterable[Flow]) -> Debts:
@@ -163,7 +156,8 @@ class Turns(Generic[QueuedRow]):
             flow = self._next_flow(self._flows[caller])
             if flow is None:
                 heappop(self._callers)
-            # Only of the first do debts change, and its next flow.
+            # Its debts, or its next flow, have changed; of others they have not, but for the one
+            # that had the oldest row.
             elif due != self._caller_due(flow):
                 heapreplace(self._callers, (self._caller_due(flow), age, caller))
             else:
@@ -188,14 +182,10 @@ class Turns(Generic[QueuedRow]):
     def _caller_due(self, flow: Flow) -> float:
         """What the caller of a flow owes with the turn of that flow."""
         weight = self._weights.get(flow[0], 1.0)
-        return self._debts[flow[0]] + self._work_of_long_turn(flow) / weight
+        return self._debts[flow[0]] + self._long_turns.get(flow, 0.0) / weight
 
     def _flow_due(self, flow: Flow) -> float:
-        return self._flow_debts[flow] + self._work_of_long_turn(flow)
-
-    def _work_of_long_turn(self, flow: Flow) -> float:
-        turn = self._long_turns.get(flow)
-        return 0.0 if turn is None else turn.max_work
+        return self._flow_debts[flow] + self._long_turns.get(flow, 0.0)
 
     def _row_of(self, flow: Flow, taken: Collection[int]) -> QueuedRow | None:
         if flow in self._ended:
@@ -205,17 +195,12 @@ class Turns(Generic[QueuedRow]):
         return next((row for row in self._rows[flow] if id(row) not in taken), None)
 
 
-def _long_turns(queues: Queues[QueuedRow], quantum: Quantum) -> dict[Flow, Quantum]:
-    """Return what the turns have that are longer than a row."""
-    counts = {flow: len(queues.of_flow(flow)) for flow in queues.flows}
-    parts = {
-        flow: min(1.0, count / ROWS_OF_WHOLE_TURN)
-        for flow, count in counts.items()
-        if count >= MANY_ROWS
-    }
+def _long_turns(queues: Queues[QueuedRow], longest: float) -> dict[Flow, float]:
+    """Return the work of the turns that are longer than a row."""
     return {
-        flow: Quantum(max_rows=part * quantum.max_rows, max_work=part * quantum.max_work)
-        for flow, part in parts.items()
+        flow: longest * min(1.0, len(queues.of_flow(flow)) / ROWS_OF_WHOLE_TURN)
+        for flow in queues.flows
+        if len(queues.of_flow(flow)) >= MANY_ROWS
     }
 
 

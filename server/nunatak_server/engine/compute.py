@@ -1,7 +1,7 @@
 """Compute: runs one mixed batch on the device and brings its logits back."""
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Final, cast
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ from nunatak_model import (
     trunk_source,
 )
 from nunatak_server.errors import EngineFailedError
+
+LIBRARY_FAILURES: Final = ("CUDA error: ", "cuDNN error: ")
+"""How failures of cuBLAS and cuDNN begin."""
 
 
 class BatchCompute:
@@ -63,7 +66,9 @@ class BatchCompute:
                 flat = logits_to_floats(torch.cat([output.flatten() for output in outputs]))
         except torch.OutOfMemoryError:
             raise
-        except torch.AcceleratorError as error:
+        except RuntimeError as error:
+            if not _is_of_device(error):
+                raise
             raise EngineFailedError(type(error).__name__) from error
         return _split(flat, [output.numel() for output in outputs])
 
@@ -72,6 +77,13 @@ class BatchCompute:
         if self._trunk is None or not split_depth:
             return False
         return split_depth in self._trunk.depths(trunk_source(self._backbone, encoding))
+
+
+def _is_of_device(error: RuntimeError) -> bool:
+    """Tell whether the device has failed; its libraries say so in words alone."""
+    words = str(error)
+    is_library = words.startswith(LIBRARY_FAILURES) and "ALLOC_FAILED" not in words
+    return isinstance(error, torch.AcceleratorError) or is_library
 
 
 def logits_to_floats(logits: Tensor) -> list[float]:

@@ -97,12 +97,19 @@ class Engine:
         self._batches: list[Sequence[PendingRow]] = []
         """Those that run: each but the first between two layers of the one before."""
         self._numbers = itertools.count(1)
+        self._moved_at = clock()
+        """When a batch ended, or a row came and found none."""
         self._thread: threading.Thread | None = None
 
     @property
     def num_rows(self) -> int:
         """Rows that are computed or wait for it; about, for it may be asked from any thread."""
         return len(self._inbox) + len(self._queues) + sum(map(len, tuple(self._batches)))
+
+    @property
+    def stalled_s(self) -> float:
+        """Seconds for which no batch has ended while there were rows; asked from any thread."""
+        return self._clock() - self._moved_at if self.num_rows else 0.0
 
     def start(self) -> None:
         """Start the thread; answers go to the event loop that runs now."""
@@ -118,6 +125,8 @@ class Engine:
         Raises:
             NotReadyError: the engine has stopped.
         """
+        if not self.num_rows:
+            self._moved_at = self._clock()
         if not self._inbox.put(rows):
             raise NotReadyError("the engine has stopped")
 
@@ -207,6 +216,7 @@ class Engine:
         _answer(loop, self._compute_batch(loop, plan, progress))
         # Not if that failed: then whoever answers all that is left must find them.
         self._batches.pop()
+        self._moved_at = self._clock()
 
     def _compute_batch(
         self,

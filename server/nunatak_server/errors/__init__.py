@@ -15,6 +15,7 @@ ServerError
 |   +-- UnsupportedMediaTypeError the body is not declared as JSON
 |   +-- TooManyInputsError        more texts than one request may carry
 |   +-- TooManyTasksError         more tasks than one request may name
+|   +-- RequestTooLargeError      more work than one request may bring
 |   +-- TextTooLongError          more characters than one text may have
 |   +-- TooManyTokensError        more tokens than are read, from a caller who wants nothing cut
 |   +-- EmptyTextError            a text with nothing to read in it
@@ -54,6 +55,7 @@ from nunatak_server.errors.requests import (
     ModelNotFoundError,
     ReceiveTimeoutError,
     RequestError,
+    RequestTooLargeError,
     TextTooLongError,
     TooManyInputsError,
     TooManyTasksError,
@@ -97,6 +99,7 @@ __all__ = [
     "OverloadedError",
     "ReceiveTimeoutError",
     "RequestError",
+    "RequestTooLargeError",
     "ServerError",
     "ShareExceededError",
     "TaskDoesNotFitError",

@@ -81,6 +81,20 @@ class TooManyTasksError(RequestError):
         super().__init__(f"a request names at most {limit} tasks, got {count}; split it")
 
 
+class RequestTooLargeError(RequestError):
+    """More work than one request may bring: no queue would leave room for others beside it."""
+
+    code = "request_too_large"
+
+    def __init__(self, num_tokens: float, limit: float, *, holder: str) -> None:
+        self.num_tokens = num_tokens
+        self.limit = limit
+        super().__init__(
+            f"the rows of one request for one {holder} may take {limit:.0f} tokens of the queue, "
+            f"got {num_tokens:.0f}; ask fewer texts or fewer tasks at a time"
+        )
+
+
 class TextTooLongError(RequestError):
     """More characters than one text may have; checked before any tokenization."""
 

@@ -11,7 +11,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from nunatak_server.observation.memory import MemoryLedger
-from nunatak_server.process.readiness import State
 from nunatak_server.residency.host import HostStats
 from nunatak_server.residency.shelf import ShelfStats
 
@@ -34,7 +33,7 @@ class ServerState:
     """What a scrape shows beside what was counted."""
 
     build: BuildInfo
-    readiness: State
+    is_ready: bool
     num_admitted: int
     num_admitted_tokens: float
     num_body_bytes: int
@@ -62,9 +61,9 @@ class StateCollector(Collector):
         info = GaugeMetricFamily("nunatak_build_info", "1, with what the server is", labels=names)
         info.add_metric((build.version, build.backbone, build.device, build.dtype), 1)
         yield info
-        is_ready = float(state.readiness is State.READY)
         moves = "References that were found to mean another version than before"
-        yield GaugeMetricFamily("nunatak_ready", "1 while /readyz answers 200", value=is_ready)
+        ready = "1 while /readyz answers 200"
+        yield GaugeMetricFamily("nunatak_ready", ready, value=float(state.is_ready))
         yield _gauge("admitted_requests", "Requests being answered", state.num_admitted)
         tokens = "Tokens of their rows, through all layers"
         yield _gauge("admitted_tokens", tokens, state.num_admitted_tokens)

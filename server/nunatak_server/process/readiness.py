@@ -1,6 +1,8 @@
 """Readiness: whether this process takes requests now."""
 
+from collections.abc import Callable
 from enum import StrEnum
+from math import inf
 from typing import assert_never
 
 from nunatak_server.errors import DrainingError, NotReadyError
@@ -20,8 +22,18 @@ class State(StrEnum):
 class Readiness:
     """The one place that knows the state of the process; owned by the event loop thread."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, *, stalled_s: Callable[[], float] = lambda: 0.0, max_stall_s: float = inf
+    ) -> None:
+        """`stalled_s` tells for how many seconds work has waited and none was done."""
         self.state = State.STARTING
+        self._stalled_s = stalled_s
+        self._max_stall_s = max_stall_s
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `check_ready` returns."""
+        return self.state is State.READY and not self._is_stalled
 
     def move_to(self, state: State) -> None:
         """Change the state; a failed process stays failed."""
@@ -46,6 +58,10 @@ class Readiness:
     def check_ready(self) -> None:
         """Return if more requests should be sent; raises as `check`."""
         match self.state:
+            case State.READY if self._is_stalled:
+                raise NotReadyError(
+                    f"requests have waited for {self._max_stall_s:g} s, and no batch has ended"
+                )
             case State.READY:
                 return
             case State.STARTING:
@@ -56,3 +72,7 @@ class Readiness:
                 raise DrainingError
             case _:
                 assert_never(self.state)
+
+    @property
+    def _is_stalled(self) -> bool:
+        return self._stalled_s() > self._max_stall_s

@@ -157,6 +157,10 @@ class ServerSettings(BaseSettings):
     grace_s: Seconds = Field(
         default=30, description="at shutdown, time for requests in flight to be answered"
     )
+    stall_s: Seconds = Field(
+        default=60,
+        description="/readyz says 503 once requests have waited for so long and no batch has ended",
+    )
     drain_delay_s: Annotated[int, Field(ge=0, le=3600)] = Field(
         default=0,
         description="at shutdown, requests are taken for this long while /readyz says 503",

@@ -234,18 +234,26 @@ def test_a_full_queue_answers_429_at_once(backbone: Backbone, registry: Registry
     asyncio.run(scenario())
 
 
-def test_a_request_larger_than_the_queue_is_served_when_it_is_alone(
+def test_a_request_that_would_leave_no_room_for_others_is_refused_for_good(
     backbone: Backbone, registry: Registry
 ) -> None:
+    """Nobody else waits then, so that it is not told to retry, and whoever comes is answered."""
+
     async def scenario() -> None:
-        settings = make_settings(max_queued_tokens=1, max_batch_rows=3, max_batch_tokens=132)
+        settings = make_settings(max_queued_tokens=250, max_batch_rows=3, max_batch_tokens=132)
         async with running_client(backbone, registry, settings) as client:
+            refused = await client.post(
+                "/v1/predict", json={"inputs": ["some words"] * 40, "tasks": list(METHODS)}
+            )
             answer = await client.post(
-                "/v1/predict", json={"inputs": ["some words"] * 20, "tasks": list(METHODS)}
+                "/v1/predict", json={"inputs": ["some words"] * 3, "tasks": list(METHODS)}
             )
 
+        assert refused.status_code == 422
+        assert refused.json()["code"] == "request_too_large"
+        assert "retry-after" not in refused.headers
         assert answer.status_code == 200
-        assert all(len(result["outputs"]) == 20 for result in answer.json()["results"])
+        assert all(len(result["outputs"]) == 3 for result in answer.json()["results"])
         assert int(answer.headers["x-batch-size"]) <= 3
 
     asyncio.run(scenario())

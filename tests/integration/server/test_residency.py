@@ -253,3 +253,31 @@ def test_freed_memory_goes_back_to_the_operating_system() -> None:
 
     assert process.memory_info().rss < held - 50_000_000
     assert len(kept) == 1000
+
+
+def test_who_waits_for_a_version_in_memory_waits_no_longer_than_it_says(
+    backbone: Backbone, registry: Registry, versions: list[TaskManifest]
+) -> None:
+    """Nothing has moved then, and the load is there for whoever asks next."""
+    paths = {
+        "/v1/tasks/task-0/preload": None,
+        "/v1/tasks/task-1/pin": None,
+        "/v1/tasks/task-2/aliases/prod": {"version": 2},
+        "/v1/tasks/task-3/aliases/prod/canary": {"version": 2, "share": 0.1},
+    }
+
+    async def scenario() -> None:
+        async with running_client(backbone, registry) as client:
+            for path, body in paths.items():
+                method, hurry = "PUT" if body else "POST", {"x-deadline-ms": "1"}
+                late = await client.request(method, path, json=body, headers=hurry)
+                assert (late.status_code, late.json()["code"]) == (504, "deadline_exceeded")
+            for index in (2, 3):
+                shown = (await client.get(f"/v1/tasks/task-{index}")).json()
+                assert shown["aliases"] == {"prod": 1}
+            for path, body in paths.items():
+                answer = await client.request("PUT" if body else "POST", path, json=body)
+                assert answer.status_code == 200
+
+    asyncio.run(scenario())
+    assert len(versions) == 2 * NUM_TASKS

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from nunatak_server.admission.admission import CALLER_SHARE, MAX_RETRY_S, Admission, Permit
 from nunatak_server.batching.pace import Pace
 from nunatak_server.batching.senders import Priority
-from nunatak_server.errors import OverloadedError, ShareExceededError
+from nunatak_server.errors import OverloadedError, RequestTooLargeError, ShareExceededError
 
 PACE = replace(Pace(), tokens_per_s=10.0, largest_tokens=20.0)
 
@@ -145,7 +145,7 @@ def test_the_only_caller_there_can_be_fills_the_queue_and_is_told_that_it_is_ful
 
 
 HELD = st.lists(
-    st.tuples(st.sampled_from("abc"), st.sampled_from("xyz"), st.integers(0, 40)), max_size=14
+    st.tuples(st.sampled_from("abc"), st.sampled_from("xyz"), st.integers(0, 60)), max_size=14
 )
 
 
@@ -174,7 +174,7 @@ class Searching(Admission):
         return False
 
 
-ASKED = st.tuples(st.sampled_from("abc"), st.sampled_from("xyz"), st.integers(0, 60))
+ASKED = st.tuples(st.sampled_from("abc"), st.sampled_from("xyz"), st.integers(0, 40))
 
 
 @given(st.lists(ASKED, max_size=14), st.sampled_from([None, 4.0]))
@@ -254,13 +254,25 @@ def test_tokens_for_one_task_leave_room_for_others_of_its_caller() -> None:
         permit.take_tokens({"quiet": 10})
 
 
-def test_a_request_alone_is_never_told_to_retry() -> None:
-    admission = make_admission(max_tokens=100)
+@pytest.mark.parametrize(
+    ("tokens", "holder", "limit"),
+    [
+        ({"tone": 61}, "task", 60),
+        ({"tone": 40, "other": 33}, "caller", 72),
+        ({"tone": 5000}, "caller", 72),
+    ],
+)
+def test_a_request_alone_is_taken_unless_it_leaves_no_room_for_others(
+    tokens: dict[str, float], holder: str, limit: int
+) -> None:
+    """What its caller, or its task, can ever hold is a share of the queue."""
+    admission = make_admission(max_tokens=90)
 
-    with admission.admit() as permit:
-        permit.take_tokens({"tone": 5000})
-
-        assert admission.num_tokens == 5000
+    with admission.admit("a") as permit:
+        with pytest.raises(RequestTooLargeError, match=f"{holder} may take {limit} tokens"):
+            permit.take_tokens(tokens)
+        assert admission.num_tokens == 0
+        permit.take_tokens({"tone": 60, "other": 12})
 
 
 def test_a_failing_request_gives_back_what_it_held() -> None:
@@ -282,7 +294,7 @@ def test_who_is_refused_returns_when_the_queue_has_drained(jitter: float, second
     admission = make_admission(max_tokens=100, jitter=jitter)
 
     with admission.admit() as permit:
-        permit.take_tokens({"tone": 80})
+        permit.take_tokens({"tone": 40, "other": 40})
 
         assert admission.retry_after_s() == seconds
 
@@ -298,7 +310,7 @@ def test_who_is_refused_waits_a_minute_at_most() -> None:
     admission = make_admission(max_tokens=10_000)
 
     with admission.admit() as permit:
-        permit.take_tokens({"tone": 9000})
+        permit.take_tokens({"tone": 4000, "other": 4000})
 
         assert admission.retry_after_s() == MAX_RETRY_S
 
@@ -310,7 +322,7 @@ def queue(admission: Admission, stack: ExitStack, caller: str, tokens: float) ->
 
 
 def test_rows_wait_for_what_is_queued_before_them_less_one_batch() -> None:
-    admission = make_admission()
+    admission = make_admission(max_tokens=200)
 
     with ExitStack() as stack:
         permit = queue(admission, stack, "a", 70)
@@ -326,7 +338,7 @@ def test_nothing_is_known_to_wait_while_the_server_idles() -> None:
 
 
 def test_nothing_is_known_to_wait_before_a_batch_has_run() -> None:
-    admission = make_admission(pace=Pace())
+    admission = make_admission(pace=Pace(), max_tokens=200)
 
     with ExitStack() as stack:
         assert queue(admission, stack, "a", 90).wait_s("tone") == 0

@@ -161,6 +161,7 @@ def test_with_long_turns_of_many_floods_quiet_tasks_wait_less(seed: int) -> None
     waits = simulate(MANY_BRANCHES, [*quiet, *floods], until_s=SECONDS)
     by_rows = simulate(MANY_BRANCHES, [*quiet, *floods], rules=ONE_ROW, until_s=SECONDS)
 
+    assert num_quiet(waits) >= num_quiet(by_rows)
     assert p99(waits) <= 0.8 * p99(by_rows)
     assert median_of_quiet(waits) <= median_of_quiet(by_rows)
     assert num_noisy(waits) >= num_noisy(by_rows)
@@ -208,6 +209,10 @@ def test_floods_get_as_much_as_each_other_whoever_goes_first(num_rivals: int, ca
 
 def median_of_quiet(waits: dict[int, float]) -> float:
     return median(wait for group, wait in waits.items() if group >= QUIET)
+
+
+def num_quiet(waits: dict[int, float]) -> int:
+    return sum(group >= QUIET for group in waits)
 
 
 def num_noisy(waits: dict[int, float]) -> int:

@@ -24,7 +24,6 @@ from nunatak_server.batching.turns import (
     MANY_ROWS,
     ROWS_OF_WHOLE_TURN,
     Debts,
-    Quantum,
     Turns,
 )
 
@@ -34,6 +33,7 @@ WORK = BATCH_ROWS * TOKENS
 LIMITS = BatchLimits(max_tokens=4096, max_rows=64, max_work=WORK)
 TURNS_OF_BATCH = round(1 / TURN_SHARE)
 TURN = TURN_SHARE * WORK
+LONGEST = 50.0
 
 
 def floods(num_tasks: int, *, rows: int = 200, caller: str = "any") -> list[WaitingRow]:
@@ -49,14 +49,13 @@ def floods(num_tasks: int, *, rows: int = 200, caller: str = "any") -> list[Wait
     ]
 
 
-@given(st.integers(1, 150), st.integers(1, 20), st.integers(1, 100), st.integers(1, 20))
+@given(st.integers(1, 150), st.integers(1, 100), st.integers(1, 20))
 @settings(derandomize=True)
-def test_a_turn_is_as_long_as_its_flow_and_the_quantum_let_it_be(
-    num_rows: int, max_rows: int, max_work: int, cost: int
+def test_a_turn_is_as_long_as_its_flow_and_the_longest_one_let_it_be(
+    num_rows: int, longest: int, cost: int
 ) -> None:
     rows = [waiting_row(task, n) for n in range(num_rows) for task in ("first", "second")]
-    quantum = Quantum(max_rows=max_rows, max_work=max_work)
-    turns = Turns(Queues(rows), debts=Debts(), weights={}, quantum=quantum)
+    turns = Turns(Queues(rows), debts=Debts(), weights={}, longest_turn=longest)
 
     length = 0
     while (row := turns.next_row(())) is not None and row.task == "first":
@@ -64,8 +63,7 @@ def test_a_turn_is_as_long_as_its_flow_and_the_quantum_let_it_be(
         length += 1
 
     part = min(1.0, num_rows / ROWS_OF_WHOLE_TURN) if num_rows >= MANY_ROWS else 0.0
-    expected = min(math.floor(part * max_rows), math.ceil(part * max_work / cost))
-    assert length == max(1, expected)
+    assert length == min(num_rows, max(1, math.ceil(part * longest / cost)))
 
 
 some_flows = st.tuples(st.sampled_from("abc"), st.sampled_from(Priority), st.sampled_from("tu"))
@@ -88,15 +86,14 @@ def test_turns_begin_with_who_owes_least_with_the_long_turn_it_would_have(
             flow for flow, length in counts.items() for _ in range(length)
         )
     ]
-    quantum = Quantum(max_rows=1, max_work=100)
-    turns = Turns(Queues(rows), debts=Debts(), weights=shares, quantum=quantum)
+    turns = Turns(Queues(rows), debts=Debts(), weights=shares, longest_turn=LONGEST)
     flows, debts = list(counts), defaultdict[object, float](float)
     callers = list(dict.fromkeys(flow[0] for flow in flows))
-    left = dict(counts)
+    left, going_on, work_left = dict(counts), None, 0.0
 
     def turn_of(flow: Flow) -> float:
         length = counts[flow]
-        return 100 * min(1.0, length / ROWS_OF_WHOLE_TURN) if length >= MANY_ROWS else 0.0
+        return LONGEST * min(1.0, length / ROWS_OF_WHOLE_TURN) if length >= MANY_ROWS else 0.0
 
     def best_of(caller: str) -> Flow:
         live = [flow for flow in flows if flow[0] == caller and left[flow]]
@@ -112,13 +109,17 @@ def test_turns_begin_with_who_owes_least_with_the_long_turn_it_would_have(
         if not waiting:
             assert found is None
             break
-        flow = best_of(min(waiting, key=due))
+        flow = going_on
+        if flow is None or not left[flow] or work_left <= 0:
+            flow = best_of(min(waiting, key=due))
+            going_on, work_left = flow, turn_of(flow)
         assert found is not None
         assert flow_of(found) == flow
         left[flow] = left[flow] - 1 if has_room else 0
         if has_room:
             turns.charge(found, cost)
             debts[flow] += cost
+            work_left -= cost
             debts[flow[0]] += cost / shares.get(flow[0], 1.0)
         else:
             turns.end_turns(found)
@@ -155,7 +156,7 @@ def test_a_turn_is_a_quarter_of_a_batch_that_tokens_bound() -> None:
     ids=["few-tasks", "few-rows", "one-task"],
 )
 def test_turns_are_of_one_row_where_longer_ones_would_save_little(rows: list[WaitingRow]) -> None:
-    batch = plan_batch(Queues(rows), limits=BatchLimits(max_tokens=4096, max_rows=64)).batch
+    batch = plan_batch(Queues(rows), limits=BatchLimits(max_tokens=4096, max_rows=66)).batch
 
     taken = Counter(map(flow_of, batch))
     assert max(taken.values()) - min(taken.values()) <= 1
@@ -233,9 +234,8 @@ def test_rows_of_a_flow_keep_their_order_from_turn_to_turn() -> None:
 
 
 @pytest.mark.parametrize("num_tasks", [9, 40])
-@pytest.mark.parametrize("work", [WORK, WORK + TOKENS // 4])
 def test_floods_are_planned_once_though_the_last_turn_of_a_batch_is_cut_off(
-    num_tasks: int, work: float
+    num_tasks: int,
 ) -> None:
     """Its flow was given less than others of the batch, and has more rows than can go first."""
     num_looks, num_taken = 0, 0
@@ -246,7 +246,7 @@ def test_floods_are_planned_once_though_the_last_turn_of_a_batch_is_cut_off(
         return False
 
     queues, order = Queues(floods(num_tasks)), TurnOrder()
-    limits = BatchLimits(max_tokens=4096, max_rows=64, max_work=work)
+    limits = BatchLimits(max_tokens=4096, max_rows=64, max_work=WORK + TOKENS / 4)
     for number in range(50):
         plan = plan_quiet_first(
             queues,
@@ -259,4 +259,4 @@ def test_floods_are_planned_once_though_the_last_turn_of_a_batch_is_cut_off(
         num_taken += len(plan.batch)
 
     # A row is looked at when it is taken, or finds no room, which ends the turns of its flow.
-    assert num_looks <= num_taken + 50 * num_tasks
+    assert num_looks == num_taken + 50 * num_tasks

@@ -105,10 +105,16 @@ def test_a_trunk_state_is_held_once_it_was_computed_and_kept_and_never_without_a
     ("error", "expected"),
     [
         (torch.AcceleratorError("device-side assert"), EngineFailedError),
+        (
+            RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling"),
+            EngineFailedError,
+        ),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_MAPPING_ERROR"), EngineFailedError),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), RuntimeError),
         (torch.OutOfMemoryError("no room"), torch.OutOfMemoryError),
         (RuntimeError("shapes"), RuntimeError),
     ],
-    ids=["device-lost", "out-of-memory", "own-fault"],
+    ids=["device-lost", "cublas", "cudnn", "cublas-memory", "out-of-memory", "own-fault"],
 )
 def test_only_a_lost_device_is_the_end_of_the_engine(
     backbone: Backbone, error: Exception, expected: type[Exception]
@@ -116,8 +122,10 @@ def test_only_a_lost_device_is_the_end_of_the_engine(
     (encoding,) = backbone.tokenizer.encode(["one"], max_length=8)
     row = Row(encoding=encoding, branch=cast("Branch", LostDevice(error)))
 
-    with pytest.raises(expected):
+    with pytest.raises(expected) as raised:
         BatchCompute(backbone)([row])
+
+    assert raised.type is expected
 
 
 def test_a_batch_that_is_overtaken_gives_the_same_bits_and_so_does_what_overtakes(

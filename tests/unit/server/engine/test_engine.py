@@ -64,6 +64,31 @@ class WatchedCache(TrunkCache):
         super().offer(source, depth, state)
 
 
+def test_an_engine_stalls_while_rows_wait_and_no_batch_ends(branch: Branch) -> None:
+    async def scenario() -> None:
+        compute, clock = FakeCompute(), ManualClock()
+        engine = make_engine(compute, clock=clock)
+        engine.start()
+        clock.now += 100
+        assert engine.stalled_s == 0
+
+        compute.may_finish.clear()
+        row = make_row(branch, 3, deadline=1000)
+        engine.submit([row])
+        assert engine.stalled_s == 0
+        await asyncio.to_thread(compute.has_begun.wait)
+        clock.now += 7
+        assert engine.stalled_s == 7
+
+        compute.may_finish.set()
+        await row.future
+        await engine.aclose()
+        clock.now += 100
+        assert engine.stalled_s == 0
+
+    asyncio.run(scenario())
+
+
 def test_an_idle_engine_holds_no_version(branch: Branch) -> None:
     async def scenario() -> None:
         engine = make_engine(FakeCompute())
@@ -299,7 +324,9 @@ def test_a_lost_device_answers_everybody_and_is_reported_once(branch: Branch) ->
 def test_a_failure_of_the_engine_itself_is_never_silent(branch: Branch) -> None:
     class BrokenClock(ManualClock):
         def __call__(self) -> float:
-            raise ArithmeticError
+            if threading.current_thread() is not threading.main_thread():
+                raise ArithmeticError
+            return super().__call__()
 
     async def scenario() -> None:
         fatal: list[EngineFailedError] = []

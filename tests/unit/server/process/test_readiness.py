@@ -25,3 +25,19 @@ def test_a_failed_process_stays_failed() -> None:
 
     with pytest.raises(NotReadyError, match="failed"):
         readiness.check()
+
+
+def test_a_process_that_gets_nothing_done_is_not_ready_until_it_does() -> None:
+    stalled_s = 0.0
+    readiness = Readiness(stalled_s=lambda: stalled_s, max_stall_s=60)
+    readiness.move_to(State.READY)
+
+    stalled_s = 61.0
+    with pytest.raises(NotReadyError, match="no batch has ended"):
+        readiness.check_ready()
+    assert not readiness.is_ready
+    readiness.check()
+
+    stalled_s = 0.0
+    readiness.check_ready()
+    assert readiness.is_ready

@@ -34,7 +34,7 @@ from nunatak_server.traffic.control import TrafficControl
 
 VECTOR = [3.0, 4.0]
 ANSWER = RowAnswer(logits=VECTOR, queue_s=0.1, compute_s=0.5, batch_rows=2)
-MAX_TOKENS = 40
+MAX_TOKENS = 120
 
 
 class FakeEngine:
@@ -160,7 +160,7 @@ def test_what_is_refused_takes_nothing(backbone: Backbone) -> None:
 
     assert isinstance(refusal(bench, "a", "b", "c", "d"), TooManyInputsError)
     with bench.admission.admit() as other:
-        other.take_tokens({BACKBONE: MAX_TOKENS})
+        other.take_tokens({BACKBONE: 0.5 * MAX_TOKENS, "tone": 0.3 * MAX_TOKENS})
         assert isinstance(refusal(bench, "a"), OverloadedError)
     bench.readiness.move_to(State.DRAINING)
     assert isinstance(refusal(bench, "a"), DrainingError)
