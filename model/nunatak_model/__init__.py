@@ -59,6 +59,7 @@ from nunatak_model.methods import (
 from nunatak_model.savings import (
     ModelSize,
     dedicated_parameters,
+    encoder_parameters,
     model_size,
     parameters_saved,
 )
@@ -123,6 +124,7 @@ __all__ = [
     "dedicated_parameters",
     "default_head",
     "embedding_branch",
+    "encoder_parameters",
     "forward",
     "hidden_states",
     "initial_parameters",

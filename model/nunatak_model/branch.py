@@ -52,9 +52,6 @@ class BranchSlots:
     layers: Slot[Layers] | None
     """None where the branch is a head alone."""
     head: Slot[Head]
-    head_parameters: int
-    branch_parameters: int
-    """Both numbers without padding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -67,6 +64,10 @@ class Branch:
     embeddings: EmbeddingWeights | None
     layers: Layers
     head: Head
+    head_parameters: int
+    """Number of parameters of the head."""
+    branch_parameters: int
+    """Number of parameters of layers, adapters and embeddings; both numbers without padding."""
     slots: BranchSlots | None = None
     """If it has any, its parameters are views of them, padded to their shapes."""
 
@@ -85,20 +86,6 @@ class Branch:
             case _:
                 # What is added to a frozen layer leaves it in use.
                 return config.num_layers
-
-    @property
-    def head_parameters(self) -> int:
-        """Number of parameters of the head."""
-        if self.slots is not None:
-            return self.slots.head_parameters
-        return sum(t.numel() for name, t in self.parameters.items() if name.startswith(HEAD_PREFIX))
-
-    @property
-    def branch_parameters(self) -> int:
-        """Number of parameters of layers, adapters and embeddings."""
-        if self.slots is not None:
-            return self.slots.branch_parameters
-        return sum(t.numel() for t in self.parameters.values()) - self.head_parameters
 
 
 def parameter_shapes(spec: BranchSpec, config: BackboneConfig) -> Shapes:
@@ -182,8 +169,6 @@ def _in_slots(branch: Branch, backbone: Backbone, banks: SlotBanks) -> Branch:
         if layer_shapes
         else None,
         head=banks.take(form.head, head, partial(head_from, form.head, config)),
-        head_parameters=branch.head_parameters,
-        branch_parameters=branch.branch_parameters,
     )
     written = dict[str, Tensor]()
     for slot in (slots.layers, slots.head):
@@ -195,12 +180,16 @@ def _in_slots(branch: Branch, backbone: Backbone, banks: SlotBanks) -> Branch:
         arranged,
         spec=spec,
         head=with_labels(arranged.head, spec.head.num_labels),
+        head_parameters=branch.head_parameters,
+        branch_parameters=branch.branch_parameters,
         slots=slots,
     )
 
 
 def _arrange(spec: BranchSpec, config: BackboneConfig, parameters: Mapping[str, Tensor]) -> Branch:
     split_depth = spec.split_depth(config)
+    counts = {name: tensor.numel() for name, tensor in parameters.items()}
+    of_head = sum(count for name, count in counts.items() if name.startswith(HEAD_PREFIX))
     return Branch(
         spec=spec,
         split_depth=split_depth,
@@ -208,6 +197,8 @@ def _arrange(spec: BranchSpec, config: BackboneConfig, parameters: Mapping[str, 
         embeddings=embeddings_from(parameters) if isinstance(spec.method, Full) else None,
         layers=_layers(spec, config, parameters),
         head=head_from(spec.head, config, parameters),
+        head_parameters=of_head,
+        branch_parameters=sum(counts.values()) - of_head,
     )
 
 

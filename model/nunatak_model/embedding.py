@@ -32,4 +32,6 @@ def embedding_branch(backbone: Backbone) -> Branch:
             norm_epsilon=config.layer_norm_epsilon,
             output=None,
         ),
+        head_parameters=0,
+        branch_parameters=0,
     )

@@ -38,9 +38,14 @@ def parameters_saved(size: ModelSize, *, num_tasks: int, num_frozen: int) -> flo
     return 1.0 - (shared + num_tasks * own) / (num_tasks * size.total)
 
 
+def encoder_parameters(config: BackboneConfig) -> int:
+    """Parameters of one whole encoder, without a head."""
+    return _count(encoder_shapes(config))
+
+
 def dedicated_parameters(config: BackboneConfig, head: HeadSpec) -> int:
     """Parameters of one full model of its own for a task with this head."""
-    return _count(encoder_shapes(config)) + _count(head_shapes(head, config))
+    return encoder_parameters(config) + _count(head_shapes(head, config))
 
 
 def model_size(config: BackboneConfig, head: HeadSpec) -> ModelSize:

@@ -77,10 +77,11 @@ async def memory(request: Request) -> Response:
     """Tell what is in memory, and what one full model per task would take."""
     runtime = runtime_of(request)
     process = await asyncio.to_thread(measure_process)
-    ledger = take_stock(runtime.backbone, runtime.residency.resident())
+    resident = runtime.residency.resident()
+    ledger = take_stock(runtime.backbone, resident)
     held = ledger.shared_bytes + runtime.trunk_cache.stats.num_bytes
     activations = peak_activations(runtime.backbone, held_bytes=held)
-    return reply(memory_fields(runtime, ledger, process, activations))
+    return reply(memory_fields(runtime, resident, ledger, process, activations))
 
 
 @router.get("/metrics", response_class=Response)

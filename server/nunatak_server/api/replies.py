@@ -1,6 +1,7 @@
 """Replies: results of the service and the registry in the shape of the wire format."""
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import orjson
@@ -11,7 +12,7 @@ from nunatak_model import TrunkCacheStats
 from nunatak_registry import TaskSummary
 from nunatak_server.api.errors import problem_of
 from nunatak_server.api.questions import Inputs, Item, QueryInput, QuestionInput, TextPair
-from nunatak_server.observation.memory import MemoryLedger, ProcessMemory
+from nunatak_server.observation.memory import MemoryLedger, ProcessMemory, saved_by_formula
 from nunatak_server.residency.host import HostStats
 from nunatak_server.residency.shelf import ShelfStats
 from nunatak_server.runtime import Runtime
@@ -86,8 +87,19 @@ def timing_headers(timings: Timings) -> dict[str, str]:
     }
 
 
-def summary_fields(summary: TaskSummary, resident: Sequence[LoadedTask]) -> dict[str, Any]:
-    """Return a task, and which of its versions are in memory."""
+def summaries_fields(
+    summaries: Iterable[TaskSummary], resident: Iterable[LoadedTask]
+) -> list[dict[str, Any]]:
+    """Return tasks, and which of their versions are in memory."""
+    # Thousands of tasks are listed beside thousands of versions in memory: each is looked at once.
+    versions = defaultdict[str, list[int]](list)
+    for loaded in resident:
+        task, version = loaded.key
+        versions[task].append(version)
+    return [_summary_fields(summary, versions.get(summary.name, ())) for summary in summaries]
+
+
+def _summary_fields(summary: TaskSummary, resident_versions: Sequence[int]) -> dict[str, Any]:
     manifest = summary.manifest
     return {
         "name": summary.name,
@@ -102,9 +114,7 @@ def summary_fields(summary: TaskSummary, resident: Sequence[LoadedTask]) -> dict
         "labels": manifest.head.labels,
         "method": manifest.method.kind,
         "split_depth": manifest.split_depth,
-        "resident_versions": [
-            task.manifest.version for task in resident if task.manifest.task == summary.name
-        ],
+        "resident_versions": resident_versions,
     }
 
 
@@ -121,19 +131,24 @@ def backbone_fields(runtime: Runtime) -> dict[str, Any]:
 
 
 def memory_fields(
-    runtime: Runtime, ledger: MemoryLedger, process: ProcessMemory, peak_activations: int | None
+    runtime: Runtime,
+    resident: Sequence[LoadedTask],
+    ledger: MemoryLedger,
+    process: ProcessMemory,
+    peak_activations: int | None,
 ) -> dict[str, Any]:
     """Return the memory ledger."""
     return {
         "backbone": backbone_fields(runtime),
         "tasks": [
-            {**_task_memory(task), "pinned": runtime.residency.is_pinned(task)}
-            for task in runtime.residency.resident()
+            {**_task_memory(task), "pinned": runtime.residency.is_pinned(task)} for task in resident
         ],
         "shared_bytes": ledger.shared_bytes,
         "dedicated_bytes": ledger.dedicated_bytes,
         "saved_share": ledger.saved_share,
-        "saved_share_formula": ledger.saved_share_formula,
+        "saved_share_formula": saved_by_formula(
+            runtime.backbone.config, [task.branch for task in resident]
+        ),
         "tiers": _tiers_memory(runtime.residency.stats(), runtime.host_tier.stats()),
         "trunk_cache": _trunk_cache_memory(runtime.trunk_cache.stats),
         "activations": {"peak_bytes": peak_activations},

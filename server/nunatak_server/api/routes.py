@@ -17,7 +17,7 @@ from nunatak_server.api.replies import (
     prediction_fields,
     reply,
     result_fields,
-    summary_fields,
+    summaries_fields,
     timing_headers,
 )
 from nunatak_server.api.schemas import (
@@ -149,7 +149,7 @@ async def list_tasks(request: Request) -> Response:
     runtime = runtime_of(request)
     resident = runtime.residency.resident()
     summaries = await catalog_of(request).tasks()
-    return reply({"tasks": [summary_fields(summary, resident) for summary in summaries]})
+    return reply({"tasks": summaries_fields(summaries, resident)})
 
 
 @router.get("/v1/tasks/{task}", response_model=TaskResponse)
@@ -159,7 +159,7 @@ async def show_task(request: Request, task: str, version: VersionQuery = None) -
     reference = TaskReference.parse(reference_text(task, version))
     manifest = await catalog_of(request).resolve(reference)
     summary = await catalog_of(request).task(reference.task)
-    fields = summary_fields(summary, runtime.residency.resident())
+    (fields,) = summaries_fields([summary], runtime.residency.resident())
     return reply({**fields, "manifest": manifest.model_dump(mode="json")})
 
 

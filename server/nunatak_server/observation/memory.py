@@ -13,7 +13,7 @@ from nunatak_model import (
     Backbone,
     BackboneConfig,
     Branch,
-    dedicated_parameters,
+    encoder_parameters,
     model_size,
 )
 
@@ -25,9 +25,6 @@ class MemoryLedger:
     backbone_bytes: int
     tasks_bytes: int
     dedicated_bytes: int
-    saved_share_formula: float = 0.0
-    """`saved_share` by parameter counts alone, which leaves out backbone layers that no task reads
-    (Lee et al. 2019/2020, sec. 3)."""
 
     @property
     def shared_bytes(self) -> int:
@@ -62,7 +59,6 @@ def take_stock(backbone: Backbone, tasks: Sequence[LoadedTask]) -> MemoryLedger:
         tasks_bytes=sum(task.num_bytes for task in tasks),
         dedicated_bytes=len(tasks) * backbone.whole_bytes
         + head_parameters * backbone.dtype.itemsize,
-        saved_share_formula=saved_by_formula(backbone.config, [it.branch for it in tasks]),
     )
 
 
@@ -70,13 +66,14 @@ def saved_by_formula(config: BackboneConfig, branches: Sequence[Branch]) -> floa
     """Return the share of parameters that sharing saves, from the shapes of the modules alone.
 
     `1 - (shared + sum of own) / (sum of full models)`, where `shared` is the part of the backbone
-    that any branch reads. For branches of equal split depth that own all layers above it, this is
-    `parameters_saved`.
+    that any branch reads (Lee et al. 2019/2020, sec. 3). For branches of equal split depth that own
+    all layers above it, this is `parameters_saved`.
     """
-    full = sum(dedicated_parameters(config, branch.spec.head) for branch in branches)
-    if not full:
+    if not branches:
         return 0.0
-    own = sum(branch.branch_parameters + branch.head_parameters for branch in branches)
+    heads = sum(branch.head_parameters for branch in branches)
+    full = len(branches) * encoder_parameters(config) + heads
+    own = heads + sum(branch.branch_parameters for branch in branches)
     size = model_size(config, branches[0].spec.head)
     reads = [branch.num_frozen_layers_read(config) for branch in branches]
     deepest = max((depth for depth in reads if depth is not None), default=None)

@@ -15,10 +15,10 @@ export function total(samples, name) {
   return samples.reduce((sum, it) => (it.name === name ? sum + it.value : sum), 0);
 }
 
-/** What a histogram gained since an earlier reading: [upper bound, count] in order. */
-export function gained(samples, before, name) {
-  const old = buckets(before, name);
-  return [...buckets(samples, name)]
+/** What a histogram gained since an earlier reading, where labels match: [upper bound, count] in order. */
+export function gained(samples, before, name, labels = /(?:)/) {
+  const old = buckets(before, name, labels);
+  return [...buckets(samples, name, labels)]
     .map(([bound, count]) => [bound, count - (old.get(bound) ?? 0)])
     .sort(([a], [b]) => a - b);
 }
@@ -38,10 +38,10 @@ export function quantile(cumulative, share) {
   return lower;
 }
 
-function buckets(samples, name) {
+function buckets(samples, name, labels) {
   const found = new Map();
   for (const sample of samples) {
-    if (sample.name !== `${name}_bucket`) continue;
+    if (sample.name !== `${name}_bucket` || !labels.test(sample.labels)) continue;
     const text = /le="([^"]+)"/.exec(sample.labels)?.[1];
     const bound = text === "+Inf" ? Infinity : Number(text);
     found.set(bound, (found.get(bound) ?? 0) + sample.value);

@@ -3,7 +3,9 @@
 import { byId, bytes, element, milliseconds, show } from "/page/dom.js";
 import { gained, quantile } from "/page/metrics.js";
 
-const SECONDS = "nunatak_compute_seconds";
+const COMPUTE = "nunatak_compute_seconds";
+const REQUESTS = "nunatak_http_request_seconds";
+const PREDICT = /(?:^|,)route="[^"]*predict"/;
 const SHOWN_LAYERS = 24;
 
 export function drawSummary(info, tasks) {
@@ -35,14 +37,26 @@ export function drawRates(rates) {
   byId("rate-line").firstElementChild.setAttribute("points", points.join(" "));
 }
 
+/** What callers wait for, from a request's head to the end of its answer, and the forward's part of it. */
 export function drawLatency(samples, before) {
-  // Of the batches since the last look, or of all where there were none.
-  const recent = gained(samples, before, SECONDS);
-  const shown = quantile(recent, 0.5) === null ? gained(samples, [], SECONDS) : recent;
-  const [middle, high] = [quantile(shown, 0.5), quantile(shown, 0.95)];
+  drawTimes("wait", lately(samples, before, REQUESTS, PREDICT), 99);
+  drawTimes("latency", lately(samples, before, COMPUTE), 95);
+}
+
+/** What was timed since the last look, or ever where nothing was since. */
+function lately(samples, before, name, labels) {
+  const recent = gained(samples, before, name, labels);
+  return quantile(recent, 0.5) === null ? gained(samples, [], name, labels) : recent;
+}
+
+function drawTimes(id, times, high) {
+  const middle = quantile(times, 0.5);
   if (middle === null) return;
-  show("latency", milliseconds(1000 * middle));
-  show("latency-note", `95 of 100 within ${milliseconds(1000 * high)}`);
+  // Times past the highest bound are not told apart: an estimate there would be too low.
+  const most = times.at(-2)?.[0] ?? Infinity;
+  const text = (seconds) => (seconds < most ? milliseconds(1000 * seconds) : `over ${most} s`);
+  show(id, text(middle));
+  show(`${id}-note`, `${high} of 100 within ${text(quantile(times, high / 100))}`);
 }
 
 export function drawMemory(memory) {

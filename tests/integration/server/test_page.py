@@ -1,5 +1,6 @@
 """The web page in a real browser: what it shows, what it survives, and what it never does."""
 
+import re
 import shutil
 from collections.abc import Generator
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, ViewportSize, expect, sync_playwright
 
 from doubles.backbones import tiny_backbone
-from doubles.serving import running_server
+from doubles.serving import make_settings, running_server
 from doubles.tasks import publish_tiny_task
 from nunatak_model import Bottleneck, HeadKind, HeadOnly, Lora, Method, TopK
 from nunatak_registry import ProblemType, Registry
@@ -30,6 +31,10 @@ TASKS: dict[str, tuple[HeadKind, Method, tuple[str, ...], ProblemType | None]] =
     "answers": (HeadKind.QUESTION_ANSWERING, Bottleneck(size=4, first_layer=1), (), None),
     "ranks": (HeadKind.RANKING, TopK(num_layers=2), (), None),
 }
+WAIT_BUCKET = re.compile(
+    r"""^(nunatak_http_request_seconds_bucket\{le="(\S+)",route="\S+predict"\}) \S+$""",
+    re.MULTILINE,
+)
 MOBILE: ViewportSize = {"width": 360, "height": 700}
 CONTRAST = """() => {
     const channel = (it) => it <= 0.03928 ? it / 12.92 : ((it + 0.055) / 1.055) ** 2.4;
@@ -71,7 +76,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
                 problem_type=problem,
             )
         registry.promote("topic", "prod", 1)
-        with running_server(backbone, registry) as url:
+        with running_server(backbone, registry, make_settings(max_batch_rows=1)) as url:
             yield url
 
 
@@ -315,6 +320,66 @@ def test_quantiles_are_estimated_within_their_bucket(page: Page) -> None:
     assert middle == pytest.approx(0.15)
     assert last == pytest.approx(0.2)
     assert none is None
+
+
+def test_what_is_timed_on_other_routes_is_left_out(page: Page) -> None:
+    page.goto("/")
+    text = (
+        'x_bucket{le="0.1",route="/v1/tasks"} 9\nx_bucket{le="+Inf",route="/v1/tasks"} 9\n'
+        'x_bucket{le="0.1",route="/v1/predict"} 0\nx_bucket{le="0.2",route="/v1/predict"} 2\n'
+        'x_bucket{le="+Inf",route="/v1/predict"} 2'
+    )
+
+    counts = page.evaluate(
+        """async (text) => {
+            const { gained, parse } = await import("/page/metrics.js");
+            return gained(parse(text), [], "x", /predict/).map(([, count]) => count);
+        }""",
+        text,
+    )
+
+    assert counts == [0, 2, 2]
+
+
+def test_a_request_of_many_forwards_is_shown_to_take_longer_than_one(page: Page) -> None:
+    page.goto("/")
+    expect(page.locator("#state")).to_have_text("ready")
+    texts = [f"text {number}" for number in range(64)]
+
+    answer = page.request.post("/v1/predict", data={"inputs": texts, "tasks": ["topic", "stars"]})
+
+    assert answer.ok
+    page.wait_for_function(
+        """() => {
+            const shown = (id) => parseFloat(document.getElementById(id).textContent);
+            return shown("wait") > 20 * shown("latency");
+        }"""
+    )
+
+
+@pytest.mark.parametrize(
+    ("waited", "middle", "high"), [(2.5, "3750 ms", "4975 ms"), (10, "over 10 s", None)]
+)
+def test_the_wait_of_callers_is_shown_beside_the_time_of_a_forward(
+    page: Page, waited: float, middle: str, high: str | None
+) -> None:
+    # What was answered before is as a server would show it had each answer waited this long.
+    def delay(route: Route) -> None:
+        def late(found: re.Match[str]) -> str:
+            return f"{found[1]} {8.0 if float(found[2]) > waited else 0.0}"
+
+        text, count = WAIT_BUCKET.subn(late, route.fetch().text())
+        route.fulfill(body=text if count else "")
+
+    ask(page, "topic")
+    expect(card(page, "topic/1")).to_be_visible()
+    page.route("**/metrics", delay)
+    page.goto("/")
+
+    expect(page.locator("#wait")).to_have_text(middle)
+    expect(page.locator("#wait-note")).to_have_text(f"99 of 100 within {high or middle}")
+    forward, unit = (page.locator("#latency").text_content() or "").split()
+    assert (float(forward) < 1000 * waited, unit) == (True, "ms")
 
 
 def test_the_api_page_lists_every_route_without_help_from_elsewhere(page: Page) -> None:

@@ -1,7 +1,10 @@
+from collections import Counter
+
 import pytest
 
 from doubles.backbones import tiny_backbone
 from doubles.tasks import random_parameters, spec_of
+from doubles.watching import watched
 from nunatak_model import (
     Backbone,
     Branch,
@@ -68,6 +71,17 @@ def test_the_deepest_reader_decides_what_is_shared(backbone: Backbone) -> None:
 
 def test_nothing_is_saved_while_nothing_is_held(backbone: Backbone) -> None:
     assert saved_by_formula(backbone.config, []) == 0
+
+
+def test_a_version_more_costs_the_formula_one_look_at_the_backbone(backbone: Backbone) -> None:
+    branch = branch_of(backbone, Lora())
+
+    def looks(num_branches: int) -> int:
+        counted = Counter[str]()
+        saved_by_formula(watched(backbone.config, counted), [branch] * num_branches)
+        return counted.total()
+
+    assert looks(50) - looks(1) == 49
 
 
 def test_a_processor_does_not_count_activations(backbone: Backbone) -> None:
