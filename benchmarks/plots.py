@@ -1,4 +1,4 @@
-"""Plots of the forward's figures, as SVG files beside the tables of docs/results.
+"""Plots of the figures of the forward and the server, as SVG files beside docs/results.
 
 Each reads the newest figures alone, and is left out while there are none of its own.
 """
@@ -22,6 +22,9 @@ Figures = Mapping[str, Figure]
 NUM_LAYERS = 12
 """Of the fan-out, which runs the shape of BERT base."""
 DTYPES = ("fp32", "bf16")
+ROOM = 16
+"""For so many tasks, in the measurement of more tasks than fit."""
+LAWS = {"uniform": "all asked alike", "zipf": "by Zipf's law"}
 INK, SPARE = "black", "#8a8f96"
 COLOURS = {
     "nunatak": LOOKS["nunatak"].colour,
@@ -54,6 +57,7 @@ def drawings(figures: Figures) -> dict[str, Drawing]:
         "ragged-rivals.svg": draw_bars(figures, ragged, "32 texts, 32 LoRA tasks, MiniLM"),
         "flat.svg": draw_flat(figures),
         "activations.svg": draw_activations(figures),
+        "cliff.svg": draw_cliff(figures),
     }
     return {name: drawing for name, drawing in drawn.items() if drawing is not None}
 
@@ -236,5 +240,37 @@ def draw_activations(figures: Figures) -> Drawing | None:
     axes.set_title(f"Activation memory over the token budget, MiniLM, fp32{note}", fontsize=11)
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
+    drawing.legend(loc="outside lower center", ncols=3, fontsize=9, frameon=False)
+    return drawing
+
+
+def draw_cliff(figures: Figures) -> Drawing | None:
+    """What callers wait while more tasks are asked than memory has room for."""
+    found = points(figures, r"server\.cliff\.(uniform|zipf)\.a(\d+)\.(p50|p99)_ms")
+    if not found:
+        return None
+    lines = defaultdict[tuple[str, str], list[tuple[int, Figure]]](list)
+    for (law, count, part), figure in found.items():
+        lines[part, law].append((int(count), figure))
+    drawing, axes = plt.subplots(figsize=(6.5, 4.4), layout="constrained")
+    for look, ((part, law), line) in zip(SERIES, sorted(lines.items()), strict=False):
+        ordered = sorted(line, key=lambda point: point[0])
+        axes.errorbar(
+            [count for count, _ in ordered],
+            [figure.value for _, figure in ordered],
+            yerr=deciles_beside([figure for _, figure in ordered]),
+            marker=look.marker,
+            color=look.colour,
+            ls="-" if part == "p99" else ":",
+            capsize=2,
+            label=f"{part}, {LAWS[law]}",
+        )
+    axes.axvline(ROOM, ls="--", color=SPARE, label=f"room for {ROOM} tasks")
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:.0f}")
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("tasks that are asked")
+    axes.set_ylabel("milliseconds until the answer")
+    axes.set_title("More tasks than fit in memory, MiniLM, two cores")
     drawing.legend(loc="outside lower center", ncols=3, fontsize=9, frameon=False)
     return drawing
