@@ -3,12 +3,14 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from importlib.metadata import version
 from itertools import chain
 from typing import Any
 
+from starlette.responses import Response
 from starlette.routing import BaseRoute
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Scope
 
 from nunatak_model import Backbone
 from nunatak_registry import Registry
@@ -18,12 +20,13 @@ from nunatak_server.api import admin, description, operations, pages, routes, tr
 from nunatak_server.api.app_state import AppState
 from nunatak_server.api.context import RequestIdMiddleware
 from nunatak_server.api.description import DescribedApp
-from nunatak_server.api.errors import FailureMiddleware
+from nunatak_server.api.errors import FailureMiddleware, problem_response
 from nunatak_server.api.limits import StrictRoute
 from nunatak_server.api.neighbours import open_inference, openai, tei
 from nunatak_server.api.observing import ObservingMiddleware, RequestObserver
+from nunatak_server.api.protocol import MAX_HEAD_BYTES, MAX_HEADERS
 from nunatak_server.api.room import RoomCheck
-from nunatak_server.errors import EngineFailedError
+from nunatak_server.errors import EngineFailedError, InvalidHttpError
 from nunatak_server.observation.tracing import Tracing
 from nunatak_server.process.settings import ServerSettings
 from nunatak_server.runtime import Runtime, load_serving_backbone
@@ -41,6 +44,12 @@ class Application(DescribedApp):
         strict_routes = [route for route in routes if isinstance(route, StrictRoute)]
         self.room = RoomCheck(self, routes=strict_routes, observer=self._observer)
         """For the transport, which asks it before all layers."""
+
+    def answer_unreadable(self) -> Response:
+        """Answer, for the transport, what is no request; nothing of it is known or repeated."""
+        scope: Scope = {"type": "http", "app": self, "method": "", "headers": []}
+        error = InvalidHttpError(max_headers=MAX_HEADERS, max_head_bytes=MAX_HEAD_BYTES)
+        return self._observer.answer_early(scope, partial(problem_response, error=error))
 
     def build_middleware_stack(self) -> ASGIApp:
         """Return the layers that a request passes, each around the one before."""

@@ -44,11 +44,13 @@ class Site:
     faults: Path
     oracle: Oracle
 
-    def server(self, **settings: object) -> AbstractContextManager[ServerProcess]:
+    def server(
+        self, *, log: Path | None = None, **settings: object
+    ) -> AbstractContextManager[ServerProcess]:
         """Start a process on it."""
         script = FAULTY_SCRIPT.format(faults=str(self.faults))
         return server_process(
-            registry=self.registry, backbone=self.backbone, script=script, **settings
+            registry=self.registry, backbone=self.backbone, script=script, log=log, **settings
         )
 
     def hold(self, *, is_held: bool) -> None:
@@ -135,6 +137,52 @@ def terminate_with_calls_in_flight(site: Site, num_calls: int) -> tuple[Tally, i
 
         tally = asyncio.run(scenario())
         return tally, server.process.wait(timeout=LIMIT_S)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlasted:
+    """What became of a request and of a stream that took longer than the grace time."""
+
+    answer: httpx.Response
+    lines: list[str]
+    """Of the stream."""
+    is_cut: bool
+    """Whether the stream ended as no whole answer does."""
+    status: int
+    """Of the process."""
+
+
+def outlast_the_grace(site: Site, *, log: Path) -> Outlasted:
+    """Send SIGTERM while a request and a stream wait for a device that stands still."""
+    site.hold(is_held=False)
+    body = {"inputs": "hi", "tasks": ["nope", "tone"]}
+    headers = {"accept": "application/x-ndjson"}
+    with site.server(log=log, log_format="json", grace_s=1) as server:
+
+        async def scenario() -> tuple[httpx.Response, list[str], bool]:
+            async with open_client(server) as client:
+                await call(client, site, 0, Tally())
+                site.hold(is_held=True)
+                asked = asyncio.create_task(
+                    client.post("/v1/tasks/tone/predict", json={"inputs": "hi"})
+                )
+                await wait_for_admitted(client, 1)
+                async with client.stream(
+                    "POST", "/v1/predict", json=body, headers=headers
+                ) as streamed:
+                    received = streamed.aiter_lines()
+                    lines, is_cut = [await anext(received)], False
+                    server.process.send_signal(signal.SIGTERM)
+                    try:
+                        lines += [line async for line in received]
+                    except httpx.RemoteProtocolError:
+                        is_cut = True
+                return await asked, lines, is_cut
+
+        answer, lines, is_cut = asyncio.run(scenario())
+        site.hold(is_held=False)
+        status = server.process.wait(timeout=LIMIT_S)
+    return Outlasted(answer=answer, lines=lines, is_cut=is_cut, status=status)
 
 
 def kill_under_load(site: Site, *, calls_before: int) -> Tally:

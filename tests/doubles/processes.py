@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Generator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,17 +53,29 @@ class ServerProcess:
 
 @contextlib.contextmanager
 def server_process(
-    *, registry: Path, backbone: Path, script: str = SCRIPT, **settings: object
+    *,
+    registry: Path,
+    backbone: Path,
+    script: str = SCRIPT,
+    log: Path | None = None,
+    **settings: object,
 ) -> Generator[ServerProcess]:
-    """Start a server process; it is killed at the end if it has not ended by itself."""
+    """Start a server process; it is killed at the end if it has not ended by itself.
+
+    What it logs goes to `log`, if that is given.
+    """
     values = {"registry": registry, "backbone": backbone, "port": 0, "compute_threads": 1}
     environment = {f"NUNATAK_{name.upper()}": str(v) for name, v in (values | settings).items()}
-    with subprocess.Popen(  # noqa: S603 - our own interpreter and script
-        [sys.executable, "-c", script],
-        env=os.environ | environment,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
+    with (
+        nullcontext() if log is None else log.open("w") as errors,
+        subprocess.Popen(  # noqa: S603 - our own interpreter and script
+            [sys.executable, "-c", script],
+            env=os.environ | environment,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        ) as process,
+    ):
         try:
             yield ServerProcess(process=process, address=_first_line(process))
         finally:

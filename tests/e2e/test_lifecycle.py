@@ -1,5 +1,6 @@
 """How real server processes end: told to, killed, or with their device lost."""
 
+import json
 import signal
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from doubles.lifecycles import (
     Site,
     kill_under_load,
     make_site,
+    outlast_the_grace,
     terminate_with_calls_in_flight,
 )
 from nunatak_server.process.serve import DEVICE_LOST
@@ -31,6 +33,24 @@ def test_a_signal_loses_no_request_in_flight(site: Site) -> None:
     assert tally.statuses == {200: NUM_IN_FLIGHT}
     assert (tally.num_cut, tally.num_wrong) == (0, 0)
     assert status in {0, -signal.SIGTERM}
+
+
+def test_what_outlasts_the_grace_is_told_that_the_server_ends(site: Site, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+
+    outlasted = outlast_the_grace(site, log=log)
+
+    answer = outlasted.answer
+    assert (answer.status_code, answer.json()["code"]) == (503, "draining")
+    assert answer.headers["connection"] == "close"
+    assert "task_not_found" in outlasted.lines[0]
+    assert (len(outlasted.lines), outlasted.is_cut) == (1, True)
+    assert outlasted.status in {0, -signal.SIGTERM}
+    events = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
+    ended = [it["route"] for it in events if it.get("status") == 503]
+    assert sorted(ended) == ["/v1/predict", "/v1/tasks/{task}/predict"]
+    assert [it for it in events if it["level"] in {"error", "critical"}] == []
+    assert "Traceback" not in log.read_text()
 
 
 def test_a_killed_server_gave_no_wrong_answer_and_neither_does_the_next(site: Site) -> None:

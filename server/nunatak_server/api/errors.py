@@ -70,6 +70,7 @@ STATUS_OF: Mapping[type[Exception], HTTPStatus] = {
     server.InsufficientScopeError: HTTPStatus.FORBIDDEN,
     server.CrossSiteError: HTTPStatus.FORBIDDEN,
     server.RequestError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    server.InvalidHttpError: HTTPStatus.BAD_REQUEST,
     server.InvalidJsonError: HTTPStatus.BAD_REQUEST,
     server.InvalidRequestError: HTTPStatus.UNPROCESSABLE_ENTITY,
     server.BodyTooLargeError: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
@@ -99,6 +100,11 @@ STATUS_OF: Mapping[type[Exception], HTTPStatus] = {
     server.TaskPinnedError: HTTPStatus.CONFLICT,
 }
 
+UNREAD_REST: Final = (
+    server.BodyTooLargeError,
+    server.InvalidHttpError,
+    server.ReceiveTimeoutError,
+)
 CODE_OF_STATUS: Mapping[int, str] = {
     HTTPStatus.NOT_FOUND: "route_not_found",
     HTTPStatus.METHOD_NOT_ALLOWED: "method_not_allowed",
@@ -241,8 +247,8 @@ def headers_of(error: KnownError) -> dict[str, str]:
     if isinstance(error, server.AccessError):
         # Refused before the body was read; what is left of it must not keep the connection busy.
         return _challenge(error) | {"connection": "close"}
-    if isinstance(error, server.BodyTooLargeError | server.ReceiveTimeoutError):
-        # What is left of the body is never read, so the connection cannot be used again.
+    if isinstance(error, UNREAD_REST):
+        # What is left of the request is never read, so the connection cannot be used again.
         return {"connection": "close"}
     return {}
 

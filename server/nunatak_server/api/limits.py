@@ -14,10 +14,12 @@ from nunatak_server.api.app_state import state_of
 from nunatak_server.api.context import header_of
 from nunatak_server.api.errors import problem_response
 from nunatak_server.api.lines import LinesResponse
+from nunatak_server.api.protocol import is_given_up
 from nunatak_server.api.reading import ReadingRoute
 from nunatak_server.api.strict_json import parse_json
 from nunatak_server.errors import (
     BodyTooLargeError,
+    DrainingError,
     ReceiveTimeoutError,
     UnsupportedMediaTypeError,
 )
@@ -75,7 +77,15 @@ class StrictRoute(ReadingRoute):
                     response.hold(held.moved())
                 return response
 
-        return handle_strictly
+        async def handle_until_given_up(request: Request) -> Response:
+            try:
+                return await handle_strictly(request)
+            except asyncio.CancelledError:
+                if is_given_up(request.scope):
+                    raise DrainingError from None
+                raise
+
+        return handle_until_given_up
 
     def parameters_in(self, scope: Scope) -> dict[str, str] | None:
         """Return the parameters in the path of a request to this route; None: it is to another.

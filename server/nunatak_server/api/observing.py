@@ -7,16 +7,17 @@ and keys are the caller's. A key's name is the operator's.
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nunatak_server.api.access import find_caller
 from nunatak_server.api.app_state import state_of
-from nunatak_server.api.context import request_id_of
-from nunatak_server.api.protocol import caller_has_gone
+from nunatak_server.api.context import give_id, request_id_of
+from nunatak_server.api.protocol import caller_has_gone, is_given_up
 from nunatak_server.observation.logs import fields
 from nunatak_server.observation.records import (
     OK,
@@ -32,6 +33,8 @@ KNOWN_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE
 OTHER_METHOD: Final = "other"
 CLIENT_CLOSED_REQUEST: Final = 499
 """Nobody reads it; it is what proxies log for a caller that has gone."""
+GIVEN_UP: Final = 503
+"""Also of an answer that had begun."""
 PROBES: Final = frozenset({"/livez", "/readyz", "/health", "/metrics"})
 """Asked every few seconds by machines: written only at the level of debugging."""
 
@@ -62,6 +65,20 @@ class RequestObserver:
         tracing = state_of(scope).runtime.tracing
         span = tracing.begin(method=method, headers=scope["headers"]) if tracing else None
         return Exchange(method=method, span=span)
+
+    def answer_early(
+        self, scope: Scope, answer: Callable[[Scope], Response], *, started: float | None = None
+    ) -> Response:
+        """Answer a request before all layers, with what they would add, and tell of it."""
+        exchange = self.begin(scope)
+        if started is not None:
+            exchange.started = started
+        header = give_id(scope)
+        response = answer(scope)
+        response.raw_headers.append(header)
+        exchange.status = response.status_code
+        self.conclude(scope, exchange)
+        return response
 
     def conclude(self, scope: Scope, exchange: Exchange) -> None:
         """Tell of a request that has been answered."""
@@ -113,9 +130,12 @@ class ObservingMiddleware:
         try:
             await self._app(scope, receive, send_watched)
         except asyncio.CancelledError:
-            if not caller_has_gone(scope):
+            if caller_has_gone(scope):
+                exchange.status = CLIENT_CLOSED_REQUEST
+            elif is_given_up(scope):
+                exchange.status = GIVEN_UP
+            else:
                 raise
-            exchange.status = CLIENT_CLOSED_REQUEST
         finally:
             current_notes.reset(token)
             self._observer.conclude(scope, exchange)

@@ -1,7 +1,8 @@
-"""The HTTP protocol, with what uvicorn leaves to its surroundings: limits and early ends."""
+"""The HTTP protocol, with what uvicorn leaves to its surroundings: limits and ends."""
 
 import asyncio
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
+from http import HTTPStatus
 from typing import Any, ClassVar, Final, cast
 
 from starlette.responses import Response
@@ -19,10 +20,14 @@ MAX_HEADERS: Final = 100
 MAX_HEAD_BYTES: Final = 64 * 1024
 BODY_SLACK_S: Final = 1.0
 """A route that reads a body gives up first, with an answer."""
+_CLOSE: Final = (b"connection", b"close")
 _GONE_KEY: Final = "nunatak_caller_has_gone"
+_GIVEN_UP_KEY: Final = "nunatak_is_given_up"
 
 RefusalOf = Callable[[Scope], Response | None]
 """Given the head of a request, returns an answer that needs neither its body nor any waiting."""
+AnswerUnreadable = Callable[[], Response]
+"""Returns the answer to what could not be read as a request."""
 
 
 class HeadLimitError(ValueError):
@@ -32,6 +37,11 @@ class HeadLimitError(ValueError):
 def caller_has_gone(scope: MutableMapping[str, Any]) -> bool:
     """Tell whether the handling of a request was cancelled because nobody waits for its answer."""
     return _GONE_KEY in scope
+
+
+def is_given_up(scope: MutableMapping[str, Any]) -> bool:
+    """Tell whether the handling of a request was cancelled because the server ends."""
+    return _GIVEN_UP_KEY in scope
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -63,6 +73,11 @@ class BoundedProtocol(HttpToolsProtocol):
         """Return the answer to a request that is refused by its head."""
         return None
 
+    @staticmethod
+    def answer_unreadable() -> Response:
+        """Return the answer to what could not be read as a request."""
+        return Response(status_code=HTTPStatus.BAD_REQUEST)
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] - as in the base class
         """Begin to wait for the first head."""
         super().connection_made(transport)
@@ -86,6 +101,34 @@ class BoundedProtocol(HttpToolsProtocol):
             self.send_400_response("The request head is too large.")
         else:
             self._wait_for_rest()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what could not be read, and close; in the midst of an answer, close alone."""
+        if self.transport.is_closing():
+            return
+        answering = self._answering
+        if answering is None or answering.response_complete or not answering.response_started:
+            answer = self.answer_unreadable()
+            headers = [*self.server_state.default_headers, *answer.raw_headers]
+            if _CLOSE not in headers:
+                headers.append(_CLOSE)
+            self._write(answer, headers)
+        self.transport.close()
+
+    def end(self) -> None:
+        """Give up what is being answered, which may still say so if its answer has not begun."""
+        self.pipeline.clear()
+        cycle, handling = self._answering, self._handling
+        if cycle is None or handling is None or cycle.response_complete:
+            self.transport.close()
+            return
+        cycle.keep_alive = False
+        if cycle.response_started or self.flow.write_paused:
+            # That the caller has gone as well must not be said of it.
+            cycle.disconnected = True
+            cycle.transport.close()
+        _scope_of(cycle)[_GIVEN_UP_KEY] = True
+        handling.cancel()
 
     def on_message_begin(self) -> None:
         """Expect the rest of a head."""
@@ -187,16 +230,19 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _refuse(self, cycle: RequestResponseCycle, refusal: Response) -> None:
         headers = [*cycle.default_headers, *refusal.raw_headers]
-        if (b"connection", b"close") in headers:
+        if _CLOSE in headers:
             cycle.keep_alive = False
         elif not cycle.keep_alive:
-            headers.append((b"connection", b"close"))
-        head = b"".join([b"%b: %b\r\n" % header for header in headers])
-        self.transport.write(b"%b%b\r\n%b" % (STATUS_LINE[refusal.status_code], head, refusal.body))
+            headers.append(_CLOSE)
+        self._write(refusal, headers)
         cycle.response_started = cycle.response_complete = True
         if not cycle.keep_alive:
             self.transport.close()
         cycle.on_response()
+
+    def _write(self, answer: Response, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        head = b"".join([b"%b: %b\r\n" % header for header in headers])
+        self.transport.write(b"%b%b\r\n%b" % (STATUS_LINE[answer.status_code], head, answer.body))
 
     def _begin_keep_alive(self) -> None:
         if not self.transport.is_closing():
@@ -208,7 +254,7 @@ class BoundedProtocol(HttpToolsProtocol):
         # The base class tells only the last request of a connection, and only if it listens; an
         # earlier one, still being answered, would write to what is closed.
         cycle, handling = self._answering, self._handling
-        if cycle is None or handling is None or cycle.response_complete:
+        if cycle is None or handling is None or cycle.response_complete or cycle.disconnected:
             return
         cycle.disconnected = True
         cycle.message_event.set()
@@ -217,10 +263,17 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 def bounded_protocol(
-    *, receive_timeout_s: float, refusal_of: RefusalOf = BoundedProtocol.refusal_of
+    *,
+    receive_timeout_s: float,
+    refusal_of: RefusalOf = BoundedProtocol.refusal_of,
+    answer_unreadable: AnswerUnreadable = BoundedProtocol.answer_unreadable,
 ) -> type[BoundedProtocol]:
     """Return the protocol with a time limit; uvicorn takes classes, not instances."""
-    attributes = {"receive_timeout_s": receive_timeout_s, "refusal_of": staticmethod(refusal_of)}
+    attributes = {
+        "receive_timeout_s": receive_timeout_s,
+        "refusal_of": staticmethod(refusal_of),
+        "answer_unreadable": staticmethod(answer_unreadable),
+    }
     return type("Protocol", (BoundedProtocol,), attributes)
 
 

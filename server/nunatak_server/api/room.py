@@ -6,6 +6,7 @@ made before the framework does any work for a request, and before its body comes
 
 import time
 from collections.abc import Iterable
+from functools import partial
 
 from fastapi import FastAPI, Response
 from starlette.types import Scope
@@ -13,10 +14,10 @@ from starlette.types import Scope
 from nunatak_registry import TaskReference
 from nunatak_server.api.access import PREDICT, admit, caller_of
 from nunatak_server.api.app_state import state_of
-from nunatak_server.api.context import give_id, header_of
+from nunatak_server.api.context import header_of
 from nunatak_server.api.limits import StrictRoute, declared_bytes
 from nunatak_server.api.observing import RequestObserver
-from nunatak_server.errors.known import KNOWN_ERRORS, KnownError
+from nunatak_server.errors.known import KNOWN_ERRORS
 
 
 class RoomCheck:
@@ -48,21 +49,10 @@ class RoomCheck:
                     admit(matched, PREDICT)
                     check_room(matched)
                 except KNOWN_ERRORS as error:
-                    return self._refuse(matched, route, error, started)
+                    answer = partial(route.answer_failure, error=error)
+                    return self._observer.answer_early(matched, answer, started=started)
                 return None
         return None
-
-    def _refuse(
-        self, scope: Scope, route: StrictRoute, error: KnownError, started: float
-    ) -> Response:
-        exchange = self._observer.begin(scope)
-        exchange.started = started
-        header = give_id(scope)
-        response = route.answer_failure(scope, error)
-        response.raw_headers.append(header)
-        exchange.status = response.status_code
-        self._observer.conclude(scope, exchange)
-        return response
 
 
 def check_room(scope: Scope) -> None:

@@ -8,6 +8,7 @@ ServerError
 |   +-- InsufficientScopeError    the key is valid, but not for this
 |   +-- CrossSiteError            a browser sends it for a page of another site
 +-- RequestError              what the caller sent cannot be answered as it stands
+|   +-- InvalidHttpError          what came is no HTTP request, or its head is beyond the limits
 |   +-- InvalidJsonError          the body is not strict UTF-8 JSON
 |   +-- InvalidRequestError       a well-formed request with an impossible value
 |   +-- BodyTooLargeError         more bytes than the server takes
@@ -49,6 +50,7 @@ from nunatak_server.errors.base import (
 from nunatak_server.errors.requests import (
     BodyTooLargeError,
     EmptyTextError,
+    InvalidHttpError,
     InvalidJsonError,
     InvalidRequestError,
     InvalidTextError,
@@ -89,6 +91,7 @@ __all__ = [
     "EmptyTextError",
     "EngineFailedError",
     "InsufficientScopeError",
+    "InvalidHttpError",
     "InvalidJsonError",
     "InvalidRequestError",
     "InvalidSettingsError",

@@ -11,6 +11,20 @@ class RequestError(ServerError):
     code = "invalid_request"
 
 
+class InvalidHttpError(RequestError):
+    """What came cannot be read as a request, or its head is beyond the limits."""
+
+    code = "invalid_http"
+
+    def __init__(self, *, max_headers: int, max_head_bytes: int) -> None:
+        self.max_headers = max_headers
+        self.max_head_bytes = max_head_bytes
+        super().__init__(
+            "this cannot be read as an HTTP/1.1 request with a head of at most "
+            f"{max_headers} headers and {max_head_bytes} bytes; the connection is closed"
+        )
+
+
 class InvalidJsonError(RequestError):
     """The body is not strict JSON in UTF-8."""
 

@@ -92,6 +92,12 @@ def logging_config(log_format: LogFormat) -> dict[str, Any]:
     }
 
 
+def write_log() -> None:
+    """Write the lines that are kept to be written together."""
+    for handler in logging.getLogger("nunatak_server").handlers:
+        handler.flush()
+
+
 def leave_out_places() -> None:
     """Keep `logging` from finding out what no line of ours tells: code, thread and process.
 

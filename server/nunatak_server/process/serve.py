@@ -1,12 +1,13 @@
 """Serving: one process, one event loop, one engine thread, until a signal or a fatal error."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from functools import partial
 from types import FrameType
 from typing import Final
@@ -17,10 +18,10 @@ from prometheus_client import disable_created_metrics
 from nunatak_model import Backbone
 from nunatak_registry import Registry
 from nunatak_server.access.exposure import check_exposure
-from nunatak_server.api.protocol import bounded_protocol
+from nunatak_server.api.protocol import BoundedProtocol, bounded_protocol
 from nunatak_server.app import Application, create_app
 from nunatak_server.errors import EngineFailedError
-from nunatak_server.observation.logs import fields, leave_out_places, logging_config
+from nunatak_server.observation.logs import fields, leave_out_places, logging_config, write_log
 from nunatak_server.observation.tracing import Tracing, find_tracing
 from nunatak_server.process.configuration import Configuration, Origin, unread_variables
 from nunatak_server.process.garbage import collect_rarely
@@ -30,6 +31,8 @@ from nunatak_server.runtime import Runtime, load_serving_backbone
 DEVICE_LOST: Final = 75
 """The exit status after `EngineFailedError` (`EX_TEMPFAIL`): start the process again."""
 TICK_S: Final = 0.05
+LAST_WORDS_S: Final = 2
+"""Time to say of requests that the grace did not suffice, before the transport cuts them off."""
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +103,7 @@ class DrainingServer(uvicorn.Server):
         self._delay_is_over = False
         self._announce = announce
         self._drain_delay_s = settings.drain_delay_s
+        self._grace_s = settings.grace_s
         self._app = create_app(
             settings, backbone=backbone, registry=registry, on_fatal=self._fail, tracing=tracing
         )
@@ -133,6 +137,31 @@ class DrainingServer(uvicorn.Server):
             await asyncio.sleep(TICK_S)
         runtime.begin_drain()
 
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Write the log to its end before the process ends by the signal, which runs no code."""
+        with super().capture_signals():
+            try:
+                yield
+            finally:
+                write_log()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let what is in flight be answered within the grace time, and end the rest."""
+        giving_up = asyncio.get_running_loop().call_later(self._grace_s, self._give_up)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            giving_up.cancel()
+
+    def _give_up(self) -> None:
+        connections = list(self.server_state.connections)
+        if connections:
+            logger.warning("the grace time is over: %d connections are ended", len(connections))
+        for connection in connections:
+            if isinstance(connection, BoundedProtocol):
+                connection.end()
+
     @property
     def _is_leaving(self) -> bool:
         return not self._delay_is_over and self.failure is None
@@ -148,7 +177,9 @@ class DrainingServer(uvicorn.Server):
 
 def _config(app: Application, settings: ServerSettings) -> uvicorn.Config:
     protocol = bounded_protocol(
-        receive_timeout_s=settings.receive_timeout_s, refusal_of=app.room.refusal_of
+        receive_timeout_s=settings.receive_timeout_s,
+        refusal_of=app.room.refusal_of,
+        answer_unreadable=app.answer_unreadable,
     )
     return uvicorn.Config(
         app,
@@ -163,7 +194,7 @@ def _config(app: Application, settings: ServerSettings) -> uvicorn.Config:
         log_config=logging_config(settings.log_format),
         server_header=False,
         timeout_keep_alive=settings.keep_alive_s,
-        timeout_graceful_shutdown=settings.grace_s,
+        timeout_graceful_shutdown=settings.grace_s + LAST_WORDS_S,
     )
 
 

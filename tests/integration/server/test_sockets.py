@@ -1,5 +1,6 @@
 import contextlib
 import json
+import re
 import socket
 from collections.abc import Generator
 from urllib.parse import urlsplit
@@ -11,9 +12,14 @@ from doubles.backbones import tiny_backbone
 from doubles.serving import make_settings, running_server
 from doubles.tasks import publish_tiny_task
 from nunatak_registry import Registry
+from nunatak_server.api.protocol import MAX_HEAD_BYTES
 
 BODY = b'{"inputs": "hello"}'
 HEAD = b"POST /v1/tasks/tone/predict HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\n"
+CANARY = "swordfish"
+NAMED = f"x-request-id: {CANARY}\r\n".encode()
+LARGE_HEAD = HEAD + NAMED + b"x: " + CANARY.encode() * 8000
+CHUNKED = HEAD + b"transfer-encoding: chunked\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +111,51 @@ def test_a_bad_head_is_refused_and_the_connection_closed(address: str, head: byt
     received = talk(address, head)
 
     assert received == b"" or received.startswith(b"HTTP/1.1 4")
+    check_health(address)
+
+
+def num_unread(address: str) -> float:
+    metrics = httpx.get(f"{address}/metrics").text
+    found = re.search(
+        r'^nunatak_http_requests_total\{method="other",route="none",status="400"\} (\S+)$',
+        metrics,
+        flags=re.MULTILINE,
+    )
+    return float(found[1]) if found else 0.0
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(f"GET /{CANARY} {CANARY}\r\n\r\n".encode(), id="line"),
+        pytest.param(HEAD + NAMED + b"content-length: -1\r\n\r\n", id="length"),
+        pytest.param(HEAD + NAMED + f"{CANARY}\r\n\r\n".encode(), id="no-colon"),
+        pytest.param(HEAD + NAMED + f"{CANARY}: y\r\n".encode() * 101 + b"\r\n", id="many-headers"),
+        pytest.param(LARGE_HEAD[: MAX_HEAD_BYTES + 1], id="large-head"),
+        pytest.param(CHUNKED + NAMED + f"\r\n{CANARY}\r\n".encode(), id="chunk"),
+        pytest.param(b"\x16\x03\x01\x02\x00\x01", id="tls"),
+        pytest.param(b"\0" * 100, id="zeros"),
+    ],
+)
+def test_what_cannot_be_read_is_answered_by_a_problem_that_repeats_nothing(
+    address: str, data: bytes
+) -> None:
+    before = num_unread(address)
+
+    received = talk(address, data)
+
+    head, _, body = received.partition(b"\r\n\r\n")
+    problem, lines = json.loads(body), head.decode().split("\r\n")
+    assert (problem["status"], problem["code"]) == (400, "invalid_http")
+    assert lines[0] == "HTTP/1.1 400 Bad Request"
+    assert {
+        "content-type: application/problem+json",
+        f"content-length: {len(body)}",
+        f"x-request-id: {problem['request_id']}",
+        "connection: close",
+    } < set(lines)
+    assert CANARY not in received.decode()
+    assert num_unread(address) == before + 1
     check_health(address)
 
 

@@ -15,13 +15,20 @@ from starlette.types import Scope as AnyScope
 from uvicorn._types import ASGIReceiveCallable, ASGISendCallable, Scope
 from uvicorn.server import ServerState
 
-from nunatak_server.api.protocol import BoundedProtocol, bounded_protocol, caller_has_gone
+from nunatak_server.api.protocol import (
+    MAX_HEAD_BYTES,
+    MAX_HEADERS,
+    BoundedProtocol,
+    bounded_protocol,
+    caller_has_gone,
+)
 
 DEADLINE_S = 0.3
 KEEP_ALIVE_S = 1
 HIGH_WATER = 10_000
 """Bytes that are not taken, from which on no more should be sent."""
 REQUEST = b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"
+LONG_HEAD = (b"GET / HTTP/1.1\r\nx: " + b"y" * MAX_HEAD_BYTES)[:MAX_HEAD_BYTES]
 REFUSED = b"POST /refused HTTP/1.1\r\nHost: here\r\ncontent-length: 5\r\n\r\n"
 WAIT = b"POST /wait HTTP/1.1\r\nHost: here\r\ncontent-length: 5\r\n\r\n"
 ended = deque[str]()
@@ -34,6 +41,10 @@ def refusal_of(scope: AnyScope) -> Response | None:
     if scope["path"] == "/broken":
         raise ZeroDivisionError
     return Response(b"not now", 429, {"x-why": "full"}) if scope["path"] == "/refused" else None
+
+
+def answer_unreadable() -> Response:
+    return Response(b"unread", 400, {"x-why": "unread"})
 
 
 async def app(scope: Scope, _receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
@@ -50,6 +61,9 @@ async def app(scope: Scope, _receive: ASGIReceiveCallable, send: ASGISendCallabl
             ended.append("gone" if caller_has_gone(dict(scope)) else "cancelled")
             return
     await send({"type": "http.response.start", "status": 200, "headers": [], "trailers": False})
+    if scope["path"] == "/slow":
+        await send({"type": "http.response.body", "body": b"begun", "more_body": True})
+        await asyncio.sleep(DEADLINE_S)
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
@@ -62,7 +76,11 @@ def serve(request: pytest.FixtureRequest) -> Generator[int]:
         log_level="error",
         loop=request.param,
         timeout_keep_alive=KEEP_ALIVE_S,
-        http=bounded_protocol(receive_timeout_s=DEADLINE_S, refusal_of=refusal_of),
+        http=bounded_protocol(
+            receive_timeout_s=DEADLINE_S,
+            refusal_of=refusal_of,
+            answer_unreadable=answer_unreadable,
+        ),
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
@@ -164,6 +182,44 @@ def test_a_head_that_cannot_be_looked_at_is_left_to_the_application(port: int) -
     with socket.create_connection(("127.0.0.1", port), timeout=10) as caller:
         caller.sendall(REQUEST.replace(b"GET /", b"GET /broken"))
         assert caller.recv(100).startswith(b"HTTP/1.1 200")
+
+
+def all_of(caller: socket.socket) -> bytes:
+    came = b""
+    while chunk := caller.recv(1000):
+        came += chunk
+    return came
+
+
+@pytest.mark.parametrize(
+    "unreadable",
+    [
+        pytest.param(b"\0", id="zero"),
+        pytest.param(REQUEST[:-2] + b"x: y\r\n" * MAX_HEADERS + b"\r\n", id="many-headers"),
+        # No byte after the one too many: one that is never read would reset the connection.
+        pytest.param(LONG_HEAD + b"y", id="large-head"),
+        pytest.param(LONG_HEAD + b"\0", id="bad-and-large"),
+    ],
+)
+def test_what_is_no_request_is_answered_once_and_ends_the_connection(
+    port: int, unreadable: bytes
+) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as caller:
+        caller.sendall(unreadable)
+        answer = all_of(caller)
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert answer.count(b"HTTP/1.1 ") == 1
+    assert answer.endswith(b"\r\n\r\nunread")
+    for line in (b"x-why: unread", b"connection: close", b"date: "):
+        assert b"\r\n" + line in answer
+
+
+def test_what_is_no_request_is_not_answered_in_the_midst_of_an_answer(port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as caller:
+        caller.sendall(REQUEST.replace(b"GET /", b"GET /slow"))
+        received(caller, until=b"begun")
+        caller.sendall(b"\0")
+        assert all_of(caller) in {b"", b"\r\n"}
 
 
 class UnreadTransport(asyncio.Transport):
