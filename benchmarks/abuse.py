@@ -78,7 +78,7 @@ def served(**settings: object) -> Generator[ServerProcess]:
         with Registry.open(registry) as opened:
             publish_tiny_task(opened, load_backbone(backbone))
         with server_process(
-            registry=registry, backbone=backbone, script=SCRIPT, **settings
+            registry=registry, backbone=backbone, script=SCRIPT, log=None, **settings
         ) as running:
             yield running
 
