@@ -180,8 +180,9 @@ def outlast_the_grace(site: Site, *, log: Path) -> Outlasted:
                 return await asked, lines, is_cut
 
         answer, lines, is_cut = asyncio.run(scenario())
-        site.hold(is_held=False)
+        # The device stands still to the end.
         status = server.process.wait(timeout=LIMIT_S)
+        site.hold(is_held=False)
     return Outlasted(answer=answer, lines=lines, is_cut=is_cut, status=status)
 
 

@@ -9,7 +9,14 @@ from fastapi import Request, Response
 from starlette.types import Scope
 
 from nunatak_server.admission.admission import HeldBytes
-from nunatak_server.api.access import Access, access_to, admit, caller_of
+from nunatak_server.api.access import (
+    ADMIN,
+    ADMIN_ALL,
+    Access,
+    access_to,
+    admit,
+    caller_of,
+)
 from nunatak_server.api.app_state import state_of
 from nunatak_server.api.context import header_of
 from nunatak_server.api.errors import problem_response
@@ -19,6 +26,7 @@ from nunatak_server.api.reading import ReadingRoute
 from nunatak_server.api.strict_json import parse_json
 from nunatak_server.errors import (
     BodyTooLargeError,
+    DeadlineExceededError,
     DrainingError,
     ReceiveTimeoutError,
     UnsupportedMediaTypeError,
@@ -30,6 +38,9 @@ from nunatak_server.time_limits import within
 METHODS_WITH_BODY: Final = frozenset({"POST", "PUT"})
 MAX_BYTES_ON_LOOP: Final = 64 * 1024
 """Of JSON: to parse more could hold up the event loop for milliseconds."""
+UNKNOWN_END: Final = (
+    "the server has ended before it was done; whether anything was changed must be looked up"
+)
 
 
 class StrictRequest(Request):
@@ -81,9 +92,12 @@ class StrictRoute(ReadingRoute):
             try:
                 return await handle_strictly(request)
             except asyncio.CancelledError:
-                if is_given_up(request.scope):
-                    raise DrainingError from None
-                raise
+                if not is_given_up(request.scope):
+                    raise
+                if needed in {ADMIN, ADMIN_ALL} and request.method in METHODS_WITH_BODY:
+                    # Who is told to retry would make a change twice that is being made.
+                    raise DeadlineExceededError(UNKNOWN_END) from None
+                raise DrainingError from None
 
         return handle_until_given_up
 

@@ -17,7 +17,7 @@ TOO_LATE: Final = (
 
 
 async def in_time(load: Coroutine[Any, Any, LoadedTask], deadline_ms: int | None) -> LoadedTask:
-    """Return the version that a load brings; the load goes on for whoever asks next.
+    """Return the version that a load brings; one that has begun goes on for whoever asks next.
 
     Raises:
         DeadlineExceededError: it has not come by then.

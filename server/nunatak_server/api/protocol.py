@@ -103,11 +103,16 @@ class BoundedProtocol(HttpToolsProtocol):
             self._wait_for_rest()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what could not be read, and close; in the midst of an answer, close alone."""
+        """Answer what could not be read, and close; while another answer is owed, close alone."""
         if self.transport.is_closing():
             return
         answering = self._answering
-        if answering is None or answering.response_complete or not answering.response_started:
+        if (
+            answering is None
+            or answering.response_complete
+            # It is the body of this very request that could not be read.
+            or (self._awaits_body and not self.pipeline and not answering.response_started)
+        ):
             answer = self.answer_unreadable()
             headers = [*self.server_state.default_headers, *answer.raw_headers]
             if _CLOSE not in headers:

@@ -49,8 +49,10 @@ class RoomCheck:
                     admit(matched, PREDICT)
                     check_room(matched)
                 except KNOWN_ERRORS as error:
-                    answer = partial(route.answer_failure, error=error)
-                    return self._observer.answer_early(matched, answer, started=started)
+                    # Without a name here, which the traceback of the error would hold in a cycle.
+                    return self._observer.answer_early(
+                        matched, partial(route.answer_failure, error=error), started=started
+                    )
                 return None
         return None
 

@@ -1,5 +1,6 @@
 """Compute: runs one mixed batch on the device and brings its logits back."""
 
+import re
 from collections.abc import Sequence
 from typing import Final, cast
 
@@ -18,8 +19,10 @@ from nunatak_model import (
 )
 from nunatak_server.errors import EngineFailedError
 
-LIBRARY_FAILURES: Final = ("CUDA error: ", "cuDNN error: ")
-"""How failures of cuBLAS and cuDNN begin."""
+LIBRARY_FAILURE: Final = re.compile(
+    r"(?:CUDA|cuDNN) error: (\w+_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR))"
+)
+"""How cuBLAS and cuDNN say that the device has failed; other statuses are of shapes or memory."""
 
 
 class BatchCompute:
@@ -67,9 +70,10 @@ class BatchCompute:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            if not _is_of_device(error):
+            reason = _device_failure(error)
+            if reason is None:
                 raise
-            raise EngineFailedError(type(error).__name__) from error
+            raise EngineFailedError(reason) from error
         return _split(flat, [output.numel() for output in outputs])
 
     def holds_trunk(self, encoding: Encoding, split_depth: int | None) -> bool:
@@ -79,11 +83,12 @@ class BatchCompute:
         return split_depth in self._trunk.depths(trunk_source(self._backbone, encoding))
 
 
-def _is_of_device(error: RuntimeError) -> bool:
-    """Tell whether the device has failed; its libraries say so in words alone."""
-    words = str(error)
-    is_library = words.startswith(LIBRARY_FAILURES) and "ALLOC_FAILED" not in words
-    return isinstance(error, torch.AcceleratorError) or is_library
+def _device_failure(error: RuntimeError) -> str | None:
+    """Return how the device has failed; None for what is the fault of a batch, or of one task."""
+    if isinstance(error, torch.AcceleratorError):
+        return type(error).__name__
+    found = LIBRARY_FAILURE.match(str(error))
+    return None if found is None else found[1]
 
 
 def logits_to_floats(logits: Tensor) -> list[float]:

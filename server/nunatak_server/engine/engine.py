@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Final
 
 from nunatak_server.batching.batch_report import BatchObserver, report_of
 from nunatak_server.batching.inbox import Inbox
@@ -49,6 +50,9 @@ from nunatak_server.batching.usage import Usage
 from nunatak_server.errors import DeadlineExceededError, EngineFailedError, NotReadyError
 
 Answers = list[tuple[PendingRow, RowOutcome]]
+
+JOIN_S: Final = 5.0
+"""For the last batches, once nobody waits for them: a process must end though its device hangs."""
 
 logger = logging.getLogger(__name__)
 
@@ -131,10 +135,12 @@ class Engine:
             raise NotReadyError("the engine has stopped")
 
     async def aclose(self) -> None:
-        """Answer everything that was submitted, then end the thread."""
+        """Answer everything that was submitted, then end the thread; one that hangs is left."""
         self._inbox.close()
         if self._thread is not None:
-            await asyncio.to_thread(self._thread.join)
+            await asyncio.to_thread(self._thread.join, JOIN_S)
+            if self._thread.is_alive():
+                logger.warning("the device has not ended its last batch within %g s", JOIN_S)
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         try:

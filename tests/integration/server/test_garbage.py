@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import SupportsIndex, overload
 from urllib.parse import urlsplit
 
@@ -199,5 +200,27 @@ def test_a_task_that_is_let_go_leaves_nothing_to_the_collector(address: str) -> 
     with connected(address) as connection, garbage() as left:
         for action in ("preload", "evict") * TIMES:
             assert ask(connection, f"/v1/tasks/tone/{action}", {}, {}) == 200
+
+    assert not kinds_of(left)
+
+
+def test_what_is_refused_by_its_head_leaves_nothing_to_the_collector(
+    slow_backbone: Backbone, tmp_path: Path
+) -> None:
+    path, text = "/v1/tasks/tone/predict", "is it late?"
+    settings = make_settings(trunk_cache_bytes=0, max_queued_requests=1, max_batch_rows=1)
+    with Registry.open(tmp_path) as registry:
+        publish_tiny_task(registry, tiny_backbone(), task="tone", seed=0)
+        with (
+            running_server(slow_backbone, registry, settings) as address,
+            connected(address) as busy,
+            connected(address) as refused,
+        ):
+            send(busy, path, {"inputs": [f"{text} {number}" for number in range(60)]}, {})
+            time.sleep(2 * LAYER_S)
+            with garbage() as left:
+                for _ in range(TIMES):
+                    assert ask(refused, path, {"inputs": text}, {}) == 429
+            assert busy.getresponse().status == 200
 
     assert not kinds_of(left)

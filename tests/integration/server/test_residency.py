@@ -274,7 +274,7 @@ def test_who_waits_for_a_version_in_memory_waits_no_longer_than_it_says(
                 assert (late.status_code, late.json()["code"]) == (504, "deadline_exceeded")
             for index in (2, 3):
                 shown = (await client.get(f"/v1/tasks/task-{index}")).json()
-                assert shown["aliases"] == {"prod": 1}
+                assert (shown["aliases"], shown["candidates"]) == ({"prod": 1}, [])
             for path, body in paths.items():
                 answer = await client.request("PUT" if body else "POST", path, json=body)
                 assert answer.status_code == 200

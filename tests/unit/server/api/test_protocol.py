@@ -222,6 +222,14 @@ def test_what_is_no_request_is_not_answered_in_the_midst_of_an_answer(port: int)
         assert all_of(caller) in {b"", b"\r\n"}
 
 
+def test_what_is_no_request_is_not_answered_before_what_came_first(port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as caller:
+        caller.sendall(WAIT + b"12345")
+        time.sleep(DEADLINE_S / 4)
+        caller.sendall(b"\0")
+        assert all_of(caller) == b""
+
+
 class UnreadTransport(asyncio.Transport):
     """Whoever is at the other end takes nothing."""
 

@@ -111,10 +111,19 @@ def test_a_trunk_state_is_held_once_it_was_computed_and_kept_and_never_without_a
         ),
         (RuntimeError("cuDNN error: CUDNN_STATUS_MAPPING_ERROR"), EngineFailedError),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), RuntimeError),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_INVALID_VALUE when calling"), RuntimeError),
         (torch.OutOfMemoryError("no room"), torch.OutOfMemoryError),
         (RuntimeError("shapes"), RuntimeError),
     ],
-    ids=["device-lost", "cublas", "cudnn", "cublas-memory", "out-of-memory", "own-fault"],
+    ids=[
+        "device-lost",
+        "cublas",
+        "cudnn",
+        "cublas-memory",
+        "cublas-shapes",
+        "out-of-memory",
+        "own-fault",
+    ],
 )
 def test_only_a_lost_device_is_the_end_of_the_engine(
     backbone: Backbone, error: Exception, expected: type[Exception]
