@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 from recording import Figure
 
-from nunatak_loadtest.page.palette import LOOKS, SERIES
+from nunatak_loadtest.page.palette import LOOKS, SERIES, Look
 
 Figures = Mapping[str, Figure]
 NUM_LAYERS = 12
@@ -179,6 +179,23 @@ def colour_of(name: str) -> str:
     return next((it for known, it in COLOURS.items() if name.startswith(known)), SPARE)
 
 
+def draw_line(
+    axes: Axes, line: Sequence[tuple[int, Figure]], look: Look, *, label: str, dashes: str = "-"
+) -> None:
+    """Figures over a count, with the deciles of each."""
+    ordered = sorted(line, key=lambda point: point[0])
+    axes.errorbar(
+        [count for count, _ in ordered],
+        [figure.value for _, figure in ordered],
+        yerr=deciles_beside([figure for _, figure in ordered]),
+        marker=look.marker,
+        color=look.colour,
+        ls=dashes,
+        capsize=2,
+        label=label,
+    )
+
+
 def draw_flat(figures: Figures) -> Drawing | None:
     """Cost of a batch over the number of its tasks."""
     found = points(figures, r"forward\.flat\.([a-z0-9.]+)\.n(\d+)")
@@ -189,16 +206,7 @@ def draw_flat(figures: Figures) -> Drawing | None:
         lines[name].append((int(count), figure))
     drawing, axes = plt.subplots(figsize=(6.5, 4.8), layout="constrained")
     for look, (name, line) in zip(SERIES, sorted(lines.items()), strict=False):
-        ordered = sorted(line, key=lambda point: point[0])
-        axes.errorbar(
-            [count for count, _ in ordered],
-            [figure.value for _, figure in ordered],
-            yerr=deciles_beside([figure for _, figure in ordered]),
-            marker=look.marker,
-            color=look.colour,
-            capsize=2,
-            label=name,
-        )
+        draw_line(axes, line, look, label=name)
     axes.axhline(1.05, ls="--", color=INK, label="goal at 32 tasks: 1.05")
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:.0f}")
@@ -254,17 +262,8 @@ def draw_cliff(figures: Figures) -> Drawing | None:
         lines[part, law].append((int(count), figure))
     drawing, axes = plt.subplots(figsize=(6.5, 4.4), layout="constrained")
     for look, ((part, law), line) in zip(SERIES, sorted(lines.items()), strict=False):
-        ordered = sorted(line, key=lambda point: point[0])
-        axes.errorbar(
-            [count for count, _ in ordered],
-            [figure.value for _, figure in ordered],
-            yerr=deciles_beside([figure for _, figure in ordered]),
-            marker=look.marker,
-            color=look.colour,
-            ls="-" if part == "p99" else ":",
-            capsize=2,
-            label=f"{part}, {LAWS[law]}",
-        )
+        dashes = "-" if part == "p99" else ":"
+        draw_line(axes, line, look, label=f"{part}, {LAWS[law]}", dashes=dashes)
     axes.axvline(ROOM, ls="--", color=SPARE, label=f"room for {ROOM} tasks")
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:.0f}")
