@@ -264,9 +264,9 @@ class Runtime:
             num_admitted=self.admission.num_requests,
             num_admitted_tokens=self.admission.num_tokens,
             num_body_bytes=self.admission.num_bytes,
-            num_alias_moves=self.residency.num_moves_seen,
             ledger=take_stock(self.backbone, self.residency.resident()),
             device=self.residency.stats(),
+            task_bytes=self.residency.task_bytes(),
             host=self.host_tier.stats(),
         )
 

@@ -21,13 +21,13 @@ STATE = ServerState(
     num_admitted=3,
     num_admitted_tokens=44,
     num_body_bytes=555,
-    num_alias_moves=2,
     ledger=MemoryLedger(backbone_bytes=100, tasks_bytes=200, dedicated_bytes=900),
     device=DEVICE,
+    task_bytes={"intent": 120, "topic": 80},
     host=HOST,
 )
 
 
-def rendered(metrics: Metrics) -> str:
+def rendered(metrics: Metrics, state: ServerState = STATE) -> str:
     """Return all metrics as text."""
-    return metrics.render(STATE).decode()
+    return metrics.render(state).decode()

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Generator, Sequence
 from concurrent.futures import Future
 
 import httpx
@@ -37,23 +37,27 @@ class RecordingObserver:
 
     def __init__(self) -> None:
         self.batches: list[BatchReport] = []
-        self.loads: list[bool] = []
-        self.num_evicted = 0
+        self.loads: list[tuple[str, bool]] = []
+        self.evicted: list[str] = []
+        self.moved: list[str] = []
         self.num_waits = 0
 
     def observe_batch(self, report: BatchReport) -> None:
         self.batches.append(report)
 
-    def observe_load(self, *, seconds: float, succeeded: bool) -> None:
+    def observe_load(self, task: str, *, seconds: float, succeeded: bool) -> None:
         assert seconds >= 0
-        self.loads.append(succeeded)
+        self.loads.append((task, succeeded))
 
     def observe_load_wait(self, seconds: float) -> None:
         assert seconds >= 0
         self.num_waits += 1
 
-    def observe_evictions(self, count: int) -> None:
-        self.num_evicted += count
+    def observe_evictions(self, tasks: Sequence[str]) -> None:
+        self.evicted.extend(tasks)
+
+    def observe_alias_move(self, task: str) -> None:
+        self.moved.append(task)
 
 
 class FakeStore:

@@ -4,7 +4,7 @@ Labels are bounded: task names are taken from the registry, never from a request
 templates, and outcomes are error codes. All methods may be called from any thread.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Final
 
@@ -59,10 +59,12 @@ class Metrics:
             "nunatak_requests", "Answers by task", ["task", "outcome"], registry=registry
         )
         self._requests = cache(requests.labels)
-        self._task_rows = _by_task("rows", "Rows computed for a task", registry)
-        self._task_tokens = _by_task("tokens", "Tokens of the rows computed for a task", registry)
+        self._task_rows = _by_task("task_rows", "Rows computed for a task", registry)
+        self._task_tokens = _by_task(
+            "task_tokens", "Tokens of the rows computed for a task", registry
+        )
         self._task_queue = _by_task(
-            "queue_seconds", "Time that requests of a task waited", registry
+            "task_queue_seconds", "Time that requests of a task waited", registry
         )
         self._queue = _seconds("queue", "Time a request's rows waited", registry)
         self._tokenize = _seconds("tokenize", "Time to tokenize a request", registry)
@@ -95,11 +97,18 @@ class Metrics:
         self._load_wait = _seconds(
             "load_wait", "Time a request waited for a task version to come into memory", registry
         )
-        self._loads = Counter(
-            "nunatak_loads", "Attempts to load a task version", ["outcome"], registry=registry
+        loads = Counter(
+            "nunatak_loads",
+            "Attempts to load a task version",
+            ["task", "outcome"],
+            registry=registry,
         )
-        self._evictions = Counter(
-            "nunatak_evictions", "Task versions dropped from memory", registry=registry
+        self._loads = cache(loads.labels)
+        self._evictions = _by_task("evictions", "Task versions dropped from memory", registry)
+        self._alias_moves = _by_task(
+            "alias_moves",
+            "References that were found to mean another version than before",
+            registry,
         )
 
     def include(self, collector: Collector) -> None:
@@ -141,22 +150,32 @@ class Metrics:
         if report.has_overtaken:
             self._overtaking_rows.inc(report.num_rows)
 
-    def observe_load(self, *, seconds: float, succeeded: bool) -> None:
-        """Record one attempt to load a version."""
-        self._loads.labels(OK if succeeded else "failed").inc()
+    def observe_load(self, task: str, *, seconds: float, succeeded: bool) -> None:
+        """Record one attempt to load a version of a task."""
+        label = self._task_label(task)
+        self._loads(label, OK if succeeded else "failed").inc()
         self._load.observe(seconds)
+        # From 0 on: a rate does not see the step with which a counter appears.
+        self._evictions(label)
+        self._alias_moves(label)
 
     def observe_load_wait(self, seconds: float) -> None:
         """Record how long one request waited for a version to come into memory."""
         self._load_wait.observe(seconds)
 
-    def observe_evictions(self, count: int) -> None:
-        """Record versions dropped from memory."""
-        self._evictions.inc(count)
+    def observe_evictions(self, tasks: Sequence[str]) -> None:
+        """Record versions dropped from memory, each by its task."""
+        for task in tasks:
+            self._evictions(self._task_label(task)).inc()
+
+    def observe_alias_move(self, task: str) -> None:
+        """Record that a reference was found to mean another version than before."""
+        self._alias_moves(self._task_label(task)).inc()
 
     def render(self, state: ServerState) -> bytes:
         """Return all metrics as text, with the state of now; may take milliseconds."""
-        return generate_latest(self._registry) + generate_latest(StateCollector(state))
+        held = StateCollector(state, task_label=self._task_label)
+        return generate_latest(self._registry) + generate_latest(held)
 
     def _task_label(self, task: str | None) -> str:
         if task is None:
@@ -176,4 +195,4 @@ def _by_task(
     what: str, documentation: str, registry: CollectorRegistry
 ) -> Callable[[str], Counter]:
     # Sums and no histogram: with a thousand tasks a scrape would take a good part of a second.
-    return cache(Counter(f"nunatak_task_{what}", documentation, ["task"], registry=registry).labels)
+    return cache(Counter(f"nunatak_{what}", documentation, ["task"], registry=registry).labels)

@@ -3,7 +3,8 @@
 It is read on the event loop and turned into text on a thread, so the loop pays for no scrape.
 """
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -37,22 +38,26 @@ class ServerState:
     num_admitted: int
     num_admitted_tokens: float
     num_body_bytes: int
-    num_alias_moves: int
     ledger: MemoryLedger
     device: ShelfStats
+    task_bytes: Mapping[str, int]
+    """Of each task's versions in memory, together."""
     host: HostStats
 
 
 class StateCollector(Collector):
     """Turns one state into metrics."""
 
-    def __init__(self, state: ServerState) -> None:
+    def __init__(self, state: ServerState, *, task_label: Callable[[str], str]) -> None:
+        """`task_label` tells the label of a task, which several tasks may share."""
         self._state = state
+        self._task_label = task_label
 
     def collect(self) -> Iterable[Metric]:
         """Yield all metrics of the state."""
         yield from self._process()
         yield from self._tiers()
+        yield self._tasks()
 
     def _process(self) -> Iterable[Metric]:
         state = self._state
@@ -61,14 +66,12 @@ class StateCollector(Collector):
         info = GaugeMetricFamily("nunatak_build_info", "1, with what the server is", labels=names)
         info.add_metric((build.version, build.backbone, build.device, build.dtype), 1)
         yield info
-        moves = "References that were found to mean another version than before"
         ready = "1 while /readyz answers 200"
         yield GaugeMetricFamily("nunatak_ready", ready, value=float(state.is_ready))
         yield _gauge("admitted_requests", "Requests being answered", state.num_admitted)
         tokens = "Tokens of their rows, through all layers"
         yield _gauge("admitted_tokens", tokens, state.num_admitted_tokens)
         yield _gauge("held_body_bytes", "Bytes of their bodies", state.num_body_bytes)
-        yield CounterMetricFamily("nunatak_alias_moves", moves, value=state.num_alias_moves)
 
     def _tiers(self) -> Iterable[Metric]:
         state, ledger = self._state, self._state.ledger
@@ -87,6 +90,17 @@ class StateCollector(Collector):
         hits, misses = "Loads that found their bytes", "Loads that read the store"
         yield CounterMetricFamily("nunatak_host_tier_hits", hits, value=host.hits)
         yield CounterMetricFamily("nunatak_host_tier_misses", misses, value=host.misses)
+
+    def _tasks(self) -> Metric:
+        bytes_by_label = Counter[str]()
+        for task, num_bytes in self._state.task_bytes.items():
+            bytes_by_label[self._task_label(task)] += num_bytes
+        family = GaugeMetricFamily(
+            "nunatak_task_resident_bytes", "Bytes of a task's versions in memory", labels=("task",)
+        )
+        for label, num_bytes in bytes_by_label.items():
+            family.add_metric((label,), num_bytes)
+        return family
 
 
 def _gauge(name: str, documentation: str, value: float) -> Metric:

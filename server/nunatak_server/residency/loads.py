@@ -11,7 +11,7 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
@@ -33,18 +33,22 @@ logger = logging.getLogger(__name__)
 
 
 class ResidencyObserver(Protocol):
-    """Is told about loads, waits and evictions, on the event loop thread."""
+    """Is told about loads, waits, evictions and alias moves, on the event loop thread."""
 
-    def observe_load(self, *, seconds: float, succeeded: bool) -> None:
-        """Record one attempt to load a version."""
+    def observe_load(self, task: str, *, seconds: float, succeeded: bool) -> None:
+        """Record one attempt to load a version of a task."""
         ...
 
     def observe_load_wait(self, seconds: float) -> None:
         """Record how long one request waited for a version to come into memory."""
         ...
 
-    def observe_evictions(self, count: int) -> None:
-        """Record versions dropped from memory."""
+    def observe_evictions(self, tasks: Sequence[str]) -> None:
+        """Record versions dropped from memory, each by its task."""
+        ...
+
+    def observe_alias_move(self, task: str) -> None:
+        """Record that a reference was found to mean another version than before."""
         ...
 
 
@@ -105,10 +109,10 @@ class Loads:
         self.num_waiting = 0
         """Leases that wait for a version; this alone may be read from any thread."""
 
-    def count_evicted(self, count: int) -> None:
+    def count_evicted(self, keys: Sequence[VersionKey]) -> None:
         """Take note of versions that were dropped, whose memory is to be returned before long."""
-        self._observer.observe_evictions(count)
-        if count:
+        if keys:
+            self._observer.observe_evictions([task for task, _ in keys])
             self._return_soon()
 
     async def lease(self, manifest: TaskManifest, *, remember_failures: bool) -> LoadedTask:
@@ -227,11 +231,12 @@ class Loads:
             logger.warning("cannot load %s: %s", reference, failure, exc_info=unforeseen)
             self._failures[key] = _Failure(error=failure, until=self._clock() + FAILURE_MEMORY_S)
             self._shelf.abandon(key)
-            self._observer.observe_load(seconds=self._clock() - started, succeeded=False)
+            seconds = self._clock() - started
+            self._observer.observe_load(job.manifest.task, seconds=seconds, succeeded=False)
             self._conclude(job, failure)
         else:
             load_s = self._clock() - started
-            self._observer.observe_load(seconds=load_s, succeeded=True)
+            self._observer.observe_load(job.manifest.task, seconds=load_s, succeeded=True)
             self.count_evicted(self._shelf.place(task, load_s=load_s))
             # Stored bytes and converted tensors were held beside the version.
             self._return_soon()

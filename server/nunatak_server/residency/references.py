@@ -11,12 +11,17 @@ MAX_CACHED_REFERENCES = 10_000
 class References:
     """Resolves references, each once; belongs to the event loop thread."""
 
-    def __init__(self, resolve: Callable[[TaskReference], Awaitable[Traffic]]) -> None:
+    def __init__(
+        self,
+        resolve: Callable[[TaskReference], Awaitable[Traffic]],
+        *,
+        on_move: Callable[[str], None],
+    ) -> None:
+        """`on_move` is told the task of a reference found to mean another version than before."""
         self._resolve = resolve
+        self._on_move = on_move
         self._resolved: dict[TaskReference, Traffic] = {}
         self._last_meant: dict[TaskReference, tuple[int, int]] = {}
-        self.num_moves = 0
-        """How often a reference was found to mean another version than before."""
         self._epoch = 0
 
     def known(self, reference: TaskReference) -> Traffic | None:
@@ -50,7 +55,7 @@ class References:
         self._resolved.clear()
 
     def _note_meaning(self, reference: TaskReference, version: int, epoch: int) -> None:
-        """Count a move, unless the answer was asked for before one that is known already."""
+        """Tell of a move, unless the answer was asked for before one that is known already."""
         last = self._last_meant.get(reference)
         if last is None:
             if len(self._last_meant) < MAX_CACHED_REFERENCES:
@@ -58,5 +63,6 @@ class References:
             return
         last_version, last_epoch = last
         if epoch >= last_epoch:
-            self.num_moves += version != last_version
             self._last_meant[reference] = (version, epoch)
+            if version != last_version:
+                self._on_move(reference.task)

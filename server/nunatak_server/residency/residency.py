@@ -7,7 +7,7 @@ methods belong to the event loop thread.
 """
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from nunatak_artifact import LoadedTask
 from nunatak_registry import TaskManifest, TaskReference, Traffic
@@ -43,7 +43,7 @@ class Residency:
         observer: ResidencyObserver,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._references = References(resolve)
+        self._references = References(resolve, on_move=observer.observe_alias_move)
         self._size_of = loader.size_of
         self._shelf = Shelf(budget_bytes=budget_bytes)
         self._loads = Loads(loader, shelf=self._shelf, observer=observer, clock=clock)
@@ -119,8 +119,8 @@ class Residency:
 
     def unpin(self, task: str, version: int | None = None) -> tuple[int, ...]:
         """Let one version of a task, or all, be evicted again; return those that were pinned."""
-        versions, num_evicted = self._shelf.unpin(task, version)
-        self._loads.count_evicted(num_evicted)
+        versions, evicted = self._shelf.unpin(task, version)
+        self._loads.count_evicted(evicted)
         self._loads.start_waiting()
         return versions
 
@@ -134,7 +134,7 @@ class Residency:
             TaskPinnedError: a version is pinned.
         """
         versions = self._shelf.evict(task, version)
-        self._loads.count_evicted(len(versions))
+        self._loads.count_evicted([(task, dropped) for dropped in versions])
         self._loads.start_waiting()
         return versions
 
@@ -150,14 +150,13 @@ class Residency:
         """Tell whether a version is in memory and pinned."""
         return self._shelf.is_pinned(task.key)
 
-    @property
-    def num_moves_seen(self) -> int:
-        """How often a reference was found to mean another version than before."""
-        return self._references.num_moves
-
     def stats(self) -> ShelfStats:
         """Return how many bytes are held, and of how many may be."""
         return self._shelf.stats()
+
+    def task_bytes(self) -> Mapping[str, int]:
+        """Return the bytes that each task's versions in memory take together, as of now."""
+        return self._shelf.task_bytes()
 
     @property
     def num_waiting_for_loads(self) -> int:

@@ -9,7 +9,8 @@ What is on the shelf can pass the budget by the claims of loads that end while t
 leased again, until these leases end.
 """
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from nunatak_artifact import LoadedTask
@@ -54,6 +55,7 @@ class Shelf:
         self._places: dict[VersionKey, _Place] = {}
         self._claims: dict[VersionKey, int] = {}
         self._resident_bytes = 0
+        self._task_bytes = Counter[str]()
 
     def stats(self) -> ShelfStats:
         """Return what is held now."""
@@ -66,6 +68,10 @@ class Shelf:
             num_resident=len(self._places),
             num_pinned=len(pinned),
         )
+
+    def task_bytes(self) -> Mapping[str, int]:
+        """Return the bytes that each task's versions in memory take together, as of now."""
+        return dict(self._task_bytes)
 
     def resident(self) -> tuple[LoadedTask, ...]:
         """Return the versions in memory, ordered by task and version."""
@@ -92,8 +98,8 @@ class Shelf:
         place.num_leases += 1
         return place.task
 
-    def release(self, key: VersionKey) -> int:
-        """End a lease; return how many versions went because the budget was passed."""
+    def release(self, key: VersionKey) -> tuple[VersionKey, ...]:
+        """End a lease; return the versions that went because the budget was passed."""
         self._places[key].num_leases -= 1
         return self._shrink()
 
@@ -125,22 +131,25 @@ class Shelf:
         """Give back the room of a load that failed."""
         del self._claims[key]
 
-    def place(self, task: LoadedTask, *, load_s: float) -> int:
-        """Put a loaded version in the room that was claimed for it; return how many went for it.
+    def place(self, task: LoadedTask, *, load_s: float) -> tuple[VersionKey, ...]:
+        """Put a loaded version in the room that was claimed for it; return those that went for it.
 
         It comes leased once, so that it is there for those who wait for it.
         """
         del self._claims[task.key]
         self._places[task.key] = _Place(task=task, load_s=load_s, num_leases=1)
         self._resident_bytes += task.num_bytes
+        self._task_bytes[task.manifest.task] += task.num_bytes
         return self._shrink()
 
     def pin(self, key: VersionKey) -> None:
         """Keep a version in memory, whatever others need."""
         self._places[key].is_pinned = True
 
-    def unpin(self, task: str, version: int | None) -> tuple[tuple[int, ...], int]:
-        """Let one version of a task, or all, go again; return them, and how many versions went."""
+    def unpin(
+        self, task: str, version: int | None
+    ) -> tuple[tuple[int, ...], tuple[VersionKey, ...]]:
+        """Let one version of a task, or all, go again; return them, and the versions that went."""
         keys = [key for key in self._matching(task, version) if self._places[key].is_pinned]
         for key in keys:
             self._places[key].is_pinned = False
@@ -167,18 +176,18 @@ class Shelf:
     def _matching(self, task: str, version: int | None) -> list[VersionKey]:
         return [key for key in self._places if key[0] == task and version in (None, key[1])]
 
-    def _shrink(self) -> int:
+    def _shrink(self) -> tuple[VersionKey, ...]:
         """Drop versions, least worth first, until the rest fits the budget or is all in use."""
         if self._resident_bytes <= self._budget:
-            return 0
+            return ()
         free = sorted((key for key, it in self._places.items() if it.may_go), key=self._worth)
-        num_dropped = 0
+        dropped: list[VersionKey] = []
         for key in free:
             if self._resident_bytes <= self._budget:
                 break
             self._drop(key)
-            num_dropped += 1
-        return num_dropped
+            dropped.append(key)
+        return tuple(dropped)
 
     def _worth(self, key: VersionKey) -> float:
         """Seconds of loading that a byte of this version saves; only good to compare."""
@@ -187,7 +196,12 @@ class Shelf:
         return self._history.count(key) * load_s / max(1, place.task.num_bytes)
 
     def _drop(self, key: VersionKey) -> None:
-        self._resident_bytes -= self._places.pop(key).task.num_bytes
+        task = self._places.pop(key).task
+        name = task.manifest.task
+        self._resident_bytes -= task.num_bytes
+        self._task_bytes[name] -= task.num_bytes
+        if not self._task_bytes[name]:
+            del self._task_bytes[name]
 
 
 def _versions(keys: Iterable[VersionKey]) -> tuple[int, ...]:

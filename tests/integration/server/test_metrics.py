@@ -37,7 +37,7 @@ def parsed(text: str) -> dict[str, Metric]:
 
 @pytest.fixture(scope="module")
 def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Metric]:
-    """What a server shows that has answered, refused, and seen an alias move."""
+    """What a server shows that has answered, refused, evicted, and seen an alias move."""
     backbone = tiny_backbone()
 
     async def scenario(registry: Registry) -> str:
@@ -54,6 +54,8 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Metric]:
                 assert (await client.put(path, json=body)).status_code == 200
             await _compare(client)
             await client.post(f"/v1/tasks/{CANARY}/predict", json={"inputs": CANARY})
+            for verb in ("preload", "evict"):
+                assert (await client.post(f"/v1/tasks/gone/{verb}")).status_code == 200
             await client.get(f"/{CANARY}?q={CANARY}")
             await client.request(CANARY.upper(), "/livez")
             return (await client.get("/metrics")).text
@@ -63,6 +65,7 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Metric]:
             publish_tiny_task(registry, backbone, seed=seed)
             publish_tiny_task(registry, backbone, task="intent", seed=seed)
         registry.promote("intent", "prod", 1)
+        publish_tiny_task(registry, backbone, task="gone", seed=3)
         text = asyncio.run(scenario(registry))
     assert CANARY not in text.lower()
     return parsed(text)
@@ -82,6 +85,15 @@ def value_of(families: Mapping[str, Metric], name: str, **labels: str) -> float:
         if sample.name == name and sample.labels == labels
     )
     return found
+
+
+def by_task(families: Mapping[str, Metric], name: str, **labels: str) -> dict[str, float]:
+    """The samples of a metric with these labels, by task."""
+    return {
+        sample.labels["task"]: sample.value
+        for sample in families[name].samples
+        if labels.items() <= sample.labels.items()
+    }
 
 
 def names_of(families: Mapping[str, Metric]) -> set[str]:
@@ -112,7 +124,21 @@ def test_every_metric_is_in_base_units(families: dict[str, Metric]) -> None:
 
 
 def test_an_alias_move_is_counted_when_it_is_met(families: dict[str, Metric]) -> None:
-    assert value_of(families, "nunatak_alias_moves_total") == 2
+    assert by_task(families, "nunatak_alias_moves_total") == {"tone": 2, "intent": 0, "gone": 0}
+
+
+def test_what_came_and_went_by_task_adds_up_to_what_is_held(families: dict[str, Metric]) -> None:
+    loads = by_task(families, "nunatak_loads_total", outcome="ok")
+    evictions = by_task(families, "nunatak_evictions_total")
+    held = by_task(families, "nunatak_task_resident_bytes")
+
+    assert loads == {"tone": 2, "intent": 2, "gone": 1}
+    assert evictions == {"tone": 0, "intent": 0, "gone": 1}
+    assert sum(loads.values()) == value_of(families, "nunatak_load_seconds_count")
+    resident = sum(loads.values()) - sum(evictions.values())
+    assert resident == value_of(families, "nunatak_resident_tasks")
+    assert held.keys() == {"tone", "intent"}
+    assert sum(held.values()) == value_of(families, "nunatak_tier_bytes", tier="device")
 
 
 def test_work_is_counted_by_task(families: dict[str, Metric]) -> None:

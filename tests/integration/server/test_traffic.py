@@ -146,6 +146,8 @@ def test_a_candidate_that_cannot_be_served_is_refused_and_gets_no_traffic(
         task="tone", alias="prod", role=CandidateRole.CANARY, version=sick.version, share=1.0
     )
 
+    failed = 'nunatak_loads_total{outcome="failed",task="tone"}'
+
     async def scenario() -> None:
         async with running_client(backbone, registry) as client:
             for path in (CANARY, SHADOW):
@@ -156,7 +158,7 @@ def test_a_candidate_that_cannot_be_served_is_refused_and_gets_no_traffic(
 
             registry.rollouts.set(elsewhere)
             async with asyncio.timeout(30):
-                while await metric(client, 'nunatak_loads_total{outcome="failed"}') < 3:
+                while await metric(client, failed) < 3:
                     assert await served(client) == 2
             assert await served(client) == 2
 

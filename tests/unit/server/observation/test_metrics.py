@@ -1,8 +1,29 @@
+from collections import defaultdict
 from dataclasses import replace
 
-from doubles.rendering import rendered
+from prometheus_client.parser import text_string_to_metric_families
+
+from doubles.rendering import STATE, rendered
 from nunatak_server.batching.batch_report import BatchReport
 from nunatak_server.observation.metrics import MAX_TASK_LABELS, Metrics
+from nunatak_server.observation.state import ServerState
+
+LOADED, EVICTED, MOVED, HELD = (
+    "nunatak_loads_total",
+    "nunatak_evictions_total",
+    "nunatak_alias_moves_total",
+    "nunatak_task_resident_bytes",
+)
+
+
+def by_task(name: str, metrics: Metrics, state: ServerState = STATE) -> dict[str, float]:
+    """Return a metric summed by task."""
+    sums = defaultdict[str, float](float)
+    for family in text_string_to_metric_families(rendered(metrics, state)):
+        for sample in family.samples:
+            if sample.name == name:
+                sums[sample.labels["task"]] += sample.value
+    return dict(sums)
 
 
 def test_requests_are_counted_by_task_and_outcome() -> None:
@@ -59,18 +80,57 @@ def test_batches_and_memory_are_shown() -> None:
     assert "nunatak_loading_bytes 25.0" in text
 
 
-def test_loads_waits_and_evictions_are_counted() -> None:
+def test_loads_waits_evictions_and_moves_are_counted() -> None:
     metrics = Metrics()
 
-    metrics.observe_load(seconds=0.3, succeeded=True)
+    metrics.observe_load("tone", seconds=0.3, succeeded=True)
+    metrics.observe_load("tone", seconds=0.1, succeeded=False)
     metrics.observe_load_wait(0.7)
-    metrics.observe_evictions(2)
+    metrics.observe_evictions(["tone", "intent", "tone"])
+    metrics.observe_alias_move("intent")
 
     text = rendered(metrics)
-    assert 'nunatak_loads_total{outcome="ok"} 1.0' in text
-    assert "nunatak_load_seconds_sum 0.3" in text
+    assert 'nunatak_loads_total{outcome="ok",task="tone"} 1.0' in text
+    assert 'nunatak_loads_total{outcome="failed",task="tone"} 1.0' in text
+    assert "nunatak_load_seconds_sum 0.4" in text
+    assert "nunatak_load_seconds_count 2.0" in text
     assert "nunatak_load_wait_seconds_sum 0.7" in text
-    assert "nunatak_evictions_total 2.0" in text
+    assert by_task(EVICTED, metrics) == {"tone": 2, "intent": 1}
+    assert by_task(MOVED, metrics) == {"tone": 0, "intent": 1}
+
+
+def test_what_may_befall_a_task_is_counted_from_0_once_it_is_loaded() -> None:
+    metrics = Metrics()
+
+    metrics.observe_load("tone", seconds=0.3, succeeded=True)
+
+    assert by_task(EVICTED, metrics) == by_task(MOVED, metrics) == {"tone": 0}
+
+
+def test_a_task_out_of_memory_has_no_line() -> None:
+    metrics = Metrics()
+
+    assert by_task(HELD, metrics) == STATE.task_bytes
+    assert by_task(HELD, metrics, replace(STATE, task_bytes={"topic": 80})) == {"topic": 80}
+    assert by_task(HELD, metrics, replace(STATE, task_bytes={})) == {}
+
+
+def test_tasks_beyond_the_bound_are_one_sum_and_nothing_is_lost() -> None:
+    metrics = Metrics()
+    names = [f"task-{index}" for index in range(MAX_TASK_LABELS + 500)]
+
+    for name in names:
+        metrics.observe_load(name, seconds=0.0, succeeded=True)
+        metrics.observe_alias_move(name)
+    metrics.observe_evictions(names)
+
+    # In whatever order they are held: who has a label keeps it.
+    state = replace(STATE, task_bytes=dict.fromkeys(reversed(names), 3))
+    for name, each in ((LOADED, 1), (EVICTED, 1), (MOVED, 1), (HELD, 3)):
+        found = by_task(name, metrics, state)
+        assert found.pop("other") == 500 * each
+        assert found == dict.fromkeys(names[:MAX_TASK_LABELS], each)
+    assert rendered(metrics, state).count('nunatak_task_resident_bytes{task="other"}') == 1
 
 
 def test_two_applications_in_one_process_keep_their_own_metrics() -> None:

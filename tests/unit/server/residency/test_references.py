@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from doubles.leases import lease, names, run, use
-from doubles.serving import FakeStore, make_residency
+from doubles.serving import FakeStore, RecordingObserver, make_residency
 from nunatak_registry import TaskNotFoundError, TaskReference
 
 
@@ -39,6 +39,24 @@ def test_an_answer_from_before_a_change_is_not_kept(store: FakeStore) -> None:
 
         assert (await old).manifest.version == 1
         assert (await residency.resolve(reference)).manifest.version == 2
+        await residency.aclose()
+
+    run(scenario())
+
+
+def test_a_move_is_told_once_by_its_task(store: FakeStore) -> None:
+    async def scenario() -> None:
+        observer = RecordingObserver()
+        residency = make_residency(store, observer=observer)
+        references = store.add("tone", version=1), store.add("intent", version=1)
+
+        for version in (1, 2, 2, 1):
+            store.add("tone", version=version)
+            residency.invalidate()
+            for reference in references * 2:
+                await residency.resolve(reference)
+
+        assert observer.moved == ["tone", "tone"]
         await residency.aclose()
 
     run(scenario())

@@ -1,4 +1,5 @@
 import asyncio
+from collections import Counter
 
 import pytest
 
@@ -31,7 +32,7 @@ def test_a_leased_version_cannot_be_evicted(store: FakeStore) -> None:
 
         assert residency.evict("tone") == (1,)
         assert residency.lease_resident(store.manifests[reference]) is None
-        assert observer.num_evicted == 1
+        assert observer.evicted == ["tone"]
         await residency.aclose()
 
     run(scenario())
@@ -39,7 +40,8 @@ def test_a_leased_version_cannot_be_evicted(store: FakeStore) -> None:
 
 def test_evicting_a_task_drops_all_its_versions_or_none(store: FakeStore) -> None:
     async def scenario() -> None:
-        residency = make_residency(store)
+        observer = RecordingObserver()
+        residency = make_residency(store, observer=observer)
         used = await lease(residency, store.add("tone", version=1))
         store.add("tone", version=2)
         await use(residency, TaskReference(task="tone", version=2), store.add("other"))
@@ -52,6 +54,7 @@ def test_evicting_a_task_drops_all_its_versions_or_none(store: FakeStore) -> Non
         assert residency.evict("tone", 2) == ()
         assert residency.evict("tone") == (1,)
         assert names(residency) == ["other/1"]
+        assert observer.evicted == ["tone", "tone"]
         await residency.aclose()
 
     run(scenario())
@@ -92,7 +95,26 @@ def test_more_versions_than_fit_are_served_one_after_the_other(store: FakeStore)
 
         assert peak <= 3
         assert len(residency.resident()) <= 3
-        assert observer.num_evicted == len(store.loaded) - len(residency.resident())
+        came = Counter(task for task, _ in observer.loads)
+        stayed = Counter(task.manifest.task for task in residency.resident())
+        assert came == stayed + Counter(observer.evicted)
+        assert residency.task_bytes().keys() == stayed.keys()
+        await residency.aclose()
+
+    run(scenario())
+
+
+def test_all_that_goes_for_one_load_is_told_by_its_tasks(store: FakeStore) -> None:
+    async def scenario() -> None:
+        observer = RecordingObserver()
+        residency = make_residency(store, room_for=3, observer=observer)
+        await use(residency, store.add("one"), store.add("two"), store.add("three"))
+        store.sizes["large"] = 3
+
+        await use(residency, store.add("large"))
+
+        assert sorted(observer.evicted) == ["one", "three", "two"]
+        assert residency.task_bytes() == {"large": 3 * store.branch.num_bytes}
         await residency.aclose()
 
     run(scenario())

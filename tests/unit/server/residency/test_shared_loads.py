@@ -175,7 +175,7 @@ def test_a_failed_load_fails_its_waiters_and_nobody_else(store: FakeStore) -> No
         assert isinstance(second, CorruptBlobError)
         assert isinstance(third, Lease)
         assert sorted(store.loaded) == ["broken/1", "sound/1"]
-        assert sorted(observer.loads) == [False, True]
+        assert sorted(observer.loads) == [("broken", False), ("sound", True)]
         assert observer.num_waits == 3
         assert names(residency) == ["sound/1"]
         await residency.aclose()

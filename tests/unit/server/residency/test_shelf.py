@@ -41,8 +41,10 @@ def make_tasks() -> dict[str, LoadedTask]:
 LOADED = make_tasks()
 
 
-def put(shelf: Shelf, name: str, *, num_bytes: int, load_s: float = 1.0, uses: int = 1) -> int:
-    """Load a version as residency does, without anybody waiting for it."""
+def put(
+    shelf: Shelf, name: str, *, num_bytes: int, load_s: float = 1.0, uses: int = 1
+) -> tuple[VersionKey, ...]:
+    """Load a version as residency does, without anybody waiting for it; return what went for it."""
     key = (name, 1)
     for _ in range(uses):
         shelf.record_use(key)
@@ -60,7 +62,7 @@ def test_the_version_used_least_goes_first() -> None:
     put(shelf, "a", num_bytes=50, uses=3)
     put(shelf, "b", num_bytes=50, uses=2)
 
-    assert put(shelf, "c", num_bytes=50, uses=4) == 1
+    assert put(shelf, "c", num_bytes=50, uses=4) == (("b", 1),)
     assert names(shelf) == "ac"
 
 
@@ -147,6 +149,24 @@ def test_room_is_refused_only_for_what_could_never_have_it() -> None:
     shelf.check_fits(("a", 1), 60)
 
 
+def test_bytes_of_a_task_are_those_of_its_versions_together_and_go_with_the_last() -> None:
+    shelf = Shelf(budget_bytes=BUDGET)
+    for version, num_bytes in ((1, 30), (2, 20)):
+        manifest = LOADED["a"].manifest.model_copy(update={"version": version})
+        task = dataclasses.replace(LOADED["a"], manifest=manifest, num_bytes=num_bytes)
+        shelf.claim(task.key, num_bytes)
+        shelf.place(task, load_s=1.0)
+        shelf.release(task.key)
+
+    seen = shelf.task_bytes()
+    shelf.evict("a", 1)
+    assert shelf.task_bytes() == {"a": 20}
+    shelf.evict("a", 2)
+    assert shelf.task_bytes() == {}
+    # Whoever reads it on another thread sees one moment.
+    assert seen == {"a": 50}
+
+
 class ShelfInUse(RuleBasedStateMachine):
     """Any sequence of what residency may do with a shelf."""
 
@@ -155,6 +175,8 @@ class ShelfInUse(RuleBasedStateMachine):
         self.shelf = Shelf(budget_bytes=BUDGET)
         self.claims: dict[VersionKey, int] = {}
         self.leases: list[VersionKey] = []
+        self.told: set[VersionKey] = set()
+        """In memory, by what was placed and what was told to have gone."""
 
     @rule(name=NAMES, num_bytes=st.integers(min_value=1, max_value=60))
     def claim(self, name: str, num_bytes: int) -> None:
@@ -168,7 +190,8 @@ class ShelfInUse(RuleBasedStateMachine):
     def place(self, data: st.DataObject, load_s: float) -> None:
         key = data.draw(st.sampled_from(sorted(self.claims)))
         task = dataclasses.replace(LOADED[key[0]], num_bytes=self.claims.pop(key))
-        self.shelf.place(task, load_s=load_s)
+        self.told.add(key)
+        self.told.difference_update(self.shelf.place(task, load_s=load_s))
         self.leases.append(key)
 
     @precondition(lambda self: self.claims)
@@ -189,7 +212,7 @@ class ShelfInUse(RuleBasedStateMachine):
     def release(self, data: st.DataObject) -> None:
         key = data.draw(st.sampled_from(self.leases))
         self.leases.remove(key)
-        self.shelf.release(key)
+        self.told.difference_update(self.shelf.release(key))
 
     @rule(name=NAMES)
     def pin(self, name: str) -> None:
@@ -198,12 +221,14 @@ class ShelfInUse(RuleBasedStateMachine):
 
     @rule(name=NAMES)
     def unpin(self, name: str) -> None:
-        self.shelf.unpin(name, None)
+        _, gone = self.shelf.unpin(name, None)
+        self.told.difference_update(gone)
 
     @rule(name=NAMES)
     def evict(self, name: str) -> None:
         try:
-            self.shelf.evict(name, None)
+            gone = self.shelf.evict(name, None)
+            self.told.difference_update((name, version) for version in gone)
         except TaskInUseError:
             assert (name, 1) in self.leases
         except TaskPinnedError:
@@ -218,6 +243,11 @@ class ShelfInUse(RuleBasedStateMachine):
         stats, held = self.shelf.stats(), self.shelf.resident()
         assert stats.resident_bytes == sum(task.num_bytes for task in held)
         assert stats.loading_bytes == sum(self.claims.values())
+        assert self.shelf.task_bytes() == {task.manifest.task: task.num_bytes for task in held}
+
+    @invariant()
+    def what_went_was_told(self) -> None:
+        assert {task.key for task in self.shelf.resident()} == self.told
 
     @invariant()
     def only_what_cannot_go_passes_the_budget(self) -> None:
