@@ -7,6 +7,10 @@ const COMPUTE = "nunatak_compute_seconds";
 const REQUESTS = "nunatak_http_request_seconds";
 const PREDICT = /(?:^|,)route="[^"]*predict"/;
 const SHOWN_LAYERS = 24;
+const MEANING = {
+  canary: "answers this share of the requests that the alias gets",
+  shadow: "runs unseen on this share of what the alias's own version answers, to be compared",
+};
 
 export function drawSummary(info, tasks) {
   show("summary", `${tasks.length} text tasks from one frozen backbone: ${info.backbone.name}, ${info.device}.`);
@@ -99,7 +103,7 @@ function taskRow(task, held, numLayers) {
     "tr",
     {},
     element("th", { scope: "row" }, task.name),
-    cell("Version", versionOf(task), " ", ...aliases),
+    cell("Version", versionOf(task), " ", ...aliases, ...task.candidates.map(candidateTag)),
     cell("Answers", answersOf(task)),
     cell("Method", task.method),
     cell("Layers", ...layersOf(task, numLayers)),
@@ -109,6 +113,12 @@ function taskRow(task, held, numLayers) {
 
 function versionOf({ version, versions }) {
   return versions.length > 1 ? `${version}, of ${versions.length}` : `${version}`;
+}
+
+function candidateTag({ alias, role, version, share }) {
+  const percent = Number((100 * share).toPrecision(4));
+  const text = `${role} of ${alias} → ${version}, ${percent}\u00a0%`;
+  return element("span", { className: `tag ${role}`, title: `version ${version} ${MEANING[role]}` }, text);
 }
 
 function answersOf(task) {
@@ -122,7 +132,10 @@ function layersOf(task, count) {
   const boxes = Array.from({ length: shown }, (_, index) =>
     element("span", { className: index < (shared * shown) / count ? "layer shared" : "layer own" }),
   );
-  return [element("span", { className: "layers", "aria-hidden": "true" }, ...boxes), `${shared} of ${count} shared`];
+  return [
+    element("span", { className: "layers", "aria-hidden": "true" }, ...boxes),
+    element("span", {}, `${shared} of ${count} shared`),
+  ];
 }
 
 function placesOf(task, held) {

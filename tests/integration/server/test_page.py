@@ -13,6 +13,7 @@ from doubles.serving import make_settings, running_server
 from doubles.tasks import publish_tiny_task
 from nunatak_model import Bottleneck, HeadKind, HeadOnly, Lora, Method, TopK
 from nunatak_registry import ProblemType, Registry
+from nunatak_registry.names import MAX_NAME_LENGTH
 
 CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no `chromium` on the path")
@@ -35,6 +36,7 @@ WAIT_BUCKET = re.compile(
     r"""^(nunatak_http_request_seconds_bucket\{le="(\S+)",route="\S+predict"\}) \S+$""",
     re.MULTILINE,
 )
+CANDIDATES = {"canary": (2, 0.1), "shadow": (3, 0.005)}
 MOBILE: ViewportSize = {"width": 360, "height": 700}
 CONTRAST = """() => {
     const channel = (it) => it <= 0.03928 ? it / 12.92 : ((it + 0.055) / 1.055) ** 2.4;
@@ -56,6 +58,11 @@ CONTRAST = """() => {
         return [ratio, `${it.tagName} ${it.className} ${it.textContent.slice(0, 30)}`];
     }).filter(([ratio]) => ratio < 4.5);
 }"""
+LINES = """(all) => all.map((it) => {
+    const range = document.createRange();
+    range.selectNodeContents(it);
+    return range.getClientRects().length;
+})"""
 UNNAMED = """() => [...document.querySelectorAll("input, textarea, button, a, img")]
     .filter((it) => !(it.labels?.length || it.textContent.trim() || it.hasAttribute("alt")))
     .map((it) => it.outerHTML)"""
@@ -76,6 +83,8 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
                 problem_type=problem,
             )
         registry.promote("topic", "prod", 1)
+        for version, _ in CANDIDATES.values():
+            publish_tiny_task(registry, backbone, task="topic", labels=("a", "b"), seed=version)
         with running_server(backbone, registry, make_settings(max_batch_rows=1)) as url:
             yield url
 
@@ -103,6 +112,17 @@ def page(browser: Browser, address: str) -> Generator[Page]:
     foreseen = "Failed to load resource"  # said by the browser itself of statuses that tests make
     assert [it for it in errors if foreseen not in it] == []
     assert [it for it in asked if not it.startswith(f"{address}/")] == []
+
+
+@pytest.fixture
+def candidates(page: Page) -> Generator[None]:
+    """Run a canary and a shadow beside `prod` of `topic`."""
+    for role, (version, share) in CANDIDATES.items():
+        body = {"version": version, "share": share}
+        assert page.request.put(f"/v1/tasks/topic/aliases/prod/{role}", data=body).ok
+    yield
+    for role in CANDIDATES:
+        page.request.post(f"/v1/tasks/topic/aliases/prod/{role}/end")
 
 
 def fill_in(page: Page, *tasks: str, text: str = TEXT) -> None:
@@ -141,6 +161,25 @@ def test_the_page_shows_tasks_and_memory(page: Page) -> None:
     expect(topic).to_contain_text("topk")
     expect(topic).to_contain_text("3 of 4 shared")
     expect(page.locator("#memory .memory-row")).to_have_count(2)
+
+
+@pytest.mark.usefixtures("candidates")
+def test_candidates_are_shown_until_they_end(page: Page) -> None:
+    page.goto("/")
+
+    versions = page.locator("#tasks tr").filter(has_text="topic").locator("td").first
+    canary, shadow = versions.locator(".canary"), versions.locator(".shadow")
+    expect(canary).to_have_text("canary of prod → 2, 10 %")
+    expect(canary).to_have_attribute("title", re.compile("answers"))
+    expect(shadow).to_have_text("shadow of prod → 3, 0.5 %")
+    expect(shadow).to_have_attribute("title", re.compile("unseen"))
+
+    assert page.request.post("/v1/tasks/topic/aliases/prod/canary/end").ok
+    expect(canary).to_have_count(0)
+    expect(shadow).to_be_visible()
+    assert page.request.post("/v1/tasks/topic/aliases/prod/shadow/end").ok
+    expect(shadow).to_have_count(0)
+    expect(versions).to_contain_text("prod → 1")
 
 
 def test_labels_and_texts_are_shown_as_text(page: Page) -> None:
@@ -266,6 +305,7 @@ def test_a_key_for_some_tasks_sees_and_asks_those(page: Page) -> None:
     expect(page.locator("#memory-panel")).to_be_hidden()
 
 
+@pytest.mark.usefixtures("candidates")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_text_stands_out_from_its_background(page: Page, scheme: Any) -> None:  # noqa: ANN401 - a literal
     page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
@@ -296,12 +336,32 @@ def test_the_page_is_used_by_keyboard_alone(page: Page) -> None:
     expect(page.locator(".answer").first).to_be_visible()
 
 
-def test_a_narrow_screen_needs_no_scrolling_to_the_side(page: Page) -> None:
+@pytest.mark.usefixtures("candidates")
+@pytest.mark.parametrize(
+    "name", [pytest.param("topic", id="short"), pytest.param("x" * MAX_NAME_LENGTH, id="longest")]
+)
+def test_a_narrow_screen_needs_no_scrolling_to_the_side(page: Page, name: str) -> None:
+    def rename(route: Route) -> None:
+        text = route.fetch().text()
+        route.fulfill(body=text.replace("topic", name).replace("prod", name))
+
     page.set_viewport_size(MOBILE)
+    page.route("**/v1/tasks", rename)
     ask(page, *TASKS)
-    expect(page.locator(".answer")).to_have_count(len(TASKS))
+    expect(page.locator(".answer").first).to_be_visible()
 
     assert page.evaluate("document.documentElement.scrollWidth") <= MOBILE["width"]
+    assert page.evaluate(
+        "[...document.querySelectorAll('.scroll')].every((it) => it.scrollWidth <= it.clientWidth)"
+    )
+
+
+@pytest.mark.usefixtures("candidates")
+def test_what_stands_beside_a_name_leaves_it_whole(page: Page) -> None:
+    page.goto("/")
+    expect(page.locator("#tasks .shadow")).to_be_visible()
+
+    assert set(page.locator("#tasks th").evaluate_all(LINES)) == {1}
 
 
 def test_quantiles_are_estimated_within_their_bucket(page: Page) -> None:
