@@ -16,6 +16,8 @@ from nunatak_server.errors import CrossSiteError, InsufficientScopeError, Unauth
 
 _CALLER_KEY: Final = "nunatak_caller"
 _SCHEME: Final = b"bearer"
+OWN_SITES: Final = frozenset({b"same-origin", b"none"})
+"""What browsers say of a request by a page of this server, or by the user alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +105,7 @@ def admit(scope: RequestScope, needed: Access | None) -> None:
     if needed is None:
         return
     headers = scope["headers"]
-    if scope["method"] != "GET" and (b"sec-fetch-site", b"cross-site") in headers:
+    if scope["method"] != "GET" and is_of_another_site(headers):
         raise CrossSiteError
     presented = presented_key(headers)
     caller = state_of(scope).door.identify(presented)
@@ -123,6 +125,20 @@ def caller_of(scope: RequestScope) -> Caller:
 def find_caller(scope: RequestScope) -> Caller | None:
     """Return who sent a request, if it was admitted and its route is not public."""
     return scope.get(_CALLER_KEY)
+
+
+def is_of_another_site(headers: list[tuple[bytes, bytes]]) -> bool:
+    """Tell whether a browser sends a request for a page that did not come from here.
+
+    Browsers say whose page it is, but not to addresses without TLS; there the page's origin has to
+    be that of the request. What is no browser sends neither.
+    """
+    sent = dict(headers)
+    site = sent.get(b"sec-fetch-site")
+    if site is not None:
+        return site not in OWN_SITES
+    origin = sent.get(b"origin")
+    return origin is not None and origin.rpartition(b"//")[2] != sent.get(b"host")
 
 
 def presented_key(headers: list[tuple[bytes, bytes]]) -> bytes | None:

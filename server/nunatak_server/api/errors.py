@@ -24,9 +24,9 @@ from nunatak_server.errors.known import KnownError
 
 PROBLEM_TYPE: Final = "application/problem+json"
 MAX_ERROR_ITEMS: Final = 10
-PLACES: Final = frozenset(
-    {"body", "query", "path", "header", "x-deadline-ms", "text", "pair", "list"}
-)
+PARAMETER_PLACES: Final = frozenset({"path", "query", "header"})
+TAGS: Final = frozenset({"body", "text", "pair", "list"})
+"""Of inputs in a body, and the body itself."""
 RETRY_AFTER_S: Final = (1, 3)
 """Drawn at random between these: those refused together should not return together."""
 
@@ -209,22 +209,25 @@ def error_items(errors: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
 
 
 def _location(path: Sequence[str | int]) -> str:
-    return ".".join(map(_step, path))
+    if path[0] in PARAMETER_PLACES:
+        # Only parameters that a route has are looked at there.
+        return ".".join(map(str, path))
+    return ".".join(map(_step_in_body, path))
 
 
-def _step(step: str | int) -> str:
+def _step_in_body(step: str | int) -> str:
     # Keys of the body are the caller's text too: only names that we gave are repeated.
     return str(step) if isinstance(step, int) or step in _our_names() else "?"
 
 
 @cache
 def _our_names() -> frozenset[str]:
-    """Return the parts of a request, the tags of its inputs, and every field there is."""
+    """Return the body, the tags of its inputs, and every field there is."""
     messages = [Message]
     for message in messages:
         messages += message.__subclasses__()
     fields = (name for message in messages for name in message.model_fields)
-    return PLACES.union(fields)
+    return TAGS.union(fields)
 
 
 def _problem(code: str, status: HTTPStatus, detail: str, request_id: str | None) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from nunatak_server.api.writing import JoiningTransport
 
 MAX_HEADERS: Final = 100
 MAX_HEAD_BYTES: Final = 64 * 1024
+"""Of a request's target and headers; and of what comes around its body, at once, for no use."""
 BODY_SLACK_S: Final = 1.0
 """A route that reads a body gives up first, with an answer."""
 _CLOSE: Final = (b"connection", b"close")
@@ -52,6 +53,9 @@ class BoundedProtocol(HttpToolsProtocol):
     request has as long again, also where no route reads it, and so has a caller to take in what
     was sent: answers that nobody reads are not kept.
 
+    Fields after a body are thrown away: they would pass for headers, which were limited and looked
+    at before.
+
     Whatever is done for a request is cancelled when its caller has gone. What is refused by its
     head is answered here and now, without a task; its body is thrown away as it comes. Where
     that fails, the application has to look for itself.
@@ -64,7 +68,8 @@ class BoundedProtocol(HttpToolsProtocol):
     _head_timer: asyncio.TimerHandle | None = None
     _body_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
-    _head_bytes = 0
+    _idle_bytes = 0
+    """That came since the last of them was of use: the rest of a head, or what is around a body."""
     _answering: RequestResponseCycle | None = None
     _handling: asyncio.Task[None] | None = None
 
@@ -92,11 +97,11 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Count the bytes of a head that is not complete, and wait for what has not come."""
-        if self._awaits_head:
-            self._head_bytes += len(data)
+        """Count the bytes that are of no use yet, and wait for what has not come."""
+        self._idle_bytes += len(data)
         super().data_received(data)
-        if self._awaits_head and self._head_bytes > MAX_HEAD_BYTES:
+        is_open = self._awaits_head or self._awaits_body
+        if is_open and self._idle_bytes > MAX_HEAD_BYTES:
             self._stop_head_timer()
             self.send_400_response("The request head is too large.")
         else:
@@ -138,20 +143,30 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Expect the rest of a head."""
         super().on_message_begin()
-        if not self._awaits_head:
-            self._awaits_head, self._head_bytes = True, 0
+        self._awaits_head = True
 
     def on_headers_complete(self) -> None:
-        """Expect the body instead, or refuse the request if it has too many headers."""
+        """Expect the body instead, or refuse the request if its head is too large."""
         if len(self.headers) > MAX_HEADERS:
             raise HeadLimitError(f"at most {MAX_HEADERS} headers are read")
+        if len(self.url) + sum(len(it) + len(value) for it, value in self.headers) > MAX_HEAD_BYTES:
+            raise HeadLimitError(f"at most {MAX_HEAD_BYTES} bytes of a head are read")
         self._awaits_head, self._awaits_body = False, True
+        self._idle_bytes = 0
         self._stop_head_timer()
         super().on_headers_complete()
+        # The request keeps its own; the parser would add to them what comes after the body.
+        self.headers = []
+
+    def on_body(self, body: bytes) -> None:
+        """Take in a part of the body."""
+        self._idle_bytes = 0
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         """Expect nothing: the request is whole."""
         self._awaits_body = False
+        self._idle_bytes = 0
         self._stop_body_timer()
         super().on_message_complete()
         if self.cycle.response_complete and self.timeout_keep_alive_task is None:

@@ -117,9 +117,20 @@ class Pace:
         """
         if not self.is_warm:
             return replace(self, is_warm=True)
+        recent = replace(
+            self,
+            largest_tokens=max(MEMORY * self.largest_tokens, asked_work),
+            tokens_per_s=max(
+                MEMORY * (self.tokens_per_s or 0.0), asked_work / seconds if seconds > 0 else 0.0
+            ),
+        )
+        if not work:
+            # All of it was held: that tells nothing of tokens, and many such would leave a mean of
+            # none at all.
+            return recent
         counted_s = _without_delay(self, work=work, num_tasks=num_tasks, seconds=seconds)
         sums = replace(
-            self,
+            recent,
             weight=MEMORY * self.weight + 1,
             x=MEMORY * self.x + work,
             t=MEMORY * self.t + num_tasks,
@@ -130,16 +141,8 @@ class Pace:
             xy=MEMORY * self.xy + work * counted_s,
             ty=MEMORY * self.ty + num_tasks * counted_s,
             num_rows=MEMORY * self.num_rows + num_rows,
-            largest_tokens=max(MEMORY * self.largest_tokens, asked_work),
         )
-        return replace(
-            sums,
-            line=_line(sums) or self.line,
-            num_batches=self.num_batches + 1,
-            tokens_per_s=max(
-                MEMORY * (self.tokens_per_s or 0.0), asked_work / seconds if seconds > 0 else 0.0
-            ),
-        )
+        return replace(sums, line=_line(sums) or self.line, num_batches=self.num_batches + 1)
 
 
 def _throughput(line: Line, work: float, num_tasks: float) -> float:

@@ -352,16 +352,30 @@ def test_the_answers_to_a_tenant_are_those_of_an_open_server(
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize(("site", "is_refused"), [("cross-site", True), ("same-origin", False)])
+@pytest.mark.parametrize(
+    ("headers", "is_refused"),
+    [
+        ({"sec-fetch-site": "cross-site"}, True),
+        ({"sec-fetch-site": "same-site"}, True),
+        ({"sec-fetch-site": "same-origin", "origin": "https://proxy"}, False),
+        ({"sec-fetch-site": "none"}, False),
+        # Browsers say no more to addresses without TLS.
+        ({"origin": "http://elsewhere:8080", "host": "here:8080"}, True),
+        ({"origin": "http://here:3000", "host": "here:8080"}, True),
+        ({"origin": "null", "host": "here:8080"}, True),
+        ({"origin": "http://here:8080", "host": "here:8080"}, False),
+        ({"origin": "http://[::1]:8080", "host": "[::1]:8080"}, False),
+        ({"host": "here:8080"}, False),
+    ],
+)
 def test_a_page_of_another_site_changes_nothing_at_an_open_server(
-    backbone: Backbone, registry: Registry, site: str, *, is_refused: bool
+    backbone: Backbone, registry: Registry, headers: dict[str, str], *, is_refused: bool
 ) -> None:
     """Browsers send requests without a body from any page, and say so."""
 
     async def scenario() -> None:
         async with running_client(backbone, registry) as client:
             for verb, template in ACCESS:
-                headers = {"sec-fetch-site": site}
                 answer = await client.request(verb, filled(template), headers=headers)
                 assert (answer.status_code == 403) == (is_refused and verb != "GET")
             assert (await client.post(f"/v1/tasks/{MINE}/evict")).status_code == 200

@@ -31,8 +31,14 @@ REQUEST = b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"
 LONG_HEAD = (b"GET / HTTP/1.1\r\nx: " + b"y" * MAX_HEAD_BYTES)[:MAX_HEAD_BYTES]
 REFUSED = b"POST /refused HTTP/1.1\r\nHost: here\r\ncontent-length: 5\r\n\r\n"
 WAIT = b"POST /wait HTTP/1.1\r\nHost: here\r\ncontent-length: 5\r\n\r\n"
+CHUNKED_WAIT = (
+    b"POST /wait HTTP/1.1\r\nHost: here\r\ntransfer-encoding: chunked\r\n\r\n5\r\n12345\r\n"
+)
+TRAILER = b"0\r\nx-late: y\r\n"
 ended = deque[str]()
 """How requests that wait came to their end."""
+seen = deque[bytes]()
+"""Names of the headers of a request, once its body had come."""
 calls = deque[str]()
 """Requests that should have been refused before."""
 
@@ -47,8 +53,12 @@ def answer_unreadable() -> Response:
     return Response(b"unread", 400, {"x-why": "unread"})
 
 
-async def app(scope: Scope, _receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+async def app(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
     assert scope["type"] == "http"
+    if scope["path"] == "/headers":
+        while (await receive()).get("more_body"):
+            pass
+        seen.extend(name for name, _ in scope["headers"])
     if scope["path"] == "/refused":
         calls.append(scope["path"])
     if scope["path"] == "/stall":
@@ -199,6 +209,7 @@ def all_of(caller: socket.socket) -> bytes:
         # No byte after the one too many: one that is never read would reset the connection.
         pytest.param(LONG_HEAD + b"y", id="large-head"),
         pytest.param(LONG_HEAD + b"\0", id="bad-and-large"),
+        pytest.param(LONG_HEAD + b"y" * 100 + b"\r\n\r\n", id="large-and-whole"),
     ],
 )
 def test_what_is_no_request_is_answered_once_and_ends_the_connection(
@@ -212,6 +223,38 @@ def test_what_is_no_request_is_answered_once_and_ends_the_connection(
     assert answer.endswith(b"\r\n\r\nunread")
     for line in (b"x-why: unread", b"connection: close", b"date: "):
         assert b"\r\n" + line in answer
+
+
+@pytest.mark.parametrize(
+    "useless",
+    [
+        pytest.param(TRAILER + LONG_HEAD, id="large-trailer"),
+        pytest.param(TRAILER + b"x: y\r\n" * (MAX_HEAD_BYTES // 6), id="many-trailers"),
+        pytest.param(b"5;" + LONG_HEAD, id="large-extension"),
+    ],
+)
+def test_what_comes_around_a_body_is_bounded_as_heads_are(port: int, useless: bytes) -> None:
+    ended.clear()
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as caller:
+        caller.sendall(CHUNKED_WAIT)
+        time.sleep(DEADLINE_S / 10)
+        caller.sendall(useless[: MAX_HEAD_BYTES + 1])
+        assert all_of(caller).startswith(b"HTTP/1.1 400")
+        assert end_of_next(1) == ["gone"]
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_fields_after_a_body_are_no_headers(port: int, *, is_whole: bool) -> None:
+    seen.clear()
+    head, body = CHUNKED_WAIT.replace(b"/wait", b"/headers").split(b"5\r\n", maxsplit=1)
+    parts = [head, b"5\r\n" + body + TRAILER + b"\r\n"]
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as caller:
+        for _ in range(2):
+            for part in [b"".join(parts)] if is_whole else parts:
+                caller.sendall(part)
+                time.sleep(DEADLINE_S / 10)
+            assert received(caller, until=b"\r\n\r\n").startswith(b"HTTP/1.1 200")
+    assert list(seen) == [b"host", b"transfer-encoding"] * 2
 
 
 def test_what_is_no_request_is_not_answered_in_the_midst_of_an_answer(port: int) -> None:

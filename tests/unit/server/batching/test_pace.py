@@ -203,3 +203,13 @@ def test_the_pace_is_that_of_the_fastest_of_recent_batches() -> None:
 
     assert pace_of([fast, slow]).tokens_per_s == pytest.approx(98)
     assert pace_of([fast, *[slow] * 200]).tokens_per_s == 50
+
+
+def test_batches_whose_states_are_all_held_tell_nothing_of_tokens() -> None:
+    learnt = pace_of([(tokens, FIXED_S + PER_TOKEN_S * tokens) for tokens in (20, 200) * 20])
+    pace = learnt
+    for _ in range(100_000):
+        pace = pace.after(work=0, asked_work=20, seconds=1e-3, num_tasks=1, num_rows=1)
+
+    assert pace.next_tokens(1) == learnt.next_tokens(1)
+    assert pace.largest_tokens == 20
