@@ -4,10 +4,7 @@ from fastapi import APIRouter, Request, Response
 
 from nunatak_artifact import LoadedTask
 from nunatak_registry import AliasEvent, TaskReference, check_alias_name, check_task_name
-from nunatak_server.api.limits import StrictRoute
-from nunatak_server.api.preloading import in_time
-from nunatak_server.api.replies import reply
-from nunatak_server.api.routes import (
+from nunatak_server.api.endpoints import (
     PROBLEMS,
     DeadlineHeader,
     VersionQuery,
@@ -15,6 +12,9 @@ from nunatak_server.api.routes import (
     reference_text,
     runtime_of,
 )
+from nunatak_server.api.limits import StrictRoute
+from nunatak_server.api.preloading import in_time
+from nunatak_server.api.replies import reply
 from nunatak_server.api.schemas import (
     AliasResponse,
     EvictResponse,

@@ -5,9 +5,9 @@ from importlib.metadata import version
 
 from fastapi import APIRouter, Request, Response
 
+from nunatak_server.api.endpoints import PROBLEMS, runtime_of
 from nunatak_server.api.limits import StrictRoute
 from nunatak_server.api.replies import backbone_fields, memory_fields, reply
-from nunatak_server.api.routes import PROBLEMS, runtime_of
 from nunatak_server.api.schemas import InfoResponse, MemoryResponse, StatusResponse
 from nunatak_server.observation.memory import measure_process, peak_activations, take_stock
 from nunatak_server.observation.metrics import CONTENT_TYPE

@@ -1,14 +1,23 @@
 """Routes of callers: predictions and tasks."""
 
-from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi import APIRouter, Header, Request, Response
 
 from nunatak_registry import TaskReference
 from nunatak_server.api.access import caller_of
-from nunatak_server.api.app_state import state_of
 from nunatak_server.api.context import request_id_of
+from nunatak_server.api.endpoints import (
+    PROBLEMS,
+    DeadlineHeader,
+    PriorityHeader,
+    RoutingKeyHeader,
+    VersionQuery,
+    Wishes,
+    catalog_of,
+    reference_text,
+    runtime_of,
+)
 from nunatak_server.api.limits import StrictRoute
 from nunatak_server.api.lines import LINES_TYPE, lines_response, wants_lines
 from nunatak_server.api.replies import (
@@ -25,64 +34,21 @@ from nunatak_server.api.schemas import (
     PredictManyResponse,
     PredictRequest,
     PredictResponse,
-    Problem,
     TaskListResponse,
     TaskResponse,
 )
 from nunatak_server.batching.senders import Priority
-from nunatak_server.catalog.visible import VisibleCatalog
 from nunatak_server.errors import InvalidRequestError
-from nunatak_server.runtime import Runtime
 from nunatak_server.service.outputs import DEFAULT_OPTIONS
 from nunatak_server.service.prediction import PredictionRequest, TaskFailure
-
-_PROBLEM: Final = {"model": Problem, "description": "Any failure, as application/problem+json"}
-# 422 is named too, or else the schema would show the framework's own shape for it.
-PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {"default": _PROBLEM, 422: _PROBLEM}
 
 LINES: Final[dict[int | str, dict[str, Any]]] = {
     200: {"content": {LINES_TYPE: {"schema": {"type": "string", "description": "a line per task"}}}}
 }
 
-DeadlineHeader = Annotated[
-    int | None, Header(alias="x-deadline-ms", ge=1, le=600_000, description="milliseconds")
-]
-PriorityHeader = Annotated[
-    Priority, Header(alias="x-priority", description="among the requests of the same caller")
-]
-RoutingKeyHeader = Annotated[
-    str | None,
-    Header(
-        alias="x-routing-key",
-        min_length=1,
-        max_length=256,
-        description="requests of one key get one version while a canary runs",
-    ),
-]
 AcceptHeader = Annotated[str | None, Header(description=f"`{LINES_TYPE}`: line by line")]
-VersionQuery = Annotated[str | None, Query(description="a version, instead of what the name means")]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
-    """What the headers say about how a request is to be answered."""
-
-    deadline_ms: int | None
-    priority: Priority
-    routing_key: str | None = None
-
 
 router = APIRouter(route_class=StrictRoute, responses=PROBLEMS)
-
-
-def runtime_of(request: Request) -> Runtime:
-    """Return what the application answers with."""
-    return state_of(request.scope).runtime
-
-
-def catalog_of(request: Request) -> VisibleCatalog:
-    """Return the catalog as the caller of a request sees it."""
-    return VisibleCatalog(runtime_of(request).catalog, caller_of(request.scope).tasks)
 
 
 @router.post("/v1/tasks/{task}/predict", response_model=PredictResponse)
@@ -163,11 +129,6 @@ async def show_task(request: Request, task: str, version: VersionQuery = None) -
     return reply({**fields, "manifest": manifest.model_dump(mode="json")})
 
 
-def reference_text(task: str, version: str | None) -> str:
-    """Return the reference that a path and a query spell together."""
-    return task if version is None else f"{task}/{version}"
-
-
 async def _predict(request: Request, wanted: PredictionRequest, body: PredictRequest) -> Response:
     prediction = await runtime_of(request).service.predict(wanted)
     (result,) = prediction.results
@@ -189,7 +150,7 @@ def _wanted(
         references=references,
         inputs=inputs_of(body.inputs),
         options=body.parameters.options() if body.parameters else DEFAULT_OPTIONS,
-        deadline_s=(wishes.deadline_ms or runtime_of(request).settings.default_deadline_ms) / 1000,
+        deadline_s=wishes.deadline_s(runtime_of(request).settings),
         caller=caller.name,
         tasks=caller.tasks,
         priority=wishes.priority,

@@ -15,10 +15,10 @@ from nunatak_registry import (
     check_alias_name,
     check_task_name,
 )
+from nunatak_server.api.endpoints import PROBLEMS, DeadlineHeader, catalog_of, runtime_of
 from nunatak_server.api.limits import StrictRoute
 from nunatak_server.api.preloading import in_time
 from nunatak_server.api.replies import reply
-from nunatak_server.api.routes import PROBLEMS, DeadlineHeader, catalog_of, runtime_of
 from nunatak_server.api.schemas import (
     CandidateEndRequest,
     CandidateRequest,

@@ -17,7 +17,7 @@ from typing import Final
 from nunatak_model import Backbone, Encoding, LayerNotHeldError, embedding_branch
 from nunatak_server.admission.admission import Permit
 from nunatak_server.batching.rows import PendingRow, RowAnswer, RowOutcome, count_tokens
-from nunatak_server.batching.senders import ANONYMOUS
+from nunatak_server.batching.senders import ANONYMOUS, Priority
 from nunatak_server.errors import (
     DeadlineExceededError,
     DeadlineTooShortError,
@@ -47,6 +47,7 @@ class EmbeddingRequest:
     deadline_s: float
     caller: str = ANONYMOUS
     """Whose turn it takes in batches, and whose share of the queue."""
+    priority: Priority = Priority.NORMAL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +108,8 @@ class EmbeddingService:
             raise TooManyInputsError(len(request.texts), self._limits.max_inputs)
         check_texts(request.texts, max_chars=self._limits.max_text_chars)
         deadline = self._clock() + request.deadline_s
-        with self._stages.admission.admit(request.caller, tasks=(BACKBONE,)) as permit:
+        place = self._stages.admission.admit(request.caller, request.priority, tasks=(BACKBONE,))
+        with place as permit:
             wait_s = permit.wait_s(BACKBONE)
             if wait_s > request.deadline_s:
                 raise DeadlineTooShortError(deadline_s=request.deadline_s, wait_s=wait_s)
@@ -126,7 +128,7 @@ class EmbeddingService:
         encodings = [encoding for (encoding,) in encoded[reading]]
         num_tokens = sum(encoding.num_tokens for encoding in encodings)
         permit.take_tokens({BACKBONE: num_tokens})
-        answers = await self._ask(request.caller, encodings, deadline)
+        answers = await self._ask(request, encodings, deadline)
         timings = timings_of(answers, tokenize_s)
         self._metrics.observe_stages(queue_s=timings.queue_s, tokenize_s=tokenize_s)
         return Embeddings(
@@ -136,11 +138,11 @@ class EmbeddingService:
         )
 
     async def _ask(
-        self, caller: str, encodings: Sequence[Encoding], deadline: float
+        self, request: EmbeddingRequest, encodings: Sequence[Encoding], deadline: float
     ) -> list[RowAnswer]:
         # Rows of one group share a turn of the planner: every text takes its own.
         rows = [
-            self._row(caller, encoding, group, deadline)
+            self._row(request, encoding, group, deadline)
             for encoding, group in zip(encodings, self._groups, strict=False)
         ]
         try:
@@ -151,7 +153,9 @@ class EmbeddingService:
             for row in rows:
                 row.future.cancel()
 
-    def _row(self, caller: str, encoding: Encoding, group: int, deadline: float) -> PendingRow:
+    def _row(
+        self, request: EmbeddingRequest, encoding: Encoding, group: int, deadline: float
+    ) -> PendingRow:
         trunk, own = count_tokens(encoding, self._num_layers, num_layers=self._num_layers)
         return PendingRow(
             task=BACKBONE,
@@ -165,7 +169,8 @@ class EmbeddingService:
             submitted_at=self._clock(),
             future=asyncio.get_running_loop().create_future(),
             trunk_share=1.0,
-            caller=caller,
+            caller=request.caller,
+            priority=request.priority,
         )
 
 

@@ -4,44 +4,27 @@ import itertools
 import json
 import re
 import socket
-import threading
 import time
 from collections.abc import Awaitable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import SupportsIndex, overload
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
 from doubles.backbones import tiny_backbone
+from doubles.held_layers import HeldLayers
 from doubles.serving import make_settings, running_client, running_server
 from doubles.tasks import publish_tiny_task
 from nunatak_model import Backbone, HeadOnly
-from nunatak_model.backbone.weights import LayerWeights
 from nunatak_registry import Registry
 from nunatak_server.api.access import ACCESS
 from nunatak_server.api.access import PREDICT as PREDICTING
 
 PREDICT = "/v1/tasks/tone/predict"
 REFUSED = 'nunatak_requests_total{outcome="share_exceeded",task="unknown"}'
-
-
-class HeldLayers(tuple[LayerWeights, ...]):
-    """The layers of a backbone on a device that waits until it may compute."""
-
-    __slots__ = ()
-    may_compute = threading.Event()
-
-    @overload
-    def __getitem__(self, index: SupportsIndex) -> LayerWeights: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[LayerWeights, ...]: ...
-    def __getitem__(self, index: SupportsIndex | slice) -> LayerWeights | tuple[LayerWeights, ...]:
-        HeldLayers.may_compute.wait(timeout=60)
-        return super().__getitem__(index)
 
 
 @pytest.fixture

@@ -12,6 +12,15 @@ from fastapi import APIRouter, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import Field, ValidationError
 
+from nunatak_server.api.endpoints import (
+    DeadlineHeader,
+    PriorityHeader,
+    RoutingKeyHeader,
+    Wishes,
+    catalog_of,
+    reference_text,
+    runtime_of,
+)
 from nunatak_server.api.messages import MAX_ITEMS, Message
 from nunatak_server.api.neighbours.tensor_schemas import (
     BINARY,
@@ -38,12 +47,7 @@ from nunatak_server.api.neighbours.translation import (
 )
 from nunatak_server.api.questions import Parameters, Text
 from nunatak_server.api.replies import reply
-from nunatak_server.api.routes import (
-    DeadlineHeader,
-    catalog_of,
-    reference_text,
-    runtime_of,
-)
+from nunatak_server.batching.senders import Priority
 from nunatak_server.errors import InvalidRequestError
 from nunatak_server.service.outputs import PredictionOptions
 
@@ -216,15 +220,18 @@ async def infer(
     body: InferRequest,
     version: str | None = None,
     deadline_ms: DeadlineHeader = None,
+    priority: PriorityHeader = Priority.NORMAL,
+    routing_key: RoutingKeyHeader = None,
 ) -> Response:
     """Ask a task."""
     columns = _columns(body.inputs)
+    wishes = Wishes(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
     result, headers = await ask_task(
         request,
         reference_text(task, version),
         inputs_of(columns),
         options=_options(body.parameters or {}, frozenset(columns)),
-        deadline_ms=deadline_ms,
+        wishes=wishes,
     )
     tensors = _wanted(output_tensors(result.head, result.outputs), body.outputs)
     answer = {"model_name": result.task, "model_version": str(result.version)}

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
+from nunatak_server.api.endpoints import DeadlineHeader, PriorityHeader, Wishes, runtime_of
 from nunatak_server.api.messages import MAX_ITEMS, Message
 from nunatak_server.api.neighbours.translation import (
     Problem,
@@ -19,7 +20,7 @@ from nunatak_server.api.neighbours.translation import (
 )
 from nunatak_server.api.questions import Text
 from nunatak_server.api.replies import reply
-from nunatak_server.api.routes import DeadlineHeader, runtime_of
+from nunatak_server.batching.senders import Priority
 from nunatak_server.errors import InvalidRequestError, ModelNotFoundError
 from nunatak_server.runtime import Runtime
 
@@ -115,7 +116,10 @@ router = APIRouter(
 
 @router.post("/v1/embeddings", response_model=EmbeddingsResponse)
 async def embeddings(
-    request: Request, body: EmbeddingsRequest, deadline_ms: DeadlineHeader = None
+    request: Request,
+    body: EmbeddingsRequest,
+    deadline_ms: DeadlineHeader = None,
+    priority: PriorityHeader = Priority.NORMAL,
 ) -> Response:
     """Embed texts with the backbone: pooled, at length one."""
     runtime = runtime_of(request)
@@ -127,8 +131,9 @@ async def embeddings(
             "the backbone was not trained to have its vectors cut"
         )
     texts = (body.input,) if isinstance(body.input, str) else tuple(body.input)
+    wishes = Wishes(deadline_ms=deadline_ms, priority=priority)
     found, headers = await embed_texts(
-        request, texts, truncates=False, normalises=True, deadline_ms=deadline_ms
+        request, texts, truncates=False, normalises=True, wishes=wishes
     )
     encode = _base64 if body.encoding_format == "base64" else list[float]
     data = [

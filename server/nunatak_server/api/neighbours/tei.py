@@ -15,6 +15,14 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from nunatak_registry import HeadKind, TaskManifest
+from nunatak_server.api.endpoints import (
+    DeadlineHeader,
+    PriorityHeader,
+    RoutingKeyHeader,
+    Wishes,
+    reference_text,
+    runtime_of,
+)
 from nunatak_server.api.messages import MAX_ITEMS, Message
 from nunatak_server.api.neighbours.translation import (
     Problem,
@@ -26,8 +34,8 @@ from nunatak_server.api.neighbours.translation import (
 )
 from nunatak_server.api.questions import Text
 from nunatak_server.api.replies import reply
-from nunatak_server.api.routes import DeadlineHeader, reference_text, runtime_of
 from nunatak_server.api.schemas import ScoredLabel
+from nunatak_server.batching.senders import Priority
 from nunatak_server.errors import InvalidRequestError
 from nunatak_server.postprocess import RankingOptions, ScoreFunction, ScoreOptions
 from nunatak_server.runtime import Runtime
@@ -144,15 +152,18 @@ async def predict(
     body: TeiPredictRequest,
     version: str | None = None,
     deadline_ms: DeadlineHeader = None,
+    priority: PriorityHeader = Priority.NORMAL,
+    routing_key: RoutingKeyHeader = None,
 ) -> Response:
     """Classify; raw scores are logits."""
     function = ScoreFunction.NONE if body.raw_scores else None
+    wishes = Wishes(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
     result, headers = await ask_task(
         request,
         reference_text(task, version),
         _inputs(body.inputs),
         options=PredictionOptions(scores=ScoreOptions(function=function), truncates=body.truncate),
-        deadline_ms=deadline_ms,
+        wishes=wishes,
     )
     if result.head is not HeadKind.SEQUENCE_CLASSIFICATION:
         raise _no_such_model(result.task, result.head)
@@ -170,9 +181,12 @@ async def rerank(
     body: TeiRerankRequest,
     version: str | None = None,
     deadline_ms: DeadlineHeader = None,
+    priority: PriorityHeader = Priority.NORMAL,
+    routing_key: RoutingKeyHeader = None,
 ) -> Response:
     """Order texts by how well they answer a query, best first."""
     function = ScoreFunction.NONE if body.raw_scores else ScoreFunction.SIGMOID
+    wishes = Wishes(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
     result, headers = await ask_task(
         request,
         reference_text(task, version),
@@ -180,7 +194,7 @@ async def rerank(
         options=PredictionOptions(
             ranking=RankingOptions(function=function), truncates=body.truncate
         ),
-        deadline_ms=deadline_ms,
+        wishes=wishes,
     )
     (ranked,) = result.outputs
     return reply([_rank(dict(it), body) for it in ranked], headers=headers)
@@ -189,7 +203,10 @@ async def rerank(
 @router.post("/backbone", response_model=list[list[float]])
 @router.post("/backbone/embed", response_model=list[list[float]])
 async def embed(
-    request: Request, body: TeiEmbedRequest, deadline_ms: DeadlineHeader = None
+    request: Request,
+    body: TeiEmbedRequest,
+    deadline_ms: DeadlineHeader = None,
+    priority: PriorityHeader = Priority.NORMAL,
 ) -> Response:
     """Embed texts, always as a list of vectors."""
     texts = (body.inputs,) if isinstance(body.inputs, str) else tuple(body.inputs)
@@ -198,7 +215,7 @@ async def embed(
         texts,
         truncates=body.truncate,
         normalises=body.normalize,
-        deadline_ms=deadline_ms,
+        wishes=Wishes(deadline_ms=deadline_ms, priority=priority),
     )
     return reply(found.vectors, headers=headers)
 

@@ -11,10 +11,10 @@ from starlette.types import Scope
 from nunatak_registry import TaskManifest, TaskReference
 from nunatak_server.api.access import caller_of
 from nunatak_server.api.context import request_id_of
+from nunatak_server.api.endpoints import Wishes, catalog_of, reference_text, runtime_of
 from nunatak_server.api.errors import headers_of, problem_of, problem_of_invalid
 from nunatak_server.api.limits import StrictRoute
 from nunatak_server.api.replies import TASK_VERSION_HEADER, timing_headers
-from nunatak_server.api.routes import catalog_of, reference_text, runtime_of
 from nunatak_server.errors.known import KNOWN_ERRORS, KnownError
 from nunatak_server.service.embedding import EmbeddingRequest, Embeddings
 from nunatak_server.service.inputs import TaskInput
@@ -73,7 +73,7 @@ async def ask_task(
     inputs: tuple[TaskInput, ...],
     *,
     options: PredictionOptions,
-    deadline_ms: int | None,
+    wishes: Wishes,
 ) -> tuple[TaskPrediction, dict[str, str]]:
     """Ask one task through the service; returns its answer and the headers that go with it.
 
@@ -86,9 +86,11 @@ async def ask_task(
             references=(reference,),
             inputs=inputs,
             options=options,
-            deadline_s=(deadline_ms or runtime.settings.default_deadline_ms) / 1000,
+            deadline_s=wishes.deadline_s(runtime.settings),
             caller=caller.name,
             tasks=caller.tasks,
+            priority=wishes.priority,
+            routing_key=wishes.routing_key,
         )
     )
     (result,) = prediction.results
@@ -114,7 +116,7 @@ async def embed_texts(
     *,
     truncates: bool,
     normalises: bool,
-    deadline_ms: int | None,
+    wishes: Wishes,
 ) -> tuple[Embeddings, dict[str, str]]:
     """Embed texts through the service; returns vectors and the headers that go with them.
 
@@ -127,8 +129,9 @@ async def embed_texts(
             texts=texts,
             truncates=truncates,
             normalises=normalises,
+            deadline_s=wishes.deadline_s(runtime.settings),
             caller=caller_of(request.scope).name,
-            deadline_s=(deadline_ms or runtime.settings.default_deadline_ms) / 1000,
+            priority=wishes.priority,
         )
     )
     return embeddings, timing_headers(embeddings.timings)

@@ -1,6 +1,6 @@
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -9,9 +9,12 @@ from doubles.rendering import rendered
 from doubles.serving import FakeStore, ManualClock, make_residency
 from nunatak_model import Backbone, embedding_branch
 from nunatak_server.admission.admission import Admission
+from nunatak_server.batching.pace import Pace
 from nunatak_server.batching.rows import PendingRow, RowAnswer, RowOutcome
+from nunatak_server.batching.senders import Priority
 from nunatak_server.errors import (
     DeadlineExceededError,
+    DeadlineTooShortError,
     DrainingError,
     OverloadedError,
     ServerError,
@@ -35,6 +38,15 @@ from nunatak_server.traffic.control import TrafficControl
 VECTOR = [3.0, 4.0]
 ANSWER = RowAnswer(logits=VECTOR, queue_s=0.1, compute_s=0.5, batch_rows=2)
 MAX_TOKENS = 120
+SLOW = replace(Pace(), tokens_per_s=10.0, largest_tokens=20.0)
+URGENT = EmbeddingRequest(
+    texts=("ab", "c"),
+    truncates=False,
+    normalises=False,
+    deadline_s=1,
+    caller="support",
+    priority=Priority.HIGH,
+)
 
 
 class FakeEngine:
@@ -77,9 +89,13 @@ def backbone() -> Backbone:
     return tiny_backbone(num_layers=2)
 
 
-def make_bench(backbone: Backbone, outcome: RowOutcome | None = ANSWER) -> Bench:
+def make_bench(
+    backbone: Backbone, outcome: RowOutcome | None = ANSWER, *, pace: Pace | None = None
+) -> Bench:
     engine, metrics, readiness = FakeEngine(outcome), Metrics(), Readiness()
-    admission = Admission(max_requests=4, max_tokens=MAX_TOKENS, max_bytes=1000)
+    admission = Admission(
+        max_requests=4, max_tokens=MAX_TOKENS, max_bytes=1000, pace=lambda: pace or Pace()
+    )
     residency = make_residency(FakeStore(embedding_branch(backbone)))
     stages = Stages(
         admission=admission,
@@ -133,6 +149,28 @@ def test_rows_are_paid_on_the_trunk_alone_and_are_nobodys_siblings(backbone: Bac
     assert (first.trunk_tokens, first.branch_tokens) == (first.encoding.num_tokens, 0)
     assert max(first.group, second.group) < -1
     assert first.group != second.group
+
+
+def test_rows_are_their_callers_at_the_priority_of_the_request(backbone: Backbone) -> None:
+    bench = make_bench(backbone)
+
+    asyncio.run(bench.service.embed(URGENT))
+
+    assert len(bench.engine.rows) == 2
+    assert {(row.caller, row.priority) for row in bench.engine.rows} == {("support", Priority.HIGH)}
+
+
+def test_an_urgent_text_does_not_wait_for_its_callers_others(backbone: Backbone) -> None:
+    bench = make_bench(backbone, pace=SLOW)
+
+    with bench.admission.admit(URGENT.caller) as waiting:
+        waiting.take_tokens({BACKBONE: 70})
+
+        found = asyncio.run(bench.service.embed(URGENT))
+        with pytest.raises(DeadlineTooShortError):
+            asyncio.run(bench.service.embed(replace(URGENT, priority=Priority.NORMAL)))
+
+    assert found.vectors == (VECTOR, VECTOR)
 
 
 def test_vectors_are_brought_to_length_one_on_request(backbone: Backbone) -> None:

@@ -1,0 +1,63 @@
+"""What endpoints share: the headers that they take, and what they answer a request with."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+from fastapi import Header, Query, Request
+
+from nunatak_server.api.access import caller_of
+from nunatak_server.api.app_state import state_of
+from nunatak_server.api.schemas import Problem
+from nunatak_server.batching.senders import Priority
+from nunatak_server.catalog.visible import VisibleCatalog
+from nunatak_server.process.settings import ServerSettings
+from nunatak_server.runtime import Runtime
+
+_PROBLEM: Final = {"model": Problem, "description": "Any failure, as application/problem+json"}
+# 422 is named too, or else the schema would show the framework's own shape for it.
+PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {"default": _PROBLEM, 422: _PROBLEM}
+
+DeadlineHeader = Annotated[
+    int | None, Header(alias="x-deadline-ms", ge=1, le=600_000, description="milliseconds")
+]
+PriorityHeader = Annotated[
+    Priority, Header(alias="x-priority", description="among the requests of the same caller")
+]
+RoutingKeyHeader = Annotated[
+    str | None,
+    Header(
+        alias="x-routing-key",
+        min_length=1,
+        max_length=256,
+        description="requests of one key get one version while a canary runs",
+    ),
+]
+VersionQuery = Annotated[str | None, Query(description="a version, instead of what the name means")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What the headers say about how a request is to be answered."""
+
+    deadline_ms: int | None
+    priority: Priority
+    routing_key: str | None = None
+
+    def deadline_s(self, settings: ServerSettings) -> float:
+        """Return after how many seconds the answer is of no use; the settings say by default."""
+        return (self.deadline_ms or settings.default_deadline_ms) / 1000
+
+
+def runtime_of(request: Request) -> Runtime:
+    """Return what the application answers with."""
+    return state_of(request.scope).runtime
+
+
+def catalog_of(request: Request) -> VisibleCatalog:
+    """Return the catalog as the caller of a request sees it."""
+    return VisibleCatalog(runtime_of(request).catalog, caller_of(request.scope).tasks)
+
+
+def reference_text(task: str, version: str | None) -> str:
+    """Return the reference that a path and a query spell together."""
+    return task if version is None else f"{task}/{version}"
