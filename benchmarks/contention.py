@@ -12,6 +12,7 @@ were elsewhere: else a flood would take processor time from the server twice, as
 import argparse
 import itertools
 import random
+import shlex
 import tempfile
 import time
 from collections import Counter
@@ -23,7 +24,7 @@ from pathlib import Path
 
 from open_loop import Due, Manner, Outcome, poisson, saturate, send
 from pinning import cores_of, keep_off
-from recording import FIGURES, Sheet
+from recording import FIGURES, Sheet, quantile
 from tenants import publish, server
 
 from nunatak_model import DEFAULT_BACKBONE, load_backbone
@@ -53,8 +54,8 @@ def main() -> None:
     parser.add_argument("--figures", type=Path, default=FIGURES, help="file to append figures to")
     options = parser.parse_args()
     sheet = Sheet(
-        command=f"python benchmarks/contention.py --rounds {options.rounds} "
-        f"--seconds {options.seconds:g} --cores {options.cores}",
+        command=f"python benchmarks/contention.py {shlex.join(options.parts)} "
+        f"--rounds {options.rounds} --seconds {options.seconds:g} --cores {options.cores}",
         file=options.figures,
         rounds=options.rounds,
     )
@@ -202,11 +203,6 @@ def statuses(outcomes: Iterable[Outcome]) -> str:
     """How many answers of each status, in words."""
     counts = Counter(it.status for it in outcomes)
     return ", ".join(f"{count} x {status}" for status, count in sorted(counts.items()))
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """The value that so large a share of the others does not exceed."""
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
 PARTS = {"fairness": fairness, "overload": overload}

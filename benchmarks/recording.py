@@ -139,6 +139,11 @@ def deciles(samples: Sequence[float]) -> tuple[float, float]:
     return cuts[0], cuts[-1]
 
 
+def quantile(samples: Sequence[float], share: float) -> float:
+    """The sample that so large a share of the others does not exceed."""
+    return sorted(samples)[min(len(samples) - 1, int(share * len(samples)))]
+
+
 def meets(value: float, goal: str) -> bool:
     """Whether a value meets a goal such as `>= 2.7` or `<= 1.05`."""
     match goal.split():

@@ -6,12 +6,13 @@ Parts that are compared run in turns within each round.
 
 import argparse
 import random
+import shlex
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, cycle
 
-from recording import Figure, record
+from recording import Figure, quantile, record
 from tenants import (
     TEXTS,
     Asked,
@@ -237,11 +238,6 @@ def checked_latencies(answers: Sequence[Asked]) -> list[float]:
     return [1000 * asked.seconds for asked in answers]
 
 
-def quantile(values: Sequence[float], share: float) -> float:
-    """The value that so large a share of the others does not exceed."""
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
-
-
 def note(
     identifier: str,
     samples: Sequence[float],
@@ -252,7 +248,8 @@ def note(
 ) -> Figure:
     """Record a figure and print it."""
     command = (
-        f"python benchmarks/residency.py --rounds {options.rounds} --seconds {options.seconds:g}"
+        f"python benchmarks/residency.py {shlex.join(options.parts)} --rounds {options.rounds} "
+        f"--seconds {options.seconds:g} --answers {options.answers} --cycles {options.cycles}"
     )
     figure = record(identifier, samples, unit=unit, goal=goal, command=command)
     print(f"{figure.id}: {figure.value:g} {unit} ({figure.low:g} to {figure.high:g})", flush=True)

@@ -18,6 +18,7 @@ import argparse
 import itertools
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -166,6 +167,8 @@ def ask_one(server: ClockedServer, texts: "itertools.count[int]", num_requests: 
     before = server.used()
     for _ in range(num_requests):
         asked = caller.ask("tone", text_of(next(texts)))
+        if asked.status != 200:
+            raise SystemExit(f"the server refused: {asked}")
         took.append(asked.seconds * 1000)
         computed.append(asked.compute_ms)
     used = server.used().since(before)
@@ -320,7 +323,10 @@ def note(
     goal: str | None = None,
 ) -> None:
     """Record a figure and print it."""
-    command = f"python benchmarks/serving_overhead.py --rounds {options.rounds}"
+    command = (
+        f"python benchmarks/serving_overhead.py --parts {shlex.join(options.parts)} "
+        f"--rounds {options.rounds} --requests {options.requests} --seconds {options.seconds:g}"
+    )
     figure = record(
         identifier, samples, unit=unit, goal=goal, command=command, file=options.figures
     )

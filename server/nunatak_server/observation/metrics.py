@@ -68,7 +68,9 @@ class Metrics:
         )
         self._queue = _seconds("queue", "Time a request's rows waited", registry)
         self._tokenize = _seconds("tokenize", "Time to tokenize a request", registry)
-        self._compute = _seconds("compute", "Time of a batch on the device", registry)
+        self._compute = _seconds(
+            "compute", "Time of a batch, with those that overtook it", registry
+        )
         self._load = _seconds("load", "Time to load and probe a task version", registry)
         self._batch_rows = Histogram(
             "nunatak_batch_rows", "Rows of a batch", buckets=ROWS, registry=registry

@@ -47,7 +47,7 @@ def serve(
 
     `announce` is given the address once requests are taken; the default prints a line. `origins`
     tells where each setting comes from, for the log. The backbone is loaded before the port is
-    opened. After a signal the process ends by that signal.
+    opened. After SIGTERM the process ends by it; after SIGINT this returns.
 
     Raises:
         InvalidSettingsError: it would be open to other machines, or its batches are too small.
