@@ -114,8 +114,8 @@ logger = logging.getLogger(__name__)
 
 
 def problem_of(error: KnownError, *, request_id: str | None) -> dict[str, Any]:
-    """Describe an error of the project; its message goes to the caller as it is."""
-    return _problem(error.code, STATUS_OF[type(error)], str(error), request_id)
+    """Describe an error of the project; its message goes to the caller."""
+    return _problem(error.code, STATUS_OF[type(error)], _detail(error), request_id)
 
 
 def problem_of_invalid(error: RequestValidationError, *, request_id: str | None) -> dict[str, Any]:
@@ -169,6 +169,13 @@ class FailureMiddleware:
             await response(scope, receive, send)
             # One that is remembered, and raised again, would gather the frames of every request.
             error.__traceback__ = None
+
+
+def _detail(error: KnownError) -> str:
+    if isinstance(error, registry.InvalidNameError):
+        # What came is no name, and may be anything; nothing that was sent is repeated.
+        return f"{error.kind} must be {error.expected}"
+    return str(error)
 
 
 def _answer_foreseen(scope: Scope, error: Exception) -> Response | None:

@@ -40,6 +40,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "parameter": {"json": {"inputs": "x", "parameters": {CANARY: CANARY}}},
     "top-k": {"json": {"inputs": "x", "parameters": {"top_k": CANARY}}},
     "deadline": {"json": {"inputs": "x"}, "headers": {"x-deadline-ms": CANARY}},
+    "version": {"json": {"inputs": "x"}, "params": {"version": CANARY}},
     "media": {"content": CANARY, "headers": {"content-type": f"text/{CANARY}"}},
     "key": {"json": {"inputs": TEXTS}, "headers": {"authorization": f"Bearer {CANARY}"}},
     "basic": {"json": {"inputs": TEXTS}, "headers": {"authorization": f"Basic {CANARY}"}},
