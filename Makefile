@@ -81,7 +81,7 @@ papers: $(VENV)/.dev  ## train the papers' tables on one thread, hours, resumabl
 torture: $(VENV)/.dev  ## kill, fail, corrupt and race the registry (ONLY="kills_on_sqlite scale": these alone)
 	PYTHONPATH=tests $(BIN)/python benchmarks/torture_registry.py $(if $(ONLY),--only $(ONLY))
 
-abuse: $(VENV)/.dev  ## send a server bad requests by the thousand, and slow clients
+abuse: $(VENV)/.dev  ## send a server bad requests by the thousand, what its schema allows, and slow clients
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python benchmarks/abuse.py
 
 report: $(VENV)/.dev  ## measure what sharing saves in servers, and write the report (PARTS="race page")

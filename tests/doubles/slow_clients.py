@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from typing import cast
 
 import httpx
@@ -27,7 +29,8 @@ class Tally:
     answered: int
     failures: tuple[str, ...]
     """Why each of the others was not."""
-    slowest_s: float
+    seconds: tuple[float, ...]
+    """Of each request, answered or not."""
 
     @property
     def failed(self) -> int:
@@ -105,6 +108,40 @@ async def slow_clients(address: str, count: int) -> AsyncGenerator[set[asyncio.T
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+@contextmanager
+def slow_process(address: str, count: int) -> Generator[None]:
+    """Keep so many slow connections from a process of their own, which takes no time from ours.
+
+    Raises:
+        RuntimeError: at the end, some of them could not be opened again.
+    """
+    context = get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_stay_slow, args=(address, count, theirs))
+    process.start()
+    # Or its end would not be seen on ours.
+    theirs.close()
+    try:
+        ours.recv()
+        yield
+        ours.send(None)
+        if num_lost := ours.recv():
+            raise RuntimeError(f"{num_lost} of {count} slow clients could not connect again")
+    finally:
+        process.kill()
+        process.join()
+
+
+def _stay_slow(address: str, count: int, other: Connection) -> None:
+    async def stay() -> None:
+        async with slow_clients(address, count) as tasks:
+            other.send(None)
+            await asyncio.to_thread(other.recv)
+            other.send(sum(task.done() for task in tasks))
+
+    asyncio.run(stay())
+
+
 async def _keep_slow(address: str, behave: Behaviour) -> None:
     while True:
         await be_slow_once(address, behave)
@@ -125,10 +162,10 @@ async def normal_traffic(address: str, *, num_requests: int, at_once: int) -> Ta
     """Ask as normal clients do; every answer must be right."""
     clock = asyncio.get_running_loop().time
     remaining = iter(range(num_requests))
-    answered, failures, slowest_s = 0, list[str](), 0.0
+    answered, failures, seconds = 0, list[str](), list[float]()
 
     async def ask(client: httpx.AsyncClient) -> None:
-        nonlocal answered, slowest_s
+        nonlocal answered
         for number in remaining:
             started = clock()
             try:
@@ -139,8 +176,8 @@ async def normal_traffic(address: str, *, num_requests: int, at_once: int) -> Ta
                     failures.append(f"{number}: {answer.status_code} {answer.text}")
             except httpx.HTTPError as error:
                 failures.append(f"{number}: {error!r} after {clock() - started:.3f} s")
-            slowest_s = max(slowest_s, clock() - started)
+            seconds.append(clock() - started)
 
     async with httpx.AsyncClient(base_url=address, timeout=30) as client:
         await asyncio.gather(*(ask(client) for _ in range(at_once)))
-    return Tally(answered=answered, failures=tuple(failures), slowest_s=slowest_s)
+    return Tally(answered=answered, failures=tuple(failures), seconds=tuple(seconds))

@@ -1,0 +1,178 @@
+"""Requests that the schema allows and that it forbids, and whether a server treats them so.
+
+schemathesis makes them and checks what it can; what it cannot know is said here.
+"""
+
+# schemathesis annotates its public names in parts only.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import Case, GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
+
+from doubles.serving import make_settings
+from nunatak_server.app import create_app
+
+SCHEMA = schemathesis.openapi.from_dict(create_app(make_settings()).openapi())
+# A caller whom the headers let in is nowhere a stranger.
+SCHEMA.config.checks.positive_data_acceptance.expected_statuses = ["2xx", "404", "409", "5xx"]
+KNOWN = {"task": "tone", "version": "1", "alias": "prod"}
+"""What is there, for half of the requests: names that are made up are nearly always unknown."""
+BEYOND_SCHEMAS = {
+    "invalid_candidate",  # the version that the alias points to
+    "invalid_name",  # an alias and a version at once, or a reference in a list
+    "text_too_long",
+    "too_many_inputs",
+    "too_many_tasks",
+    "wrong_input_kind",  # a question for a task that reads texts
+}
+"""Refusals of what a schema allows: limits of settings, rules between fields, kinds of tasks."""
+BEYOND_NEIGHBOURS_SCHEMAS = re.compile(
+    # A tensor's shape, its data and the other tensors of the request speak of each other.
+    r"a tensor of \d+ texts has shape "
+    r"|every input tensor must come once"
+    r"|inputs must be the tensors "
+    r"|all input tensors must have as many elements"
+    r"|query must have one element"
+    # Parameters that go with other tensors; where none may be, the schema says so.
+    r"|parameters here may be: (?!none)"
+    # A path that names an alias, and a version in the query.
+    r"|alias must be .*, got '[^']*/\d+'$"
+    # A question for a task that reads texts.
+    r"|input \d+ is a \w+, a [\w ]+ task answers "
+)
+"""The same for neighbours, whose errors have no code."""
+NOT_AN_INTEGER = "Input should be a valid integer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """What a server says of what it refuses, in its own words or a neighbour's."""
+
+    code: str = ""
+    text: str = ""
+    faults: tuple[str, ...] = ()
+
+    @property
+    def is_beyond_schemas(self) -> bool:
+        """Whether it may be said of what a schema allows."""
+        if self.code:
+            is_known = self.code in BEYOND_SCHEMAS
+        else:
+            is_known = BEYOND_NEIGHBOURS_SCHEMAS.match(self.text) is not None
+        # 1.0 is an integer to JSON Schema, and not to us.
+        return is_known or set(self.faults) == {NOT_AN_INTEGER}
+
+
+def refusal_in(content: object) -> Refusal:
+    """Read a problem, ours or a neighbour's."""
+    match content:
+        case {"code": str(code), **rest}:
+            faults = tuple(item["message"] for item in rest.get("errors", ()))
+            return Refusal(code=code, faults=faults)
+        case {"error": {"code": str(code), "message": str(text)}}:
+            return Refusal(code=code, text=text, faults=faults_in(text))
+        case {"error": str(text)}:
+            return Refusal(text=text, faults=faults_in(text))
+        case _:
+            return Refusal()
+
+
+def faults_in(text: str) -> tuple[str, ...]:
+    """Return what is wrong with each field, which neighbours are told in one line."""
+    before, _, listed = text.partition(": ")
+    if before != "the request does not follow its schema":
+        return ()
+    return tuple(fault.partition(": ")[2] for fault in listed.split("; "))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A server, and the headers that let a caller in."""
+
+    address: str
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def check(self, case: Case[Any], *, limit_s: float) -> None:
+        """Send a request and check its answer.
+
+        Raises:
+            FailureGroup: the server does not do as its schema says.
+            OSError: it does not answer in time, or at all.
+        """
+        headers = dict(self.headers)
+        answer = case.call(base_url=self.address, headers=headers, timeout=limit_s)
+        excluded = []
+        match answer.status_code:
+            case HTTPStatus.GATEWAY_TIMEOUT:
+                # The deadline that was sent, and nothing else, has this status.
+                excluded = [not_a_server_error]
+            case HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+                # A limit of the settings, looked at before anything else.
+                excluded = [positive_data_acceptance, negative_data_rejection]
+            case status if status >= 400 and refusal_in(answer.json()).is_beyond_schemas:
+                excluded = [positive_data_acceptance]
+            case _:
+                pass
+        case.validate_response(answer, excluded_checks=excluded, headers=headers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """An operation, and whether it is asked for what its schema allows or for what it forbids."""
+
+    path: str
+    method: str
+    mode: GenerationMode
+
+    def __str__(self) -> str:
+        return f"{self.method} {self.path} {self.mode.value}"
+
+    def each(self, try_one: Callable[[Case[Any]], None], *, num_examples: int) -> None:
+        """Call with so many requests, or as many as there are; always the same ones."""
+        operation = SCHEMA[self.path][self.method]
+        known = {name: value for name, value in KNOWN.items() if f"{{{name}}}" in self.path}
+        strategy = operation.as_strategy(generation_mode=self.mode)
+        if known:
+            strategy |= operation.as_strategy(generation_mode=self.mode, path_parameters=known)
+
+        @settings(
+            max_examples=num_examples,
+            derandomize=True,
+            deadline=None,
+            database=None,
+            phases=[Phase.generate],
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+        )
+        @given(case=strategy)
+        def run(case: Case[Any]) -> None:
+            try_one(case)
+
+        run()
+
+
+def can_be_wrong(operation: dict[str, Any]) -> bool:
+    """Whether something can be sent that is not as it should be; any string is a string."""
+    return any(
+        item["schema"].keys() - {"title", "description"} != {"type"}
+        or item["schema"]["type"] != "string"
+        for item in operation["parameters"]
+    )
+
+
+TRIALS = [
+    Trial(path=path, method=method, mode=mode)
+    for path in SCHEMA
+    for method in SCHEMA[path]
+    for mode in GenerationMode
+    if mode is GenerationMode.POSITIVE or can_be_wrong(SCHEMA[path][method].definition.raw)
+]
