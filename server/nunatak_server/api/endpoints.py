@@ -1,4 +1,4 @@
-"""What endpoints share: the headers that they take, and what they answer a request with."""
+"""What endpoints share: the headers that they take, and how they ask a task."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
@@ -7,11 +7,15 @@ from fastapi import Header, Query, Request
 
 from nunatak_server.api.access import caller_of
 from nunatak_server.api.app_state import state_of
+from nunatak_server.api.replies import TASK_VERSION_HEADER, timing_headers
 from nunatak_server.api.schemas import Problem
 from nunatak_server.batching.senders import Priority
 from nunatak_server.catalog.visible import VisibleCatalog
 from nunatak_server.process.settings import ServerSettings
 from nunatak_server.runtime import Runtime
+from nunatak_server.service.inputs import TaskInput
+from nunatak_server.service.outputs import PredictionOptions
+from nunatak_server.service.prediction import PredictionRequest, TaskFailure, TaskPrediction
 
 _PROBLEM: Final = {"model": Problem, "description": "Any failure, as application/problem+json"}
 # 422 is named too, or else the schema would show the framework's own shape for it.
@@ -56,6 +60,50 @@ def runtime_of(request: Request) -> Runtime:
 def catalog_of(request: Request) -> VisibleCatalog:
     """Return the catalog as the caller of a request sees it."""
     return VisibleCatalog(runtime_of(request).catalog, caller_of(request.scope).tasks)
+
+
+def prediction_request(
+    request: Request,
+    references: tuple[str, ...],
+    inputs: tuple[TaskInput, ...],
+    *,
+    options: PredictionOptions,
+    wishes: Wishes,
+) -> PredictionRequest:
+    """Return what the caller of a request asks of the service."""
+    caller = caller_of(request.scope)
+    return PredictionRequest(
+        references=references,
+        inputs=inputs,
+        options=options,
+        deadline_s=wishes.deadline_s(runtime_of(request).settings),
+        caller=caller.name,
+        tasks=caller.tasks,
+        priority=wishes.priority,
+        routing_key=wishes.routing_key,
+    )
+
+
+async def ask_task(
+    request: Request,
+    reference: str,
+    inputs: tuple[TaskInput, ...],
+    *,
+    options: PredictionOptions,
+    wishes: Wishes,
+) -> tuple[TaskPrediction, dict[str, str]]:
+    """Ask one task through the service; returns its answer and the headers that go with it.
+
+    Raises:
+        ServerError: or any other error of the project: the task cannot answer.
+    """
+    wanted = prediction_request(request, (reference,), inputs, options=options, wishes=wishes)
+    prediction = await runtime_of(request).service.predict(wanted)
+    (result,) = prediction.results
+    if isinstance(result, TaskFailure):
+        raise result.error
+    headers = timing_headers(prediction.timings)
+    return result, {**headers, TASK_VERSION_HEADER: f"{result.task}/{result.version}"}
 
 
 def reference_text(task: str, version: str | None) -> str:

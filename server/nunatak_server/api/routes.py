@@ -5,7 +5,6 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Header, Request, Response
 
 from nunatak_registry import TaskReference
-from nunatak_server.api.access import caller_of
 from nunatak_server.api.context import request_id_of
 from nunatak_server.api.endpoints import (
     PROBLEMS,
@@ -14,14 +13,15 @@ from nunatak_server.api.endpoints import (
     RoutingKeyHeader,
     VersionQuery,
     Wishes,
+    ask_task,
     catalog_of,
+    prediction_request,
     reference_text,
     runtime_of,
 )
 from nunatak_server.api.limits import StrictRoute
 from nunatak_server.api.lines import LINES_TYPE, lines_response, wants_lines
 from nunatak_server.api.replies import (
-    TASK_VERSION_HEADER,
     inputs_of,
     prediction_fields,
     reply,
@@ -39,8 +39,7 @@ from nunatak_server.api.schemas import (
 )
 from nunatak_server.batching.senders import Priority
 from nunatak_server.errors import InvalidRequestError
-from nunatak_server.service.outputs import DEFAULT_OPTIONS
-from nunatak_server.service.prediction import PredictionRequest, TaskFailure
+from nunatak_server.service.outputs import DEFAULT_OPTIONS, PredictionOptions
 
 LINES: Final[dict[int | str, dict[str, Any]]] = {
     200: {"content": {LINES_TYPE: {"schema": {"type": "string", "description": "a line per task"}}}}
@@ -62,9 +61,8 @@ async def predict(
     routing_key: RoutingKeyHeader = None,
 ) -> Response:
     """Ask one task; `{task}` is `name` or `name@alias`."""
-    reference = reference_text(task, version)
     wishes = Wishes(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
-    return await _predict(request, _wanted(request, (reference,), body, wishes), body)
+    return await _predict(request, reference_text(task, version), body, wishes)
 
 
 @router.post("/v1/tasks/{task}/{version}/predict", response_model=PredictResponse)
@@ -77,9 +75,8 @@ async def predict_version(
     priority: PriorityHeader = Priority.NORMAL,
 ) -> Response:
     """Ask one version of a task."""
-    reference = reference_text(task, version)
     wishes = Wishes(deadline_ms=deadline_ms, priority=priority)
-    return await _predict(request, _wanted(request, (reference,), body, wishes), body)
+    return await _predict(request, reference_text(task, version), body, wishes)
 
 
 @router.post("/v1/predict", response_model=PredictManyResponse, responses=LINES)
@@ -98,7 +95,9 @@ async def predict_many(
     if len(set(body.tasks)) != len(body.tasks):
         raise InvalidRequestError("tasks must name each task once; remove the repetitions")
     wishes = Wishes(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
-    wanted = _wanted(request, tuple(body.tasks), body, wishes)
+    wanted = prediction_request(
+        request, tuple(body.tasks), inputs_of(body.inputs), options=_options(body), wishes=wishes
+    )
     service, request_id = runtime_of(request).service, request_id_of(request.scope)
     if wants_lines(accept):
         return await lines_response(service.stream(wanted), body.inputs, request_id=request_id)
@@ -129,30 +128,14 @@ async def show_task(request: Request, task: str, version: VersionQuery = None) -
     return reply({**fields, "manifest": manifest.model_dump(mode="json")})
 
 
-async def _predict(request: Request, wanted: PredictionRequest, body: PredictRequest) -> Response:
-    prediction = await runtime_of(request).service.predict(wanted)
-    (result,) = prediction.results
-    if isinstance(result, TaskFailure):
-        raise result.error
-    headers = timing_headers(prediction.timings)
-    headers[TASK_VERSION_HEADER] = f"{result.task}/{result.version}"
+async def _predict(
+    request: Request, reference: str, body: PredictRequest, wishes: Wishes
+) -> Response:
+    result, headers = await ask_task(
+        request, reference, inputs_of(body.inputs), options=_options(body), wishes=wishes
+    )
     return reply(prediction_fields(result, body.inputs), headers=headers)
 
 
-def _wanted(
-    request: Request,
-    references: tuple[str, ...],
-    body: PredictRequest,
-    wishes: Wishes,
-) -> PredictionRequest:
-    caller = caller_of(request.scope)
-    return PredictionRequest(
-        references=references,
-        inputs=inputs_of(body.inputs),
-        options=body.parameters.options() if body.parameters else DEFAULT_OPTIONS,
-        deadline_s=wishes.deadline_s(runtime_of(request).settings),
-        caller=caller.name,
-        tasks=caller.tasks,
-        priority=wishes.priority,
-        routing_key=wishes.routing_key,
-    )
+def _options(body: PredictRequest) -> PredictionOptions:
+    return body.parameters.options() if body.parameters else DEFAULT_OPTIONS

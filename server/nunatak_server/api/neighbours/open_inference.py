@@ -17,6 +17,7 @@ from nunatak_server.api.endpoints import (
     PriorityHeader,
     RoutingKeyHeader,
     Wishes,
+    ask_task,
     catalog_of,
     reference_text,
     runtime_of,
@@ -41,7 +42,6 @@ from nunatak_server.api.neighbours.tensors import (
 from nunatak_server.api.neighbours.translation import (
     Problem,
     TranslatedRoute,
-    ask_task,
     explained,
     find_task,
 )

@@ -20,6 +20,7 @@ from nunatak_server.api.endpoints import (
     PriorityHeader,
     RoutingKeyHeader,
     Wishes,
+    ask_task,
     reference_text,
     runtime_of,
 )
@@ -27,7 +28,6 @@ from nunatak_server.api.messages import MAX_ITEMS, Message
 from nunatak_server.api.neighbours.translation import (
     Problem,
     TranslatedRoute,
-    ask_task,
     embed_texts,
     explained,
     find_task,

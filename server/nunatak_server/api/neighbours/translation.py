@@ -1,4 +1,4 @@
-"""What all translators share: routes that fail in the neighbour's shape, and one way to ask."""
+"""What all translators share: routes that fail in the neighbour's shape, and one way to embed."""
 
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
@@ -14,12 +14,9 @@ from nunatak_server.api.context import request_id_of
 from nunatak_server.api.endpoints import Wishes, catalog_of, reference_text, runtime_of
 from nunatak_server.api.errors import headers_of, problem_of, problem_of_invalid
 from nunatak_server.api.limits import StrictRoute
-from nunatak_server.api.replies import TASK_VERSION_HEADER, timing_headers
+from nunatak_server.api.replies import timing_headers
 from nunatak_server.errors.known import KNOWN_ERRORS, KnownError
 from nunatak_server.service.embedding import EmbeddingRequest, Embeddings
-from nunatak_server.service.inputs import TaskInput
-from nunatak_server.service.outputs import PredictionOptions
-from nunatak_server.service.prediction import PredictionRequest, TaskFailure, TaskPrediction
 
 Problem = Mapping[str, Any]
 
@@ -65,39 +62,6 @@ def explained(problem: Problem) -> str:
     """Return what a problem says in one line, for neighbours that have no list of fields."""
     fields = "; ".join(f"{it['location']}: {it['message']}" for it in problem.get("errors", ()))
     return f"the request does not follow its schema: {fields}" if fields else problem["detail"]
-
-
-async def ask_task(
-    request: Request,
-    reference: str,
-    inputs: tuple[TaskInput, ...],
-    *,
-    options: PredictionOptions,
-    wishes: Wishes,
-) -> tuple[TaskPrediction, dict[str, str]]:
-    """Ask one task through the service; returns its answer and the headers that go with it.
-
-    Raises:
-        ServerError: or any other error of the project: the task cannot answer.
-    """
-    runtime, caller = runtime_of(request), caller_of(request.scope)
-    prediction = await runtime.service.predict(
-        PredictionRequest(
-            references=(reference,),
-            inputs=inputs,
-            options=options,
-            deadline_s=wishes.deadline_s(runtime.settings),
-            caller=caller.name,
-            tasks=caller.tasks,
-            priority=wishes.priority,
-            routing_key=wishes.routing_key,
-        )
-    )
-    (result,) = prediction.results
-    if isinstance(result, TaskFailure):
-        raise result.error
-    headers = timing_headers(prediction.timings)
-    return result, {**headers, TASK_VERSION_HEADER: f"{result.task}/{result.version}"}
 
 
 async def find_task(request: Request, task: str, version: str | None) -> TaskManifest:
