@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SCRIPT = """
-from nunatak_server.process.serve import serve
+from nunatak_server.serving import serve
 from nunatak_server.process.settings import ServerSettings
 
 serve(ServerSettings(), announce=lambda address: print(address, flush=True))

@@ -16,10 +16,10 @@ from nunatak_registry import Registry, TaskManifest, TaskNotFoundError, TaskRefe
 from nunatak_server.app import create_app
 from nunatak_server.batching.batch_report import BatchReport
 from nunatak_server.observation.tracing import Tracing
-from nunatak_server.process.serve import DrainingServer
 from nunatak_server.process.settings import ServerSettings
 from nunatak_server.residency.loads import PATIENCE_S, Loader
 from nunatak_server.residency.residency import Residency
+from nunatak_server.serving import DrainingServer
 
 
 class ManualClock:

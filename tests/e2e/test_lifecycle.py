@@ -15,7 +15,7 @@ from doubles.lifecycles import (
     outlast_the_grace,
     terminate_with_calls_in_flight,
 )
-from nunatak_server.process.serve import DEVICE_LOST
+from nunatak_server.serving import DEVICE_LOST
 
 NUM_IN_FLIGHT = 200
 NUM_KILLS = 2

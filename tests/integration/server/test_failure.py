@@ -16,7 +16,7 @@ from doubles.tasks import publish_tiny_task
 from nunatak_model import Backbone, Method, TopK
 from nunatak_model.backbone.weights import LayerWeights
 from nunatak_registry import Registry
-from nunatak_server.process.serve import DrainingServer
+from nunatak_server.serving import DrainingServer
 
 PREDICT = "/v1/tasks/tone/predict"
 

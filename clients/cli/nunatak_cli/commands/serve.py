@@ -192,8 +192,8 @@ def serve(  # noqa: PLR0913 - one parameter per option is how typer works
     with needs_extra("server"):
         from nunatak_server.errors import EngineFailedError
         from nunatak_server.process.configuration import as_toml, configure
-        from nunatak_server.process.serve import DEVICE_LOST
-        from nunatak_server.process.serve import serve as run_server
+        from nunatak_server.serving import DEVICE_LOST
+        from nunatak_server.serving import serve as run_server
     # What has a flag of its own is given by that.
     named = {name: value for name, value in given.items() if value is not None}
     configuration = configure({**_assigned(settings or ()), **named}, file=config)
