@@ -20,6 +20,7 @@ from typing import Final, Generic, Protocol, TypeVar
 from nunatak_server.batching.queues import Flow, Queued, Queues, flow_of
 from nunatak_server.batching.turns import MANY_ROWS, MIN_COST, Debts, Turns
 from nunatak_server.batching.usage import Usage
+from nunatak_server.batching.work import Extent, work_added
 
 OLDEST_EVERY: Final = 8
 TURN_SHARE: Final = 1 / 4
@@ -27,27 +28,12 @@ TURN_SHARE: Final = 1 / 4
 less time, and a flow that has had its turn then waits for more batches."""
 
 
-class Waiting(Queued, Protocol):
+class Waiting(Queued, Extent, Protocol):
     """What the planner needs to know of a row that waits to be computed."""
 
     @property
     def trunk_key(self) -> Hashable:
         """Equal for rows that may share one trunk row."""
-        ...
-
-    @property
-    def trunk_tokens(self) -> int:
-        """Tokens of its trunk row, paid once per batch and key."""
-        ...
-
-    @property
-    def branch_tokens(self) -> int:
-        """Tokens of its own branch row."""
-        ...
-
-    @property
-    def trunk_share(self) -> float:
-        """Part of the layers that its trunk row passes; its branch row passes the others."""
         ...
 
     @property
@@ -161,7 +147,7 @@ def plan_batch(
     longest_turn = _longest_turn(queues, limits, rules.turn_share)
     turns = Turns(queues, debts=order.debts, weights=rules.weights, longest_turn=longest_turn)
     begins_with_oldest = order.num_in_turn + 1 >= OLDEST_EVERY
-    draft = _Draft[WaitingRow](
+    draft = Draft[WaitingRow](
         limits=limits, is_trunk_held=rules.is_trunk_held, seen=set(map(id, apart))
     )
     _fill(draft, turns, queues, begins_with_oldest=begins_with_oldest)
@@ -189,7 +175,7 @@ def work_by_flow(rows: Iterable[WaitingRow], *, rules: TurnRules[WaitingRow]) ->
     Those of a trunk row through the layers that it passes are counted once, and not if it is held.
     """
     limits = BatchLimits(max_tokens=maxsize, max_rows=maxsize)
-    draft = _Draft[WaitingRow](limits=limits, is_trunk_held=rules.is_trunk_held, seen=set())
+    draft = Draft[WaitingRow](limits=limits, is_trunk_held=rules.is_trunk_held, seen=set())
     given = dict[Flow, float]()
     for row in rows:
         cost = draft.take(row, max_work=inf)
@@ -207,17 +193,13 @@ def _longest_turn(queues: Queues[WaitingRow], limits: BatchLimits, turn_share: f
     ]
     if len({row.task for row in heads}) * turn_share <= 1:
         return 0.0
-    per_row = sum(map(_work_alone, heads)) / len(heads)
+    per_row = sum(map(work_added, heads)) / len(heads)
     # The tokens of a row count twice in a batch, on the trunk and on its branch.
     return turn_share * min(limits.max_work, limits.max_tokens / 2, limits.max_rows * per_row)
 
 
-def _work_alone(row: Waiting) -> float:
-    return row.trunk_tokens * row.trunk_share + row.branch_tokens * (1.0 - row.trunk_share)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Cost:
+class Cost:
     """What a row adds to a batch."""
 
     tokens: int
@@ -226,7 +208,7 @@ class _Cost:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Draft(Generic[WaitingRow]):
+class Draft(Generic[WaitingRow]):
     """A batch while it is being filled."""
 
     limits: BatchLimits
@@ -243,6 +225,7 @@ class _Draft(Generic[WaitingRow]):
 
     @property
     def is_full(self) -> bool:
+        """Whether no row finds room any more."""
         limits = self.limits
         return (
             len(self.rows) >= limits.max_rows
@@ -250,7 +233,7 @@ class _Draft(Generic[WaitingRow]):
             or self.work >= limits.max_work
         )
 
-    def take(self, row: WaitingRow, *, max_work: float) -> _Cost | None:
+    def take(self, row: WaitingRow, *, max_work: float) -> Cost | None:
         """Add the row if it fits, and return what it costs; the first row always fits."""
         if len(self.rows) >= self.limits.max_rows:
             return None
@@ -270,20 +253,17 @@ class _Draft(Generic[WaitingRow]):
             self.trunk_shares[row.trunk_key] = max(paid, row.trunk_share)
         return cost
 
-    def _cost(self, row: WaitingRow, *, is_held: bool) -> _Cost:
+    def _cost(self, row: WaitingRow, *, is_held: bool) -> Cost:
         paid = self.trunk_shares.get(row.trunk_key)
-        above = row.trunk_tokens * max(0.0, row.trunk_share - (paid or 0.0))
-        own = row.branch_tokens * (1.0 - row.trunk_share)
+        asked_work = work_added(row, paid_share=paid or 0.0)
+        work = work_added(row, paid_share=row.trunk_share) if is_held else asked_work
         trunk_tokens = row.trunk_tokens if paid is None and not is_held else 0
-        return _Cost(
-            tokens=row.branch_tokens + trunk_tokens,
-            work=own if is_held else own + above,
-            asked_work=own + above,
-        )
+        tokens = row.branch_tokens + trunk_tokens
+        return Cost(tokens=tokens, work=work, asked_work=asked_work)
 
 
 def _fill(
-    draft: _Draft[WaitingRow],
+    draft: Draft[WaitingRow],
     turns: Turns[WaitingRow],
     queues: Queues[WaitingRow],
     *,

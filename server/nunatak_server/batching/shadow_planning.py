@@ -8,37 +8,35 @@ comes with the one after, on a trunk row of its own, or never.
 
 from collections.abc import Iterable
 from dataclasses import replace
+from math import inf
 
-from nunatak_server.batching.planner import BatchLimits, BatchPlan, WaitingRow
+from nunatak_server.batching.planner import BatchLimits, BatchPlan, Draft, TurnRules, WaitingRow
 
 
 def add_shadows(
-    plan: BatchPlan[WaitingRow], shadows: Iterable[WaitingRow], *, limits: BatchLimits
+    plan: BatchPlan[WaitingRow],
+    shadows: Iterable[WaitingRow],
+    *,
+    limits: BatchLimits,
+    rules: TurnRules[WaitingRow],
 ) -> BatchPlan[WaitingRow]:
-    """Fill the room that a batch has left with shadow rows, in their order, while they fit."""
+    """Fill the room that a batch has left with shadow rows, in their order, while they fit.
+
+    `limits` and `rules` are those that the batch was planned by.
+    """
     if not plan.batch or plan.backlog or plan.going_first:
         return plan
-    batch = list(plan.batch)
-    trunk_keys = {row.trunk_key for row in batch if row.trunk_tokens > 0}
-    num_tokens, num_trunk_rows = plan.num_tokens, plan.num_trunk_rows
-    work = plan.work
+    draft = Draft[WaitingRow](limits=limits, is_trunk_held=rules.is_trunk_held, seen=set())
+    for row in plan.batch:
+        draft.take(row, max_work=inf)
     for row in shadows:
-        needs_trunk = row.trunk_tokens > 0 and row.trunk_key not in trunk_keys
-        cost = row.branch_tokens + (row.trunk_tokens if needs_trunk else 0)
-        own = row.branch_tokens * (1.0 - row.trunk_share)
-        is_too_long = num_tokens + cost > limits.max_tokens or work + own > limits.max_work
-        if len(batch) >= limits.max_rows or is_too_long:
-            continue
-        batch.append(row)
-        num_tokens, work = num_tokens + cost, work + own
-        if needs_trunk:
-            trunk_keys.add(row.trunk_key)
-            num_trunk_rows += 1
+        draft.take(row, max_work=limits.max_work)
     return replace(
         plan,
-        batch=tuple(batch),
-        num_tokens=num_tokens,
-        num_trunk_rows=num_trunk_rows,
-        work=work,
-        asked_work=plan.asked_work + work - plan.work,
+        batch=tuple(draft.rows),
+        num_tokens=draft.num_tokens,
+        num_trunk_rows=len(draft.trunk_shares),
+        num_held_rows=draft.num_held_rows,
+        work=draft.work,
+        asked_work=draft.asked_work,
     )

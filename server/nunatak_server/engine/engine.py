@@ -159,8 +159,9 @@ class Engine:
 
     def _serve_next(self, loop: asyncio.AbstractEventLoop) -> bool:
         """Run one batch; its rows are let go on return, for they hold versions in memory."""
-        arrived = self._inbox.take(block=not self._queues)
-        if arrived is None and not self._queues:
+        is_idle = not self._queues and not self._shadows
+        arrived = self._inbox.take(block=is_idle)
+        if arrived is None and is_idle:
             return False
         self._take_in(arrived or ())
         self._drop_lapsed(loop, self._queues)
@@ -190,7 +191,7 @@ class Engine:
         if not self._shadows:
             return plan
         shadows = [row for row in self._shadows if not row.is_cancelled]
-        filled = add_shadows(plan, shadows, limits=limits)
+        filled = add_shadows(plan, shadows, limits=limits, rules=self._rules)
         taken = set(map(id, filled.batch))
         _answer(loop, [(row, DeadlineExceededError()) for row in shadows if id(row) not in taken])
         self._shadows = []

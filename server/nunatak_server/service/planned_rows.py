@@ -8,6 +8,7 @@ from nunatak_model import Encoding
 from nunatak_registry import TaskManifest
 from nunatak_server.batching.rows import PendingRow, RowOutcome
 from nunatak_server.batching.senders import ANONYMOUS, Priority
+from nunatak_server.batching.work import work_added
 from nunatak_server.residency.residency import Lease
 
 Companion = Callable[[Sequence[PendingRow]], Sequence[PendingRow]]
@@ -49,8 +50,7 @@ def work_by_task(asked: Sequence[VersionRows]) -> dict[str, float]:
         work = 0.0
         for row in each.rows:
             paid = shares.get(row.group, 0.0)
-            work += row.trunk_tokens * max(0.0, row.trunk_share - paid)
-            work += row.branch_tokens * (1 - row.trunk_share)
+            work += work_added(row, paid_share=paid)
             shares[row.group] = max(paid, row.trunk_share)
         task = each.manifest.task
         found[task] = found.get(task, 0.0) + work

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from doubles.backbones import tiny_backbone
-from doubles.serving import running_client, running_server
+from doubles.serving import make_settings, running_client, running_server
 from doubles.tasks import publish_tiny_task
 from nunatak_model import Backbone
 from nunatak_registry import Candidate, CandidateRole, Registry, TaskManifest
@@ -221,7 +221,9 @@ def test_a_shadow_is_compared_on_the_same_trunk_and_never_seen(
     backbone: Backbone, registry: Registry
 ) -> None:
     async def scenario() -> None:
-        async with running_client(backbone, registry) as client:
+        # What is held from the first request would be shared by no row of the second.
+        settings = make_settings(trunk_cache_bytes=0)
+        async with running_client(backbone, registry, settings) as client:
             alone = (await client.post(PREDICT, json={"inputs": ["one", "two"]})).json()
             await client.put(SHADOW, json={"version": 3, "share": 1.0})
             shared = await metric(client, "nunatak_shared_trunk_rows_total")

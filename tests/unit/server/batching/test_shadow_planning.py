@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nunatak_server.batching.planner import BatchLimits, BatchPlan, plan_batch
+from nunatak_server.batching.planner import BatchLimits, BatchPlan, TurnRules, plan_batch
 from nunatak_server.batching.queues import Queues
 from nunatak_server.batching.senders import Priority
 from nunatak_server.batching.shadow_planning import add_shadows
@@ -32,9 +34,13 @@ def plan(
     *,
     max_tokens: int = 100,
     max_rows: int = 100,
+    max_work: float = inf,
+    held: Sequence[FakeRow] = (),
 ) -> BatchPlan[FakeRow]:
-    limits = BatchLimits(max_tokens=max_tokens, max_rows=max_rows)
-    return add_shadows(plan_batch(Queues(rows), limits=limits), shadows, limits=limits)
+    limits = BatchLimits(max_tokens=max_tokens, max_rows=max_rows, max_work=max_work)
+    rules: TurnRules[FakeRow] = TurnRules(is_trunk_held=lambda row: row in held)
+    planned = plan_batch(Queues(rows), limits=limits, rules=rules)
+    return add_shadows(planned, shadows, limits=limits, rules=rules)
 
 
 def test_a_shadow_shares_the_trunk_row_of_what_it_shadows() -> None:
@@ -44,6 +50,35 @@ def test_a_shadow_shares_the_trunk_row_of_what_it_shadows() -> None:
 
     assert planned.batch == (own, shadow)
     assert (planned.num_tokens, planned.num_trunk_rows) == (4 + 2 + 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("shadow", "work"),
+    [
+        pytest.param(FakeRow(), 2 * 0.5, id="as-high"),
+        pytest.param(FakeRow(trunk_share=0.25), 2 * 0.75, id="lower"),
+        pytest.param(FakeRow(trunk_share=0.75), 4 * 0.25 + 2 * 0.25, id="higher"),
+        pytest.param(FakeRow(trunk_key="longer"), 4 * 0.5 + 2 * 0.5, id="other-text"),
+    ],
+)
+def test_a_shadow_costs_what_it_adds_and_has_room_for_no_less(shadow: FakeRow, work: float) -> None:
+    own = FakeRow()
+    alone = plan([own])
+
+    both = plan([own], [shadow], max_work=alone.work + work)
+
+    assert both.batch == (own, shadow)
+    assert both.work - alone.work == both.asked_work - alone.asked_work == work
+    assert plan([own], [shadow], max_work=alone.work + work - 0.01).batch == (own,)
+
+
+def test_a_shadow_whose_trunk_state_is_held_costs_its_branch_alone() -> None:
+    own, shadow = FakeRow(), FakeRow()
+
+    planned = plan([own], [shadow], held=[own, shadow])
+
+    assert (planned.work, planned.asked_work) == (2, 2 * (2 * 0.5) + 4 * 0.5 * 2)
+    assert (planned.num_tokens, planned.num_trunk_rows, planned.num_held_rows) == (4, 0, 2)
 
 
 def test_a_shadow_that_finds_no_room_is_not_taken() -> None:
@@ -77,14 +112,17 @@ rows = st.builds(
     own=st.lists(rows, max_size=20),
     shadows=st.lists(rows, max_size=20),
     max_tokens=st.integers(18, 60),
+    max_work=st.floats(0, 60),
 )
 def test_what_callers_wait_for_is_planned_as_if_there_were_no_shadows(
-    own: list[FakeRow], shadows: list[FakeRow], max_tokens: int
+    own: list[FakeRow], shadows: list[FakeRow], max_tokens: int, max_work: float
 ) -> None:
-    both, alone = plan(own, shadows, max_tokens=max_tokens), plan(own, max_tokens=max_tokens)
+    both = plan(own, shadows, max_tokens=max_tokens, max_work=max_work)
+    alone = plan(own, max_tokens=max_tokens, max_work=max_work)
 
     num_own = len(alone.batch)
     assert both.batch[:num_own] == alone.batch
     assert set(both.batch[num_own:]) <= set(shadows)
     assert both.order == alone.order
     assert both.num_tokens <= max_tokens
+    assert both.work <= max(alone.work, max_work)

@@ -25,6 +25,7 @@ from nunatak_server.batching.pace import Pace
 from nunatak_server.batching.rows import PendingRow
 from nunatak_server.batching.usage import HALF_LIFE_S
 from nunatak_server.errors import (
+    DeadlineExceededError,
     EngineFailedError,
     NotReadyError,
 )
@@ -254,6 +255,31 @@ def test_a_shadow_keeps_no_later_row_of_its_flow_from_overtaking(branch: Branch)
         await engine.aclose()
 
         assert compute.ended[:2] == [[100], [101]]
+
+    asyncio.run(scenario())
+
+
+def test_a_shadow_is_dropped_with_the_last_row_it_could_be_computed_beside(branch: Branch) -> None:
+    async def scenario() -> None:
+        clock = ManualClock()
+        running, late = make_row(branch, 1), make_row(branch, 2, task="late", deadline=5)
+        shadow = replace(make_row(branch, 3, task="late"), is_shadow=True)
+
+        def pass_deadline() -> None:
+            clock.now = 5
+
+        compute = LayeredCompute(lambda: engine.submit([late, shadow]), pass_deadline)
+        engine = make_engine(compute, clock=clock)
+        engine.submit([running])
+        engine.start()
+        compute.may_begin.set()
+
+        outcome = await asyncio.wait_for(shadow.future, timeout=10)
+
+        assert isinstance(await late.future, DeadlineExceededError)
+        assert isinstance(outcome, DeadlineExceededError)
+        assert compute.ended == [[1]]
+        await engine.aclose()
 
     asyncio.run(scenario())
 
