@@ -18,12 +18,10 @@ from nunatak_server.service.prediction import Prediction, PredictionRequest
 class LocalPredictor:
     """Answers as a server would; a context manager, to be used from one thread."""
 
-    def __init__(
-        self, registry: Registry, backbone: Backbone, *, settings: ServerSettings | None = None
-    ) -> None:
+    def __init__(self, registry: Registry, backbone: Backbone) -> None:
         self._registry = registry
         self._backbone = backbone
-        self._settings = settings or ServerSettings()
+        self._settings = ServerSettings()
         self._runner = asyncio.Runner()
         self._runtime: Runtime | None = None
 
@@ -41,7 +39,12 @@ class LocalPredictor:
 
     def start(self) -> None:
         """Start the threads and run a first forward pass; raises what `Runtime.start` raises."""
-        self._runner.run(self._start())
+        try:
+            self._runner.run(self._start())
+        except BaseException:
+            # Who is not let in never leaves.
+            self.close()
+            raise
 
     def predict(
         self,
@@ -81,8 +84,10 @@ class LocalPredictor:
     async def _predict(self, request: PredictionRequest) -> Prediction:
         if self._runtime is None:
             raise RuntimeError("a LocalPredictor must be started before it predicts")
+        # No loop has followed the registry since the last call.
+        self._runtime.residency.invalidate()
         return await self._runtime.service.predict(request)
 
 
 def _leave_to_callers(_: EngineFailedError) -> None:
-    """Do nothing more: the engine has logged it, and every prediction fails with its reason."""
+    """Do nothing more: it was logged, and every prediction fails."""

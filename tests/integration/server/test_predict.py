@@ -1,5 +1,7 @@
 import asyncio
+import threading
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,6 +12,7 @@ from doubles.serving import make_settings, running_client, running_transport
 from doubles.tasks import logits_alone, publish_tiny_task, random_parameters, spec_of
 from nunatak_model import Backbone, Bottleneck, Full, HeadOnly, Lora, Method, TextInput, TopK
 from nunatak_registry import Registry
+from nunatak_server import runtime
 from nunatak_server.local import LocalPredictor
 from nunatak_server.service.prediction import TaskFailure, TaskPrediction
 
@@ -363,7 +366,7 @@ def test_the_local_predictor_answers_as_the_server(backbone: Backbone, registry:
             outputs: list[dict[str, Any]] = answer.json()["outputs"]
             return outputs
 
-    with LocalPredictor(registry, backbone, settings=make_settings()) as predictor:
+    with LocalPredictor(registry, backbone) as predictor:
         lora, nope = predictor.predict(["hello"], ["lora", "nope"]).results
 
     assert isinstance(lora, TaskPrediction)
@@ -371,3 +374,32 @@ def test_the_local_predictor_answers_as_the_server(backbone: Backbone, registry:
     expected = {item["label"]: item["score"] for item in asyncio.run(ask())}
     scores = {item["label"]: item["score"] for item in lora.outputs[0] if "label" in item}
     assert scores == pytest.approx(expected)
+
+
+def test_the_local_predictor_follows_an_alias_however_long_it_was_not_asked(
+    backbone: Backbone, tmp_path: Path
+) -> None:
+    with Registry.open(tmp_path) as registry, LocalPredictor(registry, backbone) as predictor:
+        for version in (1, 2):
+            publish_tiny_task(registry, backbone, seed=version)
+            registry.promote("tone", "prod", version)
+
+            for _ in range(2):
+                (answer,) = predictor.predict(["hello"], ["tone@prod"]).results
+
+                assert isinstance(answer, TaskPrediction)
+                assert answer.version == version
+
+
+def test_a_local_predictor_that_cannot_start_ends_its_threads(
+    backbone: Backbone, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def break_off(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(runtime, "pin_at_start", break_off)
+
+    with pytest.raises(ZeroDivisionError), LocalPredictor(registry, backbone):
+        pass
+
+    assert "nunatak-engine" not in {thread.name for thread in threading.enumerate()}
