@@ -58,7 +58,7 @@ def read_keys(path: Path) -> StampedKeys:
         KeyFileError: it cannot be read, others may write to it, or it is no file of keys.
     """
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=_without_waiting) as file:
             status = os.fstat(file.fileno())
             _check(path, status)
             data = file.read(MAX_BYTES + 1)
@@ -81,6 +81,11 @@ def change_keys(path: Path, change: Callable[[Keys], Keys]) -> None:
             _write(path, KeyFile(keys=change(keys)))
     except OSError as error:
         raise KeyFileError(path, error.strerror or "cannot be written") from None
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Open a file; a pipe would keep its reader until somebody writes."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _check(path: Path, status: os.stat_result) -> None:

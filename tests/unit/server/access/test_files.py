@@ -1,5 +1,6 @@
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -105,3 +106,15 @@ def test_a_missing_file_is_told(path: Path) -> None:
 def test_a_folder_is_no_file_of_keys(tmp_path: Path) -> None:
     with pytest.raises(KeyFileError):
         read_keys(tmp_path)
+
+
+def test_a_pipe_is_refused_and_keeps_nobody_waiting(path: Path) -> None:
+    os.mkfifo(path)
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(read_keys, path)
+        try:
+            with pytest.raises(KeyFileError, match="no regular file"):
+                reading.result(timeout=10)
+        finally:
+            # Whoever does wait is let go by a writer.
+            os.close(os.open(path, os.O_RDWR))
