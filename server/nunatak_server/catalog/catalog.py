@@ -92,10 +92,6 @@ class Catalog:
             self._registry.rollouts.end, task, alias, role, expected_version=expected_version
         )
 
-    async def candidate(self, task: str, alias: str, role: CandidateRole) -> Candidate:
-        """Return what runs beside an alias."""
-        return await self._call(self._registry.rollouts.get, task, alias, role)
-
     async def hold(self, versions: Collection[tuple[str, int]], *, seconds: float) -> None:
         """Keep these versions, and no others, from being deleted for a while."""
         await self._call(self._registry.hold, self._reader, versions, seconds=seconds)
