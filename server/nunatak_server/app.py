@@ -96,7 +96,9 @@ def create_app(
             stack.push_async_callback(runtime.aclose)
             await runtime.start()
             app.state.runtime = runtime
-            stack.callback(asyncio.create_task(door.run()).cancel)
+            following = asyncio.create_task(door.run(), name="the file of API keys")
+            runtime.depend_on(following)
+            stack.callback(following.cancel)
             yield
 
     native = (routes, admin, traffic, operations, pages, description)
@@ -120,4 +122,4 @@ def create_app(
 
 
 def _leave_to_supervisor(_: EngineFailedError) -> None:
-    """Do nothing more: the engine has logged it, and readiness has turned to 503."""
+    """Do nothing more: it was logged, and readiness has turned to 503."""

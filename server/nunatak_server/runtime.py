@@ -129,18 +129,18 @@ class Runtime:
             graphs=trunk_graphs(backbone) if settings.cuda_graphs else None,
         )
         self.tracing = tracing
-        limits = settings.batch_limits(longest_row_tokens=backbone.config.max_tokens)
+        batch_limits = settings.batch_limits(longest_row_tokens=backbone.config.max_tokens)
         self._engine = Engine(
             compute=compute,
             rules=TurnRules(
                 weights=weights or {},
                 is_trunk_held=lambda row: compute.holds_trunk(row.encoding, row.branch.split_depth),
             ),
-            limits=limits,
+            limits=batch_limits,
             pace=Pace(
                 fixed_share=settings.batch_overhead,
-                max_tokens=limits.max_tokens,
-                max_rows=limits.max_rows,
+                max_tokens=batch_limits.max_tokens,
+                max_rows=batch_limits.max_rows,
             ),
             observer=BatchObservers(self.metrics, *([tracing] if tracing else [])),
             on_fatal=self._fail,
@@ -170,6 +170,7 @@ class Runtime:
                 give_back=find_memory_return(),
                 size_of=partial(size_in_memory, dtype=backbone.dtype),
                 num_threads=settings.load_threads,
+                on_fatal=self._fail,
             ),
             budget_bytes=task_memory_budget(settings.task_memory_bytes, backbone.device),
             observer=self.metrics,
@@ -181,7 +182,7 @@ class Runtime:
         )
         for collector in self.traffic.collectors():
             self.metrics.include(collector)
-        limits = RequestLimits(
+        request_limits = RequestLimits(
             max_inputs=settings.max_inputs,
             max_tasks=settings.max_tasks_per_request,
             max_text_chars=settings.max_text_chars,
@@ -195,14 +196,14 @@ class Runtime:
         )
         self.embedding = EmbeddingService(
             readiness=self.readiness,
-            limits=limits,
+            limits=request_limits,
             stages=stages,
             metrics=self.metrics,
             backbone=backbone,
         )
         self.service = PredictionService(
             readiness=self.readiness,
-            limits=limits,
+            limits=request_limits,
             stages=stages,
             metrics=self.metrics,
             observers=(
@@ -252,8 +253,8 @@ class Runtime:
         await pin_at_start(
             self.settings.pinned(), resolve=self.catalog.resolve, pin=self.residency.pin
         )
-        self._watching = asyncio.create_task(self._follow_registry())
-        self._watching.add_done_callback(self._check_watch)
+        self._watching = asyncio.create_task(self._follow_registry(), name="the registry")
+        self.depend_on(self._watching)
         self.readiness.move_to(State.READY)
 
     def state(self) -> ServerState:
@@ -269,6 +270,10 @@ class Runtime:
             task_bytes=self.residency.task_bytes(),
             host=self.host_tier.stats(),
         )
+
+    def depend_on(self, following: asyncio.Task[None]) -> None:
+        """Fail once a task fails that keeps answers up to date; its name is what it follows."""
+        following.add_done_callback(self._check_following)
 
     def announce_drain(self) -> None:
         """Take requests still, while /readyz asks for no more."""
@@ -332,12 +337,16 @@ class Runtime:
             raise outcome
 
     def _fail(self, error: EngineFailedError) -> None:
+        # A lost device is found by batches and by loads.
+        if self.readiness.state is State.FAILED:
+            return
         self.readiness.move_to(State.FAILED)
         self._on_fatal(error)
 
-    def _check_watch(self, watching: asyncio.Task[None]) -> None:
-        if watching.cancelled():
-            return
-        error = watching.exception()
-        logger.critical("the registry is followed no more", exc_info=error)
-        self._fail(EngineFailedError(f"registry watch: {type(error).__name__}"))
+    def _check_following(self, following: asyncio.Task[None]) -> None:
+        error = None if following.cancelled() else following.exception()
+        if error is not None:
+            followed = following.get_name()
+            logger.critical("%s cannot be followed any more", followed, exc_info=error)
+            reason = f"{followed} cannot be followed any more: {type(error).__name__}"
+            self._fail(EngineFailedError(reason))

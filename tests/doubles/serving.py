@@ -15,6 +15,7 @@ from nunatak_model import Backbone, Branch
 from nunatak_registry import Registry, TaskManifest, TaskNotFoundError, TaskReference, Traffic
 from nunatak_server.app import create_app
 from nunatak_server.batching.batch_report import BatchReport
+from nunatak_server.errors import EngineFailedError
 from nunatak_server.observation.tracing import Tracing
 from nunatak_server.process.settings import ServerSettings
 from nunatak_server.residency.loads import PATIENCE_S, Loader
@@ -118,11 +119,18 @@ def make_residency(
     observer: RecordingObserver | None = None,
     room_for: int = 100,
     patience_s: float = PATIENCE_S,
+    fatal: list[EngineFailedError] | None = None,
 ) -> Residency:
     """Return a residency with room for so many versions of the store, if each takes one branch."""
     return Residency(
         resolve=store.resolve,
-        loader=Loader(load=store.load, size_of=store.size_of, num_threads=2, patience_s=patience_s),
+        loader=Loader(
+            load=store.load,
+            size_of=store.size_of,
+            num_threads=2,
+            on_fatal=(fatal if fatal is not None else []).append,
+            patience_s=patience_s,
+        ),
         budget_bytes=room_for * store.branch.num_bytes,
         observer=observer or RecordingObserver(),
         clock=clock or ManualClock(),

@@ -1,8 +1,7 @@
 """Compute: runs one mixed batch on the device and brings its logits back."""
 
-import re
 from collections.abc import Sequence
-from typing import Final, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -17,12 +16,7 @@ from nunatak_model import (
     forward,
     trunk_source,
 )
-from nunatak_server.errors import EngineFailedError
-
-LIBRARY_FAILURE: Final = re.compile(
-    r"(?:CUDA|cuDNN) error: (\w+_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR))"
-)
-"""How cuBLAS and cuDNN say that the device has failed; other statuses are of shapes or memory."""
+from nunatak_server.errors.lost_device import device_loss
 
 
 class BatchCompute:
@@ -67,13 +61,11 @@ class BatchCompute:
                 )
                 # One transfer for the batch: a copy per row would wait for the device each time.
                 flat = logits_to_floats(torch.cat([output.flatten() for output in outputs]))
-        except torch.OutOfMemoryError:
-            raise
         except RuntimeError as error:
-            reason = _device_failure(error)
-            if reason is None:
+            loss = device_loss(error)
+            if loss is None:
                 raise
-            raise EngineFailedError(reason) from error
+            raise loss from error
         return _split(flat, [output.numel() for output in outputs])
 
     def holds_trunk(self, encoding: Encoding, split_depth: int | None) -> bool:
@@ -81,14 +73,6 @@ class BatchCompute:
         if self._trunk is None or not split_depth:
             return False
         return split_depth in self._trunk.depths(trunk_source(self._backbone, encoding))
-
-
-def _device_failure(error: RuntimeError) -> str | None:
-    """Return how the device has failed; None for what is the fault of a batch, or of one task."""
-    if isinstance(error, torch.AcceleratorError):
-        return type(error).__name__
-    found = LIBRARY_FAILURE.match(str(error))
-    return None if found is None else found[1]
 
 
 def logits_to_floats(logits: Tensor) -> list[float]:

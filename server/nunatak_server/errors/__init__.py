@@ -30,7 +30,7 @@ ServerError
 |   |   +-- DeadlineTooShortError     the deadline would pass first: refused at once
 |   +-- NotReadyError             the server is starting or its engine has stopped
 |   +-- DrainingError             the server is shutting down
-|   +-- EngineFailedError         the device or the engine is lost: the process must be restarted
+|   +-- EngineFailedError         what every answer needs is lost: the process must be restarted
 +-- TaskError                 one task version cannot be served; its neighbours can
     +-- TaskUnhealthyError        the version computes no finite logits
     +-- TaskDoesNotFitError       the version needs more memory than there ever is for it

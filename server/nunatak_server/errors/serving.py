@@ -83,13 +83,13 @@ class DrainingError(UnavailableError):
 
 
 class EngineFailedError(UnavailableError):
-    """The device or the engine is lost; only a new process can serve again."""
+    """What every answer needs is lost, such as the device; only a new process can serve again."""
 
     code = "engine_failed"
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
-        super().__init__(f"the engine has failed ({reason}); restart the server")
+        super().__init__(f"the server has failed ({reason}); restart it")
 
 
 class TaskError(ServerError):

@@ -67,7 +67,7 @@ class Readiness:
             case State.STARTING:
                 raise NotReadyError("it is starting")
             case State.FAILED:
-                raise NotReadyError("the engine has failed")
+                raise NotReadyError("it has failed")
             case State.LEAVING | State.DRAINING:
                 raise DrainingError
             case _:

@@ -18,8 +18,14 @@ from typing import Protocol
 
 from nunatak_artifact import LoadedTask
 from nunatak_registry import TaskManifest
-from nunatak_server.errors import DrainingError, TaskDoesNotFitError, TaskUnhealthyError
+from nunatak_server.errors import (
+    DrainingError,
+    EngineFailedError,
+    TaskDoesNotFitError,
+    TaskUnhealthyError,
+)
 from nunatak_server.errors.known import KnownError
+from nunatak_server.errors.lost_device import device_loss
 from nunatak_server.residency.keys import VersionKey, key_of
 from nunatak_server.residency.memory_return import INTERVAL_S
 from nunatak_server.residency.shelf import Shelf
@@ -61,6 +67,8 @@ class Loader:
     size_of: Callable[[TaskManifest], int]
     """Bytes that a version will take, known before it is read."""
     num_threads: int
+    on_fatal: Callable[[EngineFailedError], None]
+    """Is told on the event loop thread, by each load that finds the device lost."""
     give_back: Callable[[], None] | None = None
     """Returns freed memory to the operating system, on a thread of the loads too."""
     patience_s: float = PATIENCE_S
@@ -124,6 +132,7 @@ class Loads:
             ArtifactError: it does not fit the backbone or fails its probe.
             TaskDoesNotFitError: it needs more memory than there is.
             TaskUnhealthyError: it fails to load for a reason that is nobody's.
+            EngineFailedError: the device is lost.
         """
         key = key_of(manifest)
         if remember_failures:
@@ -227,12 +236,17 @@ class Loads:
             failure = _as_known(error, key)
             # A failure of ours says all there is; one that nobody foresaw, only where it happened.
             unforeseen = error if error is not failure else None
+            loss = failure if isinstance(failure, EngineFailedError) else None
+            level = logging.CRITICAL if loss else logging.WARNING
             reference = job.manifest.reference
-            logger.warning("cannot load %s: %s", reference, failure, exc_info=unforeseen)
+            logger.log(level, "cannot load %s: %s", reference, failure, exc_info=unforeseen)
             self._failures[key] = _Failure(error=failure, until=self._clock() + FAILURE_MEMORY_S)
             self._shelf.abandon(key)
             seconds = self._clock() - started
             self._observer.observe_load(job.manifest.task, seconds=seconds, succeeded=False)
+            if loss is not None:
+                # Told first: whoever is answered must find the process no longer ready.
+                self._loader.on_fatal(loss)
             self._conclude(job, failure)
         else:
             load_s = self._clock() - started
@@ -276,5 +290,6 @@ def _as_known(error: Exception, key: VersionKey) -> Exception:
     if isinstance(error, KnownError):
         # The frames of a load that failed hold the bytes that it has read.
         return error.with_traceback(None)
-    # Such as memory that cannot be had: this version cannot be served, all others can.
-    return TaskUnhealthyError(*key, f"cannot be loaded ({type(error).__name__})")
+    # A device that is not lost, such as one without memory to spare, serves all other versions.
+    unhealthy = TaskUnhealthyError(*key, f"cannot be loaded ({type(error).__name__})")
+    return device_loss(error) or unhealthy

@@ -82,6 +82,7 @@ class Residency:
             ArtifactError: it does not fit the backbone or fails its probe.
             TaskDoesNotFitError: it needs more memory than there is.
             TaskUnhealthyError: it fails to load for a reason that is nobody's.
+            EngineFailedError: the device is lost.
         """
         leased = self.lease_resident(manifest)
         if leased is not None:

@@ -1,12 +1,14 @@
 import asyncio
 
 import pytest
+import torch
 
 from doubles.events import logged_events
 from doubles.leases import lease, names, run, settle, use
 from doubles.serving import FakeStore, ManualClock, RecordingObserver, make_residency
 from nunatak_registry import CorruptBlobError
 from nunatak_server.errors import (
+    EngineFailedError,
     TaskInUseError,
     TaskUnhealthyError,
 )
@@ -245,6 +247,57 @@ def test_an_unforeseen_failure_of_a_load_is_the_failure_of_that_task(store: Fake
 
         with pytest.raises(TaskUnhealthyError, match="MemoryError"):
             await lease(residency, reference)
+        await residency.aclose()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.AcceleratorError("device-side assert"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling"),
+    ],
+    ids=["device", "library"],
+)
+def test_a_device_lost_during_a_load_is_told_before_those_who_wait_and_is_no_task_s_fault(
+    store: FakeStore, error: Exception
+) -> None:
+    async def scenario() -> None:
+        reference, fatal = store.add("tone"), list[EngineFailedError]()
+        store.broken["tone/1"] = error
+        residency = make_residency(store, fatal=fatal)
+
+        async def wait() -> list[EngineFailedError]:
+            with pytest.raises(EngineFailedError):
+                await lease(residency, reference)
+            return list(fatal)
+
+        with logged_events() as events:
+            found = await asyncio.gather(wait(), wait())
+
+        assert [len(told) for told in found] == [1, 1]
+        (event,) = events.named(f"cannot load tone/1: {fatal[0]}")
+        assert event["level"] == "critical"
+        await residency.aclose()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no room"), RuntimeError("shapes")])
+def test_a_load_that_fails_on_a_sound_device_ends_nothing(
+    store: FakeStore, error: Exception
+) -> None:
+    async def scenario() -> None:
+        fatal = list[EngineFailedError]()
+        residency = make_residency(store, fatal=fatal)
+        reference = store.add("tone")
+        store.broken["tone/1"] = error
+
+        with pytest.raises(TaskUnhealthyError):
+            await lease(residency, reference)
+
+        assert not fatal
         await residency.aclose()
 
     run(scenario())
