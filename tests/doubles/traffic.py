@@ -38,10 +38,11 @@ def make_traffic_bench(
     *,
     draw: Callable[[], float] = lambda: 0.0,
     clock: ManualClock | None = None,
+    admission: Admission | None = None,
 ) -> TrafficBench:
     """Return a ready service whose draws are given."""
     residency, readiness, metrics = make_residency(store), Readiness(), Metrics()
-    admission = Admission(max_requests=10, max_tokens=1000, max_bytes=1000)
+    admission = admission or Admission(max_requests=10, max_tokens=1000, max_bytes=1000)
     traffic = TrafficControl(
         residency=residency,
         join=backbone.tokenizer.join,

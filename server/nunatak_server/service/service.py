@@ -50,7 +50,7 @@ from nunatak_server.service.prediction import (
 )
 from nunatak_server.service.preparation import Preparation
 from nunatak_server.service.row_making import RowMaking
-from nunatak_server.service.streaming import Arrivals, Part, StreamedResult
+from nunatak_server.service.streaming import Arrivals, Part, StreamedResult, hold_refusals
 from nunatak_server.service.tokenization import Tokenization, check_texts
 from nunatak_server.traffic.choice import Arm
 from nunatak_server.traffic.control import TrafficControl
@@ -144,12 +144,17 @@ class PredictionService:
     async def stream(self, request: PredictionRequest) -> AsyncGenerator[StreamedResult]:
         """Yield an answer or a failure for each task, in the order in which they come.
 
-        A request that is refused as a whole raises at the first step; from then on a failure is a
-        result too. Closing the generator gives up what is still open.
+        A request that is refused as a whole, or late, raises at the first step; from then on a
+        failure is a result too. Closing the generator gives up what is still open.
 
         Raises:
             ServerError: the request as a whole cannot be answered.
         """
+        async with aclosing(hold_refusals(self._admit_stream(request))) as results:
+            async for streamed in results:
+                yield streamed
+
+    async def _admit_stream(self, request: PredictionRequest) -> AsyncGenerator[StreamedResult]:
         try:
             self._readiness.check()
             self._check(request)
@@ -197,18 +202,13 @@ class PredictionService:
         permit.take_tokens(work_by_task(rows))
         answers = await self._asking.ask(rows, deadline=deadline)
         self._record(rows, answers, read_at=read_at, tokenize_s=tokenize_s)
-        is_late = bool(answers) and all(map(_is_late, answers))
-        outcomes: list[RowOutcome] = [
-            it for answer in answers if isinstance(answer, list) for it in answer
-        ]
+        outcomes = _outcomes_of(answers)
         timings = timings_of(outcomes, tokenize_s)
-        if not is_late:
-            self._metrics.observe_stages(queue_s=timings.queue_s, tokenize_s=tokenize_s)
         concluded = _with_failures(request.references, asked, answers)
         results = await self._conclude(request, concluded, outcomes)
         for item, result in zip(asked, results, strict=True):
             self._observe_arm(item.arm if isinstance(item, AskedTask) else None, result)
-        lateness = DeadlineExceededError() if is_late else None
+        lateness = DeadlineExceededError() if _are_late(answers) else None
         return Prediction(results=results, timings=timings, lateness=lateness)
 
     async def _stream(
@@ -220,12 +220,14 @@ class PredictionService:
         taken = arrivals.take(len(request.references), sources=sources)
         async with aclosing(taken):
             async for it in taken:
-                timings = timings_of(it.outcomes, it.tokenize_s)
-                self._metrics.observe_stages(queue_s=timings.queue_s, tokenize_s=it.tokenize_s)
                 alone = replace(request, references=(it.reference,))
                 (result,) = await self._conclude(alone, [it.asked], it.outcomes)
                 self._observe_arm(it.arm, result)
-                yield StreamedResult(result=result, timings=timings)
+                yield StreamedResult(
+                    result=result,
+                    timings=timings_of(it.outcomes, it.tokenize_s),
+                    refusal=it.refusal or _lateness_of(result),
+                )
 
     def _parts(self, request: PredictionRequest) -> Iterator[tuple[str, ...]]:
         """Yield what is known at once, together, and each reference to be looked up, alone."""
@@ -248,7 +250,7 @@ class PredictionService:
             permit.take_tokens(work_by_task(rows))
             reported = [
                 replace(each, report=report)
-                for each, report in zip(rows, part.reports(), strict=True)
+                for each, report in zip(rows, part.accept(), strict=True)
             ]
             answers = await self._asking.ask(reported, deadline=deadline)
             self._record(rows, answers, read_at=read_at, tokenize_s=tokenize_s)
@@ -271,6 +273,9 @@ class PredictionService:
         )
         for observe in self._observers:
             observe(record)
+        if answers and not _are_late(answers):
+            queue_s = timings_of(_outcomes_of(answers), tokenize_s).queue_s
+            self._metrics.observe_stages(queue_s=queue_s, tokenize_s=tokenize_s)
 
     async def _conclude(
         self,
@@ -316,9 +321,25 @@ def _all_too_late(asked: Sequence[AskedTask | TaskFailure]) -> Prediction | None
     return Prediction(results=failures, timings=Timings(), lateness=errors[0])
 
 
+def _outcomes_of(answers: Sequence[Answers]) -> list[RowOutcome]:
+    """Return what became of all rows, version after version."""
+    return [it for answer in answers if isinstance(answer, list) for it in answer]
+
+
+def _are_late(answers: Sequence[Answers]) -> bool:
+    """Tell whether versions were asked, and none of their rows was in time."""
+    return bool(answers) and all(map(_is_late, answers))
+
+
 def _is_late(answer: Answers) -> bool:
     outcomes = answer if isinstance(answer, list) else [answer]
     return all(isinstance(outcome, DeadlineExceededError) for outcome in outcomes)
+
+
+def _lateness_of(result: TaskPrediction | TaskFailure) -> DeadlineExceededError | None:
+    if isinstance(result, TaskFailure) and isinstance(result.error, DeadlineExceededError):
+        return result.error
+    return None
 
 
 def _metric_labels(result: TaskPrediction | TaskFailure) -> tuple[str | None, str]:

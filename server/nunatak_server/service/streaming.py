@@ -3,10 +3,14 @@
 A request is split into parts that never wait for each other: all references whose versions are
 known go together, so that their rows meet in one batch and share its trunk, and each one that must
 be looked up goes alone. Within a part, a version that has to be loaded holds back no other.
+
+What refuses a request, or makes it late, is known part by part. It is held until a task fares
+better, and becomes the failure of the request if none does.
 """
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 
@@ -30,6 +34,8 @@ class StreamedResult:
 
     result: TaskPrediction | TaskFailure
     timings: Timings
+    refusal: ServerError | None = None
+    """What the request fails with as a whole if none of its tasks fares better."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +48,8 @@ class Arrival:
     tokenize_s: float
     arm: Arm | None
     """Which version of a split alias was asked."""
+    refusal: ServerError | None
+    """What refused all that was left of its part."""
 
 
 class Part:
@@ -52,22 +60,25 @@ class Part:
         self._open = set(references)
         self._put = put
         self._tasks: list[tuple[str, AskedTask]] = []
+        self._unasked: list[tuple[str, TaskFailure]] = []
         self._tokenize_s = 0.0
 
     def begin(
         self, asked: Sequence[AskedTask | TaskFailure], *, tokenize_s: float
     ) -> list[AskedTask]:
-        """Let what failed already arrive, and return the tasks that can be asked."""
+        """Return the tasks that can be asked."""
         self._tokenize_s = tokenize_s
         for reference, item in zip(self.references, asked, strict=True):
             if isinstance(item, AskedTask):
                 self._tasks.append((reference, item))
             else:
-                self._arrive(reference, item)
+                self._unasked.append((reference, item))
         return [task for _, task in self._tasks]
 
-    def reports(self) -> list[Report]:
-        """Return, for each task that can be asked, where its outcomes are to be reported."""
+    def accept(self) -> list[Report]:
+        """Let what cannot be asked arrive, and return where the others' outcomes are reported."""
+        for reference, failure in self._unasked:
+            self._arrive(reference, failure)
         return [
             partial(self._arrive, reference, task, arm=task.arm) for reference, task in self._tasks
         ]
@@ -81,11 +92,11 @@ class Part:
                 self._arrive(reference, failure_of(reference, task, answer), arm=task.arm)
 
     def fail(self, error: ServerError) -> None:
-        """Let all that is open arrive as failed; what was not begun may name no task at all."""
+        """Let all that is open arrive as refused; what was not begun may name no task at all."""
         begun = {reference: task.manifest.task for reference, task in self._tasks}
         for reference in self.references:
             failure = TaskFailure(reference=reference, error=error, task=begun.get(reference))
-            self._arrive(reference, failure)
+            self._arrive(reference, failure, refusal=error)
 
     def _arrive(
         self,
@@ -94,6 +105,7 @@ class Part:
         outcomes: Sequence[RowOutcome] = (),
         *,
         arm: Arm | None = None,
+        refusal: ServerError | None = None,
     ) -> None:
         if reference in self._open:
             self._open.remove(reference)
@@ -104,6 +116,7 @@ class Part:
                     outcomes=outcomes,
                     tokenize_s=self._tokenize_s,
                     arm=arm,
+                    refusal=refusal,
                 )
             )
 
@@ -146,3 +159,23 @@ class Arrivals:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self._queue.put_nowait(error)
+
+
+async def hold_refusals(results: AsyncGenerator[StreamedResult]) -> AsyncGenerator[StreamedResult]:
+    """Yield results as they come, but refusals not before a result that is none.
+
+    Raises:
+        ServerError: there is no such result; the first refusal is raised.
+    """
+    held = list[StreamedResult]()
+    refusal: ServerError | None = None
+    has_begun = False
+    async with aclosing(results):
+        async for streamed in results:
+            held.append(streamed)
+            refusal = refusal or streamed.refusal
+            has_begun = has_begun or streamed.refusal is None
+            while has_begun and held:
+                yield held.pop(0)
+    if refusal is not None and not has_begun:
+        raise refusal
