@@ -23,13 +23,15 @@ from nunatak_server.postprocess import (
     window_of,
 )
 from nunatak_server.service.inputs import Query, Question, TaskInput
-from nunatak_server.service.tokenization import Reading, default_stride
+from nunatak_server.service.tokenization import Encodings, Reading, default_stride
 
 Output = list[LabelScore] | list[Entity] | list[Answer] | list[RankedDocument]
 """What one task says about one input, by the kind of its head."""
 
 MAX_LOGITS_ON_LOOP: Final = 500
 """Making outputs of so many takes about a millisecond; more would hold up the event loop."""
+SPANS_PER_LOGIT: Final = 4
+"""To look at so many spans takes as long as to make outputs of one logit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +69,16 @@ def reading_of(manifest: TaskManifest, options: PredictionOptions) -> Reading:
     if stride is None:
         stride = default_stride(manifest.max_length)
     return Reading(max_length=manifest.max_length, stride=stride)
+
+
+def work_of(head: HeadRecord, read: Sequence[Encodings], *, options: PredictionOptions) -> int:
+    """Return how much work it is to make outputs of what was read for inputs, in logits."""
+    sizes = [encoding.num_tokens for encodings in read for encoding in encodings]
+    num_logits = head.num_outputs * (sum(sizes) if head.kind.reads_tokens else len(sizes))
+    if head.kind is not HeadKind.QUESTION_ANSWERING:
+        return num_logits
+    num_spans = sum(size * min(size, options.answers.max_answer_tokens) for size in sizes)
+    return num_logits + num_spans // SPANS_PER_LOGIT
 
 
 def output_of(

@@ -15,7 +15,7 @@ from functools import partial
 
 from nunatak_registry import TaskReference
 from nunatak_server.admission.admission import Admission, Permit
-from nunatak_server.batching.rows import RowAnswer, RowOutcome
+from nunatak_server.batching.rows import RowOutcome
 from nunatak_server.errors import (
     DeadlineExceededError,
     DeadlineTooShortError,
@@ -35,7 +35,7 @@ from nunatak_server.process.readiness import Readiness
 from nunatak_server.residency.residency import Residency
 from nunatak_server.service.asking import Answers, Asking, RowSink
 from nunatak_server.service.inputs import texts_to_read
-from nunatak_server.service.outputs import MAX_LOGITS_ON_LOOP
+from nunatak_server.service.outputs import MAX_LOGITS_ON_LOOP, work_of
 from nunatak_server.service.planned_rows import VersionRows, work_by_task
 from nunatak_server.service.prediction import (
     AskedTask,
@@ -284,8 +284,12 @@ class PredictionService:
         outcomes: Sequence[RowOutcome],
     ) -> tuple[TaskPrediction | TaskFailure, ...]:
         conclude = partial(results_of, request, asked, outcomes, join=self._join)
-        answers = (outcome for outcome in outcomes if isinstance(outcome, RowAnswer))
-        if sum(len(answer.logits) for answer in answers) <= MAX_LOGITS_ON_LOOP:
+        work = sum(
+            work_of(item.manifest.head, item.encodings, options=request.options)
+            for item in asked
+            if isinstance(item, AskedTask)
+        )
+        if work <= MAX_LOGITS_ON_LOOP:
             return conclude()
         return await asyncio.to_thread(conclude)
 

@@ -17,7 +17,13 @@ from nunatak_server.postprocess import Join
 from nunatak_server.residency.keys import VersionKey, key_of
 from nunatak_server.residency.residency import Lease, Residency
 from nunatak_server.service.inputs import TaskInput
-from nunatak_server.service.outputs import MAX_LOGITS_ON_LOOP, Output, ReadRow, output_of
+from nunatak_server.service.outputs import (
+    MAX_LOGITS_ON_LOOP,
+    Output,
+    ReadRow,
+    output_of,
+    work_of,
+)
 from nunatak_server.service.planned_rows import PlannedRow, pending_row
 from nunatak_server.service.tokenization import Encodings
 from nunatak_server.traffic.comparison import FULL_OPTIONS, Comparison, compare_outputs
@@ -135,7 +141,9 @@ class Shadows:
     async def _compare(
         self, run: ShadowRun, own: Sequence[RowAnswer], other: Sequence[RowAnswer]
     ) -> None:
-        if sum(len(answer.logits) for answer in own) <= MAX_LOGITS_ON_LOOP:
+        work = work_of(run.answered.head, run.encodings, options=FULL_OPTIONS)
+        work += work_of(run.shadow.head, run.shadow_encodings, options=FULL_OPTIONS)
+        if work <= MAX_LOGITS_ON_LOOP:
             comparisons = self._comparisons(run, own, other)
         else:
             comparisons = await asyncio.to_thread(self._comparisons, run, own, other)
