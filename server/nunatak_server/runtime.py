@@ -60,7 +60,7 @@ from nunatak_server.residency.sizes import (
 )
 from nunatak_server.service.embedding import EmbeddingService
 from nunatak_server.service.service import PredictionService, RequestLimits, Stages
-from nunatak_server.service.tokenization import Tokenization
+from nunatak_server.tokenization.tokenization import Tokenization
 from nunatak_server.traffic.control import TrafficControl
 
 POLLS_PER_HOLD = 20

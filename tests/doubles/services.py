@@ -13,15 +13,15 @@ from nunatak_server.errors import (
     TaskUnhealthyError,
 )
 from nunatak_server.observation.metrics import Metrics
+from nunatak_server.postprocess.outputs import PredictionOptions
 from nunatak_server.process.readiness import Readiness, State
 from nunatak_server.residency.residency import Residency
-from nunatak_server.service.outputs import PredictionOptions
 from nunatak_server.service.prediction import (
     Prediction,
     PredictionRequest,
 )
 from nunatak_server.service.service import PredictionService, RequestLimits, Stages
-from nunatak_server.service.tokenization import Tokenization
+from nunatak_server.tokenization.tokenization import Tokenization
 from nunatak_server.traffic.control import TrafficControl
 
 LOGITS = [0.0, 1.0]

@@ -11,8 +11,8 @@ from nunatak_model import DEFAULT_BACKBONE, load_backbone
 from nunatak_registry import Registry
 from nunatak_server.api import questions
 from nunatak_server.local import LocalPredictor
-from nunatak_server.service import inputs
 from nunatak_server.service.prediction import TaskFailure, TaskPrediction
+from nunatak_server.tokenization import inputs
 
 
 def ask_here(

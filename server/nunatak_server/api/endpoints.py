@@ -11,11 +11,11 @@ from nunatak_server.api.replies import TASK_VERSION_HEADER, timing_headers
 from nunatak_server.api.schemas import Problem
 from nunatak_server.batching.senders import Priority
 from nunatak_server.catalog.visible import VisibleCatalog
+from nunatak_server.postprocess.outputs import PredictionOptions
 from nunatak_server.process.settings import ServerSettings
 from nunatak_server.runtime import Runtime
-from nunatak_server.service.inputs import TaskInput
-from nunatak_server.service.outputs import PredictionOptions
 from nunatak_server.service.prediction import PredictionRequest, TaskFailure, TaskPrediction
+from nunatak_server.tokenization.inputs import TaskInput
 
 _PROBLEM: Final = {"model": Problem, "description": "Any failure, as application/problem+json"}
 # 422 is named too, or else the schema would show the framework's own shape for it.

@@ -14,7 +14,7 @@ from nunatak_server.postprocess import (
     ScoreFunction,
     ScoreOptions,
 )
-from nunatak_server.service.outputs import PredictionOptions
+from nunatak_server.postprocess.outputs import PredictionOptions
 
 # Every part of a context up to this length is looked at.
 MAX_ANSWER_TOKENS = 100

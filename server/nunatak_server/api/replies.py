@@ -13,12 +13,12 @@ from nunatak_registry import TaskSummary
 from nunatak_server.api.errors import problem_of
 from nunatak_server.api.questions import Inputs, Item, QueryInput, QuestionInput, TextPair
 from nunatak_server.observation.memory import MemoryLedger, ProcessMemory, saved_by_formula
+from nunatak_server.postprocess.outputs import Output
 from nunatak_server.residency.host import HostStats
 from nunatak_server.residency.shelf import ShelfStats
 from nunatak_server.runtime import Runtime
-from nunatak_server.service.inputs import Query, Question, TaskInput
-from nunatak_server.service.outputs import Output
 from nunatak_server.service.prediction import TaskFailure, TaskPrediction, Timings
+from nunatak_server.tokenization.inputs import Query, Question, TaskInput
 
 QUEUE_HEADER: Final = "x-queue-ms"
 TOKENIZE_HEADER: Final = "x-tokenize-ms"

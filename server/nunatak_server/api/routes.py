@@ -39,7 +39,7 @@ from nunatak_server.api.schemas import (
 )
 from nunatak_server.batching.senders import Priority
 from nunatak_server.errors import InvalidRequestError
-from nunatak_server.service.outputs import DEFAULT_OPTIONS, PredictionOptions
+from nunatak_server.postprocess.outputs import DEFAULT_OPTIONS, PredictionOptions
 
 LINES: Final[dict[int | str, dict[str, Any]]] = {
     200: {"content": {LINES_TYPE: {"schema": {"type": "string", "description": "a line per task"}}}}

@@ -13,6 +13,7 @@ request knows of them. Attributes hold names and counts, never anything of the i
 
 import time
 from collections import OrderedDict
+from collections.abc import Iterable
 from importlib.metadata import version
 from typing import Final
 
@@ -28,7 +29,6 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from nunatak_server.batching.batch_report import BatchReport
 from nunatak_server.observation.records import PredictionRecord, VersionRecord
-from nunatak_server.observation.tracing import RawHeaders
 
 PROPAGATED: Final = frozenset({b"traceparent", b"tracestate"})
 MAX_REMEMBERED_BATCHES: Final = 1024
@@ -79,7 +79,7 @@ class SpanTracing:
         self._propagator = TraceContextTextMapPropagator()
         self._batches: OrderedDict[int, SpanContext] = OrderedDict()
 
-    def begin(self, *, method: str, headers: RawHeaders) -> OpenSpan:
+    def begin(self, *, method: str, headers: Iterable[tuple[bytes, bytes]]) -> OpenSpan:
         """Open the span of a request, below the caller's own if it names one."""
         carrier = {name.decode(): value.decode("latin-1") for name, value in _trace_of(headers)}
         span = self._tracer.start_span(
@@ -153,7 +153,7 @@ class SpanTracing:
         return span
 
 
-def _trace_of(headers: RawHeaders) -> list[tuple[bytes, bytes]]:
+def _trace_of(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     return [(name, value) for name, value in headers if name in PROPAGATED]
 
 

@@ -16,8 +16,6 @@ ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_EN
 """Any of these turns tracing on."""
 DISABLED: Final = "OTEL_SDK_DISABLED"
 
-RawHeaders = Iterable[tuple[bytes, bytes]]
-
 
 class RequestSpan(Protocol):
     """The time of one request, from its head to its answer."""
@@ -35,7 +33,7 @@ class RequestSpan(Protocol):
 class Tracing(Protocol):
     """Makes spans of what is observed."""
 
-    def begin(self, *, method: str, headers: RawHeaders) -> RequestSpan:
+    def begin(self, *, method: str, headers: Iterable[tuple[bytes, bytes]]) -> RequestSpan:
         """Open the span of a request, below the caller's own if it names one (W3C traceparent)."""
         ...
 

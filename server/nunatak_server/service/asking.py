@@ -12,11 +12,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
 from nunatak_registry import TaskManifest
+from nunatak_server.batching.planned_rows import Report, VersionRows, pending_row
 from nunatak_server.batching.rows import PendingRow, RowOutcome
 from nunatak_server.errors import DeadlineExceededError
 from nunatak_server.errors.known import KNOWN_ERRORS, KnownError
 from nunatak_server.residency.residency import Lease, Residency
-from nunatak_server.service.planned_rows import Report, VersionRows, pending_row
 
 
 class RowSink(Protocol):
@@ -120,7 +120,7 @@ class Asking:
             [
                 pending_row(
                     row,
-                    lease,
+                    lease.task,
                     deadline=deadline,
                     now=now,
                     load_s=load_s,

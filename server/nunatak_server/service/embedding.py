@@ -26,12 +26,12 @@ from nunatak_server.errors import (
 )
 from nunatak_server.observation.metrics import Metrics
 from nunatak_server.observation.records import OK
+from nunatak_server.postprocess.outputs import MAX_LOGITS_ON_LOOP
 from nunatak_server.process.readiness import Readiness
-from nunatak_server.service.outputs import MAX_LOGITS_ON_LOOP
 from nunatak_server.service.prediction import Timings, timings_of
 from nunatak_server.service.service import RequestLimits, Stages
-from nunatak_server.service.tokenization import Reading, check_texts
 from nunatak_server.time_limits import within
+from nunatak_server.tokenization.tokenization import Reading, check_texts
 
 BACKBONE: Final = "(backbone)"
 """In the place of a task's name, where turns are taken and answers counted; no task can have it."""

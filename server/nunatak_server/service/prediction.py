@@ -11,9 +11,9 @@ from nunatak_server.batching.senders import ANONYMOUS, Priority
 from nunatak_server.errors import ServerError
 from nunatak_server.errors.known import KnownError
 from nunatak_server.postprocess import Join
-from nunatak_server.service.inputs import TaskInput
-from nunatak_server.service.outputs import Output, PredictionOptions, ReadRow, output_of
-from nunatak_server.service.tokenization import Encodings
+from nunatak_server.postprocess.outputs import Output, PredictionOptions, ReadRow, output_of
+from nunatak_server.tokenization.inputs import TaskInput
+from nunatak_server.tokenization.tokenization import Encodings
 from nunatak_server.traffic.choice import Arm
 
 

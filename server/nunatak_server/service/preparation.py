@@ -16,12 +16,12 @@ from nunatak_server.admission.admission import Permit
 from nunatak_server.catalog.visible import deny
 from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError
 from nunatak_server.errors.known import KNOWN_ERRORS
+from nunatak_server.postprocess.outputs import reading_of
 from nunatak_server.residency.residency import Residency
-from nunatak_server.service.inputs import find_misfit
-from nunatak_server.service.outputs import reading_of
 from nunatak_server.service.prediction import AskedTask, PredictionRequest, TaskFailure
-from nunatak_server.service.tokenization import Encodings, Tokenization
 from nunatak_server.time_limits import within
+from nunatak_server.tokenization.inputs import find_misfit
+from nunatak_server.tokenization.tokenization import Encodings, Tokenization
 from nunatak_server.traffic.choice import Chosen
 from nunatak_server.traffic.control import TrafficControl
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from nunatak_model import Encoding
+from nunatak_server.batching.planned_rows import Companion, PlannedRow, VersionRows
 from nunatak_server.batching.rows import count_tokens
-from nunatak_server.service.planned_rows import Companion, PlannedRow, VersionRows
 from nunatak_server.service.prediction import AskedTask, PredictionRequest
 from nunatak_server.traffic.control import TrafficControl
 from nunatak_server.traffic.shadows import ShadowRun

@@ -15,6 +15,7 @@ from functools import partial
 
 from nunatak_registry import TaskReference
 from nunatak_server.admission.admission import Admission, Permit
+from nunatak_server.batching.planned_rows import VersionRows, work_by_task
 from nunatak_server.batching.rows import RowOutcome
 from nunatak_server.errors import (
     DeadlineExceededError,
@@ -28,15 +29,12 @@ from nunatak_server.observation.records import (
     OK,
     PredictionObserver,
     PredictionRecord,
-    record_versions,
 )
 from nunatak_server.postprocess import Join
+from nunatak_server.postprocess.outputs import MAX_LOGITS_ON_LOOP, work_of
 from nunatak_server.process.readiness import Readiness
 from nunatak_server.residency.residency import Residency
 from nunatak_server.service.asking import Answers, Asking, RowSink
-from nunatak_server.service.inputs import texts_to_read
-from nunatak_server.service.outputs import MAX_LOGITS_ON_LOOP, work_of
-from nunatak_server.service.planned_rows import VersionRows, work_by_task
 from nunatak_server.service.prediction import (
     AskedTask,
     Prediction,
@@ -49,9 +47,11 @@ from nunatak_server.service.prediction import (
     timings_of,
 )
 from nunatak_server.service.preparation import Preparation
+from nunatak_server.service.recording import record_versions
 from nunatak_server.service.row_making import RowMaking
 from nunatak_server.service.streaming import Arrivals, Part, StreamedResult, hold_refusals
-from nunatak_server.service.tokenization import Tokenization, check_texts
+from nunatak_server.tokenization.inputs import texts_to_read
+from nunatak_server.tokenization.tokenization import Tokenization, check_texts
 from nunatak_server.traffic.choice import Arm
 from nunatak_server.traffic.control import TrafficControl
 

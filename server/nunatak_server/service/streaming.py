@@ -14,10 +14,10 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 
+from nunatak_server.batching.planned_rows import Report
 from nunatak_server.batching.rows import RowOutcome
 from nunatak_server.errors import ServerError
 from nunatak_server.service.asking import Answers
-from nunatak_server.service.planned_rows import Report
 from nunatak_server.service.prediction import (
     AskedTask,
     TaskFailure,

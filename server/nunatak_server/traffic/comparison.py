@@ -6,7 +6,7 @@ from typing import Final, TypeVar
 
 from nunatak_registry import HeadKind, HeadRecord, ProblemType
 from nunatak_server.postprocess import EntityOptions, TokenEntity
-from nunatak_server.service.outputs import Output, PredictionOptions
+from nunatak_server.postprocess.outputs import Output, PredictionOptions
 
 FULL_OPTIONS: Final = PredictionOptions(entities=EntityOptions(ignored_labels=frozenset()))
 """Everything that a head says: of each label its score, of each token its label."""

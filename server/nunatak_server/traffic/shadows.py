@@ -11,21 +11,21 @@ from functools import partial
 from itertools import chain, islice
 
 from nunatak_registry import TaskManifest
+from nunatak_server.batching.planned_rows import PlannedRow, pending_row
 from nunatak_server.batching.rows import PendingRow, RowAnswer, RowOutcome
 from nunatak_server.errors import TaskError
 from nunatak_server.postprocess import Join
-from nunatak_server.residency.keys import VersionKey, key_of
-from nunatak_server.residency.residency import Lease, Residency
-from nunatak_server.service.inputs import TaskInput
-from nunatak_server.service.outputs import (
+from nunatak_server.postprocess.outputs import (
     MAX_LOGITS_ON_LOOP,
     Output,
     ReadRow,
     output_of,
     work_of,
 )
-from nunatak_server.service.planned_rows import PlannedRow, pending_row
-from nunatak_server.service.tokenization import Encodings
+from nunatak_server.residency.keys import VersionKey, key_of
+from nunatak_server.residency.residency import Lease, Residency
+from nunatak_server.tokenization.inputs import TaskInput
+from nunatak_server.tokenization.tokenization import Encodings
 from nunatak_server.traffic.comparison import FULL_OPTIONS, Comparison, compare_outputs
 from nunatak_server.traffic.metrics import TrafficMetrics
 from nunatak_server.traffic.proving import Proving
@@ -90,7 +90,7 @@ class Shadows:
             self._drop(run)
             return ()
         rows = [
-            pending_row(row, lease, deadline=run.deadline, now=self._clock(), is_shadow=True)
+            pending_row(row, lease.task, deadline=run.deadline, now=self._clock(), is_shadow=True)
             for row in run.rows
         ]
         running = asyncio.create_task(self._follow(run, answered, rows))

@@ -49,7 +49,7 @@ from nunatak_server.api.questions import Parameters, Text
 from nunatak_server.api.replies import reply
 from nunatak_server.batching.senders import Priority
 from nunatak_server.errors import InvalidRequestError
-from nunatak_server.service.outputs import PredictionOptions
+from nunatak_server.postprocess.outputs import PredictionOptions
 
 Extent = Annotated[int, Field(ge=1, le=MAX_ITEMS)]
 Column = Annotated[list[Text], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]

@@ -38,9 +38,9 @@ from nunatak_server.api.schemas import ScoredLabel
 from nunatak_server.batching.senders import Priority
 from nunatak_server.errors import InvalidRequestError
 from nunatak_server.postprocess import RankingOptions, ScoreFunction, ScoreOptions
+from nunatak_server.postprocess.outputs import PredictionOptions
 from nunatak_server.runtime import Runtime
-from nunatak_server.service.inputs import Query
-from nunatak_server.service.outputs import PredictionOptions
+from nunatak_server.tokenization.inputs import Query
 
 Words = Annotated[list[Text], Field(min_length=1, max_length=2)]
 """A text, or a pair of texts."""

@@ -18,8 +18,8 @@ import orjson
 from nunatak_registry import HeadKind
 from nunatak_server.errors import InvalidRequestError
 from nunatak_server.postprocess import Answer, LabelScore, RankedDocument
-from nunatak_server.service.inputs import Query, Question, TaskInput
-from nunatak_server.service.outputs import Output
+from nunatak_server.postprocess.outputs import Output
+from nunatak_server.tokenization.inputs import Query, Question, TaskInput
 
 Columns = Mapping[str, Sequence[str]]
 

@@ -32,7 +32,7 @@ from nunatak_server.service.embedding import (
     normalised,
 )
 from nunatak_server.service.service import RequestLimits, Stages
-from nunatak_server.service.tokenization import Tokenization
+from nunatak_server.tokenization.tokenization import Tokenization
 from nunatak_server.traffic.control import TrafficControl
 
 VECTOR = [3.0, 4.0]

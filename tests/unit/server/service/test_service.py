@@ -15,8 +15,8 @@ from nunatak_server.errors import (
     DeadlineTooShortError,
     DrainingError,
 )
+from nunatak_server.postprocess.outputs import PredictionOptions
 from nunatak_server.process.readiness import State
-from nunatak_server.service.outputs import PredictionOptions
 from nunatak_server.service.prediction import (
     PredictionRequest,
     TaskFailure,

@@ -26,10 +26,10 @@ from nunatak_server.errors import (
     OverloadedError,
     ServerError,
 )
-from nunatak_server.service.outputs import PredictionOptions
+from nunatak_server.postprocess.outputs import PredictionOptions
 from nunatak_server.service.prediction import PredictionRequest, TaskPrediction
 from nunatak_server.service.streaming import StreamedResult
-from nunatak_server.service.tokenization import Tokenization
+from nunatak_server.tokenization.tokenization import Tokenization
 
 ANSWER = RowAnswer(logits=[0.0, 1.0], queue_s=0.1, compute_s=0.2, batch_rows=3)
 NUM_TOKENS = 30

@@ -4,7 +4,7 @@ import pytest
 
 from nunatak_registry import HeadKind, HeadRecord, Pooling, ProblemType
 from nunatak_server.postprocess import Answer, Entity, LabelScore, RankedDocument, TokenEntity
-from nunatak_server.service.outputs import Output
+from nunatak_server.postprocess.outputs import Output
 from nunatak_server.traffic.comparison import Comparison, compare_outputs
 
 

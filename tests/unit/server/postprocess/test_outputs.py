@@ -24,8 +24,8 @@ from nunatak_registry import (
 )
 from nunatak_server.batching.rows import PendingRow, RowAnswer
 from nunatak_server.postprocess import AnswerOptions
-from nunatak_server.service.inputs import Question
-from nunatak_server.service.outputs import PredictionOptions, work_of
+from nunatak_server.postprocess.outputs import PredictionOptions, work_of
+from nunatak_server.tokenization.inputs import Question
 
 QUESTIONS = HeadRecord(
     kind=HeadKind.QUESTION_ANSWERING, problem_type=None, labels=(), pooling=None, dense=False

@@ -14,8 +14,8 @@ from nunatak_server.errors import (
     TextTooLongError,
     TooManyTokensError,
 )
-from nunatak_server.service.inputs import Query, Question, TaskInput
-from nunatak_server.service.tokenization import (
+from nunatak_server.tokenization.inputs import Query, Question, TaskInput
+from nunatak_server.tokenization.tokenization import (
     MAX_CHARS_A_TURN,
     MAX_CHARS_ON_LOOP,
     Reading,

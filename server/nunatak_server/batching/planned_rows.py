@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from nunatak_artifact import LoadedTask
 from nunatak_model import Encoding
 from nunatak_registry import TaskManifest
 from nunatak_server.batching.rows import PendingRow, RowOutcome
 from nunatak_server.batching.senders import ANONYMOUS, Priority
 from nunatak_server.batching.work import work_added
-from nunatak_server.residency.residency import Lease
 
 Companion = Callable[[Sequence[PendingRow]], Sequence[PendingRow]]
 """Given the rows of a version, returns rows to compute beside them, which nobody here waits for."""
@@ -59,7 +59,7 @@ def work_by_task(asked: Sequence[VersionRows]) -> dict[str, float]:
 
 def pending_row(  # noqa: PLR0913 - a row, and what its request says of it
     row: PlannedRow,
-    lease: Lease,
+    task: LoadedTask,
     *,
     deadline: float,
     now: float,
@@ -68,12 +68,15 @@ def pending_row(  # noqa: PLR0913 - a row, and what its request says of it
     priority: Priority = Priority.NORMAL,
     is_shadow: bool = False,
 ) -> PendingRow:
-    """Return a planned row of a leased version as the engine takes it, with a future of its own."""
-    manifest = lease.task.manifest
+    """Return a planned row as the engine takes it, with a future of its own.
+
+    `task` is its version, which stays in memory until the row is answered.
+    """
+    manifest = task.manifest
     return PendingRow(
         task=manifest.task,
         version=manifest.version,
-        branch=lease.task.branch,
+        branch=task.branch,
         encoding=row.encoding,
         group=row.group,
         trunk_tokens=row.trunk_tokens,

@@ -6,24 +6,13 @@ from typing import Final
 
 from nunatak_model import Encoding
 from nunatak_registry import HeadKind, HeadRecord, TaskManifest
-from nunatak_server.postprocess import (
-    Answer,
-    AnswerOptions,
-    Entity,
-    EntityOptions,
-    Join,
-    LabelScore,
-    RankedDocument,
-    RankingOptions,
-    ScoreOptions,
-    best_answers,
-    find_entities,
-    label_scores,
-    rank_documents,
-    window_of,
-)
-from nunatak_server.service.inputs import Query, Question, TaskInput
-from nunatak_server.service.tokenization import Encodings, Reading, default_stride
+from nunatak_server.postprocess.answers import Answer, AnswerOptions, best_answers
+from nunatak_server.postprocess.classification import LabelScore, ScoreOptions, label_scores
+from nunatak_server.postprocess.entities import Entity, EntityOptions, Join, find_entities
+from nunatak_server.postprocess.ranking import RankedDocument, RankingOptions, rank_documents
+from nunatak_server.postprocess.windows import window_of
+from nunatak_server.tokenization.inputs import Query, Question, TaskInput
+from nunatak_server.tokenization.tokenization import Encodings, Reading, default_stride
 
 Output = list[LabelScore] | list[Entity] | list[Answer] | list[RankedDocument]
 """What one task says about one input, by the kind of its head."""

@@ -6,7 +6,7 @@ import itertools
 import pytest
 
 from doubles.leases import run, settle
-from nunatak_server.service.turnstile import Turnstile
+from nunatak_server.tokenization.turnstile import Turnstile
 
 
 class Track:

@@ -19,8 +19,8 @@ from nunatak_server.errors import (
     TextTooLongError,
     TooManyTokensError,
 )
-from nunatak_server.service.inputs import TaskInput, strings_in, texts_to_read
-from nunatak_server.service.turnstile import Turnstile
+from nunatak_server.tokenization.inputs import TaskInput, strings_in, texts_to_read
+from nunatak_server.tokenization.turnstile import Turnstile
 
 MAX_DEFAULT_STRIDE = 128
 """As in the reference implementation of BERT (Devlin et al. 2019) for SQuAD."""

@@ -1,7 +1,13 @@
 import pytest
 
 from nunatak_registry import HeadKind
-from nunatak_server.service.inputs import Query, Question, TaskInput, find_misfit, texts_to_read
+from nunatak_server.tokenization.inputs import (
+    Query,
+    Question,
+    TaskInput,
+    find_misfit,
+    texts_to_read,
+)
 
 QUESTION = Question(question="who?", context="ann")
 QUERY = Query(query="who?", documents=("ann", "bob"))

@@ -1,0 +1,1 @@
+"""Tokenization: what is asked about, and how it is read."""
