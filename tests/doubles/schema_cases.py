@@ -45,6 +45,8 @@ BEYOND_NEIGHBOURS_SCHEMAS = re.compile(
     r"|query must have one element"
     # Parameters that go with other tensors; where none may be, the schema says so.
     r"|parameters here may be: (?!none)"
+    # Those of another kind of task.
+    r"|outputs here are: "
     # A path that names an alias, and a version in the query.
     r"|alias must be "
     # A question for a task that reads texts.
