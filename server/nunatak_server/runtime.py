@@ -29,7 +29,7 @@ from nunatak_server.admission.admission import CALLER_SHARE, Admission
 from nunatak_server.batching.batch_report import BatchObservers
 from nunatak_server.batching.pace import Pace
 from nunatak_server.batching.planner import TurnRules
-from nunatak_server.batching.rows import PendingRow, RowAnswer
+from nunatak_server.batching.rows import PendingRow, backbone_answer
 from nunatak_server.catalog.catalog import Catalog
 from nunatak_server.catalog.holding import VersionHolding
 from nunatak_server.catalog.watch import RegistryWatch
@@ -332,9 +332,7 @@ class Runtime:
             trunk_share=1.0,
         )
         self._engine.submit([row])
-        outcome = await row.future
-        if not isinstance(outcome, RowAnswer):
-            raise outcome
+        backbone_answer(await row.future)
 
     def _fail(self, error: EngineFailedError) -> None:
         # A lost device is found by batches and by loads.

@@ -92,6 +92,8 @@ STATUS_OF: Mapping[type[Exception], HTTPStatus] = {
     server.DeadlineTooShortError: HTTPStatus.GATEWAY_TIMEOUT,
     server.NotReadyError: HTTPStatus.SERVICE_UNAVAILABLE,
     server.DrainingError: HTTPStatus.SERVICE_UNAVAILABLE,
+    server.OutOfMemoryError: HTTPStatus.SERVICE_UNAVAILABLE,
+    server.BackboneUnhealthyError: HTTPStatus.SERVICE_UNAVAILABLE,
     server.EngineFailedError: HTTPStatus.SERVICE_UNAVAILABLE,
     server.TaskError: HTTPStatus.SERVICE_UNAVAILABLE,
     server.TaskUnhealthyError: HTTPStatus.SERVICE_UNAVAILABLE,

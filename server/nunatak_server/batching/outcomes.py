@@ -9,9 +9,14 @@ from typing import Protocol
 from nunatak_model import BetweenLayers, Row
 from nunatak_server.batching.batch_report import BatchReport
 from nunatak_server.batching.rows import PendingRow, RowAnswer, RowOutcome
-from nunatak_server.errors import EngineFailedError, TaskUnhealthyError
+from nunatak_server.errors import (
+    EngineFailedError,
+    OutOfMemoryError,
+    ServerError,
+    TaskUnhealthyError,
+)
 
-RowLogits = list[float] | TaskUnhealthyError
+RowLogits = list[float] | ServerError
 
 logger = logging.getLogger(__name__)
 
@@ -62,10 +67,10 @@ def compute_rows(
 
 def outcome_of(row: PendingRow, logits: RowLogits, batch: BatchReport) -> RowOutcome:
     """What the caller of a row is told."""
-    if isinstance(logits, TaskUnhealthyError):
+    if isinstance(logits, ServerError):
         return logits
     if not all(map(math.isfinite, logits)):
-        return TaskUnhealthyError(row.task, row.version, "gives logits that are not finite")
+        return TaskUnhealthyError(row.task, row.version, "gives outputs that are not finite")
     return RowAnswer(
         logits=logits,
         queue_s=batch.started_at - row.submitted_at,
@@ -95,6 +100,10 @@ def _compute_version(
         return _forward(compute, rows, between_layers)
     except EngineFailedError:
         raise
+    except OutOfMemoryError:
+        logger.exception("there was no memory for a batch of %d rows", len(rows))
+        # A new one: the frames of what was raised hold what the batch had made.
+        return [OutOfMemoryError()] * len(rows)
     except Exception as error:
         task, version = rows[0].task, rows[0].version
         logger.exception("the forward pass of %s/%d failed", task, version)

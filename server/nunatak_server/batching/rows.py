@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from nunatak_model import Branch, Encoding
 from nunatak_server.batching.senders import ANONYMOUS, Priority
-from nunatak_server.errors import ServerError
+from nunatak_server.errors import BackboneUnhealthyError, ServerError, TaskUnhealthyError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +26,22 @@ class RowAnswer:
 
 RowOutcome = RowAnswer | ServerError
 """Failures travel as values: a row nobody waits for any more then leaves no unread exception."""
+
+
+def backbone_answer(outcome: RowOutcome) -> RowAnswer:
+    """Return what became of a row of the backbone alone, which is no version that is rolled back.
+
+    Raises:
+        BackboneUnhealthyError: it fails in its forward pass, or its outputs are not finite.
+        ServerError: it was not computed.
+    """
+    match outcome:
+        case RowAnswer():
+            return outcome
+        case TaskUnhealthyError(reason=reason):
+            raise BackboneUnhealthyError(reason)
+        case _:
+            raise outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -16,7 +16,7 @@ from nunatak_model import (
     forward,
     trunk_source,
 )
-from nunatak_server.errors.lost_device import device_loss
+from nunatak_server.errors.device_failures import device_failure
 
 
 class BatchCompute:
@@ -49,6 +49,7 @@ class BatchCompute:
 
         Raises:
             EngineFailedError: the device is lost: no later batch can succeed in this process.
+            OutOfMemoryError: there is no memory for this batch; a smaller one may succeed.
         """
         try:
             with torch.inference_mode():
@@ -61,11 +62,11 @@ class BatchCompute:
                 )
                 # One transfer for the batch: a copy per row would wait for the device each time.
                 flat = logits_to_floats(torch.cat([output.flatten() for output in outputs]))
-        except RuntimeError as error:
-            loss = device_loss(error)
-            if loss is None:
+        except (RuntimeError, MemoryError) as error:
+            failure = device_failure(error)
+            if failure is None:
                 raise
-            raise loss from error
+            raise failure from error
         return _split(flat, [output.numel() for output in outputs])
 
     def holds_trunk(self, encoding: Encoding, split_depth: int | None) -> bool:

@@ -30,9 +30,11 @@ ServerError
 |   |   +-- DeadlineTooShortError     the deadline would pass first: refused at once
 |   +-- NotReadyError             the server is starting or its engine has stopped
 |   +-- DrainingError             the server is shutting down
+|   +-- OutOfMemoryError          the device or the host had no memory left for a batch or a load
+|   +-- BackboneUnhealthyError    the backbone itself computes no finite outputs
 |   +-- EngineFailedError         what every answer needs is lost: the process must be restarted
 +-- TaskError                 one task version cannot be served; its neighbours can
-    +-- TaskUnhealthyError        the version computes no finite logits
+    +-- TaskUnhealthyError        the version computes no finite outputs
     +-- TaskDoesNotFitError       the version needs more memory than there ever is for it
     +-- TaskInUseError            an eviction of a version that answers requests right now
     +-- TaskPinnedError           an eviction of a version that was pinned
@@ -66,11 +68,13 @@ from nunatak_server.errors.requests import (
     WrongInputKindError,
 )
 from nunatak_server.errors.serving import (
+    BackboneUnhealthyError,
     DeadlineExceededError,
     DeadlineTooShortError,
     DrainingError,
     EngineFailedError,
     NotReadyError,
+    OutOfMemoryError,
     OverloadedError,
     ShareExceededError,
     TaskDoesNotFitError,
@@ -83,6 +87,7 @@ from nunatak_server.errors.serving import (
 
 __all__ = [
     "AccessError",
+    "BackboneUnhealthyError",
     "BodyTooLargeError",
     "CrossSiteError",
     "DeadlineExceededError",
@@ -99,6 +104,7 @@ __all__ = [
     "KeyFileError",
     "ModelNotFoundError",
     "NotReadyError",
+    "OutOfMemoryError",
     "OverloadedError",
     "ReceiveTimeoutError",
     "RequestError",

@@ -92,6 +92,28 @@ class EngineFailedError(UnavailableError):
         super().__init__(f"the server has failed ({reason}); restart it")
 
 
+class OutOfMemoryError(UnavailableError):
+    """The device, or the host, had no memory left for a batch, or to load a version."""
+
+    code = "out_of_memory"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the server had no memory left for this; retry later, or lower "
+            "NUNATAK_MAX_BATCH_TOKENS or NUNATAK_TASK_MEMORY_BYTES"
+        )
+
+
+class BackboneUnhealthyError(UnavailableError):
+    """A backbone whose forward pass fails, or gives outputs that are not finite, by itself."""
+
+    code = "backbone_unhealthy"
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(f"the backbone {reason}; see the log, or try another NUNATAK_DTYPE")
+
+
 class TaskError(ServerError):
     """Base: one task version cannot be served; its neighbours can."""
 
@@ -99,7 +121,7 @@ class TaskError(ServerError):
 
 
 class TaskUnhealthyError(TaskError):
-    """A version whose forward pass fails or gives logits that are not finite."""
+    """A version whose forward pass fails or gives outputs that are not finite."""
 
     code = "task_unhealthy"
 

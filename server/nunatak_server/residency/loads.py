@@ -24,8 +24,8 @@ from nunatak_server.errors import (
     TaskDoesNotFitError,
     TaskUnhealthyError,
 )
+from nunatak_server.errors.device_failures import device_failure
 from nunatak_server.errors.known import KnownError
-from nunatak_server.errors.lost_device import device_loss
 from nunatak_server.residency.keys import VersionKey, key_of
 from nunatak_server.residency.memory_return import INTERVAL_S
 from nunatak_server.residency.shelf import Shelf
@@ -133,6 +133,7 @@ class Loads:
             TaskDoesNotFitError: it needs more memory than there is.
             TaskUnhealthyError: it fails to load for a reason that is nobody's.
             EngineFailedError: the device is lost.
+            OutOfMemoryError: its memory is given to others, against what was reckoned.
         """
         key = key_of(manifest)
         if remember_failures:
@@ -290,6 +291,5 @@ def _as_known(error: Exception, key: VersionKey) -> Exception:
     if isinstance(error, KnownError):
         # The frames of a load that failed hold the bytes that it has read.
         return error.with_traceback(None)
-    # A device that is not lost, such as one without memory to spare, serves all other versions.
     unhealthy = TaskUnhealthyError(*key, f"cannot be loaded ({type(error).__name__})")
-    return device_loss(error) or unhealthy
+    return device_failure(error) or unhealthy

@@ -16,7 +16,7 @@ from typing import Final
 
 from nunatak_model import Backbone, Encoding, LayerNotHeldError, embedding_branch
 from nunatak_server.admission.admission import Permit
-from nunatak_server.batching.rows import PendingRow, RowAnswer, RowOutcome, count_tokens
+from nunatak_server.batching.rows import PendingRow, RowAnswer, backbone_answer, count_tokens
 from nunatak_server.batching.senders import ANONYMOUS, Priority
 from nunatak_server.errors import (
     DeadlineExceededError,
@@ -147,7 +147,7 @@ class EmbeddingService:
         ]
         try:
             self._stages.engine.submit(rows)
-            return [_checked(await row.future) for row in rows]
+            return [backbone_answer(await row.future) for row in rows]
         finally:
             # Only what nobody waits for is still open; the engine then drops it.
             for row in rows:
@@ -178,12 +178,6 @@ def normalised(vector: Sequence[float]) -> list[float]:
     """Return the vector at length one; one without length is returned as it is."""
     length = math.hypot(*vector)
     return [value / length for value in vector] if length else list(vector)
-
-
-def _checked(outcome: RowOutcome) -> RowAnswer:
-    if isinstance(outcome, ServerError):
-        raise outcome
-    return outcome
 
 
 async def _vectors(answers: Sequence[RowAnswer], *, normalises: bool) -> tuple[list[float], ...]:

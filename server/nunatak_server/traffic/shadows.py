@@ -13,7 +13,7 @@ from itertools import chain, islice
 from nunatak_registry import TaskManifest
 from nunatak_server.batching.planned_rows import PlannedRow, pending_row
 from nunatak_server.batching.rows import PendingRow, RowAnswer, RowOutcome
-from nunatak_server.errors import TaskError
+from nunatak_server.errors import OutOfMemoryError, TaskError
 from nunatak_server.postprocess import Join
 from nunatak_server.postprocess.outputs import (
     MAX_LOGITS_ON_LOOP,
@@ -131,7 +131,7 @@ class Shadows:
     ) -> None:
         own = [it for it in answered if isinstance(it, RowAnswer)]
         other = [it for it in shadow if isinstance(it, RowAnswer)]
-        if any(isinstance(outcome, TaskError) for outcome in shadow):
+        if any(isinstance(outcome, TaskError | OutOfMemoryError) for outcome in shadow):
             self._fail(run)
         elif len(other) < len(shadow):
             self._drop(run)

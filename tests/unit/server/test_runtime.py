@@ -16,7 +16,7 @@ from nunatak_registry import Registry
 from nunatak_server.catalog.holding import VersionHolding
 from nunatak_server.catalog.watch import RegistryWatch
 from nunatak_server.engine.engine import Engine
-from nunatak_server.errors import EngineFailedError
+from nunatak_server.errors import BackboneUnhealthyError, EngineFailedError
 from nunatak_server.process.readiness import State
 from nunatak_server.residency.giving_way import GivingWay
 from nunatak_server.residency.residency import Residency
@@ -95,4 +95,17 @@ def test_a_server_that_follows_the_registry_no_more_is_not_ready_and_has_stopped
     monkeypatch.setattr(RegistryWatch, "run", run)
     monkeypatch.setattr(VersionHolding, "run", run)
     with runtime_of(tmp_path, tiny_backbone(), on_fatal=lambda _: failed.set()) as runtime:
+        asyncio.run(asyncio.wait_for(serve(runtime), 20))
+
+
+def test_a_backbone_that_computes_nothing_finite_is_told_at_the_start(tmp_path: Path) -> None:
+    async def serve(runtime: Runtime) -> None:
+        with pytest.raises(BackboneUnhealthyError, match=r"^the backbone gives outputs that are"):
+            await runtime.start()
+        await runtime.aclose()
+
+    backbone = tiny_backbone()
+    for parameter in backbone.parameters.values():
+        parameter.fill_(torch.nan)
+    with runtime_of(tmp_path, backbone) as runtime:
         asyncio.run(asyncio.wait_for(serve(runtime), 20))

@@ -19,7 +19,8 @@ from nunatak_model import (
     forward,
 )
 from nunatak_server.engine.compute import BatchCompute
-from nunatak_server.errors import EngineFailedError
+from nunatak_server.errors import EngineFailedError, OutOfMemoryError
+from nunatak_server.errors.device_failures import device_failure
 
 
 class LostDevice:
@@ -110,9 +111,10 @@ def test_a_trunk_state_is_held_once_it_was_computed_and_kept_and_never_without_a
             EngineFailedError,
         ),
         (RuntimeError("cuDNN error: CUDNN_STATUS_MAPPING_ERROR"), EngineFailedError),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), RuntimeError),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), OutOfMemoryError),
         (RuntimeError("CUDA error: CUBLAS_STATUS_INVALID_VALUE when calling"), RuntimeError),
-        (torch.OutOfMemoryError("no room"), torch.OutOfMemoryError),
+        (torch.OutOfMemoryError("no room"), OutOfMemoryError),
+        (MemoryError(), OutOfMemoryError),
         (RuntimeError("shapes"), RuntimeError),
     ],
     ids=[
@@ -122,6 +124,7 @@ def test_a_trunk_state_is_held_once_it_was_computed_and_kept_and_never_without_a
         "cublas-memory",
         "cublas-shapes",
         "out-of-memory",
+        "host-out-of-memory",
         "own-fault",
     ],
 )
@@ -135,6 +138,13 @@ def test_only_a_lost_device_is_the_end_of_the_engine(
         BatchCompute(backbone)([row])
 
     assert raised.type is expected
+
+
+def test_memory_that_torch_is_refused_on_a_processor_is_known_for_what_it_is() -> None:
+    with pytest.raises(RuntimeError) as refused:
+        torch.empty(2**60, dtype=torch.uint8)
+
+    assert isinstance(device_failure(refused.value), OutOfMemoryError)
 
 
 def test_a_batch_that_is_overtaken_gives_the_same_bits_and_so_does_what_overtakes(

@@ -35,6 +35,7 @@ from nunatak_server.errors import (
     DeadlineExceededError,
     EngineFailedError,
     NotReadyError,
+    OutOfMemoryError,
     TaskUnhealthyError,
 )
 
@@ -267,6 +268,26 @@ def test_a_task_that_breaks_a_batch_fails_alone(branch: Branch) -> None:
         assert isinstance(outcomes[1], TaskUnhealthyError)
         assert "shape mismatch" not in str(outcomes[1])
         assert logits_of(await again.future)[0] == 3
+        await engine.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_a_batch_without_memory_is_computed_version_by_version_and_is_no_versions_fault(
+    branch: Branch,
+) -> None:
+    async def scenario() -> None:
+        engine = make_engine(FakeCompute(failure=OutOfMemoryError()))
+        small, large = make_row(branch, 1, task="small"), make_row(branch, POISON, task="large")
+        engine.start()
+
+        engine.submit([small, large])
+        outcome = await large.future
+
+        assert logits_of(await small.future)[0] == 1
+        assert isinstance(outcome, OutOfMemoryError)
+        # It would keep what the batch had made for as long as somebody has the answer.
+        assert (outcome.__traceback__, outcome.__cause__) == (None, None)
         await engine.aclose()
 
     asyncio.run(scenario())

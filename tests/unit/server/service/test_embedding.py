@@ -13,9 +13,11 @@ from nunatak_server.batching.pace import Pace
 from nunatak_server.batching.rows import PendingRow, RowAnswer, RowOutcome
 from nunatak_server.batching.senders import Priority
 from nunatak_server.errors import (
+    BackboneUnhealthyError,
     DeadlineExceededError,
     DeadlineTooShortError,
     DrainingError,
+    OutOfMemoryError,
     OverloadedError,
     ServerError,
     TaskUnhealthyError,
@@ -216,9 +218,21 @@ def test_a_deadline_ends_the_wait_and_the_rows(backbone: Backbone) -> None:
     assert (bench.admission.num_requests, bench.admission.num_tokens) == (0, 0)
 
 
-def test_a_row_that_fails_fails_the_request(backbone: Backbone) -> None:
+def test_a_row_that_fails_fails_the_request_and_is_no_version_that_is_rolled_back(
+    backbone: Backbone,
+) -> None:
     sick = TaskUnhealthyError(BACKBONE, 0, "is sick")
     bench = make_bench(backbone, outcome=sick)
 
-    assert refusal(bench, "a", "b") is sick
-    assert 'outcome="task_unhealthy",task="(backbone)"' in rendered(bench.metrics)
+    failure = refusal(bench, "a", "b")
+
+    assert isinstance(failure, BackboneUnhealthyError)
+    assert str(failure).startswith("the backbone is sick; ")
+    assert "roll" not in str(failure)
+    assert 'outcome="backbone_unhealthy",task="(backbone)"' in rendered(bench.metrics)
+
+
+def test_a_row_that_is_not_computed_fails_the_request(backbone: Backbone) -> None:
+    refused = OutOfMemoryError()
+
+    assert refusal(make_bench(backbone, outcome=refused), "a", "b") is refused

@@ -16,7 +16,7 @@ from nunatak_server.batching.planner import BatchLimits
 from nunatak_server.batching.rows import PendingRow, RowAnswer, RowOutcome
 from nunatak_server.engine.compute import BatchCompute
 from nunatak_server.engine.engine import Engine
-from nunatak_server.errors import DeadlineExceededError, TaskUnhealthyError
+from nunatak_server.errors import DeadlineExceededError, OutOfMemoryError, TaskUnhealthyError
 from nunatak_server.service.prediction import Prediction, TaskPrediction
 from nunatak_server.traffic.shadow_report import ShadowReport
 from nunatak_server.traffic.shadows import PAUSE_S
@@ -171,9 +171,10 @@ def test_an_answer_does_not_wait_for_its_shadow(backbone: Backbone, branch: Bran
     [
         (answer(0.0, 1.0), 2, 0, 0),
         (TaskUnhealthyError("tone", 2, "is sick"), 0, 2, 0),
+        (OutOfMemoryError(), 0, 2, 0),
         (DeadlineExceededError(), 0, 0, 2),
     ],
-    ids=["answered", "failed", "dropped"],
+    ids=["answered", "failed", "without-memory", "dropped"],
 )
 def test_each_input_is_compared_failed_or_dropped(
     backbone: Backbone,

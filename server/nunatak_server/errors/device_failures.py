@@ -1,0 +1,37 @@
+"""Failures of the device, told from what is the fault of a batch, or of one task.
+
+Not named in `errors` itself, which is light: this loads torch.
+"""
+
+import re
+from typing import Final
+
+import torch
+
+from nunatak_server.errors.serving import EngineFailedError, OutOfMemoryError
+
+LIBRARY_FAILURE: Final = re.compile(
+    r"(?:CUDA|cuDNN) error: (\w+_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR))"
+)
+"""How cuBLAS and cuDNN say that the device has failed; other statuses are of shapes or memory."""
+NO_MEMORY: Final = re.compile(r"_STATUS_ALLOC_FAILED|DefaultCPUAllocator: can't allocate memory")
+"""How libraries, and torch on a processor, say that they were given no memory."""
+
+
+def device_failure(error: Exception) -> EngineFailedError | OutOfMemoryError | None:
+    """Return what an error says of the device: that it is lost, or has no memory; None: nothing."""
+    match error:
+        case torch.AcceleratorError():
+            return EngineFailedError(type(error).__name__)
+        case MemoryError() | torch.OutOfMemoryError():
+            return OutOfMemoryError()
+        case RuntimeError():
+            return _library_failure(str(error))
+        case _:
+            return None
+
+
+def _library_failure(message: str) -> EngineFailedError | OutOfMemoryError | None:
+    if found := LIBRARY_FAILURE.match(message):
+        return EngineFailedError(found[1])
+    return OutOfMemoryError() if NO_MEMORY.search(message) else None
