@@ -265,8 +265,9 @@ def _texts(tensor: InputTensor) -> list[str]:
 
 def _options(parameters: dict[str, Scalar], columns: frozenset[str]) -> PredictionOptions:
     _refuse_unknown(parameters, known=PARAMETERS[columns])
+    heeded = {name: value for name, value in parameters.items() if name not in BINARY}
     try:
-        return Parameters.model_validate(parameters).options()
+        return Parameters.model_validate(heeded).options()
     except ValidationError as error:
         raise RequestValidationError(
             [{**it, "loc": ("parameters", *it["loc"])} for it in error.errors()]

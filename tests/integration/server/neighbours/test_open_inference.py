@@ -101,6 +101,23 @@ def test_open_inference_gives_the_outputs_that_are_wanted(run: Callable[[Ask], N
     run(scenario)
 
 
+def test_open_inference_takes_a_no_to_what_it_does_not_offer(run: Callable[[Ask], None]) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        plain = {"inputs": [tensor("text", TEXT)]}
+        refusing = {
+            "inputs": [tensor("text", TEXT, parameters={"binary_data": False})],
+            "outputs": [
+                {"name": name, "parameters": {"binary_data": False}} for name in ("label", "score")
+            ],
+            "parameters": {"binary_data_output": False},
+        }
+        path = "/v2/models/topic/infer"
+
+        assert await post(client, path, refusing, 200) == await post(client, path, plain, 200)
+
+    run(scenario)
+
+
 @pytest.mark.parametrize(
     ("body", "status"),
     [
