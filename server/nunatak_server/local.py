@@ -68,8 +68,9 @@ class LocalPredictor:
 
     def close(self) -> None:
         """End the threads; the registry stays open."""
-        if self._runtime is not None:
-            self._runner.run(self._runtime.aclose())
+        runtime, self._runtime = self._runtime, None
+        if runtime is not None:
+            self._runner.run(runtime.aclose())
         self._runner.close()
 
     async def _start(self) -> None:

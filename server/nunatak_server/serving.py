@@ -28,8 +28,8 @@ from nunatak_server.process.garbage import collect_rarely
 from nunatak_server.process.settings import ServerSettings
 from nunatak_server.runtime import Runtime, load_serving_backbone
 
-DEVICE_LOST: Final = 75
-"""The exit status after `EngineFailedError` (`EX_TEMPFAIL`): start the process again."""
+START_AGAIN: Final = 75
+"""The exit status after `EngineFailedError` (`EX_TEMPFAIL`)."""
 TICK_S: Final = 0.05
 LAST_WORDS_S: Final = 2
 """Time to say of requests that the grace did not suffice, before the transport cuts them off."""
@@ -54,7 +54,8 @@ def serve(
         KeyFileError: the file of API keys cannot be read.
         ModelError: the backbone cannot be loaded.
         RegistryError: the registry cannot be opened.
-        EngineFailedError: the device was lost while serving; the process should be restarted.
+        EngineFailedError: the device was lost, or registry or keys can be followed no more; the
+            process should be started again.
     """
     # The tokenizer's own threads would take the cores from the forward pass, for a few short texts.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -112,7 +113,7 @@ class DrainingServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start the application, open the port, and announce the address."""
         await super().startup(sockets)
-        if self.started:
+        if self.started and self.failure is None:
             self._announce(_address(self.servers[0].sockets[0]))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

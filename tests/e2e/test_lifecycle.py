@@ -15,7 +15,7 @@ from doubles.lifecycles import (
     outlast_the_grace,
     terminate_with_calls_in_flight,
 )
-from nunatak_server.serving import DEVICE_LOST
+from nunatak_server.serving import START_AGAIN
 
 NUM_IN_FLIGHT = 200
 NUM_KILLS = 2
@@ -88,4 +88,4 @@ def test_a_lost_device_ends_the_process_with_its_own_status(site: Site) -> None:
         status = server.process.wait(timeout=LIMIT_S)
 
     assert (refused.status_code, refused.json()["code"]) == (503, "not_ready")
-    assert status == DEVICE_LOST
+    assert status == START_AGAIN

@@ -107,10 +107,16 @@ def _parse(path: Path, data: bytes) -> Keys:
 
 
 def _write(path: Path, content: KeyFile) -> None:
+    """Replace a file; it keeps its owner and mode, for servers run as users of their own.
+
+    Raises:
+        KeyFileError: it belongs to another user, whose it could not stay.
+    """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, MODE)
     try:
         with os.fdopen(descriptor, "wb") as file:
+            _keep_owner(path, file.fileno())
             file.write(content.model_dump_json(indent=2).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
@@ -118,6 +124,20 @@ def _write(path: Path, content: KeyFile) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def _keep_owner(path: Path, descriptor: int) -> None:
+    if not path.exists():
+        return
+    status = path.stat()
+    try:
+        os.fchown(descriptor, status.st_uid, status.st_gid)
+    except PermissionError:
+        owner = f"user {status.st_uid} and group {status.st_gid}"
+        raise KeyFileError(
+            path, f"belongs to {owner}; run the command as they, or as root"
+        ) from None
+    os.fchmod(descriptor, stat.S_IMODE(status.st_mode))
 
 
 @contextmanager

@@ -14,6 +14,7 @@ LIBRARY_FAILURE: Final = re.compile(
     r"(?:CUDA|cuDNN) error: (\w+_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR))"
 )
 """How cuBLAS and cuDNN say that the device has failed; other statuses are of shapes or memory."""
+NO_DEVICE_MEMORY: Final = "CUDA error: out of memory"
 NO_MEMORY: Final = re.compile(r"_STATUS_ALLOC_FAILED|DefaultCPUAllocator: can't allocate memory")
 """How libraries, and torch on a processor, say that they were given no memory."""
 
@@ -22,6 +23,9 @@ def device_failure(error: Exception) -> EngineFailedError | OutOfMemoryError | N
     """Return what an error says of the device: that it is lost, or has no memory; None: nothing."""
     match error:
         case torch.AcceleratorError():
+            # A kernel, or memory to be pinned, that is given none is told in this way, too.
+            if str(error).startswith(NO_DEVICE_MEMORY):
+                return OutOfMemoryError()
             return EngineFailedError(type(error).__name__)
         case MemoryError() | torch.OutOfMemoryError():
             return OutOfMemoryError()

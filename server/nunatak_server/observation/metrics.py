@@ -155,7 +155,8 @@ class Metrics:
     def observe_load(self, task: str, *, seconds: float, succeeded: bool) -> None:
         """Record one attempt to load a version of a task."""
         label = self._task_label(task)
-        self._loads(label, OK if succeeded else "failed").inc()
+        loaded, failed = self._loads(label, OK), self._loads(label, "failed")
+        (loaded if succeeded else failed).inc()
         self._load.observe(seconds)
         # From 0 on: a rate does not see the step with which a counter appears.
         self._evictions(label)

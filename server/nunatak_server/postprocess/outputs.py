@@ -62,8 +62,10 @@ def reading_of(manifest: TaskManifest, options: PredictionOptions) -> Reading:
 
 def work_of(head: HeadRecord, read: Sequence[Encodings], *, options: PredictionOptions) -> int:
     """Return how much work it is to make outputs of what was read for inputs, in logits."""
+    if not head.kind.reads_tokens:
+        return head.num_outputs * sum(map(len, read))
     sizes = [encoding.num_tokens for encodings in read for encoding in encodings]
-    num_logits = head.num_outputs * (sum(sizes) if head.kind.reads_tokens else len(sizes))
+    num_logits = head.num_outputs * sum(sizes)
     if head.kind is not HeadKind.QUESTION_ANSWERING:
         return num_logits
     num_spans = sum(size * min(size, options.answers.max_answer_tokens) for size in sizes)

@@ -91,7 +91,8 @@ class ServerSettings(BaseSettings):
 
     max_batch_tokens: Count = Field(
         default=4096,
-        description="tokens of one forward pass: of its distinct texts, and of their rows again",
+        description="tokens of one forward pass: of its distinct texts, and of their rows again; "
+        "at least twice the longest text of the backbone",
     )
     max_batch_rows: Count = Field(
         default=64, description="rows, that is (text, task) pairs, of one forward pass"

@@ -201,9 +201,9 @@ class PredictionService:
         )
         permit.take_tokens(work_by_task(rows))
         answers = await self._asking.ask(rows, deadline=deadline)
-        self._record(rows, answers, read_at=read_at, tokenize_s=tokenize_s)
         outcomes = _outcomes_of(answers)
         timings = timings_of(outcomes, tokenize_s)
+        self._record(rows, answers, timings, read_at=read_at)
         concluded = _with_failures(request.references, asked, answers)
         results = await self._conclude(request, concluded, outcomes)
         for item, result in zip(asked, results, strict=True):
@@ -253,7 +253,8 @@ class PredictionService:
                 for each, report in zip(rows, part.accept(), strict=True)
             ]
             answers = await self._asking.ask(reported, deadline=deadline)
-            self._record(rows, answers, read_at=read_at, tokenize_s=tokenize_s)
+            timings = timings_of(_outcomes_of(answers), tokenize_s)
+            self._record(rows, answers, timings, read_at=read_at)
             part.end(answers)
         except ServerError as error:
             part.fail(error)
@@ -262,20 +263,20 @@ class PredictionService:
         self,
         rows: Sequence[VersionRows],
         answers: Sequence[Answers],
+        timings: Timings,
         *,
         read_at: float,
-        tokenize_s: float,
     ) -> None:
         record = PredictionRecord(
-            tokenize_started_at=read_at - tokenize_s,
-            tokenize_s=tokenize_s,
+            tokenize_started_at=read_at - timings.tokenize_s,
+            tokenize_s=timings.tokenize_s,
             versions=record_versions(rows, answers),
         )
         for observe in self._observers:
             observe(record)
-        if answers and not _are_late(answers):
-            queue_s = timings_of(_outcomes_of(answers), tokenize_s).queue_s
-            self._metrics.observe_stages(queue_s=queue_s, tokenize_s=tokenize_s)
+        if timings.batch_rows:
+            # What was not computed has waited for nothing that could be told.
+            self._metrics.observe_stages(queue_s=timings.queue_s, tokenize_s=timings.tokenize_s)
 
     async def _conclude(
         self,

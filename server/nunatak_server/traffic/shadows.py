@@ -131,8 +131,13 @@ class Shadows:
     ) -> None:
         own = [it for it in answered if isinstance(it, RowAnswer)]
         other = [it for it in shadow if isinstance(it, RowAnswer)]
-        if any(isinstance(outcome, TaskError | OutOfMemoryError) for outcome in shadow):
+        if any(isinstance(outcome, TaskError) for outcome in shadow):
+            self._pause(run)
             self._fail(run)
+        elif any(isinstance(outcome, OutOfMemoryError) for outcome in shadow):
+            # Which is no fault of the version.
+            self._pause(run)
+            self._drop(run)
         elif len(other) < len(shadow):
             self._drop(run)
         elif len(own) == len(answered):
@@ -180,7 +185,9 @@ class Shadows:
         self.reports.add_dropped(pair_of(run.answered, run.shadow), len(run.inputs))
         self._metrics.observe_dropped(run.answered.task, len(run.inputs))
 
-    def _fail(self, run: ShadowRun) -> None:
+    def _pause(self, run: ShadowRun) -> None:
         self._paused_until[key_of(run.shadow)] = self._clock() + PAUSE_S
+
+    def _fail(self, run: ShadowRun) -> None:
         self.reports.add_errors(pair_of(run.answered, run.shadow), len(run.inputs))
         self._metrics.observe_errors(run.answered.task, len(run.inputs))

@@ -192,7 +192,7 @@ def serve(  # noqa: PLR0913 - one parameter per option is how typer works
     with needs_extra("server"):
         from nunatak_server.errors import EngineFailedError
         from nunatak_server.process.configuration import as_toml, configure
-        from nunatak_server.serving import DEVICE_LOST
+        from nunatak_server.serving import START_AGAIN
         from nunatak_server.serving import serve as run_server
     # What has a flag of its own is given by that.
     named = {name: value for name, value in given.items() if value is not None}
@@ -204,7 +204,7 @@ def serve(  # noqa: PLR0913 - one parameter per option is how typer works
         run_server(configuration.settings, origins=configuration.origins)
     except EngineFailedError as error:
         print_failure(error.code, str(error))
-        raise typer.Exit(DEVICE_LOST) from error
+        raise typer.Exit(START_AGAIN) from error
 
 
 def _assigned(texts: Iterable[str]) -> dict[str, str]:

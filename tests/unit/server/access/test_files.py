@@ -30,6 +30,34 @@ def test_a_written_key_is_read_again(path: Path) -> None:
     assert read_keys(path).stamp == stamp_of(path)
 
 
+def test_a_change_leaves_the_file_to_whom_it_belongs(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_key(path, "one")
+    path.chmod(0o640)
+    if os.geteuid() == 0:
+        os.chown(path, 12_345, 12_346)
+    before = path.stat()
+
+    add_key(path, "two")
+
+    after = path.stat()
+    assert (after.st_uid, after.st_gid, after.st_mode) == (
+        before.st_uid,
+        before.st_gid,
+        before.st_mode,
+    )
+
+    def refuse(_descriptor: int, _user: int, _group: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "fchown", refuse)
+    with pytest.raises(KeyFileError, match="belongs to user"):
+        add_key(path, "three")
+    assert path.stat().st_ino == after.st_ino
+    assert os.listdir(path.parent) == ["keys.json"]  # noqa: PTH208 - names
+
+
 def test_every_change_can_be_told_from_the_state_before(path: Path) -> None:
     add_key(path, "one")
     before = stamp_of(path)

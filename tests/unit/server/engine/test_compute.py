@@ -106,6 +106,7 @@ def test_a_trunk_state_is_held_once_it_was_computed_and_kept_and_never_without_a
     ("error", "expected"),
     [
         (torch.AcceleratorError("device-side assert"), EngineFailedError),
+        (torch.AcceleratorError("CUDA error: out of memory"), OutOfMemoryError),
         (
             RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling"),
             EngineFailedError,
@@ -119,6 +120,7 @@ def test_a_trunk_state_is_held_once_it_was_computed_and_kept_and_never_without_a
     ],
     ids=[
         "device-lost",
+        "device-without-memory",
         "cublas",
         "cudnn",
         "cublas-memory",

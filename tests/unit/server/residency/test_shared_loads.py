@@ -289,10 +289,11 @@ def test_a_device_lost_during_a_load_is_told_before_those_who_wait_and_is_no_tas
     ("error", "expected"),
     [
         (torch.OutOfMemoryError("no room"), OutOfMemoryError),
+        (torch.AcceleratorError("CUDA error: out of memory"), OutOfMemoryError),
         (MemoryError(), OutOfMemoryError),
         (RuntimeError("shapes"), TaskUnhealthyError),
     ],
-    ids=["device-memory", "host-memory", "own-fault"],
+    ids=["device-memory", "pinned-memory", "host-memory", "own-fault"],
 )
 def test_a_load_that_fails_on_a_sound_device_ends_nothing(
     store: FakeStore, error: Exception, expected: type[Exception]

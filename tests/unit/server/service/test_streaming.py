@@ -18,11 +18,12 @@ from nunatak_model import Backbone, Branch, TopK, build_branch
 from nunatak_registry import CorruptBlobError
 from nunatak_server.admission.admission import Admission
 from nunatak_server.batching.pace import Pace
-from nunatak_server.batching.rows import PendingRow, RowAnswer
+from nunatak_server.batching.rows import PendingRow, RowAnswer, RowOutcome
 from nunatak_server.errors import (
     DeadlineExceededError,
     DeadlineTooShortError,
     NotReadyError,
+    OutOfMemoryError,
     OverloadedError,
     ServerError,
 )
@@ -46,6 +47,7 @@ class HeldEngine:
         self.is_stopped = False
         self.submissions: list[set[str]] = []
         self.answers_at_once = True
+        self.outcome: RowOutcome = ANSWER
 
     def submit(self, rows: Sequence[PendingRow]) -> None:
         if self.is_stopped:
@@ -58,7 +60,7 @@ class HeldEngine:
     def answer(self, *tasks: str) -> None:
         for row in self.rows:
             if row.task in tasks and not row.future.done():
-                row.future.set_result(ANSWER)
+                row.future.set_result(self.outcome)
 
 
 @pytest.fixture(scope="module")
@@ -381,6 +383,20 @@ def test_the_stages_of_tasks_that_are_asked_together_are_recorded_once(
         assert "nunatak_queue_seconds_count 1.0" in text
         assert "nunatak_queue_seconds_sum 0.1" in text
         assert "nunatak_tokenize_seconds_count 1.0" in text
+
+    asyncio.run(asyncio.wait_for(scenario(), timeout=30))
+
+
+def test_what_fails_in_its_batch_has_no_stages(backbone: Backbone, branch: Branch) -> None:
+    async def scenario() -> None:
+        bench, _, engine = await make_bench(backbone, branch, "one")
+        engine.outcome = OutOfMemoryError()
+
+        await bench.service.predict(ask_for("one"))
+        with contextlib.suppress(OutOfMemoryError):
+            _ = [it async for it in bench.service.stream(ask_for("one"))]
+
+        assert "nunatak_queue_seconds_count 0.0" in rendered(bench.metrics)
 
     asyncio.run(asyncio.wait_for(scenario(), timeout=30))
 

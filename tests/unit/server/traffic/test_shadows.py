@@ -171,7 +171,7 @@ def test_an_answer_does_not_wait_for_its_shadow(backbone: Backbone, branch: Bran
     [
         (answer(0.0, 1.0), 2, 0, 0),
         (TaskUnhealthyError("tone", 2, "is sick"), 0, 2, 0),
-        (OutOfMemoryError(), 0, 2, 0),
+        (OutOfMemoryError(), 0, 0, 2),
         (DeadlineExceededError(), 0, 0, 2),
     ],
     ids=["answered", "failed", "without-memory", "dropped"],
