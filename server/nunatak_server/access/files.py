@@ -135,7 +135,7 @@ def _keep_owner(path: Path, descriptor: int) -> None:
     except PermissionError:
         owner = f"user {status.st_uid} and group {status.st_gid}"
         raise KeyFileError(
-            path, f"belongs to {owner}; run the command as they, or as root"
+            path, f"belongs to {owner}; run the command as that user, or as root"
         ) from None
     os.fchmod(descriptor, stat.S_IMODE(status.st_mode))
 
