@@ -31,6 +31,7 @@ def interpreter(name: str) -> Path:
     link = Path(found.stdout.strip()) / "shared.pth"
     shared = [path for path in sys.path if Path(path).name == "site-packages"]
     link.write_text("\n".join(shared) + "\n")
-    subprocess.run([str(python), "-m", "pip", "install", "--quiet", wanted], check=True)  # noqa: S603
+    install = [str(python), "-m", "pip", "install", "--quiet", wanted]
+    subprocess.run(install, check=True)  # noqa: S603 - ours
     stamp.write_text(wanted)
     return python

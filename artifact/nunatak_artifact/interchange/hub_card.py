@@ -8,7 +8,7 @@ LIBRARY = "nunatak"
 def hub_card(manifest: TaskManifest, *, source: str | None) -> str:
     """Write the README of a version; `source` is the repository it will be found in, if any."""
     # Brings an HTTP client and YAML, which nobody else needs.
-    from huggingface_hub import EvalResult, ModelCardData  # noqa: PLC0415
+    from huggingface_hub import EvalResult, ModelCardData  # noqa: PLC0415 - as above
 
     tag, name = pipeline_tag(manifest.head.kind), manifest.backbone.name
     data = "dev examples" if manifest.data is None else manifest.data.name
