@@ -1,0 +1,56 @@
+"""An engine that answers when it is told to, under a service with tasks in memory."""
+
+from collections.abc import Sequence
+
+from doubles.serving import FakeStore
+from doubles.traffic import TrafficBench, make_traffic_bench
+from nunatak_model import Backbone, Branch
+from nunatak_server.admission.admission import Admission
+from nunatak_server.batching.rows import PendingRow, RowAnswer, RowOutcome
+from nunatak_server.errors import NotReadyError
+from nunatak_server.service.prediction import TaskPrediction
+from nunatak_server.service.streaming import StreamedResult
+
+ANSWER = RowAnswer(logits=[0.0, 1.0], queue_s=0.1, compute_s=0.2, batch_rows=3)
+
+
+class HeldEngine:
+    """Answers when told to, task by task."""
+
+    def __init__(self) -> None:
+        self.rows: list[PendingRow] = []
+        self.is_stopped = False
+        self.submissions: list[set[str]] = []
+        self.answers_at_once = True
+        self.outcome: RowOutcome = ANSWER
+
+    def submit(self, rows: Sequence[PendingRow]) -> None:
+        if self.is_stopped:
+            raise NotReadyError("the engine has stopped")
+        self.submissions.append({row.task for row in rows})
+        self.rows.extend(rows)
+        if self.answers_at_once:
+            self.answer(*{row.task for row in rows})
+
+    def answer(self, *tasks: str) -> None:
+        for row in self.rows:
+            if row.task in tasks and not row.future.done():
+                row.future.set_result(self.outcome)
+
+
+async def make_held_bench(
+    backbone: Backbone, branch: Branch, *hot: str, admission: Admission | None = None
+) -> tuple[TrafficBench, FakeStore, HeldEngine]:
+    """Return a service whose hot tasks are in memory, its store and its engine."""
+    store, engine = FakeStore(branch), HeldEngine()
+    bench = make_traffic_bench(backbone, store, engine, admission=admission)
+    for task in hot:
+        traffic = await bench.residency.resolve(store.add(task))
+        await bench.residency.preload(traffic.manifest)
+    return bench, store, engine
+
+
+def name_of(streamed: StreamedResult) -> str:
+    """Return the task that answered, or the code of its failure."""
+    result = streamed.result
+    return result.task if isinstance(result, TaskPrediction) else f"{result.error.code}"
