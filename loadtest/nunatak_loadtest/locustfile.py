@@ -77,7 +77,7 @@ class TaskUser(FastHttpUser):
         with self.client.request(
             call.method,
             call.path,
-            name=name,
+            name=_printable(name),
             # FastHttpUser annotates text, and sends bytes as they are.
             data=call.content,  # pyright: ignore[reportArgumentType]
             headers=self._headers,
@@ -90,7 +90,7 @@ class TaskUser(FastHttpUser):
                 timings = read_timings(call, response)
             except NunatakClientError as refusal:
                 error = refusal.code
-                response.failure(error)
+                response.failure(_printable(error))
         return Sample(
             tasks=tuple(tasks),
             started_s=started_s,
@@ -98,6 +98,11 @@ class TaskUser(FastHttpUser):
             error=error,
             **timings.model_dump(),
         )
+
+
+def _printable(text: str) -> str:
+    """Spell out what is not ASCII: locust prints names and codes, which are the server's words."""
+    return text.encode("unicode_escape").decode()
 
 
 def read_timings(

@@ -6,6 +6,8 @@ from typing import NoReturn, Protocol
 
 from tqdm import tqdm
 
+from nunatak_registry.plain_text import visible
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochResult:
@@ -124,4 +126,4 @@ class ProgressBar:
 
 def _bar(label: str, total: int, *, unit: str, leave: bool = True) -> "tqdm[NoReturn]":
     is_silent = not sys.stderr.isatty()
-    return tqdm(total=total, desc=label, unit=unit, leave=leave, disable=is_silent)
+    return tqdm(total=total, desc=visible(label), unit=unit, leave=leave, disable=is_silent)

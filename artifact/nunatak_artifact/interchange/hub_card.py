@@ -1,6 +1,7 @@
 """The README of a task on the hub: the task card under the fields that the hub reads."""
 
 from nunatak_registry import HeadKind, TaskManifest, task_card
+from nunatak_registry.plain_text import visible_lines
 
 LIBRARY = "nunatak"
 
@@ -34,7 +35,7 @@ def hub_card(manifest: TaskManifest, *, source: str | None) -> str:
         or None,
     )
     yaml = fields.to_yaml()  # pyright: ignore[reportUnknownMemberType] - one argument is untyped
-    return f"---\n{yaml}\n---\n\n{task_card(manifest, source=source)}"
+    return visible_lines(f"---\n{yaml}\n---\n\n{task_card(manifest, source=source)}")
 
 
 def pipeline_tag(kind: HeadKind) -> str:

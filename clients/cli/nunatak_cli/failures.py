@@ -1,9 +1,13 @@
 """The one place where errors become lines: `error [code]: message` on standard error, exit 1.
 
 Errors of our own trees are told by their package and their `code`, without importing the packages.
-Anything else is a bug and keeps its traceback.
+Anything else is a bug and keeps its traceback. Tracebacks, warnings and remarks of other packages
+go through the console that spells out control characters, too.
 """
 
+import logging
+import traceback
+import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
 
@@ -12,7 +16,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from nunatak_cli.errors import MissingExtraError
-from nunatak_cli.output import error_console
+from nunatak_cli.output import error_console, plain
 
 OUR_PACKAGES = frozenset(
     {
@@ -26,6 +30,47 @@ OUR_PACKAGES = frozenset(
         "nunatak_training",
     }
 )
+
+
+_format_warning = warnings.formatwarning
+
+
+class Program(typer.Typer):
+    """The command as a program, which answers for all that its process writes to standard error.
+
+    Usage errors stay with typer: they quote only what the reader has typed.
+    """
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        """Run, and leave with status 1 after the traceback of an error that nobody foresaw."""
+        warnings.formatwarning = plain_warning
+        if logging.lastResort is not None:
+            logging.lastResort.setFormatter(PlainFormatter())
+        try:
+            return super().__call__(*args, **kwargs)
+        except Exception as error:
+            trace = "".join(traceback.format_exception(error))
+            error_console().print(trace, end="", soft_wrap=True)
+            raise SystemExit(1) from error
+
+
+class PlainFormatter(logging.Formatter):
+    """Writes what packages log that have no handler of their own."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the lines of an event."""
+        return plain(super().format(record))
+
+
+def plain_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    line: str | None = None,
+) -> str:
+    """Return the lines of a warning, as `warnings.formatwarning` does."""
+    return plain(_format_warning(message, category, filename, lineno, line))
 
 
 class FailureGroup(TyperGroup):

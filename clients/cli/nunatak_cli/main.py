@@ -17,8 +17,9 @@ from nunatak_cli.commands.sweep import sweep_app
 from nunatak_cli.commands.task import task_app
 from nunatak_cli.commands.train import train
 from nunatak_cli.commands.train_all import train_all
-from nunatak_cli.failures import FailureGroup
+from nunatak_cli.failures import FailureGroup, Program
 from nunatak_cli.options import example
+from nunatak_cli.output import print_text
 
 VersionOption = Annotated[bool, typer.Option("--version", help="Show the version and leave.")]
 EXAMPLES = {
@@ -31,14 +32,13 @@ EXAMPLES = {
 }
 
 
-def build_app() -> typer.Typer:
+def build_app() -> Program:
     """Put the commands together."""
-    built = typer.Typer(
+    built = Program(
         name="nunatak",
         cls=FailureGroup,
         no_args_is_help=True,
         add_completion=False,
-        pretty_exceptions_show_locals=False,
         rich_markup_mode="rich",
         context_settings={"help_option_names": ["-h", "--help"]},
         epilog=example(EXAMPLES["nunatak"]),
@@ -56,7 +56,7 @@ def build_app() -> typer.Typer:
 def start(*, version: VersionOption = False) -> None:
     """Serve many text tasks from one frozen transformer backbone."""
     if version:
-        typer.echo(f"nunatak {distribution_version('nunatak')}")
+        print_text(f"nunatak {distribution_version('nunatak')}\n")
         raise typer.Exit
 
 

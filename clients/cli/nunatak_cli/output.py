@@ -1,32 +1,81 @@
-"""Where results go: tables and JSON to standard output, remarks and errors to standard error."""
+"""Where results go: tables and JSON to standard output, remarks and errors to standard error.
+
+Nothing else in this package prints. Control characters in what is printed are spelt out here,
+whoever wrote them: a model's author, a data file or a server.
+"""
+
+# ruff: noqa: PLC0415 - the registry's package is imported where there is something to spell out
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from pydantic import JsonValue
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.text import Text
 
 
-def console() -> Console:
-    """Standard output; texts of users are shown as they are, never read as markup."""
-    return Console(markup=False, highlight=False, emoji=False)
+class PlainConsole(Console):
+    """A console whose texts are shown as they are: no markup, and control characters spelt out."""
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        super().__init__(stderr=stderr, markup=False, highlight=False, emoji=False)
+
+    def render_str(self, text: str, **options: Any) -> Text:  # noqa: ANN401 - as its base has them
+        """Make a text of a string, spelt out before a table measures its width."""
+        return super().render_str(plain(text), **options)
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """Render anything; only the console's own segments may command the terminal."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=plain(segment.text))
 
 
-def error_console() -> Console:
+def console() -> PlainConsole:
+    """Standard output."""
+    return PlainConsole()
+
+
+def error_console() -> PlainConsole:
     """Standard error."""
-    return Console(stderr=True, markup=False, highlight=False, emoji=False)
+    return PlainConsole(stderr=True)
 
 
 def print_json(value: Mapping[str, JsonValue]) -> None:
     """Print one JSON document, indented, with nothing around it."""
-    print(json.dumps(value, indent=2, ensure_ascii=False))  # noqa: T201 - rich would wrap lines
+    print(_json(value, indent=2))  # noqa: T201 - rich would wrap lines
 
 
 def print_json_line(value: Mapping[str, JsonValue]) -> None:
     """Print one JSON document on one line, at once also where the output is a pipe."""
-    print(json.dumps(value, ensure_ascii=False), flush=True)  # noqa: T201 - rich would wrap lines
+    print(_json(value, indent=None), flush=True)  # noqa: T201 - rich would wrap lines
 
 
 def print_text(value: str) -> None:
-    """Print a text as it is."""
-    print(value, end="")  # noqa: T201 - rich would wrap lines
+    """Print lines without wrapping them."""
+    print(plain(value), end="")  # noqa: T201 - rich would wrap lines
+
+
+def _json(value: Mapping[str, JsonValue], *, indent: int | None) -> str:
+    document = json.dumps(value, indent=indent, ensure_ascii=False)
+    if _is_printable(document):
+        return document
+    from nunatak_registry.plain_text import visible_json
+
+    return visible_json(document)
+
+
+def plain(text: str) -> str:
+    """Spell out the control characters of a text, except line ends."""
+    if _is_printable(text):
+        return text
+    from nunatak_registry.plain_text import visible_lines
+
+    return visible_lines(text)
+
+
+def _is_printable(text: str) -> bool:
+    return text.replace("\n", "").isprintable()

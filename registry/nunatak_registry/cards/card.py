@@ -15,9 +15,12 @@ from nunatak_registry.cards.wording import (
     stored_bytes,
 )
 from nunatak_registry.manifest import HeadKind, TaskManifest
+from nunatak_registry.plain_text import visible, visible_lines
 
 SHOWN_LABELS = 100
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|!~&$])")
+_LIST_OR_RULE = re.compile(r"^(\d*)([-+=.)])")
+"""What begins a list, a rule or the underline of a heading at the start of a line."""
 
 
 def task_card(manifest: TaskManifest, *, source: str | None = None) -> str:
@@ -35,7 +38,8 @@ def task_card(manifest: TaskManifest, *, source: str | None = None) -> str:
         _recipe(manifest),
         _usage(manifest, source),
     )
-    return "\n\n".join("\n".join(lines) for section in sections if (lines := list(section))) + "\n"
+    page = "\n\n".join("\n".join(lines) for section in sections if (lines := list(section)))
+    return visible_lines(page) + "\n"
 
 
 def _head(manifest: TaskManifest) -> Iterator[str]:
@@ -78,7 +82,12 @@ def _scores(manifest: TaskManifest) -> Iterator[str]:
         yield "None recorded."
         return
     rows = (
-        (metric.name, score_text(metric), f"{metric.num_examples:,}", f"`{metric.data_digest}`")
+        (
+            _text(metric.name),
+            score_text(metric),
+            f"{metric.num_examples:,}",
+            f"`{metric.data_digest}`",
+        )
         for metric in manifest.metrics
     )
     yield from _table(("metric", "value [95 % interval]", "examples", "data digest"), rows)
@@ -161,4 +170,5 @@ def _labels(labels: Sequence[str]) -> str:
 
 def _text(value: str) -> str:
     """Somebody's text on one line, with nothing in it that Markdown or HTML would read."""
-    return _SPECIAL.sub(r"\\\1", " ".join(value.split()))
+    plain = _SPECIAL.sub(r"\\\1", visible(" ".join(value.split())))
+    return _LIST_OR_RULE.sub(r"\1\\\2", plain)

@@ -3,13 +3,25 @@
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from nunatak_registry.manifest.base import Record
+from nunatak_registry.plain_text import visible
 
 MAX_LABELS = 10_000
 
-Label = Annotated[str, Field(min_length=1, max_length=200)]
+
+def _check_label(label: str) -> str:
+    shown = visible(label)
+    if shown != label:
+        raise ValueError(
+            "a label must be one line without control characters and marks of direction, "
+            f"got '{shown}'; rename the label"
+        )
+    return label
+
+
+Label = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_check_label)]
 
 
 class HeadKind(StrEnum):

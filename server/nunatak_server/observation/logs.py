@@ -13,6 +13,7 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Any, Final, assert_never
 
+from nunatak_registry.plain_text import visible, visible_json
 from nunatak_server.observation.log_handler import JoiningHandler
 
 ExceptionInfo = (
@@ -51,8 +52,7 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = _trace(record.exc_info)
-        # ASCII alone: some readers take U+2028 for the end of a line.
-        return json.dumps(line, default=str)
+        return visible_json(json.dumps(line, default=str))
 
 
 class TextFormatter(logging.Formatter):
@@ -62,10 +62,10 @@ class TextFormatter(logging.Formatter):
         """Return the lines of an event."""
         values = "".join(f" {name}={value}" for name, value in _fields_of(record).items())
         head = f"{_time_of(record)} {record.levelname:<8} {record.getMessage()}{values}"
-        lines = [_escaped(head)]
+        lines = [visible(head)]
         if record.exc_info:
             trace = _trace(record.exc_info)
-            lines += [CONTINUED + _escaped(line) for line in trace.split("\n")]
+            lines += [CONTINUED + visible(line) for line in trace.split("\n")]
         return "\n".join(lines)
 
 
@@ -120,12 +120,3 @@ def _time_of(record: logging.LogRecord) -> str:
 
 def _fields_of(record: logging.LogRecord) -> Mapping[str, object]:
     return getattr(record, FIELDS, {})
-
-
-def _escaped(text: str) -> str:
-    if text.isprintable():
-        return text
-    return "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode()
-        for character in text
-    )

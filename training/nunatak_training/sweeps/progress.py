@@ -5,6 +5,7 @@ from typing import NoReturn
 
 from tqdm import tqdm
 
+from nunatak_registry.plain_text import visible
 from nunatak_training.sweeps.records import Finished, RunRecord
 from nunatak_training.sweeps.wording import run_text
 
@@ -21,7 +22,7 @@ class SweepProgress:
         self._bar = tqdm(
             total=num_runs,
             initial=num_done,
-            desc=self._label,
+            desc=visible(self._label),
             unit="run",
             disable=not sys.stderr.isatty(),
         )
@@ -32,7 +33,8 @@ class SweepProgress:
         if self._bar is None:
             return
         self._bar.update()
-        self._bar.write(f"{run_text(record.run)}: {_outcome(record)}", file=sys.stderr)
+        line = visible(f"{run_text(record.run)}: {_outcome(record)}")
+        self._bar.write(line, file=sys.stderr)
 
     def ended(self) -> None:
         """Leave the bar as it stands."""

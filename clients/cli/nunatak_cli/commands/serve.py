@@ -12,6 +12,7 @@ import typer
 from nunatak_cli.errors import InvalidOptionError
 from nunatak_cli.failures import needs_extra, print_failure
 from nunatak_cli.options import BackboneOption, DtypeName, LogFormatName, RegistryOption
+from nunatak_cli.output import print_text
 
 LIMITS = "Limits (each also by environment: NUNATAK_MAX_INPUTS, ...)"
 
@@ -198,7 +199,7 @@ def serve(  # noqa: PLR0913 - one parameter per option is how typer works
     named = {name: value for name, value in given.items() if value is not None}
     configuration = configure({**_assigned(settings or ()), **named}, file=config)
     if show_config:
-        typer.echo(as_toml(configuration), nl=False)
+        print_text(as_toml(configuration))
         return
     try:
         run_server(configuration.settings, origins=configuration.origins)

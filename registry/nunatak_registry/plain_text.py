@@ -1,0 +1,45 @@
+r"""Free text of artefacts, files and servers, made safe to print.
+
+Whoever wrote a label, a note or an error message may have written control characters into it. They
+move a terminal's cursor, change its colours and title, end a line of a log, or turn the order of
+what is read. Printed text spells them out instead, as `\x1b` or `\u202e`.
+"""
+
+import re
+
+_LINE_END = "\n"
+_CONTROLS = re.compile(
+    "["
+    "\x00-\x1f\x7f-\x9f"  # C0 and C1, with tabs and line ends
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # direction of what is read
+    "\u2028\u2029"  # separators of lines and paragraphs
+    "\ud800-\udfff"  # half characters, which no output takes
+    "]"
+)
+
+
+def visible(text: str) -> str:
+    """Spell out every control character, line ends included: what is returned is one line."""
+    return _CONTROLS.sub(_spelt, text)
+
+
+def visible_lines(text: str) -> str:
+    """Spell out every control character but line ends."""
+    return _LINE_END.join(map(visible, text.split(_LINE_END)))
+
+
+def visible_json(document: str) -> str:
+    """Spell out every control character of a JSON document, which keeps its values.
+
+    Only strings can hold such characters; JSON itself has line ends between values, which stay.
+    """
+    return _CONTROLS.sub(_spelt_in_json, document)
+
+
+def _spelt(found: re.Match[str]) -> str:
+    return found.group().encode("unicode_escape").decode()
+
+
+def _spelt_in_json(found: re.Match[str]) -> str:
+    character = found.group()
+    return character if character == _LINE_END else f"\\u{ord(character):04x}"
