@@ -1,0 +1,289 @@
+"""No command lets a text of a model, a file or a server reach the terminal as it is.
+
+A new command needs cases here: each prints texts that others wrote, or stands in `PRINTS_NONE`.
+"""
+
+import json
+import os
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from typer.core import TyperGroup
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from doubles.backbones import save_tiny_backbone
+from doubles.examples import rows_of, toy_examples, write_jsonl
+from doubles.hostile_texts import HOSTILE, HOSTILE_FILE_NAME, MARKUP, hostile_server, obeyed
+from doubles.sweeps import record_of, toy_folder, toy_runs
+from doubles.tasks import tiny_task
+from nunatak_artifact import load_task
+from nunatak_artifact.interchange import export_transformers, write_hub_folder
+from nunatak_cli.main import app
+from nunatak_model import load_backbone
+from nunatak_registry import (
+    ConfusionCell,
+    ConfusionRecord,
+    DataRecord,
+    MetricRecord,
+    RecipeRecord,
+    Registry,
+    TaskDraft,
+)
+from nunatak_training.sweeps import Failed, ResultsFolder
+
+LABELS = (MARKUP, "[link=https:evil]", "[/]")
+PRINTS_NONE = {("loadtest", "scenarios"): "prints what the package itself brings"}
+
+Case = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """Places full of hostile names and texts, and two hostile servers."""
+
+    folder: Path
+    answering: str
+    refusing: str
+
+    @property
+    def registry(self) -> Case:
+        return ("--registry", str(self.folder / "registry"))
+
+    @property
+    def backbone(self) -> Case:
+        return ("--backbone", str(self.folder / HOSTILE_FILE_NAME))
+
+    def new(self) -> Path:
+        """A hostile path where nothing is."""
+        free = (f"{HOSTILE_FILE_NAME}{number}" for number in range(1000))
+        return next(path for name in free if not (path := self.folder / name).exists())
+
+
+def hostile_draft(draft: TaskDraft) -> TaskDraft:
+    digest = "d" * 64
+    cell = ConfusionCell(truth=LABELS[0], predicted=LABELS[1], count=3)
+    return draft.model_copy(
+        update={
+            "note": HOSTILE,
+            "data": DataRecord(
+                name=HOSTILE, train_digest=digest, dev_digest=digest, num_train=9, num_dev=3
+            ),
+            "recipe": RecipeRecord(settings={HOSTILE: HOSTILE, "method": [HOSTILE]}, digest=digest),
+            "metrics": (
+                MetricRecord(name=HOSTILE[-64:], value=0.5, data_digest=digest, num_examples=3),
+            ),
+            "confusion": ConfusionRecord(data_digest=digest, cells=(cell,)),
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Generator[World]:
+    folder = tmp_path_factory.mktemp("world")
+    save_tiny_backbone(folder / HOSTILE_FILE_NAME)
+    backbone = load_backbone(folder / HOSTILE_FILE_NAME)
+    with Registry.open(folder / "registry") as registry:
+        for seed in (1, 2, 3):
+            draft, blobs = tiny_task(backbone, labels=LABELS, seed=seed)
+            manifest = registry.publish(hostile_draft(draft), blobs)
+            registry.promote("tone", "prod", manifest.version)
+        task = load_task(manifest, blobs["parameters"], backbone)
+    export_transformers(task, folder / f"sound {HOSTILE_FILE_NAME}", backbone)
+    refused = folder / f"labels {HOSTILE_FILE_NAME}"
+    export_transformers(task, refused, backbone)
+    config = json.loads((refused / "config.json").read_text())
+    config["id2label"] = {"0": HOSTILE, "1": "b", "2": "c"}
+    (refused / "config.json").write_text(json.dumps(config))
+    write_hub_folder(task.manifest, blobs, folder / f"pushed {HOSTILE_FILE_NAME}")
+    write_data(folder)
+    write_sweep(folder)
+    with hostile_server(refuses=False) as answering, hostile_server(refuses=True) as refusing:
+        yield World(folder=folder, answering=answering, refusing=refusing)
+
+
+def write_data(folder: Path) -> None:
+    rows = rows_of(toy_examples(12))
+    broken = [*rows, {"text": "a", "label": [HOSTILE]}]
+    write_jsonl(folder / f"broken {HOSTILE_FILE_NAME}.jsonl", broken)
+    labelled = [{**row, "label": f"{row['label']}{HOSTILE}"} for row in rows]
+    write_jsonl(folder / "labels.jsonl", labelled)
+    (folder / "tasks.yaml").write_text(json.dumps({"tasks": {HOSTILE: {"data": HOSTILE}}}))
+    (folder / "config.toml").write_text(f"registry = {json.dumps(HOSTILE_FILE_NAME)}\n")
+    (folder / "keys").write_text(json.dumps({"format": 1, HOSTILE: HOSTILE}))
+    (folder / "keys").chmod(0o600)
+
+
+def write_sweep(folder: Path) -> None:
+    runs = toy_runs(toy_folder(folder), methods=[{"kind": "head"}], seeds=[0, 1])
+    results = ResultsFolder(folder / "results")
+    for run, scores in zip(runs, [(0.5,), ()], strict=True):
+        record = record_of(run, *scores)
+        description = record.run.model_copy(
+            update={
+                "task": HOSTILE,
+                "backbone": record.run.backbone.model_copy(update={"name": HOSTILE}),
+            }
+        )
+        update: dict[str, object] = {"run": description}
+        if not scores:
+            update["outcome"] = Failed(code="failed", message=HOSTILE)
+        results.add(record.model_copy(update=update))
+    (folder / "sweep.yaml").write_text(
+        json.dumps({"tasks": [{"name": "toy", "data": HOSTILE}], "methods": [{"kind": "head"}]})
+    )
+
+
+def train_cases(world: World) -> Iterator[Case]:
+    rest = ("train", "--task", "tone", *world.registry, *world.backbone)
+    yield (*rest, "--data", str(world.folder / f"broken {HOSTILE_FILE_NAME}.jsonl"))
+    yield (*rest, "--data", str(world.folder / "labels.jsonl"))
+    yield (*rest, "--data", str(world.new()))
+
+
+def predict_cases(world: World) -> Iterator[Case]:
+    yield ("predict", "text", "--task", "tone", *world.registry, *world.backbone)
+    for server in (world.answering, world.refusing):
+        asked = ("predict", "text", "--task", "a", "--task", "b", "--server", server)
+        for options in ((), ("--json",), ("--stream",), ("--stream", "--json")):
+            yield (*asked, *options)
+
+
+def task_cases(world: World) -> Iterator[Case]:
+    for options in ((), ("--json",)):
+        yield ("task", "list", *world.registry, *options)
+        yield ("task", "diff", "tone/1", "tone/2", *world.registry, *options)
+        yield ("task", "history", "tone", "--alias", HOSTILE, *world.registry, *options)
+        yield ("task", "shadow", "tone", "--report", "--server", world.answering, *options)
+        yield from [
+            ("task", "verify", HOSTILE, *world.registry, *options),
+            ("task", "import", *imported(world), "--note", HOSTILE, *options),
+        ]
+    for options in ((), ("--json",), ("--markdown",)):
+        yield ("task", "show", "tone", *world.registry, *options)
+    yield ("task", "promote", "tone", "1", "--alias", HOSTILE, "--unprobed", *world.registry)
+    yield ("task", "rollback", "tone", "--alias", HOSTILE, "--unprobed", *world.registry)
+    beside = ("--version", "1", "--share", "0.5", "--alias", HOSTILE, "--unprobed")
+    yield ("task", "canary", "tone", *beside, *world.registry)
+    yield ("task", "shadow", "tone", "--report", "--server", world.refusing)
+    pushed = str(world.folder / f"pushed {HOSTILE_FILE_NAME}")
+    there = ("--task", "back", *world.registry, *world.backbone)
+    written = str(world.new())
+    yield from [
+        ("task", "import", str(world.folder / f"labels {HOSTILE_FILE_NAME}"), *imported(world)[1:]),
+        ("task", "import", *imported(world), "--labels", HOSTILE),
+        ("task", "export", "tone", written, *world.registry, *world.backbone),
+        ("task", "push", "tone", written, *world.registry),
+        ("task", "pull", pushed, *there, "--json"),
+        ("task", "pull", f"{pushed}/gone", *there),
+        ("task", "delete", HOSTILE, "1", "--yes", *world.registry),
+        ("task", "gc", "--registry", str(world.new())),
+    ]
+
+
+def imported(world: World) -> Case:
+    place = str(world.folder / f"sound {HOSTILE_FILE_NAME}")
+    return (place, "--task", "mood", *world.registry, *world.backbone)
+
+
+def server_cases(world: World) -> Iterator[Case]:
+    for server in (world.answering, world.refusing):
+        yield ("memory", "show", "--server", server)
+        yield ("memory", "show", "--json", "--server", server)
+        for name in ("preload", "pin", "unpin", "evict"):
+            yield ("memory", name, "tone", "--server", server)
+    yield ("loadtest", "run", "--server", world.refusing)
+    yield ("loadtest", "web", "--server", world.refusing)
+
+
+def file_cases(world: World) -> Iterator[Case]:
+    broken = world.folder / f"broken {HOSTILE_FILE_NAME}.jsonl"
+    yield ("train-all", str(world.folder / "tasks.yaml"), *world.registry)
+    both = ("--data", f"a={broken}", "--data", f"b={broken}")
+    yield ("multitask", str(world.new()), *both, *world.backbone)
+    yield ("serve", "--config", str(world.folder / "config.toml"), "--show-config")
+    results, sweep = str(world.folder / "results"), str(world.folder / "sweep.yaml")
+    yield ("sweep", "run", sweep, "--results", str(world.folder / "r"), *world.backbone)
+    yield ("sweep", "report", results)
+    out = ("--out", str(world.folder / "analysis" / HOSTILE_FILE_NAME))
+    for name in ("curves", "robustness", "lowresource"):
+        yield ("analyze", name, results, *out)
+    for name in ("rsa", "landscape"):
+        yield ("analyze", name, sweep, *out)
+    yield ("analyze", "transfer", sweep, "--test", f"de={broken}", *out)
+    for name in ("show", "clear"):
+        yield ("cache", name)
+    keys = ("--file", str(world.folder / "keys"))
+    for name in (("list",), ("revoke", "a"), ("create", "a")):
+        yield ("key", *name, *keys)
+    yield ("loadtest", "report", str(world.new()))
+
+
+SOURCES: tuple[Callable[[World], Iterator[Case]], ...] = (
+    train_cases,
+    predict_cases,
+    task_cases,
+    server_cases,
+    file_cases,
+)
+
+
+def command_paths() -> Iterator[Case]:
+    root = get_command(app)
+    assert isinstance(root, TyperGroup)
+    for name, command in root.commands.items():
+        if isinstance(command, TyperGroup):
+            yield from ((name, inner) for inner in command.commands)
+        else:
+            yield (name,)
+
+
+def cases_of(path: Case, world: World) -> list[Case]:
+    cases = [case for source in SOURCES for case in source(world)]
+    return [case for case in cases if case[: len(path)] == path]
+
+
+@pytest.mark.filterwarnings("ignore:Glyph")  # matplotlib has no picture of a control character
+@pytest.mark.parametrize("styles", [False, True], ids=["pipe", "terminal"])
+@pytest.mark.parametrize("path", sorted(set(command_paths()) - PRINTS_NONE.keys()), ids=" ".join)
+def test_no_command_prints_what_a_terminal_obeys(
+    path: Case, world: World, monkeypatch: pytest.MonkeyPatch, *, styles: bool
+) -> None:
+    monkeypatch.setenv("NUNATAK_CACHE", str(world.folder / "cache" / HOSTILE_FILE_NAME))
+    look = {"FORCE_COLOR": "1", "TERM": "xterm-256color"} if styles else {"NO_COLOR": "1"}
+    printed = ""
+
+    for case in cases_of(path, world):
+        result = CliRunner().invoke(app, case, env={"COLUMNS": "600", **look})
+        assert result.exception is None or isinstance(result.exception, SystemExit), case
+        output = (result.stdout_bytes + result.stderr_bytes).decode()
+        assert obeyed(output, has_styles=styles) == set(), case
+        printed += output.replace("\\[", "[").replace("\\]", "]")
+
+    # Else the cases are none: texts of others must have been printed, and no markup read in them.
+    assert "evil[b]" in printed
+
+
+def test_only_commands_that_exist_are_left_out() -> None:
+    assert PRINTS_NONE.keys() <= set(command_paths())
+
+
+def test_json_keeps_what_texts_say(world: World) -> None:
+    result = CliRunner().invoke(app, ("task", "show", "tone", "--json", *world.registry))
+
+    shown = json.loads(result.stdout)["manifest"]
+    assert (shown["note"], shown["data"]["name"]) == (HOSTILE, HOSTILE)
+    assert shown["recipe"]["settings"][HOSTILE] == HOSTILE
+
+
+def test_file_names_that_are_no_text_are_printed(world: World) -> None:
+    name = os.fsdecode(b"evil\xff\x1b[2J.jsonl")
+
+    ran = CliRunner().invoke(
+        app, ("train", "--task", "tone", "--data", name, *world.registry, *world.backbone)
+    )
+
+    assert "evil" in ran.stderr
+    assert obeyed(ran.stderr) == set()
