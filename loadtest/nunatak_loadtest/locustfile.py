@@ -26,7 +26,7 @@ from nunatak_client.replies import Reply
 from nunatak_client.results import Timings
 from nunatak_client.transport import key_headers
 from nunatak_loadtest.job import SAMPLES_VARIABLE, Job
-from nunatak_loadtest.samples import Sample
+from nunatak_loadtest.samples import Sample, printable
 from nunatak_loadtest.scenario import Closed, Step
 from nunatak_loadtest.traffic import Asking
 
@@ -77,7 +77,7 @@ class TaskUser(FastHttpUser):
         with self.client.request(
             call.method,
             call.path,
-            name=_printable(name),
+            name=printable(name),
             # FastHttpUser annotates text, and sends bytes as they are.
             data=call.content,  # pyright: ignore[reportArgumentType]
             headers=self._headers,
@@ -90,7 +90,7 @@ class TaskUser(FastHttpUser):
                 timings = read_timings(call, response)
             except NunatakClientError as refusal:
                 error = refusal.code
-                response.failure(_printable(error))
+                response.failure(printable(error))
         return Sample(
             tasks=tuple(tasks),
             started_s=started_s,
@@ -98,11 +98,6 @@ class TaskUser(FastHttpUser):
             error=error,
             **timings.model_dump(),
         )
-
-
-def _printable(text: str) -> str:
-    """Spell out what is not ASCII: locust prints names and codes, which are the server's words."""
-    return text.encode("unicode_escape").decode()
 
 
 def read_timings(

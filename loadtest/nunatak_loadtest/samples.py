@@ -114,3 +114,8 @@ def read_samples(path: Path) -> list[Sample]:
 def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
+
+
+def printable(text: str) -> str:
+    """Spell out all but printable ASCII: locust prints names and codes as the server sent them."""
+    return text.encode("unicode_escape").decode()

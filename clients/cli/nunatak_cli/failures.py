@@ -98,7 +98,7 @@ def error_code(error: Exception) -> str | None:
 
 def print_failure(code: str, message: str) -> None:
     """Print one line, whatever the message holds."""
-    line = Text.assemble(("error", "bold red"), f" [{code}]: {' '.join(message.split())}")
+    line = Text.assemble(("error", "bold red"), f" [{code}]: {plain(' '.join(message.split()))}")
     error_console().print(line, soft_wrap=True)
 
 

@@ -1,11 +1,21 @@
 """Laws of errors: one line, a stable code, what to do."""
 
+import logging
 import re
+import sys
+import warnings
 
 import pytest
 
+from doubles.hostile_texts import HOSTILE, obeyed
 from nunatak_cli.errors import MissingExtraError
-from nunatak_cli.failures import error_code, needs_extra, print_failure
+from nunatak_cli.failures import (
+    FailureGroup,
+    Program,
+    error_code,
+    needs_extra,
+    print_failure,
+)
 from nunatak_client import NotFoundError
 from nunatak_registry import TaskNotFoundError
 
@@ -55,3 +65,53 @@ def test_missing_module_names_the_extra_to_install() -> None:
 def test_missing_module_of_our_own_is_a_bug() -> None:
     with pytest.raises(ModuleNotFoundError), needs_extra("server"):
         raise ModuleNotFoundError("No module named 'nunatak_server.x'", name="nunatak_server.x")
+
+
+def test_a_failure_of_hostile_words_is_printed_in_full(capsys: pytest.CaptureFixture[str]) -> None:
+    print_failure(HOSTILE, "rings\a once")
+
+    printed = capsys.readouterr().err
+    assert obeyed(printed) == set()
+    assert "evil[b] [red]y[/]" in printed
+    assert printed.endswith("rings\\x07 once\n")
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Program:
+    """A program that fails in hostile words; what it changes in its process is changed back."""
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    monkeypatch.setattr(logging.lastResort, "formatter", None)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    program = Program(cls=FailureGroup, pretty_exceptions_enable=False)
+
+    @program.command()
+    def fail() -> None:
+        raise ValueError(HOSTILE)
+
+    return program
+
+
+def test_a_traceback_says_all_and_commands_no_terminal(
+    failing: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        failing([])
+
+    printed = capsys.readouterr().err
+    assert left.value.code == 1
+    assert printed.startswith("Traceback (most recent call last):\n")
+    assert "in fail\n" in printed
+    assert "ValueError: evil[b] [red]y[/]" in printed
+    assert obeyed(printed) == set()
+
+
+def test_warnings_and_remarks_of_other_packages_command_no_terminal(failing: Program) -> None:
+    with pytest.raises(SystemExit):
+        failing([])
+
+    warned = warnings.formatwarning(HOSTILE, UserWarning, "other.py", 1)
+    record = logging.LogRecord("other", logging.WARNING, "other.py", 1, HOSTILE, (), None)
+    assert logging.lastResort is not None
+    for printed in (warned, logging.lastResort.format(record)):
+        assert "evil[b]" in printed
+        assert obeyed(printed) == set()

@@ -6,11 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from doubles.hostile_texts import HOSTILE, obeyed
 from nunatak_loadtest.samples import (
     Latency,
     RequestStatistics,
     Sample,
     percentile,
+    printable,
     read_samples,
     span_s,
 )
@@ -98,3 +100,8 @@ def test_samples_survive_their_file(tmp_path: Path) -> None:
 
 def test_run_without_a_request_has_no_samples(tmp_path: Path) -> None:
     assert read_samples(tmp_path / "absent.jsonl") == []
+
+
+def test_names_and_codes_of_a_server_command_no_terminal() -> None:
+    assert printable("tone@prod") == "tone@prod"
+    assert obeyed(printable(HOSTILE)) == set()

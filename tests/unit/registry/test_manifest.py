@@ -4,6 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from doubles.drafts import make_draft
+from doubles.hostile_texts import HOSTILE, obeyed
 from nunatak_registry.manifest import (
     ConfusionCell,
     ConfusionRecord,
@@ -14,6 +15,7 @@ from nunatak_registry.manifest import (
     TaskDraft,
     TaskManifest,
 )
+from nunatak_registry.plain_text import visible
 
 
 def make_manifest(version: int = 3) -> TaskManifest:
@@ -222,3 +224,19 @@ def test_windows_too_short_for_a_question_are_refused() -> None:
 
     with pytest.raises(ValidationError, match="at least 8"):
         TaskManifest.model_validate(fields)
+
+
+@pytest.mark.parametrize("control", sorted(obeyed(HOSTILE) | {"\n"}))
+def test_a_label_of_control_characters_is_refused_in_visible_form(control: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        HeadRecord(labels=("no", f"y{control}s"), pooling=Pooling.MEAN, dense=False)
+
+    message = str(refused.value)
+    assert f"got 'y{visible(control)}s'; rename the label" in message
+    assert obeyed(message) == set()
+
+
+def test_a_label_may_be_any_text_on_one_line() -> None:
+    labels = ("non lié", "[bold]", "</b>", "שלום", "東京\N{IDEOGRAPHIC SPACE}都", "👩\u200d💻")
+
+    assert HeadRecord(labels=labels, pooling=Pooling.MEAN, dense=False).labels == labels

@@ -1,5 +1,8 @@
+import sys
+
 import pytest
 
+from doubles.hostile_texts import HOSTILE, obeyed
 from nunatak_training import EpochResult, ProgressBar
 
 
@@ -16,3 +19,18 @@ def test_progress_bar_is_silent_where_there_is_no_terminal(
     bar.ended()
 
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_bar_of_a_hostile_name_commands_no_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    bar = ProgressBar(HOSTILE)
+
+    bar.started(num_steps=2, num_epochs=1)
+    bar.ended()
+
+    printed = capsys.readouterr().err
+    assert "evil[b]" in printed
+    # The bar itself goes back to the start of its line, and up where there are several.
+    assert obeyed(printed.replace("\r", "").replace("\x1b[A", "")) == set()

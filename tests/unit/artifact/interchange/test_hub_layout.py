@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from doubles.backbones import tiny_backbone
+from doubles.hostile_texts import HOSTILE, HOSTILE_FILE_NAME, obeyed
 from doubles.tasks import tiny_task
 from nunatak_artifact.errors import (
     ArtifactError,
@@ -94,6 +95,32 @@ def test_the_readme_has_the_fields_that_the_hub_reads(tmp_path: Path, backbone: 
             ],
         }
     ]
+
+
+def test_the_readme_commands_no_terminal(tmp_path: Path, backbone: Backbone) -> None:
+    named = {**tiny_task(backbone)[0].backbone.model_dump(), "name": f"owner/{HOSTILE_FILE_NAME}"}
+    digest = "d" * 64
+    folder = written(
+        tmp_path / "out",
+        backbone,
+        backbone=named,
+        note=HOSTILE,
+        metrics=(MetricRecord(name=HOSTILE[:64], value=0.9, data_digest=digest, num_examples=9),),
+        data=DataRecord(
+            name=HOSTILE, train_digest=digest, dev_digest=digest, num_train=9, num_dev=9
+        ),
+    )
+
+    assert obeyed((folder / "README.md").read_text(encoding="utf-8")) == set()
+    assert str(front_matter(folder)["base_model"]).startswith("owner/evil[b]")
+
+
+def test_a_pulled_label_of_control_characters_is_refused(pushed: Path) -> None:
+    content = (pushed / "manifest.json").read_text(encoding="utf-8")
+    (pushed / "manifest.json").write_text(content.replace('"calm"', r'"calm\u001b[31m"'))
+
+    with pytest.raises(CorruptFileError, match=r"head\.labels\.0: .*got 'calm\\x1b\[31m'"):
+        read_hub_folder(pushed)
 
 
 def test_the_name_of_a_folder_is_no_base_model(pushed: Path) -> None:

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 import pytest
 
 from doubles.drafts import make_draft
+from doubles.hostile_texts import HOSTILE, obeyed
 from nunatak_registry import (
     ConfusionCell,
     ConfusionRecord,
@@ -90,7 +91,8 @@ def test_card_says_where_the_version_is_pulled_from() -> None:
 
 @pytest.mark.parametrize("text", ["a|b", "<b>", "[x](http://y)", "`code`", "# h", "x\n\n# y", "*"])
 def test_no_label_or_note_is_read_as_markdown(text: str) -> None:
-    head = HeadRecord(labels=("no", text), pooling=Pooling.MEAN, dense=False)
+    label = " ".join(text.split())
+    head = HeadRecord(labels=("no", label), pooling=Pooling.MEAN, dense=False)
 
     card = task_card(manifest_of(head=head, note=text))
 
@@ -138,3 +140,27 @@ def test_what_is_saved_needs_the_size_of_the_backbone() -> None:
     # The head has 10 parameters: 10 of 1,000 are the version's own.
     assert saved_share(manifest_of(backbone=sized)) == pytest.approx(0.99)
     assert "99.0% of the parameters" in task_card(manifest_of(backbone=sized))
+
+
+@pytest.mark.parametrize("text", [HOSTILE, "<script>x</script>|<b>", "- list", "1. list", "---"])
+def test_no_text_of_others_is_read_as_markdown_or_by_a_terminal(text: str) -> None:
+    card = task_card(
+        manifest_of(
+            note=text,
+            backbone={**make_draft()[0].backbone.model_dump(), "name": text},
+            metrics=(MetricRecord(name=text[:64], value=0.9, data_digest=DIGEST, num_examples=1),),
+            data=DataRecord(
+                name=text, train_digest=DIGEST, dev_digest=DIGEST, num_train=9, num_dev=3
+            ),
+            recipe=RecipeRecord(settings={text: text}, digest=DIGEST),
+        )
+    )
+
+    assert obeyed(card) == set()
+    plain = re.sub(r"\\.", "", card)
+    assert not re.search(r"[<>\[\]]", plain.replace("[95 % interval]", ""))
+    assert not re.search(r"^(?:\d+\. |[-+=])", card, re.MULTILINE)
+    tables = [line for line in plain.splitlines() if line.startswith("|")]
+    assert {line.count("|") for line in tables} <= {3, 4, 5}
+    (metric,) = (line for line in tables if "0.9000" in line)
+    assert metric.count("|") == 5

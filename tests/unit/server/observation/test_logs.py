@@ -4,7 +4,9 @@ import sys
 
 import pytest
 
+from doubles.hostile_texts import HOSTILE, obeyed
 from nunatak_server.observation.logs import (
+    FIELDS,
     JsonFormatter,
     LogFormat,
     TextFormatter,
@@ -77,3 +79,21 @@ def test_the_transport_writes_as_we_do(log_format: LogFormat) -> None:
     config = logging_config(log_format)
 
     assert config["loggers"]["uvicorn"] == config["loggers"]["nunatak_server"]
+
+
+@pytest.mark.parametrize("formatter", [JsonFormatter(), TextFormatter()])
+def test_no_event_commands_a_terminal(formatter: logging.Formatter) -> None:
+    made = failed(HOSTILE)
+    made.msg = HOSTILE
+    setattr(made, FIELDS, {HOSTILE: HOSTILE, "tasks": [HOSTILE]})
+
+    line = formatter.format(made)
+
+    assert obeyed(line) == set()
+    assert "evil[b]" in line
+
+
+def test_a_json_event_says_exactly_what_was_logged() -> None:
+    found = json.loads(JsonFormatter().format(record(HOSTILE, task=HOSTILE)))
+
+    assert (found["event"], found["task"]) == (HOSTILE, HOSTILE)

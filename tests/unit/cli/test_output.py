@@ -1,0 +1,78 @@
+"""Whatever is printed, and however it is wrapped, the console spells out control characters."""
+
+import json
+
+import pytest
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from doubles.hostile_texts import HOSTILE, obeyed
+from nunatak_cli.output import console, print_json, print_json_line, print_text
+
+
+def table() -> Table:
+    made = Table(HOSTILE, title=HOSTILE, caption=HOSTILE, caption_style="bold")
+    made.add_row(Text(HOSTILE, style="red"), style="dim")
+    return made
+
+
+RENDERABLES: dict[str, RenderableType] = {
+    "string": HOSTILE,
+    "text": Text.assemble((HOSTILE, "bold"), HOSTILE),
+    "table": table(),
+    "panel": Panel(HOSTILE, title=Text(HOSTILE), subtitle=HOSTILE),
+    "group": Group(HOSTILE, Panel(table())),
+}
+
+
+@pytest.mark.parametrize("name", RENDERABLES)
+@pytest.mark.parametrize("soft_wrap", [False, True])
+@pytest.mark.parametrize("has_styles", [False, True])
+def test_no_renderable_commands_the_terminal(
+    name: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    soft_wrap: bool,
+    has_styles: bool,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "900")
+    monkeypatch.setenv("FORCE_COLOR" if has_styles else "NO_COLOR", "1")
+
+    console().print(RENDERABLES[name], soft_wrap=soft_wrap)
+
+    printed = capsys.readouterr().out
+    assert obeyed(printed, has_styles=has_styles) == set()
+    assert "evil[b] [red]y[/] [link=https:evil]z[/link] :smile:" in printed
+
+
+def test_a_table_is_as_wide_as_what_it_spells_out(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = Table("a")
+    rows.add_row("\x1b[2J")
+    rows.add_row("plain")
+
+    console().print(rows)
+
+    assert len({len(line) for line in capsys.readouterr().out.splitlines()}) == 1
+
+
+def test_lines_stay_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    print_text("a\nb\x1b\n")
+
+    assert capsys.readouterr().out == "a\nb\\x1b\n"
+
+
+@pytest.mark.parametrize("print_it", [print_json, print_json_line])
+def test_json_has_equal_values_and_commands_no_terminal(
+    print_it: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert callable(print_it)
+
+    print_it({HOSTILE: HOSTILE, "readable": "Füße"})
+
+    printed = capsys.readouterr().out
+    assert json.loads(printed) == {HOSTILE: HOSTILE, "readable": "Füße"}
+    assert obeyed(printed) == set()
+    assert "Füße" in printed
