@@ -31,7 +31,7 @@ class PlainConsole(Console):
     ) -> Iterable[Segment]:
         """Render anything; only the console's own segments may command the terminal."""
         for segment in super().render(renderable, options):
-            yield segment if segment.control else segment._replace(text=plain(segment.text))
+            yield segment if segment.control else _plain_segment(segment)
 
 
 def console() -> PlainConsole:
@@ -57,6 +57,14 @@ def print_json_line(value: Mapping[str, JsonValue]) -> None:
 def print_text(value: str) -> None:
     """Print lines without wrapping them."""
     print(plain(value), end="")  # noqa: T201 - rich would wrap lines
+
+
+def _plain_segment(segment: Segment) -> Segment:
+    style = segment.style
+    # Some of rich's parts, such as the title of a panel, always read markup, which may hold links.
+    if style is not None and style.link is not None:
+        style = style.update_link(None)
+    return Segment(plain(segment.text), style)
 
 
 def _json(value: Mapping[str, JsonValue], *, indent: int | None) -> str:

@@ -80,6 +80,18 @@ def test_import_takes_labels_a_note_and_an_alias(base: Path, place: tuple[str, .
     assert "mood/1" in shown
 
 
+def test_import_refuses_labels_of_control_characters(base: Path, place: tuple[str, ...]) -> None:
+    ran = nunatak(
+        *("task", "import", str(base / "tuned"), "--task", "mood"),
+        *("--labels", "a,b\x1b[31m\u202e,c", *place),
+    )
+
+    assert ran.exit_code == 1
+    assert ran.stderr.startswith("error [invalid_folder]: ")
+    assert r"got 'b\x1b[31m\u202e'; rename the label" in ran.stderr
+    assert "no tasks yet" in nunatak("task", "list", *place[:2]).stderr
+
+
 def test_export_to_transformers_is_loaded_by_it(
     base: Path, stored: tuple[str, ...], tmp_path: Path
 ) -> None:

@@ -64,6 +64,15 @@ def test_dev_labels_that_are_missing_or_unknown_are_named_by_their_line(
     assert_refused(ran, tmp_path, code, "dev.jsonl:3", part)
 
 
+def test_a_label_of_control_characters_is_refused_before_training(tmp_path: Path) -> None:
+    rows = [{**row, "label": f"{row['label']}\x1b[31m"} for row in GOOD]
+    data = write_jsonl(tmp_path / "train.jsonl", rows)
+
+    ran = trained(tmp_path, "--data", str(data))
+
+    assert_refused(ran, tmp_path, "unpublishable", "head.labels.0", r"got 'early\x1b[31m'")
+
+
 def test_a_loss_that_stops_being_a_number_leaves_no_version_and_no_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

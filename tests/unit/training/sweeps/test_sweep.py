@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from doubles.hostile_texts import HOSTILE, obeyed
 from doubles.sweeps import (
     RecordingSweepReport,
     ScriptedRunner,
@@ -19,6 +20,7 @@ from nunatak_training.sweeps import (
     OneByOne,
     ResultsFolder,
     Run,
+    SweepProgress,
     run_sweep,
 )
 
@@ -115,3 +117,21 @@ def test_worker_that_dies_is_a_failure_of_its_run(folder: Path) -> None:
 
     assert isinstance(record.outcome, Failed)
     assert record.outcome.code == "worker_died"
+
+
+def test_progress_tells_a_failure_in_hostile_words_on_one_plain_line(
+    runs: tuple[Run, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = record_of(runs[0]).model_copy(
+        update={"outcome": Failed(code="failed", message=HOSTILE)}
+    )
+    progress = SweepProgress("toy")
+
+    progress.started(num_runs=1, num_done=0)
+    progress.finished(record)
+    progress.ended()
+
+    printed = capsys.readouterr().err
+    assert "evil[b]" in printed
+    assert printed.count("\n") == 2
+    assert obeyed(printed) == set()
