@@ -82,7 +82,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Program:
     monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
     monkeypatch.setattr(logging.lastResort, "formatter", None)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    program = Program(cls=FailureGroup, pretty_exceptions_enable=False)
+    program = Program(cls=FailureGroup)
 
     @program.command()
     def fail() -> None:
