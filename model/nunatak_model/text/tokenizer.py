@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 
 import tokenizers
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models
 
 from nunatak_model.text.alignment import Vocabulary, align
 from nunatak_model.text.encoding import Encoding, TextInput
@@ -26,12 +26,16 @@ class TextTokenizer:
         """
         self.digest = hashlib.sha256(definition).hexdigest()
         self._num_token_types = num_token_types
-        self._by_length: dict[int | None, Tokenizer] = {}
+        self._by_length: dict[int, Tokenizer] = {}
+        self._without_framing: Tokenizer | None = None
         self._lock = threading.Lock()
         try:
             self._definition = definition.decode()
             # What the library refuses is refused now; the first text to come then uses it.
             self._unused: Tokenizer | None = Tokenizer.from_str(self._definition)
+            # The post-processor alone: it puts the special tokens around a window.
+            self._framing = Tokenizer(models.BPE())
+            self._framing.post_processor = self._unused.post_processor
             self._vocabulary = Vocabulary.of(json.loads(definition))
         except Exception as error:  # the library raises no other type
             raise ValueError(f"tokenizer.json holds no tokenizer: {error}") from error
@@ -62,21 +66,20 @@ class TextTokenizer:
         a pair only the second text is windowed; the first stands in every window, cut to
         `MAX_QUESTION_TOKENS` and to half of the window.
         """
-        whole = self._truncating_at(None)
         texts = [text for item in inputs for text in ((item,) if isinstance(item, str) else item)]
-        bare = iter(whole.encode_batch(texts, add_special_tokens=False))
+        bare = iter(self._bare().encode_batch(texts))
         found: list[tuple[Encoding, ...]] = []
         for item in inputs:
             first = None if isinstance(item, str) else next(bare)
             text = item if isinstance(item, str) else item[1]
-            room = max_length - whole.num_special_tokens_to_add(first is not None)
-            windows = _windows(whole, first, next(bare), room=room, stride=stride)
+            room = max_length - self._framing.num_special_tokens_to_add(first is not None)
+            windows = _windows(self._framing, first, next(bare), room=room, stride=stride)
             found.append(tuple(self._aligned(window, text) for window in windows))
         return found
 
     def join(self, tokens: Sequence[str]) -> str:
         """Spell tokens as running text, as far as the tokenizer can."""
-        decoder = self._truncating_at(None).decoder
+        decoder = self._bare().decoder
         return " ".join(tokens) if decoder is None else decoder.decode(list(tokens))
 
     def _types(self, found: tokenizers.Encoding) -> tuple[int, ...]:
@@ -95,24 +98,39 @@ class TextTokenizer:
             alignment=align(window, text, self._vocabulary),
         )
 
-    def _truncating_at(self, max_length: int | None) -> Tokenizer:
+    def _truncating_at(self, max_length: int) -> Tokenizer:
         # Truncation is state of a `Tokenizer`: one instance per length keeps callers apart.
         with self._lock:
             tokenizer = self._by_length.get(max_length)
             if tokenizer is None:
-                tokenizer = self._unused or Tokenizer.from_str(self._definition)
-                self._unused = None
-                tokenizer.no_padding()
-                tokenizer.no_truncation()
-                if max_length is not None:
-                    # The default strategy cuts the longer text first; the stub leaves it untyped.
-                    tokenizer.enable_truncation(max_length)  # pyright: ignore[reportUnknownMemberType]
+                tokenizer = self._untruncated()
+                # The default strategy cuts the longer text first; the stub leaves it untyped.
+                tokenizer.enable_truncation(max_length)  # pyright: ignore[reportUnknownMemberType]
                 self._by_length[max_length] = tokenizer
             return tokenizer
 
+    def _bare(self) -> Tokenizer:
+        """Return the tokenizer without its post-processor, which cuts nothing and adds nothing.
+
+        The post-processor of RoBERTa trims the offsets of tokens by the spaces in the tokens, also
+        where no special tokens are asked for. So each window must meet the post-processor once.
+        """
+        with self._lock:
+            if self._without_framing is None:
+                self._without_framing = self._untruncated()
+                self._without_framing.post_processor = None
+            return self._without_framing
+
+    def _untruncated(self) -> Tokenizer:
+        tokenizer = self._unused or Tokenizer.from_str(self._definition)
+        self._unused = None
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        return tokenizer
+
 
 def _windows(
-    tokenizer: Tokenizer,
+    framing: Tokenizer,
     first: tokenizers.Encoding | None,
     text: tokenizers.Encoding,
     *,
@@ -125,6 +143,6 @@ def _windows(
     text.truncate(room, stride=min(stride, room // 2))
     for piece in (text, *text.overflowing):
         if first is None:
-            yield tokenizer.post_process(piece)
+            yield framing.post_process(piece)
         else:
-            yield tokenizer.post_process(first, piece)
+            yield framing.post_process(first, piece)
