@@ -1,20 +1,15 @@
 """Labels of tokens against transformers' `TokenClassificationPipeline`, from tokens to entities."""
 
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import (
-    BertConfig,
-    BertForTokenClassification,
-    PreTrainedTokenizerFast,
-    TokenClassificationPipeline,
-)
+from transformers import BertConfig, BertForTokenClassification, TokenClassificationPipeline
 from transformers.pipelines.token_classification import AggregationStrategy as PipelineStrategy
 
-from doubles.backbones import tiny_config, tiny_tokenizer
-from nunatak_model import TextTokenizer
+from doubles.backbones import tiny_config
+from doubles.trained_tokenizers import TokenizerFamily, published, random_texts, served
 from nunatak_server.postprocess import (
     AggregationStrategy,
     EntityOptions,
@@ -31,66 +26,37 @@ TEXTS = [
     "x",
     "  two   spaces, \u20ac and d\u20ac  end ",
     "one text that goes on and on, for ever and ever, until nobody in sight can hold it whole.",
+    *random_texts(12, seed=1, longest=25),
 ]
 
 
-def marked_tokenizer() -> Tokenizer:
-    """WordPiece, which marks the tokens inside a word and joins them again."""
-    tokenizer = tiny_tokenizer("bert")
-    tokenizer.decoder = decoders.WordPiece()
-    return tokenizer
-
-
-def plain_tokenizer() -> Tokenizer:
-    """WordPiece without a decoder: tokens are joined by spaces."""
-    return tiny_tokenizer("bert")
-
-
-def byte_tokenizer() -> Tokenizer:
-    """Byte-level pairs as RoBERTa's, which have no marks inside words."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300,
-        special_tokens=["[PAD]", "[CLS]", "[SEP]"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(TEXTS * 3, trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        pair="[CLS] $A [SEP] $B [SEP]",
-        special_tokens=[("[CLS]", 1), ("[SEP]", 2)],
-    )
-    return tokenizer
-
-
-TOKENIZERS = {"marked": marked_tokenizer, "plain": plain_tokenizer, "bytes": byte_tokenizer}
-
-
-def pipeline_of(tokenizer: Tokenizer, *, max_length: int) -> Any:  # noqa: ANN401 - untyped there
+@cache
+def pipeline_of(family: TokenizerFamily) -> Any:  # noqa: ANN401 - untyped there
+    """The pipeline with a family's tokenizer; the logits come from the test."""
     labels = dict(enumerate(LABELS))
     config = BertConfig(**tiny_config(num_layers=1, family="bert"), id2label=labels)  # pyright: ignore[reportArgumentType]
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        model_max_length=max_length,
-        pad_token="[PAD]",  # noqa: S106 - a token of a text
-        unk_token="[UNK]",  # noqa: S106 - a token of a text
-    )
-    return TokenClassificationPipeline(model=BertForTokenClassification(config), tokenizer=fast)
+    model = BertForTokenClassification(config)
+    return TokenClassificationPipeline(model=model, tokenizer=published(family))
 
 
 def entities_of_both(
-    make: str, text: str, strategy: AggregationStrategy, ignored: list[str], *, max_length: int
+    family: TokenizerFamily,
+    text: str,
+    strategy: AggregationStrategy,
+    ignored: list[str],
+    *,
+    max_length: int,
 ) -> tuple[list[Any], list[Any]]:
     """What the pipeline and our code make of the same random logits."""
-    tokenizer = TOKENIZERS[make]()
-    ours = TextTokenizer(tokenizer.to_str().encode(), num_token_types=2)
+    ours = served(family)
     (encodings,) = ours.encode_windows([text], max_length=max_length, stride=STRIDE)
-    pipeline = pipeline_of(tokenizer, max_length=max_length)
-    overlap = {"return_overflowing_tokens": True, "padding": True, "stride": STRIDE}
-    inputs = list(pipeline.preprocess(text, is_split_into_words=False, tokenizer_params=overlap))
+    pipeline = pipeline_of(family)
+    windows = {"return_overflowing_tokens": True, "padding": True, "stride": STRIDE}
+    inputs = list(
+        pipeline.preprocess(
+            text, is_split_into_words=False, tokenizer_params={**windows, "max_length": max_length}
+        )
+    )
     generator = torch.Generator().manual_seed(len(text))
     logits = [
         torch.randn(1, len(each["input_ids"][0]), len(LABELS), generator=generator) * 3
@@ -98,24 +64,33 @@ def entities_of_both(
     ]
     outputs = [{**each, "logits": drawn} for each, drawn in zip(inputs, logits, strict=True)]
     expected = pipeline.postprocess(outputs, PipelineStrategy(strategy.value), ignored)
-    windows = [
+    if len(inputs) > 1 and expected and expected[0]["start"] == expected[0]["end"]:
+        # Of several windows the pipeline lists the first entity twice if it has no characters.
+        del expected[0]
+    found = [
         window_of(encoding, [float(x) for x in drawn[0, : encoding.num_tokens].flatten()])
         for encoding, drawn in zip(encodings, logits, strict=True)
     ]
     options = EntityOptions(aggregation=strategy, ignored_labels=frozenset(ignored))
-    return expected, find_entities(windows, labels=LABELS, join=ours.join, options=options)
+    return expected, find_entities(found, labels=LABELS, join=ours.join, options=options)
+
+
+# The pipeline has no windows where tokens are not aggregated.
+CASES = [
+    *((strategy, 512) for strategy in STRATEGIES),
+    *((it, MAX_LENGTH) for it in STRATEGIES if it is not AggregationStrategy.NONE),
+]
 
 
 @pytest.mark.filterwarnings("ignore:Tokenizer does not support real words")
-@pytest.mark.parametrize("max_length", [MAX_LENGTH, 512], ids=["windows", "whole"])
 @pytest.mark.parametrize("ignored", [["O"], [], ["PER", "B-LOC"]], ids=["o", "none", "some"])
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("make", TOKENIZERS)
+@pytest.mark.parametrize(("strategy", "max_length"), CASES)
+@pytest.mark.parametrize("family", TokenizerFamily)
 def test_entities_are_those_of_the_pipeline(
-    make: str, strategy: AggregationStrategy, ignored: list[str], max_length: int
+    family: TokenizerFamily, strategy: AggregationStrategy, max_length: int, ignored: list[str]
 ) -> None:
     for text in TEXTS:
-        expected, found = entities_of_both(make, text, strategy, ignored, max_length=max_length)
+        expected, found = entities_of_both(family, text, strategy, ignored, max_length=max_length)
 
         assert len(found) == len(expected)
         for ours, theirs in zip(found, expected, strict=True):

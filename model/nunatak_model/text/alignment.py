@@ -4,13 +4,16 @@ Which tokens continue a word is judged as transformers' `TokenClassificationPipe
 words of running text come out as its users know them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self, cast
 
 import tokenizers
 
 from nunatak_model.text.encoding import Alignment
+
+UNKNOWN_TOKENS = ("[UNK]", "<unk>")
+"""How the families of backbones spell the unknown token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,26 +24,37 @@ class Vocabulary:
     """Tokens inside a word carry a prefix ('##' of WordPiece) that the text has not."""
     unknown_id: int | None
     """The token that stands for what the vocabulary lacks."""
+    added: Mapping[int, str]
+    """Tokens that are found in a text as they are; a text may have spaces around such a token."""
 
     @classmethod
     def of(cls, definition: Mapping[str, object]) -> Self:
-        """Read the model section of a `tokenizer.json`."""
+        """Read the model and the added tokens of a `tokenizer.json`."""
         model = cast("Mapping[str, object]", definition["model"])
+        listed = cast("Sequence[Mapping[str, object]]", definition.get("added_tokens", ()))
+        added = {cast("int", token["id"]): str(token["content"]) for token in listed}
         unknown = model.get("unk_id")
         vocabulary = model.get("vocab")
         if isinstance(vocabulary, dict):
             unknown = cast("dict[object, object]", vocabulary).get(model.get("unk_token"))
+        if unknown is None:
+            # A model of bytes lacks nothing; yet its unknown token may be written in a text.
+            unknown = next((number for number, it in added.items() if it in UNKNOWN_TOKENS), None)
         return cls(
             marks_continuation=bool(model.get("continuing_subword_prefix")),
             unknown_id=unknown if isinstance(unknown, int) else None,
+            added=added,
         )
 
 
-def align(found: tokenizers.Encoding, text: str, vocabulary: Vocabulary) -> Alignment:
+def align(
+    found: tokenizers.Encoding, text: str, vocabulary: Vocabulary, *, num_repeated: int = 0
+) -> Alignment:
     """Tell where the tokens of `text`, the last text of `found`, come from."""
     tokens = list[str]()
     continues_word = list[bool]()
-    for token, token_id, (begin, end) in zip(found.tokens, found.ids, found.offsets, strict=True):
+    for spelt, token_id, (begin, end) in zip(found.tokens, found.ids, found.offsets, strict=True):
+        token = vocabulary.added.get(token_id, spelt)
         is_unknown = token_id == vocabulary.unknown_id
         tokens.append(text[begin:end] if is_unknown else token)
         if vocabulary.marks_continuation:
@@ -55,4 +69,5 @@ def align(found: tokenizers.Encoding, text: str, vocabulary: Vocabulary) -> Alig
         text_ids=tuple(found.sequence_ids),
         word_ids=tuple(found.word_ids),
         continues_word=tuple(continues_word),
+        num_repeated=num_repeated,
     )

@@ -20,6 +20,8 @@ class Alignment:
     """Which word of its text, as the tokenizer splits words; None for special tokens."""
     continues_word: tuple[bool, ...]
     """Whether the token before belongs to the same word of running text."""
+    num_repeated: int = 0
+    """How many tokens of the last text, from its first here, the window before holds too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

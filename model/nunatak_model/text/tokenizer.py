@@ -73,8 +73,17 @@ class TextTokenizer:
             first = None if isinstance(item, str) else next(bare)
             text = item if isinstance(item, str) else item[1]
             room = max_length - self._framing.num_special_tokens_to_add(first is not None)
-            windows = _windows(self._framing, first, next(bare), room=room, stride=stride)
-            found.append(tuple(self._aligned(window, text) for window in windows))
+            if first is not None:
+                first.truncate(min(MAX_QUESTION_TOKENS, room // 2))
+                room -= len(first.ids)
+            shared = min(stride, room // 2)
+            windows = _windows(self._framing, first, next(bare), room=room, stride=shared)
+            found.append(
+                tuple(
+                    self._aligned(window, text, num_repeated=shared if number else 0)
+                    for number, window in enumerate(windows)
+                )
+            )
         return found
 
     def join(self, tokens: Sequence[str]) -> str:
@@ -91,11 +100,11 @@ class TextTokenizer:
             else tuple(min(kind, largest) for kind in kinds)
         )
 
-    def _aligned(self, window: tokenizers.Encoding, text: str) -> Encoding:
+    def _aligned(self, window: tokenizers.Encoding, text: str, *, num_repeated: int) -> Encoding:
         return Encoding(
             token_ids=tuple(window.ids),
             type_ids=self._types(window),
-            alignment=align(window, text, self._vocabulary),
+            alignment=align(window, text, self._vocabulary, num_repeated=num_repeated),
         )
 
     def _truncating_at(self, max_length: int) -> Tokenizer:
@@ -137,10 +146,7 @@ def _windows(
     room: int,
     stride: int,
 ) -> Iterator[tokenizers.Encoding]:
-    if first is not None:
-        first.truncate(min(MAX_QUESTION_TOKENS, room // 2))
-        room -= len(first.ids)
-    text.truncate(room, stride=min(stride, room // 2))
+    text.truncate(room, stride=stride)
     for piece in (text, *text.overflowing):
         if first is None:
             yield framing.post_process(piece)

@@ -7,7 +7,8 @@ adds to them the labels of single words, each by its first token, as such models
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import groupby
+from itertools import chain, groupby, pairwise
+from operator import itemgetter
 from typing import TypedDict
 
 from nunatak_server.postprocess.scores import softmax
@@ -90,14 +91,25 @@ def find_entities(
     """Label the tokens of a text, and put them together as the caller wants.
 
     Where windows overlap, the longer of two entities stays, or else the one with the better score.
+    Tokens may share characters; so tokens and words are known by their numbers, not by characters.
     """
     found = [
-        entity
+        [
+            entity
+            for entity in _entities(_tokens(window), labels, join, options.aggregation)
+            if _label_of(entity) not in options.ignored_labels
+        ]
         for window in windows
-        for entity in _entities(_tokens(window), labels, join, options.aggregation)
-        if _label_of(entity) not in options.ignored_labels
     ]
-    return found if len(windows) == 1 else _without_overlaps(found)
+    if len(windows) == 1:
+        return found[0]
+    match options.aggregation:
+        case AggregationStrategy.NONE:
+            return _each_once(found, _tokens_before(windows))
+        case AggregationStrategy.WORD:
+            return _each_once(found, [0] * len(windows))
+        case _:
+            return _without_overlaps(list(chain.from_iterable(found)))
 
 
 def _tokens(window: Window) -> list[_Token]:
@@ -222,6 +234,26 @@ def _token_entity(piece: _Piece) -> TokenEntity:
 
 def _label_of(entity: Entity) -> str:
     return entity["entity_group"] if "entity_group" in entity else entity["entity"]
+
+
+def _tokens_before(windows: Sequence[Window]) -> list[int]:
+    """How many tokens of the text come before the tokens of each window."""
+    before = [0]
+    for window, following in pairwise(windows):
+        held = sum(text is not None for text in window.alignment.text_ids)
+        before.append(before[-1] + held - following.alignment.num_repeated)
+    return before
+
+
+def _each_once(found: Sequence[Sequence[Entity]], before: Sequence[int]) -> list[Entity]:
+    """Return one entity a token or word, by its index in a window and what comes before that."""
+    kept: dict[int, Entity] = {}
+    for entities, num_before in zip(found, before, strict=True):
+        for entity in entities:
+            if "index" in entity:
+                number = num_before + entity["index"]
+                kept[number] = max(kept.get(number, entity), entity, key=_claim)
+    return [entity for _, entity in sorted(kept.items(), key=itemgetter(0))]
 
 
 def _without_overlaps(entities: Sequence[Entity]) -> list[Entity]:

@@ -3,6 +3,7 @@ from collections.abc import Sequence
 import pytest
 
 from doubles.backbones import tiny_backbone
+from doubles.trained_tokenizers import TokenizerFamily, served
 from nunatak_server.postprocess import (
     AggregationStrategy,
     Entity,
@@ -70,6 +71,42 @@ def test_of_two_overlapping_entities_the_longer_stays() -> None:
     found = entities(windows_of(text, [1] + [2] * 11, max_length=10), options)
 
     assert [(it["start"], it["end"]) for it in found] == [(0, 8)]
+
+
+@pytest.mark.parametrize("family", [TokenizerFamily.ROBERTA, TokenizerFamily.MODERNBERT])
+@pytest.mark.parametrize("stride", [0, 1, 2, 5])
+def test_every_token_of_a_long_text_is_labelled_once(family: TokenizerFamily, stride: int) -> None:
+    text = "I met 🙂🙂 in 東京\u3000 and 👩\u200d👧 in 서울."
+    tokenizer = served(family)
+
+    def labelled(max_length: int) -> list[Entity]:
+        (encodings,) = tokenizer.encode_windows([text], max_length=max_length, stride=stride)
+        windows = [window_of(it, [2.0, 1.0, 0.0] * it.num_tokens) for it in encodings]
+        options = EntityOptions(ignored_labels=frozenset())
+        return find_entities(windows, labels=LABELS, join=tokenizer.join, options=options)
+
+    whole, windowed = labelled(512), labelled(13)
+
+    def spelt(entities: list[Entity]) -> list[tuple[str, int, int]]:
+        return [(it["word"], it["start"], it["end"]) for it in entities]
+
+    assert len({it["start"] for it in whole}) < len(whole)
+    assert spelt(windowed) == spelt(whole)
+
+
+def test_words_that_share_a_character_are_all_labelled_in_a_long_text() -> None:
+    # "´" is read as a space and an accent, so the character belongs to two words.
+    text = "ab´cd ef gh ij kl mn"
+    tokenizer = served(TokenizerFamily.XLM_ROBERTA)
+    options = EntityOptions(aggregation=AggregationStrategy.WORD, ignored_labels=frozenset())
+
+    def words(max_length: int) -> list[int]:
+        (encodings,) = tokenizer.encode_windows([text], max_length=max_length, stride=6)
+        windows = [window_of(it, [2.0, 1.0, 0.0] * it.num_tokens) for it in encodings]
+        found = find_entities(windows, labels=LABELS, join=tokenizer.join, options=options)
+        return [it["index"] for it in found if "index" in it]
+
+    assert words(16) == words(512) == list(range(7))
 
 
 def test_a_text_without_entities_gives_an_empty_list() -> None:
