@@ -60,8 +60,8 @@ class Parameters:
     """What to show of token labels, answers and rankings; absent means the server's default.
 
     `aggregation_strategy`, `ignore_labels` and `stride` are of token classification, `doc_stride`,
-    `max_answer_len` and `handle_impossible_answer` of question answering, `return_documents` of
-    ranking. Lengths are in tokens.
+    `max_answer_len`, `handle_impossible_answer` and `align_to_words` of question answering,
+    `return_documents` of ranking. Lengths are in tokens.
     """
 
     aggregation_strategy: AggregationStrategy | None = None
@@ -70,6 +70,7 @@ class Parameters:
     doc_stride: int | None = None
     max_answer_len: int | None = None
     handle_impossible_answer: bool | None = None
+    align_to_words: bool | None = None
     return_documents: bool | None = None
 
     def wire(self) -> dict[str, JsonValue]:

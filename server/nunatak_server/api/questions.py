@@ -124,6 +124,9 @@ class Parameters(Message):
     handle_impossible_answer: bool = Field(
         default=False, description='question answering: "" is one of the answers'
     )
+    align_to_words: bool = Field(
+        default=False, description="question answering: answers are extended to whole words"
+    )
     return_documents: bool = Field(default=False, description="ranking: repeat the texts")
 
     def options(self) -> PredictionOptions:
@@ -139,6 +142,7 @@ class Parameters(Message):
                 top_k=self.top_k or 1,
                 max_answer_tokens=self.max_answer_len,
                 may_have_no_answer=self.handle_impossible_answer,
+                align_to_words=self.align_to_words,
                 stride=self.doc_stride,
             ),
             ranking=RankingOptions(

@@ -1,10 +1,12 @@
 """Extractive question answering: the parts of a context that answer a question.
 
-A span from token i to token j >= i of a window has the logit `start[i] + end[j]`, and "no answer"
-has `start[0] + end[0]`, that of the first token, in the window where it is least (Devlin et al.
-2019, arXiv:1810.04805, sec. 4.2 and 4.3, and its code for SQuAD). A span that several windows hold
-counts once, with its largest logit. Scores are a softmax over all candidates, where the published
-code takes the 20 best only: so they depend on nothing but the model and the length of answers.
+A window gives each token of the context, and its own first token, a probability as the start and
+one as the end of the answer. A pair of tokens i <= j has the product of both as its score; "no
+answer" is the first token twice (Devlin et al. 2019, arXiv:1810.04805, sec. 4.2 and 4.3). These are
+the scores of transformers' pipeline.
+
+Where answers are whole words, an answer has the sum over the pairs that lie in these words. Of
+several windows, the largest score stands for an answer, and the least for "no answer".
 """
 
 import heapq
@@ -12,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
+from nunatak_model import Alignment
 from nunatak_server.postprocess.scores import softmax
 from nunatak_server.postprocess.windows import Window
 
@@ -39,6 +42,8 @@ class AnswerOptions:
     top_k: int = 1
     max_answer_tokens: int = 15
     may_have_no_answer: bool = False
+    align_to_words: bool = False
+    """Whether an answer is extended to the words in which its first and last token lie."""
     stride: int | None = None
 
 
@@ -46,15 +51,15 @@ def best_answers(
     windows: Sequence[Window], context: str, *, options: AnswerOptions
 ) -> list[Answer]:
     """Find the best parts of the context, best first; none if it has nothing to choose."""
-    logits = dict[Span, float]()
+    scores = dict[Span, float]()
+    no_answer = 1.0
     for window in windows:
-        for span, logit in _spans(window, options.max_answer_tokens).items():
-            logits[span] = max(logit, logits.get(span, logit))
+        starts, ends = _probabilities(window)
+        no_answer = min(no_answer, starts[0] * ends[0])
+        for span, score in _spans(window.alignment, starts, ends, options).items():
+            scores[span] = max(score, scores.get(span, score))
     if options.may_have_no_answer:
-        logits[NO_ANSWER] = min(sum(window.logits[0]) for window in windows)
-    if not logits:
-        return []
-    scores = dict(zip(logits, softmax(list(logits.values())), strict=True))
+        scores[NO_ANSWER] = no_answer
     best = heapq.nsmallest(options.top_k, scores, key=lambda span: (-scores[span], span))
     return [
         Answer(answer=context[begin:end], score=scores[begin, end], start=begin, end=end)
@@ -62,16 +67,48 @@ def best_answers(
     ]
 
 
-def _spans(window: Window, max_tokens: int) -> Mapping[Span, float]:
-    """The logit of every span of the context, by its characters."""
-    offsets = window.alignment.offsets
-    tokens = [token for token, text in enumerate(window.alignment.text_ids) if text == CONTEXT]
+def _probabilities(window: Window) -> tuple[Mapping[int, float], Mapping[int, float]]:
+    """Return how probably the answer starts and ends at the first token and at the context's."""
+    texts = window.alignment.text_ids
+    tokens = [0, *(token for token, text in enumerate(texts) if text == CONTEXT)]
+    starts, ends = (
+        dict(zip(tokens, softmax([window.logits[token][side] for token in tokens]), strict=True))
+        for side in (0, 1)
+    )
+    return starts, ends
+
+
+def _spans(
+    alignment: Alignment,
+    starts: Mapping[int, float],
+    ends: Mapping[int, float],
+    options: AnswerOptions,
+) -> Mapping[Span, float]:
+    """Return the score of every part of the context, by its characters."""
+    _, *tokens = starts
+    places = _words(alignment) if options.align_to_words else alignment.offsets
     found = dict[Span, float]()
     for place, first in enumerate(tokens):
-        for last in tokens[place : place + max_tokens]:
-            span = (offsets[first][0], offsets[last][1])
-            logit = window.logits[first][0] + window.logits[last][1]
+        for last in tokens[place : place + options.max_answer_tokens]:
+            span = (places[first][0], places[last][1])
             if span[0] < span[1]:
-                # Tokens may share characters, so that different tokens give one span.
-                found[span] = max(logit, found.get(span, logit))
+                # Tokens may share words or characters, so that different tokens give one span.
+                known, score = found.get(span, 0.0), starts[first] * ends[last]
+                found[span] = known + score if options.align_to_words else max(known, score)
     return found
+
+
+def _words(alignment: Alignment) -> Sequence[Span]:
+    """Return the characters of each token's word, as far as the window holds the word."""
+    keys = list(zip(alignment.text_ids, alignment.word_ids, strict=True))
+    first = {key: token for token, key in reversed(list(enumerate(keys)))}
+    last = {key: token for token, key in enumerate(keys)}
+    return [
+        alignment.offsets[token]
+        if word is None
+        else (
+            alignment.offsets[first[text, word]][0],
+            alignment.offsets[last[text, word]][1],
+        )
+        for token, (text, word) in enumerate(keys)
+    ]

@@ -71,6 +71,7 @@ def test_parameters_of_all_kinds_are_sent_together() -> None:
         ignore_labels=(),
         stride=0,
         handle_impossible_answer=False,
+        align_to_words=True,
     )
 
     body = json.loads(predict_body(wire_inputs("a"), top_k=2, parameters=parameters))
@@ -80,6 +81,7 @@ def test_parameters_of_all_kinds_are_sent_together() -> None:
         "ignore_labels": [],
         "stride": 0,
         "handle_impossible_answer": False,
+        "align_to_words": True,
         "top_k": 2,
     }
 

@@ -2,7 +2,8 @@
 
 Devlin et al. 2019 (arXiv:1810.04805), sec. 4.2 and 4.3: a start and an end score for every token of
 question and context; a window without the answer, and a question without one, points to the first
-token. Read out as the server does: the best span of at most 15 tokens over all windows.
+token. Read out as the server does: each window gives probabilities of its own, and the best span of
+at most 15 tokens over all windows is the answer.
 
 Axes: tokens = tokens of a window.
 """
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
@@ -89,9 +90,10 @@ class Answering(ServedAsTrained):
         )
 
     def _answer(self, windows: Sequence[Encoding], rows: Logits, context: str) -> str:
-        best = max(best_span(window, row) for window, row in zip(windows, rows, strict=True))
+        read = [log_probabilities(window, row) for window, row in zip(windows, rows, strict=True)]
+        best = max(best_span(window, row) for window, row in zip(windows, read, strict=True))
         score, begin, end = best
-        if self._may_have_no_answer and min(float(row[0].sum()) for row in rows) > score:
+        if self._may_have_no_answer and min(float(row[0].sum()) for row in read) > score:
             return ""
         return context[begin:end]
 
@@ -107,10 +109,19 @@ def answer_tokens(window: Encoding, spans: Sequence[AnswerSpan]) -> tuple[int, i
     return NOWHERE
 
 
+def log_probabilities(
+    window: Encoding, row: Float[Tensor, "tokens 2"]
+) -> Float[Tensor, "tokens 2"]:
+    """Normalize starts and ends over the first token and the context, as the server does."""
+    readable = _in_context(window)
+    readable[0] = True
+    return row.masked_fill(~readable[:, None], -torch.inf).log_softmax(dim=0)
+
+
 def best_span(window: Encoding, row: Float[Tensor, "tokens 2"]) -> tuple[float, int, int]:
     """Return the largest sum of a start and an end score, and its characters in the context."""
     alignment = _alignment(window)
-    inside = torch.tensor([text == CONTEXT for text in alignment.text_ids])
+    inside = _in_context(window)
     sums = row[:, :1] + row[:, 1:].T
     allowed = inside[:, None] & inside[None, :] & _spans_of(len(inside))
     if not allowed.any():
@@ -118,6 +129,10 @@ def best_span(window: Encoding, row: Float[Tensor, "tokens 2"]) -> tuple[float, 
     place = int(sums.masked_fill(~allowed, -torch.inf).argmax())
     first, last = divmod(place, len(inside))
     return float(sums[first, last]), alignment.offsets[first][0], alignment.offsets[last][1]
+
+
+def _in_context(window: Encoding) -> Bool[Tensor, " tokens"]:
+    return torch.tensor([text == CONTEXT for text in _alignment(window).text_ids])
 
 
 def _spans_of(num_tokens: int) -> Int[Tensor, "tokens tokens"]:

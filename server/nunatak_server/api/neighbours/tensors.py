@@ -28,7 +28,7 @@ PARAMETERS: Final[Mapping[frozenset[str], frozenset[str]]] = {
     frozenset({"text"}): TEXT_PARAMETERS,
     frozenset({"text", "text_pair"}): TEXT_PARAMETERS,
     frozenset({"question", "context"}): frozenset(
-        {"max_answer_len", "handle_impossible_answer", "doc_stride"}
+        {"max_answer_len", "handle_impossible_answer", "align_to_words", "doc_stride"}
     ),
     frozenset({"query", "documents"}): frozenset({"function_to_apply"}),
 }

@@ -34,23 +34,25 @@ def encodings_of(context: str, *, max_length: int) -> tuple[Encoding, ...]:
 
 def search(windows: list[Window], *, options: AnswerOptions) -> list[tuple[float, int, int]]:
     """Every pair of tokens of every window, tried one by one: (score, start, end), best first."""
-    logit_of: dict[tuple[int, int], list[float]] = {}
+    found: dict[tuple[int, int], list[float]] = {}
+    no_answer: list[float] = []
     for window in windows:
-        places = window.alignment.offsets
-        for first, last in combinations_with_replacement(range(len(places)), 2):
-            if {window.alignment.text_ids[first], window.alignment.text_ids[last]} != {1}:
-                continue
-            if last - first + 1 > options.max_answer_tokens:
-                continue
-            logit = window.logits[first][0] + window.logits[last][1]
-            logit_of.setdefault((places[first][0], places[last][1]), []).append(logit)
-    best = {span: max(logits) for span, logits in logit_of.items()}
+        places, texts = window.alignment.offsets, window.alignment.text_ids
+        read = [token for token, text in enumerate(texts) if token == 0 or text == 1]
+        start_total, end_total = (
+            math.fsum(math.exp(window.logits[token][side]) for token in read) for side in (0, 1)
+        )
+        for first, last in combinations_with_replacement(read, 2):
+            start, end = math.exp(window.logits[first][0]), math.exp(window.logits[last][1])
+            score = start / start_total * end / end_total
+            if (first, last) == (0, 0):
+                no_answer.append(score)
+            elif first > 0 and last - first + 1 <= options.max_answer_tokens:
+                found.setdefault((places[first][0], places[last][1]), []).append(score)
+    best = {span: max(scores) for span, scores in found.items()}
     if options.may_have_no_answer:
-        best[0, 0] = min(window.logits[0][0] + window.logits[0][1] for window in windows)
-    total = math.fsum(math.exp(logit) for logit in best.values())
-    ranked = sorted(
-        ((math.exp(logit) / total, *span) for span, logit in best.items()), reverse=True
-    )
+        best[0, 0] = min(no_answer)
+    ranked = sorted(((score, *span) for span, score in best.items()), reverse=True)
     return ranked[: options.top_k]
 
 
@@ -119,6 +121,33 @@ def test_no_answer_wins_only_where_it_may_and_every_window_agrees() -> None:
     assert answer["answer"] == "cy"
     assert (none["answer"], none["start"], none["end"]) == ("", 0, 0)
     assert other["answer"] == "cy"
+
+
+def test_scores_of_no_answer_and_of_all_answers_of_a_window_are_at_most_one_together() -> None:
+    windows = windows_of("ab cd ef", max_length=64, seed=3)
+
+    for align_to_words in (False, True):
+        options = AnswerOptions(
+            top_k=99, max_answer_tokens=99, may_have_no_answer=True, align_to_words=align_to_words
+        )
+        answers = best_answers(windows, "ab cd ef", options=options)
+
+        assert len(answers) == (7 if align_to_words else 22)
+        assert 0 < sum(it["score"] for it in answers) <= 1
+
+
+def test_an_answer_of_whole_words_has_the_scores_of_all_that_lies_in_the_words() -> None:
+    windows = windows_of("ab cd", max_length=64, seed=4)
+    parts = best_answers(windows, "ab cd", options=AnswerOptions(top_k=99))
+
+    words = best_answers(windows, "ab cd", options=AnswerOptions(top_k=99, align_to_words=True))
+
+    expected = {
+        "ab": sum(it["score"] for it in parts if it["end"] <= 2),
+        "cd": sum(it["score"] for it in parts if it["start"] >= 3),
+        "ab cd": sum(it["score"] for it in parts if it["start"] < 2 and it["end"] > 3),
+    }
+    assert {it["answer"]: it["score"] for it in words} == pytest.approx(expected)
 
 
 def test_an_answer_is_never_part_of_the_question() -> None:
