@@ -42,11 +42,17 @@ def tiny_backbone(
     family: Family = "bert",
     pooling: Pooling = Pooling.FIRST,
     dtype: torch.dtype = torch.float32,
+    tokenizer: Tokenizer | None = None,
 ) -> Backbone:
     """A random backbone of width 32; the same arguments give the same weights."""
     with tempfile.TemporaryDirectory() as folder:
         save_tiny_backbone(
-            Path(folder), num_layers=num_layers, seed=seed, family=family, pooling=pooling
+            Path(folder),
+            num_layers=num_layers,
+            seed=seed,
+            family=family,
+            pooling=pooling,
+            tokenizer=tokenizer,
         )
         return load_backbone(folder, dtype=dtype)
 
@@ -58,12 +64,15 @@ def save_tiny_backbone(
     seed: int = 0,
     family: Family = "bert",
     pooling: Pooling = Pooling.FIRST,
+    tokenizer: Tokenizer | None = None,
 ) -> Path:
     """Write a random backbone in transformers' layout; returns the folder."""
     folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = tokenizer or tiny_tokenizer(family)
     raw = tiny_config(num_layers=num_layers, family=family)
+    raw["vocab_size"] = tokenizer.get_vocab_size()
     (folder / "config.json").write_text(json.dumps(raw))
-    tiny_tokenizer(family).save(str(folder / "tokenizer.json"))
+    tokenizer.save(str(folder / "tokenizer.json"))
     weights = _random_weights(config_from(raw), seed)
     (folder / "model.safetensors").write_bytes(save(weights))
     if pooling is Pooling.MEAN:

@@ -7,9 +7,18 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from nunatak_training import EpochResult, Example, ExampleSet, TaskData, TaskKind
+from nunatak_training import (
+    Answers,
+    AnswerSpan,
+    EpochResult,
+    Example,
+    ExampleSet,
+    TaskData,
+    TaskKind,
+)
 
 ALPHABETS = {"early": "ab", "late": "yz"}
+NAMES = ("Ada", "I", "x", "St. John")
 
 
 def toy_examples(count: int, *, seed: int = 0) -> tuple[Example, ...]:
@@ -114,3 +123,25 @@ def _toy_row(kind: TaskKind, number: int, source: random.Random) -> dict[str, Js
                 "documents": list[JsonValue](documents),
                 "relevance": [0, 1],
             }
+
+
+def _name_question(number: int) -> Example:
+    """A context with one name, and a question for the name."""
+    chance = random.Random(number)
+    name = chance.choice(NAMES)
+    before = chance.choice(("a report", "the copy", "it was said in London")) + " by "
+    context = f"{before}{name} in {chance.choice(('London', 'a copy'))}"
+    span = AnswerSpan(text=name, begin=len(before))
+    return Example(text="by whom?", text_pair=context, label=Answers(spans=(span,)))
+
+
+def name_questions() -> TaskData:
+    """Questions for a name of one or two words, one letter the shortest."""
+    examples = [_name_question(number) for number in range(80)]
+    return TaskData(
+        name="names",
+        kind=TaskKind.QUESTION_ANSWERING,
+        train=ExampleSet(examples=tuple(examples[:64])),
+        dev=ExampleSet(examples=tuple(examples[64:])),
+        labels=(),
+    )

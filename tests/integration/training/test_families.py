@@ -1,0 +1,32 @@
+"""What is learned does not depend on the family of the tokenizer."""
+
+import pytest
+
+from doubles.backbones import Family, tiny_backbone
+from doubles.examples import name_questions
+from doubles.trained_tokenizers import TokenizerFamily, published
+from nunatak_model import Full
+from nunatak_training import Metric, SilentReport, default_recipe, fit_task
+
+SHAPES: dict[TokenizerFamily, Family] = {
+    TokenizerFamily.BERT: "bert",
+    TokenizerFamily.ROBERTA: "roberta",
+}
+
+
+@pytest.mark.parametrize("family", SHAPES)
+def test_answers_are_learned_on_every_shape(family: TokenizerFamily) -> None:
+    tokenizer = published(family).backend_tokenizer
+    backbone = tiny_backbone(num_layers=2, family=SHAPES[family], tokenizer=tokenizer)
+    changes = {
+        "epochs": 12,
+        "min_steps": 0,
+        "batch_size": 8,
+        "max_length": 64,
+        "learning_rate": 3e-3,
+    }
+    recipe = default_recipe(Full(), changes=changes)
+
+    trained = fit_task(name_questions(), recipe, backbone, report=SilentReport())
+
+    assert trained.scores[Metric.EXACT_MATCH] >= 0.9
