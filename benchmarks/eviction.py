@@ -141,7 +141,7 @@ def seconds_per_request(policy: Policy, trace: str, seed: int) -> float:
     """Ask for what the trace says, and add up the loads."""
     draw = random.Random(seed)
     versions = [
-        Version(key=(f"task-{index}", 1), num_bytes=draw.choice(SIZES))
+        Version(key=VersionKey(f"task-{index}", 1, ""), num_bytes=draw.choice(SIZES))
         for index in range(NUM_VERSIONS)
     ]
     budget = SHARE * sum(version.num_bytes for version in versions)

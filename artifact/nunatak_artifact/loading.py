@@ -33,11 +33,6 @@ class LoadedTask:
     branch: Branch
     num_bytes: int
 
-    @property
-    def key(self) -> tuple[str, int]:
-        """Task and version: what identifies it among the resident ones."""
-        return self.manifest.task, self.manifest.version
-
 
 def load_task(
     manifest: TaskManifest,

@@ -31,6 +31,7 @@ from nunatak_registry.errors import (
     VersionInUseError,
     VersionNotFoundError,
 )
+from nunatak_registry.index.snapshot import Generation
 from nunatak_registry.index.summaries import DamagedTask, TaskSummary
 from nunatak_registry.locations import default_location
 from nunatak_registry.manifest import (
@@ -88,6 +89,7 @@ __all__ = [
     "Finding",
     "FindingKind",
     "FullRecord",
+    "Generation",
     "HeadKind",
     "HeadOnlyRecord",
     "HeadRecord",

@@ -30,6 +30,7 @@ from nunatak_registry.index.lookups import (
     require_task,
     require_version,
 )
+from nunatak_registry.index.snapshot import Generation
 from nunatak_registry.index.summaries import DamagedTask, TaskSummary, summarize
 from nunatak_registry.locations import parse_location
 from nunatak_registry.manifest import TaskDraft, TaskManifest
@@ -309,8 +310,10 @@ class Registry:
             require_version(snapshot, check_task_name(task), version)
             return snapshot.readers(task, version, self._clock())
 
-    def hold(self, reader: str, versions: Collection[tuple[str, int]], *, seconds: float) -> None:
-        """Keep versions (task and number) from being deleted for a while.
+    def hold(
+        self, reader: str, versions: Collection[tuple[str, int]], *, seconds: float
+    ) -> frozenset[tuple[str, int]]:
+        """Keep versions (task and number) from being deleted for a while; return those held.
 
         Replaces whatever the reader of this name held before, so an empty collection lets go of
         everything. Versions that do not exist are passed over. A reader that is killed lets go when
@@ -320,7 +323,13 @@ class Registry:
         with self._writing() as change:
             now = self._clock()
             until = now + timedelta(seconds=seconds)
-            change.replace_holds(reader, versions, now=now, until=until)
+            return change.replace_holds(reader, versions, now=now, until=until)
+
+    def held(self, reader: str) -> set[tuple[str, int]]:
+        """Return the versions that a reader holds now; a restore of the index may have lost some."""
+        check_reader_name(reader)
+        with self._index.reading() as snapshot:
+            return snapshot.held(reader, self._clock())
 
     def verify(self, task: str | None = None, *, quarantine: bool = False) -> list[Finding]:
         """Check every version of one task or of all, and report what is wrong.
@@ -348,8 +357,8 @@ class Registry:
         """
         return self._upkeep.collect(grace_s)
 
-    def generation(self) -> int:
-        """Return a number that every publish, promotion, rollback and deletion raises.
+    def generation(self) -> Generation:
+        """Return what every publish, promotion, rollback, deletion and restore changes.
 
         One tiny query; it sees the changes of other processes too.
         """

@@ -48,6 +48,7 @@ from nunatak_server.process.settings import ServerSettings
 from nunatak_server.process.warm_up import WARM_UP_TEXT, WARM_UP_TOKENS, warm_up_branch
 from nunatak_server.residency.giving_way import GivingWay
 from nunatak_server.residency.host import HostTier
+from nunatak_server.residency.keys import key_of
 from nunatak_server.residency.loading import VersionLoading
 from nunatak_server.residency.loads import Loader
 from nunatak_server.residency.memory_return import find_memory_return
@@ -216,13 +217,14 @@ class Runtime:
         )
         self._watch = RegistryWatch(
             generation=self.catalog.generation,
-            on_change=self.residency.invalidate,
+            on_change=self._registry_has_changed,
+            on_restore=self.residency.drop_unnamed,
             interval_s=settings.registry_poll_ms / 1000,
         )
         self._watching: asyncio.Task[None] | None = None
         self._holding = VersionHolding(
-            resident=lambda: [task.key for task in self.residency.resident()],
-            hold=self.catalog.hold,
+            resident=lambda: [key_of(it.manifest)[:2] for it in self.residency.resident()],
+            holds=self.catalog,
             # A hold is a write. Where more tasks are asked than fit, what is in memory changes
             # with every other request.
             interval_s=POLLS_PER_HOLD * settings.registry_poll_ms / 1000,
@@ -262,6 +264,8 @@ class Runtime:
         return ServerState(
             build=self._build,
             is_ready=self.readiness.is_ready,
+            reads_registry=self._watch.is_readable,
+            holds_versions=not self._holding.is_refused,
             num_admitted=self.admission.num_requests,
             num_admitted_tokens=self.admission.num_tokens,
             num_body_bytes=self.admission.num_bytes,
@@ -270,6 +274,15 @@ class Runtime:
             task_bytes=self.residency.task_bytes(),
             host=self.host_tier.stats(),
         )
+
+    def warnings(self) -> list[str]:
+        """Return what is wrong while requests are answered all the same."""
+        found = list[str]()
+        if not self._watch.is_readable:
+            found.append("the registry cannot be read: changes of it are not seen")
+        if self._holding.is_over:
+            found.append("the registry takes no holds: versions in memory may be deleted")
+        return found
 
     def depend_on(self, following: asyncio.Task[None]) -> None:
         """Fail once a task fails that keeps answers up to date; its name is what it follows."""
@@ -297,6 +310,10 @@ class Runtime:
         await asyncio.to_thread(self.catalog.close)
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)
+
+    def _registry_has_changed(self) -> None:
+        self.residency.invalidate()
+        self._holding.look()
 
     async def _follow_registry(self) -> None:
         following = [asyncio.ensure_future(it) for it in (self._watch.run(), self._holding.run())]

@@ -18,6 +18,8 @@ HOST = HostStats(budget_bytes=4000, num_bytes=700, num_blobs=3, hits=5, misses=6
 STATE = ServerState(
     build=BuildInfo(version="1.0", backbone="tiny", device="cpu", dtype="float32"),
     is_ready=True,
+    reads_registry=True,
+    holds_versions=True,
     num_admitted=3,
     num_admitted_tokens=44,
     num_body_bytes=555,

@@ -161,9 +161,9 @@ def check(tally: Tally, location: str, replies: Sequence[Reply]) -> None:
             ]
             _check_history(tally, task, history, moves[task])
         changes = len(published) + sum(map(len, moves.values()))
-        if registry.generation() != changes:
+        if registry.generation().number != changes:
             tally.wrong += 1
-            tally.note(f"generation {registry.generation()} after {changes} changes")
+            tally.note(f"generation {registry.generation().number} after {changes} changes")
         tally.dangling += len(registry.verify())
 
 

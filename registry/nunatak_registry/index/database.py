@@ -1,9 +1,11 @@
 """The index's database: connections, transactions and what differs between SQLite and PostgreSQL.
 
 Writers are serialized: on SQLite by BEGIN IMMEDIATE, on PostgreSQL by locking the state row.
-Readers see one consistent snapshot and never wait for a lock of ours.
+Readers see one consistent snapshot and never wait for a lock of ours. A SQLite file that is put in
+the place of the one that was opened is used from the next transaction on.
 """
 
+import secrets
 import sqlite3
 import threading
 from collections.abc import Generator
@@ -27,6 +29,7 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from nunatak_registry.errors import StoreReadOnlyError, StoreUnavailableError
+from nunatak_registry.index.index_file import FileIdentity, IndexFile
 from nunatak_registry.index.schema import SCHEMA_VERSION, Base, StateRow
 
 BUSY_TIMEOUT_S = 10.0
@@ -51,9 +54,13 @@ def journal_mode(sqlite_version: tuple[int, ...]) -> str:
 class Database:
     """One engine, seen as a reader and as a writer. Safe to share between threads."""
 
-    def __init__(self, *, reader: Engine, writer: Engine) -> None:
+    def __init__(self, *, reader: Engine, writer: Engine, file: IndexFile | None = None) -> None:
         self._reader = reader
         self._writer = writer
+        self._file = file
+        """None where the index is no file."""
+        self._opened: FileIdentity | None = None if file is None else file.identity()
+        self._following = threading.Lock()
         self._sync_failure: str | None = None
         self._marker: PoolProxiedConnection | None = None
         self._marking = threading.Lock()
@@ -66,13 +73,17 @@ class Database:
             StoreUnavailableError: unreachable, of another kind, or laid out by a later release.
         """
         with _refusals():
-            reader, writer = _engines(url)
+            file = IndexFile.of(url) if url.get_backend_name() == "sqlite" else None
+            if file is not None:
+                file.create()
+            reader, writer = _engines(url if file is None else file.url(url))
             try:
+                database = cls(reader=reader, writer=writer, file=file)
                 _prepare(reader, writer)
             except BaseException:
                 reader.dispose()
                 raise
-            return cls(reader=reader, writer=writer)
+            return database
 
     def close(self) -> None:
         """Close all idle connections."""
@@ -85,32 +96,37 @@ class Database:
     @contextmanager
     def reading(self) -> Generator[Connection]:
         """Yield a connection within one read transaction."""
-        with _refusals(), self._reader.connect() as connection, connection.begin():
-            yield connection
+        with _refusals():
+            self._follow_file()
+            with self._reader.connect() as connection, connection.begin():
+                yield connection
 
     @contextmanager
     def writing(self) -> Generator[Connection]:
         """Yield a connection that no other writer runs beside; commits unless the body raises."""
         if self._sync_failure is not None:
             raise StoreReadOnlyError(self._sync_failure)
-        with (
-            _refusals(),
-            self._failed_sync_is_final(),
-            self._writer.connect() as connection,
-            connection.begin(),
-        ):
-            connection.execute(select(StateRow.id).with_for_update())
-            yield connection
+        with _refusals(), self._failed_sync_is_final():
+            opened = self._follow_file()
+            with self._writer.connect() as connection, connection.begin():
+                connection.execute(select(StateRow.id).with_for_update())
+                self._require_file(opened)
+                yield connection
+            # What was committed to a file that had lost its name meanwhile is nowhere.
+            self._require_file(opened)
 
-    def change_mark(self) -> int | None:
-        """Return a number that differs whenever a commit lies between two calls.
+    def change_mark(self) -> tuple[FileIdentity, int] | None:
+        """Return a value that differs whenever a commit, or another file, lies between two calls.
 
         None where the database tells nothing cheaper than a query. It costs a twentieth of a
         transaction (sqlite.org/pragma.html#pragma_data_version).
         """
-        if self._reader.dialect.name != "sqlite":
-            return None
-        with _refusals(), self._marking:
+        with _refusals():
+            opened = self._follow_file()
+            return None if opened is None else (opened, self._data_version())
+
+    def _data_version(self) -> int:
+        with self._marking:
             # The number counts what others commit, so nobody else may use this connection.
             if self._marker is None:
                 self._marker = self._reader.raw_connection()
@@ -121,6 +137,26 @@ class Database:
                 return int(next(iter(cursor.fetchall()))[0])
             finally:
                 cursor.close()
+
+    def _follow_file(self) -> FileIdentity | None:
+        """Go over to the file that lies at the path, if it is another one; return which it is.
+
+        Raises:
+            StoreUnavailableError: there is none, or it is no index that this release reads.
+        """
+        if self._file is None or self._file.identity() == self._opened:
+            return self._opened
+        with self._following:
+            found = self._file.identity()
+            if found != self._opened:
+                self.close()
+                _update_tables(self._reader, self._writer)
+                self._opened = found
+            return self._opened
+
+    def _require_file(self, opened: FileIdentity | None) -> None:
+        if self._file is not None and opened is not None:
+            self._file.require(opened)
 
     @contextmanager
     def _failed_sync_is_final(self) -> Generator[None]:
@@ -134,8 +170,18 @@ class Database:
 
 
 def raise_generation(connection: Connection) -> None:
-    """Raise the number that tells readers, in every process, that something changed."""
-    connection.execute(update(StateRow).values(generation=StateRow.generation + 1))
+    """Raise the number that tells readers, in every process, that something changed.
+
+    The token changes with it: an index that was restored comes to the same number once more.
+    """
+    connection.execute(
+        update(StateRow).values(generation=StateRow.generation + 1, token=new_token())
+    )
+
+
+def new_token() -> str:
+    """Return a token that no other change has."""
+    return secrets.token_hex(16)
 
 
 def _engines(url: URL) -> tuple[Engine, Engine]:
@@ -160,6 +206,11 @@ def _prepare(reader: Engine, writer: Engine) -> None:
         is_new = not inspect(connection).has_table(StateRow.__tablename__)
     if is_new:
         _create_tables(writer)
+    _update_tables(reader, writer)
+
+
+def _update_tables(reader: Engine, writer: Engine) -> None:
+    """Bring tables of an older release to the layout of this one."""
     with reader.connect() as connection, connection.begin():
         found = _schema_version(connection)
     if found < SCHEMA_VERSION:
@@ -176,7 +227,9 @@ def _create_tables(writer: Engine) -> None:
         Base.metadata.create_all(connection)
         if connection.execute(select(StateRow.id)).first() is None:
             connection.execute(
-                insert(StateRow).values(id=1, schema_version=SCHEMA_VERSION, generation=0)
+                insert(StateRow).values(
+                    id=1, schema_version=SCHEMA_VERSION, generation=0, token=new_token()
+                )
             )
 
 
@@ -199,11 +252,11 @@ def _upgrade_tables(writer: Engine) -> None:
         found = _schema_version(connection)
         if found < SCHEMA_VERSION:
             upgrade(connection, found)
+            # Copies of the old layout, each upgraded by itself, must not pass for one another.
+            connection.execute(update(StateRow).values(token=new_token()))
 
 
 def _sqlite_engine(url: URL) -> Engine:
-    if url.database in {None, "", ":memory:"}:
-        raise StoreUnavailableError("a SQLite index must be a file, got a database in memory")
     # The driver must not begin transactions by itself: it would begin them all as readers, and a
     # reader that turns writer can fail at once instead of waiting.
     engine = create_engine(url, connect_args={"isolation_level": None, "timeout": BUSY_TIMEOUT_S})

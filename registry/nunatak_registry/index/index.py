@@ -15,6 +15,7 @@ from nunatak_registry.aliases import AliasEvent
 from nunatak_registry.blobs.digests import digest_of
 from nunatak_registry.candidates import Candidate, CandidateEvent
 from nunatak_registry.index.database import Database, raise_generation
+from nunatak_registry.index.index_file import FileIdentity
 from nunatak_registry.index.schema import (
     AliasEventRow,
     AliasRow,
@@ -26,7 +27,7 @@ from nunatak_registry.index.schema import (
     TaskRow,
     VersionRow,
 )
-from nunatak_registry.index.snapshot import Snapshot
+from nunatak_registry.index.snapshot import Generation, Snapshot
 from nunatak_registry.manifest import TaskManifest
 
 
@@ -119,18 +120,19 @@ class Change(Snapshot):
         *,
         now: datetime,
         until: datetime,
-    ) -> None:
-        """Let a reader hold these versions, those of them that exist, and no others."""
+    ) -> frozenset[tuple[str, int]]:
+        """Let a reader hold these versions, those of them that exist, and no others; return them."""
         # Times of one zone in one format sort as text.
         is_over = HoldRow.until < now.isoformat()
         self._connection.execute(delete(HoldRow).where(or_(HoldRow.reader == reader, is_over)))
+        held = sorted(key for key in set(versions) if self.has_version(*key))
         rows = [
             {"reader": reader, "task": task, "version": version, "until": until.isoformat()}
-            for task, version in sorted(set(versions))
-            if self.has_version(task, version)
+            for task, version in held
         ]
         if rows:
             self._connection.execute(insert(HoldRow), rows)
+        return frozenset(held)
 
     def forget_retired(self, digests: Collection[str]) -> None:
         """Drop the notes on blobs that are referred to again, or gone."""
@@ -172,7 +174,7 @@ class Index:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._seen: tuple[int, int] | None = None
+        self._seen: tuple[tuple[FileIdentity, int], Generation] | None = None
 
     @classmethod
     def open(cls, url: URL) -> Self:
@@ -187,8 +189,8 @@ class Index:
         """Close all idle connections."""
         self._database.close()
 
-    def generation(self) -> int:
-        """Return a number that every change raises, which other processes may make too.
+    def generation(self) -> Generation:
+        """Return what every change changes, which other processes may make too.
 
         Cheap to ask again while nothing has been written.
         """

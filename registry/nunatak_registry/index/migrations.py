@@ -79,9 +79,15 @@ def _add_candidates(operations: Operations) -> None:
     )
 
 
+def _add_token(operations: Operations) -> None:
+    token = Column("token", String(32), nullable=False, server_default="")
+    operations.add_column("nunatak_state", token)
+
+
 # The tables are spelled out, not taken from `schema`: that describes the newest release alone.
 _STEPS: Mapping[int, Step] = {
     2: _add_retired_blobs,
     3: _add_holds,
     4: _add_candidates,
+    5: _add_token,
 }

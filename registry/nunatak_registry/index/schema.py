@@ -16,12 +16,13 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 _NAME = String(64)
 _DIGEST = String(64)
 _TIME = String(40)
 _READER = String(200)
+_TOKEN = String(32)
 
 
 class Base(DeclarativeBase):
@@ -29,7 +30,7 @@ class Base(DeclarativeBase):
 
 
 class StateRow(Base):
-    """One row: the layout of these tables, and a number that every change raises."""
+    """One row: the layout of these tables, and what every change changes: a number and a token."""
 
     __tablename__ = "nunatak_state"
     __table_args__ = (CheckConstraint("id = 1"),)
@@ -37,6 +38,7 @@ class StateRow(Base):
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     schema_version: Mapped[int]
     generation: Mapped[int] = mapped_column(BigInteger)
+    token: Mapped[str] = mapped_column(_TOKEN, server_default="")
 
 
 class TaskRow(Base):

@@ -48,6 +48,16 @@ VersionQuery: TypeAlias = "Select[str, int, str, str]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """What one state of the index has in common with no other; holds change nothing of it."""
+
+    number: int
+    """Every change raises it. After a restore it is lower, and comes to the same numbers again."""
+    token: str
+    """Every change draws another one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VersionRecord:
     """One row of the index: a manifest as text, with the digest the text had when published."""
 
@@ -92,9 +102,10 @@ class Snapshot:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def generation(self) -> int:
-        """Return a number that every change of the index raises."""
-        return self._connection.execute(select(StateRow.generation)).scalar_one()
+    def generation(self) -> Generation:
+        """Return what every change of the index changes."""
+        found = self._connection.execute(select(StateRow.generation, StateRow.token)).one()
+        return Generation(number=found.generation, token=found.token)
 
     def version(self, task: str, version: int) -> VersionRecord | None:
         """Return one version."""
@@ -249,6 +260,17 @@ class Snapshot:
         rows = self._connection.execute(query)
         with _damage_of(f"who holds {task}/{version}"):
             return tuple(reader for reader, until in rows if datetime.fromisoformat(until) > now)
+
+    def held(self, reader: str, now: datetime) -> set[tuple[str, int]]:
+        """Return the versions that a reader holds at this moment."""
+        query = select(HoldRow.task, HoldRow.version, HoldRow.until).where(HoldRow.reader == reader)
+        rows = self._connection.execute(query)
+        with _damage_of(f"what {reader} holds"):
+            return {
+                (task, version)
+                for task, version, until in rows
+                if datetime.fromisoformat(until) > now
+            }
 
     def blob_references(self) -> dict[tuple[str, int], set[str]]:
         """Return the digests of the blobs of every version, as the index counts them."""

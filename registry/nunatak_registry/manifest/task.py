@@ -1,9 +1,11 @@
 """The manifest itself."""
 
 import hashlib
+from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Literal
+from functools import cached_property
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -123,6 +125,17 @@ class TaskManifest(TaskDraft):
     def reference(self) -> str:
         """The reference that names exactly this version."""
         return f"{self.task}/{self.version}"
+
+    @cached_property
+    def content(self) -> str:
+        """The content digest, made once: a registry may give out a number again after a restore."""
+        return self.content_digest()
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy, whose content may be another."""
+        copied = super().model_copy(update=update, deep=deep)
+        copied.__dict__.pop("content", None)
+        return copied
 
     def blob(self, role: str) -> BlobRecord | None:
         """The blob that plays `role`, if there is one."""

@@ -8,7 +8,12 @@ from fastapi import APIRouter, Request, Response
 from nunatak_server.api.endpoints import PROBLEMS, runtime_of
 from nunatak_server.api.limits import StrictRoute
 from nunatak_server.api.replies import backbone_fields, memory_fields, reply
-from nunatak_server.api.schemas import InfoResponse, MemoryResponse, StatusResponse
+from nunatak_server.api.schemas import (
+    InfoResponse,
+    MemoryResponse,
+    ReadyResponse,
+    StatusResponse,
+)
 from nunatak_server.observation.memory import measure_process, peak_activations, take_stock
 from nunatak_server.observation.metrics import CONTENT_TYPE
 from nunatak_server.process.settings import ServerSettings
@@ -34,12 +39,16 @@ async def live() -> Response:
     return reply({"status": "alive"})
 
 
-@router.get("/readyz", response_model=StatusResponse)
-@router.get("/health", response_model=StatusResponse)
+@router.get("/readyz", response_model=ReadyResponse)
+@router.get("/health", response_model=ReadyResponse)
 async def ready(request: Request) -> Response:
-    """Answer 200 while requests are taken: a forward pass has run, and the engine is well."""
-    runtime_of(request).readiness.check_ready()
-    return reply({"status": "ready"})
+    """Answer 200 while requests are taken: a forward pass has run, and the engine is well.
+
+    What is wrong with the registry meanwhile is told by `warnings`.
+    """
+    runtime = runtime_of(request)
+    runtime.readiness.check_ready()
+    return reply({"status": "ready", "warnings": runtime.warnings()})
 
 
 @router.get("/info", response_model=InfoResponse)

@@ -94,8 +94,8 @@ def summaries_fields(
     # Thousands of tasks are listed beside thousands of versions in memory: each is looked at once.
     versions = defaultdict[str, list[int]](list)
     for loaded in resident:
-        task, version = loaded.key
-        versions[task].append(version)
+        manifest = loaded.manifest
+        versions[manifest.task].append(manifest.version)
     return [_summary_fields(summary, versions.get(summary.name, ())) for summary in summaries]
 
 

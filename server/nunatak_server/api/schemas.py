@@ -368,9 +368,15 @@ class MemoryResponse(Message):
 
 
 class StatusResponse(Message):
-    """Whether the process lives or takes requests."""
+    """Whether the process lives."""
 
     status: str
+
+
+class ReadyResponse(StatusResponse):
+    """Whether the process takes requests."""
+
+    warnings: Annotated[list[str], Field(description="what is wrong with the registry, if it is")]
 
 
 class InfoResponse(Message):

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Protocol
 
-from nunatak_model import BetweenLayers, Row
+from nunatak_model import BetweenLayers, Branch, Row
 from nunatak_server.batching.batch_report import BatchReport
 from nunatak_server.batching.rows import PendingRow, RowAnswer, RowOutcome
 from nunatak_server.errors import (
@@ -44,9 +44,10 @@ def compute_rows(
     Raises:
         EngineFailedError: no later batch can succeed.
     """
-    versions: dict[tuple[str, int], list[int]] = defaultdict(list)
+    # By branch: after a restore of the registry, one number may stand for two contents.
+    versions: dict[Branch, list[int]] = defaultdict(list)
     for index, row in enumerate(rows):
-        versions[row.task, row.version].append(index)
+        versions[row.branch].append(index)
     if len(versions) > 1:
         try:
             return _forward(compute, rows, between_layers)

@@ -14,6 +14,7 @@ from nunatak_registry import (
     Candidate,
     CandidateEvent,
     CandidateRole,
+    Generation,
     Registry,
     TaskManifest,
     TaskReference,
@@ -42,8 +43,8 @@ class Catalog:
         """Return what runs for requests by a reference now."""
         return await self._call(self._registry.traffic, reference)
 
-    async def generation(self) -> int:
-        """Return a number that changes with every change of the registry."""
+    async def generation(self) -> Generation:
+        """Return what changes with every change of the registry."""
         return await self._call(self._registry.generation)
 
     async def tasks(self) -> list[TaskSummary]:
@@ -92,9 +93,15 @@ class Catalog:
             self._registry.rollouts.end, task, alias, role, expected_version=expected_version
         )
 
-    async def hold(self, versions: Collection[tuple[str, int]], *, seconds: float) -> None:
-        """Keep these versions, and no others, from being deleted for a while."""
-        await self._call(self._registry.hold, self._reader, versions, seconds=seconds)
+    async def hold(
+        self, versions: Collection[tuple[str, int]], *, seconds: float
+    ) -> frozenset[tuple[str, int]]:
+        """Keep these versions, and no others, from being deleted for a while; return those held."""
+        return await self._call(self._registry.hold, self._reader, versions, seconds=seconds)
+
+    async def held(self) -> set[tuple[str, int]]:
+        """Return the versions that this process keeps from being deleted now."""
+        return await self._call(self._registry.held, self._reader)
 
     def close(self) -> None:
         """End the threads once their calls are done; the registry stays open."""

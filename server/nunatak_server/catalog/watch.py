@@ -1,10 +1,10 @@
-"""Watches the registry for changes that other processes make."""
+"""Watches the registry for changes that other processes make, and for restores of a backup."""
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from nunatak_registry import RegistryError
+from nunatak_registry import Generation, RegistryError
 
 logger = logging.getLogger(__name__)
 
@@ -15,30 +15,46 @@ class RegistryWatch:
     def __init__(
         self,
         *,
-        generation: Callable[[], Awaitable[int]],
+        generation: Callable[[], Awaitable[Generation]],
         on_change: Callable[[], None],
+        on_restore: Callable[[], Awaitable[None]],
         interval_s: float,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
+        """`on_restore` is called after `on_change`, where the generation did not go up."""
         self._generation = generation
         self._on_change = on_change
+        self._on_restore = on_restore
         self._interval_s = interval_s
         self._pause = pause
+        self.is_readable = True
+        """Whether the last poll could read the registry."""
 
     async def run(self) -> None:
         """Poll until cancelled."""
-        seen: int | None = None
-        is_readable = True
+        seen: Generation | None = None
         while True:
             try:
-                generation = await self._generation()
+                found = await self._generation()
             except RegistryError as error:
-                if is_readable:
+                if self.is_readable:
                     logger.warning("the registry cannot be read, serving what is known: %s", error)
-                is_readable = False
+                self.is_readable = False
             else:
-                is_readable = True
-                if generation != seen:
-                    seen = generation
-                    self._on_change()
+                self.is_readable = True
+                if found != seen:
+                    before, seen = seen, found
+                    await self._tell(before, found)
             await self._pause(self._interval_s)
+
+    async def _tell(self, before: Generation | None, found: Generation) -> None:
+        self._on_change()
+        # Each number comes once, unless the index is a copy from before it.
+        if before is not None and found.number <= before.number:
+            logger.warning(
+                "the registry was restored: its generation was %d and is now %d; what it does not "
+                "name is served no more",
+                before.number,
+                found.number,
+            )
+            await self._on_restore()

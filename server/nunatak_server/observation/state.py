@@ -35,6 +35,8 @@ class ServerState:
 
     build: BuildInfo
     is_ready: bool
+    reads_registry: bool
+    holds_versions: bool
     num_admitted: int
     num_admitted_tokens: float
     num_body_bytes: int
@@ -68,6 +70,11 @@ class StateCollector(Collector):
         yield info
         ready = "1 while /readyz answers 200"
         yield GaugeMetricFamily("nunatak_ready", ready, value=float(state.is_ready))
+        yield _gauge(
+            "registry_readable", "1 while the registry can be read", float(state.reads_registry)
+        )
+        held = "1 while the registry keeps the versions in memory from being deleted"
+        yield _gauge("versions_held", held, float(state.holds_versions))
         yield _gauge("admitted_requests", "Requests being answered", state.num_admitted)
         tokens = "Tokens of their rows, through all layers"
         yield _gauge("admitted_tokens", tokens, state.num_admitted_tokens)

@@ -120,7 +120,7 @@ class Loads:
     def count_evicted(self, keys: Sequence[VersionKey]) -> None:
         """Take note of versions that were dropped, whose memory is to be returned before long."""
         if keys:
-            self._observer.observe_evictions([task for task, _ in keys])
+            self._observer.observe_evictions([key.task for key in keys])
             self._return_soon()
 
     async def lease(self, manifest: TaskManifest, *, remember_failures: bool) -> LoadedTask:
@@ -291,5 +291,6 @@ def _as_known(error: Exception, key: VersionKey) -> Exception:
     if isinstance(error, KnownError):
         # The frames of a load that failed hold the bytes that it has read.
         return error.with_traceback(None)
-    unhealthy = TaskUnhealthyError(*key, f"cannot be loaded ({type(error).__name__})")
+    reason = f"cannot be loaded ({type(error).__name__})"
+    unhealthy = TaskUnhealthyError(key.task, key.version, reason)
     return device_failure(error) or unhealthy

@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable
 
 from nunatak_registry import TaskReference, Traffic
+from nunatak_server.residency.keys import VersionKey, key_of
 
 # Bounds a hostile stream of `name/1`, `name/2`, ... ; far above the references in real use.
 MAX_CACHED_REFERENCES = 10_000
@@ -21,7 +22,7 @@ class References:
         self._resolve = resolve
         self._on_move = on_move
         self._resolved: dict[TaskReference, Traffic] = {}
-        self._last_meant: dict[TaskReference, tuple[int, int]] = {}
+        self._last_meant: dict[TaskReference, tuple[VersionKey, int]] = {}
         self._epoch = 0
 
     def known(self, reference: TaskReference) -> Traffic | None:
@@ -42,7 +43,7 @@ class References:
         # An answer from before a change must not outlive it.
         if epoch == self._epoch and len(self._resolved) < MAX_CACHED_REFERENCES:
             self._resolved[reference] = traffic
-        self._note_meaning(reference, traffic.manifest.version, epoch)
+        self._note_meaning(reference, key_of(traffic.manifest), epoch)
         return traffic
 
     async def look_up(self, reference: TaskReference) -> Traffic:
@@ -54,7 +55,7 @@ class References:
         self._epoch += 1
         self._resolved.clear()
 
-    def _note_meaning(self, reference: TaskReference, version: int, epoch: int) -> None:
+    def _note_meaning(self, reference: TaskReference, version: VersionKey, epoch: int) -> None:
         """Tell of a move, unless the answer was asked for before one that is known already."""
         last = self._last_meant.get(reference)
         if last is None:

@@ -6,15 +6,25 @@ state: a cold version waits for room and for its load, and disturbs no request f
 methods belong to the event loop thread.
 """
 
+import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from nunatak_artifact import LoadedTask
-from nunatak_registry import TaskManifest, TaskReference, Traffic
+from nunatak_registry import (
+    RegistryError,
+    TaskManifest,
+    TaskNotFoundError,
+    TaskReference,
+    Traffic,
+    VersionNotFoundError,
+)
 from nunatak_server.residency.keys import key_of
 from nunatak_server.residency.loads import Loader, Loads, ResidencyObserver
 from nunatak_server.residency.references import References
-from nunatak_server.residency.shelf import Shelf, ShelfStats
+from nunatak_server.residency.shelf import Shelf, ShelfStats, versions_of
+
+logger = logging.getLogger(__name__)
 
 
 class Lease:
@@ -114,7 +124,7 @@ class Residency:
     async def pin(self, manifest: TaskManifest) -> LoadedTask:
         """Load a version and keep it in memory until `unpin`; raises as `preload`."""
         task = await self._lease_anew(manifest)
-        self._shelf.pin(task.key)
+        self._shelf.pin(key_of(manifest))
         self._end_lease(manifest)
         return task
 
@@ -134,10 +144,10 @@ class Residency:
             TaskInUseError: a version answers requests right now.
             TaskPinnedError: a version is pinned.
         """
-        versions = self._shelf.evict(task, version)
-        self._loads.count_evicted([(task, dropped) for dropped in versions])
+        dropped = self._shelf.evict(task, version)
+        self._loads.count_evicted(dropped)
         self._loads.start_waiting()
-        return versions
+        return versions_of(dropped)
 
     def is_resident(self, manifest: TaskManifest) -> bool:
         """Tell whether a version is in memory, which it comes into by passing its probe."""
@@ -149,7 +159,7 @@ class Residency:
 
     def is_pinned(self, task: LoadedTask) -> bool:
         """Tell whether a version is in memory and pinned."""
-        return self._shelf.is_pinned(task.key)
+        return self._shelf.is_pinned(key_of(task.manifest))
 
     def stats(self) -> ShelfStats:
         """Return how many bytes are held, and of how many may be."""
@@ -167,6 +177,27 @@ class Residency:
     def invalidate(self) -> None:
         """Forget what references mean; versions in memory stay, they cannot change."""
         self._references.invalidate()
+
+    async def drop_unnamed(self) -> None:
+        """Drop what the registry does not name any more, pinned or not; what is in use goes later.
+
+        A registry that was restored may name none of a version, or another content.
+        """
+        for task in self._shelf.resident():
+            if await self._is_unnamed(task.manifest):
+                logger.warning("%s goes: the registry no longer has it", task.manifest.reference)
+                self._loads.count_evicted(self._shelf.discard(key_of(task.manifest)))
+        self._loads.start_waiting()
+
+    async def _is_unnamed(self, manifest: TaskManifest) -> bool:
+        reference = TaskReference(task=manifest.task, version=manifest.version)
+        try:
+            named = (await self.look_up(reference)).manifest
+        except (TaskNotFoundError, VersionNotFoundError):
+            return True
+        except RegistryError:
+            return False
+        return key_of(named) != key_of(manifest)
 
     async def aclose(self) -> None:
         """Wait for the loads that run, then end the threads."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from nunatak_artifact import LoadedTask
 from nunatak_server.errors import TaskDoesNotFitError, TaskInUseError, TaskPinnedError
 from nunatak_server.residency.history import UseHistory
-from nunatak_server.residency.keys import VersionKey
+from nunatak_server.residency.keys import VersionKey, key_of
 
 # No load is quicker; a clock too coarse to see it must not make a version worthless.
 MIN_LOAD_S = 0.001
@@ -40,6 +40,8 @@ class _Place:
     load_s: float
     num_leases: int = 0
     is_pinned: bool = False
+    goes_when_free: bool = False
+    """Whether the end of its last lease drops it."""
 
     @property
     def may_go(self) -> bool:
@@ -99,9 +101,25 @@ class Shelf:
         return place.task
 
     def release(self, key: VersionKey) -> tuple[VersionKey, ...]:
-        """End a lease; return the versions that went because the budget was passed."""
-        self._places[key].num_leases -= 1
-        return self._shrink()
+        """End a lease; return the versions that went with it, or because the budget was passed."""
+        place = self._places[key]
+        place.num_leases -= 1
+        return (*self._drop_unwanted(key), *self._shrink())
+
+    def discard(self, key: VersionKey) -> tuple[VersionKey, ...]:
+        """Drop a version, pinned or not, once it is not in use; return it if it went now."""
+        place = self._places.get(key)
+        if place is None:
+            return ()
+        place.is_pinned, place.goes_when_free = False, True
+        return self._drop_unwanted(key)
+
+    def _drop_unwanted(self, key: VersionKey) -> tuple[VersionKey, ...]:
+        place = self._places[key]
+        if not place.goes_when_free or place.num_leases:
+            return ()
+        self._drop(key)
+        return (key,)
 
     def check_fits(self, key: VersionKey, num_bytes: int) -> None:
         """Return if there would be room for a version once all leases ended.
@@ -116,7 +134,11 @@ class Shelf:
         )
         if num_bytes + pinned > self._budget:
             raise TaskDoesNotFitError(
-                *key, needed_bytes=num_bytes, budget_bytes=self._budget, pinned_bytes=pinned
+                key.task,
+                key.version,
+                needed_bytes=num_bytes,
+                budget_bytes=self._budget,
+                pinned_bytes=pinned,
             )
 
     def claim(self, key: VersionKey, num_bytes: int) -> bool:
@@ -136,8 +158,9 @@ class Shelf:
 
         It comes leased once, so that it is there for those who wait for it.
         """
-        del self._claims[task.key]
-        self._places[task.key] = _Place(task=task, load_s=load_s, num_leases=1)
+        key = key_of(task.manifest)
+        del self._claims[key]
+        self._places[key] = _Place(task=task, load_s=load_s, num_leases=1)
         self._resident_bytes += task.num_bytes
         self._task_bytes[task.manifest.task] += task.num_bytes
         return self._shrink()
@@ -153,9 +176,9 @@ class Shelf:
         keys = [key for key in self._matching(task, version) if self._places[key].is_pinned]
         for key in keys:
             self._places[key].is_pinned = False
-        return _versions(keys), self._shrink()
+        return versions_of(keys), self._shrink()
 
-    def evict(self, task: str, version: int | None) -> tuple[int, ...]:
+    def evict(self, task: str, version: int | None) -> tuple[VersionKey, ...]:
         """Drop one version of a task, or all, and return them; all or nothing.
 
         Raises:
@@ -166,15 +189,15 @@ class Shelf:
         for key in keys:
             place = self._places[key]
             if place.is_pinned:
-                raise TaskPinnedError(*key)
+                raise TaskPinnedError(key.task, key.version)
             if place.num_leases:
-                raise TaskInUseError(*key, place.num_leases)
+                raise TaskInUseError(key.task, key.version, place.num_leases)
         for key in keys:
             self._drop(key)
-        return _versions(keys)
+        return tuple(keys)
 
     def _matching(self, task: str, version: int | None) -> list[VersionKey]:
-        return [key for key in self._places if key[0] == task and version in (None, key[1])]
+        return [key for key in self._places if key.task == task and version in (None, key.version)]
 
     def _shrink(self) -> tuple[VersionKey, ...]:
         """Drop versions, least worth first, until the rest fits the budget or is all in use."""
@@ -204,5 +227,6 @@ class Shelf:
             del self._task_bytes[name]
 
 
-def _versions(keys: Iterable[VersionKey]) -> tuple[int, ...]:
-    return tuple(sorted(version for _, version in keys))
+def versions_of(keys: Iterable[VersionKey]) -> tuple[int, ...]:
+    """Return the numbers of versions, ascending, each once."""
+    return tuple(sorted({key.version for key in keys}))

@@ -17,6 +17,7 @@ from nunatak_server.catalog.visible import deny
 from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError
 from nunatak_server.errors.known import KNOWN_ERRORS
 from nunatak_server.postprocess.outputs import reading_of
+from nunatak_server.residency.keys import VersionKey, key_of
 from nunatak_server.residency.residency import Residency
 from nunatak_server.service.prediction import AskedTask, PredictionRequest, TaskFailure
 from nunatak_server.time_limits import within
@@ -72,7 +73,7 @@ class Preparation:
             for text, item in zip(request.references, resolved, strict=True)
         ]
         readings = {
-            manifest.reference: reading_of(manifest, request.options)
+            key_of(manifest): reading_of(manifest, request.options)
             for item in found
             if isinstance(item, Chosen)
             for manifest in item.manifests
@@ -82,7 +83,7 @@ class Preparation:
             request.inputs, readings=readings.values(), caller=request.caller
         )
         tokenize_s = self._clock() - started
-        read = {name: encodings[reading] for name, reading in readings.items()}
+        read = {key: encodings[reading] for key, reading in readings.items()}
         return [
             _asked(item, read) if isinstance(item, Chosen) else item for item in found
         ], tokenize_s
@@ -143,12 +144,12 @@ def _find_lateness(
     return DeadlineTooShortError(deadline_s=request.deadline_s, wait_s=wait_s)
 
 
-def _asked(chosen: Chosen, read: Mapping[str, list[Encodings]]) -> AskedTask:
+def _asked(chosen: Chosen, read: Mapping[VersionKey, list[Encodings]]) -> AskedTask:
     shadow = chosen.shadow
     return AskedTask(
         manifest=chosen.manifest,
-        encodings=read[chosen.manifest.reference],
+        encodings=read[key_of(chosen.manifest)],
         arm=chosen.arm,
         shadow=shadow,
-        shadow_encodings=() if shadow is None else read[shadow.reference],
+        shadow_encodings=() if shadow is None else read[key_of(shadow)],
     )

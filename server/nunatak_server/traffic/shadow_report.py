@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from nunatak_registry import TaskManifest
+from nunatak_server.residency.keys import VersionKey, key_of
 from nunatak_server.traffic.comparison import Comparison
 
 DRIFT_BOUNDS: Final = (0.0, 0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
@@ -14,8 +15,8 @@ DRIFT_BOUNDS: Final = (0.0, 0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 MAX_PAIRS: Final = 1000
 """Reports kept; the pair that was compared longest ago goes first."""
 
-Pair = tuple[str, int, int]
-"""Task, version that answered, version of the shadow."""
+Pair = tuple[VersionKey, VersionKey]
+"""The version that answered, and the shadow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +60,7 @@ class _Tally:
 
 def pair_of(answered: TaskManifest, shadow: TaskManifest) -> Pair:
     """Return the key of a report."""
-    return answered.task, answered.version, shadow.version
+    return key_of(answered), key_of(shadow)
 
 
 class Reports:

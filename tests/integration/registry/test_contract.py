@@ -26,7 +26,7 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 def test_empty_registry_knows_nothing(registry: Registry) -> None:
     assert registry.tasks() == []
     assert registry.verify() == []
-    assert registry.generation() == 0
+    assert registry.generation().number == 0
     with pytest.raises(TaskNotFoundError):
         registry.resolve("intent")
 
@@ -203,7 +203,7 @@ def test_generation_rises_with_every_change_and_is_seen_by_others(
             lambda: registry.delete("intent", 2),
         ):
             change()
-            seen.append(observer.generation())
+            seen.append(observer.generation().number)
 
     assert seen == sorted(set(seen))
 

@@ -46,7 +46,7 @@ def test_every_method_loads_and_passes_its_probe(backbone: Backbone, method: Met
 
     task = load_task(numbered(draft), blobs["parameters"], backbone)
 
-    assert task.key == ("tone", 1)
+    assert task.manifest.reference == "tone/1"
     assert task.branch.split_depth == draft.split_depth
     assert task.num_bytes == task.branch.num_bytes > 0
 

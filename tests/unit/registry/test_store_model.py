@@ -147,7 +147,7 @@ class RegistryMachine(RuleBasedStateMachine):
             task: (tuple(sorted(model.versions)), model.aliases, model.default)
             for task, model in self.living().items()
         }
-        assert self.registry.generation() == self.changes
+        assert self.registry.generation().number == self.changes
 
     @invariant()
     def every_version_is_sound(self) -> None:

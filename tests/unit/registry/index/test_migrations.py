@@ -33,6 +33,7 @@ def make_old(folder: Path) -> None:
         folder,
         "DROP TABLE nunatak_candidates; DROP TABLE nunatak_candidate_events; "
         "DROP TABLE nunatak_holds; DROP TABLE nunatak_retired_blobs; "
+        "ALTER TABLE nunatak_state DROP COLUMN token; "
         "UPDATE nunatak_state SET schema_version = 1",
     )
 

@@ -1,40 +1,45 @@
 from nunatak_server.residency.history import MIN_HALF_LIFE, UseHistory
+from nunatak_server.residency.keys import VersionKey
+
+
+def key(task: str, version: int = 1) -> VersionKey:
+    return VersionKey(task, version, "")
 
 
 def test_a_count_halves_within_a_half_life_of_uses_of_others() -> None:
     history = UseHistory()
     for _ in range(4):
-        history.record(("old", 1))
-    before = history.count(("old", 1))
+        history.record(key("old"))
+    before = history.count(key("old"))
 
     for _ in range(MIN_HALF_LIFE):
-        history.record(("new", 1))
+        history.record(key("new"))
 
-    assert history.count(("old", 1)) == before / 2
+    assert history.count(key("old")) == before / 2
 
 
 def test_what_was_popular_falls_behind_what_is() -> None:
     history = UseHistory()
     for _ in range(1000):
-        history.record(("old", 1))
+        history.record(key("old"))
     for _ in range(1000):
-        history.record(("new", 1))
+        history.record(key("new"))
 
-    assert history.count(("new", 1)) > 10 * history.count(("old", 1))
+    assert history.count(key("new")) > 10 * history.count(key("old"))
 
 
 def test_an_unknown_version_counts_nothing() -> None:
-    assert UseHistory().count(("tone", 1)) == 0
+    assert UseHistory().count(key("tone")) == 0
 
 
 def test_the_least_used_are_forgotten_when_there_are_too_many() -> None:
     history = UseHistory(max_versions=10)
     for _ in range(5):
-        history.record(("hot", 1))
+        history.record(key("hot"))
 
     for version in range(100):
-        history.record(("stream", version))
+        history.record(key("stream", version))
 
-    known = [version for version in range(100) if history.count(("stream", version))]
+    known = [version for version in range(100) if history.count(key("stream", version))]
     assert len(known) < 10
-    assert history.count(("hot", 1)) > 3
+    assert history.count(key("hot")) > 3

@@ -12,7 +12,7 @@ from nunatak_artifact import LoadedTask
 from nunatak_model import Branch, HeadOnly, build_branch
 from nunatak_registry import TaskManifest
 from nunatak_server.errors import TaskDoesNotFitError, TaskInUseError, TaskPinnedError
-from nunatak_server.residency.keys import VersionKey
+from nunatak_server.residency.keys import VersionKey, key_of
 from nunatak_server.residency.shelf import Shelf
 
 BUDGET = 100
@@ -41,16 +41,20 @@ def make_tasks() -> dict[str, LoadedTask]:
 LOADED = make_tasks()
 
 
+def key(name: str) -> VersionKey:
+    """Return the key of a task's only version."""
+    return key_of(LOADED[name].manifest)
+
+
 def put(
     shelf: Shelf, name: str, *, num_bytes: int, load_s: float = 1.0, uses: int = 1
 ) -> tuple[VersionKey, ...]:
     """Load a version as residency does, without anybody waiting for it; return what went for it."""
-    key = (name, 1)
     for _ in range(uses):
-        shelf.record_use(key)
-    assert shelf.claim(key, num_bytes)
+        shelf.record_use(key(name))
+    assert shelf.claim(key(name), num_bytes)
     task = dataclasses.replace(LOADED[name], num_bytes=num_bytes)
-    return shelf.place(task, load_s=load_s) + shelf.release(key)
+    return shelf.place(task, load_s=load_s) + shelf.release(key(name))
 
 
 def names(shelf: Shelf) -> str:
@@ -62,7 +66,7 @@ def test_the_version_used_least_goes_first() -> None:
     put(shelf, "a", num_bytes=50, uses=3)
     put(shelf, "b", num_bytes=50, uses=2)
 
-    assert put(shelf, "c", num_bytes=50, uses=4) == (("b", 1),)
+    assert put(shelf, "c", num_bytes=50, uses=4) == (key("b"),)
     assert names(shelf) == "ac"
 
 
@@ -115,38 +119,38 @@ def test_a_version_that_keeps_being_asked_stays_although_it_went_before() -> Non
 def test_a_claim_is_refused_while_what_is_in_use_leaves_no_room() -> None:
     shelf = Shelf(budget_bytes=BUDGET)
     put(shelf, "a", num_bytes=60)
-    shelf.lease(("a", 1))
+    shelf.lease(key("a"))
 
-    assert not shelf.claim(("b", 1), 50)
-    shelf.release(("a", 1))
-    assert shelf.claim(("b", 1), 50)
-    assert not shelf.claim(("c", 1), 60)
-    shelf.abandon(("b", 1))
-    assert shelf.claim(("c", 1), 60)
+    assert not shelf.claim(key("b"), 50)
+    shelf.release(key("a"))
+    assert shelf.claim(key("b"), 50)
+    assert not shelf.claim(key("c"), 60)
+    shelf.abandon(key("b"))
+    assert shelf.claim(key("c"), 60)
 
 
 def test_the_old_stays_until_the_new_is_there() -> None:
     shelf = Shelf(budget_bytes=BUDGET)
     put(shelf, "a", num_bytes=100)
 
-    assert shelf.claim(("b", 1), 100)
+    assert shelf.claim(key("b"), 100)
     assert names(shelf) == "a"
-    shelf.abandon(("b", 1))
+    shelf.abandon(key("b"))
     assert names(shelf) == "a"
 
 
 def test_room_is_refused_only_for_what_could_never_have_it() -> None:
     shelf = Shelf(budget_bytes=BUDGET)
     put(shelf, "a", num_bytes=60)
-    shelf.lease(("a", 1))
-    shelf.check_fits(("b", 1), BUDGET)
+    shelf.lease(key("a"))
+    shelf.check_fits(key("b"), BUDGET)
 
-    shelf.pin(("a", 1))
+    shelf.pin(key("a"))
 
     with pytest.raises(TaskDoesNotFitError):
-        shelf.check_fits(("b", 1), 50)
-    shelf.check_fits(("b", 1), 40)
-    shelf.check_fits(("a", 1), 60)
+        shelf.check_fits(key("b"), 50)
+    shelf.check_fits(key("b"), 40)
+    shelf.check_fits(key("a"), 60)
 
 
 def test_bytes_of_a_task_are_those_of_its_versions_together_and_go_with_the_last() -> None:
@@ -154,9 +158,9 @@ def test_bytes_of_a_task_are_those_of_its_versions_together_and_go_with_the_last
     for version, num_bytes in ((1, 30), (2, 20)):
         manifest = LOADED["a"].manifest.model_copy(update={"version": version})
         task = dataclasses.replace(LOADED["a"], manifest=manifest, num_bytes=num_bytes)
-        shelf.claim(task.key, num_bytes)
+        shelf.claim(key_of(manifest), num_bytes)
         shelf.place(task, load_s=1.0)
-        shelf.release(task.key)
+        shelf.release(key_of(manifest))
 
     seen = shelf.task_bytes()
     shelf.evict("a", 1)
@@ -165,6 +169,23 @@ def test_bytes_of_a_task_are_those_of_its_versions_together_and_go_with_the_last
     assert shelf.task_bytes() == {}
     # Whoever reads it on another thread sees one moment.
     assert seen == {"a": 50}
+
+
+def test_a_version_that_is_discarded_goes_with_its_last_lease_pinned_or_not() -> None:
+    shelf = Shelf(budget_bytes=BUDGET)
+    put(shelf, "a", num_bytes=10)
+    put(shelf, "b", num_bytes=10)
+    shelf.pin(key("a"))
+    shelf.lease(key("a"))
+    shelf.lease(key("a"))
+
+    assert shelf.discard(key("a")) == ()
+    assert shelf.release(key("a")) == ()
+    assert names(shelf) == "ab"
+    assert shelf.release(key("a")) == (key("a"),)
+    assert shelf.discard(key("b")) == (key("b"),)
+    assert names(shelf) == ""
+    assert shelf.discard(key("b")) == ()
 
 
 class ShelfInUse(RuleBasedStateMachine):
@@ -180,44 +201,43 @@ class ShelfInUse(RuleBasedStateMachine):
 
     @rule(name=NAMES, num_bytes=st.integers(min_value=1, max_value=60))
     def claim(self, name: str, num_bytes: int) -> None:
-        key = (name, 1)
-        is_new = self.shelf.get(key) is None and key not in self.claims
-        if is_new and self.shelf.claim(key, num_bytes):
-            self.claims[key] = num_bytes
+        is_new = self.shelf.get(key(name)) is None and key(name) not in self.claims
+        if is_new and self.shelf.claim(key(name), num_bytes):
+            self.claims[key(name)] = num_bytes
 
     @precondition(lambda self: self.claims)
     @rule(data=st.data(), load_s=st.sampled_from((0.01, 1.0)))
     def place(self, data: st.DataObject, load_s: float) -> None:
-        key = data.draw(st.sampled_from(sorted(self.claims)))
-        task = dataclasses.replace(LOADED[key[0]], num_bytes=self.claims.pop(key))
-        self.told.add(key)
+        claimed = data.draw(st.sampled_from(sorted(self.claims)))
+        task = dataclasses.replace(LOADED[claimed.task], num_bytes=self.claims.pop(claimed))
+        self.told.add(claimed)
         self.told.difference_update(self.shelf.place(task, load_s=load_s))
-        self.leases.append(key)
+        self.leases.append(claimed)
 
     @precondition(lambda self: self.claims)
     @rule(data=st.data())
     def abandon(self, data: st.DataObject) -> None:
-        key = data.draw(st.sampled_from(sorted(self.claims)))
-        del self.claims[key]
-        self.shelf.abandon(key)
+        claimed = data.draw(st.sampled_from(sorted(self.claims)))
+        del self.claims[claimed]
+        self.shelf.abandon(claimed)
 
     @rule(name=NAMES)
     def lease(self, name: str) -> None:
-        if self.shelf.lease((name, 1)) is not None:
-            self.shelf.record_use((name, 1))
-            self.leases.append((name, 1))
+        if self.shelf.lease(key(name)) is not None:
+            self.shelf.record_use(key(name))
+            self.leases.append(key(name))
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
-        key = data.draw(st.sampled_from(self.leases))
-        self.leases.remove(key)
-        self.told.difference_update(self.shelf.release(key))
+        leased = data.draw(st.sampled_from(self.leases))
+        self.leases.remove(leased)
+        self.told.difference_update(self.shelf.release(leased))
 
     @rule(name=NAMES)
     def pin(self, name: str) -> None:
-        if self.shelf.get((name, 1)) is not None:
-            self.shelf.pin((name, 1))
+        if self.shelf.get(key(name)) is not None:
+            self.shelf.pin(key(name))
 
     @rule(name=NAMES)
     def unpin(self, name: str) -> None:
@@ -225,18 +245,25 @@ class ShelfInUse(RuleBasedStateMachine):
         self.told.difference_update(gone)
 
     @rule(name=NAMES)
+    def discard(self, name: str) -> None:
+        gone = self.shelf.discard(key(name))
+        assert not self.shelf.is_pinned(key(name))
+        assert bool(gone) == (key(name) in self.told and key(name) not in self.leases)
+        self.told.difference_update(gone)
+
+    @rule(name=NAMES)
     def evict(self, name: str) -> None:
         try:
             gone = self.shelf.evict(name, None)
-            self.told.difference_update((name, version) for version in gone)
+            self.told.difference_update(gone)
         except TaskInUseError:
-            assert (name, 1) in self.leases
+            assert key(name) in self.leases
         except TaskPinnedError:
-            assert self.shelf.is_pinned((name, 1))
+            assert self.shelf.is_pinned(key(name))
 
     @invariant()
     def what_is_in_use_is_there(self) -> None:
-        assert all(self.shelf.get(key) is not None for key in self.leases)
+        assert all(self.shelf.get(leased) is not None for leased in self.leases)
 
     @invariant()
     def the_bytes_add_up(self) -> None:
@@ -247,13 +274,13 @@ class ShelfInUse(RuleBasedStateMachine):
 
     @invariant()
     def what_went_was_told(self) -> None:
-        assert {task.key for task in self.shelf.resident()} == self.told
+        assert {key_of(task.manifest) for task in self.shelf.resident()} == self.told
 
     @invariant()
     def only_what_cannot_go_passes_the_budget(self) -> None:
         if self.shelf.stats().resident_bytes > BUDGET:
-            keys = {task.key for task in self.shelf.resident()}
-            assert all(key in self.leases or self.shelf.is_pinned(key) for key in keys)
+            keys = {key_of(task.manifest) for task in self.shelf.resident()}
+            assert all(it in self.leases or self.shelf.is_pinned(it) for it in keys)
 
 
 ShelfInUse.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

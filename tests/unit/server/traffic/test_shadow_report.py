@@ -1,9 +1,21 @@
 import pytest
 
+from nunatak_server.residency.keys import VersionKey
 from nunatak_server.traffic.comparison import Comparison
-from nunatak_server.traffic.shadow_report import DRIFT_BOUNDS, MAX_PAIRS, Reports, ShadowReport
+from nunatak_server.traffic.shadow_report import (
+    DRIFT_BOUNDS,
+    MAX_PAIRS,
+    Pair,
+    Reports,
+    ShadowReport,
+)
 
-PAIR = ("tone", 1, 2)
+
+def pair(*, task: str = "tone", version: int = 2, content: str = "b") -> Pair:
+    return VersionKey(task, 1, "a"), VersionKey(task, version, content)
+
+
+PAIR = pair()
 
 
 def test_a_report_is_the_mean_over_what_was_compared() -> None:
@@ -43,13 +55,14 @@ def test_another_version_has_a_report_of_its_own() -> None:
     reports = Reports()
     reports.add_errors(PAIR, 1)
 
-    assert reports.report(("tone", 1, 3)) == ShadowReport()
+    assert reports.report(pair(version=3)) == ShadowReport()
+    assert reports.report(pair(content="c")) == ShadowReport()
 
 
 def test_reports_are_bounded_and_the_oldest_goes_first() -> None:
     reports = Reports()
     for number in range(MAX_PAIRS + 1):
-        reports.add_errors((f"task-{number}", 1, 2), 1)
+        reports.add_errors(pair(task=f"task-{number}"), 1)
 
-    assert reports.report(("task-0", 1, 2)) == ShadowReport()
-    assert reports.report(("task-1", 1, 2)).errors == 1
+    assert reports.report(pair(task="task-0")) == ShadowReport()
+    assert reports.report(pair(task="task-1")).errors == 1

@@ -1,0 +1,213 @@
+"""A registry that is restored from a backup under a running server."""
+
+import asyncio
+from collections.abc import Generator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from doubles.backbones import tiny_backbone
+from doubles.restores import FileSite, PostgresSite, RestoreSite
+from doubles.serving import running_client
+from doubles.tasks import LABELS, TOP_LAYER, logits_alone, publish_tiny_task, random_parameters
+from doubles.tasks import spec_of as tiny_spec
+from nunatak_model import Backbone
+from nunatak_registry import Candidate, CandidateRole, Registry
+
+PREDICT = "/v1/tasks/tone/predict"
+TEXT = "where is my parcel?"
+OLD, LOST, NEW = 11, 22, 33
+"""Seeds: of version 1, of the version 2 that a restore takes, and of the one published then."""
+
+
+@pytest.fixture(scope="module")
+def backbone() -> Backbone:
+    return tiny_backbone()
+
+
+@pytest.fixture(params=["rename", "sqlite", "postgresql"])
+def site(request: pytest.FixtureRequest, tmp_path: Path) -> RestoreSite:
+    if request.param == "postgresql":
+        return PostgresSite(tmp_path, request.getfixturevalue("postgres"))
+    return FileSite(tmp_path, is_renamed=request.param == "rename")
+
+
+@pytest.fixture
+def registry(site: RestoreSite, backbone: Backbone) -> Generator[Registry]:
+    with Registry.open(site.location) as opened:
+        publish_tiny_task(opened, backbone, seed=OLD)
+        opened.promote("tone", "prod", 1)
+        site.back_up("early")
+        publish_tiny_task(opened, backbone, seed=LOST)
+        opened.promote("tone", "prod", 2)
+        yield opened
+
+
+def expected(backbone: Backbone, seed: int) -> dict[str, float]:
+    spec = tiny_spec(backbone, TOP_LAYER, num_labels=len(LABELS))
+    (logits,) = logits_alone(backbone, spec, random_parameters(spec, backbone, seed=seed), [TEXT])
+    return pytest.approx(dict(zip(LABELS, logits, strict=True)), abs=1e-4)
+
+
+async def ask(client: httpx.AsyncClient, task: str = "tone") -> tuple[int, dict[str, float]]:
+    body = {"inputs": TEXT, "parameters": {"function_to_apply": "none"}}
+    answer = (await client.post(f"/v1/tasks/{task}/predict", json=body)).raise_for_status().json()
+    return answer["version"], {item["label"]: item["score"] for item in answer["outputs"]}
+
+
+async def become(client: httpx.AsyncClient, version: int) -> None:
+    """Wait for the alias to mean a version, for one second."""
+    async with asyncio.timeout(1):
+        while (await ask(client))[0] != version:
+            pass
+
+
+async def resident(client: httpx.AsyncClient) -> list[int]:
+    tasks = (await client.get("/v1/memory")).json()["tasks"]
+    return [task["version"] for task in tasks]
+
+
+def test_what_a_restored_registry_says_is_served_within_a_second(
+    backbone: Backbone, registry: Registry, site: RestoreSite
+) -> None:
+    async def scenario() -> None:
+        async with running_client(backbone, registry) as client:
+            assert await ask(client) == (2, expected(backbone, LOST))
+
+            await asyncio.to_thread(site.restore, "early")
+
+            await become(client, 1)
+            assert await ask(client) == (1, expected(backbone, OLD))
+            gone = await client.post("/v1/tasks/tone/2/predict", json={"inputs": TEXT})
+            assert (gone.status_code, gone.json()["code"]) == (404, "version_not_found")
+
+    asyncio.run(scenario())
+
+
+def test_a_number_given_out_again_is_never_answered_by_the_content_it_had(
+    backbone: Backbone, registry: Registry, site: RestoreSite
+) -> None:
+    def restore() -> None:
+        site.restore("early")
+        # Before the server can look: the number of the generation is what it was.
+        with Registry.open(site.location) as other:
+            publish_tiny_task(other, backbone, seed=NEW)
+            other.promote("tone", "prod", 2)
+
+    async def scenario() -> None:
+        async with running_client(backbone, registry) as client:
+            pinned = await client.post("/v1/tasks/tone/2/pin")
+            assert pinned.status_code == 200
+            assert await ask(client) == (2, expected(backbone, LOST))
+
+            await asyncio.to_thread(restore)
+
+            async with asyncio.timeout(1):
+                while (await ask(client))[1] != expected(backbone, NEW):
+                    pass
+            for task in ("tone", "tone/2", "tone@prod"):
+                assert await ask(client, task) == (2, expected(backbone, NEW))
+            # What was pinned of the content that is gone does not keep its memory.
+            async with asyncio.timeout(1):
+                while await resident(client) != [2]:
+                    pass
+
+    asyncio.run(scenario())
+
+
+def test_a_promotion_after_a_restore_is_seen_and_made_on_the_restored_index(
+    backbone: Backbone, registry: Registry, site: RestoreSite
+) -> None:
+    async def scenario() -> None:
+        async with running_client(backbone, registry) as client:
+            assert (await ask(client))[0] == 2
+            await asyncio.to_thread(site.restore, "early")
+            await become(client, 1)
+
+            publish_tiny_task(registry, backbone, seed=NEW)
+            moved = await client.put("/v1/tasks/tone/aliases/prod", json={"version": 2})
+
+            assert moved.status_code == 200, moved.text
+            assert await ask(client) == (2, expected(backbone, NEW))
+            with Registry.open(site.location) as other:
+                assert other.task("tone").aliases == {"prod": 2}
+
+    asyncio.run(scenario())
+
+
+def test_holds_are_written_to_a_restored_index_at_once(
+    backbone: Backbone, registry: Registry, site: RestoreSite
+) -> None:
+    async def held(version: int) -> None:
+        async with asyncio.timeout(5):
+            while not await asyncio.to_thread(registry.readers, "tone", version):
+                pass
+
+    async def scenario() -> None:
+        async with running_client(backbone, registry) as client:
+            await client.post("/v1/tasks/tone/1/preload")
+            await held(1)
+
+            await asyncio.to_thread(site.restore, "early")
+
+            await held(1)
+
+    asyncio.run(scenario())
+
+
+def test_a_candidate_of_a_reused_number_is_proven_anew(
+    backbone: Backbone, registry: Registry, site: RestoreSite
+) -> None:
+    canary = Candidate(task="tone", alias="prod", role=CandidateRole.CANARY, version=2, share=1.0)
+    registry.promote("tone", "prod", 1)
+    registry.rollouts.set(canary)
+
+    def restore() -> None:
+        site.restore("early")
+        with Registry.open(site.location) as other:
+            publish_tiny_task(other, backbone, seed=NEW)
+            other.rollouts.set(canary)
+
+    async def scenario() -> None:
+        async with running_client(backbone, registry) as client:
+            await become(client, 2)
+
+            await asyncio.to_thread(restore)
+
+            found = list[tuple[int, dict[str, float]]]()
+            async with asyncio.timeout(2):
+                while not found or found[-1] != (2, expected(backbone, NEW)):
+                    found.append(await ask(client))
+            assert (1, expected(backbone, OLD)) in found, "unproven, it left its share"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("site", ["rename"], indirect=True)
+def test_an_index_that_is_missing_leaves_what_is_known_in_service(
+    backbone: Backbone, registry: Registry, site: RestoreSite
+) -> None:
+    index = Path(site.location) / "index.sqlite3"
+
+    async def scenario() -> None:
+        async with running_client(backbone, registry) as client:
+            assert (await client.get("/readyz")).json() == {"status": "ready", "warnings": []}
+            assert (await ask(client))[0] == 2
+            index.unlink()
+
+            async with asyncio.timeout(5):
+                while not (await client.get("/readyz")).json()["warnings"]:
+                    pass
+            assert (await ask(client))[0] == 2
+            refused = await client.put("/v1/tasks/tone/aliases/prod", json={"version": 1})
+            assert (refused.status_code, refused.json()["code"]) == (503, "store_unavailable")
+            assert "nunatak_registry_readable 0.0" in (await client.get("/metrics")).text
+            assert not index.exists()
+
+            await asyncio.to_thread(site.restore, "early")
+
+            await become(client, 1)
+            assert (await client.get("/readyz")).json()["warnings"] == []
+
+    asyncio.run(scenario())
