@@ -326,7 +326,7 @@ class Registry:
             return change.replace_holds(reader, versions, now=now, until=until)
 
     def held(self, reader: str) -> set[tuple[str, int]]:
-        """Return the versions that a reader holds now; a restore of the index may have lost some."""
+        """Return the versions that a reader holds now; a restore of the index loses holds."""
         check_reader_name(reader)
         with self._index.reading() as snapshot:
             return snapshot.held(reader, self._clock())

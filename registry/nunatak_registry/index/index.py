@@ -121,7 +121,7 @@ class Change(Snapshot):
         now: datetime,
         until: datetime,
     ) -> frozenset[tuple[str, int]]:
-        """Let a reader hold these versions, those of them that exist, and no others; return them."""
+        """Let a reader hold those of these versions that exist, and no others; return them."""
         # Times of one zone in one format sort as text.
         is_over = HoldRow.until < now.isoformat()
         self._connection.execute(delete(HoldRow).where(or_(HoldRow.reader == reader, is_over)))

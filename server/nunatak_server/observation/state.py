@@ -70,9 +70,8 @@ class StateCollector(Collector):
         yield info
         ready = "1 while /readyz answers 200"
         yield GaugeMetricFamily("nunatak_ready", ready, value=float(state.is_ready))
-        yield _gauge(
-            "registry_readable", "1 while the registry can be read", float(state.reads_registry)
-        )
+        reads = "1 while the registry can be read"
+        yield _gauge("registry_readable", reads, float(state.reads_registry))
         held = "1 while the registry keeps the versions in memory from being deleted"
         yield _gauge("versions_held", held, float(state.holds_versions))
         yield _gauge("admitted_requests", "Requests being answered", state.num_admitted)

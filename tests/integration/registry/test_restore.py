@@ -125,9 +125,11 @@ def index(tmp_path: Path) -> Path:
 def on_file(tmp_path: Path, index: Path) -> Generator[Registry]:
     with Registry.open(index.parent) as opened:
         publish_one(opened, seed=1)
-        with closing(sqlite3.connect(tmp_path / "copy")) as copy:
-            with closing(sqlite3.connect(index)) as source:
-                source.backup(copy)
+        with (
+            closing(sqlite3.connect(index)) as source,
+            closing(sqlite3.connect(tmp_path / "copy")) as copy,
+        ):
+            source.backup(copy)
         yield opened
 
 
@@ -194,7 +196,8 @@ def test_a_restored_index_of_an_older_layout_is_upgraded(on_file: Registry, inde
     with closing(sqlite3.connect(copy)) as target, closing(sqlite3.connect(index)) as source:
         source.backup(target)
         target.executescript(
-            "ALTER TABLE nunatak_state DROP COLUMN token; UPDATE nunatak_state SET schema_version = 4"
+            "ALTER TABLE nunatak_state DROP COLUMN token; "
+            "UPDATE nunatak_state SET schema_version = 4"
         )
     before = on_file.generation()
     copy.replace(index)

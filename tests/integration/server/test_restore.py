@@ -97,7 +97,7 @@ def test_a_number_given_out_again_is_never_answered_by_the_content_it_had(
 
     async def scenario() -> None:
         async with running_client(backbone, registry) as client:
-            pinned = await client.post("/v1/tasks/tone/2/pin")
+            pinned = await client.post("/v1/tasks/tone/pin?version=2")
             assert pinned.status_code == 200
             assert await ask(client) == (2, expected(backbone, LOST))
 
@@ -146,7 +146,7 @@ def test_holds_are_written_to_a_restored_index_at_once(
 
     async def scenario() -> None:
         async with running_client(backbone, registry) as client:
-            await client.post("/v1/tasks/tone/1/preload")
+            await client.post("/v1/tasks/tone/preload?version=1")
             await held(1)
 
             await asyncio.to_thread(site.restore, "early")

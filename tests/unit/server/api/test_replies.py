@@ -53,4 +53,4 @@ def test_a_version_in_memory_is_looked_at_once_however_many_tasks_are_listed(
     summaries_fields([summary_of(f"task-{number}") for number in range(num_tasks)], resident)
 
     assert looks["manifest"] == len(resident)
-    assert looks.keys() == {"key", "manifest"}
+    assert looks.keys() == {"manifest"}

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from doubles.leases import until
 from nunatak_registry import StoreUnavailableError
 from nunatak_server.catalog.holding import HOLD_S, RENEWAL_S, RETRY_S, VersionHolding
 
@@ -141,13 +142,10 @@ def test_the_wait_between_two_turns_ends_when_the_registry_changes() -> None:
 
     async def scenario() -> None:
         following = asyncio.create_task(holding.run())
-        async with asyncio.timeout(10):
-            while not script.taken:
-                await asyncio.sleep(0)
-            script.index.clear()
-            holding.look()
-            while len(script.taken) < 2:
-                await asyncio.sleep(0)
+        await until(lambda: len(script.taken) == 1)
+        script.index.clear()
+        holding.look()
+        await until(lambda: len(script.taken) == 2)
         following.cancel()
         await asyncio.wait([following])
 
