@@ -32,7 +32,7 @@ class IndexFile:
             StoreUnavailableError: the URL names no file, or names it by a URI.
         """
         database = url.database
-        if database in {None, "", ":memory:"}:
+        if database is None or database in {"", ":memory:"}:
             raise StoreUnavailableError("a SQLite index must be a file, got a database in memory")
         if database.startswith("file:"):
             raise StoreUnavailableError("a SQLite index must be named by its path, got a URI")

@@ -134,7 +134,7 @@ class TaskManifest(TaskDraft):
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a copy, whose content may be another."""
         copied = super().model_copy(update=update, deep=deep)
-        copied.__dict__.pop("content", None)
+        vars(copied).pop("content", None)
         return copied
 
     def blob(self, role: str) -> BlobRecord | None:
