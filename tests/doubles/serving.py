@@ -12,7 +12,14 @@ import httpx
 from doubles.drafts import make_draft
 from nunatak_artifact import LoadedTask
 from nunatak_model import Backbone, Branch
-from nunatak_registry import Registry, TaskManifest, TaskNotFoundError, TaskReference, Traffic
+from nunatak_registry import (
+    Registry,
+    StoreUnavailableError,
+    TaskManifest,
+    TaskNotFoundError,
+    TaskReference,
+    Traffic,
+)
 from nunatak_server.app import create_app
 from nunatak_server.batching.batch_report import BatchReport
 from nunatak_server.errors import EngineFailedError
@@ -73,6 +80,7 @@ class FakeStore:
         self.manifests: dict[TaskReference, TaskManifest] = {}
         self.traffic: dict[TaskReference, Traffic] = {}
         self.num_resolved = 0
+        self.is_down = False
         self.loaded: list[str] = []
         self.broken: dict[str, Exception] = {}
         self.may_load = threading.Event()
@@ -81,8 +89,9 @@ class FakeStore:
         self.may_resolve = asyncio.Event()
         self.may_resolve.set()
 
-    def add(self, task: str, version: int = 1) -> TaskReference:
-        draft, _ = make_draft(task=task, seed=version)
+    def add(self, task: str, version: int = 1, *, seed: int | None = None) -> TaskReference:
+        """Add a version; one of a number that is there takes its place, with the seed's content."""
+        draft, _ = make_draft(task=task, seed=version if seed is None else seed)
         stored = TaskManifest(**draft.model_dump(), version=version)
         manifest = stored.model_copy(update={"split_depth": self.branch.split_depth})
         reference = TaskReference(task=task)
@@ -92,6 +101,8 @@ class FakeStore:
 
     async def resolve(self, reference: TaskReference) -> Traffic:
         self.num_resolved += 1
+        if self.is_down:
+            raise StoreUnavailableError("the index is gone")
         found = self.manifests.get(reference)
         self.is_resolving.set()
         await self.may_resolve.wait()

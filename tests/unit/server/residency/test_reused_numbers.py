@@ -1,0 +1,115 @@
+"""A registry that was restored gives out a number again, for another content."""
+
+import asyncio
+
+import pytest
+
+from doubles.leases import lease, names, run, settle, until, use
+from doubles.serving import FakeStore, make_residency
+from nunatak_artifact import ProbeFailedError
+from nunatak_registry import TaskReference
+
+TONE = TaskReference(task="tone", version=1)
+
+
+def restore(store: FakeStore) -> None:
+    """Let the number of the version stand for another content."""
+    store.add("tone", seed=99)
+
+
+def test_a_version_in_memory_is_not_leased_for_the_new_content_of_its_number(
+    store: FakeStore,
+) -> None:
+    async def scenario() -> None:
+        store.add("tone")
+        residency = make_residency(store)
+        former = await lease(residency, TONE)
+        restore(store)
+        residency.invalidate()
+
+        new = await lease(residency, TONE)
+
+        assert new.task.manifest == store.manifests[TONE] != former.task.manifest
+        assert store.loaded == ["tone/1", "tone/1"]
+        assert residency.lease_resident(former.task.manifest) is not None
+        await residency.aclose()
+
+    run(scenario())
+
+
+def test_a_load_under_way_is_not_shared_by_two_contents_of_a_number(store: FakeStore) -> None:
+    async def scenario() -> None:
+        store.add("tone")
+        residency = make_residency(store)
+        store.may_load.clear()
+        first = asyncio.create_task(lease(residency, TONE))
+        await settle()
+        former = store.manifests[TONE]
+        restore(store)
+        residency.invalidate()
+        second = asyncio.create_task(lease(residency, TONE))
+        await settle()
+        store.may_load.set()
+
+        assert (await first).task.manifest == former
+        assert (await second).task.manifest == store.manifests[TONE]
+        await residency.aclose()
+
+    run(scenario())
+
+
+def test_a_failure_is_not_remembered_for_another_content(store: FakeStore) -> None:
+    async def scenario() -> None:
+        store.add("tone")
+        residency = make_residency(store)
+        store.broken["tone/1"] = ProbeFailedError("tone/1", 0, "other logits")
+        with pytest.raises(ProbeFailedError):
+            await lease(residency, TONE)
+        store.broken.clear()
+        with pytest.raises(ProbeFailedError):
+            await lease(residency, TONE)
+        restore(store)
+        residency.invalidate()
+
+        assert (await lease(residency, TONE)).task.manifest == store.manifests[TONE]
+        await residency.aclose()
+
+    run(scenario())
+
+
+def test_what_the_registry_does_not_name_leaves_memory_pinned_or_not(store: FakeStore) -> None:
+    async def scenario() -> None:
+        references = [store.add(task) for task in ("gone", "kept", "tone", "used")]
+        residency = make_residency(store)
+        await use(residency, *references)
+        await residency.pin(store.manifests[TONE])
+        in_use = await lease(residency, references[3])
+        restore(store)
+        for reference in (references[0], references[3]):
+            del store.manifests[reference]
+            del store.manifests[TaskReference(task=reference.task, version=1)]
+        residency.invalidate()
+
+        await residency.drop_unnamed()
+
+        assert names(residency) == ["kept/1", "used/1"]
+        assert residency.stats().pinned_bytes == 0
+        in_use.release()
+        await until(lambda: names(residency) == ["kept/1"])
+        await residency.aclose()
+
+    run(scenario())
+
+
+def test_a_registry_that_cannot_be_read_takes_nothing_from_memory(store: FakeStore) -> None:
+    async def scenario() -> None:
+        residency = make_residency(store)
+        await use(residency, store.add("tone"))
+        store.is_down = True
+
+        await residency.drop_unnamed()
+
+        assert names(residency) == ["tone/1"]
+        await residency.aclose()
+
+    run(scenario())
