@@ -21,6 +21,7 @@ from nunatak_registry import (
     TaskSummary,
     Traffic,
 )
+from nunatak_server.residency.keys import key_of
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -37,11 +38,11 @@ class Catalog:
 
     async def resolve(self, reference: TaskReference) -> TaskManifest:
         """Return the manifest of the version that a reference means now."""
-        return await self._call(self._registry.resolve, reference)
+        return await self._call(self._resolve, reference)
 
     async def traffic(self, reference: TaskReference) -> Traffic:
         """Return what runs for requests by a reference now."""
-        return await self._call(self._registry.traffic, reference)
+        return await self._call(self._traffic, reference)
 
     async def generation(self) -> Generation:
         """Return what changes with every change of the registry."""
@@ -107,6 +108,17 @@ class Catalog:
         """End the threads once their calls are done; the registry stays open."""
         self._pool.shutdown()
 
+    def _resolve(self, reference: TaskReference) -> TaskManifest:
+        manifest = self._registry.resolve(reference)
+        _make_keys(manifest)
+        return manifest
+
+    def _traffic(self, reference: TaskReference) -> Traffic:
+        traffic = self._registry.traffic(reference)
+        beside = (it.manifest for it in (traffic.canary, traffic.shadow) if it is not None)
+        _make_keys(traffic.manifest, *beside)
+        return traffic
+
     async def _call(
         self,
         function: Callable[Parameters, Result],
@@ -115,3 +127,9 @@ class Catalog:
     ) -> Result:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, partial(function, *args, **kwargs))
+
+
+def _make_keys(*manifests: TaskManifest) -> None:
+    """Digest manifests here, where the event loop does not wait for it; they keep their digest."""
+    for manifest in manifests:
+        key_of(manifest)
