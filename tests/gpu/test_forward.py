@@ -109,6 +109,7 @@ def test_replayed_trunks_answer_as_launched_ones(twins: list[Twin], fast: Served
         for _ in range(2):
             replayed = fast.answers(questions, graphs=graphs)
             assert error(replayed, fast.answers(questions)) <= BF16_TOLERANCE
+    assert graphs.can_run([1])
 
 
 def test_a_replayed_trunk_keeps_nothing_of_an_earlier_batch(fast: Served) -> None:
@@ -120,6 +121,7 @@ def test_a_replayed_trunk_keeps_nothing_of_an_earlier_batch(fast: Served) -> Non
         [Question(task=0, encoding=random_encoding(chance, length))] for length in (13, 16)
     )
 
+    fast.answers(asked, graphs=graphs)
     first = fast.answers(asked, graphs=graphs)[0]
     fast.answers(between, graphs=graphs)
     second = fast.answers(asked, graphs=graphs)[0]

@@ -1,7 +1,9 @@
 import random
+from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor
 
 from doubles.backbones import Family, tiny_backbone
 from doubles.serving_kernels import Recorder, with_gpu_kernels
@@ -21,7 +23,7 @@ from nunatak_model import (
     initial_parameters,
     trunk_graphs,
 )
-from nunatak_model.kernels.graphs import MAX_TOKENS, STEPS, TrunkGraphs, bucket_of
+from nunatak_model.kernels.graphs import MAX_TOKENS, STEPS, Record, TrunkGraphs, bucket_of
 
 METHODS: tuple[Method, ...] = (HeadOnly(), TopK(num_layers=1), TopK(num_layers=2))
 
@@ -71,8 +73,10 @@ def test_what_an_earlier_batch_left_in_the_buffers_reaches_no_answer() -> None:
     fresh = TrunkGraphs(backbone, record=Recorder())
 
     with torch.inference_mode():
+        graphs.run(torch.randn_like(spoilt), [8, 8], begin_layer=0, end_layer=2)
         graphs.run(spoilt, [8, 8], begin_layer=0, end_layer=2)
         after = graphs.run(hidden, [6, 7], begin_layer=0, end_layer=2)
+        fresh.run(hidden, [6, 7], begin_layer=0, end_layer=2)
         before = fresh.run(hidden, [6, 7], begin_layer=0, end_layer=2)
 
     assert torch.equal(after, before)
@@ -82,11 +86,66 @@ def test_what_was_returned_survives_the_next_replay() -> None:
     backbone = with_gpu_kernels(tiny_backbone())
     graphs = TrunkGraphs(backbone, record=Recorder())
     with torch.inference_mode():
+        graphs.run(torch.randn(9, 32), [9], begin_layer=0, end_layer=2)
         first = graphs.run(torch.randn(9, 32), [9], begin_layer=0, end_layer=2)
         kept = first.clone()
         graphs.run(torch.randn(9, 32), [9], begin_layer=0, end_layer=2)
 
     assert torch.equal(first, kept)
+
+
+def record_elsewhere(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """Records nothing, as when kernels run on another device than the one that is captured."""
+    output = run().clone()
+    return lambda: output
+
+
+def record_nothing_finite(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    output = torch.full_like(run(), torch.nan)
+    return lambda: output
+
+
+def fail_to_record(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    run()
+    raise torch.OutOfMemoryError("no room for a recording")
+
+
+@pytest.mark.parametrize("record", [record_elsewhere, record_nothing_finite, fail_to_record])
+def test_a_recording_that_fails_or_gives_something_else_ends_all_replays_and_changes_no_answer(
+    record: Record, caplog: pytest.LogCaptureFixture
+) -> None:
+    backbone = with_gpu_kernels(tiny_backbone())
+    graphs = TrunkGraphs(backbone, record=record)
+    rows = rows_of(backbone, [3, 9, 30, 2], seed=0)
+
+    with torch.inference_mode():
+        answers = [forward(backbone, rows, graphs=graphs) for _ in range(3)]
+        expected = forward(backbone, rows)
+
+    for found in answers:
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert not graphs.can_run([1])
+    assert [it.levelname for it in caplog.records] == ["WARNING"]
+
+
+def test_a_recording_that_was_right_before_gives_no_answer_once_another_is_wrong() -> None:
+    backbone = with_gpu_kernels(tiny_backbone())
+    right = Recorder()
+    records: list[Record] = [right, record_elsewhere]
+
+    def record(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        return records.pop(0)(run)
+
+    graphs = TrunkGraphs(backbone, record=record)
+    short, long = (rows_of(backbone, [length], seed=0) for length in (4, 60))
+
+    with torch.inference_mode():
+        for rows in (short, long, short, long):
+            found, expected = forward(backbone, rows, graphs=graphs), forward(backbone, rows)
+            assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+    assert right.num_replayed == 1
+    assert not records
 
 
 def test_the_least_recently_used_recording_goes_first() -> None:
