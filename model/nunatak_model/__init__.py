@@ -1,20 +1,11 @@
 """The maths of Nunatak: backbone, branches, heads and the mixed forward. No web, no threads."""
 
-from nunatak_model.backbone.backbone import (
+from nunatak_model.backbone import (
     INT8_SUFFIX,
     Backbone,
     keep_lowest_layers,
     pack_backbone,
     quantize_backbone,
-)
-from nunatak_model.backbone.checkpoint import DEFAULT_BACKBONE, load_backbone
-from nunatak_model.backbone.config import (
-    TANH_BLOCK,
-    Activation,
-    BackboneConfig,
-    DenseBlock,
-    HeadNorm,
-    Pooling,
 )
 from nunatak_model.branch import (
     Branch,
@@ -24,6 +15,16 @@ from nunatak_model.branch import (
     initial_parameters,
     parameter_shapes,
 )
+from nunatak_model.checkpoint import DEFAULT_BACKBONE, load_backbone
+from nunatak_model.config import (
+    TANH_BLOCK,
+    Activation,
+    BackboneConfig,
+    DenseBlock,
+    HeadNorm,
+    Pooling,
+)
+from nunatak_model.cuda_graphs import TrunkGraphs, trunk_graphs
 from nunatak_model.embedding import embedding_branch
 from nunatak_model.errors import (
     BackboneNotFoundError,
@@ -40,9 +41,6 @@ from nunatak_model.errors import (
 from nunatak_model.forward import BetweenLayers, Row, forward, run_trunk
 from nunatak_model.heads import HeadKind, HeadSpec, default_head
 from nunatak_model.hidden_states import hidden_states
-from nunatak_model.kernels.graphs import TrunkGraphs, trunk_graphs
-from nunatak_model.kernels.threads import compute_without_helpers
-from nunatak_model.kernels.transfer import BesideCompute
 from nunatak_model.methods import (
     AdaptedBlocks,
     AdapterInput,
@@ -56,6 +54,8 @@ from nunatak_model.methods import (
     Norms,
     TopK,
 )
+from nunatak_model.ops.device import BesideCompute
+from nunatak_model.ops.threads import compute_without_helpers
 from nunatak_model.savings import (
     ModelSize,
     dedicated_parameters,

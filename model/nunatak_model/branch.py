@@ -7,9 +7,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from nunatak_model.backbone.backbone import Backbone
-from nunatak_model.backbone.config import BackboneConfig
-from nunatak_model.backbone.weights import EmbeddingWeights, Shapes, embeddings_from
+from nunatak_model.backbone import Backbone
+from nunatak_model.config import BackboneConfig
 from nunatak_model.errors import NonFiniteParameterError, ParameterMismatchError
 from nunatak_model.heads import (
     Head,
@@ -19,12 +18,13 @@ from nunatak_model.heads import (
     initial_head,
     with_labels,
 )
-from nunatak_model.kernels.grouped import ALIGNMENT_BYTES
-from nunatak_model.kernels.linear import packed
-from nunatak_model.kernels.padding import padded_head, padded_method, padded_parameters
-from nunatak_model.kernels.slots import Slot, SlotBanks
 from nunatak_model.methods import Full, Method, TopK
+from nunatak_model.ops.grouped import ALIGNMENT_BYTES
+from nunatak_model.ops.linear import packed
+from nunatak_model.ops.slots import Slot, SlotBanks
 from nunatak_model.overrides import LayerOverride
+from nunatak_model.padding import padded_head, padded_method, padded_parameters
+from nunatak_model.weights import EmbeddingWeights, Shapes, embeddings_from
 
 HEAD_PREFIX = "head."
 

@@ -1,8 +1,8 @@
 """The embedding: what the backbone itself says of a text, as a branch that owns nothing."""
 
-from nunatak_model.backbone.backbone import Backbone
-from nunatak_model.backbone.config import TANH_BLOCK
+from nunatak_model.backbone import Backbone
 from nunatak_model.branch import Branch, BranchSpec
+from nunatak_model.config import TANH_BLOCK
 from nunatak_model.heads import Head, HeadSpec
 from nunatak_model.methods import HeadOnly
 

@@ -15,13 +15,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from nunatak_model.architectures import architecture_of
-from nunatak_model.backbone.backbone import Backbone
+from nunatak_model.backbone import Backbone
+from nunatak_model.batch import in_slot_order, layer_spans
 from nunatak_model.branch import Branch
-from nunatak_model.kernels.graphs import TrunkGraphs
-from nunatak_model.kernels.spans import in_slot_order, layer_spans
+from nunatak_model.cuda_graphs import TrunkGraphs
+from nunatak_model.layer import mix_layer
 from nunatak_model.methods import MethodKind
 from nunatak_model.mixed_heads import run_heads, select_rows
-from nunatak_model.mixed_layer import mix_layer
 from nunatak_model.plan import TRUNK, BatchPlan, BranchTraits, Lane, Layout, Stage, plan_batch
 from nunatak_model.text.encoding import Encoding
 from nunatak_model.trunk import TrunkActivations, TrunkSource, TrunkStates, trunk_source

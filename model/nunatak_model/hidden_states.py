@@ -10,9 +10,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nunatak_model.architectures import architecture_of
-from nunatak_model.backbone.backbone import Backbone
+from nunatak_model.backbone import Backbone
 from nunatak_model.branch import Branch
-from nunatak_model.mixed_layer import TokenSpan, mix_layer
+from nunatak_model.layer import TokenSpan, mix_layer
 from nunatak_model.text.encoding import Encoding
 
 

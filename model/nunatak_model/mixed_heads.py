@@ -16,9 +16,9 @@ from torch import Tensor
 
 from nunatak_model.branch import Branch
 from nunatak_model.heads import Head, apply_head, pool
-from nunatak_model.kernels.grouped import SlotGroups, slot_groups
-from nunatak_model.kernels.row_sums import SumRows
-from nunatak_model.kernels.transfer import to_device
+from nunatak_model.ops.device import to_device
+from nunatak_model.ops.grouped import SlotGroups, slot_groups
+from nunatak_model.ops.rows import SumRows
 from nunatak_model.plan import Layout
 
 Pair = tuple[int, int]

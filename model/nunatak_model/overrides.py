@@ -6,8 +6,8 @@ from enum import StrEnum
 
 from torch import Tensor
 
-from nunatak_model.backbone.config import Activation
-from nunatak_model.backbone.weights import LayerWeights, Linear, Norm
+from nunatak_model.config import Activation
+from nunatak_model.weights import LayerWeights, Linear, Norm
 
 
 class LoraTarget(StrEnum):

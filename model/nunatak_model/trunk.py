@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nunatak_model.backbone.backbone import Backbone
+from nunatak_model.backbone import Backbone
 from nunatak_model.text.encoding import Encoding
 
 

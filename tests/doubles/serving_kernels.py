@@ -8,10 +8,10 @@ from torch import Tensor
 
 from doubles.flash import install_flash_double
 from nunatak_model import Backbone
-from nunatak_model.kernels.kernels import Kernels
-from nunatak_model.kernels.row_sums import sum_by_segment
-from nunatak_model.kernels.slots import DEFAULT_PAGE_BYTES, SlotBanks
-from nunatak_model.kernels.varlen import varlen_attention
+from nunatak_model.kernels import Kernels
+from nunatak_model.ops.rows import sum_by_segment
+from nunatak_model.ops.slots import DEFAULT_PAGE_BYTES, SlotBanks
+from nunatak_model.ops.varlen import varlen_attention
 
 
 def with_gpu_kernels(backbone: Backbone, *, page_bytes: int = DEFAULT_PAGE_BYTES) -> Backbone:

@@ -5,7 +5,7 @@ from nunatak_model.methods.bottleneck import AdaptedBlocks, Bottleneck, Norms
 from nunatak_model.methods.full import Full
 from nunatak_model.methods.head_only import HeadOnly
 from nunatak_model.methods.lora import Lora
-from nunatak_model.methods.topk import TopK
+from nunatak_model.methods.own_layers import TopK
 from nunatak_model.overrides import AdapterInput, LoraTarget
 
 Method = TopK | HeadOnly | Bottleneck | Lora | Full

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from nunatak_model.architectures import encoder_shapes
-from nunatak_model.backbone.backbone import Backbone
-from nunatak_model.backbone.config import BackboneConfig
-from nunatak_model.backbone.weights import Shapes, layer_from
+from nunatak_model.backbone import Backbone
+from nunatak_model.config import BackboneConfig
 from nunatak_model.methods.base import MethodKind, copies
 from nunatak_model.overrides import LayerOverride, OwnLayer
+from nunatak_model.weights import Shapes, layer_from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int, Int32
 from torch import Tensor
 
-from nunatak_model.kernels.transfer import to_device
+from nunatak_model.ops.device import to_device
 
 FLASH_DTYPES = (torch.bfloat16, torch.float16)
 FLASH_CAPABILITY = 8

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nunatak_model.kernels.grouped import (
+from nunatak_model.ops.grouped import (
     grouped_layer_norm,
     grouped_linear,
     grouped_product,

@@ -22,11 +22,11 @@ from jaxtyping import Float, Int32
 from torch import Tensor
 
 from nunatak_model.architectures import architecture_of
-from nunatak_model.backbone.backbone import Backbone
-from nunatak_model.kernels.attention import Attention
-from nunatak_model.kernels.transfer import to_device, write_on_device
-from nunatak_model.kernels.varlen import VarlenAttention, varlen_attention
-from nunatak_model.mixed_layer import mix_layer
+from nunatak_model.backbone import Backbone
+from nunatak_model.layer import mix_layer
+from nunatak_model.ops.attention import Attention
+from nunatak_model.ops.device import to_device, write_on_device
+from nunatak_model.ops.varlen import VarlenAttention, varlen_attention
 
 MAX_GRAPHS = 128
 """Recordings held; of more, the least recently used is dropped."""

@@ -14,10 +14,10 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from nunatak_model.backbone.config import Activation
-from nunatak_model.backbone.weights import Linear
-from nunatak_model.kernels.grouped import SlotGroups, grouped_linear
-from nunatak_model.kernels.int8 import int8_product
+from nunatak_model.config import Activation
+from nunatak_model.ops.grouped import SlotGroups, grouped_linear
+from nunatak_model.ops.int8 import int8_product
+from nunatak_model.weights import Linear
 
 MIN_PACKED_ELEMENTS = {torch.float32: 2**17, torch.bfloat16: 2**14}
 """Weights smaller than this stay plain: a call of oneDNN then costs more than the product.

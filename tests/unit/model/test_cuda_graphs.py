@@ -23,7 +23,7 @@ from nunatak_model import (
     initial_parameters,
     trunk_graphs,
 )
-from nunatak_model.kernels.graphs import MAX_TOKENS, STEPS, Record, TrunkGraphs, bucket_of
+from nunatak_model.cuda_graphs import MAX_TOKENS, STEPS, Record, TrunkGraphs, bucket_of
 
 METHODS: tuple[Method, ...] = (HeadOnly(), TopK(num_layers=1), TopK(num_layers=2))
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from nunatak_model import BesideCompute
-from nunatak_model.kernels.transfer import flattened, to_device, write_on_device
+from nunatak_model.ops.device import flattened, to_device, write_on_device
 
 CPU = torch.device("cpu")
 

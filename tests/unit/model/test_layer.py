@@ -7,9 +7,9 @@ from torch.nn import functional
 
 from doubles.backbones import tiny_backbone
 from nunatak_model import Activation, AdapterInput
-from nunatak_model.backbone.weights import Linear
-from nunatak_model.mixed_layer import TokenSpan, add_adapters, mix_layer
+from nunatak_model.layer import TokenSpan, add_adapters, mix_layer
 from nunatak_model.overrides import Adapter, BottleneckLayer
+from nunatak_model.weights import Linear
 
 WIDTH, EPSILON = 32, 1e-5
 FROZEN = tiny_backbone(num_layers=1).layers[0]

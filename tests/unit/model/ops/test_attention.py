@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nunatak_model.kernels.attention import attend, narrow, plan_attention
+from nunatak_model.ops.attention import attend, narrow, plan_attention
 
 CPU = torch.device("cpu")
 NUM_HEADS, HEAD_WIDTH = 2, 4

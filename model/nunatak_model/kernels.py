@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 import torch
 
-from nunatak_model.backbone.config import BackboneConfig
-from nunatak_model.kernels.attention import PlanAttention, attention_by_runs
-from nunatak_model.kernels.grouped import can_group
-from nunatak_model.kernels.row_sums import SumRows, sum_by_index, sum_by_segment
-from nunatak_model.kernels.slots import SlotBanks
-from nunatak_model.kernels.varlen import can_attend_varlen, varlen_attention
+from nunatak_model.config import BackboneConfig
+from nunatak_model.ops.attention import PlanAttention, attention_by_runs
+from nunatak_model.ops.grouped import can_group
+from nunatak_model.ops.rows import SumRows, sum_by_index, sum_by_segment
+from nunatak_model.ops.slots import SlotBanks
+from nunatak_model.ops.varlen import can_attend_varlen, varlen_attention
 
 PAGE_SHARE = 1 / 64
 """Of a device's memory, for one page of slots; how much may lie open for versions of one form."""

@@ -28,9 +28,9 @@ from nunatak_model import (
     load_backbone,
     pack_backbone,
 )
-from nunatak_model.backbone.config import Activation
-from nunatak_model.backbone.weights import Linear
-from nunatak_model.kernels.linear import apply_linear, can_pack, packed, plain
+from nunatak_model.config import Activation
+from nunatak_model.ops.linear import apply_linear, can_pack, packed, plain
+from nunatak_model.weights import Linear
 
 METHODS: list[Method] = [
     HeadOnly(),

@@ -3,7 +3,7 @@ import random
 import pytest
 import torch
 
-from nunatak_model.kernels.row_sums import SumRows, sum_by_index, sum_by_segment
+from nunatak_model.ops.rows import SumRows, sum_by_index, sum_by_segment
 
 
 @pytest.mark.parametrize("sum_rows", [sum_by_index, sum_by_segment])

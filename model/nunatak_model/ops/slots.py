@@ -21,8 +21,8 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from nunatak_model.backbone.weights import Shapes
-from nunatak_model.kernels.transfer import write_on_device
+from nunatak_model.ops.device import write_on_device
+from nunatak_model.weights import Shapes
 
 FIRST_SLOTS, MAX_SLOTS = 8, 64
 """Of a form's first page, and of those that follow when it is full.

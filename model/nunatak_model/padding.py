@@ -11,10 +11,10 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
-from nunatak_model.backbone.config import Pooling
-from nunatak_model.backbone.weights import Shapes
+from nunatak_model.config import Pooling
 from nunatak_model.heads import HeadKind, HeadSpec
 from nunatak_model.methods import Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_model.weights import Shapes
 
 
 def padded_method(method: Method, alignment: int) -> Method:

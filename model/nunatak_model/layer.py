@@ -15,11 +15,10 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from nunatak_model.backbone.config import Activation
-from nunatak_model.backbone.weights import LayerWeights, Linear, Norm
+from nunatak_model.config import Activation
 from nunatak_model.errors import LayerNotHeldError
-from nunatak_model.kernels.grouped import SlotGroups, grouped_layer_norm, grouped_product
-from nunatak_model.kernels.linear import activate, apply_linear
+from nunatak_model.ops.grouped import SlotGroups, grouped_layer_norm, grouped_product
+from nunatak_model.ops.linear import activate, apply_linear
 from nunatak_model.overrides import (
     Adapter,
     AdapterInput,
@@ -30,6 +29,7 @@ from nunatak_model.overrides import (
     LoraUpdate,
     OwnLayer,
 )
+from nunatak_model.weights import LayerWeights, Linear, Norm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,8 +12,8 @@ from jaxtyping import Float, Int, Int32
 from torch import Tensor
 from torch.nn import functional
 
-from nunatak_model.backbone.config import BackboneConfig
-from nunatak_model.kernels.transfer import to_device
+from nunatak_model.config import BackboneConfig
+from nunatak_model.ops.device import to_device
 
 ALIGNMENT_BYTES = 16
 """To which the kernel wants the widths of its operands padded."""

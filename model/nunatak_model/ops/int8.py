@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float, Int8
 from torch import Tensor
 
-from nunatak_model.backbone.weights import Linear
+from nunatak_model.weights import Linear
 
 LARGEST = 127
 SCALE = "weight_scale"

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from nunatak_model.kernels.transfer import flattened
+from nunatak_model.ops.device import flattened
 
 
 class Attention(Protocol):

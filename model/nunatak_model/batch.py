@@ -10,8 +10,8 @@ from itertools import groupby
 import torch
 
 from nunatak_model.branch import Branch, Layers
-from nunatak_model.kernels.grouped import slot_groups
-from nunatak_model.mixed_layer import TokenSpan
+from nunatak_model.layer import TokenSpan
+from nunatak_model.ops.grouped import slot_groups
 from nunatak_model.plan import Lane, Layout, Span
 
 NO_PLACE = (-1, 0)

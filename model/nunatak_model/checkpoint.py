@@ -17,15 +17,15 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from nunatak_model.architectures import architecture_of, config_from, encoder_shapes
-from nunatak_model.backbone.backbone import INT8_SUFFIX, Backbone, quantize_backbone
-from nunatak_model.backbone.config import BackboneConfig, Pooling
-from nunatak_model.backbone.weights import embeddings_from, layer_from, linear_from, norm_if_any
+from nunatak_model.backbone import INT8_SUFFIX, Backbone, quantize_backbone
+from nunatak_model.config import BackboneConfig, Pooling
 from nunatak_model.errors import (
     BackboneNotFoundError,
     CorruptBackboneError,
     UnsupportedBackboneError,
 )
 from nunatak_model.text.tokenizer import TextTokenizer
+from nunatak_model.weights import embeddings_from, layer_from, linear_from, norm_if_any
 
 DEFAULT_BACKBONE = "minilm"
 MINILM_NAME = "sentence-transformers/all-MiniLM-L6-v2"

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from nunatak_model.backbone.config import BackboneConfig, Pooling
-from nunatak_model.backbone.left_out import LeftOut, left_out_of
-from nunatak_model.backbone.weights import EmbeddingWeights, LayerWeights, Linear, Norm, layer_from
+from nunatak_model.config import BackboneConfig, Pooling
 from nunatak_model.errors import UnsupportedBackboneError
-from nunatak_model.kernels.int8 import SCALE, quantized, restored
-from nunatak_model.kernels.kernels import PLAIN_KERNELS, Kernels, kernels_for
-from nunatak_model.kernels.linear import can_pack, packed, plain
+from nunatak_model.kernels import PLAIN_KERNELS, Kernels, kernels_for
+from nunatak_model.left_out import LeftOut, left_out_of
+from nunatak_model.ops.int8 import SCALE, quantized, restored
+from nunatak_model.ops.linear import can_pack, packed, plain
 from nunatak_model.text.tokenizer import TextTokenizer
+from nunatak_model.weights import EmbeddingWeights, LayerWeights, Linear, Norm, layer_from
 
 INT8_SUFFIX = "+int8"
 """Of the name of a quantized backbone, and of the source it is loaded from."""
@@ -105,7 +105,7 @@ class Backbone:
 
 
 def quantize_backbone(backbone: Backbone) -> Backbone:
-    """The backbone whose layers multiply in 8-bit integers (see `nunatak_model.kernels.int8`).
+    """The backbone whose layers multiply in 8-bit integers (see `nunatak_model.ops.int8`).
 
     It computes other numbers, so it is another backbone, with a digest and a name of its own:
     tasks are trained on it to be served on it, and those of the original are refused.

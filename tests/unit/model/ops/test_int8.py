@@ -33,8 +33,8 @@ from nunatak_model import (
     quantize_backbone,
     run_trunk,
 )
-from nunatak_model.backbone.weights import Linear, linear_from
-from nunatak_model.kernels.int8 import int8_product, quantized, restored
+from nunatak_model.ops.int8 import int8_product, quantized, restored
+from nunatak_model.weights import Linear, linear_from
 
 OUT, IN = 24, 16
 FAMILIES: tuple[Family, ...] = ("bert", "roberta", "modernbert")
