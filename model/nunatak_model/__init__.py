@@ -12,6 +12,7 @@ from nunatak_model.branch import (
     BranchSpec,
     build_branch,
     convert_branch,
+    embedding_branch,
     initial_parameters,
     parameter_shapes,
 )
@@ -25,7 +26,6 @@ from nunatak_model.config import (
     Pooling,
 )
 from nunatak_model.cuda_graphs import TrunkGraphs, trunk_graphs
-from nunatak_model.embedding import embedding_branch
 from nunatak_model.errors import (
     BackboneNotFoundError,
     CorruptBackboneError,
@@ -38,9 +38,8 @@ from nunatak_model.errors import (
     ParameterMismatchError,
     UnsupportedBackboneError,
 )
-from nunatak_model.forward import BetweenLayers, Row, forward, run_trunk
+from nunatak_model.forward import BetweenLayers, Row, forward, hidden_states, run_trunk
 from nunatak_model.heads import HeadKind, HeadSpec, default_head
-from nunatak_model.hidden_states import hidden_states
 from nunatak_model.methods import (
     AdaptedBlocks,
     AdapterInput,
@@ -54,8 +53,7 @@ from nunatak_model.methods import (
     Norms,
     TopK,
 )
-from nunatak_model.ops.device import BesideCompute
-from nunatak_model.ops.threads import compute_without_helpers
+from nunatak_model.ops.device import BesideCompute, compute_without_helpers
 from nunatak_model.savings import (
     ModelSize,
     dedicated_parameters,
@@ -63,11 +61,17 @@ from nunatak_model.savings import (
     model_size,
     parameters_saved,
 )
-from nunatak_model.tensors import tensors_from_bytes, tensors_to_bytes
 from nunatak_model.text.encoding import Alignment, Encoding, TextInput
 from nunatak_model.text.tokenizer import TextTokenizer
-from nunatak_model.trunk import TrunkActivations, TrunkSource, TrunkStates, trunk_source
-from nunatak_model.trunk_cache import TrunkCache, TrunkCacheStats
+from nunatak_model.trunk import (
+    TrunkActivations,
+    TrunkCache,
+    TrunkCacheStats,
+    TrunkSource,
+    TrunkStates,
+    trunk_source,
+)
+from nunatak_model.weights import tensors_from_bytes, tensors_to_bytes
 
 __all__ = [
     "DEFAULT_BACKBONE",

@@ -9,10 +9,16 @@ from torch import Tensor
 
 from nunatak_model.config import BackboneConfig, Pooling
 from nunatak_model.errors import UnsupportedBackboneError
-from nunatak_model.kernels import PLAIN_KERNELS, Kernels, kernels_for
-from nunatak_model.left_out import LeftOut, left_out_of
+from nunatak_model.ops.attention import (
+    PlanAttention,
+    attention_by_runs,
+    can_attend_varlen,
+    varlen_attention,
+)
+from nunatak_model.ops.grouped import SlotBanks, can_group
 from nunatak_model.ops.int8 import SCALE, quantized, restored
 from nunatak_model.ops.linear import can_pack, packed, plain
+from nunatak_model.ops.rows import SumRows, sum_by_index, sum_by_segment
 from nunatak_model.text.tokenizer import TextTokenizer
 from nunatak_model.weights import EmbeddingWeights, LayerWeights, Linear, Norm, layer_from
 
@@ -20,6 +26,61 @@ INT8_SUFFIX = "+int8"
 """Of the name of a quantized backbone, and of the source it is loaded from."""
 QUANTIZATION = "int8: symmetric, weights by output, inputs by token, version 1"
 """Part of the digest: what else is to be computed needs another text."""
+PAGE_SHARE = 1 / 64
+"""Of a device's memory, for one page of slots; how much may lie open for versions of one form."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """One weight of a backbone layer that is not in memory."""
+
+    dtype: torch.dtype
+    digest: str
+    """SHA-256 of its values in `dtype`."""
+    num_bytes: int
+    """That it would take as it is served."""
+
+    def equals(self, tensor: Tensor) -> bool:
+        """Whether a tensor has its values, rounded to its dtype."""
+        return _digest(tensor.to(self.dtype)) == self.digest
+
+
+def left_out_of(tensor: Tensor, *, num_bytes: int) -> LeftOut:
+    """Return what is to be kept of a weight that will be dropped."""
+    return LeftOut(dtype=tensor.dtype, digest=_digest(tensor), num_bytes=num_bytes)
+
+
+def _digest(tensor: Tensor) -> str:
+    values = tensor.detach().cpu().contiguous().view(torch.uint8).numpy()
+    return hashlib.sha256(values.data).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ops:
+    """What computes on a device, one choice for each concern; plans are the same under all."""
+
+    attention: PlanAttention = attention_by_runs
+    sum_rows: SumRows = sum_by_index
+    banks: SlotBanks | None = None
+    """Where tasks lie, for products grouped over them; None where each runs by itself."""
+
+
+PLAIN_OPS = Ops()
+"""What runs everywhere, and what training runs."""
+
+
+def ops_for(config: BackboneConfig, *, dtype: torch.dtype, device: torch.device) -> Ops:
+    """The operations that serve such a backbone fastest on this device."""
+    varlen = can_attend_varlen(dtype, device, head_width=config.head_width)
+    banks = None
+    if can_group(config, dtype=dtype, device=device):
+        _, memory = torch.cuda.mem_get_info(device)
+        banks = SlotBanks(dtype=dtype, device=device, page_bytes=int(PAGE_SHARE * memory))
+    return Ops(
+        attention=varlen_attention if varlen else attention_by_runs,
+        sum_rows=sum_by_index if device.type == "cpu" else sum_by_segment,
+        banks=banks,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +107,7 @@ class Backbone:
     """What is known of the weights of the layers that are not held."""
     is_packed: bool = False
     """Whether linear maps are laid out for serving, and take no gradients."""
-    kernels: Kernels = PLAIN_KERNELS
+    ops: Ops = PLAIN_OPS
     """What computes on its device."""
 
     @property
@@ -163,11 +224,11 @@ def pack_backbone(backbone: Backbone) -> Backbone:
     """The same backbone ready to serve; branches follow by `convert_branch`.
 
     Where the processor gains by it, its linear maps are packed; on other devices, it gets the
-    kernels that are fastest there.
+    operations that are fastest there.
     """
     if not can_pack(backbone.dtype, backbone.device):
-        kernels = kernels_for(backbone.config, dtype=backbone.dtype, device=backbone.device)
-        return replace(backbone, kernels=kernels)
+        ops = ops_for(backbone.config, dtype=backbone.dtype, device=backbone.device)
+        return replace(backbone, ops=ops)
     parameters = packed(backbone.parameters)
     return replace(
         backbone,

@@ -24,9 +24,8 @@ from torch import Tensor
 from nunatak_model.architectures import architecture_of
 from nunatak_model.backbone import Backbone
 from nunatak_model.layer import mix_layer
-from nunatak_model.ops.attention import Attention
+from nunatak_model.ops.attention import Attention, VarlenAttention, varlen_attention
 from nunatak_model.ops.device import to_device, write_on_device
-from nunatak_model.ops.varlen import VarlenAttention, varlen_attention
 
 MAX_GRAPHS = 128
 """Recordings held; of more, the least recently used is dropped."""
@@ -128,7 +127,7 @@ class TrunkGraphs:
     ) -> Float[Tensor, "tokens width"]:
         """Run a stage kernel by kernel, and keep a recording of it that gives the same."""
         begin, end, _ = key
-        attention = self._backbone.kernels.attention(lengths, hidden.device)
+        attention = self._backbone.ops.attention(lengths, hidden.device)
         launched = self._launch(hidden, attention, begin, end)
         try:
             recording = self._new_recording(key)
@@ -182,7 +181,7 @@ class TrunkGraphs:
 
 def trunk_graphs(backbone: Backbone) -> TrunkGraphs | None:
     """Graphs for a backbone that is ready to serve; None where its kernels cannot be recorded."""
-    is_recordable = backbone.kernels.attention is varlen_attention
+    is_recordable = backbone.ops.attention is varlen_attention
     if backbone.device.type != "cuda" or not is_recordable:
         return None
     return TrunkGraphs(backbone, record=cuda_recorder(backbone.device))

@@ -30,10 +30,9 @@ from nunatak_model.config import (
     Pooling,
 )
 from nunatak_model.errors import InvalidHeadError
-from nunatak_model.layer import layer_norm
 from nunatak_model.ops.device import to_device
 from nunatak_model.ops.grouped import SlotGroups
-from nunatak_model.ops.linear import activate, apply_linear
+from nunatak_model.ops.linear import activate, apply_linear, layer_norm
 from nunatak_model.ops.rows import SumRows
 from nunatak_model.weights import (
     Linear,

@@ -1,14 +1,16 @@
 """The parts of a transformer layer over a mixed batch, from which architectures build theirs.
 
-Whatever tasks share with the backbone is one product over all their tokens; whatever is a task's
-own runs on its span alone.
+An *override* is what runs at a layer of a branch in place of the frozen weights, or is added to
+them. Whatever tasks share with the backbone is one product over all their tokens; whatever is a
+task's own runs on its span alone.
 
 Axes: tokens = packed tokens of the batch, width = hidden width, out = output width of a map,
 three_width = query, key and value side by side.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 import torch
 from jaxtyping import Float
@@ -17,19 +19,79 @@ from torch.nn import functional
 
 from nunatak_model.config import Activation
 from nunatak_model.errors import LayerNotHeldError
-from nunatak_model.ops.grouped import SlotGroups, grouped_layer_norm, grouped_product
-from nunatak_model.ops.linear import activate, apply_linear
-from nunatak_model.overrides import (
-    Adapter,
-    AdapterInput,
-    BottleneckLayer,
-    LayerOverride,
-    LoraLayer,
-    LoraTarget,
-    LoraUpdate,
-    OwnLayer,
-)
+from nunatak_model.ops.grouped import SlotGroups, grouped_product
+from nunatak_model.ops.linear import activate, apply_linear, layer_norm
 from nunatak_model.weights import LayerWeights, Linear, Norm
+
+
+class LoraTarget(StrEnum):
+    """The linear maps of a layer that can carry a low-rank update."""
+
+    QUERY = "query"
+    KEY = "key"
+    VALUE = "value"
+    ATTENTION_OUTPUT = "attention_output"
+    FEEDFORWARD_IN = "feedforward_in"
+    FEEDFORWARD_OUT = "feedforward_out"
+
+
+class AdapterInput(StrEnum):
+    """What a bottleneck adapter of a block reads."""
+
+    BLOCK = "block"
+    """The block's output, before the residual addition (Houlsby et al. 2019, He et al. 2021)."""
+    NORMED_SUM = "normed_sum"
+    """The norm of block and residual, which is run again over the adapted sum (Pfeiffer et al.
+    2020, as AdapterHub computes it)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnLayer:
+    """The task runs its own copy of the layer."""
+
+    weights: LayerWeights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraUpdate:
+    """`y += scale * (x @ down.T) @ up.T`."""
+
+    down: Tensor
+    up: Tensor
+    scale: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraLayer:
+    """The frozen layer, with low-rank updates of some of its linear maps."""
+
+    updates: Mapping[LoraTarget, LoraUpdate]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """One bottleneck adapter: `up(activation(down(x)))`."""
+
+    down: Linear
+    up: Linear
+    activation: Activation
+    reads: AdapterInput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BottleneckLayer:
+    """The frozen layer, with an adapter in one or both blocks.
+
+    A block without an adapter has none here; a norm that is None is the frozen one.
+    """
+
+    attention_adapter: Adapter | None
+    attention_norm: Norm | None
+    feedforward_adapter: Adapter | None
+    output_norm: Norm | None
+
+
+LayerOverride = OwnLayer | LoraLayer | BottleneckLayer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +154,14 @@ def mix_layer(
 def mixed_qkv(
     x: Float[Tensor, "tokens width"], layer: MixedLayer
 ) -> Float[Tensor, "tokens three_width"]:
-    """Project to query, key and value, with their low-rank updates."""
+    """Project to query, key and value, with their low-rank updates.
+
+    Semantics:
+        for token in tokens:
+            W = qkv of the token's own layer, else the frozen one
+            qkv[token] = W(x[token]), and for each part with an update of the token's task:
+                qkv[token, part] += scale * (x[token] @ down.T) @ up.T
+    """
     qkv = _linear(x, layer, lambda weights: weights.qkv, None)
     width = qkv.shape[1] // 3
     for part, target in enumerate((LoraTarget.QUERY, LoraTarget.KEY, LoraTarget.VALUE)):
@@ -111,6 +180,11 @@ def mixed_linear(
     """Run a linear map, frozen or a task's own, with its low-rank updates, and an activation.
 
     Updates come before the activation, which is then not part of the product.
+
+    Semantics:
+        for token in tokens:
+            W = the map of the token's own layer, else the frozen one
+            y[token] = activation(W(x[token]) + scale * (x[token] @ down.T) @ up.T)
     """
     if not _has_lora(layer, target):
         return _linear(x, layer, pick, activation)
@@ -148,6 +222,11 @@ def mixed_norm(
     """Run a layer norm, if the layer has it: frozen, of a bottleneck, or of a task's own layer.
 
     Where bottlenecks have no such norm of their own (`pick_bottleneck` is None), theirs is frozen.
+
+    Semantics:
+        for token in tokens:
+            y[token] = layer_norm(x[token]) with the norm of the token's own layer, else of its
+                bottleneck, else the frozen one
     """
     frozen = pick(layer.frozen)
     if frozen is None:
@@ -170,19 +249,6 @@ def mixed_norm(
     return normed[0] if len(normed) == 1 else torch.cat(normed)
 
 
-def layer_norm(
-    x: Float[Tensor, "tokens width"],
-    norm: Norm,
-    *,
-    epsilon: float,
-    groups: SlotGroups | None = None,
-) -> Float[Tensor, "tokens width"]:
-    """Normalise each token over its width; with `groups`, by stacked gains and offsets."""
-    if groups is not None:
-        return grouped_layer_norm(x, norm.weight, norm.bias, groups, epsilon=epsilon)
-    return functional.layer_norm(x, norm.weight.shape, norm.weight, norm.bias, epsilon)
-
-
 def _has_lora(layer: MixedLayer, target: LoraTarget) -> bool:
     return any(target in override.updates for _, override in layer.lora)
 
@@ -195,7 +261,7 @@ def _add_lora(
 ) -> None:
     """Add the low-rank updates of `target` to its output, in place.
 
-    They are computed in float32 on the processor: its bfloat16 products cost more to call than to
+    They are computed in float32 on the CPU: its bfloat16 products cost more to call than to
     compute at these sizes.
     """
     if not _has_lora(layer, target):
@@ -235,6 +301,11 @@ def add_adapters(
 
     `norm` is the frozen one over the sum, for adapters that read `NORMED_SUM`; None where norms
     stand before the blocks and no adapter reads so.
+
+    Semantics:
+        for token in tokens of bottleneck tasks with an adapter here:
+            x = norm(summed[token]) if the adapter reads NORMED_SUM else block[token]
+            summed[token] += up(activation(down(x)))
     """
     for span, override in layer.bottleneck:
         adapter = pick(override)

@@ -9,7 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from jaxtyping import Float, Shaped
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
+
+from nunatak_model.errors import InvalidTensorsError
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -111,3 +115,20 @@ def embeddings_from(tensors: Mapping[str, Tensor]) -> EmbeddingWeights:
         token_type=tensors.get("embeddings.token_type"),
         norm=norm_from(tensors, "embeddings.norm"),
     )
+
+
+def tensors_to_bytes(tensors: Mapping[str, Tensor]) -> bytes:
+    """Serialise tensors; equal tensors give equal bytes."""
+    return save({name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)})
+
+
+def tensors_from_bytes(data: bytes) -> dict[str, Tensor]:
+    """Read tensors; they own their memory.
+
+    Raises:
+        InvalidTensorsError: the bytes are not safetensors.
+    """
+    try:
+        return load(data)
+    except (SafetensorError, ValueError) as error:
+        raise InvalidTensorsError(f"expected safetensors bytes: {error}") from error

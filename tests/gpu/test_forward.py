@@ -134,6 +134,6 @@ def test_the_device_serves_with_its_own_kernels(fast: Served) -> None:
     if torch.cuda.get_device_capability(DEVICE)[0] not in {9, 10}:
         pytest.skip("this device has no grouped kernel")
 
-    assert fast.backbone.kernels != replace(fast.backbone.kernels, banks=None)
-    assert fast.backbone.kernels.banks is not None
+    assert fast.backbone.ops != replace(fast.backbone.ops, banks=None)
+    assert fast.backbone.ops.banks is not None
     assert any(branch.slots is not None for branch in fast.branches)

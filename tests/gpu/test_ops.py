@@ -5,9 +5,8 @@ import torch
 from torch import Tensor
 
 from doubles.gpu import DEVICE
-from nunatak_model.ops.attention import attention_by_runs
+from nunatak_model.ops.attention import FLASH_CAPABILITY, attention_by_runs, varlen_attention
 from nunatak_model.ops.grouped import GROUPED_CAPABILITIES, grouped_product, slot_groups
-from nunatak_model.ops.varlen import FLASH_CAPABILITY, varlen_attention
 
 NUM_HEADS, HEAD_WIDTH = 12, 64
 LENGTHS = [7, 7, 128, 1, 33, 40, 2]

@@ -26,17 +26,16 @@ from nunatak_model.architectures.base import RunLayer
 from nunatak_model.config import Activation, BackboneConfig, DenseBlock, HeadNorm, Pooling
 from nunatak_model.errors import UnsupportedBackboneError
 from nunatak_model.layer import (
+    LoraTarget,
     MixedLayer,
     add_adapters,
-    layer_norm,
     mixed_linear,
     mixed_norm,
     mixed_qkv,
 )
 from nunatak_model.ops.attention import Attention
 from nunatak_model.ops.device import flattened
-from nunatak_model.ops.linear import activate
-from nunatak_model.overrides import LoraTarget
+from nunatak_model.ops.linear import activate, layer_norm
 from nunatak_model.text.encoding import Encoding
 from nunatak_model.weights import EmbeddingWeights, Shapes, linear_shapes, norm_shapes
 

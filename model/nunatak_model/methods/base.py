@@ -10,7 +10,7 @@ from torch import Tensor
 from nunatak_model.backbone import Backbone
 from nunatak_model.config import BackboneConfig
 from nunatak_model.errors import InvalidMethodError
-from nunatak_model.overrides import LayerOverride
+from nunatak_model.layer import LayerOverride
 from nunatak_model.weights import Shapes
 
 

@@ -28,8 +28,8 @@ from nunatak_model.architectures import bert, layer_shapes
 from nunatak_model.backbone import Backbone
 from nunatak_model.config import Activation, BackboneConfig
 from nunatak_model.errors import InvalidMethodError
+from nunatak_model.layer import Adapter, AdapterInput, BottleneckLayer, LayerOverride
 from nunatak_model.methods.base import MethodKind, check_first_layer, copies, normal
-from nunatak_model.overrides import Adapter, AdapterInput, BottleneckLayer, LayerOverride
 from nunatak_model.weights import Norm, Shapes, linear_from, linear_shapes, norm_if_any
 
 INITIAL_DEVIATION = 0.01

@@ -20,8 +20,8 @@ from nunatak_model.architectures import layer_shapes
 from nunatak_model.backbone import Backbone
 from nunatak_model.config import BackboneConfig
 from nunatak_model.errors import InvalidMethodError
+from nunatak_model.layer import LayerOverride, LoraLayer, LoraTarget, LoraUpdate
 from nunatak_model.methods.base import MethodKind, check_first_layer
-from nunatak_model.overrides import LayerOverride, LoraLayer, LoraTarget, LoraUpdate
 from nunatak_model.weights import Shapes
 
 

@@ -1,1 +1,1 @@
-"""Kernels: products, attention and memory as a device does them best."""
+"""Operations on tensors, each in the form that a device runs best; no task, no plan."""

@@ -1,9 +1,10 @@
-"""The way to the device: what a batch needs there, and what a task version brings.
+"""Devices: the way to them, and the threads that compute on a CPU.
 
 A copy from ordinary memory makes the host wait for all that the device still has to do. A copy from
 pinned memory does not, so everything goes through it; torch keeps the pinned buffers for the next.
 """
 
+import threading
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from itertools import chain
@@ -63,3 +64,24 @@ class BesideCompute:
         finally:
             # After a failure too: memory that is given back must not be written any more.
             stream.record_event().synchronize()
+
+
+def compute_without_helpers() -> None:
+    """Let the calling thread compute alone from now on.
+
+    Every other that has computed goes on as before; one that begins in this very moment may stay
+    alone as well.
+
+    Each thread that computes has helpers of its own, as many as there are cores. Two such teams on
+    the same cores wait for each other's turns of the scheduler within each operation, so both take
+    many times as long: work that shall not disturb the batches is done by one thread.
+    """
+    others = torch.get_num_threads()
+    if others == 1:
+        return
+    torch.set_num_threads(1)
+    # What was set last also holds for threads that have not computed yet; so it is set back, on a
+    # thread that will not compute.
+    resetting = threading.Thread(target=torch.set_num_threads, args=(others,))
+    resetting.start()
+    resetting.join()

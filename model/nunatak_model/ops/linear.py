@@ -1,10 +1,12 @@
-"""Linear maps: plain, packed, or in 8-bit integers.
+"""What is done to each token alone: linear maps, activations, layer norms.
 
-A packed weight lies in the blocked layout of oneDNN, the processor's matrix kernels, so that it is
+A linear map is plain, packed, grouped (`ops.grouped`) or in 8-bit integers (`ops.int8`).
+
+A packed weight lies in the blocked layout of oneDNN, the CPU's matrix kernels, so that it is
 not rearranged in every product, and the activation is applied while the result is still in cache.
 It holds the same numbers in as many bytes, and takes no gradients: packing is for serving.
 
-Axes: tokens = packed tokens, in, out = widths of the map.
+Axes: tokens = packed tokens, in, out = widths of the map, width = hidden width.
 """
 
 from collections.abc import Mapping
@@ -15,9 +17,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from nunatak_model.config import Activation
-from nunatak_model.ops.grouped import SlotGroups, grouped_linear
+from nunatak_model.ops.grouped import SlotGroups, grouped_layer_norm, grouped_linear
 from nunatak_model.ops.int8 import int8_product
-from nunatak_model.weights import Linear
+from nunatak_model.weights import Linear, Norm
 
 MIN_PACKED_ELEMENTS = {torch.float32: 2**17, torch.bfloat16: 2**14}
 """Weights smaller than this stay plain: a call of oneDNN then costs more than the product.
@@ -42,7 +44,12 @@ def apply_linear(
     activation: Activation | None = None,
     groups: SlotGroups | None = None,
 ) -> Float[Tensor, "tokens out"]:
-    """`activation(x @ weight.T + bias)`; with `groups`, of stacked maps, each for its tokens."""
+    """Run a linear map and an activation; with `groups`, stacked maps, each for its tokens.
+
+    Semantics:
+        for token in tokens:
+            y[token] = activation(x[token] @ weight.T + bias)
+    """
     if linear.weight.is_mkldnn and activation in _FUSED:
         return _packed_product(x, linear, activation)
     if groups is None:
@@ -67,6 +74,25 @@ def activate(x: Tensor, activation: Activation) -> Tensor:
             return functional.silu(x)
         case Activation.LEAKY_RELU:
             return functional.leaky_relu(x)
+
+
+def layer_norm(
+    x: Float[Tensor, "tokens width"],
+    norm: Norm,
+    *,
+    epsilon: float,
+    groups: SlotGroups | None = None,
+) -> Float[Tensor, "tokens width"]:
+    """Normalise each token over its width; with `groups`, by stacked gains and offsets.
+
+    Semantics:
+        for token in tokens:
+            centred = x[token] - mean(x[token])
+            y[token] = centred / sqrt(mean(centred**2) + epsilon) * norm.weight + norm.bias
+    """
+    if groups is not None:
+        return grouped_layer_norm(x, norm.weight, norm.bias, groups, epsilon=epsilon)
+    return functional.layer_norm(x, norm.weight.shape, norm.weight, norm.bias, epsilon)
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:

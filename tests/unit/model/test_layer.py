@@ -7,8 +7,7 @@ from torch.nn import functional
 
 from doubles.backbones import tiny_backbone
 from nunatak_model import Activation, AdapterInput
-from nunatak_model.layer import TokenSpan, add_adapters, mix_layer
-from nunatak_model.overrides import Adapter, BottleneckLayer
+from nunatak_model.layer import Adapter, BottleneckLayer, TokenSpan, add_adapters, mix_layer
 from nunatak_model.weights import Linear
 
 WIDTH, EPSILON = 32, 1e-5

@@ -22,7 +22,7 @@ from nunatak_model import (
 )
 from nunatak_model.branch import BranchSpec
 from nunatak_model.heads import HeadKind, HeadSpec
-from nunatak_model.overrides import LoraLayer, LoraUpdate
+from nunatak_model.layer import LoraLayer, LoraUpdate
 from nunatak_model.weights import Linear
 
 CONFIG = tiny_backbone().config

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nunatak_model.ops.slots import FIRST_SLOTS, MAX_SLOTS, Slot, SlotBanks
+from nunatak_model.ops.grouped import FIRST_SLOTS, MAX_SLOTS, Slot, SlotBanks
 
 SHAPES = {"weight": (4, 8), "bias": (4,)}
 SLOT_BYTES = 36 * 4

@@ -12,7 +12,7 @@ from nunatak_model import (
     Pooling,
     TopK,
 )
-from nunatak_model.padding import padded_head, padded_method, padded_parameters
+from nunatak_model.branch import padded_head, padded_method, padded_parameters
 
 UNPADDED: list[Method] = [TopK(num_layers=2), HeadOnly(), Full()]
 

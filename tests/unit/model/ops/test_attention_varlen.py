@@ -2,8 +2,7 @@ import pytest
 import torch
 
 from doubles.flash import install_flash_double
-from nunatak_model.ops.attention import attention_by_runs
-from nunatak_model.ops.varlen import can_attend_varlen, varlen_attention
+from nunatak_model.ops.attention import attention_by_runs, can_attend_varlen, varlen_attention
 
 CPU = torch.device("cpu")
 NUM_HEADS, HEAD_WIDTH = 2, 8
