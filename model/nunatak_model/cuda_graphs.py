@@ -8,7 +8,7 @@ No recording answers before it is proven: the stage runs once kernel by kernel, 
 has to give the same. A recording that cannot be made, or gives something else, ends all replays of
 the process, and stages run kernel by kernel from then on.
 
-Axes: tokens = packed tokens of the rows, width = hidden width.
+Axes: tokens = packed tokens of the rows, bounds = number of rows plus one, width = hidden width.
 """
 
 import logging
@@ -71,7 +71,7 @@ class _Recording:
     """A recorded stage, and the buffers that it reads."""
 
     hidden: Float[Tensor, "tokens width"]
-    bounds: Int32[Tensor, " rows+1"]
+    bounds: Int32[Tensor, " bounds"]
     replay: Callable[[], Tensor]
 
     def run(

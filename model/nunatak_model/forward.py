@@ -1,7 +1,8 @@
 """The mixed forward: any rows of any tasks through one frozen backbone, in one pass.
 
-Axes: tokens = packed tokens of the batch, width = hidden width, rows = rows of a layout,
-labels = outputs of a task, *vectors = the tokens of a row for token heads, nothing for others.
+Axes: tokens = packed tokens of the batch, entered = packed tokens of the stage that begins,
+width = hidden width, labels = outputs of a task, *vectors = the tokens of a row for token heads,
+nothing for others.
 """
 
 from collections.abc import Callable, Sequence
@@ -233,7 +234,7 @@ def _enter_stage(
     before: Layout,
     stage: Stage,
     entering: Sequence[Float[Tensor, "_ width"]],
-) -> Float[Tensor, "tokens width"]:
+) -> Float[Tensor, "entered width"]:
     """Copy every row of the stage from where it was, or from its trunk row, or held state."""
     if stage.source_rows is None:
         return hidden

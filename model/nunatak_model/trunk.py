@@ -9,7 +9,7 @@ Axes: tokens = tokens of one input, width = hidden width.
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -42,6 +42,7 @@ def trunk_source(backbone: Backbone, encoding: Encoding) -> TrunkSource:
     )
 
 
+@runtime_checkable
 class TrunkStates(Protocol):
     """States held from one batch to the next, by source and depth."""
 

@@ -4,7 +4,7 @@ Axes: tokens = packed tokens of the rows, width = hidden width.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from jaxtyping import Float
 from torch import Tensor
@@ -18,6 +18,7 @@ from nunatak_model.weights import EmbeddingWeights, Shapes
 ConfigT_contra = TypeVar("ConfigT_contra", bound=BackboneConfig, contravariant=True)
 
 
+@runtime_checkable
 class RunLayer(Protocol):
     """Runs layers over the packed rows that it was planned for."""
 

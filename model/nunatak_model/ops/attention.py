@@ -8,14 +8,14 @@ row's numbers ever meet another's. Two forms compute it:
   own kernel;
 - in one call for all rows, by CUDA's flash kernels (Dao 2023, arXiv:2307.08691).
 
-Axes: tokens = packed tokens, rows = packed rows, three_width = query, key and value of all heads
-side by side, width = hidden width.
+Axes: tokens = packed tokens, bounds = number of packed rows plus one, three_width = query, key and
+value of all heads side by side, width = hidden width.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int, Int32
@@ -32,6 +32,7 @@ FLASH_ALIGNMENT, FLASH_WIDEST_HEAD = 8, 256
 EVERYWHERE = (-1, -1)
 
 
+@runtime_checkable
 class Attention(Protocol):
     """How the tokens of some packed rows attend to one another, whatever kernel computes it."""
 
@@ -154,7 +155,7 @@ def _narrow_run(run: AttentionRun, reach: int, device: torch.device) -> Attentio
 class VarlenAttention:
     """Attention in one call: rows by their bounds, which lie on the device."""
 
-    bounds: Int32[Tensor, " rows+1"]
+    bounds: Int32[Tensor, " bounds"]
     """First token of each row, and the number of all tokens at the end."""
     longest: int
     """No row is longer; more is right too, and only plans more blocks."""

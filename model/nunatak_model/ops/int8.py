@@ -13,7 +13,7 @@ Axes: tokens = packed tokens, in, out = widths of the map.
 # pyright: reportIncompatibleMethodOverride=false
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int8
@@ -78,20 +78,16 @@ def _rounded(
     return (x / scale).round_().to(torch.int8)
 
 
-class _Context(Protocol):
-    linear: Linear
-
-
 class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: _Context, x: Tensor, linear: Linear) -> Tensor:
+    def forward(ctx: Any, x: Tensor, linear: Linear) -> Tensor:  # noqa: ANN401 - torch gives it no type
         ctx.linear = linear
         return _product(x, linear)
 
     @staticmethod
-    def backward(ctx: _Context, *gradients: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401 - the same
         (gradient,) = gradients
-        linear = ctx.linear
+        linear: Linear = ctx.linear
         if linear.scale is None:
             raise TypeError("an int8 product needs a quantized map")
         return gradient @ restored(linear.weight, linear.scale).to(gradient.dtype), None
