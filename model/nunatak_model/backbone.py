@@ -172,7 +172,7 @@ def quantize_backbone(backbone: Backbone) -> Backbone:
     tasks are trained on it to be served on it, and those of the original are refused.
 
     Raises:
-        UnsupportedBackboneError: it is packed or quantized, or not on a processor.
+        UnsupportedBackboneError: it is packed or quantized, or not on the CPU.
     """
     if backbone.is_packed or backbone.is_quantized or backbone.device.type != "cpu":
         raise UnsupportedBackboneError(
@@ -223,7 +223,7 @@ def keep_lowest_layers(backbone: Backbone, num_layers: int) -> Backbone:
 def pack_backbone(backbone: Backbone) -> Backbone:
     """The same backbone ready to serve; branches follow by `convert_branch`.
 
-    Where the processor gains by it, its linear maps are packed; on other devices, it gets the
+    Where the CPU gains by it, its linear maps are packed; on other devices, it gets the
     operations that are fastest there.
     """
     if not can_pack(backbone.dtype, backbone.device):

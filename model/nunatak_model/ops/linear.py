@@ -96,7 +96,7 @@ def layer_norm(
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether this build of torch, on this processor, multiplies by packed weights."""
+    """Whether this build of torch, on this CPU, multiplies by packed weights."""
     if device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     mkldnn = torch.ops.mkldnn
