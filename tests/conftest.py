@@ -41,7 +41,7 @@ jaxtyping.install_import_hook(_modules_with_shapes(), "beartype.beartype")
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Check shapes in the tests of the model, and in their fixtures, alone."""
     is_checked = any(item.path.is_relative_to(folder) for folder in CHECKS_SHAPES)
-    jaxtyping.config.update("jaxtyping_disable", not is_checked)
+    jaxtyping.config.update("jaxtyping_disable", not is_checked)  # pyright: ignore[reportUnknownMemberType] - untyped
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
