@@ -12,9 +12,9 @@ from render_forward import write_forward
 PAGE = FIGURES.parent / "README.md"
 HEAD = """# Results
 
-The newest of every measured figure, as medians, also where it misses its goal. Every line of
-`figures.jsonl` holds the command, commit, date, hardware and package versions that a figure was
-measured with; `make figures` makes this page of it.
+The newest value of every measured figure, as a median. Figures that miss their goal stay on the
+page. Every line of `figures.jsonl` holds the command, commit, date, hardware and package versions
+of a measurement. `make figures` renders this page from that file.
 
 | | figures | with a goal | met |
 |---|---|---|---|
@@ -45,28 +45,28 @@ SECTIONS = (
     Section(
         prefix=FORWARD,
         title="The mixed forward",
-        about="Against its rivals, why it misses where it does, and all figures without a goal: "
-        "[forward.md](forward.md).",
+        about="The comparison with rivals, the reasons for missed goals, and all figures without a "
+        "goal: [forward.md](forward.md).",
     ),
     Section(
         prefix="server.",
         title="The server",
-        about="Why it misses where it does: [server.md](server.md).",
+        about="What is measured, and why one figure misses: [server.md](server.md).",
     ),
     Section(
         prefix="report.",
-        title="Whole servers beside others",
+        title="Whole servers compared with others",
         about="With plots: [the savings report](savings/report.md).",
     ),
     Section(
         prefix="training.",
         title="Speed of training",
-        about="How it trains: [training](../training.md).",
+        about="How to train: [training](../training.md).",
     ),
     Section(
         prefix="paper.",
         title="The papers",
-        about="Tables, plots and what of the papers holds: [papers.md](papers.md).",
+        about="Tables, plots, and which findings hold here: [papers.md](papers.md).",
     ),
     Section(
         prefix="real.",
@@ -76,7 +76,7 @@ SECTIONS = (
     Section(
         prefix="registry.",
         title="The registry under torture",
-        about="What is done to it: [registry.md](registry.md).",
+        about="The campaigns: [registry.md](registry.md).",
     ),
 )
 

@@ -9,80 +9,88 @@ from recording import FIGURES, Figure
 
 PREFIX, POINTS = "forward.", re.compile(r"\.(ms|curve|activations)\.|\.n\d+$")
 """Figures that are points of plots have no line in the tables."""
-TOP = """# The mixed forward against its rivals
+TOP = """# The mixed forward compared with its rivals
 
-Made by `make figures` from `figures.jsonl`, the newest figure of each identifier. Medians, with
-first and last decile. Every system of a race runs once a round, in shuffled order, so that all
-see the same machine; ratios are taken within a round. Before a race all systems have to give the
-same answers. Rivals in versions that clash with the project's run in virtual environments of
-their own (`.bench`), as processes that take turns with the others, with as many threads.
+`make figures` renders this page from `figures.jsonl`: the newest figure of each identifier, as a
+median with the first and last decile. In a race every system runs once a round, in shuffled
+order, so that all systems see the same machine. Ratios are taken within a round. Before a race
+all systems must give the same answers. Rivals whose versions clash with the project's run in
+virtual environments of their own (`.bench`), as processes that take turns with the others and use
+as many threads.
 
-Rivals get their best reasonable use: `torch.inference_mode`, inputs padded beforehand, no mask
-where nothing is padded, heads as one batched product; and of one padded batch and length-sorted
-batches of eight the one that is faster here counts.
+Each rival gets its best reasonable use: `torch.inference_mode`, inputs padded beforehand, no mask
+where nothing is padded, and heads as one batched product. A rival runs one padded batch and
+length-sorted batches of eight, and the faster of the two counts.
 """
 SECTIONS = {
     "forward.fanout.": (
         "Fan-out",
         """One 32-token text on the shape of BERT base, 8 tasks with their own top 3 layers.
-`transformers` runs 8 models of equal weights; `onnxruntime` runs one model 8 times, in float32 and
-with dynamic int8 quantization, whose answers are only near. `bottleneck8` is the same with
-adapters in the top 3 layers, against `Parallel` of `adapters`, which shares its trunk too. The
-bound counts layers: `T L / ((L - k) + T k)`; batching can beat it, more weights than the caches
-hold can miss it. In the curve T dedicated forwards are T times one of `transformers`, which already
-at one task is slower than ours. So that only sharing is held against the bound, the dashed lines
-are the bound times what was measured at one task: a line above its own gains more by sharing than
-counting layers gives.
+`transformers` runs 8 models of equal weights. `onnxruntime` runs one model 8 times, in float32 and
+with dynamic int8 quantization; the int8 answers are only close. `bottleneck8` runs 8 tasks with
+adapters in the top 3 layers, compared with `Parallel` of `adapters`, which shares its trunk too.
+
+The bound counts layers: `T L / ((L - k) + T k)`. Batching can beat the bound. A run can
+miss the bound where the weights do not fit the caches. In the curve, T dedicated forwards take T times as long as one forward
+of `transformers`, which is slower than ours already at one task. The dashed lines are therefore
+the bound times the measured ratio at one task, so that they show the effect of sharing alone. A
+line above its dashed line gains more by sharing than the count of layers predicts.
 """,
         ("fanout-rivals.svg", "fanout-curve.svg"),
     ),
     "forward.ragged.": (
         "Ragged mixed batches",
-        """32 texts on MiniLM, their lengths the quantiles of a log-normal distribution (median
-20, sigma 0.6, at most 128 tokens), each for a task of its own: rank-8 LoRA on query and value,
-or bottlenecks of 64. `transformers` is one model a task with merged updates. The goals were set
-against one padded batch (`peft.adapter_names`, `adapters.batch_split`); the headline takes the
-sorted batches, which a user has to write. What misses, misses most likely by what hardly uses
-the second core: a low-rank product or an adapter of one task has some twenty tokens, and
-attention runs row by row. The ceiling is the time of the frozen linear products alone, the best
-of ten runs with plain and with packed weights; low-rank products and attention are not in it.
-`all32` holds 8 rows each of `head`, `topk` (2 layers), `lora` and `bottleneck`, which no peer
-runs in one batch; its rival runs one forward a text, bottleneck tasks without their adapters.
+        """32 texts on MiniLM. Their lengths are the quantiles of a log-normal distribution (median
+20, sigma 0.6, at most 128 tokens). Each text is for another task: rank-8 LoRA on query and value,
+or bottlenecks of 64. `transformers` runs one model per task with merged updates. The goals were
+set for one padded batch (`peft.adapter_names`, `adapters.batch_split`). The headline compares
+with the sorted batches, which a user has to write.
+
+**Why figures miss.** The most likely cause is work that hardly uses the second core: a low-rank
+product or an adapter of one task has some twenty tokens, and attention runs row by row. The
+ceiling is the time of the frozen linear products alone, the best of ten runs with plain and with
+packed weights. The ceiling leaves out low-rank products and attention.
+
+`all32` holds 8 rows each of `head`, `topk` (2 layers), `lora` and `bottleneck`. No peer runs such a
+batch, so the rival runs one forward per text, and bottleneck tasks run without their adapters.
 """,
         ("ragged-rivals.svg",),
     ),
     "forward.flat.": (
         "Flat in the number of tasks",
-        """The same 32 texts, dealt out to 1 to 32 tasks. What is a task's own runs task by task, on
-one core, while the frozen products use both. In bfloat16 the products halve and the calls do
-not. Bottlenecks also read 32 times the weights.
+        """The same 32 texts, divided among 1 to 32 tasks. **Why figures miss:** each task's own
+parameters run task by task on one core, while the frozen products use both cores. In bfloat16 the
+products take half the time, and the calls take as long as before. Bottlenecks also read 32 times
+the weights.
 """,
         ("flat.svg",),
     ),
-    "forward.trunkcache.": ("Trunk cache", "A hit, held against a miss.\n", ()),
+    "forward.trunkcache.": ("Trunk cache", "A hit compared with a miss.\n", ()),
     "forward.int8.": (
         "The backbone in integers",
-        """`+int8` ([decision 12](../decisions/0012-the-backbone-in-integers.md)) against the same
-forward in floating point: 32 texts on MiniLM, 16 on the shape of BERT base. What tasks own, norms,
-attention and non-linearities stay in float32, and weigh the more the smaller the width.
+        """`+int8` ([decision 12](../decisions/0012-the-backbone-in-integers.md)) compared with the
+same forward in floating point: 32 texts on MiniLM, 16 on the shape of BERT base. Task parameters,
+norms, attention and non-linearities stay in float32. Their share of the time grows as the width
+shrinks.
 """,
         (),
     ),
     "forward.bytes_per_task.": (
         "Memory",
-        """Bytes that a further task takes, as a multiple of its parameters' bytes: slopes over many
-tasks, each loaded from bytes as a server does and asked once, in a fresh process. The figures with
-a goal count the tensors alive, which is what lies on the device; `resident` is the whole process,
-where the Python objects around a tensor weigh the more the smaller it is. Peak activations are
-counted by torch's profiler, half of the rows `head`, half `lora`; they depend on the tokens of a
-batch alone, so that in the plot the lines of short and long rows lie on one another.
+        """Bytes that one more task takes, as a multiple of the bytes of its parameters. Each figure
+is a slope over many tasks in a fresh process; each task is loaded from bytes as a server loads
+it, and asked once. The figures with a goal count the live tensors, that is, what lies on the
+device. `resident` counts the whole process: the Python objects around a tensor matter more for
+small tensors. torch's profiler counts the peak activations, with half of the rows `head` and half
+`lora`. They depend only on the tokens of a batch, so the lines of short and long rows coincide in
+the plot.
 """,
         ("activations.svg",),
     ),
     "forward.overhead.": (
         "Overhead",
-        """Clocks around the functions that plan and pack; [profiles](forward-profile.md) of the
-same forward. `single` is one request of 16 tokens beside its task's own transformers model.
+        """Clocks around the functions that plan and pack, with [profiles](forward-profile.md) of
+the same forward. `single` compares one request of 16 tokens with its task's own transformers model.
 """,
         (),
     ),
