@@ -225,14 +225,16 @@ def page(results: list[Result]) -> str:
     )
     return (
         "# Real data, end to end\n\n"
-        "Five data sets, each trained on MiniLM by the default recipe of its method, published,\n"
-        "served by one process, and its whole dev set sent over HTTP in one shuffled stream with\n"
-        "the others. *Served* is the metric of the answers; it must equal the manifest's.\n\n"
+        "Five data sets. Each set is trained on MiniLM by the default recipe of its method and\n"
+        "published. One process serves all five tasks, and answers their whole dev sets over HTTP\n"
+        "in one shuffled stream. *Served* is the metric of these answers. It must equal\n"
+        "*manifest*.\n\n"
         "| set | method | train / dev | metric | manifest | served | goal | training s |\n"
         "|---|---|---|---|---|---|---|---|\n"
         f"{rows}\n"
-        "The head alone on CoLA is poor, as the paper says of frozen layers; the other sets need\n"
-        "only a part of the layers. Scores are of the dev split that also chose the epoch.\n\n"
+        "The head alone scores badly on CoLA, which agrees with the paper on frozen layers. The\n"
+        "other sets need only a part of the layers. Scores come from the dev split, which also\n"
+        "chose the epoch.\n\n"
         f"Command: `make real DATA=folder`; {hardware()}.\n"
     )
 

@@ -31,10 +31,11 @@ with dynamic int8 quantization; the int8 answers are only close. `bottleneck8` r
 adapters in the top 3 layers, compared with `Parallel` of `adapters`, which shares its trunk too.
 
 The bound counts layers: `T L / ((L - k) + T k)`. Batching can beat the bound. A run can
-miss the bound where the weights do not fit the caches. In the curve, T dedicated forwards take T times as long as one forward
-of `transformers`, which is slower than ours already at one task. The dashed lines are therefore
-the bound times the measured ratio at one task, so that they show the effect of sharing alone. A
-line above its dashed line gains more by sharing than the count of layers predicts.
+miss the bound where the weights do not fit the caches. In the curve, T dedicated forwards take T
+times as long as one forward of `transformers`, which is slower than ours already at one task. The
+dashed lines are therefore the bound times the measured ratio at one task, so that they show the
+effect of sharing alone. A line above its dashed line gains more by sharing than the count of layers
+predicts.
 """,
         ("fanout-rivals.svg", "fanout-curve.svg"),
     ),

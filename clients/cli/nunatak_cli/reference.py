@@ -20,16 +20,16 @@ Schema = Mapping[str, Any]
 BEGIN: Final = "<!-- Written by `make configuration` from the settings; do not edit it here. -->"
 END: Final = "<!-- Until here. -->"
 SECTIONS: Final[Mapping[str, str]] = {
-    "registry": "What is served",
-    "host": "Where it listens, and for whom",
-    "device": "What computes",
-    "max_body_bytes": "What one request may hold",
+    "registry": "Registry and backbone",
+    "host": "Address and access",
+    "device": "Device",
+    "max_body_bytes": "Limits of one request",
     "max_batch_tokens": "Batches",
     "trunk_cache_bytes": "Memory",
     "max_queued_requests": "The queue",
     "registry_poll_ms": "Versions",
     "tokenizer_threads": "Threads",
-    "keep_alive_s": "Connections and the end of the process",
+    "keep_alive_s": "Connections and shutdown",
     "log_format": "Logs",
 }
 """Titles, each before the setting that its section begins with."""

@@ -46,44 +46,44 @@ class ServerSettings(BaseSettings):
     )
     backbone: str = Field(
         default=DEFAULT_BACKBONE,
-        description="`minilm` (built in), a local folder, or a hub id; `+int8` behind it quantizes",
+        description="`minilm` (built in), a local folder, or a hub id; suffix `+int8` quantizes",
     )
     backbone_layers: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         default=None,
-        description="lowest layers of the backbone to hold; all if not set. Tasks that own all "
-        "layers above them are served, others and embeddings refused",
+        description="how many of the lowest layers to keep in memory; all if not set. The server "
+        "refuses embeddings, and tasks that need a higher layer of the backbone",
     )
     host: str = Field(
         default="127.0.0.1",
-        description="address to listen at; another one than loopback wants API keys",
+        description="address to listen at; any address other than loopback needs API keys",
     )
     port: Annotated[
         int, Field(ge=0, le=65_535, description="port to listen at; 0 = any free one")
     ] = 8080
     api_keys_file: Path | None = Field(
         default=None,
-        description="file of API keys, made by `nunatak key create`; anyone may ask if not set",
+        description="file of API keys, made by `nunatak key create`; without it no key is needed",
     )
     insecure_open: bool = Field(
-        default=False, description="serve other machines without keys: something else guards"
+        default=False, description="serve other machines without keys; keep callers out elsewhere"
     )
     device: str = Field(default="auto", description="`auto`, `cpu`, `cuda` or `cuda:1`")
     dtype: ServingDtype = Field(
         default=ServingDtype.AUTO,
-        description="number format; `auto` is float32 on a processor and bfloat16 on CUDA",
+        description="number format; `auto` is float32 on a CPU and bfloat16 on CUDA",
     )
     cuda_graphs: bool = Field(
         default=False,
-        description="replay recorded trunk stages instead of launching them, on CUDA only; measure "
-        "with `benchmarks/gpu.py` what it gains on the device at hand",
+        description="replay recorded trunk stages as CUDA graphs; CUDA only. `benchmarks/gpu.py` "
+        "measures the gain on a device",
     )
 
     max_body_bytes: Count = Field(default=1024 * 1024, description="body of one request")
     max_inputs: Annotated[int, Field(ge=1, le=4096)] = Field(
-        default=64, description="inputs of one request, documents of rankings counted each"
+        default=64, description="inputs of one request; each document of a ranking counts"
     )
     max_tasks_per_request: Annotated[int, Field(ge=1, le=4096)] = Field(
-        default=64, description="tasks that one request may ask"
+        default=64, description="tasks that one request may name"
     )
     max_text_chars: Count = Field(
         default=16_384, description="characters of one text, checked before tokenization"
@@ -91,45 +91,44 @@ class ServerSettings(BaseSettings):
 
     max_batch_tokens: Count = Field(
         default=4096,
-        description="tokens of one forward pass: of its distinct texts, and of their rows again; "
-        "at least twice the longest text of the backbone",
+        description="tokens of one forward pass: distinct texts plus (text, task) rows; at least "
+        "twice the longest text of the backbone",
     )
-    max_batch_rows: Count = Field(
-        default=64, description="rows, that is (text, task) pairs, of one forward pass"
-    )
+    max_batch_rows: Count = Field(default=64, description="(text, task) rows of one forward pass")
     batch_overhead: Annotated[float, Field(gt=0, lt=1)] = Field(
         default=FIXED_SHARE,
-        description="share of the throughput of the longest batches that is given up for shorter "
-        "ones. Less gains throughput, more shortens waits",
+        description="share of the peak throughput to give up for shorter batches. A lower value "
+        "raises throughput, a higher value shortens waits",
     )
     trunk_cache_bytes: Annotated[int, Field(ge=0, le=2**40)] = Field(
         default=256 * 1024**2,
-        description="bytes for trunk states of texts asked before, on the device; 0 = none",
+        description="bytes on the device for trunk states of earlier texts; 0 = no cache",
     )
     task_memory_bytes: Annotated[int, Field(ge=1, le=2**50)] | None = Field(
         default=None,
-        description="bytes for task versions in memory, on the device; half of what is free there "
-        "at the start if not set",
+        description="bytes on the device for task versions; if not set, half of the memory that is "
+        "free at the start",
     )
     host_memory_bytes: Annotated[int, Field(ge=0, le=2**50)] | None = Field(
         default=None,
-        description="bytes for stored task versions in main memory, beside a CUDA device; half of "
-        "what is free there if not set, and 0 on a processor",
+        description="bytes of main memory for stored task versions; CUDA only. If not set, half of "
+        "the free main memory with CUDA, and 0 on a CPU",
     )
     pins: str = Field(
         default="",
-        description="task references, separated by commas: loaded before the server is ready, and "
-        "kept in memory; what an alias means is looked up once",
+        description="task references, separated by commas. The server loads them before it is "
+        "ready, and keeps them in memory. It looks up an alias once",
     )
     max_queued_requests: Count = Field(
-        default=1024, description="requests that are not answered yet; further ones get 429"
+        default=1024, description="requests without an answer yet; further requests get 429"
     )
     max_queued_tokens: Count = Field(
         default=262_144,
-        description="tokens of their rows, through all layers; further ones get 429",
+        description="tokens of the rows of queued requests, counted through all layers; further "
+        "requests get 429",
     )
     max_held_bytes: Count = Field(
-        default=64 * 1024**2, description="bytes of their bodies; further ones get 429"
+        default=64 * 1024**2, description="bytes of queued bodies; further requests get 429"
     )
     default_deadline_ms: Milliseconds = Field(
         default=30_000, description="deadline of requests without `x-deadline-ms`"
@@ -137,41 +136,41 @@ class ServerSettings(BaseSettings):
 
     registry_poll_ms: Milliseconds = Field(
         default=50,
-        description="how often the registry is asked for changes that other processes made",
+        description="time between two looks for changes that other processes made to the registry",
     )
     shadow_tolerance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
-        default=0.1, description="how far apart values of regression count as agreeing"
+        default=0.1, description="largest difference of regression values that counts as agreement"
     )
     tokenizer_threads: Annotated[int, Field(ge=1, le=256)] = Field(
         default=1, description="threads that split long texts into tokens"
     )
     load_threads: Annotated[int, Field(ge=1, le=64)] = Field(
-        default=2, description="threads that load task versions, one each at a time"
+        default=2, description="threads that load task versions, one version each"
     )
     compute_threads: Annotated[int, Field(ge=0, le=1024)] = Field(
-        default=0, description="threads of one forward pass on a processor; 0 = torch's own choice"
+        default=0, description="threads of one forward pass on a CPU; 0 = torch's own choice"
     )
 
     keep_alive_s: Seconds = Field(
-        default=75, description="how long idle connections are kept; set it above the proxy's"
+        default=75, description="time an idle connection stays open; set it above the proxy's"
     )
     grace_s: Seconds = Field(
         default=30, description="at shutdown, time for requests in flight to be answered"
     )
     stall_s: Seconds = Field(
         default=60,
-        description="/readyz says 503 once requests have waited for so long and no batch has ended",
+        description="/readyz says 503 when requests have waited this long and no batch has ended",
     )
     drain_delay_s: Annotated[int, Field(ge=0, le=3600)] = Field(
         default=0,
-        description="at shutdown, requests are taken for this long while /readyz says 503",
+        description="at shutdown, the server accepts requests for this long while /readyz says 503",
     )
     receive_timeout_s: Seconds = Field(
-        default=10, description="time for a request to arrive whole, and for its answer to be taken"
+        default=10, description="time to receive a whole request, and to send its answer"
     )
 
     log_format: LogFormat = Field(
-        default=LogFormat.TEXT, description="lines for people (`text`) or for programs (`json`)"
+        default=LogFormat.TEXT, description="log lines for people (`text`) or for programs (`json`)"
     )
     access_log: bool = Field(default=True, description="write one line for each request")
 
