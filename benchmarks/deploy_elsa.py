@@ -27,7 +27,7 @@ from nunatak_training.sweeps import (
     plan_runs,
     read_grid,
 )
-from nunatak_training.sweeps.wording import num_frozen, run_text
+from nunatak_training.sweeps.tables import num_frozen, run_text
 
 SWEEP = Path(__file__).parent / "papers" / "elsa.yaml"
 SEED = 0

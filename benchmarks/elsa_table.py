@@ -17,8 +17,7 @@ from matplotlib.ticker import PercentFormatter
 
 from nunatak_training.sweeps import Finished, RunRecord
 from nunatak_training.sweeps.canvas import LOOKS, legend_below
-from nunatak_training.sweeps.tables import deviation, markdown_table
-from nunatak_training.sweeps.wording import num_frozen
+from nunatak_training.sweeps.tables import deviation, markdown_table, num_frozen
 
 TARGET = 0.95
 FIRST_TARGET, LEFT_OUT = 0.9, "cola"

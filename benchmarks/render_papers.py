@@ -25,8 +25,7 @@ from nunatak_training.sweeps import (
     cells_of,
     in_order,
 )
-from nunatak_training.sweeps.tables import markdown_table
-from nunatak_training.sweeps.wording import regularizer_label
+from nunatak_training.sweeps.tables import markdown_table, regularizer_label
 
 DEPLOYED, FORMULA = "paper.elsa.saved_deployed", "paper.elsa.saved_formula"
 SWEEPS = Path(__file__).parent / "papers"

@@ -1,11 +1,17 @@
-"""Recipes: every setting of one training run, with defaults per method."""
+"""Recipes: every setting of one training run, with defaults per method.
+
+The regularizers are those of the papers. GradDrop and its variants, GradFreeze: O'Neill and Dutta
+2023, "Gradient Sparsification For Masked Fine-Tuning of Transformers", sec. III and IV. Mixout:
+Lee, Cho and Kang 2020 (arXiv:1909.11299), as He et al. 2021 (arXiv:2106.03164), sec. 5 and table 7,
+use it.
+"""
 
 import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
@@ -22,10 +28,98 @@ from nunatak_model import (
 )
 from nunatak_registry.manifest import MethodRecord
 from nunatak_training.errors import InvalidRecipeError
-from nunatak_training.metrics import Metric
-from nunatak_training.pretraining.settings import TaptSettings
-from nunatak_training.regularizers import RegularizerSettings, UnregularizedSettings
-from nunatak_training.regularizers.settings import REPLACES_DROPOUT
+from nunatak_training.kinds import Metric
+
+Rate = Annotated[float, Field(gt=0, lt=1)]
+
+
+class RegularizerName(StrEnum):
+    """All regularizers."""
+
+    NONE = "none"
+    GRADDROP = "graddrop"
+    LAYER_GRADDROP = "layer-graddrop"
+    ANNEAL_GRADDROP = "anneal-graddrop"
+    ANNEAL_LAYER_GRADDROP = "anneal-layer-graddrop"
+    GRADDROP_EPOCH = "graddrop-epoch"
+    GRADDROP_EPOCH_TOGGLE = "graddrop-epoch-toggle"
+    GRADFREEZE_TOPDOWN = "gradfreeze-topdown"
+    GRADFREEZE_BOTTOMUP = "gradfreeze-bottomup"
+    MIXOUT = "mixout"
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class UnregularizedSettings(_Settings):
+    """Nothing but dropout and weight decay."""
+
+    name: Literal[RegularizerName.NONE] = RegularizerName.NONE
+
+
+class GradDropSettings(_Settings):
+    """Gradients dropped in every batch: single entries (eq. 4), or those of whole layers."""
+
+    name: Literal[RegularizerName.GRADDROP, RegularizerName.LAYER_GRADDROP]
+    rate: Rate = 0.2
+
+
+class AnnealedGradDropSettings(_Settings):
+    """The same with a rate that falls linearly to 0 in the last epoch (sec. III-C)."""
+
+    name: Literal[RegularizerName.ANNEAL_GRADDROP, RegularizerName.ANNEAL_LAYER_GRADDROP]
+    rate: Rate = Field(default=0.9, description="in the first epoch")
+
+
+class EpochGradDropSettings(_Settings):
+    """Every epoch frees another random part of the entries (sec. III-B)."""
+
+    name: Literal[RegularizerName.GRADDROP_EPOCH, RegularizerName.GRADDROP_EPOCH_TOGGLE]
+
+
+class GradFreezeSettings(_Settings):
+    """Every epoch frees more layers: gradual unfreezing (sec. IV; Howard and Ruder 2018)."""
+
+    name: Literal[RegularizerName.GRADFREEZE_TOPDOWN, RegularizerName.GRADFREEZE_BOTTOMUP]
+
+
+class MixoutSettings(_Settings):
+    """Every forward pass reads a random part of the weights as they were before training."""
+
+    name: Literal[RegularizerName.MIXOUT]
+    rate: Rate = 0.9
+
+
+RegularizerSettings = Annotated[
+    UnregularizedSettings
+    | GradDropSettings
+    | AnnealedGradDropSettings
+    | EpochGradDropSettings
+    | GradFreezeSettings
+    | MixoutSettings,
+    Field(discriminator="name"),
+]
+
+REPLACES_DROPOUT = frozenset(RegularizerName) - {
+    RegularizerName.NONE,
+    RegularizerName.GRADFREEZE_TOPDOWN,
+    RegularizerName.GRADFREEZE_BOTTOMUP,
+}
+"""With these there is no dropout (O'Neill and Dutta 2023, sec. IV; He et al. 2021, sec. 5)."""
+
+
+class TaptSettings(BaseModel):
+    """How the task's own texts are gone through, before any label is looked at."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    epochs: Annotated[int, Field(ge=1, le=10_000)] = 10
+    learning_rate: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        default=None, description="null: as in the tuning"
+    )
+    masked_share: Annotated[float, Field(gt=0, lt=1, description="of the tokens of a text")] = 0.15
+
 
 MIN_STEPS = 300
 """A few hundred examples are learnt in about so many steps, whatever the method."""

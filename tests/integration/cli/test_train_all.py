@@ -4,13 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+from nunatak_training.trunk.entries import stored_entries
 from pydantic import JsonValue
 
 from doubles.backbones import save_tiny_backbone
 from doubles.examples import rows_of, toy_examples, write_jsonl
 from doubles.terminals import Ran, nunatak
 from nunatak_registry import Registry
-from nunatak_training.trunk.entries import stored_entries
 
 
 @pytest.fixture(name="folder")

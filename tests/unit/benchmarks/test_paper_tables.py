@@ -12,7 +12,7 @@ from render_papers import inside_section, section
 from doubles.legibility import clipped, colliding, covered_by_legends, tick_labels
 from doubles.sweeps import record_of, toy_folder, toy_runs
 from nunatak_training.sweeps import RunRecord, cells_of
-from nunatak_training.sweeps.wording import num_frozen
+from nunatak_training.sweeps.tables import num_frozen
 
 ELSA: JsonValue = [{"kind": "full"}, {"kind": "topk", "frozen": [1, 2, 3]}]
 QUALITY = {None: (0.8, 0.6), 1: (0.7, 0.7), 2: (0.69, 0.65), 3: (0.3, 0.1)}

@@ -16,7 +16,7 @@ from nunatak_training.analysis.findings import Findings
 from nunatak_training.analysis.finished import finished_cells
 from nunatak_training.sweeps.canvas import legend_below, whole_numbers
 from nunatak_training.sweeps.plots import label_of, panels_by_task
-from nunatak_training.sweeps.records import EpochRecord, RunDescription, RunRecord
+from nunatak_training.sweeps.results import EpochRecord, RunDescription, RunRecord
 from nunatak_training.sweeps.tables import COLUMNS, Cell
 
 

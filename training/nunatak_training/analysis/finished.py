@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from nunatak_training.errors import InvalidSweepError
-from nunatak_training.sweeps.records import RunRecord
+from nunatak_training.sweeps.results import RunRecord
 from nunatak_training.sweeps.tables import Cell, cells_of
 
 

@@ -18,7 +18,7 @@ from nunatak_training.analysis.findings import Findings
 from nunatak_training.analysis.finished import finished_cells
 from nunatak_training.errors import InvalidSweepError
 from nunatak_training.sweeps.canvas import colours_of, legend_below
-from nunatak_training.sweeps.records import (
+from nunatak_training.sweeps.results import (
     BackboneDescription,
     DataDescription,
     RunDescription,

@@ -16,7 +16,7 @@ from nunatak_training.analysis.findings import Findings
 from nunatak_training.analysis.finished import finished_cells
 from nunatak_training.sweeps.canvas import colours_of, legend_below
 from nunatak_training.sweeps.plots import panels_by_task
-from nunatak_training.sweeps.records import RunRecord
+from nunatak_training.sweeps.results import RunRecord
 from nunatak_training.sweeps.tables import COLUMNS, Cell
 
 METHOD = tuple(COLUMNS).index("method")

@@ -18,7 +18,7 @@ from nunatak_training.fitting import TrainedTask
 from nunatak_training.sweeps.canvas import LOOKS, draw_lines, legend_below, whole_numbers
 from nunatak_training.sweeps.planning import Run
 from nunatak_training.sweeps.running import Bench
-from nunatak_training.sweeps.wording import run_text
+from nunatak_training.sweeps.tables import run_text
 
 SURPLUS = 2
 """Texts are read until they have so many times the tokens that are drawn from them."""

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from nunatak_model import Backbone
 from nunatak_training.data import ExampleSet
-from nunatak_training.evaluation import evaluate
-from nunatak_training.fitting import TrainedTask
+from nunatak_training.fitting import TrainedTask, evaluate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,15 +1,27 @@
-"""Sweep files: the axes whose product are the runs of a sweep."""
+"""Sweep files, YAML or TOML: the axes whose product are the runs of a sweep."""
 
+import tomllib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
-from nunatak_model import DEFAULT_BACKBONE
+from nunatak_model import (
+    DEFAULT_BACKBONE,
+    BackboneConfig,
+    Bottleneck,
+    Full,
+    HeadOnly,
+    Lora,
+    Method,
+    TopK,
+)
 from nunatak_registry.names import TaskName
+from nunatak_training.errors import InvalidSweepError
 from nunatak_training.kinds import TaskKind
-from nunatak_training.pretraining.settings import TaptSettings
-from nunatak_training.regularizers import RegularizerName
+from nunatak_training.recipes import RegularizerName, TaptSettings
 
 Count = Annotated[int, Field(ge=1)]
 Depth = Annotated[int, Field(ge=0)]
@@ -127,3 +139,72 @@ class Grid(_Entry):
         if self.dev_from_train and ("all" in caps or self.dev_cap == "all"):
             raise ValueError("dev_from_train needs numbers in train_caps and dev_cap")
         return self
+
+
+def methods_of(axis: MethodAxis, config: BackboneConfig) -> Sequence[Method]:
+    """The methods of an axis on a backbone.
+
+    Raises:
+        InvalidSweepError: the backbone has fewer layers.
+    """
+    match axis:
+        case TopKAxis():
+            counts = axis.layers or tuple(config.num_layers - frozen for frozen in axis.frozen)
+            return [_topmost(count, config) for count in counts]
+        case HeadAxis():
+            return [HeadOnly()]
+        case BottleneckAxis():
+            return [Bottleneck(size=size, first_layer=axis.first_layer) for size in axis.sizes]
+        case LoraAxis():
+            return [Lora(rank=rank, first_layer=axis.first_layer) for rank in axis.ranks]
+        case FullAxis():
+            return [Full()]
+
+
+def _topmost(count: int, config: BackboneConfig) -> TopK | HeadOnly:
+    if not 0 <= count <= config.num_layers:
+        raise InvalidSweepError(
+            "methods",
+            f"a backbone of {config.num_layers} layers has no {count} to tune; its frozen layers "
+            f"are 0 to {config.num_layers}",
+        )
+    return TopK(num_layers=count) if count else HeadOnly()
+
+
+YAML_SUFFIXES = (".yaml", ".yml")
+
+
+def read_grid(path: Path | None, changes: Mapping[str, JsonValue] | None = None) -> Grid:
+    """Read a sweep file; `changes` take the place of its axes by name, and can be all there is.
+
+    Raises:
+        InvalidSweepError: there is no such file, it is neither YAML nor TOML, or names what a
+            sweep does not know.
+    """
+    where = "options" if path is None else path.name
+    settings = dict[str, object]() if path is None else _settings(path)
+    try:
+        return Grid.model_validate({**settings, **(changes or {})})
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(map(str, problem['loc'])) or 'sweep'}: {problem['msg']}"
+            for problem in error.errors(include_url=False)
+        )
+        raise InvalidSweepError(where, problems) from error
+
+
+def _settings(path: Path) -> Mapping[str, object]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".toml":
+            return tomllib.loads(text)
+        if path.suffix not in YAML_SUFFIXES:
+            raise InvalidSweepError(path.name, "expected a name that ends in .yaml, .yml or .toml")
+        loaded: object = yaml.safe_load(text)
+    except OSError as error:
+        raise InvalidSweepError(path.name, f"cannot be read: {error.strerror}") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, yaml.YAMLError) as error:
+        raise InvalidSweepError(path.name, f"cannot be parsed: {error}") from error
+    if not isinstance(loaded, dict):
+        raise InvalidSweepError(path.name, f"expected settings by name, got {loaded!r:.40}")
+    return cast("Mapping[str, object]", loaded)
