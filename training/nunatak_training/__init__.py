@@ -46,6 +46,7 @@ from nunatak_training.loop.checkpoint import Checkpoint, held_checkpoint, run_ke
 from nunatak_training.publishing import draft_trained, publish
 from nunatak_training.recipes import LayerChoice, LayerRun, Recipe, changed_recipe, default_recipe
 from nunatak_training.report import EpochResult, ProgressBar, Report, SilentReport
+from nunatak_training.run_settings import RunSettings, all_settings, read_settings
 from nunatak_training.scoring.counts import score
 from nunatak_training.train import ChosenTask, TrainOutcome, TrainSettings, choose_layers, train
 from nunatak_training.trunk import DiskTrunkStore, MemoryTrunkStore, TrunkStore
@@ -79,6 +80,7 @@ __all__ = [
     "Recipe",
     "Relevance",
     "Report",
+    "RunSettings",
     "SilentReport",
     "StoredCheckpoint",
     "SweepRunningError",
@@ -97,6 +99,7 @@ __all__ = [
     "UnpublishableError",
     "UnreadableFileError",
     "Word",
+    "all_settings",
     "branch_logits",
     "cache_contents",
     "changed_recipe",
@@ -111,6 +114,7 @@ __all__ = [
     "load_examples",
     "load_task_data",
     "publish",
+    "read_settings",
     "run_key",
     "score",
     "train",

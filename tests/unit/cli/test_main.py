@@ -70,12 +70,29 @@ def test_groups_explain_themselves_with_an_example() -> None:
         assert "Example:  nunatak" in nunatak(*path, "--help").stdout
 
 
-def test_help_imports_nothing_heavy() -> None:
+@pytest.mark.parametrize("command", ["train-all", "sweep", "multitask", "serve", "predict"])
+def test_help_imports_nothing_heavy(command: str) -> None:
+    # The help of `train` alone does: it lists all settings, which it reads off the recipe.
     statement = (
-        "from nunatak_cli.main import app\ntry: app(['train', '--help'])\nexcept SystemExit: pass"
+        f"from nunatak_cli.main import app\ntry: app(['{command}', '--help'])\n"
+        "except SystemExit: pass"
     )
 
     assert imported_by(statement).isdisjoint(HEAVY)
+
+
+def test_help_of_train_without_its_extra_says_how_to_see_all_settings() -> None:
+    code = (
+        "import sys\nsys.modules['torch'] = None\n"  # as where it is not installed
+        "from nunatak_cli.main import app\napp(['train', '--help'])"
+    )
+
+    done = subprocess.run(  # noqa: S603 - our own interpreter
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    )
+
+    assert "--learning-rate" in done.stdout
+    assert "pip install 'nunatak[training]'" in done.stdout
 
 
 @pytest.mark.parametrize("package", ["nunatak_client", "nunatak_registry"])

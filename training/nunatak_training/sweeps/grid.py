@@ -1,27 +1,23 @@
 """Sweep files, YAML or TOML: the axes whose product are the runs of a sweep."""
 
-import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import Annotated, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
 from nunatak_model import (
     DEFAULT_BACKBONE,
     BackboneConfig,
-    Bottleneck,
-    Full,
-    HeadOnly,
-    Lora,
     Method,
-    TopK,
 )
 from nunatak_registry.names import TaskName
-from nunatak_training.errors import InvalidSweepError
+from nunatak_training.errors import InvalidRecipeError, InvalidSweepError
 from nunatak_training.kinds import TaskKind
 from nunatak_training.recipes import RegularizerName, TaptSettings
+from nunatak_training.run_settings import METHODS, method_settings, read_settings
+from nunatak_training.settings import Setting, problems_in, read_mapping
 
 Count = Annotated[int, Field(ge=1)]
 Depth = Annotated[int, Field(ge=0)]
@@ -48,51 +44,47 @@ class TaskEntry(_RecipeEntry):
     train_caps: tuple[Cap, ...] = Field(default=(), description="in place of the sweep's")
 
 
-class TopKAxis(_RecipeEntry):
-    """Own top layers: counted from above, or by how many stay frozen below."""
+class MethodAxis(BaseModel):
+    """A method with some of its settings by name; a list of values stands for one run each."""
 
-    kind: Literal["topk"]
-    layers: tuple[Count, ...] = ()
-    frozen: tuple[Depth, ...] = Field(default=(), description="as many as layers: a head alone")
+    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
+
+    kind: str
+    recipe: Changes = Field(default={}, description="settings for the runs of this entry")
 
     @model_validator(mode="after")
-    def _is_counted_one_way(self) -> "TopKAxis":
-        if bool(self.layers) == bool(self.frozen):
-            raise ValueError("topk needs either layers or frozen, a list of counts")
+    def _has_settings_of_the_method(self) -> "MethodAxis":
+        try:
+            for named in self.choices():
+                read_settings(named)
+        except InvalidRecipeError as error:
+            raise ValueError(str(error)) from error
         return self
 
-
-class HeadAxis(_RecipeEntry):
-    """A head alone."""
-
-    kind: Literal["head"]
-
-
-class BottleneckAxis(_RecipeEntry):
-    """Bottleneck adapters of some sizes."""
-
-    kind: Literal["bottleneck"]
-    sizes: tuple[Count, ...] = (64,)
-    first_layer: Depth = 0
+    def choices(self) -> Iterator[dict[str, JsonValue]]:
+        """Yield the settings of each method of the axis, by name."""
+        named: dict[str, JsonValue] = self.model_extra or {}
+        known = method_settings(self.kind) if self.kind in METHODS else {}
+        values = [
+            value if isinstance(value, list) and not _is_one(value, known.get(name)) else [value]
+            for name, value in named.items()
+        ]
+        for chosen in product(*values):
+            yield {"method": self.kind, **dict(zip(named, chosen, strict=True))}
 
 
-class LoraAxis(_RecipeEntry):
-    """Low-rank updates of some ranks."""
-
-    kind: Literal["lora"]
-    ranks: tuple[Count, ...] = (8,)
-    first_layer: Depth = 0
+def _is_one(value: list[JsonValue], setting: Setting | None) -> bool:
+    """Whether a list is one value, as that of `targets` is."""
+    return setting is not None and setting.is_list and not any(isinstance(it, list) for it in value)
 
 
-class FullAxis(_RecipeEntry):
-    """Everything tuned."""
+def methods_of(axis: MethodAxis, config: BackboneConfig) -> Sequence[Method]:
+    """The methods of an axis on a backbone.
 
-    kind: Literal["full"]
-
-
-MethodAxis = Annotated[
-    TopKAxis | HeadAxis | BottleneckAxis | LoraAxis | FullAxis, Field(discriminator="kind")
-]
+    Raises:
+        InvalidMethodError: a method does not fit the backbone.
+    """
+    return [read_settings(named).method(config) for named in axis.choices()]
 
 
 class RegularizerEntry(_RecipeEntry):
@@ -141,39 +133,6 @@ class Grid(_Entry):
         return self
 
 
-def methods_of(axis: MethodAxis, config: BackboneConfig) -> Sequence[Method]:
-    """The methods of an axis on a backbone.
-
-    Raises:
-        InvalidSweepError: the backbone has fewer layers.
-    """
-    match axis:
-        case TopKAxis():
-            counts = axis.layers or tuple(config.num_layers - frozen for frozen in axis.frozen)
-            return [_topmost(count, config) for count in counts]
-        case HeadAxis():
-            return [HeadOnly()]
-        case BottleneckAxis():
-            return [Bottleneck(size=size, first_layer=axis.first_layer) for size in axis.sizes]
-        case LoraAxis():
-            return [Lora(rank=rank, first_layer=axis.first_layer) for rank in axis.ranks]
-        case FullAxis():
-            return [Full()]
-
-
-def _topmost(count: int, config: BackboneConfig) -> TopK | HeadOnly:
-    if not 0 <= count <= config.num_layers:
-        raise InvalidSweepError(
-            "methods",
-            f"a backbone of {config.num_layers} layers has no {count} to tune; its frozen layers "
-            f"are 0 to {config.num_layers}",
-        )
-    return TopK(num_layers=count) if count else HeadOnly()
-
-
-YAML_SUFFIXES = (".yaml", ".yml")
-
-
 def read_grid(path: Path | None, changes: Mapping[str, JsonValue] | None = None) -> Grid:
     """Read a sweep file; `changes` take the place of its axes by name, and can be all there is.
 
@@ -182,29 +141,10 @@ def read_grid(path: Path | None, changes: Mapping[str, JsonValue] | None = None)
             sweep does not know.
     """
     where = "options" if path is None else path.name
-    settings = dict[str, object]() if path is None else _settings(path)
     try:
+        settings = dict[str, object]() if path is None else read_mapping(path)
         return Grid.model_validate({**settings, **(changes or {})})
     except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(map(str, problem['loc'])) or 'sweep'}: {problem['msg']}"
-            for problem in error.errors(include_url=False)
-        )
-        raise InvalidSweepError(where, problems) from error
-
-
-def _settings(path: Path) -> Mapping[str, object]:
-    try:
-        text = path.read_text(encoding="utf-8")
-        if path.suffix == ".toml":
-            return tomllib.loads(text)
-        if path.suffix not in YAML_SUFFIXES:
-            raise InvalidSweepError(path.name, "expected a name that ends in .yaml, .yml or .toml")
-        loaded: object = yaml.safe_load(text)
-    except OSError as error:
-        raise InvalidSweepError(path.name, f"cannot be read: {error.strerror}") from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, yaml.YAMLError) as error:
-        raise InvalidSweepError(path.name, f"cannot be parsed: {error}") from error
-    if not isinstance(loaded, dict):
-        raise InvalidSweepError(path.name, f"expected settings by name, got {loaded!r:.40}")
-    return cast("Mapping[str, object]", loaded)
+        raise InvalidSweepError(where, problems_in(error)) from error
+    except ValueError as error:
+        raise InvalidSweepError(where, str(error)) from error

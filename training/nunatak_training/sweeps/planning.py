@@ -17,6 +17,7 @@ from nunatak_training.data.splits import sameness
 from nunatak_training.errors import TooFewExamplesError
 from nunatak_training.kinds import TaskKind
 from nunatak_training.recipes import Recipe, default_recipe
+from nunatak_training.settings import overlaid
 from nunatak_training.sweeps.grid import Cap, Grid, RegularizerEntry, TaskEntry, methods_of
 from nunatak_training.sweeps.results import BackboneDescription, DataDescription, RunDescription
 
@@ -147,7 +148,7 @@ def plan_runs(
     Runs on the same backbone and data are neighbours, for both are loaded once then.
 
     Raises:
-        InvalidSweepError: a method does not fit a backbone.
+        InvalidMethodError: a method does not fit a backbone.
         InvalidRecipeError: settings contradict each other.
         DataError: the data of a task cannot be read.
     """
@@ -217,9 +218,7 @@ def _recipes(grid: Grid, task: TaskEntry, backbone: Backbone) -> Iterator[Recipe
     rates = [{"learning_rate": rate} for rate in grid.learning_rates] or [{}]
     seeds = [{"seed": seed} for seed in grid.seeds] or [{}]
     for axis, *chosen in product(grid.methods, regularizers, tapts, rates, seeds):
-        changes: dict[str, JsonValue] = {**grid.recipe, **task.recipe, **axis.recipe}
-        for setting in (*chosen, grid.overrides):
-            changes.update(setting)
+        changes = overlaid(grid.recipe, task.recipe, axis.recipe, *chosen, grid.overrides)
         for method in methods_of(axis, backbone.config):
             yield default_recipe(method, backbone=backbone.name, changes=changes)
 

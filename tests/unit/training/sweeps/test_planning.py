@@ -9,17 +9,18 @@ from pydantic import JsonValue
 
 from doubles.examples import rows_of, toy_data, toy_examples, write_jsonl
 from doubles.sweeps import QUICK, toy_folder, toy_runs
-from nunatak_model import Full, HeadOnly, TopK
+from nunatak_model import Full, HeadOnly, InvalidMethodError, Lora, TopK
+from nunatak_registry.manifest import LoraRecord
 from nunatak_training import (
     Example,
     ExampleSet,
     InvalidRecipeError,
-    InvalidSweepError,
     Relevance,
     TaskKind,
     TooFewExamplesError,
 )
 from nunatak_training.data.examples import Label
+from nunatak_training.recipes import GradDropSettings, RegularizerName
 from nunatak_training.sweeps import Cut, Run, cut_data
 from nunatak_training.sweeps.tables import method_label
 
@@ -68,7 +69,7 @@ def test_equal_runs_by_different_names_are_one(folder: Path) -> None:
     [
         {"methods": [{"kind": "full"}]},
         {"methods": [{"kind": "topk", "layers": [1]}]},
-        {"methods": [{"kind": "bottleneck"}]},
+        {"methods": [{"kind": "bottleneck", "size": 4}]},
         {"methods": [{"kind": "lora"}]},
         {"seeds": [1]},
         {"learning_rates": [0.5]},
@@ -159,8 +160,32 @@ def test_overrides_win_over_every_other_place(folder: Path) -> None:
     assert (recipe.epochs, recipe.seed, recipe.learning_rate) == (1, 7, 0.5)
 
 
+def test_a_list_of_values_stands_for_one_method_each_and_a_list_of_lists_for_lists(
+    folder: Path,
+) -> None:
+    method: JsonValue = {"kind": "lora", "rank": [2, 4], "targets": [["key"], ["query", "value"]]}
+
+    found = [run.description.recipe.method for run in toy_runs(folder, methods=[method])]
+
+    assert [(it.rank, len(it.targets)) for it in found if isinstance(it, LoraRecord)] == [
+        (2, 1), (2, 2), (4, 1), (4, 2),
+    ]  # fmt: skip
+
+
+def test_a_setting_of_an_outer_regularizer_is_not_that_of_an_inner_one(folder: Path) -> None:
+    runs = toy_runs(
+        folder,
+        recipe={"regularizer": {"name": "mixout", "rate": 0.5}},
+        overrides={"regularizer.name": "graddrop"},
+    )
+
+    assert {run.description.recipe.regularizer for run in runs} == {
+        GradDropSettings(name=RegularizerName.GRADDROP)
+    }
+
+
 def test_frozen_layers_beyond_the_backbone_are_refused(folder: Path) -> None:
-    with pytest.raises(InvalidSweepError, match="backbone of 3 layers"):
+    with pytest.raises(InvalidMethodError, match="the backbone has 3 layers"):
         toy_runs(folder, methods=[{"kind": "topk", "frozen": [4]}])
 
 
@@ -174,11 +199,12 @@ def test_recipes_that_contradict_themselves_are_refused_before_any_run(folder: P
     [
         ({"kind": "topk", "frozen": [0]}, TopK(num_layers=3)),
         ({"kind": "topk", "frozen": [3]}, HeadOnly()),
+        ({"kind": "lora", "targets": ["key", "value"], "alpha": 2}, Lora()),
         ({"kind": "full"}, Full()),
     ],
 )
 def test_methods_are_those_of_the_recipes(
-    folder: Path, method: dict[str, JsonValue], expected: TopK | HeadOnly | Full
+    folder: Path, method: dict[str, JsonValue], expected: TopK | HeadOnly | Lora | Full
 ) -> None:
     (run,) = toy_runs(folder, methods=[method])
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from doubles.backbones import save_tiny_backbone
+from nunatak_artifact import method_of
 from nunatak_cli.errors import TaskFileError
-from nunatak_cli.options import MethodName
-from nunatak_cli.task_files import method_choice, read_task_file, recipe_changes
-from nunatak_cli.training_many import requests_of
+from nunatak_cli.training_many import TaskSettings, read_task_file, requests_of
+from nunatak_training import Recipe, default_recipe, read_settings
 
 YAML = """
 backbone: minilm
@@ -33,6 +33,11 @@ dev = "dev.jsonl"
 """
 
 
+def recipe_of(task: TaskSettings) -> Recipe:
+    settings = read_settings(task.named)
+    return default_recipe(method_of(settings.record), changes=settings.changes)
+
+
 def written(tmp_path: Path, text: str, name: str = "tasks.yaml") -> Path:
     path = tmp_path / name
     path.write_text(text, encoding="utf-8")
@@ -40,24 +45,22 @@ def written(tmp_path: Path, text: str, name: str = "tasks.yaml") -> Path:
 
 
 def test_yaml_and_toml_say_the_same(tmp_path: Path) -> None:
-    assert read_task_file(written(tmp_path, YAML)) == read_task_file(
-        written(tmp_path, TOML, "tasks.toml")
-    )
+    by_yaml = read_task_file(written(tmp_path, YAML)).tasks
+    by_toml = read_task_file(written(tmp_path, TOML, "tasks.toml")).tasks
+    fields = set(TaskSettings.model_fields)
+
+    assert by_yaml.keys() == by_toml.keys()
+    for one, other in zip(by_yaml.values(), by_toml.values(), strict=True):
+        assert one.model_dump(include=fields) == other.model_dump(include=fields)
+        assert recipe_of(one) == recipe_of(other)
 
 
 def test_a_task_says_more_than_what_all_share(tmp_path: Path) -> None:
     tone, names = read_task_file(written(tmp_path, YAML)).tasks.values()
 
-    assert (tone.layers, tone.promote) == ("auto", "prod")
-    assert recipe_changes(tone) == {"epochs": 3, "learning_rate": 1e-4}
-    assert recipe_changes(names) == {"epochs": 5, "learning_rate": 1e-4}
-
-
-def test_settings_of_a_method_are_shared_among_the_tasks_that_have_it(tmp_path: Path) -> None:
-    names = read_task_file(written(tmp_path, YAML)).tasks["names"]
-
-    assert names.method is MethodName.LORA
-    assert {name for name, value in method_choice(names).items() if value is not None} == {"rank"}
+    assert tone.promote == "prod"
+    assert tone.named == {"epochs": 3, "learning_rate": "1e-4", "layers": "auto"}
+    assert names.named == {"epochs": 5, "learning_rate": "1e-4", "method": "lora", "rank": 4}
 
 
 def test_a_task_that_counts_its_layers_has_no_share_to_keep(tmp_path: Path) -> None:
@@ -65,8 +68,8 @@ def test_a_task_that_counts_its_layers_has_no_share_to_keep(tmp_path: Path) -> N
 
     auto, counted = read_task_file(written(tmp_path, shared)).tasks.values()
 
-    assert (auto.layers, auto.target) == ("auto", 0.9)
-    assert (counted.layers, counted.target) == (2, None)
+    assert auto.named == {"layers": "auto", "target": 0.9}
+    assert counted.named == {"layers": 2}
 
 
 def test_a_task_that_chooses_its_layers_keeps_the_shared_share_unless_it_has_its_own(
@@ -79,37 +82,40 @@ def test_a_task_that_chooses_its_layers_keeps_the_shared_share_unless_it_has_its
 
     one, other = read_task_file(written(tmp_path, shared)).tasks.values()
 
-    assert (one.layers, one.target, other.target) == ("auto", 0.9, 0.8)
+    assert (one.named["layers"], one.named["target"], other.named["target"]) == ("auto", 0.9, 0.8)
 
 
-def test_pretraining_is_named_as_in_train(tmp_path: Path) -> None:
-    text = "tasks: {tone: {data: a, tapt_epochs: 2, tapt_learning_rate: 1e-4, epochs: 3}}"
-
-    (tone,) = read_task_file(written(tmp_path, text)).tasks.values()
-
-    assert (tone.tapt_epochs, tone.tapt_learning_rate) == (2, 1e-4)
-    assert recipe_changes(tone) == {"epochs": 3}
-
-
-def test_a_rate_of_no_pretraining_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("said", ["tapt: {epochs: 2}", "tapt.epochs: 2"])
+def test_settings_reach_the_recipe_as_in_train(tmp_path: Path, said: str) -> None:
     save_tiny_backbone(tmp_path / "backbone")
-    text = (
-        f"backbone: {tmp_path / 'backbone'}\ntasks: {{tone: {{data: a, tapt_learning_rate: 1e-4}}}}"
-    )
+    text = f"backbone: {tmp_path / 'backbone'}\ntasks: {{tone: {{data: a, {said}}}}}"
     path = written(tmp_path, text)
 
-    with pytest.raises(TaskFileError, match=r"tasks\.tone: .*belongs to --tapt-epochs"):
+    (request,) = requests_of(read_task_file(path), path, cache=False, resume=False).items
+
+    assert request.settings.changes == read_settings({"tapt.epochs": 2}).changes
+
+
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        ("epoch: 3", "there is no setting 'epoch'; the nearest is 'epochs'"),
+        ("epochs: 0", "epochs: .*greater than"),
+        ("method: magic", "method must be one of topk"),
+        ("layers: 9", "topk layers must be in"),
+        ("regularizer.rate: 0.1", "needs regularizer.name"),
+        ("promote: ../prod", "alias"),
+    ],
+)
+def test_a_setting_that_does_not_fit_is_refused_with_its_task(
+    tmp_path: Path, said: str, problem: str
+) -> None:
+    save_tiny_backbone(tmp_path / "backbone")
+    text = f"backbone: {tmp_path / 'backbone'}\ntasks: {{a: {{data: a}}, b: {{data: b, {said}}}}}"
+    path = written(tmp_path, text)
+
+    with pytest.raises(TaskFileError, match=rf"tasks\.yaml: tasks\.b: .*{problem}"):
         requests_of(read_task_file(path), path, cache=False, resume=False)
-
-
-def test_pretraining_reaches_the_recipe(tmp_path: Path) -> None:
-    save_tiny_backbone(tmp_path / "backbone")
-    text = f"backbone: {tmp_path / 'backbone'}\ntasks: {{tone: {{data: a, tapt_epochs: 2}}}}"
-    path = written(tmp_path, text)
-
-    ((request, _),) = requests_of(read_task_file(path), path, cache=False, resume=False).items
-
-    assert request.changes["tapt"] == {"epochs": 2, "learning_rate": None}
 
 
 def test_paths_are_relative_to_the_file_where_they_are_there(tmp_path: Path) -> None:
@@ -123,14 +129,12 @@ def test_paths_are_relative_to_the_file_where_they_are_there(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("text", "place"),
     [
-        ("tasks: {tone: {data: a, epoch: 3}}", r"tasks\.tone\.epoch: Extra inputs"),
         ("tasks: {tone: {data: a}}\nshard: {}", r"shard: Extra inputs"),
-        ("shared: {data: a}\ntasks: {tone: {data: a}}", r"shared\.data: Extra inputs"),
+        ("shared: {data: a}\ntasks: {tone: {data: a}}", r"shared: .*data"),
         ("tasks: {tone: {layers: 2}}", r"tasks\.tone\.data: Field required"),
-        ("tasks: {tone: {data: a, epochs: 0}}", r"tasks\.tone\.epochs: .*greater than"),
-        ("tasks: {tone: {data: a, method: magic}}", r"tasks\.tone\.method: .*'topk'"),
+        ("tasks: {tone: {data: a, kind: poem}}", r"tasks\.tone\.kind: .*'ranking'"),
         ("tasks: {}", r"tasks: .*at least 1"),
-        ("- tone", r"file: .*dictionary"),
+        ("- tone", r"file: expected settings by name"),
         ("tasks: {tone: {data: a}, tone: {data: b}}", r"file: .*'tone' stands twice.*line 1"),
         ("tasks: [", r"file: .*line 1"),
     ],
