@@ -174,7 +174,7 @@ def _settings_in(
         variants = _variants(described, shared)
         models = [each["properties"] for each in variants if "properties" in each]
         if models:
-            inner = described.get("default") or {}
+            inner: Mapping[str, JsonValue] = described.get("default") or {}
             yield from _settings_in(
                 _merged(models), shared, prefix=f"{prefix}{name}.", defaults=inner
             )

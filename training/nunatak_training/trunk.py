@@ -13,7 +13,7 @@ from functools import cached_property
 from importlib.metadata import version
 from itertools import accumulate, chain
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -337,9 +337,8 @@ class DiskTrunkStore:
         key = states_key(backbone, inputs, depth)
         path = self._root / f"{key}{SUFFIX}"
         try:
-            with safe_open(path, framework="pt") as file:
-                facts = StatesFacts.model_validate(file.metadata())
-                packed: Tensor = file.get_tensor(STATES)
+            metadata, packed = _mapped(path)
+            facts = StatesFacts.model_validate(metadata)
             os.utime(path)
         except (FileNotFoundError, SafetensorError, ValidationError):
             return None
@@ -375,14 +374,22 @@ class DiskTrunkStore:
             parts = compute_states(backbone, inputs, depth, below=below, progress=progress)
             with replacing(path) as partial:
                 _write_states(partial, facts, backbone, parts)
-            with safe_open(path, framework="pt") as file:
-                return SetStates(backbone, inputs, depth, file.get_tensor(STATES))
+            _, packed = _mapped(path)
+            return SetStates(backbone, inputs, depth, packed)
 
     def _below(
         self, backbone: Backbone, inputs: InputSet, depth: int
     ) -> Iterator[SetStates | None]:
         for lower in range(depth - 1, 0, -1):
             yield self._found(backbone, inputs, lower)
+
+
+def _mapped(path: Path) -> tuple[object, Float[Tensor, "tokens width"]]:
+    """Map a file to memory: its metadata and its states. What is done to the states stays there."""
+    # safetensors does not type its file.
+    with safe_open(path, framework="pt") as file:  # pyright: ignore[reportUnknownVariableType]
+        opened = cast("Any", file)
+        return opened.metadata(), opened.get_tensor(STATES)
 
 
 def _write_states(

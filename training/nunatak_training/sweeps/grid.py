@@ -64,7 +64,9 @@ class MethodAxis(BaseModel):
     def choices(self) -> Iterator[dict[str, JsonValue]]:
         """Yield the settings of each method of the axis, by name."""
         named: dict[str, JsonValue] = self.model_extra or {}
-        known = method_settings(self.kind) if self.kind in METHODS else {}
+        known: Mapping[str, Setting] = {}
+        if self.kind in METHODS:
+            known = method_settings(self.kind)
         values = [
             value if isinstance(value, list) and not _is_one(value, known.get(name)) else [value]
             for name, value in named.items()
