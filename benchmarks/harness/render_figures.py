@@ -1,0 +1,148 @@
+"""Renders the figures of docs/results/figures.jsonl as the pages of docs/results."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.forward.render import PREFIX as FORWARD
+from benchmarks.forward.render import write_forward
+from benchmarks.harness.recording import FIGURES, Figure, latest
+from benchmarks.registry.render import write_page as write_registry
+
+PAGE = FIGURES.parent / "README.md"
+HEAD = """# Results
+
+The newest of every measured figure, as medians, also where it misses its goal. Every line of
+`figures.jsonl` holds the command, commit, date, hardware and package versions that a figure was
+measured with; `make figures` makes this page of it.
+
+| | figures | with a goal | met |
+|---|---|---|---|
+"""
+MARKS = {None: "", True: "yes", False: "**no**"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """Figures that belong together, by the first part of their identifiers."""
+
+    prefix: str
+    title: str
+    about: str
+
+    def takes(self, figure: Figure) -> bool:
+        """Whether a figure belongs here."""
+        return figure.id.startswith(self.prefix)
+
+    @property
+    def link(self) -> str:
+        """Its title, as a link to its heading."""
+        anchor = "".join(it for it in self.title.lower() if it.isalnum() or it in " -")
+        return f"[{self.title}](#{anchor.replace(' ', '-')})"
+
+
+SECTIONS = (
+    Section(
+        prefix=FORWARD,
+        title="The mixed forward",
+        about="Against its rivals, why it misses where it does, and all figures without a goal: "
+        "[forward.md](forward.md).",
+    ),
+    Section(
+        prefix="server.",
+        title="The server",
+        about="Why it misses where it does: [server.md](server.md).",
+    ),
+    Section(
+        prefix="report.",
+        title="Whole servers beside others",
+        about="With plots: [the savings report](savings/report.md).",
+    ),
+    Section(
+        prefix="training.",
+        title="Speed of training",
+        about="How it trains: [training](../training.md).",
+    ),
+    Section(
+        prefix="paper.",
+        title="The papers",
+        about="Tables, plots and what of the papers holds: [papers.md](papers.md).",
+    ),
+    Section(
+        prefix="real.",
+        title="Real data",
+        about="How the scores were made: [real-data.md](real-data.md).",
+    ),
+    Section(
+        prefix="registry.",
+        title="The registry under torture",
+        about="What is done to it: [registry.md](registry.md).",
+    ),
+)
+
+
+def main() -> None:
+    """Write the table of all, and the pages of their own."""
+    figures = latest()
+    PAGE.write_text(page(figures), encoding="utf-8")
+    write_registry()
+    write_forward(figures)
+    print(f"{len(figures)} figures in {PAGE.relative_to(Path.cwd())}")
+
+
+def page(figures: dict[str, Figure]) -> str:
+    """The whole page; figures of no section are an error."""
+    shown = [figures[name] for name in sorted(figures) if not is_detail(figures[name])]
+    homeless = [it.id for it in shown if not any(section.takes(it) for section in SECTIONS)]
+    if homeless:
+        raise ValueError(f"figures of no section of the page: {', '.join(homeless)}")
+    parts = [(section, [it for it in shown if section.takes(it)]) for section in SECTIONS]
+    parts = [(section, them) for section, them in parts if them]
+    return HEAD + "".join(_count(*part) for part in parts) + "".join(_section(*it) for it in parts)
+
+
+def is_detail(figure: Figure) -> bool:
+    """Whether a figure is there for the pages of its benchmark alone."""
+    return figure.id.startswith(FORWARD) and figure.goal is None
+
+
+def _count(section: Section, figures: Sequence[Figure]) -> str:
+    held = [it for it in figures if it.met is not None]
+    met = sum(bool(it.met) for it in held)
+    return f"| {section.link} | {len(figures)} | {len(held) or ''} | {met if held else ''} |\n"
+
+
+def _section(section: Section, figures: Sequence[Figure]) -> str:
+    makers = sorted({_maker(it) for it in figures})
+    numbers = {maker: number for number, maker in enumerate(makers, start=1)}
+    held = [it for it in figures if it.goal is not None]
+    others = [it for it in figures if it.goal is None]
+    text = f"\n## {section.title}\n\n{section.about}\n"
+    if held:
+        text += "\n| figure | value | of what | deciles (runs) | goal | met | by |\n"
+        text += "|---|---|---|---|---|---|---|\n"
+        text += "".join(_row(it, numbers[_maker(it)], has_goal=True) for it in held)
+    if others:
+        rows = "| figure | value | of what | deciles (runs) | by |\n|---|---|---|---|---|\n"
+        rows += "".join(_row(it, numbers[_maker(it)], has_goal=False) for it in others)
+        count = f"{len(others)} figures" if len(others) > 1 else "One figure"
+        folded = f"<details><summary>{count} without a goal</summary>\n\n{rows}\n</details>\n"
+        text += "\n" + (folded if held else rows)
+    missed = [it for it in held if not it.met and it.reason]
+    if missed:
+        text += "\n" + "".join(f"- `{it.id}` misses: {it.reason}\n" for it in missed)
+    return text + "\nMade by:\n\n" + "".join(f"{numbers[it]}. {it}\n" for it in makers)
+
+
+def _maker(figure: Figure) -> str:
+    return f"`{figure.command}`, {figure.hardware}, {figure.date}"
+
+
+def _row(figure: Figure, maker: int, *, has_goal: bool) -> str:
+    spread = f"{figure.low:.4g} to {figure.high:.4g} ({figure.runs})" if figure.runs > 1 else "(1)"
+    goal = f" {figure.goal} | {MARKS[figure.met]} |" if has_goal else ""
+    return f"| `{figure.id}` | {figure.value:.4g} | {figure.unit} | {spread} |{goal} {maker} |\n"
+
+
+if __name__ == "__main__":
+    main()
