@@ -88,7 +88,7 @@ report: $(VENV)/.dev  ## measure what sharing saves in servers, and write the re
 	$(BIN)/python -m benchmarks.savings.report --rounds $(or $(ROUNDS),1) $(PARTS)
 
 figures: $(VENV)/.dev  ## render docs/results from figures.jsonl
-	$(BIN)/python -m benchmarks.harness.render_figures
+	$(BIN)/python -m benchmarks.render_figures
 
 configuration: $(VENV)/.dev  ## render docs/configuration.md from the settings
 	$(BIN)/python -m nunatak_cli.reference docs/configuration.md

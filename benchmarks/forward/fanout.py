@@ -13,12 +13,13 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import BertConfig, BertModel
+from transformers import BertModel
 
 from benchmarks.forward.rivals import answer_alone, dedicated_model, load_encoder, own_weights
 from benchmarks.forward.worker import Peer, running
 from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
 from benchmarks.harness.rounds import System, interleave, local, race, ratios, tolerance
+from benchmarks.harness.shapes import Shape, backbone_folder
 from benchmarks.harness.workload import (
     HEAD,
     Task,
@@ -46,7 +47,6 @@ CURVE_TASKS, CURVE_LAYERS = (1, 2, 4, 8, 16, 32, 64), (1, 2, 3, 4, 5, 6)
 CURVE_ROUNDS = 3
 INT8_TOLERANCE = 0.2
 """Quantized answers of random weights are only near; this rules out a wrong model."""
-TOKENIZER = '{"model": {"type": "WordLevel", "vocab": {"[UNK]": 0}, "unk_token": "[UNK]"}}'
 TIMES_FASTER = "times faster than dedicated forwards"
 
 
@@ -67,13 +67,11 @@ class Setting:
 def main() -> None:
     """Measure and record."""
     _, sheet = open_sheet(figures_parser(__doc__, rounds=15))
-    with tempfile.TemporaryDirectory() as folder:
-        save_random_bert(Path(folder))
-        settings = [
-            read_setting(Path(folder), name, dtype=dtype) for name, dtype in dtypes().items()
-        ]
-        race_eight_tasks(sheet, Path(folder), settings)
-        race_bottlenecks(sheet, Path(folder), settings[0])
+    with tempfile.TemporaryDirectory() as name:
+        folder = backbone_folder(Shape.BERT_BASE, Path(name))
+        settings = [read_setting(folder, name, dtype=dtype) for name, dtype in dtypes().items()]
+        race_eight_tasks(sheet, folder, settings)
+        race_bottlenecks(sheet, folder, settings[0])
         for setting in settings:
             draw_curve(sheet, setting)
 
@@ -210,13 +208,6 @@ def shallower_rows(
     # A copy is a task of its own, although it holds the same tensors.
     branches = [replace(cut[index % len(cut)].branch) for index in range(num_tasks)]
     return [Row(encoding=setting.encoding, branch=branch) for branch in branches]
-
-
-def save_random_bert(folder: Path) -> None:
-    """Write a checkpoint that all systems read; its tokenizer is never used."""
-    model = BertModel(BertConfig(), add_pooling_layer=False)
-    model.save_pretrained(folder)  # pyright: ignore[reportUnknownMemberType] - untyped options
-    (folder / "tokenizer.json").write_text(TOKENIZER)
 
 
 if __name__ == "__main__":

@@ -18,12 +18,13 @@ from statistics import NormalDist, median
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers import RobertaConfig, RobertaModel
+from transformers import RobertaModel
 from transformers.utils import logging
 
 from benchmarks.forward.rivals import PaddedBatch, answer_by_adapter_names, padded_batch, peft_model
 from benchmarks.harness.recording import ROOT, Sheet, figures_parser, open_sheet
 from benchmarks.harness.rounds import BF16_TOLERANCE, System, local, race, ratios, seconds
+from benchmarks.harness.shapes import Shape, backbone_folder
 from benchmarks.harness.workload import Task, random_encodings, random_task
 from nunatak_model import (
     Backbone,
@@ -48,7 +49,6 @@ NUM_TASKS, DRAWN_TASKS = 64, 8
 MEAN_LENGTH, LENGTH_DEVIATION = 32, 8
 DTYPE = torch.bfloat16
 CEILING_WIDTH, CEILING_REPEATS = 8192, 20
-TOKENIZER = '{"model": {"type": "WordLevel", "vocab": {"[UNK]": 0}, "unk_token": "[UNK]"}}'
 MODULE = "benchmarks.forward.gpu"
 TESTS = ROOT / "tests" / "gpu"
 
@@ -106,11 +106,11 @@ def with_setting(measure: Callable[[Setting], None]) -> None:
     """Load both sides and measure."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    with tempfile.TemporaryDirectory() as folder:
-        save_random_roberta(Path(folder))
+    with tempfile.TemporaryDirectory() as name:
+        folder = backbone_folder(Shape.ROBERTA_BASE, Path(name))
         served = pack_backbone(load_backbone(folder, dtype=DTYPE, device="cuda"))
         setting = Setting(
-            folder=Path(folder),
+            folder=folder,
             host=load_backbone(folder, dtype=DTYPE),
             served=served,
             graphs=trunk_graphs(served),
@@ -299,15 +299,6 @@ def load_encoder(folder: Path) -> RobertaModel:
     """The encoder of transformers, ready for inference."""
     model = RobertaModel.from_pretrained(folder, add_pooling_layer=False, dtype=DTYPE)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType] - untyped options
     return model.eval()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-
-
-def save_random_roberta(folder: Path) -> None:
-    """Write a checkpoint of RoBERTa base's shape; its tokenizer is never used."""
-    config = RobertaConfig(
-        vocab_size=50265, max_position_embeddings=514, type_vocab_size=1, layer_norm_eps=1e-5
-    )
-    RobertaModel(config, add_pooling_layer=False).save_pretrained(folder)  # pyright: ignore[reportUnknownMemberType] - untyped options
-    (folder / "tokenizer.json").write_text(TOKENIZER)
 
 
 MEASURES = {"mixed": measure_mixed, "fanout": measure_fanout}

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.forward.fanout import save_random_bert
 from benchmarks.forward.flat import run_of
 from benchmarks.forward.ragged import NUM_ROWS
 from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
 from benchmarks.harness.rounds import interleave, ratios, seconds
+from benchmarks.harness.shapes import Shape, backbone_folder
 from benchmarks.harness.workload import dtypes, lognormal_lengths, random_encodings, served_backbone
 from nunatak_model import (
     DEFAULT_BACKBONE,
@@ -40,8 +40,8 @@ def main() -> None:
     _, sheet = open_sheet(figures_parser(__doc__, rounds=11))
     measure(sheet, "minilm", DEFAULT_BACKBONE, NUM_ROWS)
     with tempfile.TemporaryDirectory() as folder:
-        save_random_bert(Path(folder))
-        measure(sheet, "bert_base", folder, NUM_ROWS // 2)
+        bert = backbone_folder(Shape.BERT_BASE, Path(folder))
+        measure(sheet, "bert_base", str(bert), NUM_ROWS // 2)
 
 
 def measure(sheet: Sheet, shape: str, source: str, num_texts: int) -> None:

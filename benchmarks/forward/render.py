@@ -6,6 +6,7 @@ from pathlib import Path
 
 from benchmarks.harness.plots import draw_all
 from benchmarks.harness.recording import FIGURES, Figure
+from nunatak_registry.cards.markdown import markdown_table
 
 PREFIX, POINTS = "forward.", re.compile(r"\.(ms|curve|activations)\.|\.n\d+$")
 """Figures that are points of plots have no line in the tables."""
@@ -119,9 +120,8 @@ def page(figures: Mapping[str, Figure], drawn: list[str]) -> str:
 
 def table(rows: list[Figure]) -> str:
     """Figures as lines of a table, points of plots left out."""
-    lines = [line(it) for it in rows if not is_point(it)]
-    head = "| figure | median | deciles (runs) | goal | met | date |\n|---|---|---|---|---|---|\n"
-    return head + "".join(lines)
+    header = ("figure", "median", "deciles (runs)", "goal", "met", "date")
+    return markdown_table(header, (cells(it) for it in rows if not is_point(it)))
 
 
 def is_point(figure: Figure) -> bool:
@@ -129,10 +129,13 @@ def is_point(figure: Figure) -> bool:
     return POINTS.search(figure.id) is not None
 
 
-def line(figure: Figure) -> str:
+def cells(figure: Figure) -> tuple[str, ...]:
     """One line of a table."""
-    met = {None: "", True: "yes", False: "no"}[figure.met]
     return (
-        f"| `{figure.id}` | {figure.value:.3g} {figure.unit} | {figure.low:.3g} to "
-        f"{figure.high:.3g} ({figure.runs}) | {figure.goal or ''} | {met} | {figure.date} |\n"
+        f"`{figure.id}`",
+        f"{figure.value:.3g} {figure.unit}",
+        f"{figure.low:.3g} to {figure.high:.3g} ({figure.runs})",
+        figure.goal or "",
+        {None: "", True: "yes", False: "no"}[figure.met],
+        figure.date,
     )

@@ -17,11 +17,11 @@ from benchmarks.forward.fanout import (
     NUM_LAYERS,
     NUM_TOKENS,
     TOP_LAYERS,
-    save_random_bert,
     top_tasks,
 )
 from benchmarks.harness.recording import figures_parser, open_sheet
 from benchmarks.harness.rounds import interleave, ratios, seconds
+from benchmarks.harness.shapes import Shape, backbone_folder
 from benchmarks.harness.workload import served_backbone
 from nunatak_model import (
     DEFAULT_BACKBONE,
@@ -42,10 +42,10 @@ def main() -> None:
     """Measure and record."""
     _, sheet = open_sheet(figures_parser(__doc__, rounds=25))
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
-        save_random_bert(Path(folder))
+        bert = backbone_folder(Shape.BERT_BASE, Path(folder))
         sheet.record(
             f"forward.trunkcache.k{TOP_LAYERS}",
-            hit_gains(served_backbone(folder, dtype=torch.float32), sheet.rounds),
+            hit_gains(served_backbone(bert, dtype=torch.float32), sheet.rounds),
             unit="times faster than a miss",
             goal=f">= {HIT_GOAL:g}",
         )

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from nunatak_training.sweeps.canvas import COLOURS, MARKERS
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
@@ -30,19 +32,9 @@ LOOKS: Mapping[str, Look] = MappingProxyType(
         "ray_serve": Look(colour="#a38a00", marker="d"),
     }
 )
-SERIES = tuple(
-    Look(colour=colour, marker=marker)
-    for colour, marker in (
-        ("#009e73", "o"),
-        ("#d55e00", "s"),
-        ("#0072b2", "^"),
-        ("#cc79a7", "v"),
-        ("#e69f00", "D"),
-        ("#7b4fb5", "X"),
-    )
-)
+SERIES = tuple(Look(colour=it, marker=mark) for it, mark in zip(COLOURS, MARKERS, strict=True))
 """Of lines that are no systems."""
-_SPARE = (*SERIES[1:], *(Look(colour="#7d8590", marker=it) for it in "*p<>"))
+_SPARE = (*SERIES[1:], *(Look(colour="#7d8590", marker=it) for it in "p<>"))
 
 
 def looks_of(systems: Sequence[str]) -> list[Look]:

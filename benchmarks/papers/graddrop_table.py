@@ -8,10 +8,11 @@ from statistics import mean
 
 from matplotlib.figure import Figure
 
+from nunatak_registry.cards.markdown import markdown_table
 from nunatak_training.sweeps import Cell, RunRecord, cells_of
 from nunatak_training.sweeps.canvas import legend_below, whole_numbers
 from nunatak_training.sweeps.plots import mean_curve, panels_by_task
-from nunatak_training.sweeps.tables import COLUMNS, deviation, markdown_table
+from nunatak_training.sweeps.tables import COLUMNS, deviation
 
 TASK, VARIANT = (tuple(COLUMNS).index(name) for name in ("task", "regularizer"))
 SFT = "dropout 0.2"

@@ -15,14 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from rich.console import Console
-from rich.table import Table
-
 from benchmarks.harness.recording import FIGURES, hardware, record
 from nunatak_client import Client
 from nunatak_loadtest.processes import ServerProcess
 from nunatak_model import Backbone, Bottleneck, HeadOnly, Lora, Method, TopK, load_backbone
 from nunatak_registry import Registry
+from nunatak_registry.cards.markdown import markdown_table
 from nunatak_training import (
     Metric,
     ProgressBar,
@@ -35,6 +33,7 @@ from nunatak_training import (
 
 TEXTS_PER_REQUEST = 4
 NUM_CALLERS = 8
+COLUMNS = ("set", "method", "train / dev", "metric", "manifest", "served", "goal", "training s")
 PAGE = FIGURES.parent / "real-data.md"
 
 
@@ -102,7 +101,6 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder with one folder per set")
     parser.add_argument("--registry", type=Path, help="keep the trained tasks here")
     arguments = parser.parse_args()
-    console = Console()
     with TemporaryDirectory() as scratch:
         registry = arguments.registry or Path(scratch) / "registry"
         outcomes = train_all(registry, arguments.data)
@@ -111,10 +109,10 @@ def main() -> None:
         Result(task=task, outcome=outcome, served=served[task.name])
         for task, outcome in zip(TASKS, outcomes, strict=True)
     ]
-    console.print(table(results))
     for result in results:
         report(result)
     PAGE.write_text(page(results), encoding="utf-8")
+    print(page(results))
     if not all(result.agrees for result in results):
         raise SystemExit("a served metric differs from the recorded one")
 
@@ -198,28 +196,19 @@ def report(result: Result) -> None:
     )
 
 
-def table(results: list[Result]) -> Table:
-    """The results for a terminal."""
-    shown = Table("task", "method", "metric", "manifest", "served", "equal", "training s")
-    for it in results:
-        shown.add_row(
+def page(results: list[Result]) -> str:
+    """The results as a document."""
+    rows = (
+        (
             it.task.name,
             it.task.shown,
+            f"{it.outcome.manifest.data.num_train:,} / {it.outcome.manifest.data.num_dev:,}",
             it.task.metric.value,
             f"{it.recorded:.4f}",
             f"{it.served:.4f}",
-            "yes" if it.agrees else "NO",
+            it.task.goal or "",
             f"{it.outcome.seconds:.0f}",
         )
-    return shown
-
-
-def page(results: list[Result]) -> str:
-    """The results as a document."""
-    rows = "".join(
-        f"| {it.task.name} | {it.task.shown} | {it.outcome.manifest.data.num_train:,} / "
-        f"{it.outcome.manifest.data.num_dev:,} | {it.task.metric.value} | {it.recorded:.4f} "
-        f"| {it.served:.4f} | {it.task.goal or ''} | {it.outcome.seconds:.0f} |\n"
         for it in results
         if it.outcome.manifest.data is not None
     )
@@ -228,9 +217,7 @@ def page(results: list[Result]) -> str:
         "Five data sets, each trained on MiniLM by the default recipe of its method, published,\n"
         "served by one process, and its whole dev set sent over HTTP in one shuffled stream with\n"
         "the others. *Served* is the metric of the answers; it must equal the manifest's.\n\n"
-        "| set | method | train / dev | metric | manifest | served | goal | training s |\n"
-        "|---|---|---|---|---|---|---|---|\n"
-        f"{rows}\n"
+        f"{markdown_table(COLUMNS, rows)}\n"
         "The head alone on CoLA is poor, as the paper says of frozen layers; the other sets need\n"
         "only a part of the layers. Scores are of the dev split that also chose the epoch.\n\n"
         f"Command: `make real DATA=folder`; {hardware()}.\n"

@@ -8,7 +8,7 @@ from http import HTTPStatus
 
 import httpx
 
-from benchmarks.savings.makers import LABELS
+from benchmarks.harness.makers import LABELS
 from benchmarks.savings.systems import Started
 from nunatak_client import Client, ConnectionFailedError, InvalidResponseError
 from nunatak_client.results import Timings

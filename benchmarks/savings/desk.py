@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
+from benchmarks.harness.makers import TaskPlan, export_adapter, export_full_model, publish_missing
 from benchmarks.harness.recording import PACKAGES, Sheet, commit, hardware
-from benchmarks.savings.makers import TaskPlan, export_adapter, export_full_model, publish_missing
+from benchmarks.harness.shapes import Shape, backbone_folder
 from benchmarks.savings.race import Effort
 from benchmarks.savings.results import AnyResult, Origin, save_result
-from benchmarks.savings.shapes import Shape, backbone_folder
 from benchmarks.savings.systems import Deployment, System
 from nunatak_model import Backbone, load_backbone
 

@@ -2,6 +2,8 @@
 
 from statistics import median
 
+from benchmarks.harness.makers import BOTTLENECK, HEAD, LORA, SMALL_HEAD, TOP_LAYER, TaskPlan, plans
+from benchmarks.harness.shapes import Shape
 from benchmarks.savings.desk import Desk, Extent
 from benchmarks.savings.fanout import bound, speed_ups
 from benchmarks.savings.footprint import (
@@ -11,7 +13,6 @@ from benchmarks.savings.footprint import (
     memory_points,
     runtime_bytes,
 )
-from benchmarks.savings.makers import BOTTLENECK, HEAD, LORA, SMALL_HEAD, TOP_LAYER, TaskPlan, plans
 from benchmarks.savings.many import measure_cold, measure_many, start_seconds
 from benchmarks.savings.race import Turn, run_round
 from benchmarks.savings.results import (
@@ -23,7 +24,6 @@ from benchmarks.savings.results import (
     Racer,
     SavedCell,
 )
-from benchmarks.savings.shapes import Shape
 from benchmarks.savings.systems import Deployment, System
 from nunatak_loadtest import load_scenario
 from nunatak_loadtest.report import QUANTILES

@@ -29,8 +29,8 @@ from statistics import median
 
 import torch
 
-from benchmarks.forward.fanout import save_random_bert
 from benchmarks.harness.recording import ROOT, Sheet, figures_parser, open_sheet
+from benchmarks.harness.shapes import Shape, backbone_folder
 from benchmarks.harness.workload import served_backbone
 from benchmarks.server.tenants import Caller, ask_for, publish
 from nunatak_artifact import load_task
@@ -188,13 +188,8 @@ def saturation(sheet: Sheet, seconds: float) -> None:
     """Rows per second of a server that has more to do than it can, against the forward alone."""
     texts = fresh_texts()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as running:
-        site = {"backbone": Path(folder) / "backbone", "registry": Path(folder) / "registry"}
-        for path in site.values():
-            path.mkdir()
-        save_random_bert(site["backbone"])
-        # To the tokenizer that it comes with, every text would be the same one token.
-        words = load_backbone(DEFAULT_BACKBONE).tokenizer.definition
-        (site["backbone"] / "tokenizer.json").write_text(words)
+        backbone_path = backbone_folder(Shape.BERT_BASE, Path(folder))
+        site = {"backbone": backbone_path, "registry": Path(folder) / "registry"}
         publish_tasks(str(site["registry"]), load_backbone(site["backbone"]))
         backbone = served_backbone(site["backbone"], dtype=torch.float32)
         check_lengths(backbone)

@@ -16,29 +16,26 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlsplit
 
 import torch
 
+from benchmarks.harness.makers import LABELS, TaskPlan, draft
 from benchmarks.harness.pinning import Cores, pinned
-from nunatak_artifact import Provenance, draft_task, load_task
+from nunatak_artifact import load_task
 from nunatak_model import (
     Backbone,
-    BranchSpec,
     HeadKind,
     Method,
     Row,
     TopK,
     default_head,
     forward,
-    initial_parameters,
 )
 from nunatak_registry import Registry, TaskManifest
 
 TOP_LAYER = TopK(num_layers=1)
-LABELS = ("calm", "urgent", "other")
 TEXTS = tuple(f"{word} is my parcel, and who can tell me more about it?" for word in (
     "where", "when", "what", "how", "why", "lost", "green", "late"
 ))  # fmt: skip
@@ -120,23 +117,9 @@ def publish(
 ) -> TaskManifest:
     """Publish a version of parameters away from where training starts."""
     head = default_head(backbone, kind=HeadKind.SEQUENCE_CLASSIFICATION, num_labels=len(LABELS))
-    spec = BranchSpec(method=method, head=head)
-    generator = torch.Generator().manual_seed(seed)
-    parameters = {
-        name: tensor + 0.02 * torch.randn(tensor.shape, generator=generator)
-        for name, tensor in initial_parameters(spec, backbone, generator=generator).items()
-    }
-    draft = draft_task(
-        task,
-        spec=spec,
-        labels=LABELS,
-        parameters=parameters,
-        backbone=backbone,
-        max_length=128,
-        probe_inputs=TEXTS[:2],
-        provenance=Provenance(created_at=datetime.now(UTC)),
-    )
-    return registry.publish(draft.manifest, draft.blobs)
+    plan = TaskPlan(name=task, method=method, seed=seed, head=head, probe=TEXTS[:2])
+    made = draft(plan, backbone)
+    return registry.publish(made.manifest, made.blobs)
 
 
 def oracle_of(registry: Registry, versions: Sequence[TaskManifest], backbone: Backbone) -> Oracle:

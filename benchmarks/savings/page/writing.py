@@ -13,6 +13,7 @@ from benchmarks.savings.page.charts import draw_all
 from benchmarks.savings.page.facts import Facts, Headline, gather, headlines
 from benchmarks.savings.page.tables import Sheet, all_sheets
 from benchmarks.savings.results import AnyResult, load_results
+from nunatak_registry.cards.markdown import markdown_table
 
 STYLE = Path(__file__).with_name("style.css")
 TITLE = "What one shared backbone saves"
@@ -67,10 +68,8 @@ def to_markdown(facts: Facts, plots: Sequence[str] | Mapping[str, object]) -> st
     parts = [f"# {TITLE}", ""]
     parts += [f"- **{it.number}**: {it.text}" for it in headlines(facts)]
     for sheet in all_sheets(facts):
-        parts += ["", f"## {sheet.title}", "", sheet.note, "", _row(sheet.header)]
-        parts.append(_row(["---"] * len(sheet.header)))
-        parts += [_row(row) for row in sheet.rows]
-        parts += ["", *_images(sheet, plots)]
+        table = markdown_table(sheet.header, ([_escaped(it) for it in row] for row in sheet.rows))
+        parts += ["", f"## {sheet.title}", "", sheet.note, "", table, *_images(sheet, plots)]
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -107,5 +106,5 @@ def _section(sheet: Sheet, plots: Mapping[str, str]) -> str:
     )
 
 
-def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+def _escaped(cell: str) -> str:
+    return cell.replace("|", "\\|")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 
+from nunatak_registry.cards.markdown import markdown_table
 from nunatak_training.sweeps.records import Failed, Finished, RunDescription, RunRecord
 from nunatak_training.sweeps.wording import method_label, regularizer_label
 
@@ -159,9 +160,3 @@ def _score_columns(cell: Cell) -> list[str]:
 def deviation(values: Sequence[float]) -> float:
     """Sample standard deviation; 0 of a single value."""
     return stdev(values) if len(values) > 1 else 0.0
-
-
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return rows as a Markdown table."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

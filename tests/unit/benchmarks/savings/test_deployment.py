@@ -8,9 +8,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from benchmarks.harness.makers import TaskPlan, draft, export_adapter, plans, publish_missing
 from benchmarks.savings.askers import PlainAsker
 from benchmarks.savings.fanout import bound
-from benchmarks.savings.makers import TaskPlan, draft, export_adapter, plans, publish_missing
 from benchmarks.savings.race import DisagreementError, check_agreement
 from benchmarks.savings.systems import System
 from doubles.backbones import tiny_backbone

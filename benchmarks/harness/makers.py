@@ -58,6 +58,7 @@ class TaskPlan:
     method: Method
     seed: int
     head: HeadSpec = HEAD
+    probe: tuple[str, ...] = PROBE
 
 
 def plans(
@@ -94,7 +95,7 @@ def draft(plan: TaskPlan, backbone: Backbone) -> Draft:
         parameters=parameters,
         backbone=backbone,
         max_length=min(MAX_LENGTH, backbone.config.max_tokens),
-        probe_inputs=PROBE,
+        probe_inputs=plan.probe,
         provenance=Provenance(created_at=CREATED_AT),
     )
 
