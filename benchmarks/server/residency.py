@@ -86,8 +86,8 @@ class Site:
         seconds: float | None = None,
     ) -> list[Asked]:
         """Let the callers ask, for as long as the options say or for so many seconds."""
-        seconds = seconds or self.options.seconds
-        return ask_for(self.address, seconds, ask, callers=CALLERS, seed=seed)
+        chosen_s: float = self.options.seconds if seconds is None else seconds
+        return ask_for(self.address, chosen_s, ask, callers=CALLERS, seed=seed)
 
 
 def cliff(site: Site) -> None:

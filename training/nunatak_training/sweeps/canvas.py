@@ -5,10 +5,10 @@
 
 from collections.abc import Iterable
 
+from cycler import cycler
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.rcsetup import cycler
 from matplotlib.ticker import MaxNLocator
 
 COLOURS = (
@@ -17,7 +17,7 @@ COLOURS = (
 )
 """Those of Okabe and Ito but black and yellow, and more for long sweeps."""
 MARKERS = "os^vDPXd*"
-LOOKS = cycler(color=COLOURS, marker=list(MARKERS))
+LOOKS = cycler(color=COLOURS) + cycler(marker=MARKERS)
 """Lines are told apart by colour, and by their marks with any colour vision."""
 LETTER, HANDLE = 0.075, 0.6
 """Inches of a letter and of a line with its gaps, in a legend."""
