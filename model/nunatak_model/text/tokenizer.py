@@ -37,8 +37,12 @@ class TextTokenizer:
             self._framing = Tokenizer(models.BPE())
             self._framing.post_processor = self._unused.post_processor
             self._vocabulary = Vocabulary.of(json.loads(definition))
+            self._unused.no_truncation()
+            pair = self._unused.encode("a", "a")
         except Exception as error:  # the library raises no other type
             raise ValueError(f"tokenizer.json holds no tokenizer: {error}") from error
+        self.tells_texts_apart = any(self._types(pair))
+        """Whether the second text of a pair has another token type than the first."""
 
     @property
     def definition(self) -> str:
