@@ -51,9 +51,8 @@ def problem_type_of(head: HeadSpec, said: ProblemType | None) -> ProblemType | N
     """
     if head.kind is not HeadKind.SEQUENCE_CLASSIFICATION:
         return None
-    if head.num_labels == 1 and said is not ProblemType.REGRESSION:
-        return ProblemType.MULTI_LABEL
-    return said or ProblemType.SINGLE_LABEL
+    default = ProblemType.MULTI_LABEL if head.num_labels == 1 else ProblemType.SINGLE_LABEL
+    return said or default
 
 
 def labels_in_order(

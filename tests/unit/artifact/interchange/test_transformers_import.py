@@ -114,7 +114,6 @@ def test_layers_above_a_changed_one_belong_to_the_branch_even_if_equal(
         pytest.param(3, None, ProblemType.SINGLE_LABEL, id="single"),
         pytest.param(3, ProblemType.MULTI_LABEL, ProblemType.MULTI_LABEL, id="multi"),
         pytest.param(1, None, ProblemType.MULTI_LABEL, id="one-logit-is-of-a-label"),
-        pytest.param(1, ProblemType.SINGLE_LABEL, ProblemType.MULTI_LABEL, id="one-of-one"),
         pytest.param(1, ProblemType.REGRESSION, ProblemType.REGRESSION, id="number"),
         pytest.param(1, ProblemType.MULTI_LABEL, ProblemType.MULTI_LABEL, id="one-of-multi"),
     ],
