@@ -49,6 +49,11 @@ class TextTokenizer:
         """The `tokenizer.json` it was made from."""
         return self._definition
 
+    @property
+    def unknown_id(self) -> int | None:
+        """The token that stands for what the vocabulary lacks."""
+        return self._vocabulary.unknown_id
+
     def encode(self, inputs: Sequence[TextInput], *, max_length: int) -> list[Encoding]:
         """Tokenize texts or pairs, special tokens included.
 
