@@ -115,8 +115,8 @@ def import_adapterhub(
         and (choices.problem_type or meaning.problem_type or head.problem_type),
         parameters={**parameters, **head.parameters},
         max_length=read_max_length(folder, backbone),
-        source="AdapterHub bottleneck folder"
-        + (f", trained on {file.model_name}" if file.model_name else ""),
+        source="AdapterHub bottleneck folder, "
+        + (f"trained on {file.model_name}" if file.model_name else "no base named"),
         base=file.model_name,
     )
 

@@ -106,7 +106,9 @@ def import_peft(
         problem_type=problem_type_of(spec, choices.problem_type or meaning.problem_type),
         parameters=parameters,
         max_length=read_max_length(folder, backbone),
-        source=f"peft LoRA folder, trained on {base}" if base else "peft LoRA folder",
+        source=f"peft LoRA folder, trained on {base}"
+        if base
+        else "peft LoRA folder, no base named",
         score=score_of(cross_encoder) if ranks else RankingScore.SIGMOID,
         base=base,
     )
