@@ -19,8 +19,11 @@ from doubles.sentence_folders import (
 from nunatak_model import (
     Backbone,
     CorruptBackboneError,
+    HeadKind,
+    Pooling,
     Row,
     UnsupportedBackboneError,
+    default_head,
     embedding_branch,
     forward,
     load_backbone,
@@ -181,7 +184,21 @@ def test_lower_case_is_asked_of_a_tokenizer_that_lowers_it_only(tmp_path: Path) 
         load_backbone(keeping)
 
 
-@pytest.mark.parametrize("modules", ["text", [{"path": ""}], [1]], ids=str)
+@pytest.mark.parametrize("release", RELEASES)
+def test_new_heads_pool_as_the_checkpoint_does(tmp_path: Path, release: int) -> None:
+    folder = save_sentence_folder(tmp_path / "it", release=release)
+
+    kind = HeadKind.SEQUENCE_CLASSIFICATION
+    assert default_head(load_backbone(folder), kind=kind, num_labels=2).pooling is Pooling.MEAN
+
+
+ENCODER = {"type": "sentence_transformers.models.Transformer", "path": ""}
+OUTSIDE = {"type": "sentence_transformers.models.Pooling", "path": "../1_Pooling"}
+
+
+@pytest.mark.parametrize(
+    "modules", ["text", [{"path": ""}], [1], [ENCODER, OUTSIDE]], ids=["text", "type", "1", "out"]
+)
 def test_a_broken_list_of_modules_is_refused(tmp_path: Path, modules: object) -> None:
     folder = save_sentence_folder(tmp_path / "it", release=5)
     write(folder / "modules.json", modules)

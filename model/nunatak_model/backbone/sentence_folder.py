@@ -114,6 +114,8 @@ def read_modules(read: ReadJson) -> list[tuple[str, str]] | None:
                 f"expected modules of sentence_transformers in {MODULES}, got {name!r}; {PLAIN}"
             )
     modules = [(name.rpartition(".")[2], path) for name, path in listed]
+    if any(path.startswith(("/", "\\")) or ".." in path for _, path in modules):
+        raise CorruptBackboneError(f"{MODULES} must name folders inside its own, got {modules}")
     if not modules or modules[0] != ("Transformer", ""):
         raise UnsupportedBackboneError(
             f"expected a Transformer at the root of the folder as the first module in {MODULES}, "
@@ -166,10 +168,11 @@ def check_prompt(general: Mapping[str, Any]) -> None:
         UnsupportedBackboneError: there is one.
     """
     name = general.get("default_prompt_name")
-    prompts = cast("Mapping[str, Any]", general.get("prompts") or {})
-    if name is not None and prompts.get(name):
+    prompts: object = general.get("prompts")
+    prompt = cast("dict[object, object]", prompts).get(name) if isinstance(prompts, dict) else None
+    if prompt:
         raise UnsupportedBackboneError(
-            f"{SENTENCE_CONFIG} puts the prompt {str(prompts[name])[:80]!r} before every text; set "
+            f"{SENTENCE_CONFIG} puts the prompt {str(prompt)[:80]!r} before every text; set "
             "default_prompt_name to null in a copy of the folder and send texts with their prompt"
         )
 
@@ -211,12 +214,14 @@ def _pooling(read: ReadJson, path: str) -> Pooling:
 def _modes(config: Mapping[str, Any]) -> Sequence[str]:
     named = config.get("pooling_mode")
     if named is not None:
-        return [named] if isinstance(named, str) else [str(it) for it in named]
+        modes = cast("list[object]", named) if isinstance(named, list) else [named]
+        return [str(mode) for mode in modes]
     # Where none is set, sentence-transformers takes the mean.
     return [mode for flag, mode in FLAGS.items() if config.get(flag)] or ["mean"]
 
 
 def _lowercases(definition: Mapping[str, Any]) -> bool:
-    normalizer = cast("Mapping[str, Any]", definition.get("normalizer") or {})
+    found: object = definition.get("normalizer")
+    normalizer = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
     parts = cast("Sequence[Mapping[str, Any]]", normalizer.get("normalizers") or [normalizer])
     return any(it.get("type") == "Lowercase" or it.get("lowercase") for it in parts)

@@ -39,7 +39,7 @@ def gives_token_types(config: Mapping[str, Any], settings: Mapping[str, Any]) ->
         UnsupportedBackboneError: the class of the tokenizer is not known.
     """
     named = settings.get("model_input_names")
-    if named is not None:
+    if isinstance(named, list):
         return TYPES in named
     tokenizer_class = _class_of(config, settings)
     if tokenizer_class not in GIVES_TYPES:
