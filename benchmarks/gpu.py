@@ -153,6 +153,7 @@ def measure_trunk(sheet: Sheet, setting: Setting, encodings: Sequence[Encoding])
         systems.append(system("nunatak.graphs", replayed))
     beside = {"products": partial(products_seconds, setting, sum(map(len_of, encodings)))}
     times = race(systems, rounds=sheet.rounds, beside=beside)
+    check_replayed(setting)
     prefix = "gpu.forward.trunk64.bf16"
     sheet.record_times(prefix, times)
     peak = ceiling_flops()
@@ -163,6 +164,12 @@ def measure_trunk(sheet: Sheet, setting: Setting, encodings: Sequence[Encoding])
         sheet.record(f"{prefix}.ceiling.{name}", samples, unit="of the speed of its products")
         shares = [flops / one / peak for one in times[name]]
         sheet.record(f"{prefix}.share.{name}", shares, unit="of the speed of one large product")
+
+
+def check_replayed(setting: Setting) -> None:
+    """Raise where replays were turned off, for the times of replays are then those of launches."""
+    if setting.graphs is not None and not setting.graphs.can_run([1]):
+        raise RuntimeError("a recording failed or differed: the warning above says why")
 
 
 def measure_fanout(sheet: Sheet, setting: Setting) -> None:
@@ -184,6 +191,7 @@ def measure_fanout(sheet: Sheet, setting: Setting) -> None:
     with torch.inference_mode():
         agree(own(), dedicated())
     times = race(systems, rounds=sheet.rounds, beside={"dedicated": partial(seconds, dedicated)})
+    check_replayed(setting)
     unit = "times one dedicated forward"
     for identifier, name in (("", "nunatak"), (".graphs", "nunatak.graphs")):
         if name in times:

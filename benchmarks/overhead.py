@@ -25,7 +25,7 @@ from nunatak_model import Backbone, Lora, Method, TopK
 
 MODULES = (
     "nunatak_model.forward",
-    "nunatak_model.kernels.attention",
+    "nunatak_model.ops.attention",
     "nunatak_model.architectures.bert",
 )
 """Where a forward finds the functions that it calls, as far as there are such modules."""

@@ -1,4 +1,7 @@
-"""What holds in every test: the marker is the folder, and nothing reaches the network."""
+"""What holds in every test: the marker is the folder, and nothing reaches the network.
+
+Tests of the model check the shape of each tensor that a function of the model takes or gives.
+"""
 
 import os
 import socket
@@ -6,15 +9,39 @@ from collections.abc import Generator
 from ipaddress import ip_address
 from pathlib import Path
 
+import jaxtyping
 import pytest
 
 from doubles.postgres import PostgresServer, find_binaries, private_postgres
 
 TESTS = Path(__file__).parent
+MODEL = TESTS.parent / "model"
+CHECKS_SHAPES = (TESTS / "unit" / "model", TESTS / "parity")
+"""Where shapes are checked; elsewhere the check would cost time and find the same."""
 
 # Tiny models gain nothing from a second thread and lose much to its synchronisation. Read when
 # torch is first imported, here and in the processes that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def _modules_with_shapes() -> list[str]:
+    """Modules of the model whose annotations name axes."""
+    return [
+        ".".join(path.relative_to(MODEL).with_suffix("").parts)
+        for path in sorted(MODEL.rglob("*.py"))
+        if "from jaxtyping import" in path.read_text(encoding="utf-8")
+    ]
+
+
+# Before the first import of the model: what is imported already is not checked.
+jaxtyping.install_import_hook(_modules_with_shapes(), "beartype.beartype")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Check shapes in the tests of the model, and in their fixtures, alone."""
+    is_checked = any(item.path.is_relative_to(folder) for folder in CHECKS_SHAPES)
+    jaxtyping.config.update("jaxtyping_disable", not is_checked)  # pyright: ignore[reportUnknownMemberType] - untyped
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

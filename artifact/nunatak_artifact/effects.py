@@ -6,7 +6,7 @@ loads without complaint and answers like the bare backbone. Only here can that b
 
 from nunatak_artifact.errors import NoEffectError
 from nunatak_model import Backbone, Branch, HeadOnly
-from nunatak_model.overrides import (
+from nunatak_model.layer import (
     Adapter,
     BottleneckLayer,
     LayerOverride,

@@ -1,14 +1,23 @@
 """The maths of Nunatak: backbone, branches, heads and the mixed forward. No web, no threads."""
 
-from nunatak_model.backbone.backbone import (
+from nunatak_model.backbone import (
     INT8_SUFFIX,
     Backbone,
     keep_lowest_layers,
     pack_backbone,
     quantize_backbone,
 )
-from nunatak_model.backbone.checkpoint import DEFAULT_BACKBONE, load_backbone
-from nunatak_model.backbone.config import (
+from nunatak_model.branch import (
+    Branch,
+    BranchSpec,
+    build_branch,
+    convert_branch,
+    embedding_branch,
+    initial_parameters,
+    parameter_shapes,
+)
+from nunatak_model.checkpoint import DEFAULT_BACKBONE, load_backbone
+from nunatak_model.config import (
     TANH_BLOCK,
     Activation,
     BackboneConfig,
@@ -16,15 +25,7 @@ from nunatak_model.backbone.config import (
     HeadNorm,
     Pooling,
 )
-from nunatak_model.branch import (
-    Branch,
-    BranchSpec,
-    build_branch,
-    convert_branch,
-    initial_parameters,
-    parameter_shapes,
-)
-from nunatak_model.embedding import embedding_branch
+from nunatak_model.cuda_graphs import TrunkGraphs, trunk_graphs
 from nunatak_model.errors import (
     BackboneNotFoundError,
     CorruptBackboneError,
@@ -37,12 +38,8 @@ from nunatak_model.errors import (
     ParameterMismatchError,
     UnsupportedBackboneError,
 )
-from nunatak_model.forward import BetweenLayers, Row, forward, run_trunk
+from nunatak_model.forward import BetweenLayers, Row, forward, hidden_states, run_trunk
 from nunatak_model.heads import HeadKind, HeadSpec, default_head
-from nunatak_model.hidden_states import hidden_states
-from nunatak_model.kernels.graphs import TrunkGraphs, trunk_graphs
-from nunatak_model.kernels.threads import compute_without_helpers
-from nunatak_model.kernels.transfer import BesideCompute
 from nunatak_model.methods import (
     AdaptedBlocks,
     AdapterInput,
@@ -56,6 +53,7 @@ from nunatak_model.methods import (
     Norms,
     TopK,
 )
+from nunatak_model.ops.device import BesideCompute, compute_without_helpers
 from nunatak_model.savings import (
     ModelSize,
     dedicated_parameters,
@@ -63,11 +61,17 @@ from nunatak_model.savings import (
     model_size,
     parameters_saved,
 )
-from nunatak_model.tensors import tensors_from_bytes, tensors_to_bytes
 from nunatak_model.text.encoding import Alignment, Encoding, TextInput
 from nunatak_model.text.tokenizer import TextTokenizer
-from nunatak_model.trunk import TrunkActivations, TrunkSource, TrunkStates, trunk_source
-from nunatak_model.trunk_cache import TrunkCache, TrunkCacheStats
+from nunatak_model.trunk import (
+    TrunkActivations,
+    TrunkCache,
+    TrunkCacheStats,
+    TrunkSource,
+    TrunkStates,
+    trunk_source,
+)
+from nunatak_model.weights import tensors_from_bytes, tensors_to_bytes
 
 __all__ = [
     "DEFAULT_BACKBONE",

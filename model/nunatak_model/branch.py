@@ -1,30 +1,36 @@
-"""The branch: what one task version runs above its split depth, and its head."""
+"""The branch: what one task version runs above its split depth, and its head.
+
+On a device that groups tasks, a branch lies in slots in padded form: ranks, sizes and labels are
+rounded up, so that tasks of many shapes share one page. Padding is zeros and changes no answer:
+what is added to a rank or a bottleneck leads nowhere, and added labels are cut off. Padding is made
+once, when a version is loaded.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import assert_never
 
 import torch
 from torch import Tensor
 
-from nunatak_model.backbone.backbone import Backbone
-from nunatak_model.backbone.config import BackboneConfig
-from nunatak_model.backbone.weights import EmbeddingWeights, Shapes, embeddings_from
+from nunatak_model.backbone import Backbone
+from nunatak_model.config import TANH_BLOCK, BackboneConfig, Pooling
 from nunatak_model.errors import NonFiniteParameterError, ParameterMismatchError
 from nunatak_model.heads import (
     Head,
+    HeadKind,
     HeadSpec,
     head_from,
     head_shapes,
     initial_head,
     with_labels,
 )
-from nunatak_model.kernels.grouped import ALIGNMENT_BYTES
-from nunatak_model.kernels.linear import packed
-from nunatak_model.kernels.padding import padded_head, padded_method, padded_parameters
-from nunatak_model.kernels.slots import Slot, SlotBanks
-from nunatak_model.methods import Full, Method, TopK
-from nunatak_model.overrides import LayerOverride
+from nunatak_model.layer import LayerOverride
+from nunatak_model.methods import Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_model.ops.grouped import ALIGNMENT_BYTES, Slot, SlotBanks
+from nunatak_model.ops.linear import packed
+from nunatak_model.weights import EmbeddingWeights, Shapes, embeddings_from
 
 HEAD_PREFIX = "head."
 
@@ -136,8 +142,8 @@ def convert_branch(branch: Branch, backbone: Backbone) -> Branch:
     Raises:
         NonFiniteParameterError: a parameter does not fit the number format.
     """
-    if backbone.kernels.banks is not None and not isinstance(branch.spec.method, Full):
-        return _in_slots(branch, backbone, backbone.kernels.banks)
+    if backbone.ops.banks is not None and not isinstance(branch.spec.method, Full):
+        return _in_slots(branch, backbone, backbone.ops.banks)
     parameters = {
         name: tensor.to(device=backbone.device, dtype=backbone.dtype)
         for name, tensor in branch.parameters.items()
@@ -234,3 +240,85 @@ def _check_finite(parameters: Mapping[str, Tensor]) -> None:
         # that merely overflowed is settled by the exact look.
         if not torch.isfinite(tensor.detach().sum()) and not torch.isfinite(tensor).all():
             raise NonFiniteParameterError(name)
+
+
+def padded_method(method: Method, alignment: int) -> Method:
+    """The method with its widths rounded up to a multiple of `alignment`.
+
+    Updates of all scales share a form: theirs is part of `up` there, and 1 here.
+    """
+    match method:
+        case Lora():
+            rank = _rounded_up(method.rank, alignment)
+            return replace(method, rank=rank, alpha=float(rank))
+        case Bottleneck():
+            return replace(method, size=_rounded_up(method.size, alignment))
+        case TopK() | HeadOnly() | Full():
+            return method
+        case _:
+            assert_never(method)
+
+
+def padded_head(head: HeadSpec, alignment: int) -> HeadSpec:
+    """The head with its labels rounded up to a multiple of `alignment`; kinds share a form."""
+    kind = HeadKind.TOKEN_CLASSIFICATION
+    if isinstance(head.pooling, Pooling):
+        kind = HeadKind.SEQUENCE_CLASSIFICATION
+    return replace(head, kind=kind, num_labels=_rounded_up(head.num_labels, alignment))
+
+
+def padded_parameters(
+    method: Method, parameters: Mapping[str, Tensor], shapes: Shapes, *, dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """Parameters of `method` and its head in the padded shapes, with scales of updates applied."""
+    scale = method.scale if isinstance(method, Lora) else 1.0
+    found = dict[str, Tensor]()
+    for name, shape in shapes.items():
+        tensor = parameters[name]
+        if ".lora." in name and name.endswith(".up"):
+            # Before it is rounded to the number format: the scale then costs no accuracy.
+            tensor = tensor.float() * scale
+        found[name] = _filled(tensor.to(dtype), shape)
+    return found
+
+
+def _filled(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    if tuple(tensor.shape) == shape:
+        return tensor
+    filled = tensor.new_zeros(shape)
+    filled[tuple(slice(0, size) for size in tensor.shape)] = tensor
+    return filled
+
+
+def _rounded_up(number: int, alignment: int) -> int:
+    return -(-number // alignment) * alignment
+
+
+def embedding_branch(backbone: Backbone) -> Branch:
+    """A branch whose logits are the pooled vector of the last layer, [hidden width].
+
+    It splits at the top, so its rows are trunk rows to the end, and its head is the pooling that
+    the checkpoint was trained with and an output layer that is the identity, which is left out.
+    The vectors are not normalised.
+    """
+    config = backbone.config
+    return Branch(
+        spec=BranchSpec(
+            method=HeadOnly(),
+            head=HeadSpec(num_labels=config.hidden_width, pooling=backbone.pooling),
+        ),
+        split_depth=config.num_layers,
+        parameters={},
+        embeddings=None,
+        layers={},
+        head=Head(
+            pooling=backbone.pooling,
+            dense=None,
+            activation=TANH_BLOCK.activation,
+            norm=None,
+            norm_epsilon=config.layer_norm_epsilon,
+            output=None,
+        ),
+        head_parameters=0,
+        branch_parameters=0,
+    )

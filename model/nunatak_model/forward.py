@@ -1,7 +1,8 @@
 """The mixed forward: any rows of any tasks through one frozen backbone, in one pass.
 
-Axes: tokens = packed tokens of the batch, width = hidden width, rows = rows of a layout,
-labels = outputs of a task, *vectors = the tokens of a row for token heads, nothing for others.
+Axes: tokens = packed tokens of the batch, entered = packed tokens of the stage that begins,
+width = hidden width, labels = outputs of a task, *vectors = the tokens of a row for token heads,
+nothing for others.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,13 +16,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from nunatak_model.architectures import architecture_of
-from nunatak_model.backbone.backbone import Backbone
+from nunatak_model.backbone import Backbone
+from nunatak_model.batch import in_slot_order, layer_spans, run_heads
 from nunatak_model.branch import Branch
-from nunatak_model.kernels.graphs import TrunkGraphs
-from nunatak_model.kernels.spans import in_slot_order, layer_spans
+from nunatak_model.cuda_graphs import TrunkGraphs
+from nunatak_model.layer import TokenSpan, mix_layer
 from nunatak_model.methods import MethodKind
-from nunatak_model.mixed_heads import run_heads, select_rows
-from nunatak_model.mixed_layer import mix_layer
+from nunatak_model.ops.rows import select_rows
 from nunatak_model.plan import TRUNK, BatchPlan, BranchTraits, Lane, Layout, Stage, plan_batch
 from nunatak_model.text.encoding import Encoding
 from nunatak_model.trunk import TrunkActivations, TrunkSource, TrunkStates, trunk_source
@@ -162,7 +163,7 @@ def forward(
         layout,
         batch.branches,
         row_of,
-        sum_rows=backbone.kernels.sum_rows,
+        sum_rows=backbone.ops.sum_rows,
         dropout=dropout,
     )
     return [logits[pair] for pair in batch.pairs]
@@ -233,7 +234,7 @@ def _enter_stage(
     before: Layout,
     stage: Stage,
     entering: Sequence[Float[Tensor, "_ width"]],
-) -> Float[Tensor, "tokens width"]:
+) -> Float[Tensor, "entered width"]:
     """Copy every row of the stage from where it was, or from its trunk row, or held state."""
     if stage.source_rows is None:
         return hidden
@@ -259,7 +260,7 @@ def _run_stage(
     spans = layer_spans(layout, batch.branches, hidden.device)
     if graphs is not None and not spans and begin < end and graphs.can_run(layout.lengths):
         return graphs.run(hidden, layout.lengths, begin_layer=begin, end_layer=end)
-    attention = backbone.kernels.attention(layout.lengths, hidden.device)
+    attention = backbone.ops.attention(layout.lengths, hidden.device)
     run_layer = architecture_of(backbone.config).plan_layers(attention, backbone.config)
     for index in range(begin, end):
         if between_layers is not None:
@@ -270,3 +271,34 @@ def _run_stage(
         )
         hidden = run_layer(hidden, layer, dropout=dropout if spans else 0.0)
     return hidden
+
+
+def hidden_states(
+    backbone: Backbone, inputs: Sequence[Encoding], *, branch: Branch | None = None
+) -> tuple[Float[Tensor, "tokens width"], ...]:
+    """Return what each layer gives, from the lowest up: of a branch, or of the backbone itself.
+
+    For looking into a model; answers come from `forward`. The states of all inputs lie one after
+    another. The last is what the branch's head reads.
+    """
+    config = backbone.config
+    architecture = architecture_of(config)
+    own = None if branch is None else branch.embeddings
+    states = list[Tensor]()
+    with torch.inference_mode():
+        hidden = architecture.embed(list(inputs), own or backbone.embeddings, config)
+        everything = TokenSpan(tokens=slice(0, len(hidden)))
+        lengths = tuple(encoding.num_tokens for encoding in inputs)
+        attention = backbone.ops.attention(lengths, hidden.device)
+        run_layer = architecture.plan_layers(attention, config)
+        for index in range(config.num_layers):
+            override = None if branch is None else branch.layers.get(index)
+            layer = mix_layer(
+                backbone.layer(index),
+                [] if override is None else [(everything, override)],
+                index=index,
+                num_tokens=len(hidden),
+            )
+            hidden = run_layer(hidden, layer, dropout=0.0)
+            states.append(hidden)
+    return tuple(states)

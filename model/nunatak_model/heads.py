@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from nunatak_model.architectures import architecture_of
-from nunatak_model.backbone.backbone import Backbone
-from nunatak_model.backbone.config import (
+from nunatak_model.backbone import Backbone
+from nunatak_model.config import (
     TANH_BLOCK,
     Activation,
     BackboneConfig,
@@ -29,7 +29,12 @@ from nunatak_model.backbone.config import (
     HeadNorm,
     Pooling,
 )
-from nunatak_model.backbone.weights import (
+from nunatak_model.errors import InvalidHeadError
+from nunatak_model.ops.device import to_device
+from nunatak_model.ops.grouped import SlotGroups
+from nunatak_model.ops.linear import activate, apply_linear, layer_norm
+from nunatak_model.ops.rows import SumRows
+from nunatak_model.weights import (
     Linear,
     Norm,
     Shapes,
@@ -38,12 +43,6 @@ from nunatak_model.backbone.weights import (
     norm_if_any,
     norm_shapes,
 )
-from nunatak_model.errors import InvalidHeadError
-from nunatak_model.kernels.grouped import SlotGroups
-from nunatak_model.kernels.linear import activate, apply_linear
-from nunatak_model.kernels.row_sums import SumRows
-from nunatak_model.kernels.transfer import to_device
-from nunatak_model.mixed_layer import layer_norm
 
 INITIAL_DEVIATION = 0.02
 """`initializer_range` of BERT and RoBERTa."""

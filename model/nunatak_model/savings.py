@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from nunatak_model.architectures import encoder_shapes
-from nunatak_model.backbone.config import BackboneConfig
-from nunatak_model.backbone.weights import Shapes
+from nunatak_model.config import BackboneConfig
 from nunatak_model.heads import HeadSpec, head_shapes
+from nunatak_model.weights import Shapes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

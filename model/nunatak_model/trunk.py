@@ -1,19 +1,21 @@
 """Trunk states: what the trunk makes of an input, which may outlive the batch that computed it.
 
-A state depends on nothing but frozen things, so it is good for every task and every version.
+A state depends on nothing but frozen things, so it is good for every task and every version. The
+trunk cache holds the states read last, as many as a budget of bytes allows.
 
 Axes: tokens = tokens of one input, width = hidden width.
 """
 
+from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nunatak_model.backbone.backbone import Backbone
+from nunatak_model.backbone import Backbone
 from nunatak_model.text.encoding import Encoding
 
 
@@ -40,6 +42,7 @@ def trunk_source(backbone: Backbone, encoding: Encoding) -> TrunkSource:
     )
 
 
+@runtime_checkable
 class TrunkStates(Protocol):
     """States held from one batch to the next, by source and depth."""
 
@@ -63,3 +66,88 @@ class TrunkActivations:
     depth: int
     """Index of the layer that reads them."""
     hidden: Mapping[Encoding, Float[Tensor, "tokens width"]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrunkCacheStats:
+    """What a cache holds now, and what it has done since it was made."""
+
+    num_states: int
+    num_bytes: int
+    max_bytes: int
+    hits: int
+    """States that were read."""
+    misses: int
+    """States that had to be computed."""
+    evictions: int
+    """States dropped to keep the budget."""
+    saved_tokens: int
+    """Tokens of the states that were read."""
+
+
+class TrunkCache:
+    """The states read last, under a budget of bytes; the least recently used are dropped first.
+
+    Used by one thread at a time; `stats` may be read from any.
+    """
+
+    def __init__(self, *, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._states: OrderedDict[tuple[TrunkSource, int], Tensor] = OrderedDict()
+        """From the least to the most recently used."""
+        self._depths: dict[TrunkSource, set[int]] = {}
+        self._num_bytes = 0
+        self._hits = 0
+        self._misses = 0
+        self._evictions = 0
+        self._saved_tokens = 0
+
+    @property
+    def stats(self) -> TrunkCacheStats:
+        """Counts that are right one by one; a batch that runs now may be in some, not in others."""
+        return TrunkCacheStats(
+            num_states=len(self._states),
+            num_bytes=self._num_bytes,
+            max_bytes=self._max_bytes,
+            hits=self._hits,
+            misses=self._misses,
+            evictions=self._evictions,
+            saved_tokens=self._saved_tokens,
+        )
+
+    def depths(self, source: TrunkSource) -> Collection[int]:
+        """Return the depths at which the state of this source is held."""
+        return self._depths.get(source, ())
+
+    def read(self, source: TrunkSource, depth: int) -> Float[Tensor, "tokens width"]:
+        """Return a state that is held, not to be written into, and count a hit.
+
+        Raises:
+            KeyError: it is not held.
+        """
+        state = self._states[source, depth]
+        self._states.move_to_end((source, depth))
+        self._hits += 1
+        self._saved_tokens += len(state)
+        return state
+
+    def offer(self, source: TrunkSource, depth: int, state: Float[Tensor, "tokens width"]) -> None:
+        """Count a miss, and hold a copy of the state unless it alone is above the budget."""
+        self._misses += 1
+        if state.nbytes > self._max_bytes or (source, depth) in self._states:
+            return
+        # A copy, for a view of a batch would keep all of that batch in memory.
+        self._states[source, depth] = state.detach().clone()
+        self._depths.setdefault(source, set()).add(depth)
+        self._num_bytes += state.nbytes
+        while self._num_bytes > self._max_bytes:
+            self._evict()
+
+    def _evict(self) -> None:
+        (source, depth), state = self._states.popitem(last=False)
+        self._num_bytes -= state.nbytes
+        self._evictions += 1
+        depths = self._depths[source]
+        depths.remove(depth)
+        if not depths:
+            del self._depths[source]

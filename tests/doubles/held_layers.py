@@ -3,7 +3,7 @@
 import threading
 from typing import SupportsIndex, overload
 
-from nunatak_model.backbone.weights import LayerWeights
+from nunatak_model.weights import LayerWeights
 
 
 class HeldLayers(tuple[LayerWeights, ...]):

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from doubles.flash import install_flash_double
 from nunatak_model import Backbone
-from nunatak_model.kernels.kernels import Kernels
-from nunatak_model.kernels.row_sums import sum_by_segment
-from nunatak_model.kernels.slots import DEFAULT_PAGE_BYTES, SlotBanks
-from nunatak_model.kernels.varlen import varlen_attention
+from nunatak_model.backbone import Ops
+from nunatak_model.ops.attention import varlen_attention
+from nunatak_model.ops.grouped import DEFAULT_PAGE_BYTES, SlotBanks
+from nunatak_model.ops.rows import sum_by_segment
 
 
 def with_gpu_kernels(backbone: Backbone, *, page_bytes: int = DEFAULT_PAGE_BYTES) -> Backbone:
@@ -19,15 +19,15 @@ def with_gpu_kernels(backbone: Backbone, *, page_bytes: int = DEFAULT_PAGE_BYTES
     install_flash_double()
     banks = SlotBanks(dtype=backbone.dtype, device=backbone.device, page_bytes=page_bytes)
     return replace(
-        backbone, kernels=Kernels(attention=varlen_attention, sum_rows=sum_by_segment, banks=banks)
+        backbone, ops=Ops(attention=varlen_attention, sum_rows=sum_by_segment, banks=banks)
     )
 
 
 def banks_of(backbone: Backbone) -> SlotBanks:
     """The slots of a backbone of `with_gpu_kernels`."""
-    if backbone.kernels.banks is None:
+    if backbone.ops.banks is None:
         raise TypeError(f"{backbone.name} has no slots on {torch.device('cpu')}")
-    return backbone.kernels.banks
+    return backbone.ops.banks
 
 
 class Recorder:

@@ -60,7 +60,7 @@ from nunatak_model import (
     HeadOnly,
     Norms,
 )
-from nunatak_model.backbone.weights import Linear
+from nunatak_model.weights import Linear
 
 PICKLE_ADVICE = "save it again with save_adapter(..., use_safetensors=True)"
 PLACES = {"attention_adapter": "attention.output", "feedforward_adapter": "output"}

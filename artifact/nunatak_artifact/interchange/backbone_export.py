@@ -14,7 +14,7 @@ from nunatak_artifact.interchange.new_folder import new_folder
 from nunatak_artifact.interchange.transformers_layout import FAMILIES, config_fields
 from nunatak_model import Backbone, Pooling
 from nunatak_model.architectures import architecture_of, encoder_shapes
-from nunatak_model.backbone.weights import Linear
+from nunatak_model.weights import Linear
 
 
 def export_backbone(parameters: Mapping[str, Tensor], base: Backbone, folder: Path) -> None:

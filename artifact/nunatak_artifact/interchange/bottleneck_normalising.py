@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from nunatak_model import BackboneConfig, Bottleneck
-from nunatak_model.backbone.weights import Linear
+from nunatak_model.weights import Linear
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

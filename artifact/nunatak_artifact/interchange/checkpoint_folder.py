@@ -22,7 +22,7 @@ from nunatak_artifact.interchange.adapter_folder import (
     read_model,
 )
 from nunatak_model import InvalidTensorsError, tensors_from_bytes
-from nunatak_model.backbone.checkpoint import WEIGHTS, WEIGHTS_INDEX
+from nunatak_model.checkpoint import WEIGHTS, WEIGHTS_INDEX
 
 FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16)
 PICKLE_ADVICE: Final = (

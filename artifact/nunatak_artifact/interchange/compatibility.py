@@ -26,7 +26,7 @@ from nunatak_model import (
     UnsupportedBackboneError,
 )
 from nunatak_model.architectures import config_from
-from nunatak_model.backbone.tokenizer_settings import (
+from nunatak_model.tokenizer_settings import (
     TOKENIZER_CONFIG,
     check_settings,
     gives_token_types,

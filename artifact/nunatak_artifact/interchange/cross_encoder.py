@@ -23,7 +23,7 @@ from nunatak_artifact.interchange.compatibility import (
 )
 from nunatak_artifact.interchange.imported import ImportChoices, LogitUse
 from nunatak_model import Backbone
-from nunatak_model.backbone.sentence_folder import (
+from nunatak_model.sentence_folder import (
     SENTENCE_CONFIG,
     ReadJson,
     check_prompt,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from nunatak_model import BackboneConfig, Lora, LoraTarget
-from nunatak_model.overrides import LoraUpdate
+from nunatak_model.layer import LoraUpdate
 
 Updates = Mapping[tuple[int, LoraTarget], LoraUpdate]
 """Layer and target -> its update; at least one."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nunatak_artifact.interchange.compatibility import CONFIG, TOKENIZER
 from nunatak_model import Backbone
-from nunatak_model.backbone.checkpoint import WEIGHTS
+from nunatak_model.checkpoint import WEIGHTS
 
 MASKS: Final = ("[MASK]", "<mask>")
 

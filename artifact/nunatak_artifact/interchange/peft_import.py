@@ -52,7 +52,7 @@ from nunatak_artifact.interchange.peft_targets import (
     saved_modules,
 )
 from nunatak_model import Backbone, BackboneConfig, BranchSpec, HeadOnly, HeadSpec, Lora
-from nunatak_model.overrides import LoraUpdate
+from nunatak_model.layer import LoraUpdate
 from nunatak_registry import RankingScore
 
 PREFIX = "base_model.model."

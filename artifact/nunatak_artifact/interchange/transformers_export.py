@@ -22,7 +22,7 @@ from nunatak_artifact.interchange.transformers_layout import (
 )
 from nunatak_artifact.loading import LoadedTask
 from nunatak_model import Backbone, Bottleneck, HeadKind, LoraTarget
-from nunatak_model.overrides import LoraLayer
+from nunatak_model.layer import LoraLayer
 from nunatak_registry import TaskManifest
 
 QKV_ROWS: Mapping[LoraTarget, int] = {

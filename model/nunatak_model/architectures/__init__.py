@@ -5,9 +5,9 @@ from typing import Any
 
 from nunatak_model.architectures import bert, modernbert
 from nunatak_model.architectures.base import Architecture, RunLayer
-from nunatak_model.backbone.config import BackboneConfig
-from nunatak_model.backbone.weights import Shapes
+from nunatak_model.config import BackboneConfig
 from nunatak_model.errors import UnsupportedBackboneError
+from nunatak_model.weights import Shapes
 
 ARCHITECTURES: Mapping[str, Architecture[Any]] = {
     **dict.fromkeys(bert.MODEL_TYPES, bert),

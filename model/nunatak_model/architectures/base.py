@@ -4,20 +4,21 @@ Axes: tokens = packed tokens of the rows, width = hidden width.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from jaxtyping import Float
 from torch import Tensor
 
-from nunatak_model.backbone.config import BackboneConfig, DenseBlock, Pooling
-from nunatak_model.backbone.weights import EmbeddingWeights, Shapes
-from nunatak_model.kernels.attention import Attention
-from nunatak_model.mixed_layer import MixedLayer
+from nunatak_model.config import BackboneConfig, DenseBlock, Pooling
+from nunatak_model.layer import MixedLayer
+from nunatak_model.ops.attention import Attention
 from nunatak_model.text.encoding import Encoding
+from nunatak_model.weights import EmbeddingWeights, Shapes
 
 ConfigT_contra = TypeVar("ConfigT_contra", bound=BackboneConfig, contravariant=True)
 
 
+@runtime_checkable
 class RunLayer(Protocol):
     """Runs layers over the packed rows that it was planned for."""
 

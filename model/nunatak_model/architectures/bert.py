@@ -15,27 +15,27 @@ from torch import Tensor
 from torch.nn import functional
 
 from nunatak_model.architectures.base import RunLayer
-from nunatak_model.backbone.config import (
+from nunatak_model.config import (
     TANH_BLOCK,
     Activation,
     BackboneConfig,
     DenseBlock,
     Pooling,
 )
-from nunatak_model.backbone.weights import EmbeddingWeights, Shapes, linear_shapes, norm_shapes
 from nunatak_model.errors import UnsupportedBackboneError
-from nunatak_model.kernels.attention import Attention
-from nunatak_model.kernels.transfer import flattened
-from nunatak_model.mixed_layer import (
+from nunatak_model.layer import (
+    LoraTarget,
     MixedLayer,
     add_adapters,
-    layer_norm,
     mixed_linear,
     mixed_norm,
     mixed_qkv,
 )
-from nunatak_model.overrides import LoraTarget
+from nunatak_model.ops.attention import Attention
+from nunatak_model.ops.device import flattened
+from nunatak_model.ops.linear import layer_norm
 from nunatak_model.text.encoding import Encoding
+from nunatak_model.weights import EmbeddingWeights, Shapes, linear_shapes, norm_shapes
 
 POSITIONS_FROM_PADDING = {"bert": False, "roberta": True, "xlm-roberta": True, "camembert": True}
 """Values of `model_type`, and whether positions start after the padding id."""

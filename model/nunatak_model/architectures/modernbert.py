@@ -23,22 +23,21 @@ from torch import Tensor
 from torch.nn import functional
 
 from nunatak_model.architectures.base import RunLayer
-from nunatak_model.backbone.config import Activation, BackboneConfig, DenseBlock, HeadNorm, Pooling
-from nunatak_model.backbone.weights import EmbeddingWeights, Shapes, linear_shapes, norm_shapes
+from nunatak_model.config import Activation, BackboneConfig, DenseBlock, HeadNorm, Pooling
 from nunatak_model.errors import UnsupportedBackboneError
-from nunatak_model.kernels.attention import Attention
-from nunatak_model.kernels.linear import activate
-from nunatak_model.kernels.transfer import flattened
-from nunatak_model.mixed_layer import (
+from nunatak_model.layer import (
+    LoraTarget,
     MixedLayer,
     add_adapters,
-    layer_norm,
     mixed_linear,
     mixed_norm,
     mixed_qkv,
 )
-from nunatak_model.overrides import LoraTarget
+from nunatak_model.ops.attention import Attention
+from nunatak_model.ops.device import flattened
+from nunatak_model.ops.linear import activate, layer_norm
 from nunatak_model.text.encoding import Encoding
+from nunatak_model.weights import EmbeddingWeights, Shapes, linear_shapes, norm_shapes
 
 MODEL_TYPES = ("modernbert",)
 GLOBAL, LOCAL = "full_attention", "sliding_attention"

@@ -7,11 +7,11 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from nunatak_model.backbone.backbone import Backbone
-from nunatak_model.backbone.config import BackboneConfig
-from nunatak_model.backbone.weights import Shapes
+from nunatak_model.backbone import Backbone
+from nunatak_model.config import BackboneConfig
 from nunatak_model.errors import InvalidMethodError
-from nunatak_model.overrides import LayerOverride
+from nunatak_model.layer import LayerOverride
+from nunatak_model.weights import Shapes
 
 
 class MethodKind(StrEnum):

@@ -25,12 +25,12 @@ import torch
 from torch import Tensor
 
 from nunatak_model.architectures import bert, layer_shapes
-from nunatak_model.backbone.backbone import Backbone
-from nunatak_model.backbone.config import Activation, BackboneConfig
-from nunatak_model.backbone.weights import Norm, Shapes, linear_from, linear_shapes, norm_if_any
+from nunatak_model.backbone import Backbone
+from nunatak_model.config import Activation, BackboneConfig
 from nunatak_model.errors import InvalidMethodError
+from nunatak_model.layer import Adapter, AdapterInput, BottleneckLayer, LayerOverride
 from nunatak_model.methods.base import MethodKind, check_first_layer, copies, normal
-from nunatak_model.overrides import Adapter, AdapterInput, BottleneckLayer, LayerOverride
+from nunatak_model.weights import Norm, Shapes, linear_from, linear_shapes, norm_if_any
 
 INITIAL_DEVIATION = 0.01
 """Houlsby et al. 2019, sec. 3.6: results hold up to about 1e-2 and degrade above."""

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from nunatak_model.architectures import layer_shapes
-from nunatak_model.backbone.backbone import Backbone
-from nunatak_model.backbone.config import BackboneConfig
-from nunatak_model.backbone.weights import Shapes
+from nunatak_model.backbone import Backbone
+from nunatak_model.config import BackboneConfig
 from nunatak_model.errors import InvalidMethodError
+from nunatak_model.layer import LayerOverride, LoraLayer, LoraTarget, LoraUpdate
 from nunatak_model.methods.base import MethodKind, check_first_layer
-from nunatak_model.overrides import LayerOverride, LoraLayer, LoraTarget, LoraUpdate
+from nunatak_model.weights import Shapes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from nunatak_model import Backbone, Branch, BranchSpec, TopK, embedding_branch
-from nunatak_model.overrides import OwnLayer
+from nunatak_model.layer import OwnLayer
 
 WARM_UP_TEXT = "ready " * 128
 WARM_UP_TOKENS = (8, 128, 12, 96)

@@ -15,7 +15,7 @@ from doubles.backbones import tiny_backbone
 from doubles.serving import make_settings, running_client
 from doubles.tasks import publish_tiny_task
 from nunatak_model import Backbone, Method, TopK
-from nunatak_model.backbone.weights import LayerWeights
+from nunatak_model.weights import LayerWeights
 from nunatak_registry import Registry
 from nunatak_server.access.doors import KeyedDoor
 from nunatak_server.app import create_app

@@ -18,7 +18,7 @@ from doubles.backbones import tiny_backbone
 from doubles.serving import make_settings, running_server
 from doubles.tasks import publish_tiny_task
 from nunatak_model import Backbone
-from nunatak_model.backbone.weights import LayerWeights
+from nunatak_model.weights import LayerWeights
 from nunatak_registry import Registry
 
 TIMES = 5

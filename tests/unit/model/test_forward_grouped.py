@@ -31,8 +31,7 @@ from nunatak_model import (
     forward,
     initial_parameters,
 )
-from nunatak_model.kernels.grouped import ALIGNMENT_BYTES
-from nunatak_model.kernels.slots import FIRST_SLOTS
+from nunatak_model.ops.grouped import ALIGNMENT_BYTES, FIRST_SLOTS
 
 METHODS: list[Method] = [
     HeadOnly(),

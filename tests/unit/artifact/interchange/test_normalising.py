@@ -20,10 +20,10 @@ from nunatak_model import (
     Norms,
     build_branch,
 )
-from nunatak_model.backbone.weights import Linear
 from nunatak_model.branch import BranchSpec
 from nunatak_model.heads import HeadKind, HeadSpec
-from nunatak_model.overrides import LoraLayer, LoraUpdate
+from nunatak_model.layer import LoraLayer, LoraUpdate
+from nunatak_model.weights import Linear
 
 CONFIG = tiny_backbone().config
 WIDTHS = Lora(rank=1, targets=tuple(LoraTarget)).parameter_shapes(CONFIG)

@@ -1,18 +1,18 @@
 import pytest
 import torch
 
-from nunatak_server.engine.devices import resolve_device, resolve_dtype
+from nunatak_server.engine.devices import cuda_fault, resolve_device, resolve_dtype
 from nunatak_server.errors import InvalidSettingsError
 from nunatak_server.process.settings import ServingDtype
 
 
 def test_auto_is_a_device_this_machine_has() -> None:
-    expected = "cuda" if torch.cuda.is_available() else "cpu"
+    expected = "cpu" if cuda_fault(torch.device("cuda")) else "cuda"
 
     assert resolve_device("auto").type == expected
 
 
-@pytest.mark.parametrize("name", ["", "warp-drive", "cpu:x"])
+@pytest.mark.parametrize("name", ["", "warp-drive", "cpu:x", "mps", "xpu", "meta", "hpu"])
 def test_a_device_that_does_not_exist_is_refused(name: str) -> None:
     with pytest.raises(InvalidSettingsError, match="device"):
         resolve_device(name)
@@ -22,6 +22,17 @@ def test_a_device_that_does_not_exist_is_refused(name: str) -> None:
 def test_cuda_where_there_is_none_is_refused() -> None:
     with pytest.raises(InvalidSettingsError, match="no CUDA device"):
         resolve_device("cuda")
+
+
+def test_a_cuda_device_that_cannot_compute_is_refused_by_name_and_passed_over_by_auto() -> None:
+    def find_fault(device: torch.device) -> str | None:
+        return None if device.index == 1 else "this build of torch has no kernels for it"
+
+    assert resolve_device("cuda:1", find_fault=find_fault) == torch.device("cuda:1")
+    assert resolve_device("auto", find_fault=find_fault) == torch.device("cpu")
+    assert resolve_device("auto", find_fault=lambda _: None) == torch.device("cuda")
+    with pytest.raises(InvalidSettingsError, match="no kernels for it"):
+        resolve_device("cuda:0", find_fault=find_fault)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,240 @@
+"""The backbone: one frozen encoder, shared by every task."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from nunatak_model.config import BackboneConfig, Pooling
+from nunatak_model.errors import UnsupportedBackboneError
+from nunatak_model.ops.attention import (
+    PlanAttention,
+    attention_by_runs,
+    can_attend_varlen,
+    varlen_attention,
+)
+from nunatak_model.ops.grouped import SlotBanks, can_group
+from nunatak_model.ops.int8 import SCALE, quantized, restored
+from nunatak_model.ops.linear import can_pack, packed, plain
+from nunatak_model.ops.rows import SumRows, sum_by_index, sum_by_segment
+from nunatak_model.text.tokenizer import TextTokenizer
+from nunatak_model.weights import EmbeddingWeights, LayerWeights, Linear, Norm, layer_from
+
+INT8_SUFFIX = "+int8"
+"""Of the name of a quantized backbone, and of the source it is loaded from."""
+QUANTIZATION = "int8: symmetric, weights by output, inputs by token, version 1"
+"""Part of the digest: what else is to be computed needs another text."""
+PAGE_SHARE = 1 / 64
+"""Of a device's memory, for one page of slots; how much may lie open for versions of one form."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """One weight of a backbone layer that is not in memory."""
+
+    dtype: torch.dtype
+    digest: str
+    """SHA-256 of its values in `dtype`."""
+    num_bytes: int
+    """That it would take as it is served."""
+
+    def equals(self, tensor: Tensor) -> bool:
+        """Whether a tensor has its values, rounded to its dtype."""
+        return _digest(tensor.to(self.dtype)) == self.digest
+
+
+def left_out_of(tensor: Tensor, *, num_bytes: int) -> LeftOut:
+    """Return what is to be kept of a weight that will be dropped."""
+    return LeftOut(dtype=tensor.dtype, digest=_digest(tensor), num_bytes=num_bytes)
+
+
+def _digest(tensor: Tensor) -> str:
+    values = tensor.detach().cpu().contiguous().view(torch.uint8).numpy()
+    return hashlib.sha256(values.data).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ops:
+    """What computes on a device, one choice for each concern; plans are the same under all."""
+
+    attention: PlanAttention = attention_by_runs
+    sum_rows: SumRows = sum_by_index
+    banks: SlotBanks | None = None
+    """Where tasks lie, for products grouped over them; None where each runs by itself."""
+
+
+PLAIN_OPS = Ops()
+"""What runs everywhere, and what training runs."""
+
+
+def ops_for(config: BackboneConfig, *, dtype: torch.dtype, device: torch.device) -> Ops:
+    """The operations that serve such a backbone fastest on this device."""
+    varlen = can_attend_varlen(dtype, device, head_width=config.head_width)
+    banks = None
+    if can_group(config, dtype=dtype, device=device):
+        _, memory = torch.cuda.mem_get_info(device)
+        banks = SlotBanks(dtype=dtype, device=device, page_bytes=int(PAGE_SHARE * memory))
+    return Ops(
+        attention=varlen_attention if varlen else attention_by_runs,
+        sum_rows=sum_by_index if device.type == "cpu" else sum_by_segment,
+        banks=banks,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backbone:
+    """A pretrained encoder; its tensors are never written again."""
+
+    name: str
+    digest: str
+    """SHA-256 over configuration, tokenizer and stored weights; the same at any dtype."""
+    config: BackboneConfig
+    tokenizer: TextTokenizer
+    pooling: Pooling
+    """How the checkpoint was trained to turn token vectors into one."""
+    max_embedding_tokens: int
+    """Length in tokens that the checkpoint cuts a text to before embedding it."""
+    pooler: Linear | None
+    """The checkpoint's dense layer after pooling, from which heads start; not encoder."""
+    pooler_norm: Norm | None
+    """The norm after it, where the architecture has one there."""
+    parameters: Mapping[str, Tensor]
+    """All encoder weights by stored name; `embeddings` and `layers` are views of the same."""
+    embeddings: EmbeddingWeights
+    layers: tuple[LayerWeights, ...]
+    """From the lowest up; fewer than the configuration says where only the lowest are held."""
+    left_out: Mapping[str, LeftOut] = field(default_factory=dict[str, LeftOut])
+    """What is known of the weights of the layers that are not held."""
+    is_packed: bool = False
+    """Whether linear maps are laid out for serving, and take no gradients."""
+    ops: Ops = PLAIN_OPS
+    """What computes on its device."""
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether the layers' linear maps are in 8-bit integers."""
+        return any(layer.qkv.scale is not None for layer in self.layers)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Number format of the weights."""
+        return self.embeddings.word.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.embeddings.word.device
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of embeddings and held layers; scales of quantized ones are none."""
+        tensors = self.parameters.items()
+        return sum(it.numel() for name, it in tensors if not name.endswith(SCALE))
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of embeddings and held layers."""
+        return sum(tensor.nbytes for tensor in self.parameters.values())
+
+    @property
+    def whole_bytes(self) -> int:
+        """Bytes of embeddings and all layers: what each dedicated model would hold."""
+        return self.num_bytes + sum(it.num_bytes for it in self.left_out.values())
+
+    def layer(self, index: int) -> LayerWeights | None:
+        """The weights of a layer, from 0; None where it is not held."""
+        return self.layers[index] if index < len(self.layers) else None
+
+    def equals(self, name: str, tensor: Tensor) -> bool | None:
+        """Whether an encoder weight has these values, in its dtype; None if there is none such."""
+        if name in self.left_out:
+            return self.left_out[name].equals(tensor)
+        frozen = self.floating(name)
+        if frozen is None:
+            return None
+        return torch.equal(tensor.to(frozen.device, frozen.dtype), frozen)
+
+    def floating(self, name: str) -> Tensor | None:
+        """The encoder weight of that name as plain numbers, or None if there is none.
+
+        A packed one is laid out as it was, and of an integer one it is what it stands for.
+        """
+        tensor = self.parameters.get(name)
+        if tensor is None or tensor.is_floating_point():
+            return None if tensor is None else plain(tensor)
+        return restored(tensor, self.parameters[f"{name.removesuffix('weight')}{SCALE}"])
+
+
+def quantize_backbone(backbone: Backbone) -> Backbone:
+    """The backbone whose layers multiply in 8-bit integers (see `nunatak_model.ops.int8`).
+
+    It computes other numbers, so it is another backbone, with a digest and a name of its own:
+    tasks are trained on it to be served on it, and those of the original are refused.
+
+    Raises:
+        UnsupportedBackboneError: it is packed or quantized, or not on the CPU.
+    """
+    if backbone.is_packed or backbone.is_quantized or backbone.device.type != "cpu":
+        raise UnsupportedBackboneError(
+            f"only a plain backbone on the CPU can be quantized, got {backbone.name!r} on "
+            f"{backbone.device}; serve it as it is"
+        )
+    parameters = quantized(backbone.parameters)
+    digest = hashlib.sha256(f"{backbone.digest} {QUANTIZATION}".encode()).hexdigest()
+    return replace(
+        backbone,
+        name=f"{backbone.name}{INT8_SUFFIX}",
+        digest=digest,
+        parameters=parameters,
+        layers=tuple(layer_from(parameters, index) for index in range(len(backbone.layers))),
+    )
+
+
+def keep_lowest_layers(backbone: Backbone, num_layers: int) -> Backbone:
+    """The same backbone without the memory of its upper layers.
+
+    Tasks that own all layers from `num_layers` up, or from below, answer as before; whatever would
+    read a layer that is not held is refused by `LayerNotHeldError`.
+
+    Raises:
+        UnsupportedBackboneError: it has fewer layers, or none would be left, or it is packed.
+    """
+    if backbone.is_packed or not 1 <= num_layers <= len(backbone.layers):
+        raise UnsupportedBackboneError(
+            f"{backbone.name!r} can be held with 1 to {len(backbone.layers)} of its layers, before "
+            f"it is packed; got {num_layers}"
+        )
+    upper = tuple(f"layers.{index}." for index in range(num_layers, len(backbone.layers)))
+    names = [name for name in backbone.parameters if name.startswith(upper)]
+    parameters = {name: it for name, it in backbone.parameters.items() if name not in names}
+    left_out = {
+        name: left_out_of(floating, num_bytes=backbone.parameters[name].nbytes)
+        for name in names
+        if (floating := backbone.floating(name)) is not None
+    }
+    return replace(
+        backbone,
+        parameters=parameters,
+        layers=tuple(layer_from(parameters, index) for index in range(num_layers)),
+        left_out={**backbone.left_out, **left_out},
+    )
+
+
+def pack_backbone(backbone: Backbone) -> Backbone:
+    """The same backbone ready to serve; branches follow by `convert_branch`.
+
+    Where the CPU gains by it, its linear maps are packed; on other devices, it gets the
+    operations that are fastest there.
+    """
+    if not can_pack(backbone.dtype, backbone.device):
+        ops = ops_for(backbone.config, dtype=backbone.dtype, device=backbone.device)
+        return replace(backbone, ops=ops)
+    parameters = packed(backbone.parameters)
+    return replace(
+        backbone,
+        parameters=parameters,
+        layers=tuple(layer_from(parameters, index) for index in range(len(backbone.layers))),
+        is_packed=True,
+    )

@@ -1,1 +1,0 @@
-"""The backbone: its shape, its frozen weights, and where they come from."""

@@ -1,0 +1,163 @@
+"""The batch: from the plan's rows of single branches to what a device runs at once.
+
+Branches in slots of one page run together, in the order of their slots; all others by themselves.
+
+Axes: tokens = packed tokens of the last layout, width = hidden width, vectors = pooled vectors or
+token vectors of some rows, labels = outputs of a task, *vectors = the tokens of a row for token
+heads, nothing for others.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from nunatak_model.branch import Branch, Layers
+from nunatak_model.heads import Head, apply_head, pool
+from nunatak_model.layer import TokenSpan
+from nunatak_model.ops.device import to_device
+from nunatak_model.ops.grouped import SlotGroups, slot_groups
+from nunatak_model.ops.rows import SumRows, select_rows
+from nunatak_model.plan import Lane, Layout, Span
+
+Pair = tuple[int, int]
+"""An input and a branch, by index."""
+NO_PLACE = (-1, 0)
+"""Of branches without slots; before that of any page."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSpan:
+    """Tokens, and what they run at each layer."""
+
+    span: TokenSpan
+    layers: Layers
+
+
+def in_slot_order(branches: Iterable[Branch]) -> tuple[Branch, ...]:
+    """Distinct branches so that those of one page are neighbours, in the order of their slots."""
+    return tuple(sorted(dict.fromkeys(branches), key=_place))
+
+
+def layer_spans(
+    layout: Layout, branches: Sequence[Branch], device: torch.device
+) -> tuple[LayerSpan, ...]:
+    """What the tokens of a stage run that is not frozen, in the order of the plan's lanes."""
+    own = [span for span in layout.spans if span.lane is not Lane.TRUNK]
+    found = list[LayerSpan]()
+    for _, neighbours in groupby(own, lambda span: _page(span.branch, branches)):
+        spans = list(neighbours)
+        found.append(_span(spans, [branches[it.branch] for it in spans], device))
+    return tuple(found)
+
+
+def _span(spans: Sequence[Span], branches: Sequence[Branch], device: torch.device) -> LayerSpan:
+    tokens = slice(spans[0].begin, spans[-1].end)
+    first = branches[0].slots
+    if len(spans) == 1 or first is None or first.layers is None:
+        return LayerSpan(span=TokenSpan(tokens=tokens), layers=branches[0].layers)
+    members = [
+        (branch.slots.layers.index, span.end - span.begin)
+        for span, branch in zip(spans, branches, strict=True)
+        if branch.slots is not None and branch.slots.layers is not None
+    ]
+    page = first.layers.page
+    groups = slot_groups(members, num_slots=page.num_slots, device=device)
+    return LayerSpan(span=TokenSpan(tokens=tokens, groups=groups), layers=page.stack)
+
+
+def _page(index: int, branches: Sequence[Branch]) -> tuple[int, int]:
+    """Equal for branches that run together."""
+    page, _ = _place(branches[index])
+    return (page, 0) if page >= 0 else (page, index)
+
+
+def _place(branch: Branch) -> tuple[int, int]:
+    slots = branch.slots
+    return NO_PLACE if slots is None or slots.layers is None else slots.layers.place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _HeadRun:
+    """Rows that run through heads in one go: of one task, or of many whose heads are stacked."""
+
+    pairs: tuple[Pair, ...]
+    rows: tuple[int, ...]
+    """Of the last layout, one for each pair."""
+    head: Head
+    groups: SlotGroups | None = None
+
+
+def run_heads(
+    hidden: Float[Tensor, "tokens width"],
+    layout: Layout,
+    branches: Sequence[Branch],
+    row_of: dict[Pair, int],
+    *,
+    sum_rows: SumRows,
+    dropout: float,
+) -> dict[Pair, Float[Tensor, "*vectors labels"]]:
+    """Logits of each pair, which lies in this row of the layout."""
+    poolings = {branch.head.pooling for branch in branches}
+    pooled = {
+        each: pool(hidden, layout.lengths, each, sum_rows=sum_rows)
+        for each in poolings
+        if each is not None
+    }
+    logits = dict[Pair, Tensor]()
+    for run in _head_runs(row_of, branches, layout, hidden.device):
+        if run.head.pooling is None:
+            features = select_rows(hidden, layout.offsets, run.rows)
+            scores = apply_head(features, run.head, dropout=dropout, groups=run.groups)
+            parts = torch.split(scores, [layout.lengths[row] for row in run.rows])
+        else:
+            index = to_device(run.rows, hidden.device)
+            features = pooled[run.head.pooling].index_select(0, index)
+            parts = apply_head(features, run.head, dropout=dropout, groups=run.groups).unbind()
+        for pair, part in zip(run.pairs, parts, strict=True):
+            logits[pair] = part if run.groups is None else _own_labels(part, branches[pair[1]])
+    return logits
+
+
+def _head_runs(
+    row_of: dict[Pair, int], branches: Sequence[Branch], layout: Layout, device: torch.device
+) -> list[_HeadRun]:
+    pairs_of: dict[int, list[Pair]] = defaultdict(list)
+    for pair in row_of:
+        pairs_of[pair[1]].append(pair)
+    pages: dict[int, list[int]] = defaultdict(list)
+    for branch in pairs_of:
+        slots = branches[branch].slots
+        # A number of no page, different for each branch, where it has no slot.
+        pages[-1 - branch if slots is None else slots.head.page.number].append(branch)
+    runs = list[_HeadRun]()
+    for members in pages.values():
+        ordered = sorted(members, key=lambda it: _slot(branches[it]))
+        pairs = tuple(pair for branch in ordered for pair in pairs_of[branch])
+        rows = tuple(row_of[pair] for pair in pairs)
+        first = branches[ordered[0]]
+        if len(ordered) == 1 or first.slots is None:
+            runs.append(_HeadRun(pairs=pairs, rows=rows, head=first.head))
+            continue
+        page = first.slots.head.page
+        sizes = [layout.lengths[row] if first.head.pooling is None else 1 for row in rows]
+        slots = [_slot(branches[branch]) for _, branch in pairs]
+        groups = slot_groups(
+            list(zip(slots, sizes, strict=True)), num_slots=page.num_slots, device=device
+        )
+        runs.append(_HeadRun(pairs=pairs, rows=rows, head=page.stack, groups=groups))
+    return runs
+
+
+def _slot(branch: Branch) -> int:
+    return 0 if branch.slots is None else branch.slots.head.index
+
+
+def _own_labels(
+    scores: Float[Tensor, "*vectors padded"], branch: Branch
+) -> Float[Tensor, "*vectors labels"]:
+    return scores[..., : branch.spec.head.num_labels]

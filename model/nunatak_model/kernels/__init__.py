@@ -1,1 +1,0 @@
-"""Kernels: products, attention and memory as a device does them best."""

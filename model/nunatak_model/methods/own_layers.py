@@ -1,0 +1,114 @@
+"""Methods whose tasks own whole layers: the top k, all of them, or none.
+
+Lee, Tang, Lin 2019, "What Would Elsa Do? Freezing Layers During Transformer Fine-Tuning"
+(arXiv:1911.03090), sec. 3: embeddings and the first N of L layers stay frozen, k = L - N; N = L is
+a head alone. A norm over the encoder's output (ModernBERT) belongs to the last layer, so it is the
+task's own too. Full fine-tuning, the baseline, owns the embeddings as well.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from nunatak_model.architectures import encoder_shapes, layer_shapes
+from nunatak_model.backbone import Backbone
+from nunatak_model.config import BackboneConfig
+from nunatak_model.errors import InvalidMethodError
+from nunatak_model.layer import LayerOverride, OwnLayer
+from nunatak_model.methods.base import MethodKind, copies
+from nunatak_model.weights import Shapes, layer_from
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopK:
+    """The top `num_layers` layers are the task's own."""
+
+    kind: ClassVar[MethodKind] = MethodKind.TOPK
+    num_layers: int = 2
+
+    def check(self, config: BackboneConfig) -> None:
+        """Raise `InvalidMethodError` unless the backbone has that many layers."""
+        if not 1 <= self.num_layers <= config.num_layers:
+            raise InvalidMethodError(
+                f"topk layers must be in [1, {config.num_layers}], got {self.num_layers} "
+                f"(the backbone has {config.num_layers} layers)"
+            )
+
+    def split_depth(self, config: BackboneConfig) -> int:
+        """The lowest own layer."""
+        return config.num_layers - self.num_layers
+
+    def parameter_shapes(self, config: BackboneConfig) -> Shapes:
+        """All tensors of the top layers."""
+        shapes: Shapes = {}
+        for layer in range(self.split_depth(config), config.num_layers):
+            shapes |= layer_shapes(layer, config)
+        return shapes
+
+    def initial_parameters(
+        self, backbone: Backbone, generator: torch.Generator
+    ) -> dict[str, Tensor]:
+        """Copies of the backbone's top layers."""
+        return copies(backbone, self.parameter_shapes(backbone.config))
+
+    def layer(self, index: int, parameters: Mapping[str, Tensor]) -> LayerOverride:
+        """The task's own layer."""
+        return OwnLayer(weights=layer_from(parameters, index))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Full:
+    """Embeddings and every layer are the task's own; nothing is shared."""
+
+    kind: ClassVar[MethodKind] = MethodKind.FULL
+
+    def check(self, config: BackboneConfig) -> None:
+        """Accept every backbone."""
+
+    def split_depth(self, config: BackboneConfig) -> None:
+        """None: the task owns its embeddings too."""
+
+    def parameter_shapes(self, config: BackboneConfig) -> Shapes:
+        """All tensors of the encoder."""
+        return encoder_shapes(config)
+
+    def initial_parameters(
+        self, backbone: Backbone, generator: torch.Generator
+    ) -> dict[str, Tensor]:
+        """A copy of the whole backbone."""
+        return copies(backbone, self.parameter_shapes(backbone.config))
+
+    def layer(self, index: int, parameters: Mapping[str, Tensor]) -> LayerOverride:
+        """The task's own layer."""
+        return OwnLayer(weights=layer_from(parameters, index))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadOnly:
+    """Nothing but a head on the frozen backbone; the branch has no layers."""
+
+    kind: ClassVar[MethodKind] = MethodKind.HEAD
+
+    def check(self, config: BackboneConfig) -> None:
+        """Accept every backbone."""
+
+    def split_depth(self, config: BackboneConfig) -> int:
+        """The whole encoder is trunk."""
+        return config.num_layers
+
+    def parameter_shapes(self, config: BackboneConfig) -> Shapes:
+        """No tensors."""
+        return {}
+
+    def initial_parameters(
+        self, backbone: Backbone, generator: torch.Generator
+    ) -> dict[str, Tensor]:
+        """No tensors."""
+        return {}
+
+    def layer(self, index: int, parameters: Mapping[str, Tensor]) -> LayerOverride:
+        """Raise: no layer is at or above the split depth."""
+        raise InvalidMethodError(f"a head alone has no branch layers, asked for layer {index}")

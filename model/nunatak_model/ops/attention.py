@@ -1,0 +1,228 @@
+"""Self-attention over packed rows of different lengths.
+
+Attention has no task parameters, so all rows of a batch share it, whatever runs them. Rows lie
+packed one after another, and each is read where it lies: nothing is padded or gathered, and no
+row's numbers ever meet another's. Two forms compute it:
+
+- by runs, on every device and at every dtype: neighbours of equal length share a call of torch's
+  own kernel;
+- in one call for all rows, by CUDA's flash kernels (Dao 2023, arXiv:2307.08691).
+
+Axes: tokens = packed tokens, bounds = number of packed rows plus one, three_width = query, key and
+value of all heads side by side, width = hidden width.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, groupby
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int, Int32
+from torch import Tensor
+from torch.nn import functional
+
+from nunatak_model.ops.device import flattened, to_device
+
+FLASH_DTYPES = (torch.bfloat16, torch.float16)
+FLASH_CAPABILITY = 8
+"""Major compute capability from which torch's flash kernels run (Ampere)."""
+FLASH_ALIGNMENT, FLASH_WIDEST_HEAD = 8, 256
+"""Head widths that the kernels take: multiples of the first, up to the second."""
+EVERYWHERE = (-1, -1)
+
+
+@runtime_checkable
+class Attention(Protocol):
+    """How the tokens of some packed rows attend to one another, whatever kernel computes it."""
+
+    def positions(self) -> Int[Tensor, " tokens"]:
+        """Place of each token in its row, counted from 0."""
+        ...
+
+    def narrow(self, reach: int) -> "Attention":
+        """The same rows, with tokens that see only `reach` neighbours to either side."""
+        ...
+
+    def __call__(
+        self, qkv: Float[Tensor, "tokens three_width"], *, num_heads: int, dropout: float
+    ) -> Float[Tensor, "tokens width"]:
+        """Let the tokens of each row attend to one another (see `attend`)."""
+        ...
+
+
+PlanAttention = Callable[[Sequence[int], torch.device], Attention]
+"""Prepares attention over packed rows of these lengths, on a device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionRun:
+    """Neighbouring rows of one length."""
+
+    num_rows: int
+    length: int
+    mask: Bool[Tensor, "length length"] | None = None
+    """True where a query may see a key; None if all may see all."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Packed tokens of all rows."""
+        return self.num_rows * self.length
+
+
+AttentionPlan = tuple[AttentionRun, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunAttention:
+    """Attention by torch's own kernel, one call for each run: on every device, at every dtype."""
+
+    plan: AttentionPlan
+    device: torch.device
+
+    def positions(self) -> Int[Tensor, " tokens"]:
+        """Place of each token in its row, counted from 0."""
+        lengths = (run.length for run in self.plan for _ in range(run.num_rows))
+        return flattened(map(range, lengths), self.device)
+
+    def narrow(self, reach: int) -> "RunAttention":
+        """The same rows, with tokens that see only `reach` neighbours to either side."""
+        return replace(self, plan=narrow(self.plan, reach=reach, device=self.device))
+
+    def __call__(
+        self, qkv: Float[Tensor, "tokens three_width"], *, num_heads: int, dropout: float
+    ) -> Float[Tensor, "tokens width"]:
+        """Let the tokens of each row attend to one another (see `attend`)."""
+        return attend(qkv, self.plan, num_heads=num_heads, dropout=dropout)
+
+
+def attention_by_runs(lengths: Sequence[int], device: torch.device) -> RunAttention:
+    """Prepare attention by runs of rows of one length."""
+    return RunAttention(plan=plan_attention(lengths), device=device)
+
+
+def plan_attention(lengths: Sequence[int]) -> AttentionPlan:
+    """Fall packed rows into runs of equal length, in their order."""
+    return tuple(
+        AttentionRun(num_rows=sum(1 for _ in rows), length=length)
+        for length, rows in groupby(lengths)
+    )
+
+
+def narrow(plan: AttentionPlan, *, reach: int, device: torch.device) -> AttentionPlan:
+    """The same rows, with tokens that see only `reach` neighbours to either side.
+
+    A mask over full products: what lies out of reach is computed and thrown away.
+    """
+    return tuple(_narrow_run(run, reach, device) for run in plan)
+
+
+def attend(
+    qkv: Float[Tensor, "tokens three_width"],
+    plan: AttentionPlan,
+    *,
+    num_heads: int,
+    dropout: float,
+) -> Float[Tensor, "tokens width"]:
+    """Let the tokens of each row attend to one another.
+
+    Semantics:
+        for row in rows:
+            q, k, v = qkv[row].split(width)
+            out[row] = softmax(q @ k.T / sqrt(head width)) @ v        for each head
+    """
+    width = qkv.shape[1] // 3
+    outputs = list[Tensor]()
+    parts = torch.split(qkv, [run.num_tokens for run in plan])
+    for run, rows in zip(plan, parts, strict=True):
+        heads = rows.view(run.num_rows, run.length, 3, num_heads, width // num_heads)
+        query, key, value = heads.permute(2, 0, 3, 1, 4)
+        context = functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=run.mask, dropout_p=dropout
+        )
+        outputs.append(context.transpose(1, 2).reshape(run.num_tokens, width))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def _narrow_run(run: AttentionRun, reach: int, device: torch.device) -> AttentionRun:
+    if run.length <= reach + 1:
+        return run
+    places = torch.arange(run.length, device=device)
+    return replace(run, mask=(places.unsqueeze(1) - places).abs() <= reach)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VarlenAttention:
+    """Attention in one call: rows by their bounds, which lie on the device."""
+
+    bounds: Int32[Tensor, " bounds"]
+    """First token of each row, and the number of all tokens at the end."""
+    longest: int
+    """No row is longer; more is right too, and only plans more blocks."""
+    num_tokens: int
+    """Of all rows; tokens behind the last bound belong to no row, and theirs are undefined."""
+    window: tuple[int, int] = EVERYWHERE
+    """Neighbours that a token sees to the left and to the right."""
+
+    def positions(self) -> Int[Tensor, " tokens"]:
+        """Place of each token in its row, counted from 0; computed on the device."""
+        places = torch.arange(self.num_tokens, device=self.bounds.device)
+        row = torch.searchsorted(self.bounds, places, right=True) - 1
+        return places - self.bounds.index_select(0, row)
+
+    def narrow(self, reach: int) -> "VarlenAttention":
+        """The same rows, with tokens that see only `reach` neighbours to either side."""
+        return replace(self, window=(reach, reach))
+
+    def __call__(
+        self, qkv: Float[Tensor, "tokens three_width"], *, num_heads: int, dropout: float
+    ) -> Float[Tensor, "tokens width"]:
+        """Let the tokens of each row attend to one another (see `attend`).
+
+        Raises:
+            ValueError: dropout is asked for, which the kernels have not.
+        """
+        if dropout > 0.0:
+            raise ValueError(
+                f"the kernels that serve have no dropout, got {dropout}; "
+                "train on a backbone that is not packed"
+            )
+        # It brings torch's compiler along, whose import takes as long as that of torch itself.
+        from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415 - for CUDA alone
+
+        query, key, value = qkv.view(len(qkv), 3, num_heads, -1).unbind(1)
+        # The arguments of torch 2.11, which all later versions take.
+        context = varlen_attn(
+            query,
+            key,
+            value,
+            self.bounds,
+            self.bounds,
+            self.longest,
+            self.longest,
+            window_size=self.window,
+        )
+        if isinstance(context, tuple):
+            raise TypeError("varlen_attn gave more than was asked for")
+        return context.flatten(1)
+
+
+def varlen_attention(lengths: Sequence[int], device: torch.device) -> VarlenAttention:
+    """Prepare attention over packed rows of these lengths."""
+    bounds = list(accumulate(lengths, initial=0))
+    return VarlenAttention(
+        bounds=to_device(bounds, device, dtype=torch.int32),
+        longest=max(lengths),
+        num_tokens=bounds[-1],
+    )
+
+
+def can_attend_varlen(dtype: torch.dtype, device: torch.device, *, head_width: int) -> bool:
+    """Whether the flash kernels run in this number format, on this device, at this head width."""
+    return (
+        device.type == "cuda"
+        and dtype in FLASH_DTYPES
+        and head_width % FLASH_ALIGNMENT == 0
+        and head_width <= FLASH_WIDEST_HEAD
+        and torch.cuda.get_device_capability(device)[0] >= FLASH_CAPABILITY
+    )

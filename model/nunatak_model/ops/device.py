@@ -1,0 +1,87 @@
+"""Devices: the way to them, and the threads that compute on a CPU.
+
+A copy from ordinary memory makes the host wait for all that the device still has to do. A copy from
+pinned memory does not, so everything goes through it; torch keeps the pinned buffers for the next.
+"""
+
+import threading
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+from itertools import chain
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+
+def to_device(
+    numbers: Sequence[int], device: torch.device, *, dtype: torch.dtype = torch.int64
+) -> Int[Tensor, " numbers"]:
+    """Integers as a tensor on the device; the host does not wait for them to arrive."""
+    if device.type != "cuda":
+        return torch.tensor(numbers, dtype=dtype, device=device)
+    return torch.tensor(numbers, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+
+
+def flattened(lists: Iterable[Sequence[int]], device: torch.device) -> Int[Tensor, " tokens"]:
+    """Numbers of the tokens of rows, one row after another, on the device."""
+    return to_device(list(chain.from_iterable(lists)), device)
+
+
+def write_on_device(source: Tensor, target: Tensor) -> None:
+    """Write a tensor over one of the same shape and dtype that lies on a device.
+
+    What reads `target` on the same stream reads the new values.
+    """
+    if target.device.type == "cuda" and source.device.type == "cpu":
+        source = source.contiguous().pin_memory()
+    target.copy_(source, non_blocking=True)
+
+
+class BesideCompute:
+    """Use of a device by other threads, beside the stream on which batches are computed."""
+
+    def __init__(self, device: torch.device) -> None:
+        # One for all threads: memory that is given back is reused on the stream it came from.
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    @contextmanager
+    def work(self) -> Generator[None]:
+        """Let the calling thread work beside the batches.
+
+        It starts after what batches have been asked so far, and when the block ends, what it did
+        is done. So the version that a thread loads is complete before any batch can know of it,
+        memory that a batch may still read is not written, and no batch waits for a load.
+        """
+        stream = self._stream
+        if stream is None:
+            yield
+            return
+        stream.wait_stream(torch.cuda.default_stream(stream.device))
+        try:
+            with torch.cuda.stream(stream):
+                yield
+        finally:
+            # After a failure too: memory that is given back must not be written any more.
+            stream.record_event().synchronize()
+
+
+def compute_without_helpers() -> None:
+    """Let the calling thread compute alone from now on.
+
+    Every other that has computed goes on as before; one that begins in this very moment may stay
+    alone as well.
+
+    Each thread that computes has helpers of its own, as many as there are cores. Two such teams on
+    the same cores wait for each other's turns of the scheduler within each operation, so both take
+    many times as long: work that shall not disturb the batches is done by one thread.
+    """
+    others = torch.get_num_threads()
+    if others == 1:
+        return
+    torch.set_num_threads(1)
+    # What was set last also holds for threads that have not computed yet; so it is set back, on a
+    # thread that will not compute.
+    resetting = threading.Thread(target=torch.set_num_threads, args=(others,))
+    resetting.start()
+    resetting.join()

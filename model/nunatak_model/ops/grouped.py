@@ -1,0 +1,229 @@
+"""Grouped products: the maps of many tasks, each over its own tokens, in one kernel.
+
+A grouped product reads its weights from one tensor, [slots, out, in]. Stacking those of a batch
+would copy them every time; so a task version is written once, when it is loaded, into a slot of
+tensors that were allocated before, and stays there. A *page* is one such set of tensors, of a fixed
+number of slots for versions of one form. Pages are opened when versions come, and end with the last
+version in them; a slot is free again when the version that had it is no longer referred to.
+
+A batch refers to its versions until its answers are on the host, so no kernel that runs can still
+read a slot that is free.
+
+Axes: tokens = packed tokens of the groups, slots = places of a page, in, out = widths of a map.
+"""
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, count
+from math import prod
+from typing import Any, Generic, TypeVar
+
+import torch
+from jaxtyping import Float, Int, Int32
+from torch import Tensor
+from torch.nn import functional
+
+from nunatak_model.config import BackboneConfig
+from nunatak_model.ops.device import to_device, write_on_device
+from nunatak_model.weights import Shapes
+
+ALIGNMENT_BYTES = 16
+"""To which the kernel wants the widths of its operands padded."""
+GROUPED_DTYPE = torch.bfloat16
+GROUPED_CAPABILITIES = (9, 10)
+"""Major compute capabilities with the kernel (Hopper, Blackwell); elsewhere torch loops, and waits
+for the device to learn the bounds."""
+FIRST_SLOTS, MAX_SLOTS = 8, 64
+"""Of a form's first page, and of those that follow when it is full.
+
+A form of one version should not hold the room of many; each page has products of its own, so many
+versions should not lie in many pages.
+"""
+DEFAULT_PAGE_BYTES = 256 * 1024**2
+
+StackT = TypeVar("StackT")
+Arrange = Callable[[Mapping[str, Tensor]], StackT]
+"""Makes of named tensors what a kernel takes: layers, or a head."""
+
+
+class Page(Generic[StackT]):
+    """Tensors [slots, *shape] under the names of the parameters."""
+
+    def __init__(self, *, number: int, tensors: Mapping[str, Tensor], stack: StackT) -> None:
+        self.number = number
+        """Order among all pages of a process."""
+        self.tensors = tensors
+        self.stack = stack
+        """The same tensors as the kernels take them."""
+        self.num_slots = len(next(iter(tensors.values())))
+        # Appended and popped by different threads; each is one step for the interpreter.
+        self.free = deque(range(self.num_slots))
+
+
+class Slot(Generic[StackT]):
+    """One place in a page; free again when nothing refers to this object."""
+
+    def __init__(self, page: Page[StackT], index: int) -> None:
+        self.page = page
+        self.index = index
+        weakref.finalize(self, page.free.append, index).atexit = False
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Page and index: the order in which grouped kernels read."""
+        return self.page.number, self.index
+
+    def parameters(self) -> dict[str, Tensor]:
+        """What lies in the slot; the tensors are views, to be kept no longer than the slot."""
+        return {name: tensor[self.index] for name, tensor in self.page.tensors.items()}
+
+    def write(self, parameters: Mapping[str, Tensor]) -> None:
+        """Fill the slot with parameters of the page's names, shapes and number format."""
+        with torch.no_grad():
+            for name, target in self.parameters().items():
+                write_on_device(parameters[name], target)
+
+
+class SlotBanks:
+    """All pages of one backbone; may be used by several threads at once."""
+
+    def __init__(
+        self,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        page_bytes: int = DEFAULT_PAGE_BYTES,
+    ) -> None:
+        self._dtype = dtype
+        self._device = device
+        self._page_bytes = page_bytes
+        self._numbers = count()
+        # Weak, so that a page ends with its last slot.
+        self._pages: dict[Hashable, list[weakref.ref[Page[Any]]]] = {}
+        self._lock = threading.Lock()
+
+    def take(self, form: Hashable, shapes: Shapes, arrange: Arrange[StackT]) -> Slot[StackT]:
+        """Take a free slot for parameters of this form, which decides shapes and arrangement."""
+        with self._lock:
+            pages = self._open_pages(form)
+            for page in pages:
+                try:
+                    return Slot(page, page.free.pop())
+                except IndexError:
+                    continue
+            wanted = MAX_SLOTS if pages else FIRST_SLOTS
+            page = self._new_page(shapes, arrange, num_slots=wanted)
+            self._pages[form] = [weakref.ref(it) for it in (*pages, page)]
+            return Slot(page, page.free.pop())
+
+    def num_bytes(self) -> int:
+        """Bytes of all open pages, whether their slots are taken or free."""
+        with self._lock:
+            pages = [page for form in self._pages for page in self._open_pages(form)]
+        return sum(tensor.nbytes for page in pages for tensor in page.tensors.values())
+
+    def _open_pages(self, form: Hashable) -> list[Page[Any]]:
+        found = [reference() for reference in self._pages.get(form, ())]
+        return [page for page in found if page is not None]
+
+    def _new_page(
+        self, shapes: Shapes, arrange: Arrange[StackT], *, num_slots: int
+    ) -> Page[StackT]:
+        slot_bytes = sum(prod(shape) for shape in shapes.values()) * self._dtype.itemsize
+        num_slots = min(num_slots, max(1, self._page_bytes // slot_bytes))
+        # Whatever mode the first version of a page comes in, later ones write to it in another.
+        with torch.inference_mode(mode=False):
+            tensors = {
+                name: torch.empty((num_slots, *shape), dtype=self._dtype, device=self._device)
+                for name, shape in shapes.items()
+            }
+        return Page(number=next(self._numbers), tensors=tensors, stack=arrange(tensors))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotGroups:
+    """Which tokens belong to which slot; tokens lie in the order of slots."""
+
+    ends: Int32[Tensor, " slots"]
+    """Where the tokens of each slot end; those of a slot without tokens end where they begin."""
+    slot_of: Int[Tensor, " tokens"]
+
+
+def slot_groups(
+    members: Sequence[tuple[int, int]], *, num_slots: int, device: torch.device
+) -> SlotGroups:
+    """Groups of (slot, number of tokens), in ascending order of slots."""
+    counts = [0] * num_slots
+    for slot, num_tokens in members:
+        counts[slot] += num_tokens
+    slot_of = [slot for slot, num_tokens in enumerate(counts) for _ in range(num_tokens)]
+    return SlotGroups(
+        ends=to_device(list(accumulate(counts)), device, dtype=torch.int32),
+        slot_of=to_device(slot_of, device),
+    )
+
+
+def grouped_product(
+    x: Float[Tensor, "tokens in"], weight: Float[Tensor, "slots out in"], groups: SlotGroups
+) -> Float[Tensor, "tokens out"]:
+    """`x @ weight[slot].T`, with the weight of each token's slot.
+
+    Semantics:
+        for slot, (begin, end) in enumerate(bounds of its tokens):
+            y[begin:end] = x[begin:end] @ weight[slot].T
+    """
+    return functional.grouped_mm(x, weight.transpose(1, 2), offs=groups.ends)
+
+
+def grouped_linear(
+    x: Float[Tensor, "tokens in"],
+    weight: Float[Tensor, "slots out in"],
+    bias: Float[Tensor, "slots out"] | None,
+    groups: SlotGroups,
+) -> Float[Tensor, "tokens out"]:
+    """The product, and the bias of each token's slot.
+
+    Semantics:
+        for token in tokens:
+            y[token] = x[token] @ weight[slot of token].T + bias[slot of token]
+    """
+    y = grouped_product(x, weight, groups)
+    return y if bias is None else y.add_(bias.index_select(0, groups.slot_of))
+
+
+def grouped_layer_norm(
+    x: Float[Tensor, "tokens width"],
+    weight: Float[Tensor, "slots width"],
+    bias: Float[Tensor, "slots width"] | None,
+    groups: SlotGroups,
+    *,
+    epsilon: float,
+) -> Float[Tensor, "tokens width"]:
+    """Normalise each token; gain and offset are those of its slot.
+
+    In float32 until the end, as the kernel for one gain rounds once.
+
+    Semantics:
+        for token in tokens:
+            y[token] = normalised(x[token]) * weight[slot of token] + bias[slot of token]
+    """
+    y = functional.layer_norm(x.float(), x.shape[1:], eps=epsilon)
+    y = y.mul_(weight.index_select(0, groups.slot_of))
+    if bias is not None:
+        y = y.add_(bias.index_select(0, groups.slot_of))
+    return y.to(x.dtype)
+
+
+def can_group(config: BackboneConfig, *, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether grouped products of this backbone's widths are one kernel on this device."""
+    alignment = ALIGNMENT_BYTES // dtype.itemsize
+    return (
+        device.type == "cuda"
+        and dtype is GROUPED_DTYPE
+        and config.hidden_width % alignment == 0
+        and config.intermediate_width % alignment == 0
+        and torch.cuda.get_device_capability(device)[0] in GROUPED_CAPABILITIES
+    )

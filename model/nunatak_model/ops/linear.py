@@ -1,0 +1,151 @@
+"""What is done to each token alone: linear maps, activations, layer norms.
+
+A linear map is plain, packed, grouped (`ops.grouped`) or in 8-bit integers (`ops.int8`).
+
+A packed weight lies in the blocked layout of oneDNN, the CPU's matrix kernels, so that it is
+not rearranged in every product, and the activation is applied while the result is still in cache.
+It holds the same numbers in as many bytes, and takes no gradients: packing is for serving.
+
+Axes: tokens = packed tokens, in, out = widths of the map, width = hidden width.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional
+
+from nunatak_model.config import Activation
+from nunatak_model.ops.grouped import SlotGroups, grouped_layer_norm, grouped_linear
+from nunatak_model.ops.int8 import int8_product
+from nunatak_model.weights import Linear, Norm
+
+MIN_PACKED_ELEMENTS = {torch.float32: 2**17, torch.bfloat16: 2**14}
+"""Weights smaller than this stay plain: a call of oneDNN then costs more than the product.
+
+Measured on Zen 4; bfloat16 products go through oneDNN in either layout, so packing pays earlier.
+"""
+
+_FUSED = {
+    None: ("none", ""),
+    Activation.GELU: ("gelu", "none"),
+    Activation.GELU_TANH: ("gelu", "tanh"),
+    Activation.RELU: ("relu", ""),
+    Activation.TANH: ("tanh", ""),
+    Activation.SILU: ("swish", ""),
+}
+
+
+def apply_linear(
+    x: Float[Tensor, "tokens in"],
+    linear: Linear,
+    *,
+    activation: Activation | None = None,
+    groups: SlotGroups | None = None,
+) -> Float[Tensor, "tokens out"]:
+    """Run a linear map and an activation; with `groups`, stacked maps, each for its tokens.
+
+    Semantics:
+        for token in tokens:
+            y[token] = activation(x[token] @ weight.T + bias)
+    """
+    if linear.weight.is_mkldnn and activation in _FUSED:
+        return _packed_product(x, linear, activation)
+    if groups is None:
+        y = _product(x, linear)
+    else:
+        y = grouped_linear(x, linear.weight, linear.bias, groups)
+    return y if activation is None else activate(y, activation)
+
+
+def activate(x: Tensor, activation: Activation) -> Tensor:
+    """Apply a non-linearity."""
+    match activation:
+        case Activation.GELU:
+            return functional.gelu(x)
+        case Activation.GELU_TANH:
+            return functional.gelu(x, approximate="tanh")
+        case Activation.RELU:
+            return functional.relu(x)
+        case Activation.TANH:
+            return torch.tanh(x)
+        case Activation.SILU:
+            return functional.silu(x)
+        case Activation.LEAKY_RELU:
+            return functional.leaky_relu(x)
+
+
+def layer_norm(
+    x: Float[Tensor, "tokens width"],
+    norm: Norm,
+    *,
+    epsilon: float,
+    groups: SlotGroups | None = None,
+) -> Float[Tensor, "tokens width"]:
+    """Normalise each token over its width; with `groups`, by stacked gains and offsets.
+
+    Semantics:
+        for token in tokens:
+            centred = x[token] - mean(x[token])
+            y[token] = centred / sqrt(mean(centred**2) + epsilon) * norm.weight + norm.bias
+    """
+    if groups is not None:
+        return grouped_layer_norm(x, norm.weight, norm.bias, groups, epsilon=epsilon)
+    return functional.layer_norm(x, norm.weight.shape, norm.weight, norm.bias, epsilon)
+
+
+def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether this build of torch, on this CPU, multiplies by packed weights."""
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    mkldnn = torch.ops.mkldnn
+    match dtype:
+        case torch.float32:
+            return hasattr(mkldnn, "_linear_pointwise")
+        case torch.bfloat16:
+            return hasattr(mkldnn, "_linear_pointwise") and mkldnn._is_mkldnn_bf16_supported()  # noqa: SLF001
+        case _:
+            return False
+
+
+def packed(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors, with the weights of the layers' large linear maps packed."""
+    return {
+        name: _pack(tensor) if _is_large_linear(name, tensor) else tensor
+        for name, tensor in parameters.items()
+    }
+
+
+def _product(x: Tensor, linear: Linear) -> Tensor:
+    if linear.weight.is_mkldnn:
+        return _packed_product(x, linear, None)
+    if linear.scale is not None:
+        return int8_product(x, linear)
+    return functional.linear(x, linear.weight, linear.bias)
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """The tensor itself, or a plain copy of a packed one."""
+    return tensor.to_dense() if tensor.is_mkldnn else tensor
+
+
+def _is_large_linear(name: str, tensor: Tensor) -> bool:
+    return (
+        name.startswith("layers.")
+        and name.endswith(".weight")
+        and tensor.ndim == 2
+        and tensor.is_floating_point()
+        and tensor.numel() >= MIN_PACKED_ELEMENTS[tensor.dtype]
+    )
+
+
+def _packed_product(x: Tensor, linear: Linear, activation: Activation | None) -> Tensor:
+    name, variant = _FUSED[activation]
+    return torch.ops.mkldnn._linear_pointwise(  # noqa: SLF001 - no public name
+        x, linear.weight, linear.bias, name, [], variant
+    )
+
+
+def _pack(weight: Float[Tensor, "out in"]) -> Tensor:
+    return torch.ops.mkldnn._reorder_linear_weight(weight, None)  # noqa: SLF001 - no public name

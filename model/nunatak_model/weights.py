@@ -1,0 +1,134 @@
+"""The parameters of embeddings and layers, and the names they are stored under.
+
+Axes: out, in = widths of a linear map; width = hidden width; vocab, positions, types = table rows.
+The three attention projections are one map, `qkv`: query, key and value stacked in this order.
+Parameters of many tasks, stacked for grouped kernels, have an axis `slots` in front.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from jaxtyping import Float, Shaped
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from nunatak_model.errors import InvalidTensorsError
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Linear:
+    """`y = x @ weight.T + bias`; some architectures have no bias."""
+
+    weight: Shaped[Tensor, "*slots out in"]
+    bias: Float[Tensor, "*slots out"] | None
+    scale: Float[Tensor, " out"] | None = None
+    """What one integer of a quantized weight stands for; None where the weight is no integer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Norm:
+    """Gain and offset of a layer norm; some architectures have no offset."""
+
+    weight: Float[Tensor, "*slots width"]
+    bias: Float[Tensor, "*slots width"] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingWeights:
+    """Embedding tables, of which some architectures have only the first, and their norm."""
+
+    word: Float[Tensor, "vocab width"]
+    position: Float[Tensor, "positions width"] | None
+    token_type: Float[Tensor, "types width"] | None
+    norm: Norm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerWeights:
+    """One transformer layer; its two norms stand after their blocks or before them."""
+
+    qkv: Linear
+    attention_output: Linear
+    attention_norm: Norm | None
+    """Of the attention block; None where the first layer reads embeddings that are normalised."""
+    feedforward_in: Linear
+    feedforward_out: Linear
+    output_norm: Norm
+    """Of the feed-forward block."""
+    final_norm: Norm | None
+    """Over the output of the last layer, where norms stand before their blocks."""
+
+
+def linear_shapes(prefix: str, *, out: int, into: int, bias: bool = True) -> Shapes:
+    """Names and shapes of a linear map."""
+    weight: Shapes = {f"{prefix}.weight": (out, into)}
+    return {**weight, f"{prefix}.bias": (out,)} if bias else weight
+
+
+def norm_shapes(prefix: str, width: int, *, bias: bool = True) -> Shapes:
+    """Names and shapes of a layer norm."""
+    weight: Shapes = {f"{prefix}.weight": (width,)}
+    return {**weight, f"{prefix}.bias": (width,)} if bias else weight
+
+
+def linear_from(tensors: Mapping[str, Tensor], prefix: str) -> Linear:
+    """Pick a linear map out of named tensors."""
+    return Linear(
+        weight=tensors[f"{prefix}.weight"],
+        bias=tensors.get(f"{prefix}.bias"),
+        scale=tensors.get(f"{prefix}.weight_scale"),
+    )
+
+
+def norm_from(tensors: Mapping[str, Tensor], prefix: str) -> Norm:
+    """Pick a layer norm out of named tensors."""
+    return Norm(weight=tensors[f"{prefix}.weight"], bias=tensors.get(f"{prefix}.bias"))
+
+
+def norm_if_any(tensors: Mapping[str, Tensor], prefix: str) -> Norm | None:
+    """Pick a layer norm out of named tensors, if it is there."""
+    return norm_from(tensors, prefix) if f"{prefix}.weight" in tensors else None
+
+
+def layer_from(tensors: Mapping[str, Tensor], layer: int) -> LayerWeights:
+    """Pick one layer out of named tensors."""
+    prefix = f"layers.{layer}"
+    return LayerWeights(
+        qkv=linear_from(tensors, f"{prefix}.qkv"),
+        attention_output=linear_from(tensors, f"{prefix}.attention_output"),
+        attention_norm=norm_if_any(tensors, f"{prefix}.attention_norm"),
+        feedforward_in=linear_from(tensors, f"{prefix}.feedforward_in"),
+        feedforward_out=linear_from(tensors, f"{prefix}.feedforward_out"),
+        output_norm=norm_from(tensors, f"{prefix}.output_norm"),
+        final_norm=norm_if_any(tensors, f"{prefix}.final_norm"),
+    )
+
+
+def embeddings_from(tensors: Mapping[str, Tensor]) -> EmbeddingWeights:
+    """Pick the embeddings out of named tensors."""
+    return EmbeddingWeights(
+        word=tensors["embeddings.word"],
+        position=tensors.get("embeddings.position"),
+        token_type=tensors.get("embeddings.token_type"),
+        norm=norm_from(tensors, "embeddings.norm"),
+    )
+
+
+def tensors_to_bytes(tensors: Mapping[str, Tensor]) -> bytes:
+    """Serialise tensors; equal tensors give equal bytes."""
+    return save({name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)})
+
+
+def tensors_from_bytes(data: bytes) -> dict[str, Tensor]:
+    """Read tensors; they own their memory.
+
+    Raises:
+        InvalidTensorsError: the bytes are not safetensors.
+    """
+    try:
+        return load(data)
+    except (SafetensorError, ValueError) as error:
+        raise InvalidTensorsError(f"expected safetensors bytes: {error}") from error

@@ -1,0 +1,104 @@
+"""The kernels of the device against the forms that run everywhere."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from doubles.gpu import DEVICE
+from nunatak_model.ops.attention import FLASH_CAPABILITY, attention_by_runs, varlen_attention
+from nunatak_model.ops.grouped import GROUPED_CAPABILITIES, grouped_product, slot_groups
+
+NUM_HEADS, HEAD_WIDTH = 12, 64
+LENGTHS = [7, 7, 128, 1, 33, 40, 2]
+HALF = [torch.bfloat16, torch.float16]
+TOLERANCE = 0.02
+
+
+@pytest.fixture(scope="module")
+def _flash() -> None:
+    if torch.cuda.get_device_capability(DEVICE)[0] < FLASH_CAPABILITY:
+        pytest.skip("no flash kernels on this device")
+
+
+@pytest.fixture(scope="module")
+def _grouping() -> None:
+    if torch.cuda.get_device_capability(DEVICE)[0] not in GROUPED_CAPABILITIES:
+        pytest.skip("no grouped kernel on this device")
+
+
+def random_tensor(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+@pytest.mark.usefixtures("_flash")
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("reach", [None, 1, 16, 64])
+def test_flash_attention_is_attention_by_runs(dtype: torch.dtype, reach: int | None) -> None:
+    qkv = random_tensor(sum(LENGTHS), 3 * NUM_HEADS * HEAD_WIDTH)
+    flash, runs = varlen_attention(LENGTHS, DEVICE), attention_by_runs(LENGTHS, DEVICE)
+    attention = flash if reach is None else flash.narrow(reach)
+    oracle = runs if reach is None else runs.narrow(reach)
+
+    seen = attention(qkv.to(dtype), num_heads=NUM_HEADS, dropout=0.0)
+
+    expected = oracle(qkv, num_heads=NUM_HEADS, dropout=0.0)
+    torch.testing.assert_close(seen.float(), expected, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@pytest.mark.usefixtures("_flash")
+def test_positions_found_on_the_device_are_those_counted_on_the_host() -> None:
+    counted = attention_by_runs(LENGTHS, DEVICE).positions()
+
+    assert torch.equal(varlen_attention(LENGTHS, DEVICE).positions(), counted)
+
+
+@pytest.mark.usefixtures("_flash")
+def test_no_bit_of_a_row_depends_on_the_others() -> None:
+    qkv = random_tensor(sum(LENGTHS), 3 * NUM_HEADS * HEAD_WIDTH).to(torch.bfloat16)
+    attention = varlen_attention(LENGTHS, DEVICE)
+    begin = sum(LENGTHS[:4])
+    row = slice(begin, begin + LENGTHS[4])
+    other = torch.full_like(qkv, torch.nan)
+    other[row] = qkv[row]
+
+    one = attention(qkv, num_heads=NUM_HEADS, dropout=0.0)[row]
+    two = attention(other, num_heads=NUM_HEADS, dropout=0.0)[row]
+
+    assert torch.equal(one, two)
+
+
+@pytest.mark.usefixtures("_grouping")
+@pytest.mark.parametrize(("out", "into"), [(8, 768), (768, 8), (64, 768), (2304, 768), (8, 384)])
+@pytest.mark.parametrize(
+    "members",
+    [[(0, 3)], [(63, 1)], [(1, 20), (3, 41), (17, 1)], [(slot, 32) for slot in range(64)]],
+    ids=["first", "last", "few", "all"],
+)
+def test_a_grouped_product_is_the_loop_over_its_slots(
+    members: list[tuple[int, int]], out: int, into: int
+) -> None:
+    slots = [slot for slot, num_tokens in members for _ in range(num_tokens)]
+    x = random_tensor(len(slots), into).to(torch.bfloat16)
+    weight = random_tensor(64, out, into, seed=1).to(torch.bfloat16)
+    groups = slot_groups(members, num_slots=64, device=DEVICE)
+
+    seen = grouped_product(x, weight, groups)
+
+    expected = torch.cat(
+        [(x[token : token + 1] @ weight[slot].T) for token, slot in enumerate(slots)]
+    )
+    torch.testing.assert_close(seen, expected, atol=0.05 * into**0.5, rtol=TOLERANCE)
+
+
+@pytest.mark.usefixtures("_grouping")
+def test_a_grouped_product_of_part_of_a_batch_reads_and_writes_that_part() -> None:
+    """The rows of one page are a range of the packed tokens, of any first token and length."""
+    x = random_tensor(101, 768).to(torch.bfloat16)
+    weight = random_tensor(4, 64, 768, seed=1).to(torch.bfloat16)
+    groups = slot_groups([(0, 5), (2, 30)], num_slots=4, device=DEVICE)
+    part = x[7:42]
+
+    seen = grouped_product(part, weight, groups)
+
+    expected = torch.cat([part[:5] @ weight[0].T, part[5:] @ weight[2].T])
+    torch.testing.assert_close(seen, expected, atol=0.5, rtol=TOLERANCE)

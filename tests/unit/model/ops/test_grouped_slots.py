@@ -1,0 +1,109 @@
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import Tensor
+
+from nunatak_model.ops.grouped import FIRST_SLOTS, MAX_SLOTS, Slot, SlotBanks
+
+SHAPES = {"weight": (4, 8), "bias": (4,)}
+SLOT_BYTES = 36 * 4
+CPU = torch.device("cpu")
+
+
+def banks(*, page_slots: int = MAX_SLOTS) -> SlotBanks:
+    return SlotBanks(dtype=torch.float32, device=CPU, page_bytes=page_slots * SLOT_BYTES)
+
+
+def names(tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
+    return tuple(tensors)
+
+
+def take(from_banks: SlotBanks, form: str = "a") -> Slot[tuple[str, ...]]:
+    return from_banks.take(form, SHAPES, names)
+
+
+def filled(value: float) -> dict[str, Tensor]:
+    return {name: torch.full(shape, value) for name, shape in SHAPES.items()}
+
+
+def test_versions_of_one_form_share_a_page_until_it_is_full() -> None:
+    of_two = banks(page_slots=2)
+
+    slots = [take(of_two) for _ in range(3)]
+
+    assert slots[0].page is slots[1].page
+    assert slots[2].page is not slots[0].page
+    assert len({slot.place for slot in slots}) == 3
+
+
+def test_many_versions_of_a_form_lie_in_few_pages() -> None:
+    many = banks()
+
+    slots = [take(many) for _ in range(FIRST_SLOTS + MAX_SLOTS)]
+
+    assert len({slot.page for slot in slots}) == 2
+
+
+def test_forms_share_no_page() -> None:
+    both = banks()
+
+    first, second = take(both, "a"), take(both, "b")
+
+    assert first.page is not second.page
+
+
+def test_a_slot_is_taken_once_and_again_only_when_its_holder_is_gone() -> None:
+    of_two = banks(page_slots=2)
+    first, second = take(of_two), take(of_two)
+    index, page = first.index, first.page
+    del first
+
+    third = take(of_two)
+
+    assert third.page is page
+    assert third.index == index != second.index
+
+
+def test_a_page_ends_with_its_last_slot() -> None:
+    few = banks()
+    first, second = take(few), take(few)
+    assert few.num_bytes() == FIRST_SLOTS * SLOT_BYTES
+
+    del first
+    assert few.num_bytes() == FIRST_SLOTS * SLOT_BYTES
+    del second
+
+    assert few.num_bytes() == 0
+
+
+def test_what_is_written_stays_in_its_slot() -> None:
+    some = banks()
+    slots = [take(some) for _ in range(3)]
+
+    for value, slot in enumerate(slots):
+        slot.write(filled(float(value)))
+
+    for value, slot in enumerate(slots):
+        parameters = slot.parameters()
+        assert parameters.keys() == SHAPES.keys()
+        assert all(bool((tensor == value).all()) for tensor in parameters.values())
+
+
+def test_a_version_larger_than_a_page_has_one_of_its_own() -> None:
+    tiny = SlotBanks(dtype=torch.float32, device=CPU, page_bytes=1)
+
+    slot = take(tiny)
+
+    assert slot.page.num_slots == 1
+
+
+@pytest.mark.parametrize("page_slots", [1, 5, MAX_SLOTS])
+def test_threads_never_take_the_same_slot(page_slots: int) -> None:
+    shared = banks(page_slots=page_slots)
+    with ThreadPoolExecutor(8) as pool:
+        taken = [pool.submit(take, shared) for _ in range(100)]
+        slots = [it.result() for it in taken]
+
+    assert len({slot.place for slot in slots}) == 100

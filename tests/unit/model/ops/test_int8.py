@@ -1,0 +1,195 @@
+"""Laws of frozen linear maps in 8-bit integers."""
+
+# torch types some of its functions partly.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from doubles.backbones import Family, save_tiny_backbone, tiny_backbone
+from nunatak_model import (
+    Backbone,
+    Bottleneck,
+    BranchSpec,
+    Encoding,
+    HeadKind,
+    HeadSpec,
+    Lora,
+    Method,
+    Pooling,
+    Row,
+    TopK,
+    UnsupportedBackboneError,
+    build_branch,
+    forward,
+    initial_parameters,
+    load_backbone,
+    pack_backbone,
+    quantize_backbone,
+    run_trunk,
+)
+from nunatak_model.ops.int8 import int8_product, quantized, restored
+from nunatak_model.weights import Linear, linear_from
+
+OUT, IN = 24, 16
+FAMILIES: tuple[Family, ...] = ("bert", "roberta", "modernbert")
+
+
+def quantized_map(*, bias: bool = True, seed: int = 0) -> Linear:
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {"layers.0.qkv.weight": torch.randn(OUT, IN, generator=generator)}
+    if bias:
+        tensors["layers.0.qkv.bias"] = torch.randn(OUT, generator=generator)
+    return linear_from(quantized(tensors), "layers.0.qkv")
+
+
+def random_rows(count: int, seed: int = 1) -> Tensor:
+    return torch.randn(count, IN, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_product_is_that_of_integers_and_their_scales(bias: bool) -> None:  # noqa: FBT001
+    linear = quantized_map(bias=bias)
+    assert linear.scale is not None
+    x = random_rows(5)
+    expected = list[Tensor]()
+    for row in x:
+        scale = row.abs().max() / 127
+        integers = (row / scale).round().long()
+        sums = (linear.weight.long() * integers).sum(1)
+        offset = 0 if linear.bias is None else linear.bias.double()
+        expected.append(sums.double() * linear.scale.double() * scale.double() + offset)
+
+    torch.testing.assert_close(int8_product(x, linear).double(), torch.stack(expected))
+
+
+def test_integers_stand_for_the_weight_to_half_a_step() -> None:
+    weight = torch.randn(OUT, IN)
+    linear = linear_from(quantized({"layers.0.qkv.weight": weight}), "layers.0.qkv")
+
+    assert linear.scale is not None
+    assert linear.weight.dtype is torch.int8
+    error = (restored(linear.weight, linear.scale) - weight).abs()
+    assert (error <= 0.5001 * linear.scale.unsqueeze(1)).all()
+    assert torch.equal(linear.weight.abs().amax(1), torch.full((OUT,), 127, dtype=torch.int8))
+
+
+@given(others=st.integers(0, 40), place=st.integers(0, 40), scale=st.sampled_from([1e-6, 1.0, 1e6]))
+def test_bits_of_a_row_depend_on_no_other_row(others: int, place: int, scale: float) -> None:
+    linear, row = quantized_map(), random_rows(1)
+    rest = random_rows(others, seed=2) * scale
+    place = min(place, others)
+    batch = torch.cat([rest[:place], row, rest[place:]])
+
+    assert torch.equal(int8_product(batch, linear)[place], int8_product(row, linear)[0])
+
+
+def test_row_of_zeros_gives_the_bias() -> None:
+    linear = quantized_map()
+    assert linear.bias is not None
+
+    assert torch.equal(int8_product(torch.zeros(1, IN), linear)[0], linear.bias)
+
+
+def test_gradient_is_that_of_the_weight_which_the_integers_stand_for() -> None:
+    linear = quantized_map()
+    assert linear.scale is not None
+    x = random_rows(3).requires_grad_()
+    upstream = torch.randn(3, OUT)
+
+    (found,) = torch.autograd.grad(int8_product(x, linear), x, upstream)
+
+    torch.testing.assert_close(found, upstream @ restored(linear.weight, linear.scale))
+
+
+def test_result_has_the_number_format_of_its_rows() -> None:
+    assert int8_product(random_rows(2).bfloat16(), quantized_map()).dtype is torch.bfloat16
+
+
+def test_quantized_backbone_is_another_backbone_of_fewer_bytes() -> None:
+    plain = tiny_backbone()
+
+    found = quantize_backbone(plain)
+
+    assert found.name == f"{plain.name}+int8"
+    assert found.digest != plain.digest
+    assert found.digest == quantize_backbone(tiny_backbone()).digest
+    assert found.num_parameters == plain.num_parameters
+    assert found.num_bytes < 0.6 * plain.num_bytes
+    assert found.is_quantized
+    assert not plain.is_quantized
+
+
+def test_suffix_of_a_source_loads_it_quantized(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = save_tiny_backbone(tmp_path_factory.mktemp("backbones") / "tiny")
+
+    found = load_backbone(f"{folder}+int8")
+
+    assert found.name == "tiny+int8"
+    assert found.digest == quantize_backbone(load_backbone(folder)).digest
+
+
+@pytest.mark.parametrize("prepare", [pack_backbone, quantize_backbone])
+def test_only_a_plain_backbone_is_quantized(prepare: Callable[[Backbone], Backbone]) -> None:
+    with pytest.raises(UnsupportedBackboneError, match="only a plain backbone on the CPU"):
+        quantize_backbone(prepare(tiny_backbone()))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_trunk_is_close_to_the_original(family: Family) -> None:
+    plain = tiny_backbone(family=family)
+    (encoding,) = plain.tokenizer.encode(["some words to read"], max_length=32)
+    exact = run_trunk(plain, [encoding], depth=4).hidden[encoding]
+
+    found = run_trunk(quantize_backbone(plain), [encoding], depth=4).hidden[encoding]
+
+    error = torch.linalg.vector_norm(found - exact) / torch.linalg.vector_norm(exact)
+    assert 0 < error < 0.1
+
+
+@pytest.mark.parametrize("method", [Lora(rank=2), Bottleneck(size=4)], ids=lambda it: it.kind)
+def test_adapters_learn_through_quantized_layers(method: Method) -> None:
+    backbone = quantize_backbone(tiny_backbone(num_layers=2))
+    head = HeadSpec(kind=HeadKind.SEQUENCE_CLASSIFICATION, num_labels=2, pooling=Pooling.MEAN)
+    spec = BranchSpec(method=method, head=head)
+    parameters = initial_parameters(spec, backbone, generator=torch.Generator().manual_seed(0))
+    for tensor in parameters.values():
+        tensor.requires_grad_()
+    branch = build_branch(spec, backbone.config, parameters)
+    (encoding,) = backbone.tokenizer.encode(["learn this"], max_length=32)
+
+    (logits,) = forward(backbone, [Row(encoding=encoding, branch=branch)])
+    logits.square().sum().backward()  # pyright: ignore[reportUnknownMemberType]
+
+    # The lowest layer is reached only through the quantized maps above it.
+    lowest = [it for name, it in parameters.items() if name.startswith("layers.0.")]
+    assert any(it.grad is not None and it.grad.abs().sum() > 0 for it in lowest)
+
+
+def test_own_layers_start_from_what_the_integers_stand_for() -> None:
+    backbone = quantize_backbone(tiny_backbone())
+    copies = TopK(num_layers=1).initial_parameters(backbone, torch.Generator())
+
+    name = "layers.3.qkv.weight"
+    frozen = backbone.floating(name)
+    assert frozen is not None
+    assert torch.equal(copies[name], frozen)
+    assert copies.keys() == TopK(num_layers=1).parameter_shapes(backbone.config).keys()
+
+
+def test_packing_leaves_integers_and_lays_out_what_tasks_own() -> None:
+    backbone = quantize_backbone(tiny_backbone())
+
+    served = pack_backbone(backbone)
+
+    assert served.is_quantized
+    encoding = Encoding(token_ids=(2, 7, 8, 3), type_ids=(0, 0, 0, 0))
+    before, after = (
+        run_trunk(it, [encoding], depth=4).hidden[encoding] for it in (backbone, served)
+    )
+    assert torch.equal(before, after)

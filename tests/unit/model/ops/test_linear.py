@@ -1,0 +1,158 @@
+"""Packed weights hold the same numbers in as many bytes, and multiply alike."""
+
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from nunatak_model import (
+    Backbone,
+    Bottleneck,
+    Branch,
+    BranchSpec,
+    Encoding,
+    Full,
+    HeadOnly,
+    HeadSpec,
+    Lora,
+    LoraTarget,
+    Method,
+    Pooling,
+    Row,
+    TopK,
+    build_branch,
+    convert_branch,
+    forward,
+    initial_parameters,
+    load_backbone,
+    pack_backbone,
+)
+from nunatak_model.config import Activation
+from nunatak_model.ops.linear import apply_linear, can_pack, packed, plain
+from nunatak_model.weights import Linear
+
+METHODS: list[Method] = [
+    HeadOnly(),
+    TopK(num_layers=2),
+    Lora(rank=8),
+    Lora(rank=4, targets=tuple(LoraTarget), first_layer=2),
+    Bottleneck(size=64),
+    Bottleneck(size=512, first_layer=3),
+    Full(),
+]
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1}
+"""On logits of about 1 in size: of rounding in another order, and of eight-bit mantissas."""
+
+DTYPES = [
+    dtype for dtype in (torch.float32, torch.bfloat16) if can_pack(dtype, torch.device("cpu"))
+]
+
+
+@pytest.fixture(scope="module", params=DTYPES, ids=str)
+def backbone(request: pytest.FixtureRequest) -> Backbone:
+    return load_backbone(dtype=request.param)
+
+
+def weight(name: str = "layers.0.qkv.weight", shape: tuple[int, int] = (512, 384)) -> Tensor:
+    tensor = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    return packed({name: tensor})[name]
+
+
+def rows_on(backbone: Backbone) -> list[Row]:
+    generator, chance = torch.Generator().manual_seed(7), random.Random(7)
+
+    def branch(method: Method) -> Branch:
+        head = HeadSpec(num_labels=4, pooling=Pooling.MEAN)
+        spec = BranchSpec(method=method, head=head)
+        fresh = initial_parameters(spec, backbone, generator=generator)
+        moved = {
+            name: tensor + 0.02 * torch.randn(tensor.shape, generator=generator)
+            for name, tensor in fresh.items()
+        }
+        return convert_branch(build_branch(spec, backbone.config, moved), backbone)
+
+    def encoding(length: int) -> Encoding:
+        return Encoding(
+            token_ids=tuple(chance.randint(5, 30_000) for _ in range(length)),
+            type_ids=(0,) * length,
+        )
+
+    branches = [branch(method) for method in METHODS]
+    return [
+        Row(encoding=each, branch=branch)
+        for each in map(encoding, (1, 7, 33))
+        for branch in branches
+    ]
+
+
+def test_a_packed_backbone_answers_as_the_plain_one(backbone: Backbone) -> None:
+    pack = pack_backbone(backbone)
+    with torch.inference_mode():
+        expected = forward(backbone, rows_on(backbone))
+        answers = forward(pack, rows_on(pack))
+
+    assert pack.is_packed
+    assert not backbone.is_packed
+    worst = max(
+        float((one - other).abs().max()) for one, other in zip(expected, answers, strict=True)
+    )
+    assert worst <= TOLERANCE[backbone.dtype]
+
+
+def test_packing_keeps_bytes_names_and_digest(backbone: Backbone) -> None:
+    pack = pack_backbone(backbone)
+
+    assert pack.num_bytes == backbone.num_bytes
+    assert pack.digest == backbone.digest
+    assert pack.parameters.keys() == backbone.parameters.keys()
+    assert all(
+        torch.equal(plain(pack.parameters[name]), tensor)
+        for name, tensor in backbone.parameters.items()
+    )
+
+
+def test_a_branch_packs_with_its_backbone_into_as_many_bytes(backbone: Backbone) -> None:
+    for one, other in zip(rows_on(backbone), rows_on(pack_backbone(backbone)), strict=True):
+        assert one.branch.num_bytes == other.branch.num_bytes
+    packs = [row.branch for row in rows_on(pack_backbone(backbone))]
+    assert {branch.spec.method for branch in packs if any_packed(branch)} >= {
+        TopK(num_layers=2),
+        Bottleneck(size=512, first_layer=3),
+        Full(),
+    }
+
+
+def any_packed(branch: Branch) -> bool:
+    return any(tensor.is_mkldnn for tensor in branch.parameters.values())
+
+
+@pytest.mark.skipif(not DTYPES, reason="this build of torch has no packed products")
+@pytest.mark.parametrize("activation", [None, *Activation])
+def test_a_packed_map_with_its_activation_equals_the_plain_one(
+    activation: Activation | None,
+) -> None:
+    x = torch.randn(9, 384, generator=torch.Generator().manual_seed(2))
+    bias = torch.randn(512, generator=torch.Generator().manual_seed(3))
+
+    answer = apply_linear(x, Linear(weight=weight(), bias=bias), activation=activation)
+
+    expected = apply_linear(x, Linear(weight=plain(weight()), bias=bias), activation=activation)
+    torch.testing.assert_close(answer, expected, rtol=1e-5, atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("layers.0.qkv.weight", (16, 384)),
+        ("head.output.weight", (1024, 384)),
+        ("embeddings.word", (1024, 384)),
+    ],
+)
+def test_small_maps_heads_and_tables_stay_plain(name: str, shape: tuple[int, int]) -> None:
+    assert not weight(name, shape).is_mkldnn
+
+
+def test_accelerators_and_other_number_formats_are_not_packed() -> None:
+    assert not can_pack(torch.float32, torch.device("meta"))
+    assert not can_pack(torch.float16, torch.device("cpu"))
