@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from nunatak_cli.commands.analyze import analyze_app
 from nunatak_cli.commands.cache import cache_app
 from nunatak_cli.commands.key import key_app
 from nunatak_cli.commands.loadtest import loadtest_app
@@ -47,7 +46,7 @@ def build_app() -> Program:
     built.command("train-all", epilog=example(EXAMPLES["train-all"]))(train_all)
     for command in (multitask, predict, serve):
         built.command(epilog=example(EXAMPLES[command.__name__]))(command)
-    groups = (task_app, memory_app, sweep_app, analyze_app, cache_app, key_app, loadtest_app)
+    groups = (task_app, memory_app, sweep_app, cache_app, key_app, loadtest_app)
     for group in groups:
         built.add_typer(group())
     return built

@@ -114,6 +114,21 @@ class ImportFormat(StrEnum):
     ADAPTERHUB = "adapterhub"
 
 
+class LogitUseName(StrEnum):
+    """What `task import` makes of a model with one logit."""
+
+    CLASSIFICATION = "classification"
+    RANKING = "ranking"
+
+
+class ProblemTypeName(StrEnum):
+    """How logits of a sequence classification become scores."""
+
+    SINGLE_LABEL = "single_label_classification"
+    MULTI_LABEL = "multi_label_classification"
+    REGRESSION = "regression"
+
+
 class ExportFormat(StrEnum):
     """What `task export` writes."""
 

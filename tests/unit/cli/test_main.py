@@ -18,7 +18,6 @@ HEAVY = (
     "datasets",
     "fastapi",
     "uvicorn",
-    "locust",
     "sklearn",
     "sqlalchemy",
     "httpx",
@@ -105,10 +104,6 @@ def test_no_process_waits_for_what_it_may_never_use(package: str) -> None:
     slow = {"torch._dynamo", "sympy", "transformers", "huggingface_hub", "scipy.stats"}
 
     assert imported_by(f"import {package}").isdisjoint(slow)
-
-
-def test_load_test_package_does_not_let_locust_patch_this_process() -> None:
-    assert imported_by("import nunatak_loadtest").isdisjoint({"locust", "gevent"})
 
 
 def test_misspelt_command_is_a_usage_error() -> None:

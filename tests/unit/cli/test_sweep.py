@@ -1,4 +1,4 @@
-"""Laws of `nunatak sweep` and `nunatak analyze`."""
+"""Laws of `nunatak sweep`."""
 
 from pathlib import Path
 
@@ -132,40 +132,3 @@ def test_report_of_an_empty_folder_is_refused(tmp_path: Path) -> None:
 
     assert ran.exit_code == 1
     assert "error [invalid_sweep]" in ran.stderr
-
-
-@pytest.mark.parametrize("name", ["curves", "robustness"])
-def test_analysis_of_results_writes_table_and_plot(folder: Path, tmp_path: Path, name: str) -> None:
-    results = tmp_path / "results"
-    sweep(folder, results, "--task", "toy", "--method", "head")
-
-    ran = nunatak("analyze", name, str(results), "--out", str(tmp_path / "out"))
-
-    assert ran.exit_code == 0
-    assert (tmp_path / "out" / f"{name}.md").read_text() in ran.stdout
-    assert (tmp_path / "out" / f"{name}.png").exists()
-
-
-@pytest.mark.parametrize("name", ["rsa", "landscape"])
-def test_analysis_of_trained_tasks_trains_the_runs_of_the_file(
-    folder: Path, tmp_path: Path, name: str
-) -> None:
-    (tmp_path / "one.yaml").write_text(
-        f"{SWEEP}\nbackbones: [{folder / 'backbone'}]\ndata_root: {folder}\n"
-    )
-
-    ran = nunatak(
-        "analyze", name, str(tmp_path / "one.yaml"), "--task", "toy", "--out", str(tmp_path / "out")
-    )
-
-    assert ran.exit_code == 0
-    assert (tmp_path / "out" / f"{name}.csv").exists()
-
-
-def test_transfer_takes_named_files(folder: Path, tmp_path: Path) -> None:
-    arguments = ("analyze", "transfer", str(folder / "small.yaml"), "--out", str(tmp_path))
-
-    ran = nunatak(*arguments, "--test", "nothing")
-
-    assert ran.exit_code == 2
-    assert "--test takes NAME=PATH" in ran.stderr

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import assert_never
 
+from nunatak_registry.cards.markdown import markdown_table
 from nunatak_registry.manifest import (
     BottleneckRecord,
     FullRecord,
@@ -232,9 +233,3 @@ def _score_columns(cell: Cell) -> list[str]:
 def deviation(values: Sequence[float]) -> float:
     """Sample standard deviation; 0 of a single value."""
     return stdev(values) if len(values) > 1 else 0.0
-
-
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return rows as a Markdown table."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -141,6 +141,15 @@ def test_progress_tells_a_failure_in_hostile_words_on_one_plain_line(
     assert obeyed(printed) == set()
 
 
+def test_results_of_a_sweep_say_how_many_steps_were_taken(folder: Path) -> None:
+    (run,) = toy_runs(folder, recipe={"epochs": 2, "batch_size": 10, "max_length": 32})
+
+    record = Bench().run(run)
+
+    assert isinstance(record.outcome, Finished)
+    assert [it.step for it in record.outcome.epochs] == [3, 6]
+
+
 @pytest.fixture(name="run", scope="module")
 def make_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     (run,) = toy_runs(toy_folder(tmp_path_factory.mktemp("sweep")))
