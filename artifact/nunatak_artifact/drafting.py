@@ -26,6 +26,7 @@ from nunatak_registry.manifest import (
     MetricRecord,
     ParameterCounts,
     ProblemType,
+    RankingScore,
     RecipeRecord,
     TaskDraft,
     TensorDtype,
@@ -60,6 +61,7 @@ def draft_task(  # noqa: PLR0913 - what a version is made of
     spec: BranchSpec,
     labels: tuple[str, ...],
     problem_type: ProblemType | None = None,
+    score: RankingScore = RankingScore.SIGMOID,
     parameters: Mapping[str, Tensor],
     backbone: Backbone,
     max_length: int,
@@ -79,7 +81,7 @@ def draft_task(  # noqa: PLR0913 - what a version is made of
     check_effect(task, branch, backbone)
     manifest = TaskDraft(
         task=task,
-        head=head_record(spec.head, labels, problem_type),
+        head=head_record(spec.head, labels, problem_type, score),
         method=method_record(spec.method),
         split_depth=branch.split_depth,
         backbone=BackboneRecord(

@@ -10,6 +10,7 @@ from nunatak_registry.manifest import (
     LoraRecord,
     MethodRecord,
     MetricRecord,
+    RankingScore,
     TaskManifest,
     TopKRecord,
 )
@@ -34,6 +35,8 @@ def method_text(method: MethodRecord) -> str:
 
 def head_text(head: HeadRecord) -> str:
     """What is predicted: `token classification`, `regression`."""
+    if head.score is RankingScore.NONE:
+        return "ranking, scored by its logits"
     return (head.problem_type or head.kind).value.replace("_", " ")
 
 

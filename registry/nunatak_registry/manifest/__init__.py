@@ -28,6 +28,7 @@ from nunatak_registry.manifest.heads import (
     Label,
     Pooling,
     ProblemType,
+    RankingScore,
 )
 from nunatak_registry.manifest.methods import (
     AdaptedBlocks,
@@ -86,6 +87,7 @@ __all__ = [
     "ProbeRecord",
     "ProbeText",
     "ProblemType",
+    "RankingScore",
     "RecipeRecord",
     "Record",
     "TaskDraft",

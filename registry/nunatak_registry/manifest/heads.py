@@ -46,6 +46,13 @@ class ProblemType(StrEnum):
     REGRESSION = "regression"
 
 
+class RankingScore(StrEnum):
+    """What the logit of a document becomes (names as in requests' `function_to_apply`)."""
+
+    SIGMOID = "sigmoid"
+    NONE = "none"
+
+
 class Pooling(StrEnum):
     """How the token vectors of a text become one vector."""
 
@@ -102,6 +109,11 @@ class HeadRecord(Record):
         exclude_if=TANH_BLOCK.__eq__,
         description="what the dense block is made of",
     )
+    score: RankingScore = Field(
+        default=RankingScore.SIGMOID,
+        exclude_if=RankingScore.SIGMOID.__eq__,
+        description="ranking: what logits become unless a request says otherwise",
+    )
 
     @property
     def num_outputs(self) -> int:
@@ -135,6 +147,8 @@ class HeadRecord(Record):
             )
         if not self.dense and self.block != TANH_BLOCK:
             raise ValueError(f"a head that is not dense has no block, got {self.block!r}")
+        if self.score is not RankingScore.SIGMOID and self.kind is not HeadKind.RANKING:
+            raise ValueError(f"only a ranking has a score, got {self.score} for {self.kind}")
         fewest, most = self._label_bounds()
         if not fewest <= len(self.labels) <= most:
             raise ValueError(

@@ -10,6 +10,7 @@ from nunatak_server.postprocess.answers import Answer, AnswerOptions, best_answe
 from nunatak_server.postprocess.classification import LabelScore, ScoreOptions, label_scores
 from nunatak_server.postprocess.entities import Entity, EntityOptions, Join, find_entities
 from nunatak_server.postprocess.ranking import RankedDocument, RankingOptions, rank_documents
+from nunatak_server.postprocess.scores import ScoreFunction
 from nunatak_server.postprocess.windows import window_of
 from nunatak_server.tokenization.inputs import Query, Question, TaskInput
 from nunatak_server.tokenization.tokenization import Encodings, Reading, default_stride
@@ -90,7 +91,8 @@ def output_of(
             return best_answers(windows, item.context, options=options.answers)
         case HeadKind.RANKING, Query():
             logits = [row.logits[0] for row in rows]
-            return rank_documents(logits, item.documents, options=options.ranking)
+            default = ScoreFunction(head.score.value)
+            return rank_documents(logits, item.documents, default=default, options=options.ranking)
         case HeadKind.SEQUENCE_CLASSIFICATION, str() | tuple() if head.problem_type is not None:
             return label_scores(
                 rows[0].logits,

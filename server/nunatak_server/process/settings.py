@@ -74,8 +74,8 @@ class ServerSettings(BaseSettings):
     )
     cuda_graphs: bool = Field(
         default=False,
-        description="replay recorded trunk stages as CUDA graphs; CUDA only. `benchmarks/gpu.py` "
-        "measures the gain on a device",
+        description="replay recorded trunk stages as CUDA graphs; CUDA only. `make gpu` measures "
+        "the gain on a device",
     )
 
     max_body_bytes: Count = Field(default=1024 * 1024, description="body of one request")
