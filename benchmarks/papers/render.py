@@ -37,10 +37,10 @@ READING = SWEEPS / "findings.md"
 """What the tables say, in words; written by people once there is something to say."""
 HEAD = """# The papers' tables
 
-MiniLM (6 layers, width 384), trained by `nunatak sweep` on capped data sets. Scores are of the
-dev examples that chose the epoch, mean ± standard deviation over seeds, unless said otherwise. All
-of it: `make papers DATA=folder`; each run is one line of JSON in `.bench/papers`, and a run that is
-there is not done again. Sizes, rates and epochs stand below each title as the sweep file has them.
+MiniLM (6 layers, width 384), trained by `nunatak sweep` on capped data sets. Unless noted, scores
+are means ± standard deviation over seeds, on the dev examples that also chose the epoch.
+`make papers DATA=folder` repeats everything. Each run is one line of JSON in `.bench/papers`, and
+existing runs are not repeated. The sweep file below each title has sizes, rates and epochs.
 """
 # Equal results give equal bytes: no date, no random ids.
 mpl.rcParams |= {"svg.hashsalt": "papers", "svg.fonttype": "none"}
@@ -103,8 +103,8 @@ def savings() -> str:
     deployed, formula = figures[DEPLOYED], figures[FORMULA]
     return (
         f"\nSaved: {deployed.value:.4f} {deployed.unit}; {formula.value:.4f} {formula.unit}.\n"
-        "With `--backbone-layers` the server holds of the backbone what these tasks read, as the\n"
-        "formula counts it. Without it, the backbone's upper layers come once on top.\n"
+        "With `--backbone-layers` the server holds only the backbone layers that these tasks read, as\n"
+        "the formula assumes. Without it, the upper layers of the backbone add once.\n"
     )
 
 
@@ -220,7 +220,7 @@ def section(title: str, name: str, records: Sequence[RunRecord], text: str) -> s
     minutes = sum(it.cpu_seconds for it in records) / 60
     sizes = sorted({it.run.data.num_train for it in records})
     return (
-        f"{head}{len(records)} runs ({failed} failed), {minutes:.0f} minutes of one processor, "
+        f"{head}{len(records)} runs ({failed} failed), {minutes:.0f} minutes of one CPU core, "
         f"{mean(it.cpu_seconds for it in records):.0f} s a run; "
         f"{', '.join(map(str, sizes))} train examples.\n\n{text}"
     )
