@@ -103,8 +103,8 @@ def savings() -> str:
     deployed, formula = figures[DEPLOYED], figures[FORMULA]
     return (
         f"\nSaved: {deployed.value:.4f} {deployed.unit}; {formula.value:.4f} {formula.unit}.\n"
-        "With `--backbone-layers` the server holds only the backbone layers that these tasks read, as\n"
-        "the formula assumes. Without it, the upper layers of the backbone add once.\n"
+        "With `--backbone-layers` the server holds only the backbone layers that these tasks read,\n"
+        "as the formula assumes. Without it, the upper layers of the backbone add once.\n"
     )
 
 
@@ -220,7 +220,7 @@ def section(title: str, name: str, records: Sequence[RunRecord], text: str) -> s
     minutes = sum(it.cpu_seconds for it in records) / 60
     sizes = sorted({it.run.data.num_train for it in records})
     return (
-        f"{head}{len(records)} runs ({failed} failed), {minutes:.0f} minutes of one CPU core, "
+        f"{head}{len(records)} runs ({failed} failed), {minutes:.0f} minutes of one core, "
         f"{mean(it.cpu_seconds for it in records):.0f} s a run; "
         f"{', '.join(map(str, sizes))} train examples.\n\n{text}"
     )
