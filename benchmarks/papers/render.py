@@ -103,7 +103,7 @@ def savings() -> str:
     deployed, formula = figures[DEPLOYED], figures[FORMULA]
     return (
         f"\nSaved: {deployed.value:.4f} {deployed.unit}; {formula.value:.4f} {formula.unit}.\n"
-        "With `--backbone-layers` the server holds only the backbone layers that these tasks read,\n"
+        "With `--backbone-layers` the server holds only the layers that these tasks read,\n"
         "as the formula assumes. Without it, the upper layers of the backbone add once.\n"
     )
 
