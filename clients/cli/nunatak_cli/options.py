@@ -101,6 +101,14 @@ class MetricName(StrEnum):
     MRR = "mrr"
 
 
+class OnLongName(StrEnum):
+    """What becomes of texts that are longer than a task reads at once."""
+
+    WINDOWS = "windows"
+    REFUSE = "refuse"
+    CUT = "cut"
+
+
 class KindName(StrEnum):
     """The kinds of task that can be trained."""
 

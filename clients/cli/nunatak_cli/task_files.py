@@ -20,6 +20,7 @@ from nunatak_cli.options import (
     KindName,
     MethodName,
     MetricName,
+    OnLongName,
     OptimizerName,
     RegularizerName,
     ScheduleName,
@@ -49,6 +50,8 @@ class SharedSettings(BaseModel):
     first_layer: Annotated[int, Field(ge=0)] | None = None
     metric: MetricName | None = None
     positive_label: str | None = None
+    default_label: str | None = None
+    on_long: OnLongName | None = None
     epochs: Count | None = None
     learning_rate: float | None = None
     head_learning_rate: float | None = None

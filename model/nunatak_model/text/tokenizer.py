@@ -109,9 +109,7 @@ class TextTokenizer:
         decoder = self._bare().decoder
         return " ".join(tokens) if decoder is None else decoder.decode(list(tokens))
 
-    def _whole(
-        self, inputs: Sequence[TextInput]
-    ) -> Iterator[tuple[Encoding, tokenizers.Encoding]]:
+    def _whole(self, inputs: Sequence[TextInput]) -> Iterator[tuple[Encoding, tokenizers.Encoding]]:
         """Yield each input uncut, and as the library has it."""
         for found in self._tokenizer.encode_batch_fast(list(inputs)):
             yield Encoding(token_ids=tuple(found.ids), type_ids=self._types(found)), found

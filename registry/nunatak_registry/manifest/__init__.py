@@ -26,6 +26,7 @@ from nunatak_registry.manifest.heads import (
     HeadNorm,
     HeadRecord,
     Label,
+    OnLong,
     Pooling,
     ProblemType,
 )
@@ -79,6 +80,7 @@ __all__ = [
     "MetricRecord",
     "Norms",
     "Note",
+    "OnLong",
     "ParameterCounts",
     "Pooling",
     "ProbeInput",

@@ -22,6 +22,14 @@ class EncodedSet:
     sizes: tuple[int, ...]
     """How many encodings each example has."""
 
+    @property
+    def num_long(self) -> int:
+        """Examples of more tokens than one encoding holds."""
+        return sum(
+            len(found) > 1 or found[0].part.num_left_out > 0
+            for found in self.by_example(self.encodings)
+        )
+
     def by_example(self, rows: Sequence[T]) -> Iterator[tuple[T, ...]]:
         """Put what belongs to each encoding together by example."""
         remaining = iter(rows)

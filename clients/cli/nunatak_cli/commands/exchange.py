@@ -14,6 +14,7 @@ from nunatak_cli.options import (
     ImportFormat,
     JsonOption,
     NewAliasOption,
+    OnLongName,
     RegistryOption,
     RevisionOption,
 )
@@ -47,6 +48,21 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
             show_default=False,
         ),
     ] = None,
+    default_label: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LABEL",
+            help="The label that means that nothing was found. Absent: of two, the first.",
+            show_default=False,
+        ),
+    ] = None,
+    on_long: Annotated[
+        OnLongName | None,
+        typer.Option(
+            help="What becomes of longer texts. Absent: windows, and cut for ranking.",
+            show_default=False,
+        ),
+    ] = None,
     backbone: BackboneOption = None,
     revision: RevisionOption = None,
     promote: NewAliasOption = None,
@@ -66,6 +82,8 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
         labels=None if labels is None else tuple(label.strip() for label in labels.split(",")),
         backbone=backbone,
         note=note,
+        default_label=default_label,
+        on_long=on_long,
     )
     with created_registry(registry) as opened:
         published = import_task(request, opened, alias=promote)

@@ -22,6 +22,7 @@ from nunatak_cli.options import (
     KindName,
     MethodName,
     MetricName,
+    OnLongName,
     OptimizerName,
     RegistryOption,
     RegularizerName,
@@ -149,6 +150,22 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         str | None,
         typer.Option(metavar="LABEL", help="The label f1 is about.", rich_help_panel=RECIPE),
     ] = None,
+    default_label: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LABEL",
+            help="The label that means that nothing was found (of two, the more frequent): a long "
+            "text gets the answer of the window in which most else is found.",
+            rich_help_panel=RECIPE,
+        ),
+    ] = None,
+    on_long: Annotated[
+        OnLongName | None,
+        typer.Option(
+            help="What a server does with texts of more tokens (windows; ranking: cut).",
+            rich_help_panel=RECIPE,
+        ),
+    ] = None,
     epochs: Annotated[
         int | None,
         typer.Option(
@@ -245,6 +262,8 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
     changes: dict[str, JsonValue] = {
         "metric": metric,
         "positive_label": positive_label,
+        "default_label": default_label,
+        "on_long": on_long,
         "epochs": epochs,
         "learning_rate": learning_rate,
         "head_learning_rate": head_learning_rate,

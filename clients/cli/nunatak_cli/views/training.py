@@ -5,9 +5,16 @@ from collections.abc import Sequence
 from pydantic import JsonValue
 from rich.filesize import decimal
 from rich.table import Table
+from rich.text import Text
 
 from nunatak_cli.training_many import TaskResult
-from nunatak_registry.cards.wording import method_text, shared_text, stored_bytes
+from nunatak_registry.cards.wording import (
+    long_examples_text,
+    long_text,
+    method_text,
+    shared_text,
+    stored_bytes,
+)
 from nunatak_training import LayerChoice, TrainOutcome
 
 
@@ -26,6 +33,11 @@ def outcome_table(outcome: TrainOutcome) -> Table:
     table.add_row("method", method_text(manifest.method))
     table.add_row("shared layers", shared_text(manifest))
     table.add_row("labels", str(len(manifest.head.labels)))
+    if manifest.head.default_label is not None:
+        table.add_row("default label", Text(manifest.head.default_label))
+    table.add_row("longest text", f"{manifest.max_length} tokens; {long_text(manifest)}")
+    if told := long_examples_text(manifest):
+        table.add_row("long examples", told)
     table.add_row("parameters", f"{counts.branch + counts.head:,}")
     table.add_row("stored", decimal(stored_bytes(manifest)))
     table.add_row("best epoch", f"{outcome.best_epoch} of {outcome.history[-1].epoch}")
@@ -85,6 +97,8 @@ def outcome_json(outcome: TrainOutcome, *, alias: str | None) -> dict[str, JsonV
         "task": outcome.manifest.task,
         "version": outcome.manifest.version,
         "alias": alias,
+        "default_label": outcome.manifest.head.default_label,
+        "long_share": None if outcome.manifest.data is None else outcome.manifest.data.long_share,
         "metrics": {str(metric): value for metric, value in outcome.metrics.items()},
         "intervals": {str(metric): [*ends] for metric, ends in outcome.intervals.items()},
         "best_epoch": outcome.best_epoch,

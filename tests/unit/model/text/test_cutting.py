@@ -27,7 +27,7 @@ def letters_of(encoding: Encoding) -> int:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_texts_are_cut_as_the_tokenizers_library_cuts_them(family: Family) -> None:
     tokenizer = tiny_backbone(num_layers=1, family=family).tokenizer
-    draw = random.Random(0)  # noqa: S311 - texts, no secrets
+    draw = random.Random(0)
     for max_length in (4, 5, 6, 7, 12, 13):
         for _ in range(40):
             first, second = ("a" * draw.randint(1, 18) for _ in range(2))
