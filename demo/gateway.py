@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 from dedicated import measure_growth
+from pydantic import JsonValue
 from rich.console import Console
 from rich.table import Table
 
@@ -38,6 +39,8 @@ class Question:
     asks: str
     method: Method
     shown: str
+    default_label: str | None = None
+    """The label that means that nothing was found, where there is one."""
 
 
 QUESTIONS = (
@@ -52,12 +55,14 @@ QUESTIONS = (
         asks="an attack?",
         method=Lora(rank=8, first_layer=3),
         shown="LoRA rank 8, layers 3-5",
+        default_label="benign",
     ),
     Question(
         task="personal_data",
         asks="personal data?",
         method=TopK(num_layers=1),
         shown="top layer",
+        default_label="none",
     ),
     Question(
         task="tone",
@@ -128,10 +133,13 @@ def train_task(
     question: Question, registry: Registry, backbone: Backbone, *, epochs: int
 ) -> TrainOutcome:
     """Train and publish one task; the same data and recipe find the version that exists."""
+    changes: dict[str, JsonValue] = {"epochs": epochs}
+    if question.default_label is not None:
+        changes["default_label"] = question.default_label
     settings = TrainSettings(
         task=question.task,
         data=HERE / "data" / question.task,
-        recipe=default_recipe(question.method, changes={"epochs": epochs}),
+        recipe=default_recipe(question.method, changes=changes),
     )
     return train(settings, registry=registry, backbone=backbone, report=ProgressBar(question.task))
 

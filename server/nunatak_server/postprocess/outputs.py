@@ -49,12 +49,12 @@ class ReadRow:
 
 
 def reading_of(manifest: TaskManifest, options: PredictionOptions) -> Reading:
-    """Return how a task reads its inputs: heads that read tokens see long texts whole."""
+    """Return how a task reads its inputs; what refuses long texts reads as what cuts them."""
     match manifest.head.kind:
         case HeadKind.SEQUENCE_CLASSIFICATION | HeadKind.RANKING:
-            on_long = options.on_long or manifest.reads_long
-            stride = default_stride(manifest.max_length) if on_long is OnLong.WINDOWS else None
-            return Reading(max_length=manifest.max_length, stride=stride, on_long=on_long)
+            is_windowed = on_long_of(manifest, options) is OnLong.WINDOWS
+            stride = default_stride(manifest.max_length) if is_windowed else None
+            return Reading(max_length=manifest.max_length, stride=stride)
         case HeadKind.TOKEN_CLASSIFICATION:
             stride = options.entities.stride
         case HeadKind.QUESTION_ANSWERING:
@@ -62,6 +62,13 @@ def reading_of(manifest: TaskManifest, options: PredictionOptions) -> Reading:
     if stride is None:
         stride = default_stride(manifest.max_length)
     return Reading(max_length=manifest.max_length, stride=stride, is_aligned=True)
+
+
+def on_long_of(manifest: TaskManifest, options: PredictionOptions) -> OnLong:
+    """Return what becomes of texts of more tokens than a task reads at once."""
+    if manifest.head.kind.reads_tokens:
+        return OnLong.WINDOWS
+    return options.on_long or manifest.reads_long
 
 
 def work_of(head: HeadRecord, read: Sequence[Encodings], *, options: PredictionOptions) -> int:

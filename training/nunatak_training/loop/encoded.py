@@ -26,7 +26,7 @@ class EncodedSet:
     def num_long(self) -> int:
         """Examples of more tokens than one encoding holds."""
         return sum(
-            len(found) > 1 or found[0].part.num_left_out > 0
+            any(it.part.index or it.part.num_left_out for it in found)
             for found in self.by_example(self.encodings)
         )
 
