@@ -7,7 +7,8 @@ about fresh prompts in one call each, and shows what sharing saves in memory and
 import argparse
 import statistics
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -39,8 +40,8 @@ class Question:
     asks: str
     method: Method
     shown: str
-    default_label: str | None = None
-    """The label that means that nothing was found, where there is one."""
+    changes: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])
+    """Of the default recipe."""
 
 
 QUESTIONS = (
@@ -55,14 +56,15 @@ QUESTIONS = (
         asks="an attack?",
         method=Lora(rank=8, first_layer=3),
         shown="LoRA rank 8, layers 3-5",
-        default_label="benign",
+        # In short windows one sentence of a long prompt is not outweighed by the rest.
+        changes={"default_label": "benign", "max_length": 64},
     ),
     Question(
         task="personal_data",
         asks="personal data?",
         method=TopK(num_layers=1),
         shown="top layer",
-        default_label="none",
+        changes={"default_label": "none"},
     ),
     Question(
         task="tone",
@@ -133,13 +135,10 @@ def train_task(
     question: Question, registry: Registry, backbone: Backbone, *, epochs: int
 ) -> TrainOutcome:
     """Train and publish one task; the same data and recipe find the version that exists."""
-    changes: dict[str, JsonValue] = {"epochs": epochs}
-    if question.default_label is not None:
-        changes["default_label"] = question.default_label
     settings = TrainSettings(
         task=question.task,
         data=HERE / "data" / question.task,
-        recipe=default_recipe(question.method, changes=changes),
+        recipe=default_recipe(question.method, changes={"epochs": epochs, **question.changes}),
     )
     return train(settings, registry=registry, backbone=backbone, report=ProgressBar(question.task))
 

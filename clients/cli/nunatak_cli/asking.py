@@ -49,7 +49,7 @@ def _answer(result: TaskResult) -> Answer:
         reference=result.reference,
         version=result.version,
         items=_items(result.require()),
-        num_tokens=sum(result.tokens),
+        num_tokens=sum(result.tokens) if result.tokens else None,
         is_truncated=result.is_truncated,
     )
 

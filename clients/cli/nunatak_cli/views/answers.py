@@ -20,8 +20,8 @@ class Answer:
     reference: str
     version: int | None
     items: tuple[Item, ...]
-    num_tokens: int = 0
-    """How many tokens of the text were read."""
+    num_tokens: int | None = None
+    """How many tokens of the text were read; None: the server does not tell it."""
     is_truncated: bool = False
     """Whether a part of the text was not read."""
     error_code: str | None = None
@@ -93,6 +93,11 @@ def answer_json(answer: Answer) -> dict[str, JsonValue]:
         "reference": answer.reference,
         "version": answer.version,
         "outputs": [dict(item) for item in answer.items],
-        "tokens": answer.num_tokens,
-        "truncated": answer.is_truncated,
+        **_extent_json(answer),
     }
+
+
+def _extent_json(answer: Answer) -> dict[str, JsonValue]:
+    if answer.num_tokens is None:
+        return {}
+    return {"tokens": answer.num_tokens, "truncated": answer.is_truncated}
