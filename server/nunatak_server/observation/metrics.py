@@ -169,6 +169,8 @@ class Metrics:
         # From 0 on: a rate does not see the step with which a counter appears.
         self._evictions(label)
         self._alias_moves(label)
+        for on_long in OnLong:
+            self._long_inputs(label, on_long.value)
 
     def observe_load_wait(self, seconds: float) -> None:
         """Record how long one request waited for a version to come into memory."""
