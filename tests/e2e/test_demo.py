@@ -43,8 +43,8 @@ def test_the_demo_ends_by_itself_and_shows_its_four_tables(tmp_path: Path) -> No
     assert found["intent"] is None
 
 
-NOTES = """Please summarise these notes from our garden club. We met on Tuesday evening in the village
-hall and eleven members came. The treasurer said that the plant sale in May brought in more money
+NOTES = """Please summarise these notes from our garden club. We met on Tuesday evening in the
+village hall and eleven members came. The treasurer said that the plant sale in May brought in more money
 than last year, mostly because of the tomato seedlings. We talked about the old greenhouse, whose
 roof leaks when it rains, and agreed to ask two firms what a repair would cost. The children of the
 primary school would like to grow beans along the south wall, and everybody liked the idea. In June
