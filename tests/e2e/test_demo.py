@@ -88,7 +88,7 @@ def answers_of(
     return list(zip(best, [it.is_cut for it in result.extents], strict=True))
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_the_demos_guard_finds_an_attack_wherever_it_stands_in_a_text(
     guard: LocalPredictor,
 ) -> None:
@@ -103,7 +103,7 @@ def test_the_demos_guard_finds_an_attack_wherever_it_stands_in_a_text(
         ], length
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_the_demos_guard_overlooks_an_attack_behind_a_cut_and_says_so(
     guard: LocalPredictor,
 ) -> None:
