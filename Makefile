@@ -52,19 +52,19 @@ format: $(VENV)/.dev  ## format the sources
 	$(BIN)/ruff check --fix .
 
 bench: $(VENV)/.dev  ## race the mixed forward against its rivals, half an hour
-	$(BIN)/python benchmarks/fanout.py
-	$(BIN)/python benchmarks/trunk_cache.py
-	$(BIN)/python benchmarks/ragged.py
-	$(BIN)/python benchmarks/flat.py
-	$(BIN)/python benchmarks/int8.py
-	$(BIN)/python benchmarks/memory.py
-	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python -m benchmarks.forward.fanout
+	$(BIN)/python -m benchmarks.forward.trunk_cache
+	$(BIN)/python -m benchmarks.forward.ragged
+	$(BIN)/python -m benchmarks.forward.flat
+	$(BIN)/python -m benchmarks.forward.int8
+	$(BIN)/python -m benchmarks.forward.memory
+	$(BIN)/python -m benchmarks.forward.overhead
 
 gpu: $(VENV)/.dev  ## check and measure the mixed forward on a CUDA device, 8 minutes at most
-	$(BIN)/python benchmarks/gpu.py
+	$(BIN)/python -m benchmarks.forward.gpu
 
 real: $(VENV)/.dev  ## train, serve and score five real data sets (DATA=folder)
-	$(needs-data)$(BIN)/python benchmarks/real_data.py --data $(DATA)
+	$(needs-data)$(BIN)/python -m benchmarks.papers.real_data --data $(DATA)
 
 papers: $(VENV)/.dev  ## train the papers' tables on one thread, hours, resumable (DATA=folder ONLY=elsa OPTIONS="--seeds 0,1")
 	$(needs-data)for table in $(filter $(SWEEPS),$(or $(ONLY),$(SWEEPS))); do \
@@ -72,23 +72,23 @@ papers: $(VENV)/.dev  ## train the papers' tables on one thread, hours, resumabl
 	    --data-root $(DATA) --results $(PAPERS)/$$(echo $$table | sed -E 's/mixout|tapt/adapter/') $(OPTIONS) || exit 1; \
 	done
 	for analysis in $(filter $(ANALYSES),$(or $(ONLY),$(ANALYSES))); do \
-	  OMP_NUM_THREADS=1 nice -n 19 $(BIN)/nunatak analyze $$analysis benchmarks/papers/adapter.yaml --task sst2 --seed 0 \
+	  OMP_NUM_THREADS=1 nice -n 19 $(BIN)/python -m benchmarks.papers.analyze $$analysis benchmarks/papers/adapter.yaml --task sst2 --seed 0 \
 	    --data-root $(DATA) --out $(PAPERS)/$$analysis || exit 1; \
 	done
-	$(if $(filter elsa,$(or $(ONLY),elsa)),$(BIN)/python benchmarks/deploy_elsa.py --data $(DATA) --results $(PAPERS)/elsa)
-	$(BIN)/python benchmarks/render_papers.py --results $(PAPERS) --record
+	$(if $(filter elsa,$(or $(ONLY),elsa)),$(BIN)/python -m benchmarks.papers.deploy_elsa --data $(DATA) --results $(PAPERS)/elsa)
+	$(BIN)/python -m benchmarks.papers.render --results $(PAPERS) --record
 
 torture: $(VENV)/.dev  ## kill, fail, corrupt and race the registry (ONLY="kills_on_sqlite scale": these alone)
-	PYTHONPATH=tests $(BIN)/python benchmarks/torture_registry.py $(if $(ONLY),--only $(ONLY))
+	PYTHONPATH=tests $(BIN)/python -m benchmarks.registry.torture $(if $(ONLY),--only $(ONLY))
 
 abuse: $(VENV)/.dev  ## send a server bad requests by the thousand, what its schema allows, and slow clients
-	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python benchmarks/abuse.py
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.server.abuse
 
 report: $(VENV)/.dev  ## measure what sharing saves in servers, and write the report (PARTS="race page")
-	$(BIN)/python benchmarks/savings_report.py --rounds $(or $(ROUNDS),1) $(PARTS)
+	$(BIN)/python -m benchmarks.savings.report --rounds $(or $(ROUNDS),1) $(PARTS)
 
 figures: $(VENV)/.dev  ## render docs/results from figures.jsonl
-	$(BIN)/python benchmarks/render_figures.py
+	$(BIN)/python -m benchmarks.render_figures
 
 configuration: $(VENV)/.dev  ## render docs/configuration.md from the settings
 	$(BIN)/python -m nunatak_cli.reference docs/configuration.md

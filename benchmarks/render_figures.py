@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import render_registry
-from recording import FIGURES, Figure, latest
-from render_forward import PREFIX as FORWARD
-from render_forward import write_forward
+from benchmarks.forward.render import PREFIX as FORWARD
+from benchmarks.forward.render import write_forward
+from benchmarks.harness.recording import FIGURES, Figure, latest
+from benchmarks.registry.render import write_page as write_registry
+from nunatak_registry.cards.markdown import markdown_table
 
 PAGE = FIGURES.parent / "README.md"
 HEAD = """# Results
@@ -19,6 +20,7 @@ measured with; `make figures` makes this page of it.
 | | figures | with a goal | met |
 |---|---|---|---|
 """
+COLUMNS = ("figure", "value", "of what", "deciles (runs)")
 MARKS = {None: "", True: "yes", False: "**no**"}
 
 
@@ -85,7 +87,7 @@ def main() -> None:
     """Write the table of all, and the pages of their own."""
     figures = latest()
     PAGE.write_text(page(figures), encoding="utf-8")
-    render_registry.write_page()
+    write_registry()
     write_forward(figures)
     print(f"{len(figures)} figures in {PAGE.relative_to(Path.cwd())}")
 
@@ -115,19 +117,24 @@ def _count(section: Section, figures: Sequence[Figure]) -> str:
 def _section(section: Section, figures: Sequence[Figure]) -> str:
     makers = sorted({_maker(it) for it in figures})
     numbers = {maker: number for number, maker in enumerate(makers, start=1)}
+
+    def number(figure: Figure) -> str:
+        return str(numbers[_maker(figure)])
+
     held = [it for it in figures if it.goal is not None]
     others = [it for it in figures if it.goal is None]
     text = f"\n## {section.title}\n\n{section.about}\n"
     if held:
-        text += "\n| figure | value | of what | deciles (runs) | goal | met | by |\n"
-        text += "|---|---|---|---|---|---|---|\n"
-        text += "".join(_row(it, numbers[_maker(it)], has_goal=True) for it in held)
+        header = (*COLUMNS, "goal", "met", "by")
+        rows = (
+            [*_cells(it), it.goal or "", MARKS[it.met], str(numbers[_maker(it)])] for it in held
+        )
+        text += "\n" + markdown_table(header, rows)
     if others:
-        rows = "| figure | value | of what | deciles (runs) | by |\n|---|---|---|---|---|\n"
-        rows += "".join(_row(it, numbers[_maker(it)], has_goal=False) for it in others)
+        table = markdown_table((*COLUMNS, "by"), ([*_cells(it), number(it)] for it in others))
         count = f"{len(others)} figures" if len(others) > 1 else "One figure"
-        folded = f"<details><summary>{count} without a goal</summary>\n\n{rows}\n</details>\n"
-        text += "\n" + (folded if held else rows)
+        folded = f"<details><summary>{count} without a goal</summary>\n\n{table}\n</details>\n"
+        text += "\n" + (folded if held else table)
     missed = [it for it in held if not it.met and it.reason]
     if missed:
         text += "\n" + "".join(f"- `{it.id}` misses: {it.reason}\n" for it in missed)
@@ -138,10 +145,9 @@ def _maker(figure: Figure) -> str:
     return f"`{figure.command}`, {figure.hardware}, {figure.date}"
 
 
-def _row(figure: Figure, maker: int, *, has_goal: bool) -> str:
+def _cells(figure: Figure) -> list[str]:
     spread = f"{figure.low:.4g} to {figure.high:.4g} ({figure.runs})" if figure.runs > 1 else "(1)"
-    goal = f" {figure.goal} | {MARKS[figure.met]} |" if has_goal else ""
-    return f"| `{figure.id}` | {figure.value:.4g} | {figure.unit} | {spread} |{goal} {maker} |\n"
+    return [f"`{figure.id}`", f"{figure.value:.4g}", figure.unit, spread]
 
 
 if __name__ == "__main__":

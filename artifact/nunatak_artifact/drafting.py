@@ -27,6 +27,7 @@ from nunatak_registry.manifest import (
     OnLong,
     ParameterCounts,
     ProblemType,
+    RankingScore,
     RecipeRecord,
     TaskDraft,
     TensorDtype,
@@ -61,6 +62,7 @@ def draft_task(  # noqa: PLR0913 - what a version is made of
     spec: BranchSpec,
     labels: tuple[str, ...],
     problem_type: ProblemType | None = None,
+    score: RankingScore = RankingScore.SIGMOID,
     default_label: str | None = None,
     on_long: OnLong | None = None,
     parameters: Mapping[str, Tensor],
@@ -82,7 +84,7 @@ def draft_task(  # noqa: PLR0913 - what a version is made of
     check_effect(task, branch, backbone)
     manifest = TaskDraft(
         task=task,
-        head=head_record(spec.head, labels, problem_type, default_label=default_label),
+        head=head_record(spec.head, labels, problem_type, score, default_label=default_label),
         method=method_record(spec.method),
         split_depth=branch.split_depth,
         backbone=BackboneRecord(

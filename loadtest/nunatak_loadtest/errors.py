@@ -2,7 +2,6 @@
 
 LoadTestError
 +-- InvalidSettingsError      settings that no run can follow
-+-- LoadGeneratorError        locust did not run to its end
 +-- ProcessNotFoundError      the process to watch is not there
 +-- ServerStartError          a server process ended before it was ready
 """
@@ -29,12 +28,6 @@ def first_problem(error: ValidationError) -> str:
     """The first thing that is wrong with outside values, in one line."""
     first = error.errors(include_url=False)[0]
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}, got {first['input']!r}"
-
-
-class LoadGeneratorError(LoadTestError):
-    """Locust did not run to its end."""
-
-    code = "load_generator_failed"
 
 
 class ProcessNotFoundError(LoadTestError):

@@ -1,20 +1,52 @@
-"""The result of a run, as a value."""
+"""The result of a run, as a value, and the two files that keep it."""
 
+import math
 from collections.abc import Iterable, Sequence
-from typing import Self
+from pathlib import Path
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from nunatak_client.results import MemoryReport, ServerInfo
-from nunatak_loadtest.job import Job
+from nunatak_loadtest.errors import InvalidSettingsError, first_problem
 from nunatak_loadtest.memory import MemorySample
-from nunatak_loadtest.popularity import top_shares
 from nunatak_loadtest.samples import RequestStatistics, Sample, percentile, span_s
-from nunatak_loadtest.scenario import Closed, Objectives
+from nunatak_loadtest.scenario import Closed, Objectives, Scenario
 
 QUANTILES = (*(float(percent) for percent in range(100)), 99.5, 99.9, 100.0)
 LAG_LIMIT_MS = 5.0
 """A generator that is later than this in one request of a hundred measures itself."""
+
+
+class Job(BaseModel):
+    """One run: a scenario, a server and its tasks."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    server: str = "http://127.0.0.1:8080"
+    tasks: Annotated[tuple[str, ...], Field(min_length=1)]
+    scenario: Scenario
+
+    @field_validator("tasks")
+    @classmethod
+    def _are_names(cls, tasks: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(task.strip() for task in tasks):
+            raise ValueError("a task reference is name, name@alias or name/version, not blank")
+        if len(set(tasks)) != len(tasks):
+            raise ValueError("every task takes part once; ask more tasks or name each once")
+        return tasks
+
+    @classmethod
+    def checked(cls, **values: object) -> Self:
+        """Build a job from outside values.
+
+        Raises:
+            InvalidSettingsError: a value is malformed or out of range.
+        """
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise InvalidSettingsError(first_problem(error)) from error
 
 
 class ProcessPeak(BaseModel):
@@ -91,7 +123,7 @@ class WarmedUp(BaseModel):
 
 
 class Asked(BaseModel):
-    """What was asked in truth, beside what the scenario says."""
+    """What was really asked, to be held against the scenario."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -121,6 +153,29 @@ class LoadReport(BaseModel):
     memory: MemoryReport
     process_peak: ProcessPeak | None
     watched: tuple[MemorySample, ...] = ()
+
+
+class KeptRun(BaseModel):
+    """A run as its file holds it; `kind` tells it apart from other measurements."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["run"] = "run"
+    report: LoadReport
+
+
+def save_run(folder: Path, report: LoadReport, samples: Sequence[Sample]) -> Path:
+    """Write `run-NAME.json`, in place of an older one, and every request of the run beside it.
+
+    The requests go to `run-NAME.samples.jsonl`.
+    """
+    name = f"run-{report.job.scenario.name}"
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = "".join(sample.model_dump_json(exclude_none=True) + "\n" for sample in samples)
+    (folder / f"{name}.samples.jsonl").write_text(lines, encoding="utf-8")
+    path = folder / f"{name}.json"
+    path.write_text(KeptRun(report=report).model_dump_json(indent=1), encoding="utf-8")
+    return path
 
 
 def build_report(
@@ -169,6 +224,16 @@ def build_report(
         process_peak=ProcessPeak.of(watched),
         watched=tuple(watched),
     )
+
+
+def top_shares(counts: Sequence[float]) -> tuple[float, float]:
+    """The share of the most asked task, and of the most asked tenth of all tasks (at least one)."""
+    ordered = sorted(counts, reverse=True)
+    total = math.fsum(ordered)
+    if total == 0:
+        return 0.0, 0.0
+    tenth = math.ceil(len(ordered) / 10)
+    return ordered[0] / total, math.fsum(ordered[:tenth]) / total
 
 
 def _cache_hit_share(before: MemoryReport, after: MemoryReport) -> float | None:

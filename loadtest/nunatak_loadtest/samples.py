@@ -1,13 +1,8 @@
-"""What is kept of each request, and exact statistics over it.
-
-Locust rounds times to two digits before it counts them; percentiles here come from the times
-themselves.
-"""
+"""What is kept of each request, and exact statistics over it."""
 
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -104,18 +99,6 @@ def span_s(samples: Sequence[Sample]) -> float:
     return last - first
 
 
-def read_samples(path: Path) -> list[Sample]:
-    """Read the file that the users wrote; there is none where no request was ever made."""
-    if not path.exists():
-        return []
-    return [Sample.model_validate_json(line) for line in path.read_bytes().splitlines()]
-
-
 def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
-
-
-def printable(text: str) -> str:
-    """Spell out all but printable ASCII: locust prints names and codes as the server sent them."""
-    return text.encode("unicode_escape").decode()

@@ -1,11 +1,19 @@
 """A scenario: what is asked how often of how many tasks, for how long, and what would be good.
 
-Every part is a frozen value; a scenario file is TOML with the same names.
+Every part is a frozen value; a scenario file is TOML with the same names. Some scenarios come with
+the package and are read by name, others by the path of their file.
 """
 
+import tomllib
+from importlib.resources import files
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from nunatak_loadtest.errors import InvalidSettingsError, first_problem
+
+SUFFIX = ".toml"
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
@@ -105,7 +113,7 @@ class Width(Part):
 
 
 class WarmUp(Part):
-    """Load before the measurement, in windows, until three in a row agree in their median.
+    """Load before an open loop is measured, in windows, until three in a row agree in their median.
 
     Two medians agree where the higher is at most `1 + tolerance` times the lower. A server that is
     not steady after `longest_s` is measured all the same, and the report says so.
@@ -157,3 +165,78 @@ class Scenario(Part):
         if self.num_tasks is not None and widest > self.num_tasks:
             raise ValueError(f"a request asks {widest} tasks, but only {self.num_tasks} take part")
         return self
+
+    def changed(
+        self,
+        *,
+        users: int | None = None,
+        rate_per_s: float | None = None,
+        duration_s: float | None = None,
+        text_file: Path | None = None,
+    ) -> Self:
+        """The scenario with the given values in place of its own.
+
+        Raises:
+            InvalidSettingsError: users and rate exclude each other.
+        """
+        if users is not None and rate_per_s is not None:
+            raise InvalidSettingsError(
+                "give either users, who wait for answers, or a rate, not both"
+            )
+        changes = dict[str, object]()
+        if users is not None:
+            changes["arrivals"] = Closed(users=users)
+        if rate_per_s is not None:
+            changes["arrivals"] = Poisson(rate_per_s=rate_per_s)
+        if duration_s is not None:
+            changes["duration_s"] = duration_s
+        if text_file is not None:
+            changes["texts"] = FileTexts(path=str(text_file.resolve()))
+        return self.model_copy(update=changes)
+
+
+def scenario_names() -> tuple[str, ...]:
+    """Names of the scenarios that come with the package."""
+    found = files("nunatak_loadtest").joinpath("scenarios").iterdir()
+    names = (Path(entry.name) for entry in found)
+    return tuple(sorted(name.stem for name in names if name.suffix == SUFFIX))
+
+
+def load_scenario(name_or_path: str) -> Scenario:
+    """Read a scenario by its name, or from a file that ends in `.toml`.
+
+    Raises:
+        InvalidSettingsError: there is none of this name, or the file is no scenario.
+    """
+    if name_or_path.endswith(SUFFIX):
+        return parse_scenario(_read(Path(name_or_path)), source=name_or_path)
+    if name_or_path not in scenario_names():
+        known = ", ".join(scenario_names())
+        raise InvalidSettingsError(
+            f"no scenario {name_or_path!r}; expected one of {known}, or a path ending in {SUFFIX}"
+        )
+    file = files("nunatak_loadtest").joinpath("scenarios", name_or_path + SUFFIX)
+    return parse_scenario(file.read_text(encoding="utf-8"), source=name_or_path)
+
+
+def parse_scenario(text: str, *, source: str) -> Scenario:
+    """Read a scenario from TOML.
+
+    Raises:
+        InvalidSettingsError: the text is no TOML, or not a scenario.
+    """
+    try:
+        return Scenario.model_validate(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidSettingsError(f"{source} is no TOML: {error}") from error
+    except ValidationError as error:
+        raise InvalidSettingsError(f"{source}: {first_problem(error)}") from error
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidSettingsError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidSettingsError(f"a scenario is UTF-8, but {path} is not: {error}") from error

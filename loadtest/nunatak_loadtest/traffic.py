@@ -6,21 +6,28 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from nunatak_loadtest.popularity import task_weights
-from nunatak_loadtest.scenario import Closed, Gamma, Poisson, Scenario
+from nunatak_loadtest.scenario import (
+    Closed,
+    Gamma,
+    Poisson,
+    Popularity,
+    Scenario,
+    Uniform,
+    Zipf,
+)
 from nunatak_loadtest.texts import TextSource, text_source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """One request: when it is due, counted from the start, what it asks, and of whom."""
+    """A request to these tasks about a text, due so many seconds after the start."""
 
     due_s: float
     tasks: tuple[str, ...]
     text: str
 
 
-class Asking:
+class Requests:
     """An endless draw of requests: tasks by popularity, widths by weight, texts by length."""
 
     def __init__(self, scenario: Scenario, tasks: Sequence[str], *, seed: int) -> None:
@@ -48,9 +55,9 @@ def plan(
     scenario: Scenario, tasks: Sequence[str], *, seed: int, seconds: float
 ) -> tuple[Planned, ...]:
     """All requests of an open-loop run; the same arguments give the same plan."""
-    asking = Asking(scenario, tasks, seed=seed)
+    requests = Requests(scenario, tasks, seed=seed)
     due_times = arrival_times(scenario.arrivals, seconds=seconds, seed=seed)
-    drawn = ((due_s, *asking.draw()) for due_s in due_times)
+    drawn = ((due_s, *requests.draw()) for due_s in due_times)
     return tuple(Planned(due_s=due_s, tasks=chosen, text=text) for due_s, chosen, text in drawn)
 
 
@@ -73,10 +80,12 @@ def arrival_times(
         now += chance.gammavariate(shape, scale)
 
 
-def text_check(scenario: Scenario) -> None:
-    """Find out before a run whether its texts can be had.
-
-    Raises:
-        InvalidSettingsError: they cannot.
-    """
-    text_source(scenario, random.Random(0))  # noqa: S311 - not a secret
+def task_weights(popularity: Popularity, num_tasks: int) -> tuple[float, ...]:
+    """The share of requests of each task, the most asked first; they add up to one."""
+    match popularity:
+        case Uniform():
+            raw = [1.0] * num_tasks
+        case Zipf(exponent=exponent):
+            raw = [rank**-exponent for rank in range(1, num_tasks + 1)]
+    total = math.fsum(raw)
+    return tuple(weight / total for weight in raw)

@@ -94,6 +94,8 @@ class Backbone:
     tokenizer: TextTokenizer
     pooling: Pooling
     """How the checkpoint was trained to turn token vectors into one."""
+    max_embedding_tokens: int
+    """Length in tokens that the checkpoint cuts a text to before embedding it."""
     pooler: Linear | None
     """The checkpoint's dense layer after pooling, from which heads start; not encoder."""
     pooler_norm: Norm | None

@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from nunatak_model import sentence_folder
 from nunatak_model.architectures import architecture_of, config_from, encoder_shapes
 from nunatak_model.backbone import INT8_SUFFIX, Backbone, quantize_backbone
 from nunatak_model.config import BackboneConfig, Pooling
@@ -24,7 +25,13 @@ from nunatak_model.errors import (
     CorruptBackboneError,
     UnsupportedBackboneError,
 )
+from nunatak_model.sentence_folder import Embedding, read_embedding
 from nunatak_model.text.tokenizer import TextTokenizer
+from nunatak_model.tokenizer_settings import (
+    TOKENIZER_CONFIG,
+    check_settings,
+    gives_token_types,
+)
 from nunatak_model.weights import embeddings_from, layer_from, linear_from, norm_if_any
 
 DEFAULT_BACKBONE = "minilm"
@@ -91,7 +98,8 @@ def _download(hub_id: str) -> Path:
     )
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError  # noqa: PLC0415
 
-    patterns = ["config.json", "tokenizer.json", "*.safetensors", WEIGHTS_INDEX, "1_Pooling/*"]
+    patterns = ["config.json", "tokenizer.json", TOKENIZER_CONFIG, "*.safetensors", WEIGHTS_INDEX]
+    patterns += sentence_folder.FILES
     try:
         return Path(snapshot_download(hub_id, allow_patterns=patterns))
     except (HfHubHTTPError, HFValidationError, OSError) as error:
@@ -103,10 +111,14 @@ def _download(hub_id: str) -> Path:
 def _load_folder(folder: Path, name: str, dtype: torch.dtype, device: torch.device) -> Backbone:
     raw = _read_json(folder / "config.json")
     config = _config(raw)
-    tokenizer = _tokenizer(folder, config)
+    definition, settings = _read(folder / "tokenizer.json"), _settings(folder)
+    tokenizer = _tokenizer(definition, raw, settings, config)
+    embedding = _embedding(folder, raw, json.loads(definition), settings)
     digest = hashlib.sha256(
         f"{architecture_of(config).identity(config)}\n{tokenizer.digest}\n".encode()
     )
+    if not tokenizer.tells_texts_apart and config.num_token_types > 1:
+        digest.update(b"every token has type 0\n")
     parameters = dict[str, Tensor]()
     with ExitStack() as stack:
         stored = _open_weights(folder, stack)
@@ -123,7 +135,8 @@ def _load_folder(folder: Path, name: str, dtype: torch.dtype, device: torch.devi
         digest=digest.hexdigest(),
         config=config,
         tokenizer=tokenizer,
-        pooling=_pooling(folder, raw),
+        pooling=embedding.pooling,
+        max_embedding_tokens=min(embedding.max_tokens or config.max_tokens, config.max_tokens),
         pooler=linear_from(pooler, "head.dense") if "head.dense.weight" in pooler else None,
         pooler_norm=norm_if_any(pooler, "head.norm"),
         parameters=parameters,
@@ -139,12 +152,22 @@ def _config(raw: dict[str, Any]) -> BackboneConfig:
         raise CorruptBackboneError(f"config.json has no {error.args[0]!r}") from error
 
 
-def _tokenizer(folder: Path, config: BackboneConfig) -> TextTokenizer:
-    definition = _read(folder / "tokenizer.json")
+def _settings(folder: Path) -> dict[str, Any]:
+    path = folder / TOKENIZER_CONFIG
+    return _read_json(path) if path.exists() else {}
+
+
+def _tokenizer(
+    definition: bytes, raw: dict[str, Any], settings: dict[str, Any], config: BackboneConfig
+) -> TextTokenizer:
     try:
-        return TextTokenizer(definition, num_token_types=config.num_token_types)
+        tokenizer = TextTokenizer(definition, num_token_types=config.num_token_types)
     except ValueError as error:
         raise CorruptBackboneError(str(error)) from error
+    check_settings(raw, settings, json.loads(definition))
+    if not tokenizer.tells_texts_apart or gives_token_types(raw, settings):
+        return tokenizer
+    return TextTokenizer(definition, num_token_types=1)
 
 
 def _read(path: Path) -> bytes:
@@ -154,11 +177,15 @@ def _read(path: Path) -> bytes:
         raise _missing(path) from error
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _parsed(path: Path) -> object:
     try:
-        found: object = json.loads(_read(path))
+        return json.loads(_read(path))
     except ValueError as error:
         raise CorruptBackboneError(f"{path.name} is no JSON: {error}") from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    found = _parsed(path)
     if not isinstance(found, dict):
         raise CorruptBackboneError(
             f"{path.name} must hold a JSON object, got {type(found).__name__}"
@@ -190,7 +217,8 @@ Stored = Mapping[str, TensorFile]
 
 
 def _open_weights(folder: Path, stack: ExitStack) -> Stored:
-    if (folder / WEIGHTS_INDEX).exists():
+    # The one file first, as transformers: an index may be left over from an earlier save.
+    if (folder / WEIGHTS_INDEX).exists() and not (folder / WEIGHTS).exists():
         files = sorted(set(_weight_map(folder / WEIGHTS_INDEX).values()))
     else:
         files = [WEIGHTS]
@@ -265,9 +293,16 @@ def _pooler_tensors(stored: Stored, config: BackboneConfig) -> Iterator[tuple[st
                 yield f"{target}.{part}", _find(stored, found)
 
 
-def _pooling(folder: Path, raw: Mapping[str, Any]) -> Pooling:
-    """Mean where sentence-transformers or the configuration says so, else the first token."""
-    path = folder / "1_Pooling" / "config.json"
-    if path.exists() and _read_json(path).get("pooling_mode_mean_tokens"):
-        return Pooling.MEAN
-    return Pooling.MEAN if raw.get("classifier_pooling") == "mean" else Pooling.FIRST
+def _embedding(
+    folder: Path, raw: Mapping[str, Any], definition: dict[str, Any], settings: dict[str, Any]
+) -> Embedding:
+    """As sentence-transformers or the configuration says, else the first token."""
+
+    def read(name: str) -> object:
+        return _parsed(folder / name) if (folder / name).exists() else None
+
+    found = read_embedding(read, definition, settings)
+    if found is not None:
+        return found
+    is_mean = raw.get("classifier_pooling") == "mean"
+    return Embedding(pooling=Pooling.MEAN if is_mean else Pooling.FIRST, max_tokens=None)

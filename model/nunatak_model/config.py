@@ -19,11 +19,21 @@ class Activation(StrEnum):
     @classmethod
     def of(cls, setting: str, name: str) -> "Activation":
         """Read a setting of `config.json`; raise `UnsupportedBackboneError` at another name."""
-        if name not in set(cls):
+        known = {**{it.value: it for it in cls}, **SPELLINGS}
+        if name not in known:
             raise UnsupportedBackboneError(
-                f"{setting} must be one of {', '.join(cls)}, got {name!r}"
+                f"{setting} must be one of {', '.join(known)}, got {name!r}"
             )
-        return cls(name)
+        return known[name]
+
+
+SPELLINGS = {
+    "gelu_python": Activation.GELU,
+    "gelu_fast": Activation.GELU_TANH,
+    "gelu_pytorch_tanh": Activation.GELU_TANH,
+    "swish": Activation.SILU,
+}
+"""Other names that transformers has for the same functions, equal to rounding."""
 
 
 class Pooling(StrEnum):

@@ -1,8 +1,8 @@
 """Results as a measurement would leave them, with numbers that are easy to reckon with."""
 
+from benchmarks.savings.results import MemoryLine, MemoryPoint, Origin, Race, Racer, Rate, Round
 from nunatak_client.results import MemoryReport, ServerInfo
 from nunatak_loadtest.report import QUANTILES
-from nunatak_loadtest.results import MemoryLine, MemoryPoint, Origin, Race, Racer, Rate, Round
 
 ORIGIN = Origin(command="measure", commit="abc", date="2026-01-01", hardware="2 cores")
 OURS, THEIRS = (300e6, 1e6), (200e6, 101e6)

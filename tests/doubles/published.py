@@ -148,6 +148,7 @@ class TwinFactory:
         options: Mapping[str, object] | None = None,
     ) -> None:
         self.family: Family = family
+        self.folder = folder
         self._options = dict(options or {})
         self.num_layers = num_layers
         self._generator = torch.Generator().manual_seed(0)

@@ -17,7 +17,7 @@ from nunatak_training.sweeps import (
     plan_runs,
     read_grid,
 )
-from nunatak_training.sweeps.records import EpochRecord
+from nunatak_training.sweeps.results import EpochRecord
 
 QUICK: dict[str, JsonValue] = {"epochs": 2, "max_length": 32}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nunatak_loadtest.results import (
+from benchmarks.savings.results import (
     FanOutLine,
     ManyTasks,
     MemoryLine,
@@ -33,10 +33,11 @@ def test_report_measures_every_part_and_writes_its_pages_and_figures(tmp_path: P
 
     done = subprocess.run(  # noqa: S603 - our own script
         [
-            *(sys.executable, str(ROOT / "benchmarks" / "savings_report.py")),
+            *(sys.executable, "-m", "benchmarks.savings.report"),
             *("--extent", "smoke", "--cores", "any"),
             *("--out", str(out), "--work", str(tmp_path / "work"), "--figures", str(figures)),
         ],
+        cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         check=False,
         capture_output=True,

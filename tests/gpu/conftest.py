@@ -1,4 +1,4 @@
-"""All tests here need a CUDA device; `benchmarks/gpu.py` runs them before it measures."""
+"""All tests here need a CUDA device; `make gpu` runs them before it measures."""
 
 import pytest
 import torch

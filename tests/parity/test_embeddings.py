@@ -16,6 +16,7 @@ TEXTS = [
     "Der schnelle braune Fuchs springt über den faulen Hund.",
     "\N{SNOW CAPPED MOUNTAIN} a nunatak stands out of the ice",
     "the same words again and again, " * 20,
+    "more words than it was trained to read, " * 50,
 ]
 
 
@@ -28,7 +29,7 @@ def test_embeddings_of_a_mixed_batch_equal_those_of_sentence_transformers() -> N
 
     backbone = pack_backbone(load_backbone())
     branch = embedding_branch(backbone)
-    encodings = backbone.tokenizer.encode(TEXTS, max_length=backbone.config.max_tokens)
+    encodings = backbone.tokenizer.encode(TEXTS, max_length=backbone.max_embedding_tokens)
     with torch.inference_mode():
         vectors = forward(backbone, [Row(encoding=it, branch=branch) for it in encodings])
 

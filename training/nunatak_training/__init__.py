@@ -1,12 +1,13 @@
 """Training of task versions: data, recipes, the loop and publishing."""
 
-from nunatak_training.cache.contents import (
+from nunatak_training.cache import (
+    CACHE_VARIABLE,
     CacheContents,
     StoredCheckpoint,
     cache_contents,
     clear_cache,
+    default_cache_folder,
 )
-from nunatak_training.cache.folder import CACHE_VARIABLE, default_cache_folder
 from nunatak_training.data import (
     Answers,
     AnswerSpan,
@@ -39,17 +40,15 @@ from nunatak_training.errors import (
     UnpublishableError,
     UnreadableFileError,
 )
-from nunatak_training.evaluation import evaluate
-from nunatak_training.fitting import TrainedTask, branch_logits, fit_task
-from nunatak_training.kinds import TaskKind
-from nunatak_training.layer_choice import ChosenTask, choose_layers
-from nunatak_training.loop.checkpoints import Checkpoint, held_checkpoint, run_key
-from nunatak_training.metrics import Metric
+from nunatak_training.fitting import TrainedTask, branch_logits, evaluate, fit_task
+from nunatak_training.kinds import Metric, TaskKind
+from nunatak_training.loop.checkpoint import Checkpoint, held_checkpoint, run_key
 from nunatak_training.publishing import draft_trained, publish
 from nunatak_training.recipes import LayerChoice, LayerRun, Recipe, changed_recipe, default_recipe
 from nunatak_training.report import EpochResult, ProgressBar, Report, SilentReport
-from nunatak_training.scoring.labels import score
-from nunatak_training.train import TrainOutcome, TrainSettings, train
+from nunatak_training.run_settings import RunSettings, all_settings, read_settings
+from nunatak_training.scoring.counts import score
+from nunatak_training.train import ChosenTask, TrainOutcome, TrainSettings, choose_layers, train
 from nunatak_training.trunk import DiskTrunkStore, MemoryTrunkStore, TrunkStore
 
 __all__ = [
@@ -81,6 +80,7 @@ __all__ = [
     "Recipe",
     "Relevance",
     "Report",
+    "RunSettings",
     "SilentReport",
     "StoredCheckpoint",
     "SweepRunningError",
@@ -99,6 +99,7 @@ __all__ = [
     "UnpublishableError",
     "UnreadableFileError",
     "Word",
+    "all_settings",
     "branch_logits",
     "cache_contents",
     "changed_recipe",
@@ -113,6 +114,7 @@ __all__ = [
     "load_examples",
     "load_task_data",
     "publish",
+    "read_settings",
     "run_key",
     "score",
     "train",

@@ -22,20 +22,18 @@ from nunatak_model import (
     initial_parameters,
 )
 from nunatak_registry.manifest import MIN_WINDOW_TOKENS, OnLong
-from nunatak_training.data import TaskData
+from nunatak_training.data import ExampleSet, TaskData
 from nunatak_training.errors import InvalidRecipeError
-from nunatak_training.kinds import TaskKind
-from nunatak_training.loop.checkpoints import Checkpoint
-from nunatak_training.loop.encoded import EncodedSet
-from nunatak_training.loop.fit import fit, predict
-from nunatak_training.loop.stepping import BatchLogits
-from nunatak_training.metrics import Metric
+from nunatak_training.kinds import Metric, TaskKind
+from nunatak_training.loop.checkpoint import Checkpoint
+from nunatak_training.loop.fit import EncodedSet, fit, predict
+from nunatak_training.loop.step import BatchLogits
 from nunatak_training.objectives import Objective, objective_of
-from nunatak_training.pretraining.adaptation import adapt
 from nunatak_training.recipes import LayerChoice, Recipe, changed_recipe
 from nunatak_training.regularizers import check_method
 from nunatak_training.report import EpochResult, Report
 from nunatak_training.scoring import Interval, bootstrap_intervals
+from nunatak_training.tapt import adapt
 from nunatak_training.trunk import JoinedStates, MemoryTrunkStore, TrunkStore
 
 
@@ -285,3 +283,20 @@ def _check_metric(metric: Metric, objective: Objective, data: TaskData) -> None:
         raise InvalidRecipeError(
             f"a {data.kind} task is scored by {', '.join(objective.metrics)}, got {metric!s}"
         )
+
+
+def evaluate(
+    trained: TrainedTask, examples: ExampleSet, backbone: Backbone
+) -> Mapping[Metric, float]:
+    """Return the scores that were reported on dev, in their order, of other examples.
+
+    Raises:
+        KeyError: the examples have a label that the task was not trained on.
+        TypeError: the examples are of another kind of task.
+    """
+    recipe = trained.recipe
+    objective = objective_of(trained.data, positive_label=recipe.positive_label)
+    encoded = objective.encode(examples, backbone.tokenizer, max_length=recipe.max_length)
+    logits = predict(branch_logits(backbone, trained.spec, trained.parameters), encoded.encodings)
+    statistics = objective.statistics(examples, encoded, logits)
+    return {metric: statistics.value(metric) for metric in trained.scores}

@@ -1,4 +1,4 @@
-"""Kinds of task: what a row of each holds, and how the kind is told from a row."""
+"""Kinds of task: what a row of each holds, how a row tells its kind, and what scores tasks."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -80,3 +80,20 @@ def kind_of_row(row: Mapping[str, object]) -> TaskKind:
         if column in row:
             return kind
     return TaskKind.SINGLE_LABEL
+
+
+class Metric(StrEnum):
+    """A score; larger is better for each."""
+
+    ACCURACY = "accuracy"
+    F1 = "f1"
+    F1_MACRO = "f1_macro"
+    F1_MICRO = "f1_micro"
+    MATTHEWS_CORRELATION = "matthews_correlation"
+    PEARSON = "pearson"
+    SPEARMAN = "spearman"
+    ENTITY_F1 = "entity_f1"
+    SPAN_F1 = "span_f1"
+    EXACT_MATCH = "exact_match"
+    NDCG = "ndcg"
+    MRR = "mrr"

@@ -1,13 +1,27 @@
-"""Recipes: every setting of one training run, with defaults per method."""
+"""Recipes: every setting of one training run, with defaults per method.
+
+The regularizers are those of the papers. GradDrop and its variants, GradFreeze: O'Neill and Dutta
+2023, "Gradient Sparsification For Masked Fine-Tuning of Transformers", sec. III and IV. Mixout:
+Lee, Cho and Kang 2020 (arXiv:1909.11299), as He et al. 2021 (arXiv:2106.03164), sec. 5 and table 7,
+use it.
+"""
 
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import Annotated
+from functools import cache
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationError,
+    model_validator,
+)
 
 from nunatak_artifact import method_of, method_record
 from nunatak_model import (
@@ -22,10 +36,105 @@ from nunatak_model import (
 )
 from nunatak_registry.manifest import MethodRecord, OnLong
 from nunatak_training.errors import InvalidRecipeError
-from nunatak_training.metrics import Metric
-from nunatak_training.pretraining.settings import TaptSettings
-from nunatak_training.regularizers import RegularizerSettings, UnregularizedSettings
-from nunatak_training.regularizers.settings import REPLACES_DROPOUT
+from nunatak_training.kinds import Metric
+from nunatak_training.settings import Setting, nested, problems_in, settings_of
+
+Rate = Annotated[float, Field(gt=0, lt=1)]
+
+
+class RegularizerName(StrEnum):
+    """All regularizers."""
+
+    NONE = "none"
+    GRADDROP = "graddrop"
+    LAYER_GRADDROP = "layer-graddrop"
+    ANNEAL_GRADDROP = "anneal-graddrop"
+    ANNEAL_LAYER_GRADDROP = "anneal-layer-graddrop"
+    GRADDROP_EPOCH = "graddrop-epoch"
+    GRADDROP_EPOCH_TOGGLE = "graddrop-epoch-toggle"
+    GRADFREEZE_TOPDOWN = "gradfreeze-topdown"
+    GRADFREEZE_BOTTOMUP = "gradfreeze-bottomup"
+    MIXOUT = "mixout"
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class UnregularizedSettings(_Settings):
+    """Nothing but dropout and weight decay."""
+
+    name: Literal[RegularizerName.NONE] = Field(
+        default=RegularizerName.NONE, description="what masks gradients or weights"
+    )
+
+
+class GradDropSettings(_Settings):
+    """Gradients dropped in every batch: single entries (eq. 4), or those of whole layers."""
+
+    name: Literal[RegularizerName.GRADDROP, RegularizerName.LAYER_GRADDROP]
+    rate: Rate = Field(default=0.2, description="share that is masked; annealed: at first")
+
+
+class AnnealedGradDropSettings(_Settings):
+    """The same with a rate that falls linearly to 0 in the last epoch (sec. III-C)."""
+
+    name: Literal[RegularizerName.ANNEAL_GRADDROP, RegularizerName.ANNEAL_LAYER_GRADDROP]
+    rate: Rate = Field(default=0.9, description="in the first epoch")
+
+
+class EpochGradDropSettings(_Settings):
+    """Every epoch frees another random part of the entries (sec. III-B)."""
+
+    name: Literal[RegularizerName.GRADDROP_EPOCH, RegularizerName.GRADDROP_EPOCH_TOGGLE]
+
+
+class GradFreezeSettings(_Settings):
+    """Every epoch frees more layers: gradual unfreezing (sec. IV; Howard and Ruder 2018)."""
+
+    name: Literal[RegularizerName.GRADFREEZE_TOPDOWN, RegularizerName.GRADFREEZE_BOTTOMUP]
+
+
+class MixoutSettings(_Settings):
+    """Every forward pass reads a random part of the weights as they were before training."""
+
+    name: Literal[RegularizerName.MIXOUT]
+    rate: Rate = 0.9
+
+
+RegularizerSettings = Annotated[
+    UnregularizedSettings
+    | GradDropSettings
+    | AnnealedGradDropSettings
+    | EpochGradDropSettings
+    | GradFreezeSettings
+    | MixoutSettings,
+    Field(discriminator="name"),
+]
+
+REPLACES_DROPOUT = frozenset(RegularizerName) - {
+    RegularizerName.NONE,
+    RegularizerName.GRADFREEZE_TOPDOWN,
+    RegularizerName.GRADFREEZE_BOTTOMUP,
+}
+"""With these there is no dropout (O'Neill and Dutta 2023, sec. IV; He et al. 2021, sec. 5)."""
+
+
+class TaptSettings(BaseModel):
+    """How the task's own texts are gone through, before any label is looked at."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    epochs: Annotated[
+        int, Field(ge=1, le=10_000, description="first, as a masked language model")
+    ] = 10
+    learning_rate: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        default=None, description="meanwhile; null: as in the tuning"
+    )
+    masked_share: Annotated[
+        float, Field(gt=0, lt=1, description="hidden tokens of a text, meanwhile")
+    ] = 0.15
+
 
 MIN_STEPS = 300
 """A few hundred examples are learnt in about so many steps, whatever the method."""
@@ -77,27 +186,41 @@ class Recipe(BaseModel):
 
     backbone: Annotated[str, Field(min_length=1)] = DEFAULT_BACKBONE
     method: MethodRecord
-    pooling: Pooling | None = Field(default=None, description="null: as the backbone was trained")
-    dense: bool | None = Field(default=None, description="null: as is usual for the backbone")
-    max_length: Annotated[int, Field(ge=4, le=1_000_000, description="tokens")] = 128
-    epochs: Annotated[int, Field(ge=1, le=10_000)]
+    pooling: Pooling | None = Field(
+        default=None, description="from tokens to a text; null: as the backbone was trained"
+    )
+    dense: bool | None = Field(
+        default=None, description="a dense block in the head; null: as is usual for the backbone"
+    )
+    max_length: Annotated[int, Field(ge=4, le=1_000_000, description="tokens read of a text")] = 128
+    epochs: Annotated[int, Field(ge=1, le=10_000, description="passes over the train examples")]
     min_steps: Annotated[
         int, Field(ge=0, le=1_000_000, description="small data gets more epochs to reach it")
     ]
-    batch_size: Annotated[int, Field(ge=1, le=65_536)]
+    batch_size: Annotated[int, Field(ge=1, le=65_536, description="examples a step")]
     learning_rate: LearningRate = Field(description="of the branch, or of a head alone")
     head_learning_rate: LearningRate | None = Field(
         default=None, description="null: `learning_rate`"
     )
-    optimizer: Optimizer = Optimizer.ADAMW
-    weight_decay: Share = Field(default=0.01, description="adam and sgd add it to the gradient")
-    schedule: Schedule = Schedule.LINEAR
+    optimizer: Optimizer = Field(
+        default=Optimizer.ADAMW, description="what makes steps of gradients"
+    )
+    weight_decay: Share = Field(
+        default=0.01, description="of matrices; adam and sgd add it to the gradient"
+    )
+    schedule: Schedule = Field(
+        default=Schedule.LINEAR, description="of the learning rate after its rise"
+    )
     warmup_share: Share = Field(default=0.06, description="of all steps; a linear rise from 0")
-    dropout: Share = Field(default=0.1, description="0 where the regularizer replaces it")
+    dropout: Share = Field(
+        default=0.1, description="in own layers and head; 0 where the regularizer replaces it"
+    )
     regularizer: RegularizerSettings = UnregularizedSettings()
-    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    max_grad_norm: Annotated[float, Field(gt=0, description="longer gradients are cut to it")] = 1.0
     tapt: TaptSettings | None = Field(default=None, description="null: tuning begins at once")
-    metric: Metric | None = Field(default=None, description="null: as is usual for the task")
+    metric: Metric | None = Field(
+        default=None, description="chooses the best epoch; null: as is usual for the task"
+    )
     positive_label: str | None = Field(default=None, description="the label whose F1 `f1` reports")
     default_label: str | None = Field(
         default=None,
@@ -110,7 +233,7 @@ class Recipe(BaseModel):
         description="what becomes of longer texts when served; null: as is usual for the task",
         exclude_if=lambda choice: choice is None,
     )
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63, description="same seed, same weights")] = 0
     layer_choice: LayerChoice | None = Field(
         default=None,
         description="how the number of layers was found; changes nothing in the run",
@@ -150,6 +273,10 @@ class Recipe(BaseModel):
         return self.model_dump(mode="json")
 
 
+NOT_SET = frozenset({"backbone", "method", "layer_choice"})
+"""Fields of a recipe that are no settings by name: chosen otherwise, or found."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Defaults:
     epochs: int
@@ -158,16 +285,20 @@ class _Defaults:
     head_learning_rate: float | None
 
 
+DEFAULTS_BY_METHOD = ("min_steps", *(field.name for field in fields(_Defaults)))
+"""The settings whose defaults differ between methods, or follow from what else is named."""
+
+
 def default_recipe(
     method: Method,
     *,
     backbone: str = DEFAULT_BACKBONE,
     changes: Mapping[str, JsonValue] | None = None,
 ) -> Recipe:
-    """Return the recipe for a method, with `changes` of single settings by name.
+    """Return the recipe for a method, with `changes` of single settings by name (`tapt.epochs`).
 
-    Who names `epochs` gets that many: `min_steps` is then 0 unless it is named too. Where the
-    regularizer takes the place of dropout, dropout is 0 unless it is named.
+    Where `changes` name `epochs` there are that many: `min_steps` is then 0 unless it is named too.
+    Where the regularizer takes the place of dropout, dropout is 0 unless it is named.
 
     Raises:
         InvalidRecipeError: a change names no setting, or its value or one of the method's does not
@@ -183,13 +314,21 @@ def default_recipe(
         learning_rate=defaults.learning_rate,
         head_learning_rate=defaults.head_learning_rate,
     )
-    changes = changes or {}
+    changes = nested(changes or {}, recipe_settings())
+    _check_regularizer(changes.get("regularizer"))
     implied: dict[str, JsonValue] = {}
     if "epochs" in changes:
         implied["min_steps"] = 0
     if _replaces_dropout(changes.get("regularizer")):
         implied["dropout"] = 0.0
     return changed_recipe(recipe, {**implied, **changes})
+
+
+@cache
+def recipe_settings() -> Mapping[str, Setting]:
+    """The settings of a recipe by name."""
+    found = settings_of(Recipe)
+    return {name: it for name, it in found.items() if name.partition(".")[0] not in NOT_SET}
 
 
 def changed_recipe(recipe: Recipe, changes: Mapping[str, JsonValue]) -> Recipe:
@@ -201,22 +340,20 @@ def changed_recipe(recipe: Recipe, changes: Mapping[str, JsonValue]) -> Recipe:
     try:
         return Recipe.model_validate({**recipe.settings(), **changes})
     except ValidationError as error:
-        raise InvalidRecipeError(_problems(error)) from error
+        raise InvalidRecipeError(problems_in(error)) from error
 
 
 def _record_of(method: Method) -> MethodRecord:
     try:
         return method_record(method)
     except ValidationError as error:
-        raise InvalidRecipeError(_problems(error, within="method")) from error
+        raise InvalidRecipeError(problems_in(error, within="method")) from error
 
 
-def _problems(error: ValidationError, *, within: str | None = None) -> str:
-    root = () if within is None else (within,)
-    return "; ".join(
-        f"{'.'.join(map(str, (*root, *problem['loc']))) or 'recipe'}: {problem['msg']}"
-        for problem in error.errors(include_url=False)
-    )
+def _check_regularizer(changed: JsonValue) -> None:
+    if isinstance(changed, dict) and "name" not in changed:
+        named = ", ".join(f"regularizer.{name}" for name in changed)
+        raise InvalidRecipeError(f"{named} needs regularizer.name: it belongs to a regularizer")
 
 
 def _replaces_dropout(regularizer: JsonValue) -> bool:

@@ -16,7 +16,7 @@ from nunatak_artifact.interchange.hub_layout import (
     read_hub_folder,
     write_hub_folder,
 )
-from nunatak_artifact.interchange.imported import ImportedTask
+from nunatak_artifact.interchange.imported import ImportChoices, ImportedTask, LogitUse
 from nunatak_artifact.interchange.importing import (
     ForeignKind,
     draft_imported,
@@ -35,7 +35,9 @@ __all__ = [
     "Hub",
     "HubTask",
     "HuggingFaceHub",
+    "ImportChoices",
     "ImportedTask",
+    "LogitUse",
     "check_exportable",
     "check_new",
     "draft_imported",

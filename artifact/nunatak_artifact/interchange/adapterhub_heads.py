@@ -14,6 +14,7 @@ from torch import Tensor
 from nunatak_artifact.errors import InvalidFolderError, UnsupportedImportError
 from nunatak_artifact.interchange.adapter_folder import check_tensors
 from nunatak_artifact.interchange.adapterhub_config import FlexibleHead, HeadFile
+from nunatak_artifact.interchange.meanings import problem_type_of
 from nunatak_artifact.interchange.peft_config import task_type_of_class
 from nunatak_artifact.interchange.peft_heads import (
     DENSE,
@@ -21,7 +22,6 @@ from nunatak_artifact.interchange.peft_heads import (
     head_parameters,
     head_spec,
     pooler_parameters,
-    problem_type_of,
     stored_head,
     stored_shapes,
 )
@@ -103,7 +103,7 @@ def class_head(
     return ImportedHead(
         spec=spec,
         parameters=parameters,
-        problem_type=problem_type_of(task_type, spec.num_labels, None),
+        problem_type=problem_type_of(spec, None),
         id2label=_inverted(file.label2id),
     )
 

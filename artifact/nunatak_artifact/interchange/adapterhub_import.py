@@ -39,7 +39,12 @@ from nunatak_artifact.interchange.bottleneck_normalising import (
     StoredAdapter,
     normalised_bottleneck,
 )
-from nunatak_artifact.interchange.imported import ImportedTask
+from nunatak_artifact.interchange.compatibility import check_reading, read_settings
+from nunatak_artifact.interchange.imported import (
+    AS_THE_FOLDER_SAYS,
+    ImportChoices,
+    ImportedTask,
+)
 from nunatak_artifact.interchange.meanings import (
     labels_in_order,
     read_max_length,
@@ -63,7 +68,7 @@ PLACES = {"attention_adapter": "attention.output", "feedforward_adapter": "outpu
 
 
 def import_adapterhub(
-    folder: Path, backbone: Backbone, *, labels: tuple[str, ...] | None = None
+    folder: Path, backbone: Backbone, choices: ImportChoices = AS_THE_FOLDER_SAYS
 ) -> ImportedTask:
     """Read a bottleneck adapter with its head; it computes what `adapters` computes, to rounding.
 
@@ -71,8 +76,7 @@ def import_adapterhub(
         folder: holds `adapter_config.json`, `adapter.safetensors`, `head_config.json` and
             `model_head.safetensors`, as `save_adapter(..., use_safetensors=True)` writes them.
         backbone: the base model it was trained on, of which AdapterHub records type and width.
-        labels: in the order of the logits. None: those of the head, else of a `config.json` in
-            the folder.
+        choices: what the caller says in place of the head, and of a `config.json` in the folder.
 
     Raises:
         InvalidFolderError: a file is missing, unsound or no part of the folder; tensors and
@@ -85,6 +89,8 @@ def import_adapterhub(
     file = read_model(folder, CONFIG_FILE, AdapterFile)
     config = read_bottleneck(folder, file)
     _check_backbone(folder, file, backbone)
+    if read_settings(folder):
+        check_reading(folder, backbone)
     shapes = _shapes(folder, config, f"{encoder}.encoder.layer", file.name, backbone)
     tensors = _read(folder, WEIGHTS_STEM, PICKLE)
     check_tensors(
@@ -103,13 +109,15 @@ def import_adapterhub(
     return ImportedTask(
         spec=BranchSpec(method=method, head=head.spec),
         labels=labels_in_order(
-            folder, head.spec, given=labels, stored=head.id2label or meaning.id2label
+            folder, head.spec, given=choices.labels, stored=head.id2label or meaning.id2label
         ),
-        problem_type=head.problem_type and (meaning.problem_type or head.problem_type),
+        problem_type=head.problem_type
+        and (choices.problem_type or meaning.problem_type or head.problem_type),
         parameters={**parameters, **head.parameters},
         max_length=read_max_length(folder, backbone),
-        source="AdapterHub bottleneck folder"
-        + (f", trained on {file.model_name}" if file.model_name else ""),
+        source="AdapterHub bottleneck folder, "
+        + (f"trained on {file.model_name}" if file.model_name else "no base named"),
+        base=file.model_name,
     )
 
 

@@ -1,18 +1,36 @@
 """Whether a folder was made from the backbone at hand: the same shape, the same token ids."""
 
 import json
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from pydantic import JsonValue
 from tokenizers import Tokenizer
 
-from nunatak_artifact.errors import CorruptFileError, ForeignBackboneError, UnsupportedImportError
-from nunatak_artifact.interchange.adapter_folder import read_bytes
+from nunatak_artifact.errors import (
+    CorruptFileError,
+    ForeignBackboneError,
+    InvalidFolderError,
+    UnsupportedImportError,
+)
+from nunatak_artifact.interchange.adapter_folder import MAX_JSON_BYTES, has_file, read_bytes
 from nunatak_artifact.interchange.transformers_layout import FAMILIES
-from nunatak_model import INT8_SUFFIX, Backbone, BackboneConfig, UnsupportedBackboneError
+from nunatak_model import (
+    INT8_SUFFIX,
+    Backbone,
+    BackboneConfig,
+    CorruptBackboneError,
+    UnsupportedBackboneError,
+)
 from nunatak_model.architectures import config_from
+from nunatak_model.tokenizer_settings import (
+    TOKENIZER_CONFIG,
+    check_settings,
+    gives_token_types,
+)
 
 CONFIG: Final = "config.json"
 TOKENIZER: Final = "tokenizer.json"
@@ -45,7 +63,7 @@ def check_shape(folder: Path, backbone: Backbone) -> None:
         ForeignBackboneError: another shape.
         UnsupportedBackboneError: a variant of the family whose layers are computed differently.
     """
-    raw = _read_config(folder)
+    raw = _read_object(folder, CONFIG)
     if raw.get("model_type") not in FAMILIES:
         raise UnsupportedImportError(
             folder.name,
@@ -64,11 +82,12 @@ def check_shape(folder: Path, backbone: Backbone) -> None:
 
 
 def check_tokenizer(folder: Path, backbone: Backbone) -> None:
-    """Refuse a folder whose tokenizer may give other token ids than the backbone's.
+    """Refuse a folder whose tokenizer may give other token ids or types than the backbone's.
 
     Raises:
         InvalidFolderError: there is no sound `tokenizer.json`.
-        ForeignBackboneError: it differs in what decides token ids.
+        ForeignBackboneError: it differs in what decides token ids or types.
+        UnsupportedImportError: as `check_reading`.
     """
     data = read_bytes(folder, TOKENIZER, limit=MAX_TOKENIZER_BYTES)
     try:
@@ -80,16 +99,116 @@ def check_tokenizer(folder: Path, backbone: Backbone) -> None:
     if differing:
         names = ", ".join("vocabulary" if part == "model" else part for part in differing)
         raise ForeignBackboneError(folder.name, backbone.name, f"its tokenizer differs in: {names}")
+    check_reading(folder, backbone)
 
 
-def _read_config(folder: Path) -> dict[str, JsonValue]:
+def check_reading(folder: Path, backbone: Backbone) -> None:
+    """Refuse settings by which transformers reads texts otherwise than the backbone here.
+
+    Files that the folder lacks are taken to be the backbone's.
+
+    Raises:
+        InvalidFolderError: a file is not sound.
+        ForeignBackboneError: one of both gives token types and the other does not.
+        UnsupportedImportError: transformers cuts or spells texts in a way that is not done here.
+    """
+    settings = read_settings(folder)
+    config = _read_object(folder, CONFIG) if has_file(folder, CONFIG) else {}
+    config = {"model_type": backbone.config.model_type, **config}
+    ours = backbone.tokenizer.tells_texts_apart
+    with import_errors(folder):
+        check_settings(config, settings, read_definition(folder, backbone))
+        if not ours and not _drops_types(backbone):
+            return
+        theirs = gives_token_types(config, settings)
+    if ours != theirs:
+        gives = {True: "gives token types", False: "gives none"}
+        raise ForeignBackboneError(
+            folder.name,
+            backbone.name,
+            f"its tokenizer {gives[theirs]} to the texts of a pair, the backbone's {gives[ours]}",
+        )
+
+
+def read_settings(folder: Path) -> dict[str, JsonValue]:
+    """Read `tokenizer_config.json`; one that is not there is empty."""
+    return _read_object(folder, TOKENIZER_CONFIG) if has_file(folder, TOKENIZER_CONFIG) else {}
+
+
+def read_definition(folder: Path, backbone: Backbone) -> Mapping[str, Any]:
+    """Read `tokenizer.json`; where there is none, it is the backbone's."""
+    if has_file(folder, TOKENIZER):
+        found = read_json(folder, TOKENIZER, limit=MAX_TOKENIZER_BYTES)
+        return found if isinstance(found, dict) else {}
+    return json.loads(backbone.tokenizer.definition)
+
+
+def read_json(folder: Path, name: str, *, limit: int = MAX_JSON_BYTES) -> JsonValue:
+    """Read a JSON file of the folder.
+
+    Raises:
+        InvalidFolderError: it is missing, leads out of the folder, or is no JSON.
+    """
     try:
-        raw: JsonValue = json.loads(read_bytes(folder, CONFIG))
+        return json.loads(read_bytes(folder, name, limit=limit))
     except (ValueError, RecursionError) as error:
-        raise CorruptFileError(folder.name, CONFIG, f"is no JSON: {error}") from error
-    if not isinstance(raw, dict):
-        raise CorruptFileError(folder.name, CONFIG, "is no JSON object")
-    return raw
+        raise CorruptFileError(folder.name, name, f"is no JSON: {error}") from error
+
+
+@contextmanager
+def import_errors(folder: Path) -> Generator[None]:
+    """Turn errors of reading a backbone into those of a folder to import.
+
+    Raises:
+        InvalidFolderError: a file is not sound.
+        UnsupportedImportError: it says what is not computed here.
+    """
+    try:
+        yield
+    except CorruptBackboneError as error:
+        raise InvalidFolderError(folder.name, str(error)) from error
+    except UnsupportedBackboneError as error:
+        found, _, advice = str(error).rpartition("; ")
+        raise UnsupportedImportError(folder.name, found, advice) from error
+
+
+def check_base(folder: Path, named: str | None, backbone: Backbone) -> None:
+    """Refuse an adapter that does not name the backbone, by the last part of both names.
+
+    Adapters hold no weights of their base, so that its name is all there is to compare.
+
+    Raises:
+        ForeignBackboneError: it names another base, or none.
+    """
+    if named and _last_part(named) == _last_part(backbone.name):
+        return
+    found = f"it was trained on {named!r}" if named else "it does not name its base model"
+    raise ForeignBackboneError(
+        folder.name,
+        backbone.name,
+        f"{found}, and nothing but the name tells bases of equal shape apart (if this backbone is "
+        "the base, say --allow-other-base)",
+    )
+
+
+def _last_part(name: str) -> str:
+    return name.replace("\\", "/").rstrip("/").rpartition("/")[2].lower()
+
+
+def _drops_types(backbone: Backbone) -> bool:
+    """Whether `tokenizer.json` gives types that the encoder has and is not given."""
+    if backbone.config.num_token_types == 1:
+        return False
+    tokenizer = Tokenizer.from_str(backbone.tokenizer.definition)
+    tokenizer.no_truncation()
+    return any(tokenizer.encode("a", "a").type_ids)
+
+
+def _read_object(folder: Path, name: str) -> dict[str, JsonValue]:
+    found = read_json(folder, name)
+    if not isinstance(found, dict):
+        raise CorruptFileError(folder.name, name, "is no JSON object")
+    return found
 
 
 def _config(folder: Path, raw: dict[str, JsonValue]) -> BackboneConfig:

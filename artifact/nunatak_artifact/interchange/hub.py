@@ -123,7 +123,11 @@ def fetched(
         return
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / place.rpartition("/")[2]
-        commit = hub.download(place, folder, revision=revision, files=files)
+        try:
+            commit = hub.download(place, folder, revision=revision, files=files)
+        except HubUnavailableError as error:
+            both = f"there is no such folder here, and the hub gave nothing ({error.reason})"
+            raise HubUnavailableError(place, error.action, both) from error
         yield Fetched(folder=folder, origin=f"{place}@{commit}")
 
 

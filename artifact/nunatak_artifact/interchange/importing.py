@@ -11,9 +11,13 @@ from nunatak_artifact.drafting import Draft, Provenance, draft_task
 from nunatak_artifact.errors import InvalidFolderError, UnsupportedImportError
 from nunatak_artifact.interchange.adapter_folder import has_file, read_model
 from nunatak_artifact.interchange.adapterhub_import import import_adapterhub
-from nunatak_artifact.interchange.compatibility import CONFIG, check_exact
+from nunatak_artifact.interchange.compatibility import CONFIG, check_base, check_exact
 from nunatak_artifact.interchange.hub_layout import MANIFEST
-from nunatak_artifact.interchange.imported import ImportedTask
+from nunatak_artifact.interchange.imported import (
+    AS_THE_FOLDER_SAYS,
+    ImportChoices,
+    ImportedTask,
+)
 from nunatak_artifact.interchange.peft_config import CONFIG_FILE
 from nunatak_artifact.interchange.peft_import import import_peft
 from nunatak_artifact.interchange.transformers_import import import_transformers
@@ -75,22 +79,26 @@ def import_folder(
     backbone: Backbone,
     *,
     kind: ForeignKind | None = None,
-    labels: tuple[str, ...] | None = None,
+    choices: ImportChoices = AS_THE_FOLDER_SAYS,
 ) -> ImportedTask:
     """Read a folder of the given kind, or of the kind that its files tell.
 
     Raises:
+        ForeignBackboneError: an adapter names another base than the backbone, or none.
         ArtifactError: it cannot be imported; the message says what to do.
         ModelError: its parts do not fit the backbone.
     """
     check_exact(backbone)
     match kind or kind_of(folder):
         case ForeignKind.TRANSFORMERS:
-            return import_transformers(folder, backbone, labels=labels)
+            return import_transformers(folder, backbone, choices)
         case ForeignKind.PEFT:
-            return import_peft(folder, backbone, labels=labels)
+            imported = import_peft(folder, backbone, choices)
         case ForeignKind.ADAPTERHUB:
-            return import_adapterhub(folder, backbone, labels=labels)
+            imported = import_adapterhub(folder, backbone, choices)
+    if not choices.allows_other_base:
+        check_base(folder, imported.base, backbone)
+    return imported
 
 
 def draft_imported(  # noqa: PLR0913 - an imported task, and what the importer says of it
@@ -127,6 +135,7 @@ def draft_imported(  # noqa: PLR0913 - an imported task, and what the importer s
         problem_type=imported.problem_type,
         default_label=default_label,
         on_long=on_long,
+        score=imported.score,
         parameters=imported.parameters,
         backbone=backbone,
         max_length=min(imported.max_length or most, most),

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 
 from nunatak_artifact.errors import UnknownLabelsError
 from nunatak_artifact.interchange.adapter_folder import has_file, read_model
-from nunatak_model import Backbone, HeadSpec
+from nunatak_model import Backbone, HeadKind, HeadSpec
 from nunatak_registry import ProblemType
 
 
@@ -42,6 +42,17 @@ def read_max_length(folder: Path, backbone: Backbone) -> int | None:
         return None
     length = read_model(folder, "tokenizer_config.json", TokenizerConfigFile).model_max_length
     return int(length) if length is not None and length <= backbone.config.max_tokens else None
+
+
+def problem_type_of(head: HeadSpec, said: ProblemType | None) -> ProblemType | None:
+    """What decides the scores, by the rule of transformers' text classification pipeline.
+
+    One logit is a number only where that is said; else it is the logit of a label, for sigmoid.
+    """
+    if head.kind is not HeadKind.SEQUENCE_CLASSIFICATION:
+        return None
+    default = ProblemType.MULTI_LABEL if head.num_labels == 1 else ProblemType.SINGLE_LABEL
+    return said or default
 
 
 def labels_in_order(

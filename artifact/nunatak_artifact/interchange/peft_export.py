@@ -13,6 +13,7 @@ from torch import Tensor
 
 from nunatak_artifact.errors import UnsupportedExportError
 from nunatak_artifact.interchange.compatibility import check_exact
+from nunatak_artifact.interchange.cross_encoder import activation_fields
 from nunatak_artifact.interchange.new_folder import new_folder, write_json
 from nunatak_artifact.interchange.peft_config import CONFIG_FILE, WEIGHTS_STEM, TaskType
 from nunatak_artifact.interchange.peft_heads import DENSE, stored_head
@@ -20,6 +21,7 @@ from nunatak_artifact.interchange.peft_modules import ENCODERS, TARGETS, has_poo
 from nunatak_artifact.interchange.peft_targets import HEAD_NAMES
 from nunatak_artifact.loading import LoadedTask
 from nunatak_model import Backbone, HeadKind, Lora, Pooling, tensors_to_bytes
+from nunatak_registry import HeadKind as RecordedKind
 from nunatak_registry.manifest import HeadRecord
 
 PREFIX = "base_model.model."
@@ -31,12 +33,14 @@ def export_peft(task: LoadedTask, folder: Path, backbone: Backbone) -> None:
     A ranking head becomes a sequence classification with one output, as cross-encoders are stored.
 
     Raises:
-        UnsupportedExportError: another method, or a head that no class of transformers has.
+        UnsupportedExportError: another method, a head that no class of transformers has, or token
+            types that peft's class for the head does not read.
         FolderInUseError: the folder holds something already.
         UnsupportedBackboneError: the backbone is quantized.
     """
     check_exact(backbone)
     method, encoder, task_type = _method(task), _encoder(task, backbone), _task_type(task)
+    _check_types(task, task_type, backbone)
     parameters = {name: it.to("cpu", torch.float32) for name, it in task.branch.parameters.items()}
     owns_pooler = has_pooler(encoder, task_type) and not _is_pooler(parameters, backbone)
     saved = [*HEAD_NAMES[task_type], *(["pooler"] if owns_pooler else [])]
@@ -105,6 +109,16 @@ def _task_type(task: LoadedTask) -> TaskType:
             )
 
 
+def _check_types(task: LoadedTask, task_type: TaskType, backbone: Backbone) -> None:
+    if task_type is TaskType.QUESTION_ANSWERING and backbone.tokenizer.tells_texts_apart:
+        raise UnsupportedExportError(
+            task.manifest.reference,
+            "peft's class for question answering gives its model no token types, and the task "
+            "reads them",
+            "export it in transformers' format",
+        )
+
+
 def _is_pooler(parameters: Mapping[str, Tensor], backbone: Backbone) -> bool:
     pooler = backbone.pooler
     return pooler is not None and all(
@@ -147,4 +161,6 @@ def _meaning(head: HeadRecord) -> dict[str, object]:
         meaning["label2id"] = {label: index for index, label in enumerate(head.labels)}
     if head.problem_type is not None:
         meaning["problem_type"] = head.problem_type.value
+    if head.kind is RecordedKind.RANKING:
+        meaning |= activation_fields(head.score)
     return meaning

@@ -14,7 +14,6 @@ from nunatak_artifact.errors import ForeignBackboneError
 from nunatak_artifact.interchange.peft_config import TaskType
 from nunatak_artifact.interchange.peft_modules import has_pooler
 from nunatak_model import Backbone, HeadKind, HeadSpec, Pooling
-from nunatak_registry import ProblemType
 
 HEAD_KINDS = {
     TaskType.SEQUENCE_CLASSIFICATION: HeadKind.SEQUENCE_CLASSIFICATION,
@@ -42,9 +41,9 @@ def stored_head(encoder: str, task_type: TaskType, saved: Collection[str]) -> di
             return {OUTPUT: "classifier"} | ({DENSE: f"{pooler}.dense"} if trained else {})
 
 
-def head_spec(task_type: TaskType, num_labels: int) -> HeadSpec:
-    """The shape of the head of a class of transformers."""
-    kind = HEAD_KINDS[task_type]
+def head_spec(task_type: TaskType, num_labels: int, *, ranks: bool = False) -> HeadSpec:
+    """The shape of the head of a class of transformers; of a ranking, if its one logit `ranks`."""
+    kind = HeadKind.RANKING if ranks else HEAD_KINDS[task_type]
     if kind.reads_tokens:
         return HeadSpec(kind=kind, num_labels=num_labels)
     return HeadSpec(kind=kind, num_labels=num_labels, pooling=Pooling.FIRST, dense=True)
@@ -87,14 +86,3 @@ def pooler_parameters(folder: Path, backbone: Backbone) -> dict[str, Tensor]:
         f"{DENSE}.weight": pooler.weight.to("cpu", torch.float32, copy=True),
         f"{DENSE}.bias": pooler.bias.to("cpu", torch.float32, copy=True),
     }
-
-
-def problem_type_of(
-    task_type: TaskType, num_labels: int, said: ProblemType | None
-) -> ProblemType | None:
-    """Transformers' rule: what is said, else one output is a regression."""
-    if task_type is not TaskType.SEQUENCE_CLASSIFICATION:
-        return None
-    if said is not None:
-        return said
-    return ProblemType.REGRESSION if num_labels == 1 else ProblemType.SINGLE_LABEL

@@ -16,10 +16,17 @@ from nunatak_artifact.errors import (
     UnsupportedImportError,
 )
 from nunatak_artifact.interchange.adapter_folder import check_tensors, read_weights
-from nunatak_artifact.interchange.imported import ImportedTask
+from nunatak_artifact.interchange.compatibility import check_reading, read_settings
+from nunatak_artifact.interchange.cross_encoder import is_ranking, read_cross_encoder, score_of
+from nunatak_artifact.interchange.imported import (
+    AS_THE_FOLDER_SAYS,
+    ImportChoices,
+    ImportedTask,
+)
 from nunatak_artifact.interchange.lora_normalising import normalised_lora
 from nunatak_artifact.interchange.meanings import (
     labels_in_order,
+    problem_type_of,
     read_max_length,
     read_model_config,
 )
@@ -35,7 +42,6 @@ from nunatak_artifact.interchange.peft_heads import (
     head_parameters,
     head_spec,
     pooler_parameters,
-    problem_type_of,
     stored_head,
     stored_shapes,
 )
@@ -47,18 +53,14 @@ from nunatak_artifact.interchange.peft_targets import (
 )
 from nunatak_model import Backbone, BackboneConfig, BranchSpec, HeadOnly, HeadSpec, Lora
 from nunatak_model.layer import LoraUpdate
-from nunatak_registry import ProblemType
+from nunatak_registry import RankingScore
 
 PREFIX = "base_model.model."
 PICKLE_ADVICE = "save it again with a current peft (save_pretrained), which writes safetensors"
 
 
 def import_peft(
-    folder: Path,
-    backbone: Backbone,
-    *,
-    labels: tuple[str, ...] | None = None,
-    problem_type: ProblemType | None = None,
+    folder: Path, backbone: Backbone, choices: ImportChoices = AS_THE_FOLDER_SAYS
 ) -> ImportedTask:
     """Read a LoRA adapter with its head; it computes what peft computes, to rounding.
 
@@ -66,10 +68,8 @@ def import_peft(
         folder: holds `adapter_config.json` and `adapter_model.safetensors`, as peft writes them.
         backbone: the base model it was trained on. peft records no digest of it, so that only
             shapes and names can be checked here.
-        labels: in the order of the logits; peft does not store them. None: those of the
-            `config.json` in the folder.
-        problem_type: of a sequence classification; None: as in that `config.json`, else
-            transformers' rule (one output is a regression, several are one label a text).
+        choices: what the caller says in place of the `config.json` in the folder, since peft
+            stores neither labels nor problem type.
 
     Raises:
         InvalidFolderError: a file is missing, unsound or no part of the folder; tensors and
@@ -83,8 +83,15 @@ def import_peft(
     task_type = task_type_of(folder, config)
     adapted = adapted_modules(folder, config, task_type, encoder, backbone.config)
     head = stored_head(encoder, task_type, saved_modules(folder, config, task_type, encoder))
-    tensors = _tensors(folder)
-    spec = head_spec(task_type, _num_labels(tensors, task_type, head[OUTPUT]))
+    _check_types(folder, task_type, backbone)
+    if read_settings(folder):
+        check_reading(folder, backbone)
+    tensors, cross_encoder = _tensors(folder), read_cross_encoder(folder, backbone)
+    num_labels = _num_labels(tensors, task_type, head[OUTPUT])
+    ranks = task_type is TaskType.SEQUENCE_CLASSIFICATION and is_ranking(
+        folder, cross_encoder, choices, num_outputs=num_labels
+    )
+    spec = head_spec(task_type, num_labels, ranks=ranks)
     _check_backbone(folder, tensors, adapted, backbone, encoder)
     check_tensors(folder, tensors, _shapes(adapted, head, spec, backbone.config))
     method, parameters = _branch(adapted, tensors, backbone.config)
@@ -95,14 +102,27 @@ def import_peft(
     meaning, base = read_model_config(folder), config.base_model_name_or_path
     return ImportedTask(
         spec=BranchSpec(method=method, head=spec),
-        labels=labels_in_order(folder, spec, given=labels, stored=meaning.id2label),
-        problem_type=problem_type_of(
-            task_type, spec.num_labels, problem_type or meaning.problem_type
-        ),
+        labels=labels_in_order(folder, spec, given=choices.labels, stored=meaning.id2label),
+        problem_type=problem_type_of(spec, choices.problem_type or meaning.problem_type),
         parameters=parameters,
         max_length=read_max_length(folder, backbone),
-        source=f"peft LoRA folder, trained on {base}" if base else "peft LoRA folder",
+        source=f"peft LoRA folder, trained on {base}"
+        if base
+        else "peft LoRA folder, no base named",
+        score=score_of(cross_encoder) if ranks else RankingScore.SIGMOID,
+        base=base,
     )
+
+
+def _check_types(folder: Path, task_type: TaskType, backbone: Backbone) -> None:
+    if task_type is TaskType.QUESTION_ANSWERING and backbone.tokenizer.tells_texts_apart:
+        raise UnsupportedImportError(
+            folder.name,
+            "peft's class for question answering gives its model no token types, and this backbone "
+            "reads them",
+            "merge the adapter (merge_and_unload), check that the merged model answers well with "
+            "token types, and import it whole",
+        )
 
 
 def encoder_of(folder: Path, backbone: Backbone) -> str:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from nunatak_artifact.errors import UnsupportedExportError
 from nunatak_artifact.interchange.compatibility import check_exact
+from nunatak_artifact.interchange.cross_encoder import activation_fields
 from nunatak_artifact.interchange.model_folder import write_model
 from nunatak_artifact.interchange.new_folder import new_folder
 from nunatak_artifact.interchange.transformers_layout import (
@@ -118,6 +119,5 @@ def _config(manifest: TaskManifest, family: Family, backbone: Backbone) -> dict[
     if head.problem_type is not None:
         config["problem_type"] = head.problem_type.value
     if kind is HeadKind.RANKING:
-        # How sentence-transformers tells a cross-encoder, whose one output ranks pairs.
-        config["sentence_transformers"] = {"activation_fn": "torch.nn.modules.activation.Sigmoid"}
+        config |= activation_fields(head.score)
     return config

@@ -5,16 +5,25 @@ from pathlib import Path
 from typing import Annotated
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from nunatak_artifact.errors import UnsupportedImportError
 from nunatak_artifact.interchange.adapter_folder import check_tensors, read_model
 from nunatak_artifact.interchange.checkpoint_folder import read_checkpoint
 from nunatak_artifact.interchange.compatibility import CONFIG, check_shape, check_tokenizer
+from nunatak_artifact.interchange.cross_encoder import is_ranking, read_cross_encoder, score_of
 from nunatak_artifact.interchange.divergence import Divergence, find_divergence
-from nunatak_artifact.interchange.imported import ImportedTask
-from nunatak_artifact.interchange.meanings import labels_in_order, read_max_length
+from nunatak_artifact.interchange.imported import (
+    AS_THE_FOLDER_SAYS,
+    ImportChoices,
+    ImportedTask,
+)
+from nunatak_artifact.interchange.meanings import (
+    labels_in_order,
+    problem_type_of,
+    read_max_length,
+)
 from nunatak_artifact.interchange.transformers_layout import (
     CLASS_SUFFIXES,
     FAMILIES,
@@ -33,7 +42,7 @@ from nunatak_model import (
     dedicated_parameters,
     parameter_shapes,
 )
-from nunatak_registry import ProblemType
+from nunatak_registry import ProblemType, RankingScore
 
 
 class _Settings(BaseModel):
@@ -44,8 +53,6 @@ class _Settings(BaseModel):
     architectures: Annotated[tuple[str, ...], Field(min_length=1, max_length=1)]
     id2label: dict[int, str] | None = None
     problem_type: ProblemType | None = None
-    sentence_transformers: dict[str, JsonValue] | None = None
-    """Written by cross-encoders, whose one logit ranks pairs."""
 
     @property
     def class_name(self) -> str:
@@ -53,7 +60,7 @@ class _Settings(BaseModel):
 
 
 def import_transformers(
-    folder: Path, backbone: Backbone, *, labels: tuple[str, ...] | None = None
+    folder: Path, backbone: Backbone, choices: ImportChoices = AS_THE_FOLDER_SAYS
 ) -> ImportedTask:
     """Keep of a fine-tuned checkpoint what is not, bit for bit, the backbone's.
 
@@ -64,7 +71,7 @@ def import_transformers(
     Args:
         folder: as `save_pretrained` writes it, with its tokenizer; safetensors only.
         backbone: the one it was trained from, in float32.
-        labels: in the order of the logits, in place of the folder's own names.
+        choices: what the caller says in place of the folder.
 
     Raises:
         InvalidFolderError: a file is missing or malformed, or a tensor is.
@@ -78,7 +85,13 @@ def import_transformers(
     check_tokenizer(folder, backbone)
     family = FAMILIES[backbone.config.model_type]
     stored = _stored_tensors(folder, family, kind)
-    head = _head(stored, family, kind, settings)
+    cross_encoder = read_cross_encoder(folder, backbone)
+    num_outputs = _num_outputs(stored, family, kind)
+    if kind is HeadKind.SEQUENCE_CLASSIFICATION and is_ranking(
+        folder, cross_encoder, choices, num_outputs=num_outputs
+    ):
+        kind = HeadKind.RANKING
+    head = head_spec(kind, num_outputs=num_outputs)
     check_tensors(folder, stored, stored_shapes(family, head, backbone.config))
     tensors = from_stored(stored, family, head, backbone.config)
     found = find_divergence(tensors, backbone)
@@ -89,10 +102,14 @@ def import_transformers(
     }
     return ImportedTask(
         spec=spec,
-        labels=labels_in_order(folder, head, given=labels, stored=_stored_labels(settings, head)),
-        problem_type=_problem_type(settings, head),
+        labels=labels_in_order(
+            folder, head, given=choices.labels, stored=_stored_labels(settings, head)
+        ),
+        problem_type=problem_type_of(head, choices.problem_type or settings.problem_type),
         parameters=parameters,
-        max_length=read_max_length(folder, backbone),
+        max_length=(cross_encoder and cross_encoder.max_length)
+        or read_max_length(folder, backbone),
+        score=score_of(cross_encoder) if kind is HeadKind.RANKING else RankingScore.SIGMOID,
         source=f"{settings.class_name}, {_report(found, head, parameters, backbone)}",
     )
 
@@ -122,23 +139,10 @@ def _stored_tensors(folder: Path, family: Family, kind: HeadKind) -> dict[str, T
     return {name: tensor for name, tensor in stored.items() if name not in ignored}
 
 
-def _head(
-    stored: Mapping[str, Tensor], family: Family, kind: HeadKind, settings: _Settings
-) -> HeadSpec:
-    """The head that the checkpoint claims to have; its tensors are checked with all others."""
+def _num_outputs(stored: Mapping[str, Tensor], family: Family, kind: HeadKind) -> int:
+    """The logits that the checkpoint claims to have; its tensors are checked with all others."""
     bias = stored.get(head_names(family, kind)["head.output.bias"])
-    num_outputs = kind.fixed_outputs or (1 if bias is None else bias.numel())
-    is_ranking = settings.sentence_transformers is not None and num_outputs == 1
-    return head_spec(HeadKind.RANKING if is_ranking else kind, num_outputs=num_outputs)
-
-
-def _problem_type(settings: _Settings, head: HeadSpec) -> ProblemType | None:
-    """What transformers itself takes a model for: one output without further word is a number."""
-    if head.kind is not HeadKind.SEQUENCE_CLASSIFICATION:
-        return None
-    if settings.problem_type is not None:
-        return settings.problem_type
-    return ProblemType.REGRESSION if head.num_labels == 1 else ProblemType.SINGLE_LABEL
+    return kind.fixed_outputs or (1 if bias is None else bias.numel())
 
 
 def _stored_labels(settings: _Settings, head: HeadSpec) -> Mapping[int, str]:

@@ -9,6 +9,7 @@ from nunatak_artifact import PARAMETERS_ROLE, Draft, LoadedTask, load_task
 from nunatak_artifact.interchange import (
     ForeignKind,
     HuggingFaceHub,
+    ImportChoices,
     draft_imported,
     draft_pulled,
     export_peft,
@@ -34,7 +35,7 @@ class ImportRequest:
     revision: str | None
     task: str
     kind: ImportFormat
-    labels: tuple[str, ...] | None
+    choices: ImportChoices
     backbone: str | None
     note: str
     default_label: str | None = None
@@ -58,7 +59,7 @@ def import_task(request: ImportRequest, registry: Registry, *, alias: str | None
     with fetched(
         request.place, hub=HuggingFaceHub(), revision=request.revision, files=importing.FILES
     ) as there:
-        imported = import_folder(there.folder, backbone, kind=kind, labels=request.labels)
+        imported = import_folder(there.folder, backbone, kind=kind, choices=request.choices)
         draft = draft_imported(
             request.task,
             imported,

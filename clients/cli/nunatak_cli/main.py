@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from nunatak_cli.commands.analyze import analyze_app
 from nunatak_cli.commands.cache import cache_app
 from nunatak_cli.commands.key import key_app
 from nunatak_cli.commands.loadtest import loadtest_app
@@ -15,8 +14,7 @@ from nunatak_cli.commands.predict import predict
 from nunatak_cli.commands.serve import serve
 from nunatak_cli.commands.sweep import sweep_app
 from nunatak_cli.commands.task import task_app
-from nunatak_cli.commands.train import train
-from nunatak_cli.commands.train_all import train_all
+from nunatak_cli.commands.train import TrainCommand, train, train_all
 from nunatak_cli.failures import FailureGroup, Program
 from nunatak_cli.options import example
 from nunatak_cli.output import print_text
@@ -44,10 +42,11 @@ def build_app() -> Program:
         epilog=example(EXAMPLES["nunatak"]),
     )
     built.callback(invoke_without_command=True)(start)
+    built.command("train", cls=TrainCommand, epilog=example(EXAMPLES["train"]))(train)
     built.command("train-all", epilog=example(EXAMPLES["train-all"]))(train_all)
-    for command in (train, multitask, predict, serve):
+    for command in (multitask, predict, serve):
         built.command(epilog=example(EXAMPLES[command.__name__]))(command)
-    groups = (task_app, memory_app, sweep_app, analyze_app, cache_app, key_app, loadtest_app)
+    groups = (task_app, memory_app, sweep_app, cache_app, key_app, loadtest_app)
     for group in groups:
         built.add_typer(group())
     return built

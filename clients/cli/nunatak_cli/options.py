@@ -39,6 +39,37 @@ ResumeOption = Annotated[
     bool,
     typer.Option("--resume/--no-resume", help="Go on where the same command was killed."),
 ]
+KindOption = Annotated[
+    str | None,
+    typer.Option(
+        "--kind",
+        metavar="KIND",
+        help="single-label, multi-label, regression, token-classification, question-answering or "
+        "ranking. Absent: by the columns of the first row: text and label (a number with a decimal "
+        "point: regression); text and labels; tokens and tags; question, context and answers; "
+        "query, document and label.",
+        show_default=False,
+    ),
+]
+EpochsOption = Annotated[
+    str | None, typer.Option("--epochs", metavar="N", help="Passes over the train examples.")
+]
+LearningRateOption = Annotated[
+    str | None,
+    typer.Option("--learning-rate", metavar="X", help="Of the layers, or of a head alone."),
+]
+SeedOption = Annotated[
+    str | None, typer.Option("--seed", metavar="N", help="Same seed, same weights.")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="Any setting of `nunatak train --help`, as in dropout=0.2. Repeatable.",
+        show_default=False,
+    ),
+]
 AliasOption = Annotated[str, typer.Option("--alias", metavar="ALIAS", help="Alias to move.")]
 UnprobedOption = Annotated[
     bool,
@@ -74,81 +105,12 @@ RevisionOption = Annotated[
 ]
 
 
-class MethodName(StrEnum):
-    """The methods `train` knows."""
-
-    TOPK = "topk"
-    HEAD = "head"
-    BOTTLENECK = "bottleneck"
-    LORA = "lora"
-    FULL = "full"
-
-
-class MetricName(StrEnum):
-    """The metrics a version is chosen by."""
-
-    ACCURACY = "accuracy"
-    F1 = "f1"
-    F1_MACRO = "f1_macro"
-    F1_MICRO = "f1_micro"
-    MATTHEWS_CORRELATION = "matthews_correlation"
-    PEARSON = "pearson"
-    SPEARMAN = "spearman"
-    ENTITY_F1 = "entity_f1"
-    SPAN_F1 = "span_f1"
-    EXACT_MATCH = "exact_match"
-    NDCG = "ndcg"
-    MRR = "mrr"
-
-
 class OnLongName(StrEnum):
     """What becomes of texts that are longer than a task reads at once."""
 
     WINDOWS = "windows"
     REFUSE = "refuse"
     CUT = "cut"
-
-
-class KindName(StrEnum):
-    """The kinds of task that can be trained."""
-
-    SINGLE_LABEL = "single-label"
-    MULTI_LABEL = "multi-label"
-    REGRESSION = "regression"
-    TOKEN_CLASSIFICATION = "token-classification"  # noqa: S105 - a kind, no secret
-    QUESTION_ANSWERING = "question-answering"
-    RANKING = "ranking"
-
-
-class OptimizerName(StrEnum):
-    """The optimizers of training."""
-
-    ADAMW = "adamw"
-    ADAM = "adam"
-    SGD = "sgd"
-
-
-class ScheduleName(StrEnum):
-    """What becomes of the learning rate after its warm-up."""
-
-    LINEAR = "linear"
-    COSINE = "cosine"
-    CONSTANT = "constant"
-
-
-class RegularizerName(StrEnum):
-    """The regularizers of training."""
-
-    NONE = "none"
-    GRADDROP = "graddrop"
-    LAYER_GRADDROP = "layer-graddrop"
-    ANNEAL_GRADDROP = "anneal-graddrop"
-    ANNEAL_LAYER_GRADDROP = "anneal-layer-graddrop"
-    GRADDROP_EPOCH = "graddrop-epoch"
-    GRADDROP_EPOCH_TOGGLE = "graddrop-epoch-toggle"
-    GRADFREEZE_TOPDOWN = "gradfreeze-topdown"
-    GRADFREEZE_BOTTOMUP = "gradfreeze-bottomup"
-    MIXOUT = "mixout"
 
 
 class ImportFormat(StrEnum):
@@ -158,6 +120,21 @@ class ImportFormat(StrEnum):
     TRANSFORMERS = "transformers"
     PEFT = "peft"
     ADAPTERHUB = "adapterhub"
+
+
+class LogitUseName(StrEnum):
+    """What `task import` makes of a model with one logit."""
+
+    CLASSIFICATION = "classification"
+    RANKING = "ranking"
+
+
+class ProblemTypeName(StrEnum):
+    """How logits of a sequence classification become scores."""
+
+    SINGLE_LABEL = "single_label_classification"
+    MULTI_LABEL = "multi_label_classification"
+    REGRESSION = "regression"
 
 
 class ExportFormat(StrEnum):

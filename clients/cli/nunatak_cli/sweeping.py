@@ -1,13 +1,13 @@
 """From the options of `sweep` to results and their report."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import yaml
 from pydantic import JsonValue
 
 from nunatak_training import InvalidSweepError
+from nunatak_training.settings import overlaid
 from nunatak_training.sweeps import (
     Bench,
     Failed,
@@ -34,8 +34,8 @@ class SweepRequest:
     file: Path | None
     tasks: tuple[str, ...] = ()
     """Names of the file's, or `name=path`."""
-    settings: tuple[str, ...] = ()
-    """Of the recipe of all runs, whatever else names them, `name=value`."""
+    settings: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])
+    """Of the recipe of all runs, by name, whatever else names them."""
     changes: Mapping[str, JsonValue]
 
 
@@ -78,16 +78,9 @@ def grid_of(request: SweepRequest) -> Grid:
             {"name": name, "data": path} for name, _, path in (it.partition("=") for it in named)
         ]
     grid = read_grid(request.file, changes)
-    overrides = {**grid.overrides, **dict(map(_setting, request.settings))}
+    overrides = overlaid(grid.overrides, request.settings)
     grid = grid.model_copy(update={"overrides": overrides})
     return _only(grid, frozenset(request.tasks) - set(named))
-
-
-def _setting(text: str) -> tuple[str, JsonValue]:
-    name, equals, value = text.partition("=")
-    if not name or not equals:
-        raise InvalidSweepError("--set", f"expected NAME=VALUE, got {text!r}")
-    return name, yaml.safe_load(value)
 
 
 def _only(grid: Grid, names: frozenset[str]) -> Grid:

@@ -1,66 +1,55 @@
-"""From the options of `train` to a published version."""
+"""From the options of `train` to a published version and what is said of it."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pydantic import JsonValue
+from rich.filesize import decimal
+from rich.table import Table
+from rich.text import Text
 
-from nunatak_cli.options import KindName, MethodName
-from nunatak_model import (
-    DEFAULT_BACKBONE,
-    Backbone,
-    BackboneConfig,
-    Bottleneck,
-    Full,
-    HeadOnly,
-    InvalidMethodError,
-    Lora,
-    LoraTarget,
-    Method,
-    TopK,
-    load_backbone,
-)
+from nunatak_cli.errors import InvalidOptionError
+from nunatak_model import DEFAULT_BACKBONE, Backbone, load_backbone
 from nunatak_registry import Registry, check_alias_name
+from nunatak_registry.cards.wording import (
+    long_examples_text,
+    long_text,
+    method_text,
+    shared_text,
+    stored_bytes,
+)
 from nunatak_registry.names import check_task_name
 from nunatak_training import (
     DiskTrunkStore,
+    LayerChoice,
     ProgressBar,
-    Recipe,
+    RunSettings,
     TaskKind,
     TrainOutcome,
     TrainSettings,
     TrunkStore,
+    all_settings,
     default_cache_folder,
     default_recipe,
     train,
-)
-from nunatak_training.multitask import (
-    MultitaskOutcome,
-    MultitaskSettings,
-    SharedTask,
-    train_backbone,
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainRequest:
-    """What was asked for; `method_settings` and `changes` hold only what was given."""
+    """What was asked for."""
 
     task: str
     data: str
-    kind: KindName | None
+    kind: TaskKind | None
     dev: Path | None
     note: str
     backbone: str | None
-    method: MethodName
-    method_settings: Mapping[str, float | str]
-    changes: Mapping[str, JsonValue]
+    settings: RunSettings
+    alias: str | None
+    """Points at the version afterwards, if given."""
     cache: bool = True
     """Whether trunk states are kept on disk."""
-    layer_target: float | None = None
-    """Absent: the method says how many layers; else see `TrainSettings`."""
     resume: bool = True
     """Whether a killed run goes on, and this one could."""
 
@@ -69,29 +58,31 @@ def train_and_promote(
     request: TrainRequest,
     registry: Registry,
     *,
-    alias: str | None,
     backbone: Backbone | None = None,
     trunks: TrunkStore | None = None,
 ) -> TrainOutcome:
-    """Train, publish, and point `alias` at the version, if there is one.
+    """Train, publish, and point the request's alias at the version, if there is one.
 
     A loaded backbone and a store of trunk states may be shared by several requests.
     """
-    check_names(request, alias)
+    check_names(request)
     if backbone is None:
         backbone = load_backbone(request.backbone or DEFAULT_BACKBONE)
-    recipe = recipe_of(request, backbone)
+    chosen = request.settings
+    recipe = default_recipe(
+        chosen.method(backbone.config), backbone=backbone.name, changes=chosen.changes
+    )
     if trunks is None and request.cache:
         trunks = DiskTrunkStore()
     settings = TrainSettings(
         task=request.task,
         data=request.data,
         recipe=recipe,
-        kind=None if request.kind is None else TaskKind(request.kind.value),
+        kind=request.kind,
         dev=request.dev,
         note=request.note,
-        layer_target=request.layer_target,
-        recipe_changes=request.changes,
+        layer_target=chosen.layer_target,
+        recipe_changes=chosen.changes,
     )
     outcome = train(
         settings,
@@ -101,122 +92,99 @@ def train_and_promote(
         trunks=trunks,
         checkpoints=default_cache_folder() if request.resume else None,
     )
-    if alias is not None:
-        registry.promote(request.task, alias, outcome.manifest.version)
+    if request.alias is not None:
+        registry.promote(request.task, request.alias, outcome.manifest.version)
     return outcome
 
 
-def train_shared_encoder(
-    sources: Mapping[str, str],
-    kinds: Mapping[str, KindName],
-    *,
-    output: Path,
-    backbone: str | None,
-    changes: Mapping[str, JsonValue],
-    resumes: bool,
-) -> MultitaskOutcome:
-    """Train one encoder on the tasks of `sources`, by name, and write it to `output`.
-
-    With `resumes` a killed run goes on, and this one could.
-    """
-    base = load_backbone(backbone or DEFAULT_BACKBONE)
-    tasks = {
-        name: SharedTask(data=data, kind=TaskKind(kinds[name].value) if name in kinds else None)
-        for name, data in sources.items()
-    }
-    recipe = default_recipe(Full(), backbone=base.name, changes=changes)
-    settings = MultitaskSettings(tasks=tasks, recipe=recipe, output=output)
-    return train_backbone(
-        settings,
-        base,
-        report=ProgressBar(", ".join(sources)),
-        checkpoints=default_cache_folder() if resumes else None,
-    )
-
-
-def check_request(request: TrainRequest, backbone: Backbone, *, alias: str | None) -> None:
-    """Return if a request can be begun.
-
-    Raises:
-        RegistryError: the task or the alias has no such name.
-        InvalidRecipeError, ModelError: its settings do not fit each other or the backbone.
-    """
-    check_names(request, alias)
-    method_of(request.method, request.method_settings, backbone.config).check(backbone.config)
-    recipe_of(request, backbone)
-
-
-def check_names(request: TrainRequest, alias: str | None) -> None:
+def check_names(request: TrainRequest) -> None:
     """Return if names are well formed: a slip must not show only when all the work is done."""
-    if alias is not None:
-        check_alias_name(alias)
+    if request.alias is not None:
+        check_alias_name(request.alias)
     check_task_name(request.task)
 
 
-def recipe_of(request: TrainRequest, backbone: Backbone) -> Recipe:
-    """The recipe that a request asks for."""
-    method = method_of(request.method, request.method_settings, backbone.config)
-    return default_recipe(method, backbone=backbone.name, changes=request.changes)
-
-
-def split_depth(request: TrainRequest, backbone: Backbone) -> int:
-    """The depth from which a request needs trunk states; 0 where it needs none, or several."""
-    if request.layer_target is not None:
-        return 0
-    method = method_of(request.method, request.method_settings, backbone.config)
-    return method.split_depth(backbone.config) or 0
-
-
-def method_of(name: MethodName, settings: Mapping[str, Any], config: BackboneConfig) -> Method:
-    """Build the method from those of its settings that were given.
+def kind_named(name: str | None) -> TaskKind | None:
+    """Return the kind of task that an option names, if it does.
 
     Raises:
-        InvalidMethodError: there are not so many layers to freeze, or no such target.
+        InvalidOptionError: there is no such kind.
     """
-    chosen = dict(settings)
-    if "frozen" in chosen:
-        return above(chosen["frozen"], config)
-    if "targets" in chosen:
-        chosen["targets"] = targets_in(chosen["targets"])
-    match name:
-        case MethodName.TOPK:
-            return TopK(num_layers=chosen["layers"]) if "layers" in chosen else TopK()
-        case MethodName.HEAD:
-            return HeadOnly()
-        case MethodName.BOTTLENECK:
-            return Bottleneck(**chosen)
-        case MethodName.LORA:
-            return Lora(**chosen)
-        case MethodName.FULL:
-            return Full()
+    if name is not None and name not in set(TaskKind):
+        raise InvalidOptionError(f"--kind must be one of {', '.join(TaskKind)}, got {name!r}")
+    return None if name is None else TaskKind(name)
 
 
-def above(num_frozen: int, config: BackboneConfig) -> TopK | HeadOnly:
-    """The method that tunes all layers above the lowest `num_frozen`; a head if none is left.
-
-    Raises:
-        InvalidMethodError: the backbone has fewer layers.
-    """
-    if num_frozen > config.num_layers:
-        raise InvalidMethodError(
-            f"frozen layers must be in [0, {config.num_layers}], got {num_frozen} "
-            f"(the backbone has {config.num_layers} layers)"
-        )
-    if num_frozen == config.num_layers:
-        return HeadOnly()
-    return TopK(num_layers=config.num_layers - num_frozen)
+def settings_table() -> Table:
+    """Every setting of `--set`, with what it may be."""
+    table = Table("--set", "is", "default", "", box=None, header_style="bold", pad_edge=False)
+    table.columns[0].no_wrap = True
+    for setting in all_settings():
+        values = setting.values.replace("|", " | ")
+        table.add_row(setting.name, values, setting.default, setting.description)
+    return table
 
 
-def targets_in(text: str) -> tuple[LoraTarget, ...]:
-    """Read names of targets with commas between them.
+def outcome_table(outcome: TrainOutcome) -> Table:
+    """What was trained, and how well it does on the dev examples."""
+    manifest = outcome.manifest
+    counts = manifest.parameter_counts
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for metric, value in outcome.metrics.items():
+        low, high = outcome.intervals[metric]
+        table.add_row(f"dev {metric}", f"{value:.4f}  [{low:.4f}, {high:.4f}] at 95 %")
+    if outcome.layer_choice is not None:
+        table.add_row("layers chosen", choice_text(outcome.layer_choice))
+    table.add_row("method", method_text(manifest.method))
+    table.add_row("shared layers", shared_text(manifest))
+    table.add_row("labels", str(len(manifest.head.labels)))
+    if manifest.head.default_label is not None:
+        table.add_row("default label", Text(manifest.head.default_label))
+    table.add_row("longest text", f"{manifest.max_length} tokens; {long_text(manifest)}")
+    if told := long_examples_text(manifest):
+        table.add_row("long examples", told)
+    table.add_row("parameters", f"{counts.branch + counts.head:,}")
+    table.add_row("stored", decimal(stored_bytes(manifest)))
+    table.add_row("best epoch", f"{outcome.best_epoch} of {outcome.history[-1].epoch}")
+    table.add_row("time", f"{outcome.seconds:.1f} s")
+    return table
 
-    Raises:
-        InvalidMethodError: a name is none.
-    """
-    names = [name.strip() for name in text.split(",")]
-    unknown = [name for name in names if name not in set(LoraTarget)]
-    if unknown:
-        raise InvalidMethodError(
-            f"lora targets must be of {', '.join(LoraTarget)}, got {unknown[0]!r}"
-        )
-    return tuple(LoraTarget(name) for name in names)
+
+def choice_text(choice: LayerChoice) -> str:
+    """Every run and what it kept of full fine-tuning's score."""
+    runs = ", ".join(
+        f"{run.layers}: {run.score:.4f} ({run.score / choice.full_score:.1%})"
+        for run in choice.runs
+    )
+    return f"{choice.layers} of {runs}; full: {choice.full_score:.4f}, target {choice.target:.0%}"
+
+
+def outcome_json(outcome: TrainOutcome, *, alias: str | None) -> dict[str, JsonValue]:
+    """The published version, its scores and the way there."""
+    return {
+        "reference": outcome.manifest.reference,
+        "task": outcome.manifest.task,
+        "version": outcome.manifest.version,
+        "alias": alias,
+        "default_label": outcome.manifest.head.default_label,
+        "long_share": None if outcome.manifest.data is None else outcome.manifest.data.long_share,
+        "metrics": {str(metric): value for metric, value in outcome.metrics.items()},
+        "intervals": {str(metric): [*ends] for metric, ends in outcome.intervals.items()},
+        "best_epoch": outcome.best_epoch,
+        "epochs": [
+            {
+                "epoch": result.epoch,
+                "train_loss": result.train_loss,
+                "dev_loss": result.dev_loss,
+                "dev_score": result.dev_score,
+                "seconds": result.seconds,
+            }
+            for result in outcome.history
+        ],
+        "layer_choice": None
+        if outcome.layer_choice is None
+        else outcome.layer_choice.model_dump(mode="json"),
+        "seconds": outcome.seconds,
+    }

@@ -40,6 +40,8 @@ from nunatak_model.weights import EmbeddingWeights, Shapes, linear_shapes, norm_
 POSITIONS_FROM_PADDING = {"bert": False, "roberta": True, "xlm-roberta": True, "camembert": True}
 """Values of `model_type`, and whether positions start after the padding id."""
 MODEL_TYPES = tuple(POSITIONS_FROM_PADDING)
+NUM_TOKEN_TYPES, LAYER_NORM_EPSILON = 2, 1e-12
+"""What transformers assumes where `config.json` is silent; of `pad_token_id`, 0 in BERT, else 1."""
 
 EMBEDDINGS = {
     "embeddings.word": "embeddings.word_embeddings.weight",
@@ -65,14 +67,21 @@ def config_from(raw: dict[str, Any]) -> BackboneConfig:
     Raises:
         UnsupportedBackboneError: a variant whose layers are computed differently.
     """
-    if raw.get("position_embedding_type", "absolute") != "absolute" or raw.get("is_decoder"):
+    positions = raw.get("position_embedding_type") or "absolute"
+    if positions != "absolute" or raw.get("is_decoder"):
         raise UnsupportedBackboneError(
             "expected an encoder with absolute positions, got "
             f"position_embedding_type={raw.get('position_embedding_type')!r}, "
             f"is_decoder={raw.get('is_decoder', False)}"
         )
-    padding_id = int(raw.get("pad_token_id") or 0)
     from_padding = POSITIONS_FROM_PADDING[raw["model_type"]]
+    padding_id = raw.get("pad_token_id", int(from_padding))
+    if padding_id is None and from_padding:
+        raise UnsupportedBackboneError(
+            f"expected a pad_token_id in config.json, from which a {raw['model_type']} counts "
+            "positions, got null; write the one the model was trained with"
+        )
+    padding_id = int(padding_id or 0)
     return BackboneConfig(
         model_type=raw["model_type"],
         vocab_size=raw["vocab_size"],
@@ -82,10 +91,10 @@ def config_from(raw: dict[str, Any]) -> BackboneConfig:
         intermediate_width=raw["intermediate_size"],
         num_positions=raw["max_position_embeddings"],
         position_offset=padding_id + 1 if from_padding else 0,
-        num_token_types=raw["type_vocab_size"],
+        num_token_types=raw.get("type_vocab_size", NUM_TOKEN_TYPES),
         padding_id=padding_id,
-        layer_norm_epsilon=raw["layer_norm_eps"],
-        activation=Activation.of("hidden_act", raw["hidden_act"]),
+        layer_norm_epsilon=raw.get("layer_norm_eps", LAYER_NORM_EPSILON),
+        activation=Activation.of("hidden_act", raw.get("hidden_act", Activation.GELU)),
         counts_positions_from_padding=from_padding,
     )
 

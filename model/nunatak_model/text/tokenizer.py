@@ -36,13 +36,21 @@ class TextTokenizer:
             self._framing = Tokenizer(models.BPE())
             self._framing.post_processor = self._tokenizer.post_processor
             self._vocabulary = Vocabulary.of(json.loads(definition))
+            pair = self._tokenizer.encode("a", "a")
         except Exception as error:  # the library raises no other type
             raise ValueError(f"tokenizer.json holds no tokenizer: {error}") from error
+        self.tells_texts_apart = any(self._types(pair))
+        """Whether the second text of a pair has another token type than the first."""
 
     @property
     def definition(self) -> str:
         """The `tokenizer.json` it was made from."""
         return self._definition
+
+    @property
+    def unknown_id(self) -> int | None:
+        """The token that stands for what the vocabulary lacks."""
+        return self._vocabulary.unknown_id
 
     def encode(self, inputs: Sequence[TextInput], *, max_length: int) -> list[Encoding]:
         """Tokenize texts or pairs, special tokens included.

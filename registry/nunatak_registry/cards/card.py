@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from nunatak_registry.cards.confusion import confusion_matrix, worst_mistakes
+from nunatak_registry.cards.markdown import markdown_table
 from nunatak_registry.cards.wording import (
     head_text,
     long_examples_text,
@@ -162,10 +163,7 @@ def _usage(manifest: TaskManifest, source: str | None) -> Iterator[str]:
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    yield f"| {' | '.join(header)} |"
-    yield f"|{'---|' * len(header)}"
-    for row in rows:
-        yield f"| {' | '.join(row)} |"
+    yield from markdown_table(header, rows).splitlines()
 
 
 def _labels(labels: Sequence[str]) -> str:

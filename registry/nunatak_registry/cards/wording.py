@@ -11,6 +11,7 @@ from nunatak_registry.manifest import (
     MethodRecord,
     MetricRecord,
     OnLong,
+    RankingScore,
     TaskManifest,
     TopKRecord,
 )
@@ -38,6 +39,8 @@ def method_text(method: MethodRecord) -> str:
 
 def head_text(head: HeadRecord) -> str:
     """What is predicted: `token classification`, `regression`."""
+    if head.score is RankingScore.NONE:
+        return "ranking, scored by its logits"
     return (head.problem_type or head.kind).value.replace("_", " ")
 
 

@@ -29,6 +29,7 @@ from nunatak_registry.manifest.heads import (
     OnLong,
     Pooling,
     ProblemType,
+    RankingScore,
 )
 from nunatak_registry.manifest.methods import (
     AdaptedBlocks,
@@ -88,6 +89,7 @@ __all__ = [
     "ProbeRecord",
     "ProbeText",
     "ProblemType",
+    "RankingScore",
     "RecipeRecord",
     "Record",
     "TaskDraft",

@@ -54,6 +54,13 @@ class OnLong(StrEnum):
     CUT = "cut"
 
 
+class RankingScore(StrEnum):
+    """What the logit of a document becomes (names as in requests' `function_to_apply`)."""
+
+    SIGMOID = "sigmoid"
+    NONE = "none"
+
+
 class Pooling(StrEnum):
     """How the token vectors of a text become one vector."""
 
@@ -116,6 +123,11 @@ class HeadRecord(Record):
         exclude_if=lambda label: label is None,
         description="of single labels: the one that means that nothing was found",
     )
+    score: RankingScore = Field(
+        default=RankingScore.SIGMOID,
+        exclude_if=RankingScore.SIGMOID.__eq__,
+        description="ranking: what logits become unless a request says otherwise",
+    )
 
     @property
     def num_outputs(self) -> int:
@@ -162,6 +174,8 @@ class HeadRecord(Record):
             )
         if not self.dense and self.block != TANH_BLOCK:
             raise ValueError(f"a head that is not dense has no block, got {self.block!r}")
+        if self.score is not RankingScore.SIGMOID and self.kind is not HeadKind.RANKING:
+            raise ValueError(f"only a ranking has a score, got {self.score} for {self.kind}")
         fewest, most = self._label_bounds()
         if not fewest <= len(self.labels) <= most:
             raise ValueError(

@@ -8,6 +8,8 @@ from pydantic import Field, FiniteFloat
 from nunatak_registry.manifest.base import Record
 from nunatak_registry.manifest.heads import Activation
 
+FirstLayer = Annotated[int, Field(ge=0, le=1000, description="layers below stay shared")]
+
 
 class LoraTarget(StrEnum):
     """The linear maps of a layer that can carry a low-rank update."""
@@ -59,22 +61,25 @@ class BottleneckRecord(Record):
     """Bottleneck adapters from `first_layer` up; by default those of He et al. 2021, eq. 1."""
 
     kind: Literal["bottleneck"] = "bottleneck"
-    size: Annotated[int, Field(ge=1, le=65_536)]
-    first_layer: Annotated[int, Field(ge=0, le=1000)] = 0
-    blocks: AdaptedBlocks = AdaptedBlocks.BOTH
-    reads: AdapterInput = AdapterInput.BLOCK
-    activation: Activation = Activation.TANH
-    norms: Norms = Norms.OWN
+    size: Annotated[int, Field(ge=1, le=65_536, description="width of the adapters")]
+    first_layer: FirstLayer = 0
+    blocks: AdaptedBlocks = Field(default=AdaptedBlocks.BOTH, description="that have an adapter")
+    reads: AdapterInput = Field(default=AdapterInput.BLOCK, description="what an adapter reads")
+    activation: Activation = Field(default=Activation.TANH, description="within an adapter")
+    norms: Norms = Field(default=Norms.OWN, description="layer norms after adapted blocks")
 
 
 class LoraRecord(Record):
     """Low-rank updates of attention and feed-forward projections (Hu et al. 2021)."""
 
     kind: Literal["lora"] = "lora"
-    rank: Annotated[int, Field(ge=1, le=65_536)]
-    alpha: Annotated[FiniteFloat, Field(gt=0)]
-    targets: Annotated[tuple[LoraTarget, ...], Field(min_length=1, max_length=6)]
-    first_layer: Annotated[int, Field(ge=0, le=1000)] = 0
+    rank: Annotated[int, Field(ge=1, le=65_536, description="of the updates")]
+    alpha: Annotated[FiniteFloat, Field(gt=0, description="scale of the updates, times rank")]
+    targets: Annotated[
+        tuple[LoraTarget, ...],
+        Field(min_length=1, max_length=6, description="maps that have an update"),
+    ]
+    first_layer: FirstLayer = 0
 
 
 class FullRecord(Record):

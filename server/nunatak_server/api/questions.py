@@ -105,7 +105,8 @@ class Parameters(Message):
         None, description="labels, documents or answers; null = all, but of answers one"
     )
     function_to_apply: Annotated[ScoreFunction, Field(strict=False)] | None = Field(
-        None, description="sequence classification: null = by problem type; ranking: null = sigmoid"
+        None,
+        description="classification: null = by problem type; ranking: null = as the task says",
     )
     aggregation_strategy: Annotated[AggregationStrategy, Field(strict=False)] = Field(
         AggregationStrategy.NONE, description="token classification"
@@ -152,7 +153,7 @@ class Parameters(Message):
                 stride=self.doc_stride,
             ),
             ranking=RankingOptions(
-                function=self.function_to_apply or ScoreFunction.SIGMOID,
+                function=self.function_to_apply,
                 top_k=self.top_k,
                 return_documents=self.return_documents,
             ),

@@ -11,6 +11,7 @@ from nunatak_server.postprocess.classification import LabelScore, ScoreOptions, 
 from nunatak_server.postprocess.combining import combine_windows
 from nunatak_server.postprocess.entities import Entity, EntityOptions, Join, find_entities
 from nunatak_server.postprocess.ranking import RankedDocument, RankingOptions, rank_documents
+from nunatak_server.postprocess.scores import ScoreFunction
 from nunatak_server.postprocess.windows import window_of
 from nunatak_server.tokenization.inputs import Query, Question, TaskInput
 from nunatak_server.tokenization.tokenization import Encodings, Reading, default_stride
@@ -101,7 +102,8 @@ def output_of(
             return best_answers(windows, item.context, options=options.answers)
         case HeadKind.RANKING, Query():
             logits = [combine_windows(found, head)[0] for found in _by_text(rows)]
-            return rank_documents(logits, item.documents, options=options.ranking)
+            default = ScoreFunction(head.score.value)
+            return rank_documents(logits, item.documents, default=default, options=options.ranking)
         case HeadKind.SEQUENCE_CLASSIFICATION, str() | tuple() if head.problem_type is not None:
             return label_scores(
                 combine_windows([row.logits for row in rows], head),

@@ -19,16 +19,21 @@ class RankedDocument(TypedDict):
 class RankingOptions:
     """What the caller wants to see; softmax is over the documents of a query."""
 
-    function: ScoreFunction = ScoreFunction.SIGMOID
+    function: ScoreFunction | None = None
+    """None: as the task says."""
     top_k: int | None = None
     return_documents: bool = False
 
 
 def rank_documents(
-    logits: Sequence[float], documents: Sequence[str], *, options: RankingOptions
+    logits: Sequence[float],
+    documents: Sequence[str],
+    *,
+    default: ScoreFunction = ScoreFunction.SIGMOID,
+    options: RankingOptions,
 ) -> list[RankedDocument]:
     """Order documents by their logits, best first; equal scores keep the order of the query."""
-    scores = apply_function(options.function, logits)
+    scores = apply_function(options.function or default, logits)
     # By logits, because scores far from zero round to the same number.
     order = sorted(range(len(documents)), key=lambda index: -logits[index])
     ranked: list[RankedDocument] = []

@@ -75,7 +75,7 @@ class ServerSettings(BaseSettings):
     cuda_graphs: bool = Field(
         default=False,
         description="replay recorded trunk stages instead of launching them, on CUDA only; measure "
-        "with `benchmarks/gpu.py` what it gains on the device at hand",
+        "with `make gpu` what it gains on the device at hand",
     )
 
     max_body_bytes: Count = Field(default=1024 * 1024, description="body of one request")

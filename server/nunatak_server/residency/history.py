@@ -7,7 +7,7 @@ tasks whose traffic moves, and what was evicted comes back with the rank that it
 from nunatak_server.residency.keys import VersionKey
 
 USES_PER_HALF_LIFE = 8
-"""Of each version, on average, until a count has halved; by `benchmarks/eviction.py`."""
+"""Of each version, on average, until a count has halved; decision 7 says how it was chosen."""
 MIN_HALF_LIFE = 256
 MAX_VERSIONS = 4096
 

@@ -81,7 +81,7 @@ class EmbeddingService:
         self._metrics = metrics
         self._num_layers = backbone.config.num_layers
         self._num_held_layers = len(backbone.layers)
-        self._max_tokens = backbone.config.max_tokens
+        self._max_tokens = backbone.max_embedding_tokens
         self._branch = embedding_branch(backbone)
         self._clock = clock
         # Down from where no prediction's group is, nor the warm-up's: texts of different requests

@@ -195,7 +195,6 @@ def server_cases(world: World) -> Iterator[Case]:
         for name in ("preload", "pin", "unpin", "evict"):
             yield ("memory", name, "tone", "--server", server)
     yield ("loadtest", "run", "--server", world.refusing)
-    yield ("loadtest", "web", "--server", world.refusing)
 
 
 def file_cases(world: World) -> Iterator[Case]:
@@ -207,18 +206,11 @@ def file_cases(world: World) -> Iterator[Case]:
     results, sweep = str(world.folder / "results"), str(world.folder / "sweep.yaml")
     yield ("sweep", "run", sweep, "--results", str(world.folder / "r"), *world.backbone)
     yield ("sweep", "report", results)
-    out = ("--out", str(world.folder / "analysis" / HOSTILE_FILE_NAME))
-    for name in ("curves", "robustness", "lowresource"):
-        yield ("analyze", name, results, *out)
-    for name in ("rsa", "landscape"):
-        yield ("analyze", name, sweep, *out)
-    yield ("analyze", "transfer", sweep, "--test", f"de={broken}", *out)
     for name in ("show", "clear"):
         yield ("cache", name)
     keys = ("--file", str(world.folder / "keys"))
     for name in (("list",), ("revoke", "a"), ("create", "a")):
         yield ("key", *name, *keys)
-    yield ("loadtest", "report", str(world.new()))
 
 
 SOURCES: tuple[Callable[[World], Iterator[Case]], ...] = (
@@ -245,7 +237,6 @@ def cases_of(path: Case, world: World) -> list[Case]:
     return [case for case in cases if case[: len(path)] == path]
 
 
-@pytest.mark.filterwarnings("ignore:Glyph")  # matplotlib has no picture of a control character
 @pytest.mark.parametrize("styles", [False, True], ids=["pipe", "terminal"])
 @pytest.mark.parametrize("path", sorted(set(command_paths()) - PRINTS_NONE.keys()), ids=" ".join)
 def test_no_command_prints_what_a_terminal_obeys(

@@ -10,7 +10,7 @@ from doubles.backbones import save_tiny_backbone
 from doubles.examples import rows_of, toy_examples, write_jsonl
 from doubles.terminals import Ran, nunatak
 from nunatak_registry import Registry
-from nunatak_training.trunk.entries import stored_entries
+from nunatak_training.cache import stored_states
 
 
 @pytest.fixture(name="folder")
@@ -46,7 +46,7 @@ def test_every_task_is_published_on_one_pass_through_each_trunk_layer(folder: Pa
         assert registry.resolve("head@prod").version == 1
         assert registry.resolve("two").version == 1
     # Train and dev examples, at the three split depths, the lowest first.
-    depths = [it.entry.depth for it in stored_entries(folder / "cache" / "trunk")]
+    depths = [it.facts.depth for it in stored_states(folder / "cache" / "trunk")]
     assert sorted(depths) == [1, 1, 2, 2, 3, 3]
     assert [line.split()[1] for line in ran.stderr.splitlines()] == ["two:", "one:", "head:"]
 
@@ -76,8 +76,8 @@ def test_a_task_that_fails_is_reported_and_the_others_are_published(folder: Path
     ("settings", "problem"),
     [
         ({"layers": 9}, "topk layers"),
-        ({"method": "lora", "layers": 1}, "--layers belongs to --method topk"),
-        ({"dropout": 0.5, "regularizer": "mixout"}, "takes the place of dropout"),
+        ({"method": "lora", "layers": 1}, "layers belongs to method topk"),
+        ({"dropout": 0.5, "regularizer": {"name": "mixout"}}, "takes the place of dropout"),
         ({"promote": "../prod"}, "alias"),
     ],
 )

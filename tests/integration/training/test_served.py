@@ -34,7 +34,7 @@ from nunatak_training import (
     publish,
 )
 from nunatak_training.objectives import objective_of
-from nunatak_training.regularizers import RegularizerName
+from nunatak_training.recipes import RegularizerName
 
 CREATED_AT = datetime(2026, 1, 1, tzinfo=UTC)
 DATA = toy_data(num_train=30, num_dev=12)

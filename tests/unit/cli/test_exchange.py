@@ -14,7 +14,7 @@ from doubles.published import TwinFactory
 from doubles.tasks import publish_tiny_task
 from doubles.terminals import nunatak
 from nunatak_model import HeadOnly, Lora, TopK
-from nunatak_registry import Registry
+from nunatak_registry import HeadKind, ProblemType, Registry
 
 # Typed partly.
 BERT: Any = BertForSequenceClassification
@@ -65,6 +65,39 @@ def test_import_again_finds_the_version_that_is_there(base: Path, place: tuple[s
 
     assert first == second
     assert (first["reference"], first["method"], first["split_depth"]) == ("mood/1", "topk", 2)
+
+
+def test_import_says_what_one_logit_is_for(place: tuple[str, ...], tmp_path: Path) -> None:
+    factory = TwinFactory(tmp_path / "backbone", family="bert")
+    save_checkpoint(factory, tmp_path / "one", num_labels=1)
+    words = ("task", "import", str(tmp_path / "one"), *place[:2], "--backbone")
+
+    for options in (("--head", "ranking"), ("--problem-type", "regression"), ()):
+        nunatak(*words, str(tmp_path / "backbone"), "--task", f"t{len(options)}", *options)
+
+    with Registry.open(tmp_path / "mine") as registry:
+        assert registry.resolve("t0").head.problem_type is ProblemType.MULTI_LABEL
+        assert registry.resolve("t2/1").head.kind is HeadKind.RANKING
+        assert registry.resolve("t2/2").head.problem_type is ProblemType.REGRESSION
+
+
+def test_import_takes_an_adapter_of_another_base_only_if_told(
+    place: tuple[str, ...], stored: tuple[str, ...], tmp_path: Path
+) -> None:
+    folder = tmp_path / "adapter"
+    nunatak("task", "export", "tone", str(folder), "--format", "peft", *stored, *place[2:])
+    config = folder / "adapter_config.json"
+    other = {**json.loads(config.read_text()), "base_model_name_or_path": "acme/other"}
+    config.write_text(json.dumps(other))
+    words = ("task", "import", str(folder), "--task", "tone", *place)
+
+    refused, taken = nunatak(*words), nunatak(*words, "--allow-other-base")
+
+    assert refused.exit_code == 1
+    assert "it was trained on 'acme/other'" in refused.stderr.replace("\n", " ")
+    assert taken.exit_code == 0
+    with Registry.open(tmp_path / "mine") as registry:
+        assert "trained on acme/other" in registry.resolve("tone").note
 
 
 def test_import_takes_labels_a_note_and_an_alias(base: Path, place: tuple[str, ...]) -> None:

@@ -18,7 +18,6 @@ HEAVY = (
     "datasets",
     "fastapi",
     "uvicorn",
-    "locust",
     "sklearn",
     "sqlalchemy",
     "httpx",
@@ -70,12 +69,29 @@ def test_groups_explain_themselves_with_an_example() -> None:
         assert "Example:  nunatak" in nunatak(*path, "--help").stdout
 
 
-def test_help_imports_nothing_heavy() -> None:
+@pytest.mark.parametrize("command", ["train-all", "sweep", "multitask", "serve", "predict"])
+def test_help_imports_nothing_heavy(command: str) -> None:
+    # The help of `train` alone does: it lists all settings, which it reads off the recipe.
     statement = (
-        "from nunatak_cli.main import app\ntry: app(['train', '--help'])\nexcept SystemExit: pass"
+        f"from nunatak_cli.main import app\ntry: app(['{command}', '--help'])\n"
+        "except SystemExit: pass"
     )
 
     assert imported_by(statement).isdisjoint(HEAVY)
+
+
+def test_help_of_train_without_its_extra_says_how_to_see_all_settings() -> None:
+    code = (
+        "import sys\nsys.modules['torch'] = None\n"  # as where it is not installed
+        "from nunatak_cli.main import app\napp(['train', '--help'])"
+    )
+
+    done = subprocess.run(  # noqa: S603 - our own interpreter
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    )
+
+    assert "--learning-rate" in done.stdout
+    assert "pip install 'nunatak[training]'" in done.stdout
 
 
 @pytest.mark.parametrize("package", ["nunatak_client", "nunatak_registry"])
@@ -88,10 +104,6 @@ def test_no_process_waits_for_what_it_may_never_use(package: str) -> None:
     slow = {"torch._dynamo", "sympy", "transformers", "huggingface_hub", "scipy.stats"}
 
     assert imported_by(f"import {package}").isdisjoint(slow)
-
-
-def test_load_test_package_does_not_let_locust_patch_this_process() -> None:
-    assert imported_by("import nunatak_loadtest").isdisjoint({"locust", "gevent"})
 
 
 def test_misspelt_command_is_a_usage_error() -> None:

@@ -20,8 +20,8 @@ def test_command_writes_a_backbone_and_tells_the_scores_of_every_task(tmp_path: 
         str(base),
         "--epochs",
         "1",
-        "--max-length",
-        "32",
+        "--set",
+        "max_length=32",
         "--json",
     ]
 
@@ -39,15 +39,18 @@ def test_command_writes_a_backbone_and_tells_the_scores_of_every_task(tmp_path: 
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["--data", "tone"], "--data must be NAME=..., got 'tone'"),
+        (["--data", "tone"], "--data expects NAME=VALUE, got 'tone'"),
         (["--data", "tone=a", "--data", "tone=b"], "--data names 'tone' twice"),
         (["--data", "tone=a", "--kind", "tone=poem"], "--kind must be one of"),
-        (["--data", "tone=a", "--kind", "mood=ranking"], "--kind names 'mood'"),
+        (
+            ["--data", "tone=a", "--kind", "mood=ranking"],
+            "one of tone before =, got 'mood'",
+        ),
     ],
 )
 def test_malformed_options_are_refused(arguments: list[str], problem: str, tmp_path: Path) -> None:
     result = nunatak("multitask", str(tmp_path / "shared"), *arguments)
 
-    assert result.exit_code == 2
-    assert problem in " ".join(result.stderr.replace("│", " ").split())
+    assert result.exit_code == 1
+    assert problem in result.stderr
     assert not (tmp_path / "shared").exists()

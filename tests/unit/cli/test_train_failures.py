@@ -15,7 +15,7 @@ GOOD = rows_of(toy_examples(12))
 def trained(folder: Path, *options: str) -> Ran:
     save_tiny_backbone(folder / "backbone", num_layers=2)
     place = ("--registry", str(folder / "registry"), "--backbone", str(folder / "backbone"))
-    return nunatak("train", "--task", "tone", "--max-length", "16", *place, *options)
+    return nunatak("train", "--task", "tone", "--set", "max_length=16", *place, *options)
 
 
 def assert_refused(ran: Ran, folder: Path, code: str, *parts: str) -> None:
@@ -80,7 +80,7 @@ def test_a_loss_that_stops_being_a_number_leaves_no_version_and_no_checkpoint(
     data = write_jsonl(tmp_path / "train.jsonl", GOOD)
 
     # Updates so large that their products are no numbers.
-    ran = trained(tmp_path, "--data", str(data), "--method", "lora", "--alpha", "1e38")
+    ran = trained(tmp_path, "--data", str(data), "--method", "lora", "--set", "alpha=1e38")
 
     assert_refused(ran, tmp_path, "training_diverged", "step", "lower the learning rate")
     assert not list((tmp_path / "cache" / "checkpoints").glob("*.safetensors"))

@@ -1,19 +1,14 @@
 """Laws of the statistics."""
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from doubles.hostile_texts import HOSTILE, obeyed
 from nunatak_loadtest.samples import (
     Latency,
     RequestStatistics,
     Sample,
     percentile,
-    printable,
-    read_samples,
     span_s,
 )
 
@@ -88,20 +83,3 @@ def test_mean_timings_leave_absent_ones_out() -> None:
 def test_span_reaches_from_first_start_to_last_end() -> None:
     assert span_s([sample(500, started_s=10), sample(3000, started_s=9)]) == 3
     assert span_s([]) == 0
-
-
-def test_samples_survive_their_file(tmp_path: Path) -> None:
-    samples = [sample(1.25), sample(2.5, task="intent/2", error="overloaded")]
-    file = tmp_path / "samples.jsonl"
-    file.write_text("".join(item.model_dump_json(exclude_none=True) + "\n" for item in samples))
-
-    assert read_samples(file) == samples
-
-
-def test_run_without_a_request_has_no_samples(tmp_path: Path) -> None:
-    assert read_samples(tmp_path / "absent.jsonl") == []
-
-
-def test_names_and_codes_of_a_server_command_no_terminal() -> None:
-    assert printable("tone@prod") == "tone@prod"
-    assert obeyed(printable(HOSTILE)) == set()

@@ -4,11 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from nunatak_loadtest import Job, Scenario, changed_scenario, load_scenario, scenario_names
+from nunatak_loadtest import Job, Scenario, load_scenario, scenario_names
 from nunatak_loadtest.errors import InvalidSettingsError
-from nunatak_loadtest.job import JOB_VARIABLE
-from nunatak_loadtest.scenario import Closed, FileTexts, Gamma, Poisson, Zipf
-from nunatak_loadtest.scenario_files import parse_scenario
+from nunatak_loadtest.scenario import Closed, FileTexts, Gamma, Poisson, Zipf, parse_scenario
 
 
 @pytest.mark.parametrize("name", scenario_names())
@@ -60,34 +58,12 @@ def test_own_scenario_is_read_from_its_path(tmp_path: Path) -> None:
 def test_changes_replace_parts_of_the_scenario(tmp_path: Path) -> None:
     scenario = Scenario(name="base")
 
-    assert changed_scenario(scenario) == scenario
-    assert changed_scenario(scenario, users=3).arrivals == Closed(users=3)
-    assert changed_scenario(scenario, rate_per_s=3).arrivals == Poisson(rate_per_s=3)
-    assert changed_scenario(scenario, text_file=tmp_path / "t").texts == FileTexts(
-        path=str(tmp_path / "t")
-    )
+    assert scenario.changed() == scenario
+    assert scenario.changed(users=3).arrivals == Closed(users=3)
+    assert scenario.changed(rate_per_s=3).arrivals == Poisson(rate_per_s=3)
+    assert scenario.changed(text_file=tmp_path / "t").texts == FileTexts(path=str(tmp_path / "t"))
     with pytest.raises(InvalidSettingsError):
-        changed_scenario(scenario, users=3, rate_per_s=3)
-
-
-def test_job_survives_its_file(tmp_path: Path) -> None:
-    job = Job(tasks=("tone", "intent@prod", "attack/2"), scenario=load_scenario("steps"))
-    file = tmp_path / "job.json"
-    file.write_text(job.model_dump_json())
-
-    assert Job.from_environment({JOB_VARIABLE: str(file)}) == job
-
-
-@pytest.mark.parametrize("content", [None, "{}", "no json"])
-def test_job_file_that_holds_no_job_is_refused(tmp_path: Path, content: str | None) -> None:
-    file = tmp_path / "job.json"
-    if content is not None:
-        file.write_text(content)
-
-    with pytest.raises(InvalidSettingsError):
-        Job.from_environment({JOB_VARIABLE: str(file)})
-    with pytest.raises(InvalidSettingsError, match=JOB_VARIABLE):
-        Job.from_environment({})
+        scenario.changed(users=3, rate_per_s=3)
 
 
 @pytest.mark.parametrize("tasks", [(), (" ",), ("tone", "tone")])

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nunatak_loadtest import Scenario
-from nunatak_loadtest.popularity import task_weights, top_shares
+from nunatak_loadtest.report import top_shares
 from nunatak_loadtest.scenario import Arrivals, Closed, Gamma, Poisson, Uniform, Width, Zipf
-from nunatak_loadtest.traffic import Asking, arrival_times, plan
+from nunatak_loadtest.traffic import Requests, arrival_times, plan, task_weights
 
 TASKS = tuple(f"task{number}" for number in range(16))
 
@@ -74,8 +74,8 @@ def test_nothing_asked_has_no_top() -> None:
 
 
 def test_tasks_are_asked_by_their_popularity() -> None:
-    asking = Asking(Scenario(name="x", popularity=Zipf(exponent=1.0)), TASKS, seed=3)
-    counts = Counter(tasks[0] for tasks, _ in (asking.draw() for _ in range(4000)))
+    requests = Requests(Scenario(name="x", popularity=Zipf(exponent=1.0)), TASKS, seed=3)
+    counts = Counter(tasks[0] for tasks, _ in (requests.draw() for _ in range(4000)))
 
     weights = task_weights(Zipf(exponent=1.0), 16)
     assert counts["task0"] / 4000 == pytest.approx(weights[0], abs=0.03)
@@ -85,9 +85,9 @@ def test_tasks_are_asked_by_their_popularity() -> None:
 @pytest.mark.parametrize("popularity", [Uniform(), Zipf(exponent=2.0)])
 def test_request_asks_distinct_tasks_in_the_mix_of_widths(popularity: Uniform | Zipf) -> None:
     widths = (Width(tasks=1, weight=3), Width(tasks=8, weight=1), Width(tasks=40, weight=1))
-    asking = Asking(Scenario(name="x", widths=widths, popularity=popularity), TASKS, seed=0)
+    requests = Requests(Scenario(name="x", widths=widths, popularity=popularity), TASKS, seed=0)
 
-    asked = [tasks for tasks, _ in (asking.draw() for _ in range(1000))]
+    asked = [tasks for tasks, _ in (requests.draw() for _ in range(1000))]
 
     assert all(len(set(tasks)) == len(tasks) for tasks in asked)
     counts = Counter(map(len, asked))

@@ -5,6 +5,7 @@ from pydantic import ValidationError
 
 from doubles.drafts import make_draft
 from doubles.hostile_texts import HOSTILE, obeyed
+from nunatak_registry.cards.wording import head_text
 from nunatak_registry.manifest import (
     ConfusionCell,
     ConfusionRecord,
@@ -71,6 +72,19 @@ def test_content_digest_sees_the_confusion_matrix_and_the_size_of_the_backbone()
     ]
 
     assert len({it.content_digest() for it in (draft, *others)}) == 3
+
+
+def test_content_digest_sees_the_score_of_a_ranking_unless_it_is_the_default() -> None:
+    fields = {**head(kind="ranking", problem_type=None, labels=[])}
+    plain, sigmoid, logits = (
+        HeadRecord.model_validate({**fields, **score})
+        for score in ({}, {"score": "sigmoid"}, {"score": "none"})
+    )
+
+    assert "score" not in plain.model_dump()
+    assert plain == sigmoid
+    assert plain.model_dump_json() != logits.model_dump_json()
+    assert (head_text(plain), head_text(logits)) == ("ranking", "ranking, scored by its logits")
 
 
 @pytest.mark.parametrize(
@@ -168,6 +182,9 @@ GELU_BLOCK: dict[str, object] = {"activation": "gelu", "bias": False, "norm": "g
         pytest.param(head(kind="token_classification", **TOKEN_HEAD), 2, id="tokens"),
         pytest.param(head(kind="question_answering", **TOKEN_HEAD, labels=[]), 2, id="answers"),
         pytest.param(head(kind="ranking", problem_type=None, labels=[]), 1, id="ranking"),
+        pytest.param(
+            head(kind="ranking", problem_type=None, labels=[], score="none"), 1, id="logits"
+        ),
         pytest.param(head(dense=True, block=GELU_BLOCK), 2, id="gelu-and-norm"),
     ],
 )
@@ -194,6 +211,7 @@ def test_every_kind_of_head_has_its_outputs(fields: dict[str, object], num_outpu
             head(kind="question_answering", **TOKEN_HEAD), "0 to 0 labels", id="labelled-answers"
         ),
         pytest.param(head(dense=False, block=GELU_BLOCK), "not dense", id="block-of-nothing"),
+        pytest.param(head(score="none"), "only a ranking has a score", id="scored-labels"),
         pytest.param(head(kind="translation"), "kind", id="unknown-kind"),
     ],
 )

@@ -60,9 +60,15 @@ def test_any_change_changes_the_digest() -> None:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        pytest.param({"epoch": 3}, "epoch: ", id="unknown-setting"),
+        pytest.param(
+            {"epoch": 3}, "no setting 'epoch'; the nearest is 'epochs'", id="unknown-setting"
+        ),
         pytest.param({"epochs": 0}, "epochs: ", id="no-epochs"),
         pytest.param({"learning_rate": -1e-4}, "learning_rate: ", id="negative-rate"),
+        pytest.param({"tapt.epoch": 3}, "nearest is 'tapt.epochs'", id="unknown-inner-setting"),
+        pytest.param({"regularizer": "mixout"}, "nearest is 'regularizer.name'", id="group"),
+        pytest.param({"regularizer.rate": 0.1}, "needs regularizer.name", id="rate-of-none"),
+        pytest.param({"layer_choice": None}, "no setting 'layer_choice'", id="no-setting"),
         pytest.param({"dropout": 1.0}, "dropout: ", id="all-dropped"),
         pytest.param({"metric": "f1"}, "need each other", id="f1-without-label"),
         pytest.param({"positive_label": "yes"}, "need each other", id="label-without-f1"),

@@ -1,13 +1,15 @@
 """Labelled examples: what they are, where they are read from, how a dev split is drawn."""
 
-from nunatak_training.data.examples import Example, ExampleSet, TaskData
-from nunatak_training.data.labels import (
+from nunatak_training.data.examples import (
     Answers,
     AnswerSpan,
+    Example,
+    ExampleSet,
     Label,
     LabelSet,
     Relevance,
     TaggedWords,
+    TaskData,
     Word,
 )
 from nunatak_training.data.sources import load_examples, load_task_data, load_test_set

@@ -1,27 +1,146 @@
-"""The training loop.
+"""The training loop: its examples, its epochs, and checkpoints between any two steps.
 
 It moves the tensors of one task and nothing else. What they mean is the business of the function
 that turns encodings into logits; the loop knows encodings, targets and a recipe.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+# torch types some of its functions partly.
+# pyright: reportUnknownMemberType=false
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import TypeVar, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from nunatak_model import Encoding
-from nunatak_training.loop.checkpoints import Checkpoint
-from nunatak_training.loop.encoded import EncodedSet
-from nunatak_training.loop.epochs import DevScore, Epochs, TrainBatch, shuffled_batches
-from nunatak_training.loop.optimizer import plan_course
-from nunatak_training.loop.randomness import seeded
-from nunatak_training.loop.resuming import LoopState, Place, resume
-from nunatak_training.loop.stepping import BatchLogits, BatchLoss, Best, Stepper
+from nunatak_training.loop.checkpoint import Checkpoint, LoopState, Place, resume, snapshot
+from nunatak_training.loop.step import (
+    BatchLogits,
+    BatchLoss,
+    Best,
+    Course,
+    Stepper,
+    plan_course,
+    seeded,
+)
 from nunatak_training.recipes import Recipe
 from nunatak_training.regularizers import build_regularizer, check_course, random_source
 from nunatak_training.report import EpochResult, Report
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedSet:
+    """Encodings with what each should give; a long text has several."""
+
+    encodings: tuple[Encoding, ...]
+    targets: tuple[Tensor, ...]
+    """Of each encoding, on the CPU; what they mean is the business of the loss."""
+    sizes: tuple[int, ...]
+    """How many encodings each example has."""
+
+    @property
+    def num_long(self) -> int:
+        """Examples of more tokens than one encoding holds."""
+        return sum(
+            any(it.part.index or it.part.num_left_out for it in found)
+            for found in self.by_example(self.encodings)
+        )
+
+    def by_example(self, rows: Sequence[T]) -> Iterator[tuple[T, ...]]:
+        """Put what belongs to each encoding together by example."""
+        remaining = iter(rows)
+        for size in self.sizes:
+            yield tuple(islice(remaining, size))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainBatch:
+    """What one step is taken on."""
+
+    weight: int
+    """Of its loss in the mean of the epoch."""
+    loss: Callable[[], Float[Tensor, ""]]
+
+
+def shuffled_batches(
+    place: Place, *, count: int, size: int, loss: Callable[[Sequence[int]], Float[Tensor, ""]]
+) -> list[TrainBatch]:
+    """Cut `count` examples into batches, in the epoch's order, which is drawn if there is none."""
+    place.order = place.order or cast("list[int]", torch.randperm(count).tolist())
+    chunks = [place.order[start : start + size] for start in range(0, count, size)]
+    return [TrainBatch(weight=len(chunk), loss=partial(loss, chunk)) for chunk in chunks]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevScore:
+    """What the dev examples say after an epoch."""
+
+    loss: float
+    score: float
+    """Higher is better; the epoch with the highest is kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Epochs:
+    """The epochs of one run."""
+
+    state: LoopState
+    course: Course
+    batches: Callable[[Place], Sequence[TrainBatch]]
+    """All batches of the epoch at a place, in their order; called again where a killed run goes on,
+    and then gives the same."""
+    dev_score: Callable[[], DevScore] | None
+    """Absent: no epoch is better than another, and the last is what counts."""
+    checkpoint: Checkpoint | None
+    report: Report
+
+    def run(self) -> None:
+        """Run the epochs that are left; score those that the course says."""
+        state = self.state
+        while (epoch := state.place.epoch) <= self.course.num_epochs:
+            started = time.perf_counter()
+            train_loss = self._run_epoch()
+            if self.dev_score is not None and self.course.is_evaluated(epoch):
+                found = self.dev_score()
+                result = EpochResult(
+                    epoch=epoch,
+                    step=state.stepper.num_steps,
+                    train_loss=train_loss,
+                    dev_loss=found.loss,
+                    dev_score=found.score,
+                    seconds=time.perf_counter() - started,
+                )
+                state.history.append(result)
+                state.best.offer(result, state.parameters)
+                self.report.evaluated(result)
+            state.place = Place(epoch=epoch + 1)
+            self._save_if_due()
+
+    def _run_epoch(self) -> float:
+        """Take one step for each batch that is left, and return the mean loss of all."""
+        place = self.state.place
+        batches = self.batches(place)
+        while place.num_done < len(batches):
+            batch = batches[place.num_done]
+            loss = self.state.stepper.step(batch.loss)
+            place.total_loss += loss * batch.weight
+            place.num_done += 1
+            self.report.stepped(loss=loss)
+            self._save_if_due()
+        return place.total_loss / sum(batch.weight for batch in batches)
+
+    def _save_if_due(self) -> None:
+        if self.checkpoint is not None and self.checkpoint.is_due:
+            self.checkpoint.save(snapshot(self.state))
+
 
 EVALUATION_BATCH_SIZE = 64
 

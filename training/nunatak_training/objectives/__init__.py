@@ -4,10 +4,8 @@ from nunatak_training.data import TaskData
 from nunatak_training.kinds import TaskKind
 from nunatak_training.objectives.answering import Answering
 from nunatak_training.objectives.base import Objective
-from nunatak_training.objectives.classification import MultiLabel, SingleLabel
-from nunatak_training.objectives.ranking import Ranking
-from nunatak_training.objectives.regression import Regression
 from nunatak_training.objectives.tagging import Tagging
+from nunatak_training.objectives.texts import MultiLabel, Ranking, Regression, SingleLabel
 
 __all__ = ["Objective", "objective_of"]
 

@@ -21,11 +21,11 @@ from torch.nn import functional
 
 from nunatak_model import Alignment, Encoding, TextTokenizer
 from nunatak_training.data import Answers, AnswerSpan, ExampleSet, TaskData
-from nunatak_training.loop.encoded import EncodedSet
-from nunatak_training.metrics import Metric
+from nunatak_training.kinds import Metric
+from nunatak_training.loop.fit import EncodedSet
 from nunatak_training.objectives.base import Logits, ServedAsTrained
 from nunatak_training.scoring import Statistics, mean_of
-from nunatak_training.scoring.answers import exact_match, overlap_f1
+from nunatak_training.scoring.spans import exact_match, overlap_f1
 
 MAX_STRIDE = 128
 MAX_ANSWER_TOKENS = 15

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from nunatak_model import TextTokenizer
 from nunatak_training.data import ExampleSet
-from nunatak_training.loop.encoded import EncodedSet
-from nunatak_training.metrics import Metric
+from nunatak_training.kinds import Metric
+from nunatak_training.loop.fit import EncodedSet
 from nunatak_training.scoring import Statistics
 
 Logits = Sequence[Float[Tensor, "*vectors outputs"]]

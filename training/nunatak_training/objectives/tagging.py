@@ -20,8 +20,8 @@ from torch.nn import functional
 
 from nunatak_model import Encoding, TextTokenizer
 from nunatak_training.data import ExampleSet, TaggedWords, TaskData, Word
-from nunatak_training.loop.encoded import EncodedSet
-from nunatak_training.metrics import Metric
+from nunatak_training.kinds import Metric
+from nunatak_training.loop.fit import EncodedSet
 from nunatak_training.objectives.base import Logits, ServedAsTrained
 from nunatak_training.scoring import Statistics
 from nunatak_training.scoring.counts import (
@@ -32,7 +32,7 @@ from nunatak_training.scoring.counts import (
     f1_macro,
     f1_micro,
 )
-from nunatak_training.scoring.entities import entities_in, uses_bio
+from nunatak_training.scoring.spans import entities_in, uses_bio
 
 NO_TARGET = -100
 """Of tokens that begin no word; left out of the loss."""

@@ -8,14 +8,14 @@ must take no longer than an epoch. Its functions are the oracle of the tests.
 Axes: units.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from jaxtyping import Float
 
-from nunatak_training.metrics import Metric
+from nunatak_training.kinds import Metric
 
 Weights = Float[np.ndarray, " units"]
 
@@ -50,3 +50,27 @@ def weights_of_all(num_units: int) -> Weights:
 def mean_of(values: Float[np.ndarray, " units"]) -> Statistic:
     """The mean of a value that each unit has."""
     return lambda weights: float(weights @ values / weights.sum())
+
+
+Interval = tuple[float, float]
+
+NUM_RESAMPLES = 1000
+CONFIDENCE = 0.95
+
+
+def bootstrap_intervals(
+    statistics: Statistics, metrics: Sequence[Metric], *, seed: int
+) -> Mapping[Metric, Interval]:
+    """Return the interval of each metric; the same seed gives the same intervals."""
+    generator = np.random.default_rng(seed)
+    num_units = statistics.num_units
+    scores = np.empty((NUM_RESAMPLES, len(metrics)))
+    for row in scores:
+        drawn = generator.integers(num_units, size=num_units)
+        weights = np.bincount(drawn, minlength=num_units).astype(float)
+        row[:] = [statistics.by_metric[metric](weights) for metric in metrics]
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(scores, [tail, 1 - tail], axis=0)
+    return {
+        metric: (float(low[column]), float(high[column])) for column, metric in enumerate(metrics)
+    }

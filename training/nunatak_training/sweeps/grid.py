@@ -1,15 +1,23 @@
-"""Sweep files: the axes whose product are the runs of a sweep."""
+"""Sweep files, YAML or TOML: the axes whose product are the runs of a sweep."""
 
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
-from nunatak_model import DEFAULT_BACKBONE
+from nunatak_model import (
+    DEFAULT_BACKBONE,
+    BackboneConfig,
+    Method,
+)
 from nunatak_registry.names import TaskName
+from nunatak_training.errors import InvalidRecipeError, InvalidSweepError
 from nunatak_training.kinds import TaskKind
-from nunatak_training.pretraining.settings import TaptSettings
-from nunatak_training.regularizers import RegularizerName
+from nunatak_training.recipes import RegularizerName, TaptSettings
+from nunatak_training.run_settings import METHODS, method_settings, read_settings
+from nunatak_training.settings import Setting, problems_in, read_mapping
 
 Count = Annotated[int, Field(ge=1)]
 Depth = Annotated[int, Field(ge=0)]
@@ -36,51 +44,49 @@ class TaskEntry(_RecipeEntry):
     train_caps: tuple[Cap, ...] = Field(default=(), description="in place of the sweep's")
 
 
-class TopKAxis(_RecipeEntry):
-    """Own top layers: counted from above, or by how many stay frozen below."""
+class MethodAxis(BaseModel):
+    """A method with some of its settings by name; a list of values stands for one run each."""
 
-    kind: Literal["topk"]
-    layers: tuple[Count, ...] = ()
-    frozen: tuple[Depth, ...] = Field(default=(), description="as many as layers: a head alone")
+    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
+
+    kind: str
+    recipe: Changes = Field(default={}, description="settings for the runs of this entry")
 
     @model_validator(mode="after")
-    def _is_counted_one_way(self) -> "TopKAxis":
-        if bool(self.layers) == bool(self.frozen):
-            raise ValueError("topk needs either layers or frozen, a list of counts")
+    def _has_settings_of_the_method(self) -> "MethodAxis":
+        try:
+            for named in self.choices():
+                read_settings(named)
+        except InvalidRecipeError as error:
+            raise ValueError(str(error)) from error
         return self
 
-
-class HeadAxis(_RecipeEntry):
-    """A head alone."""
-
-    kind: Literal["head"]
-
-
-class BottleneckAxis(_RecipeEntry):
-    """Bottleneck adapters of some sizes."""
-
-    kind: Literal["bottleneck"]
-    sizes: tuple[Count, ...] = (64,)
-    first_layer: Depth = 0
-
-
-class LoraAxis(_RecipeEntry):
-    """Low-rank updates of some ranks."""
-
-    kind: Literal["lora"]
-    ranks: tuple[Count, ...] = (8,)
-    first_layer: Depth = 0
+    def choices(self) -> Iterator[dict[str, JsonValue]]:
+        """Yield the settings of each method of the axis, by name."""
+        named: dict[str, JsonValue] = self.model_extra or {}
+        known: Mapping[str, Setting] = {}
+        if self.kind in METHODS:
+            known = method_settings(self.kind)
+        values = [
+            value if isinstance(value, list) and not _is_one(value, known.get(name)) else [value]
+            for name, value in named.items()
+        ]
+        for chosen in product(*values):
+            yield {"method": self.kind, **dict(zip(named, chosen, strict=True))}
 
 
-class FullAxis(_RecipeEntry):
-    """Everything tuned."""
+def _is_one(value: list[JsonValue], setting: Setting | None) -> bool:
+    """Whether a list is one value, as that of `targets` is."""
+    return setting is not None and setting.is_list and not any(isinstance(it, list) for it in value)
 
-    kind: Literal["full"]
 
+def methods_of(axis: MethodAxis, config: BackboneConfig) -> Sequence[Method]:
+    """The methods of an axis on a backbone.
 
-MethodAxis = Annotated[
-    TopKAxis | HeadAxis | BottleneckAxis | LoraAxis | FullAxis, Field(discriminator="kind")
-]
+    Raises:
+        InvalidMethodError: a method does not fit the backbone.
+    """
+    return [read_settings(named).method(config) for named in axis.choices()]
 
 
 class RegularizerEntry(_RecipeEntry):
@@ -127,3 +133,20 @@ class Grid(_Entry):
         if self.dev_from_train and ("all" in caps or self.dev_cap == "all"):
             raise ValueError("dev_from_train needs numbers in train_caps and dev_cap")
         return self
+
+
+def read_grid(path: Path | None, changes: Mapping[str, JsonValue] | None = None) -> Grid:
+    """Read a sweep file; `changes` take the place of its axes by name, and can be all there is.
+
+    Raises:
+        InvalidSweepError: there is no such file, it is neither YAML nor TOML, or names what a
+            sweep does not know.
+    """
+    where = "options" if path is None else path.name
+    try:
+        settings = dict[str, object]() if path is None else read_mapping(path)
+        return Grid.model_validate({**settings, **(changes or {})})
+    except ValidationError as error:
+        raise InvalidSweepError(where, problems_in(error)) from error
+    except ValueError as error:
+        raise InvalidSweepError(where, str(error)) from error

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nunatak_training.sweeps.plots import save_curves, save_scores
-from nunatak_training.sweeps.records import RunRecord
+from nunatak_training.sweeps.results import RunRecord
 from nunatak_training.sweeps.tables import cells_markdown, cells_of, runs_csv
 
 

@@ -1,23 +1,34 @@
-"""One run of a sweep, from its description to its record."""
+"""A sweep: the runs that have no result yet, one after another or several at a time.
+
+A worker process that dies takes one run with it, which becomes a failure, and is replaced. When the
+sweep itself is killed its pipes close, and the workers leave after the run that they are at.
+"""
 
 import platform
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from typing import NoReturn, Protocol, cast
 
 import torch
+from tqdm import tqdm
 
 from nunatak_model import Backbone, ModelError, load_backbone
+from nunatak_registry.plain_text import visible
 from nunatak_training.data import load_task_data
 from nunatak_training.errors import TrainingError
-from nunatak_training.evaluation import evaluate
-from nunatak_training.fitting import TrainedTask, fit_task
-from nunatak_training.metrics import Metric
+from nunatak_training.fitting import TrainedTask, evaluate, fit_task
+from nunatak_training.kinds import Metric
 from nunatak_training.report import SilentReport
-from nunatak_training.sweeps.cuts import CutData, cut_data
-from nunatak_training.sweeps.planning import Run, Source
-from nunatak_training.sweeps.records import EpochRecord, Failed, Finished, RunRecord
+from nunatak_training.sweeps.planning import CutData, Run, Source, cut_data
+from nunatak_training.sweeps.results import EpochRecord, Failed, Finished, ResultsFolder, RunRecord
+from nunatak_training.sweeps.tables import run_text
 from nunatak_training.trunk import DiskTrunkStore
 
 LOADED_SOURCES = 2
@@ -107,3 +118,211 @@ def _finished(trained: TrainedTask, test_scores: Mapping[Metric, float]) -> Fini
             for result in trained.history
         ),
     )
+
+
+_GONE = (EOFError, OSError)
+"""The other end of a pipe has closed: with all read, or amid a message."""
+
+
+@dataclass(frozen=True, slots=True)
+class OneByOne:
+    """Does runs in this process, one after another."""
+
+    bench: Bench
+
+    def __call__(self, runs: Sequence[Run]) -> Iterator[RunRecord]:
+        """Yield the records in the order of the runs."""
+        yield from map(self.bench.run, runs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InProcesses:
+    """Does as many runs at once as there are jobs; the processor's threads are shared out."""
+
+    jobs: int
+    device: str = "cpu"
+
+    def __call__(self, runs: Sequence[Run]) -> Iterator[RunRecord]:
+        """Yield the records as they come."""
+        pending = list(reversed(runs))
+        threads = max(1, torch.get_num_threads() // self.jobs)
+        with ExitStack() as stack:
+            busy: dict[Connection, tuple[Worker, Run]] = {}
+            idle: list[Worker] = []
+            while pending or busy:
+                while pending and len(busy) < self.jobs:
+                    worker = idle.pop() if idle else self._start(stack, threads)
+                    run = pending.pop()
+                    died = worker.give(run)
+                    if died is None:
+                        busy[worker.pipe] = worker, run
+                    else:
+                        yield died
+                for pipe in cast("list[Connection]", wait(list(busy))):
+                    worker, run = busy.pop(pipe)
+                    record = worker.answer(run)
+                    if worker.process.is_alive():
+                        idle.append(worker)
+                    yield record
+
+    def _start(self, stack: ExitStack, threads: int) -> "Worker":
+        context = get_context("spawn")
+        here, there = context.Pipe()
+        process = context.Process(target=_work, args=(there, self.device, threads))
+        process.start()
+        there.close()
+        worker = Worker(process=process, pipe=here)
+        stack.callback(worker.stop)
+        return worker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """One process and the pipe to it."""
+
+    process: SpawnProcess
+    pipe: Connection
+
+    def give(self, run: Run) -> RunRecord | None:
+        """Hand over a run; return the record of the worker's death if it died before."""
+        try:
+            self.pipe.send(run)
+        except _GONE:
+            return self._died(run)
+        return None
+
+    def answer(self, run: Run) -> RunRecord:
+        """Return the record of a run, or that of the worker's death."""
+        try:
+            return cast("RunRecord", self.pipe.recv())
+        except _GONE:
+            return self._died(run)
+
+    def _died(self, run: Run) -> RunRecord:
+        self.process.join()
+        message = (
+            f"the process of this run ended with exit code {self.process.exitcode}; a negative one "
+            "is a signal, and 9 is mostly a lack of memory"
+        )
+        return RunRecord(
+            run=run.description,
+            outcome=Failed(code="worker_died", message=message),
+            seconds=0.0,
+            cpu_seconds=0.0,
+            environment={},
+        )
+
+    def stop(self) -> None:
+        """End the process, at once if it is at a run."""
+        self.pipe.close()
+        self.process.terminate()
+        self.process.join()
+
+
+def _work(pipe: Connection, device: str, threads: int) -> None:
+    """Do runs until the pipe closes."""
+    torch.set_num_threads(threads)
+    bench = Bench(device=device)
+    while True:
+        try:
+            run = cast("Run", pipe.recv())
+        except _GONE:
+            return
+        record = bench.run(run)
+        try:
+            pipe.send(record)
+        except _GONE:
+            return
+
+
+Runner = Callable[[Sequence[Run]], Iterator[RunRecord]]
+"""Does runs, in any order, and gives each record as soon as it is there."""
+
+
+class SweepReport(Protocol):
+    """Is told how a sweep goes."""
+
+    def started(self, *, num_runs: int, num_done: int) -> None:
+        """The runs are known, and how many of them have a result from before."""
+        ...
+
+    def finished(self, record: RunRecord) -> None:
+        """One run has a result, which is kept."""
+        ...
+
+    def ended(self) -> None:
+        """The sweep is over, with or without success."""
+        ...
+
+
+def run_sweep(
+    runs: Sequence[Run], results: ResultsFolder, runner: Runner, report: SweepReport
+) -> tuple[RunRecord, ...]:
+    """Do the runs that have no result yet, and return the results of all, in the order of `runs`.
+
+    Every result is kept before the next one is looked at, so a sweep that was killed goes on where
+    it was.
+
+    Raises:
+        SweepRunningError: another sweep writes to the folder.
+        CorruptResultError: the folder holds what no sweep wrote.
+    """
+    with results.held():
+        found = {record.run.digest: record for record in results.records()}
+        pending = [run for run in runs if run.description.digest not in found]
+        report.started(num_runs=len(runs), num_done=len(runs) - len(pending))
+        try:
+            for record in _kept(runner(pending), results):
+                found[record.run.digest] = record
+                report.finished(record)
+        finally:
+            report.ended()
+    return tuple(found[run.description.digest] for run in runs)
+
+
+def _kept(records: Iterable[RunRecord], results: ResultsFolder) -> Iterator[RunRecord]:
+    for record in records:
+        results.add(record)
+        yield record
+
+
+class SweepProgress:
+    """A bar over the runs, with a line for each."""
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self._bar: tqdm[NoReturn] | None = None
+
+    def started(self, *, num_runs: int, num_done: int) -> None:
+        """Show the bar where it goes on."""
+        self._bar = tqdm(
+            total=num_runs,
+            initial=num_done,
+            desc=visible(self._label),
+            unit="run",
+            disable=not sys.stderr.isatty(),
+        )
+        self._bar.write(f"{num_runs} runs, {num_done} of them done before", file=sys.stderr)
+
+    def finished(self, record: RunRecord) -> None:
+        """Advance the bar, and say what came of the run."""
+        if self._bar is None:
+            return
+        self._bar.update()
+        line = visible(f"{run_text(record.run)}: {_outcome(record)}")
+        self._bar.write(line, file=sys.stderr)
+
+    def ended(self) -> None:
+        """Leave the bar as it stands."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+
+def _outcome(record: RunRecord) -> str:
+    took = f"{record.seconds:.0f} s, {record.cpu_seconds:.0f} s of processor"
+    match record.outcome:
+        case Finished() as found:
+            return f"{found.metric} {found.score:.4f} ({took})"
+        case failed:
+            return f"failed [{failed.code}]: {failed.message} ({took})"

@@ -13,8 +13,10 @@ from nunatak_cli.options import (
     ExportFormat,
     ImportFormat,
     JsonOption,
+    LogitUseName,
     NewAliasOption,
     OnLongName,
+    ProblemTypeName,
     RegistryOption,
     RevisionOption,
 )
@@ -63,7 +65,29 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
             show_default=False,
         ),
     ] = None,
+    problem_type: Annotated[
+        ProblemTypeName | None,
+        typer.Option(
+            help="How logits become scores: softmax, sigmoid, or as they are. Absent: as "
+            "transformers does.",
+            show_default=False,
+        ),
+    ] = None,
+    head: Annotated[
+        LogitUseName | None,
+        typer.Option(
+            help="What one logit is for. Absent: a ranking if the folder is a cross-encoder.",
+            show_default=False,
+        ),
+    ] = None,
     backbone: BackboneOption = None,
+    allow_other_base: Annotated[
+        bool,
+        typer.Option(
+            "--allow-other-base",
+            help="Take an adapter whose folder names another base than the backbone, or none.",
+        ),
+    ] = False,
     revision: RevisionOption = None,
     promote: NewAliasOption = None,
     note: Annotated[str, typer.Option(metavar="TEXT", help="A remark to keep with it.")] = "",
@@ -72,14 +96,22 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
 ) -> None:
     """Publish a model that other programs trained, as far as it differs from the backbone."""
     with needs_extra("model"):
+        from nunatak_artifact.interchange import ImportChoices, LogitUse
         from nunatak_cli.exchange import ImportRequest, import_task
         from nunatak_cli.views.exchange import published_json, published_lines
+        from nunatak_registry import ProblemType
+    choices = ImportChoices(
+        labels=None if labels is None else tuple(label.strip() for label in labels.split(",")),
+        problem_type=None if problem_type is None else ProblemType(problem_type.value),
+        logit_use=None if head is None else LogitUse(head.value),
+        allows_other_base=allow_other_base,
+    )
     request = ImportRequest(
         place=place,
         revision=revision,
         task=task,
         kind=kind,
-        labels=None if labels is None else tuple(label.strip() for label in labels.split(",")),
+        choices=choices,
         backbone=backbone,
         note=note,
         default_label=default_label,

@@ -49,9 +49,7 @@ DEFAULT_SERVER = "http://127.0.0.1:8080"
 
 EXAMPLES = {
     "run": "nunatak loadtest run single --server http://127.0.0.1:8080 --out ./measured",
-    "web": "nunatak loadtest web users --task tone --task intent",
     "scenarios": "nunatak loadtest scenarios",
-    "report": "nunatak loadtest report ./measured",
 }
 
 
@@ -59,12 +57,11 @@ def loadtest_app() -> typer.Typer:
     """Put the commands of the group together."""
     app = typer.Typer(
         name="loadtest",
-        help="Measure throughput, latencies and memory of a server, and report them.",
+        help="Measure throughput, latencies and memory of a server.",
         no_args_is_help=True,
         epilog=example(EXAMPLES["run"]),
     )
-    commands = {"run": run, "web": web, "scenarios": scenarios, "report": report}
-    for name, command in commands.items():
+    for name, command in {"run": run, "scenarios": scenarios}.items():
         app.command(name, epilog=example(EXAMPLES[name]))(command)
     return app
 
@@ -86,21 +83,15 @@ def run(  # noqa: PLR0913 - each is an option
 ) -> None:
     """Load a server as a scenario says; exit 1 if a request fails."""
     with needs_extra("loadtest"):
-        from nunatak_loadtest import changed_scenario, load_scenario, make_job, render
+        from nunatak_loadtest import load_scenario, make_job, render, save_run
         from nunatak_loadtest import run as run_job
-        from nunatak_loadtest.results import save_run
-    chosen = changed_scenario(
-        load_scenario(scenario),
-        users=users,
-        rate_per_s=rate,
-        duration_s=duration,
-        text_file=text_file,
+    chosen = load_scenario(scenario).changed(
+        users=users, rate_per_s=rate, duration_s=duration, text_file=text_file
     )
     job = make_job(chosen, server=server, tasks=task)
     if not as_json:
         error_console().print(f"{chosen.name}: {len(job.tasks)} tasks, {chosen.duration_s:g} s ...")
-    locust_page = None if out is None else out / f"run-{chosen.name}.locust.html"
-    result, samples = run_job(job, html=locust_page)
+    result, samples = run_job(job)
     if out is not None:
         save_run(out, result, samples)
     if as_json:
@@ -109,23 +100,6 @@ def run(  # noqa: PLR0913 - each is an option
         console().print(render(result))
     if result.overall.failures or not result.overall.requests:
         raise typer.Exit(1)
-
-
-def web(
-    *,
-    scenario: ScenarioArgument = "users",
-    server: ServerOption = DEFAULT_SERVER,
-    task: TasksOption = None,
-    port: Annotated[
-        int, typer.Option(min=1, max=65_535, metavar="PORT", help="Of the web page.")
-    ] = 8089,
-) -> None:
-    """Serve locust's web page for a scenario, to start and watch it by hand."""
-    with needs_extra("loadtest"):
-        from nunatak_loadtest import load_scenario, make_job, serve_locust
-    job = make_job(load_scenario(scenario), server=server, tasks=task)
-    error_console().print(f"open http://127.0.0.1:{port}; end with Ctrl-C")
-    serve_locust(job, port=port)
 
 
 def scenarios(*, as_json: JsonOption = False) -> None:
@@ -138,21 +112,3 @@ def scenarios(*, as_json: JsonOption = False) -> None:
         return
     for it in found:
         console().print(f"{it.name:<10} {it.title}")
-
-
-def report(
-    *,
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="What `run --out` has kept.")],
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Where the report goes. Absent: the same folder."),
-    ] = None,
-    price: Annotated[
-        float, typer.Option(min=0, metavar="PER_HOUR", help="Of the machine, for the cost.")
-    ] = 0.10,
-) -> None:
-    """Write report.html, report.md, report.json and plots from measured results."""
-    with needs_extra("loadtest"):
-        from nunatak_loadtest.page import write_report
-    for path in write_report(folder, out or folder, price_per_hour=price):
-        console().print(str(path))

@@ -2,15 +2,22 @@
 
 # ruff: noqa: PLC0415 - torch is imported when training starts, not for --help
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from pydantic import JsonValue
 
+from nunatak_cli.assignments import assignments, check_names, settings_given
 from nunatak_cli.failures import needs_extra
-from nunatak_cli.options import BackboneOption, JsonOption, KindName, ResumeOption
+from nunatak_cli.options import (
+    BackboneOption,
+    EpochsOption,
+    JsonOption,
+    LearningRateOption,
+    ResumeOption,
+    SeedOption,
+    SetOption,
+)
 from nunatak_cli.output import console, print_json
 
 
@@ -35,73 +42,23 @@ def multitask(  # noqa: PLR0913 - one parameter per option is how typer works
     ] = None,
     backbone: BackboneOption = None,
     as_json: JsonOption = False,
-    epochs: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Passes over the data of all tasks.")
-    ] = None,
-    learning_rate: Annotated[
-        float | None, typer.Option(metavar="X", help="Of the encoder.", show_default=False)
-    ] = None,
-    head_learning_rate: Annotated[
-        float | None, typer.Option(metavar="X", help="Of the heads.", show_default=False)
-    ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Examples per step.", show_default=False)
-    ] = None,
-    max_length: Annotated[
-        int | None,
-        typer.Option(min=4, metavar="N", help="Tokens read of a text.", show_default=False),
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="Same seed, same weights.")
-    ] = None,
+    epochs: EpochsOption = None,
+    learning_rate: LearningRateOption = None,
+    seed: SeedOption = None,
+    settings: SetOption = None,
     resume: ResumeOption = True,
 ) -> None:
     """Train one encoder on several tasks (MT-DNN) and write it as a new backbone."""
-    sources, kinds = _pairs("--data", data), _kinds(kind or [])
-    unknown = sorted(kinds.keys() - sources.keys())
-    if unknown:
-        raise typer.BadParameter(f"--kind names {unknown[0]!r}, which no --data does")
-    changes: dict[str, JsonValue] = {
-        "epochs": epochs,
-        "learning_rate": learning_rate,
-        "head_learning_rate": head_learning_rate,
-        "batch_size": batch_size,
-        "max_length": max_length,
-        "seed": seed,
-    }
+    sources, kinds = assignments("--data", data), assignments("--kind", kind)
+    check_names("--kind", kinds, sources)
+    named = settings_given(settings, epochs=epochs, learning_rate=learning_rate, seed=seed)
     with needs_extra("training"):
-        from nunatak_cli.training import train_shared_encoder
-        from nunatak_cli.views.multitask import outcome_json, outcome_table
-    outcome = train_shared_encoder(
-        sources,
-        kinds,
-        output=output,
-        backbone=backbone,
-        changes={name: value for name, value in changes.items() if value is not None},
-        resumes=resume,
+        from nunatak_cli.encoder import encoder_json, encoder_table, train_encoder
+    outcome = train_encoder(
+        sources, kinds, output=output, backbone=backbone, named=named, resumes=resume
     )
     if as_json:
-        print_json(outcome_json(outcome))
+        print_json(encoder_json(outcome))
         return
-    console().print(outcome_table(outcome))
+    console().print(encoder_table(outcome))
     console().print(f"wrote {outcome.folder}; train on it with --backbone {outcome.folder}")
-
-
-def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
-    pairs = dict[str, str]()
-    for item in given:
-        name, separator, value = item.partition("=")
-        if not (name and separator and value):
-            raise typer.BadParameter(f"{option} must be NAME=..., got {item!r}")
-        if name in pairs:
-            raise typer.BadParameter(f"{option} names {name!r} twice")
-        pairs[name] = value
-    return pairs
-
-
-def _kinds(given: Sequence[str]) -> Mapping[str, KindName]:
-    pairs = _pairs("--kind", given)
-    for value in pairs.values():
-        if value not in set(KindName):
-            raise typer.BadParameter(f"--kind must be one of {', '.join(KindName)}, got {value!r}")
-    return {name: KindName(value) for name, value in pairs.items()}

@@ -3,13 +3,12 @@
 # ruff: noqa: PLC0415 - the server is imported when it starts, not for --help
 
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from nunatak_cli.errors import InvalidOptionError
+from nunatak_cli.assignments import assignments
 from nunatak_cli.failures import needs_extra, print_failure
 from nunatak_cli.options import BackboneOption, DtypeName, LogFormatName, RegistryOption
 from nunatak_cli.output import print_text
@@ -197,7 +196,8 @@ def serve(  # noqa: PLR0913 - one parameter per option is how typer works
         from nunatak_server.serving import serve as run_server
     # What has a flag of its own is given by that.
     named = {name: value for name, value in given.items() if value is not None}
-    configuration = configure({**_assigned(settings or ()), **named}, file=config)
+    others = assignments("--set", settings, may_be_empty=True)
+    configuration = configure({**others, **named}, file=config)
     if show_config:
         print_text(as_toml(configuration))
         return
@@ -206,11 +206,3 @@ def serve(  # noqa: PLR0913 - one parameter per option is how typer works
     except EngineFailedError as error:
         print_failure(error.code, str(error))
         raise typer.Exit(START_AGAIN) from error
-
-
-def _assigned(texts: Iterable[str]) -> dict[str, str]:
-    parts = {text: text.partition("=") for text in texts}
-    for text, (name, equals, _) in parts.items():
-        if not name or not equals:
-            raise InvalidOptionError(f"--set expects NAME=VALUE, got {text!r}")
-    return {name: value for name, _, value in parts.values()}

@@ -8,8 +8,10 @@ from typing import Annotated
 import typer
 from pydantic import JsonValue
 
+from nunatak_cli.assignments import assignments
+from nunatak_cli.errors import InvalidOptionError
 from nunatak_cli.failures import needs_extra
-from nunatak_cli.options import BackboneOption, MethodName, RegularizerName, example
+from nunatak_cli.options import BackboneOption, example
 from nunatak_cli.output import console, print_text
 
 AXES = "Axes (in place of those of the file)"
@@ -70,18 +72,20 @@ def run(  # noqa: PLR0913 - one parameter per option is how typer works
         ),
     ] = None,
     method: Annotated[
-        list[MethodName] | None, typer.Option(help="Repeatable.", rich_help_panel=AXES)
+        list[str] | None,
+        typer.Option(metavar="NAME", help="As of `train`. Repeatable.", rich_help_panel=AXES),
     ] = None,
     frozen: Annotated[
         str | None,
         typer.Option(metavar="N,N", help="topk: layers that stay shared.", rich_help_panel=AXES),
     ] = None,
-    sizes: Annotated[
+    size: Annotated[
         str | None,
         typer.Option(metavar="N,N", help="bottleneck: widths (64).", rich_help_panel=AXES),
     ] = None,
     regularizer: Annotated[
-        list[RegularizerName] | None, typer.Option(help="Repeatable.", rich_help_panel=AXES)
+        list[str] | None,
+        typer.Option(metavar="NAME", help="As of `train`. Repeatable.", rich_help_panel=AXES),
     ] = None,
     tapt_epochs: Annotated[
         str | None,
@@ -128,8 +132,8 @@ def run(  # noqa: PLR0913 - one parameter per option is how typer works
     changes: dict[str, JsonValue] = {
         "data_root": None if data_root is None else str(data_root),
         "backbones": None if backbone is None else [backbone],
-        "methods": method_entries(method, frozen, sizes),
-        "regularizers": None if not regularizer else [{"name": it.value} for it in regularizer],
+        "methods": method_entries(method, frozen, size),
+        "regularizers": None if not regularizer else [{"name": it} for it in regularizer],
         "tapt": tapt_entries(tapt_epochs),
         "learning_rates": numbers(learning_rates),
         "seeds": numbers(seeds),
@@ -141,7 +145,7 @@ def run(  # noqa: PLR0913 - one parameter per option is how typer works
         SweepRequest(
             file=file,
             tasks=tuple(task or ()),
-            settings=tuple(settings or ()),
+            settings=dict(assignments("--set", settings)),
             changes={name: value for name, value in changes.items() if value is not None},
         ),
         SweepSettings(results=results, jobs=jobs, device=device, retry_failed=retry_failed),
@@ -183,28 +187,22 @@ def tapt_entries(epochs: str | None) -> list[JsonValue] | None:
 
 
 def method_entries(
-    methods: list[MethodName] | None, frozen: str | None, sizes: str | None
+    methods: list[str] | None, frozen: str | None, size: str | None
 ) -> list[JsonValue] | None:
     """Return the methods that the options name; None if they name none.
 
     Raises:
-        typer.BadParameter: an option of a method that is not named.
+        InvalidOptionError: an option of a method that is not named.
     """
     names = list(methods or ())
-    for option, value, owner in (
-        ("--frozen", frozen, MethodName.TOPK),
-        ("--sizes", sizes, MethodName.BOTTLENECK),
-    ):
-        if value is not None and owner not in names:
+    of_method = {"topk": ("frozen", numbers(frozen)), "bottleneck": ("size", numbers(size))}
+    for owner, (option, values) in of_method.items():
+        if values is not None and owner not in names:
             if names:
-                raise typer.BadParameter(f"{option} belongs to --method {owner}")
+                raise InvalidOptionError(f"--{option} belongs to --method {owner}")
             names.append(owner)
     entries: list[JsonValue] = []
     for name in names:
-        entry: dict[str, JsonValue] = {"kind": name.value}
-        if name is MethodName.TOPK:
-            entry |= {"layers": [2]} if frozen is None else {"frozen": numbers(frozen)}
-        if name is MethodName.BOTTLENECK and sizes is not None:
-            entry["sizes"] = numbers(sizes)
-        entries.append(entry)
+        option, values = of_method.get(name, ("", None))
+        entries.append({"kind": name} if values is None else {"kind": name, option: values})
     return entries or None

@@ -8,13 +8,13 @@ from nunatak_training import CacheContents
 
 
 def cache_table(contents: CacheContents) -> Table:
-    """One line an entry, the least recently used first."""
+    """One line a file, the least recently used first."""
     table = Table("what", "backbone", "depth", "texts", "tokens", "size", "last used", box=None)
     for stored in contents.states:
-        entry = stored.entry
-        counts = (str(entry.depth), f"{entry.num_inputs:,}", f"{entry.num_tokens:,}")
-        size, used = decimal(entry.num_bytes), f"{stored.used_at:%Y-%m-%d %H:%M}"
-        table.add_row("trunk states", entry.backbone, *counts, size, used)
+        facts = stored.facts
+        counts = (str(facts.depth), f"{facts.num_inputs:,}", f"{facts.num_tokens:,}")
+        size, used = decimal(facts.num_bytes), f"{stored.used_at:%Y-%m-%d %H:%M}"
+        table.add_row("trunk states", facts.backbone, *counts, size, used)
     for stored in contents.checkpoints:
         written = f"{stored.written_at:%Y-%m-%d %H:%M}"
         table.add_row("checkpoint", "", "", "", "", decimal(stored.num_bytes), written)
@@ -27,12 +27,12 @@ def cache_line(contents: CacheContents) -> str:
 
 
 def cache_json(contents: CacheContents) -> dict[str, JsonValue]:
-    """All entries."""
+    """All files."""
     return {
         "folder": str(contents.folder),
         "num_bytes": contents.num_bytes,
         "states": [
-            {"used_at": stored.used_at.isoformat(), **stored.entry.model_dump(mode="json")}
+            {"used_at": stored.used_at.isoformat(), **stored.facts.model_dump(mode="json")}
             for stored in contents.states
         ],
         "checkpoints": [

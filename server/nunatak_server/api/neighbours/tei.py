@@ -238,7 +238,9 @@ async def backbone_info(request: Request) -> Response:
     runtime = runtime_of(request)
     backbone = runtime.backbone
     kind = {"embedding": {"pooling": str(backbone.pooling)}}
-    return reply(_info(runtime, backbone.name, backbone.digest, kind, backbone.config.max_tokens))
+    return reply(
+        _info(runtime, backbone.name, backbone.digest, kind, backbone.max_embedding_tokens)
+    )
 
 
 @router.get("/tasks/{task}/health", response_class=Response)

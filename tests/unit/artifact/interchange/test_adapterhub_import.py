@@ -20,7 +20,7 @@ from nunatak_artifact.errors import (
     UnknownLabelsError,
     UnsupportedImportError,
 )
-from nunatak_artifact.interchange import import_adapterhub
+from nunatak_artifact.interchange import ImportChoices, import_adapterhub
 from nunatak_model import Backbone
 from nunatak_registry import TaskManifest
 
@@ -196,4 +196,5 @@ def test_labels_are_asked_for_where_the_head_has_none(folder: Path, backbone: Ba
 
     with pytest.raises(UnknownLabelsError):
         import_adapterhub(folder, backbone)
-    assert import_adapterhub(folder, backbone, labels=("a", "b", "c")).labels == ("a", "b", "c")
+    named = ImportChoices(labels=("a", "b", "c"))
+    assert import_adapterhub(folder, backbone, named).labels == named.labels

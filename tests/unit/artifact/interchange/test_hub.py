@@ -94,7 +94,7 @@ def test_a_repository_that_is_not_there_is_an_error(there: FakeHub) -> None:
     hub = HuggingFaceHub(endpoint=there.address)
 
     with (
-        pytest.raises(HubUnavailableError, match="'me/nothing'"),
+        pytest.raises(HubUnavailableError, match="'me/nothing': there is no such folder here"),
         fetched("me/nothing", hub=hub, revision=None, files=FILES),
     ):
         pass

@@ -12,6 +12,7 @@ from nunatak_artifact import Draft, load_task
 from nunatak_artifact.errors import InvalidFolderError, UnsupportedImportError
 from nunatak_artifact.interchange import (
     ForeignKind,
+    ImportChoices,
     ImportedTask,
     draft_imported,
     import_folder,
@@ -104,13 +105,12 @@ def test_what_the_folder_does_not_say_is_as_long_as_the_backbone_reads(
 
 def test_labels_that_no_head_can_have_are_refused(factory: TwinFactory, tmp_path: Path) -> None:
     save_checkpoint(factory, tmp_path / "blank")
-    blank = import_folder(tmp_path / "blank", factory.backbone, labels=("a", "b", ""))
-    save_checkpoint(
-        factory, tmp_path / "single", num_labels=1, problem_type=ProblemType.SINGLE_LABEL
-    )
-    single = import_folder(tmp_path / "single", factory.backbone)
+    unnamed = ImportChoices(labels=("a", "b", ""))
+    blank = import_folder(tmp_path / "blank", factory.backbone, choices=unnamed)
+    save_checkpoint(factory, tmp_path / "many", problem_type=ProblemType.REGRESSION)
+    many = import_folder(tmp_path / "many", factory.backbone)
 
-    for imported in (blank, single):
+    for imported in (blank, many):
         with pytest.raises(InvalidFolderError, match="labels and head do not fit"):
             drafted(factory, imported)
 

@@ -67,17 +67,14 @@ def test_labels_stand_beside_the_adapter_in_order(backbone: Backbone, tmp_path: 
 
 
 @pytest.mark.parametrize("kind", HeadKind)
-def test_what_was_written_reads_back_bit_by_bit(
-    kind: HeadKind, backbone: Backbone, tmp_path: Path
-) -> None:
+def test_what_was_written_reads_back_bit_by_bit(kind: HeadKind, tmp_path: Path) -> None:
+    backbone = tiny_backbone(family="roberta")
     task = loaded_task(backbone, Lora(rank=3, alpha=6.0, first_layer=2), kind=kind)
     export_peft(task, tmp_path / "out", backbone)
 
-    imported = import_peft(
-        tmp_path / "out", backbone, labels=("score",) if kind == "ranking" else None
-    )
+    imported = import_peft(tmp_path / "out", backbone)
 
-    assert imported.spec.method == task.branch.spec.method
+    assert imported.spec == task.branch.spec
     assert imported.parameters.keys() == task.branch.parameters.keys()
     for name, tensor in imported.parameters.items():
         assert torch.equal(tensor, task.branch.parameters[name])

@@ -22,7 +22,7 @@ from nunatak_artifact.errors import (
     UnknownLabelsError,
     UnsupportedImportError,
 )
-from nunatak_artifact.interchange import import_peft
+from nunatak_artifact.interchange import ImportChoices, import_peft
 from nunatak_model import Backbone, Lora, LoraTarget, tensors_from_bytes, tensors_to_bytes
 
 CONFIG, WEIGHTS, MEANING = "adapter_config.json", "adapter_model.safetensors", "config.json"
@@ -263,7 +263,8 @@ def test_labels_are_asked_for_where_the_folder_has_none(folder: Path, backbone: 
 
     with pytest.raises(UnknownLabelsError):
         import_peft(folder, backbone)
-    assert import_peft(folder, backbone, labels=("a", "b", "c")).labels == ("a", "b", "c")
+    named = ImportChoices(labels=("a", "b", "c"))
+    assert import_peft(folder, backbone, named).labels == named.labels
 
 
 @pytest.mark.parametrize(

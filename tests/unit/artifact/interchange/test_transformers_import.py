@@ -26,7 +26,7 @@ from nunatak_artifact.errors import (
     UnknownLabelsError,
     UnsupportedImportError,
 )
-from nunatak_artifact.interchange import import_transformers
+from nunatak_artifact.interchange import ImportChoices, import_transformers
 from nunatak_model import Full, HeadKind, HeadOnly, Method, TopK, load_backbone
 from nunatak_registry import ProblemType
 
@@ -113,7 +113,8 @@ def test_layers_above_a_changed_one_belong_to_the_branch_even_if_equal(
     [
         pytest.param(3, None, ProblemType.SINGLE_LABEL, id="single"),
         pytest.param(3, ProblemType.MULTI_LABEL, ProblemType.MULTI_LABEL, id="multi"),
-        pytest.param(1, None, ProblemType.REGRESSION, id="one-output-is-a-number"),
+        pytest.param(1, None, ProblemType.MULTI_LABEL, id="one-logit-is-of-a-label"),
+        pytest.param(1, ProblemType.REGRESSION, ProblemType.REGRESSION, id="number"),
         pytest.param(1, ProblemType.MULTI_LABEL, ProblemType.MULTI_LABEL, id="one-of-multi"),
     ],
 )
@@ -135,7 +136,7 @@ def test_the_problem_type_is_read_as_transformers_reads_it(
 def test_labels_may_be_given_anew(bert: TwinFactory, tmp_path: Path) -> None:
     save_checkpoint(bert, tmp_path)
 
-    imported = import_transformers(tmp_path, bert.backbone, labels=("a", "b", "c"))
+    imported = import_transformers(tmp_path, bert.backbone, ImportChoices(labels=("a", "b", "c")))
 
     assert imported.labels == ("a", "b", "c")
 
@@ -151,7 +152,7 @@ def test_labels_that_transformers_leaves_out_have_its_names(
 
 def test_the_one_output_of_a_cross_encoder_is_a_ranking(bert: TwinFactory, tmp_path: Path) -> None:
     save_checkpoint(bert, tmp_path, num_labels=1)
-    edit(tmp_path / "config.json", sentence_transformers={"activation_fn": "Sigmoid"})
+    edit(tmp_path / "config.json", sentence_transformers={"version": "4.0.1"})
 
     imported = import_transformers(tmp_path, bert.backbone)
 
@@ -381,4 +382,4 @@ def test_labels_that_do_not_fit_the_head_are_refused(
     save_checkpoint(bert, tmp_path)
 
     with pytest.raises(UnknownLabelsError):
-        import_transformers(tmp_path, bert.backbone, labels=labels)
+        import_transformers(tmp_path, bert.backbone, ImportChoices(labels=labels))

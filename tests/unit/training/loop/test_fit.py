@@ -10,8 +10,7 @@ from torch import Tensor
 from doubles.examples import RecordingReport
 from nunatak_model import Encoding, HeadOnly
 from nunatak_training import Recipe, TrainingDivergedError, default_recipe
-from nunatak_training.loop.encoded import EncodedSet
-from nunatak_training.loop.fit import FitResult, fit, predict
+from nunatak_training.loop.fit import EncodedSet, FitResult, fit, predict
 
 VOCABULARY = 6
 SETTINGS = {"epochs": 4, "min_steps": 0, "batch_size": 8, "learning_rate": 0.1}

@@ -15,7 +15,8 @@ from nunatak_training import (
     default_recipe,
     fit_task,
 )
-from nunatak_training.regularizers import RegularizerName, build_regularizer, random_source
+from nunatak_training.recipes import RegularizerName
+from nunatak_training.regularizers import build_regularizer, random_source
 
 NAMES = list(RegularizerName)
 QUICK: dict[str, JsonValue] = {"epochs": 2, "min_steps": 0, "batch_size": 16, "max_length": 32}

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.optim import AdamW
 
-from nunatak_training.regularizers import Regularizer
-from nunatak_training.regularizers.freezing import (
+from nunatak_training.regularizers import (
     EpochGradDrop,
     GradFreeze,
     IsFree,
     OrderOfLayers,
+    Regularizer,
     bottom_up,
     draw_epochs,
     free_from_then_on,

@@ -11,12 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nunatak_training.regularizers.graddrop import (
-    GradDrop,
-    LayerGradDrop,
-    annealed_rate,
-    constant_rate,
-)
+from nunatak_training.regularizers import GradDrop, LayerGradDrop, annealed_rate, constant_rate
 
 NUM_LAYERS = 40
 RATE = 0.2

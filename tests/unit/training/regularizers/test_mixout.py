@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nunatak_training.regularizers.mixout import Mixout
+from nunatak_training.regularizers import Mixout
 
 RATE = 0.9
 PRETRAINED, OWN = 1.0, 3.0

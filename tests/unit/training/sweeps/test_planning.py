@@ -1,16 +1,28 @@
-"""Laws of the product of axes and of the digests of runs."""
+"""Laws of planning a sweep: its runs, and their parts of the data."""
 
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from pydantic import JsonValue
 
-from doubles.examples import rows_of, toy_examples, write_jsonl
+from doubles.examples import rows_of, toy_data, toy_examples, write_jsonl
 from doubles.sweeps import QUICK, toy_folder, toy_runs
-from nunatak_model import Full, HeadOnly, TopK
-from nunatak_training import InvalidRecipeError, InvalidSweepError
-from nunatak_training.sweeps import Run
-from nunatak_training.sweeps.wording import method_label
+from nunatak_model import Full, HeadOnly, InvalidMethodError, Lora, TopK
+from nunatak_registry.manifest import LoraRecord
+from nunatak_training import (
+    Example,
+    ExampleSet,
+    InvalidRecipeError,
+    Relevance,
+    TaskKind,
+    TooFewExamplesError,
+)
+from nunatak_training.data.examples import Label
+from nunatak_training.recipes import GradDropSettings, RegularizerName
+from nunatak_training.sweeps import Cut, Run, cut_data
+from nunatak_training.sweeps.tables import method_label
 
 
 @pytest.fixture(name="folder", scope="module")
@@ -57,7 +69,7 @@ def test_equal_runs_by_different_names_are_one(folder: Path) -> None:
     [
         {"methods": [{"kind": "full"}]},
         {"methods": [{"kind": "topk", "layers": [1]}]},
-        {"methods": [{"kind": "bottleneck"}]},
+        {"methods": [{"kind": "bottleneck", "size": 4}]},
         {"methods": [{"kind": "lora"}]},
         {"seeds": [1]},
         {"learning_rates": [0.5]},
@@ -148,8 +160,32 @@ def test_overrides_win_over_every_other_place(folder: Path) -> None:
     assert (recipe.epochs, recipe.seed, recipe.learning_rate) == (1, 7, 0.5)
 
 
+def test_a_list_of_values_stands_for_one_method_each_and_a_list_of_lists_for_lists(
+    folder: Path,
+) -> None:
+    method: JsonValue = {"kind": "lora", "rank": [2, 4], "targets": [["key"], ["query", "value"]]}
+
+    found = [run.description.recipe.method for run in toy_runs(folder, methods=[method])]
+
+    assert [(it.rank, len(it.targets)) for it in found if isinstance(it, LoraRecord)] == [
+        (2, 1), (2, 2), (4, 1), (4, 2),
+    ]  # fmt: skip
+
+
+def test_a_setting_of_an_outer_regularizer_is_not_that_of_an_inner_one(folder: Path) -> None:
+    runs = toy_runs(
+        folder,
+        recipe={"regularizer": {"name": "mixout", "rate": 0.5}},
+        overrides={"regularizer.name": "graddrop"},
+    )
+
+    expected = GradDropSettings(name=RegularizerName.GRADDROP)
+    assert runs
+    assert all(run.description.recipe.regularizer == expected for run in runs)
+
+
 def test_frozen_layers_beyond_the_backbone_are_refused(folder: Path) -> None:
-    with pytest.raises(InvalidSweepError, match="backbone of 3 layers"):
+    with pytest.raises(InvalidMethodError, match="the backbone has 3 layers"):
         toy_runs(folder, methods=[{"kind": "topk", "frozen": [4]}])
 
 
@@ -163,12 +199,110 @@ def test_recipes_that_contradict_themselves_are_refused_before_any_run(folder: P
     [
         ({"kind": "topk", "frozen": [0]}, TopK(num_layers=3)),
         ({"kind": "topk", "frozen": [3]}, HeadOnly()),
+        ({"kind": "lora", "targets": ["key", "value"], "alpha": 2}, Lora()),
         ({"kind": "full"}, Full()),
     ],
 )
 def test_methods_are_those_of_the_recipes(
-    folder: Path, method: dict[str, JsonValue], expected: TopK | HeadOnly | Full
+    folder: Path, method: dict[str, JsonValue], expected: TopK | HeadOnly | Lora | Full
 ) -> None:
     (run,) = toy_runs(folder, methods=[method])
 
     assert run.description.recipe.method.kind == expected.kind.value
+
+
+DATA = toy_data(num_train=40, num_dev=20)
+
+
+def texts(examples: ExampleSet | None) -> list[str]:
+    return [] if examples is None else [example.text for example in examples.examples]
+
+
+def is_subsequence(part: list[str], whole: list[str]) -> bool:
+    remaining = iter(whole)
+    return all(text in remaining for text in part)
+
+
+def test_no_cut_is_the_whole_data() -> None:
+    cut = cut_data(DATA, Cut())
+
+    assert cut.data == DATA
+    assert cut.test is None
+
+
+def test_smaller_cut_lies_in_the_larger_in_the_order_of_the_file() -> None:
+    small, large = (cut_data(DATA, Cut(train=count)).data.train for count in (5, 15))
+
+    assert len(small) == 5
+    assert is_subsequence(texts(small), texts(large))
+    assert is_subsequence(texts(large), texts(DATA.train))
+    assert texts(large) != texts(DATA.train)[:15], "the first rows need not be a random sample"
+
+
+def test_dev_from_train_is_disjoint_from_train_and_leaves_dev_for_the_test() -> None:
+    cut = cut_data(DATA, Cut(train=10, dev=8, dev_from_train=True))
+
+    assert (len(cut.data.train), len(cut.data.dev)) == (10, 8)
+    assert not set(texts(cut.data.train)) & set(texts(cut.data.dev))
+    assert set(texts(cut.data.dev)) <= set(texts(DATA.train))
+    assert cut.test == DATA.dev
+
+
+def test_labels_stay_those_of_the_whole_data() -> None:
+    assert cut_data(DATA, Cut(train=1)).data.labels == DATA.labels
+
+
+def test_cut_that_leaves_nothing_to_choose_by_is_refused() -> None:
+    with pytest.raises(TooFewExamplesError, match="40 train examples leave none to choose by"):
+        cut_data(DATA, Cut(train=40, dev=5, dev_from_train=True))
+
+
+RANKED = tuple(
+    Example(
+        text=f"query {group}",
+        text_pair=f"document {number}",
+        label=Relevance(grade=float(number == 0), group=str(group)),
+    )
+    for number in range(5)
+    for group in range(8)
+)
+
+
+@pytest.mark.parametrize(
+    "cut", [Cut(train=4), Cut(dev=4), Cut(train=20, dev=4, dev_from_train=True)]
+)
+def test_cap_below_the_documents_of_a_query_is_refused(cut: Cut) -> None:
+    examples = ExampleSet(examples=RANKED)
+    ranked = replace(DATA, kind=TaskKind.RANKING, train=examples, dev=examples)
+
+    with pytest.raises(TooFewExamplesError, match="at most 4 examples holds none"):
+        cut_data(ranked, cut)
+
+
+@pytest.mark.parametrize(
+    ("kind", "same", "other"),
+    [
+        (TaskKind.REGRESSION, 1.0, 2.0),
+        (TaskKind.RANKING, Relevance(grade=1.0, group="a"), Relevance(grade=0.0, group="b")),
+    ],
+)
+def test_cap_that_leaves_one_value_is_refused(kind: TaskKind, same: Label, other: Label) -> None:
+    labels = [same] * 7 + [other]
+    examples = ExampleSet(
+        examples=tuple(Example(text=f"text {it}", label=label) for it, label in enumerate(labels))
+    )
+    data = replace(DATA, kind=kind, train=examples, dev=examples)
+
+    assert cut_data(data, Cut(train=8)).data.train == examples
+    cap = 1 if kind is TaskKind.REGRESSION else 7
+    with pytest.raises(TooFewExamplesError, match="have the same value; raise the cap"):
+        cut_data(data, Cut(train=cap))
+
+
+def test_documents_of_one_group_stay_together() -> None:
+    ranked = replace(DATA, kind=TaskKind.RANKING, train=ExampleSet(examples=RANKED))
+
+    part = cut_data(ranked, Cut(train=13)).data.train
+
+    sizes = Counter(it.text for it in part.examples)
+    assert sorted(sizes.values()) == [5, 5]

@@ -1,19 +1,20 @@
-"""Laws of the entries on disk: whole or absent, within the budget, whoever else is there."""
+"""Laws of the files on disk: whole or absent, within the budget, whoever else is there."""
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType] - PathLike
 from torch import Tensor
 
 from doubles.backbones import tiny_backbone
 from nunatak_model import Encoding, trunk_source
 from nunatak_training import CacheError, DiskTrunkStore
-from nunatak_training.trunk.entries import ENTRY, PARTIAL, STATES, stored_entries
+from nunatak_training.cache import PARTIAL, stored_states
+from nunatak_training.trunk import STATES
 
 BACKBONE = tiny_backbone(num_layers=3)
 NUM_TOKENS, WIDTH = 6, 32
@@ -41,22 +42,22 @@ class Store:
         self.passes += done == num_inputs
 
 
-def only_entry(folder: Path) -> Path:
-    (stored,) = stored_entries(folder / "trunk")
-    return stored.folder
+def only_file(folder: Path) -> Path:
+    (stored,) = stored_states(folder / "trunk")
+    return stored.path
 
 
 def test_the_least_recently_used_go_when_the_budget_is_full(tmp_path: Path) -> None:
     store = Store(tmp_path, num_sets=2)
     for age, number in enumerate((0, 1)):
         store.states(number)
-        newest = stored_entries(tmp_path / "trunk")[-1].folder / ENTRY
+        newest = stored_states(tmp_path / "trunk")[-1].path
         os.utime(newest, (1000.0 + age, 1000.0 + age))
     store.states(0)  # read again, and so younger than 1
 
     store.states(2)
 
-    assert len(stored_entries(tmp_path / "trunk")) == 2
+    assert len(stored_states(tmp_path / "trunk")) == 2
     assert store.passes == 3
     store.states(0)
     assert store.passes == 3
@@ -64,11 +65,11 @@ def test_the_least_recently_used_go_when_the_budget_is_full(tmp_path: Path) -> N
     assert store.passes == 4
 
 
-def test_states_stay_readable_after_their_entry_is_dropped(tmp_path: Path) -> None:
+def test_states_stay_readable_after_their_file_is_removed(tmp_path: Path) -> None:
     before = Store(tmp_path).states(0)
     copies = [state.clone() for state in before]
 
-    shutil.rmtree(tmp_path)
+    only_file(tmp_path).unlink()
 
     assert all(torch.equal(state, copy) for state, copy in zip(before, copies, strict=True))
 
@@ -83,25 +84,37 @@ def test_writing_into_a_state_leaves_the_file_as_it_is(tmp_path: Path) -> None:
     assert torch.equal(store.states(0)[0], expected)
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "no states", "no entry", "not json"])
-def test_a_damaged_entry_is_made_again(tmp_path: Path, damage: str) -> None:
+def test_a_file_is_one_that_safetensors_reads(tmp_path: Path) -> None:
+    expected = Store(tmp_path).states(0)
+
+    packed = load_file(only_file(tmp_path))
+
+    assert list(packed) == [STATES]
+    assert torch.equal(packed[STATES], torch.cat(expected))
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "longer", "empty", "header", "no header"])
+def test_a_damaged_file_is_made_again(tmp_path: Path, damage: str) -> None:
     store = Store(tmp_path)
     expected = [state.clone() for state in store.states(0)]
-    folder = only_entry(tmp_path)
-    states = folder / STATES
-    content = bytearray(states.read_bytes())
+    path = only_file(tmp_path)
+    content = bytearray(path.read_bytes())
     match damage:
         case "flip":
-            content[100] ^= 1
-            states.write_bytes(content)
+            content[-100] ^= 1
         case "cut":
-            states.write_bytes(content[:-4])
-        case "no states":
-            states.unlink()
-        case "no entry":
-            (folder / ENTRY).unlink()
+            del content[-4:]
+        case "longer":
+            content += b"\0" * 4
+        case "empty":
+            content.clear()
+        case "header":
+            content[20:30] = b"x" * 10
         case _:
-            (folder / ENTRY).write_text("{")
+            del content[: -SET_BYTES or None]
+    # A new file, for the old one is mapped.
+    path.unlink()
+    path.write_bytes(content)
 
     found = store.states(0)
 
@@ -110,14 +123,29 @@ def test_a_damaged_entry_is_made_again(tmp_path: Path, damage: str) -> None:
     assert Store(tmp_path).states(0)[0].equal(expected[0])
 
 
-def test_entries_that_cannot_be_read_go_when_another_is_made(tmp_path: Path) -> None:
+def test_the_file_of_another_set_is_never_read_as_this_one(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    expected = [state.clone() for state in store.states(0)]
+    path = only_file(tmp_path)
+    path.unlink()
+    store.states(1)
+    only_file(tmp_path).rename(path)
+
+    found = store.states(0)
+
+    assert store.passes == 3
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def test_files_that_cannot_be_read_go_when_another_is_made(tmp_path: Path) -> None:
     Store(tmp_path).states(0)
-    folder = only_entry(tmp_path)
-    (folder / ENTRY).write_text("{")
+    path = only_file(tmp_path)
+    path.unlink()
+    path.write_bytes(b"{")
 
     Store(tmp_path).states(1)
 
-    assert not folder.exists()
+    assert not path.exists()
 
 
 def test_a_set_above_the_budget_is_held_in_memory_and_leaves_no_file(tmp_path: Path) -> None:
@@ -153,7 +181,7 @@ DiskTrunkStore(Path(sys.argv[1])).states(
 
 
 @pytest.mark.parametrize("done", [0, 2])
-def test_a_killed_pass_leaves_no_entry_and_what_it_leaves_is_swept_up(
+def test_a_killed_pass_leaves_no_file_and_what_it_leaves_is_swept_up(
     tmp_path: Path, done: int
 ) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
@@ -189,7 +217,7 @@ print(passes)
 """
 
 
-def test_processes_that_want_the_same_entry_compute_it_once(tmp_path: Path) -> None:
+def test_processes_that_want_the_same_set_compute_it_once(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     racers = [
         subprocess.Popen(  # noqa: S603 - our own interpreter on our own script

@@ -27,9 +27,7 @@ from nunatak_training import (
     default_recipe,
     fit_task,
 )
-from nunatak_training.trunk import InputSet
-from nunatak_training.trunk.inputs import CHUNK_TOKENS
-from nunatak_training.trunk.store import states_key
+from nunatak_training.trunk import CHUNK_TOKENS, InputSet, states_key
 
 BACKBONE = tiny_backbone(num_layers=4)
 MakeStore = Callable[[Path], TrunkStore]

@@ -1,0 +1,142 @@
+"""Cross-encoders of sentence-transformers, releases 2 to 6: one logit that ranks pairs of texts.
+
+Release 6 says so in `config_sentence_transformers.json`, releases 4 and 5 by the key
+`sentence_transformers` in `config.json`, releases 2 and 3 by a key of their own there, which they
+write only where the activation was chosen.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, cast
+
+from pydantic import JsonValue
+
+from nunatak_artifact.errors import UnsupportedImportError
+from nunatak_artifact.interchange.adapter_folder import has_file
+from nunatak_artifact.interchange.compatibility import (
+    CONFIG,
+    import_errors,
+    read_definition,
+    read_json,
+    read_settings,
+)
+from nunatak_artifact.interchange.imported import ImportChoices, LogitUse
+from nunatak_model import Backbone
+from nunatak_model.sentence_folder import (
+    SENTENCE_CONFIG,
+    ReadJson,
+    check_prompt,
+    json_object,
+    read_max_tokens,
+    read_modules,
+)
+from nunatak_registry import RankingScore
+
+MODEL_TYPE: Final = "CrossEncoder"
+KEY, OLD_KEY = "sentence_transformers", "sbert_ce_default_activation_function"
+ACTIVATION: Final = "activation_fn"
+SCORES: Final[Mapping[str, RankingScore]] = {
+    "Sigmoid": RankingScore.SIGMOID,
+    "Identity": RankingScore.NONE,
+}
+"""By the name of the class in `torch.nn`."""
+PATHS: Final[Mapping[RankingScore, str]] = {
+    RankingScore.SIGMOID: "torch.nn.modules.activation.Sigmoid",
+    RankingScore.NONE: "torch.nn.modules.linear.Identity",
+}
+"""As sentence-transformers writes them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrossEncoder:
+    """What a folder says of a cross-encoder."""
+
+    score: RankingScore
+    max_length: int | None
+    """In tokens; None: its modules do not say."""
+
+
+def read_cross_encoder(folder: Path, backbone: Backbone) -> CrossEncoder | None:
+    """Read what sentence-transformers wrote into the folder; None if it is no cross-encoder.
+
+    Raises:
+        InvalidFolderError: a file is not what sentence-transformers writes.
+        UnsupportedImportError: it scores pairs in a way that is not computed here.
+    """
+
+    def read(name: str) -> object:
+        return read_json(folder, name) if has_file(folder, name) else None
+
+    with import_errors(folder):
+        general, config = json_object(read, SENTENCE_CONFIG), json_object(read, CONFIG)
+        is_new = general.get("model_type") == MODEL_TYPE
+        if not is_new and config.get(KEY) is None and config.get(OLD_KEY) is None:
+            return None
+        max_length = None
+        if is_new and read_modules(read) is not None:
+            _check_modules(folder, read, general)
+            definition, settings = read_definition(folder, backbone), read_settings(folder)
+            max_length = read_max_tokens(read, definition, settings)
+        return CrossEncoder(score=_score(folder, general, config), max_length=max_length)
+
+
+def score_of(cross_encoder: CrossEncoder | None) -> RankingScore:
+    """What the logit becomes; sigmoid where nothing says, as in sentence-transformers."""
+    return RankingScore.SIGMOID if cross_encoder is None else cross_encoder.score
+
+
+def is_ranking(
+    folder: Path, cross_encoder: CrossEncoder | None, choices: ImportChoices, *, num_outputs: int
+) -> bool:
+    """Whether a sequence classification becomes a ranking: as the caller says, else the folder.
+
+    Raises:
+        UnsupportedImportError: the caller wants a ranking of what has several logits.
+    """
+    if choices.logit_use is LogitUse.RANKING:
+        if num_outputs != 1:
+            raise UnsupportedImportError(
+                folder.name,
+                f"it has {num_outputs} logits",
+                "expected one logit for a ranking; import it as a classification",
+            )
+        return True
+    said = choices.logit_use is not None or choices.problem_type is not None
+    return num_outputs == 1 and cross_encoder is not None and not said
+
+
+def activation_fields(score: RankingScore) -> dict[str, JsonValue]:
+    """What releases 4 and later read in the `config.json` of a cross-encoder."""
+    return {KEY: {ACTIVATION: PATHS[score]}}
+
+
+def _check_modules(folder: Path, read: ReadJson, general: Mapping[str, Any]) -> None:
+    kinds = [kind for kind, _ in read_modules(read) or ()]
+    if kinds != ["Transformer"]:
+        raise UnsupportedImportError(
+            folder.name,
+            f"its modules are {', '.join(kinds)}",
+            "expected a cross-encoder of one Transformer",
+        )
+    check_prompt(general)
+
+
+def _score(folder: Path, general: Mapping[str, Any], config: Mapping[str, Any]) -> RankingScore:
+    """What sentence-transformers applies to the logit, by its own order of places."""
+    path = general.get(ACTIVATION)
+    inner = config.get(KEY)
+    if path is None and isinstance(inner, dict):
+        path = cast("dict[str, object]", inner).get(ACTIVATION)
+    elif path is None:
+        path = config.get(OLD_KEY)
+    if path is None:
+        return RankingScore.SIGMOID
+    module, _, name = str(path).rpartition(".")
+    if name not in SCORES or not f"{module}.".startswith("torch.nn."):
+        raise UnsupportedImportError(
+            folder.name,
+            f"it scores by {str(path)[:80]!r}",
+            f"expected {' or '.join(PATHS.values())}",
+        )
+    return SCORES[name]

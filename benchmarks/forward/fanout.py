@@ -1,0 +1,214 @@
+"""Fan-out: one text asked of many tasks, in one mixed forward and by one dedicated model a task.
+
+Shape of BERT base, random weights: speed does not depend on what they are. The rivals at 8 tasks
+are transformers, onnxruntime (float32, and dynamic int8 as the fastest single model), and for
+bottleneck tasks the `Parallel` block of `adapters`, which shares its trunk too.
+"""
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import BertModel
+
+from benchmarks.forward.rivals import answer_alone, dedicated_model, load_encoder, own_weights
+from benchmarks.forward.worker import Peer, running
+from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
+from benchmarks.harness.rounds import System, interleave, local, race, ratios, tolerance
+from benchmarks.harness.shapes import Shape, backbone_folder
+from benchmarks.harness.workload import (
+    HEAD,
+    Task,
+    dtypes,
+    random_encodings,
+    random_task,
+    served_backbone,
+    served_task,
+    tensors_by_task,
+)
+from nunatak_model import (
+    Backbone,
+    Bottleneck,
+    BranchSpec,
+    Encoding,
+    Row,
+    TopK,
+    forward,
+    parameter_shapes,
+)
+
+NUM_LAYERS, TOP_LAYERS, NUM_TASKS, NUM_TOKENS = 12, 3, 8, 32
+BOTTLENECK = Bottleneck(size=64, first_layer=NUM_LAYERS - TOP_LAYERS)
+CURVE_TASKS, CURVE_LAYERS = (1, 2, 4, 8, 16, 32, 64), (1, 2, 3, 4, 5, 6)
+CURVE_ROUNDS = 3
+INT8_TOLERANCE = 0.2
+"""Quantized answers of random weights are only near; this rules out a wrong model."""
+TIMES_FASTER = "times faster than dedicated forwards"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """The backbone at one number format, and transformers' encoder of the same weights."""
+
+    name: str
+    backbone: Backbone
+    encoder: BertModel
+    encoding: Encoding
+
+    def label(self, system: str) -> str:
+        """Name of a system at this number format."""
+        return f"{system}.{self.name}"
+
+
+def main() -> None:
+    """Measure and record."""
+    _, sheet = open_sheet(figures_parser(__doc__, rounds=15))
+    with tempfile.TemporaryDirectory() as name:
+        folder = backbone_folder(Shape.BERT_BASE, Path(name))
+        settings = [read_setting(folder, name, dtype=dtype) for name, dtype in dtypes().items()]
+        race_eight_tasks(sheet, folder, settings)
+        race_bottlenecks(sheet, folder, settings[0])
+        for setting in settings:
+            draw_curve(sheet, setting)
+
+
+def read_setting(folder: Path, name: str, *, dtype: torch.dtype) -> Setting:
+    """Load both sides of the race."""
+    backbone = served_backbone(folder, dtype=dtype)
+    (encoding,) = random_encodings([NUM_TOKENS], vocabulary=backbone.config.vocab_size)
+    encoder = load_encoder(folder, dtype)
+    return Setting(name=name, backbone=backbone, encoder=encoder, encoding=encoding)
+
+
+def race_eight_tasks(sheet: Sheet, folder: Path, settings: Sequence[Setting]) -> None:
+    """The mixed forward against every kind of dedicated model."""
+    job, tensors = onnx_job(folder, settings[0])
+    with running(Peer.ONNXRUNTIME, job, tensors) as worker:
+        systems = [system for setting in settings for system in local_systems(setting)]
+        rivals = ("onnxruntime.fp32", "onnxruntime.int8")
+        systems.append(worker.system(rivals[0]))
+        systems.append(worker.system(rivals[1], tolerance=INT8_TOLERANCE))
+        times = race(systems, rounds=sheet.rounds)
+    prefix = f"forward.fanout.t{NUM_TASKS}.k{TOP_LAYERS}"
+    for setting in settings:
+        ours = setting.label("nunatak")
+        samples = ratios(times, setting.label("transformers"), ours)
+        sheet.record(f"{prefix}.{setting.name}", samples, unit=TIMES_FASTER, goal=">= 2.7")
+        for rival in rivals:
+            samples, unit = ratios(times, rival, ours), f"times faster than {rival}"
+            sheet.record(f"{prefix}.{setting.name}.vs.{rival}", samples, unit=unit)
+    sheet.record_times(prefix, times)
+
+
+def local_systems(setting: Setting) -> list[System]:
+    """The mixed forward, and 8 dedicated transformers models with the same weights."""
+    tasks = top_tasks(setting.backbone, TOP_LAYERS, NUM_TASKS)
+    rows = [Row(encoding=setting.encoding, branch=task.branch) for task in tasks]
+    models = [dedicated_model(setting.encoder, task) for task in tasks]
+    encodings = [setting.encoding] * NUM_TASKS
+    allowed = tolerance(setting.name)
+    return [
+        local(setting.label("nunatak"), lambda: mixed(setting, rows), tolerance=allowed),
+        local(
+            setting.label("transformers"),
+            lambda: answer_alone(models, encodings),
+            tolerance=allowed,
+        ),
+    ]
+
+
+def onnx_job(folder: Path, setting: Setting) -> tuple[dict[str, object], dict[str, Tensor]]:
+    """The first task as a model of its own, which is run once for each task.
+
+    One model in place of eight: they would not fit a cache, so reading one over again is no faster.
+    """
+    (task,) = top_tasks(setting.backbone, TOP_LAYERS, 1)
+    weight, bias = task.head
+    tensors = own_weights(setting.encoder, task) | {"head.weight": weight, "head.bias": bias}
+    job: dict[str, object] = {
+        "backbone": str(folder),
+        "text": setting.encoding.token_ids,
+        "times": NUM_TASKS,
+    }
+    return job, tensors
+
+
+def race_bottlenecks(sheet: Sheet, folder: Path, setting: Setting) -> None:
+    """The same fan-out with adapters in the top layers, against `Parallel`."""
+    tasks = [random_task(setting.backbone, BOTTLENECK, seed=seed) for seed in range(NUM_TASKS)]
+    rows = [Row(encoding=setting.encoding, branch=task.branch) for task in tasks]
+    job = {
+        "backbone": str(folder),
+        "num_tasks": NUM_TASKS,
+        "size": BOTTLENECK.size,
+        "first_layer": BOTTLENECK.first_layer,
+        "texts": [setting.encoding.token_ids],
+        "cases": {"adapters.parallel": {"composition": "parallel", "batches": [[0]]}},
+    }
+    with running(Peer.ADAPTERS, job, tensors_by_task(tasks)) as worker:
+        systems = [
+            local("nunatak", lambda: mixed(setting, rows)),
+            worker.system("adapters.parallel"),
+        ]
+        times = race(systems, rounds=sheet.rounds)
+    prefix = f"forward.fanout.bottleneck{NUM_TASKS}.k{TOP_LAYERS}.{setting.name}"
+    samples = ratios(times, "adapters.parallel", "nunatak")
+    sheet.record(prefix, samples, unit="times faster than adapters Parallel")
+    sheet.record_times(prefix, times)
+
+
+def draw_curve(sheet: Sheet, setting: Setting) -> None:
+    """Speed-up over the number of tasks and of own layers.
+
+    T dedicated forwards are timed as T times one: they share nothing.
+    """
+    # Eight tasks' layers exceed every cache, so more tasks may read the same ones over again.
+    pool = top_tasks(setting.backbone, max(CURVE_LAYERS), NUM_TASKS)
+    model = dedicated_model(setting.encoder, pool[0])
+    alone = local("alone", lambda: answer_alone([model], [setting.encoding]), repeats=1)
+    for num_tasks in CURVE_TASKS:
+        systems = [alone]
+        for top_layers in CURVE_LAYERS:
+            rows = shallower_rows(setting, pool, top_layers, num_tasks)
+            run = partial(mixed, setting, rows)
+            systems.append(local(f"k{top_layers}", run, repeats=1))
+        with torch.inference_mode():
+            times = interleave({it.name: it.seconds for it in systems}, CURVE_ROUNDS)
+        for top_layers in CURVE_LAYERS:
+            samples = [num_tasks * it for it in ratios(times, "alone", f"k{top_layers}")]
+            identifier = f"forward.fanout.curve.t{num_tasks}.k{top_layers}.{setting.name}"
+            sheet.record(identifier, samples, unit=TIMES_FASTER)
+
+
+def mixed(setting: Setting, rows: Sequence[Row]) -> Tensor:
+    """One mixed forward."""
+    return torch.stack(forward(setting.backbone, rows))
+
+
+def top_tasks(backbone: Backbone, top_layers: int, count: int) -> list[Task]:
+    """Tasks with own top layers."""
+    method = TopK(num_layers=top_layers)
+    return [random_task(backbone, method, seed=seed) for seed in range(count)]
+
+
+def shallower_rows(
+    setting: Setting, pool: Sequence[Task], top_layers: int, num_tasks: int
+) -> list[Row]:
+    """The text asked of `num_tasks` tasks that own the highest layers of those in the pool."""
+    spec = BranchSpec(method=TopK(num_layers=top_layers), head=HEAD)
+    names = parameter_shapes(spec, setting.backbone.config)
+    cut = [
+        served_task(spec, {name: task.parameters[name] for name in names}, setting.backbone)
+        for task in pool
+    ]
+    # A copy is a task of its own, although it holds the same tensors.
+    branches = [replace(cut[index % len(cut)].branch) for index in range(num_tasks)]
+    return [Row(encoding=setting.encoding, branch=branch) for branch in branches]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""Flat in the number of tasks: 32 texts asked of 1 to 32 different tasks, on MiniLM.
+
+The texts stay the same, so whatever one more task costs is what it adds to the batch.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+
+from benchmarks.forward.ragged import BOTTLENECK, NUM_ROWS, mixed
+from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
+from benchmarks.harness.rounds import interleave, ratios, seconds
+from benchmarks.harness.workload import (
+    dtypes,
+    lognormal_lengths,
+    random_encodings,
+    random_task,
+    served_backbone,
+)
+from nunatak_model import Backbone, Encoding, Lora, Method, Row
+
+COUNTS = (1, 2, 4, 8, 16, NUM_ROWS)
+METHODS: dict[str, Method] = {"lora": Lora(), "bottleneck": BOTTLENECK}
+
+
+def main() -> None:
+    """Measure and record."""
+    _, sheet = open_sheet(figures_parser(__doc__, rounds=15))
+    for dtype_name, dtype in dtypes().items():
+        backbone = served_backbone(dtype=dtype)
+        for name, method in METHODS.items():
+            identifier = f"forward.flat.{name}"
+            suffix = "" if dtype_name == "fp32" else f".{dtype_name}"
+            measure(sheet, backbone, method, identifier + suffix)
+
+
+def measure(sheet: Sheet, backbone: Backbone, method: Method, identifier: str) -> None:
+    """Record the cost of 32 tasks, and of fewer, relative to one."""
+    encodings = random_encodings(lognormal_lengths(NUM_ROWS), vocabulary=backbone.config.vocab_size)
+    runs = {str(count): run_of(backbone, method, encodings, count) for count in COUNTS}
+    with torch.inference_mode():
+        times = interleave(
+            {name: partial(seconds, run, 3) for name, run in runs.items()}, sheet.rounds
+        )
+    unit = "times the cost of one task"
+    sheet.record(identifier, ratios(times, str(NUM_ROWS), "1"), unit=unit, goal="<= 1.05")
+    for count in COUNTS:
+        sheet.record(f"{identifier}.n{count}", ratios(times, str(count), "1"), unit=unit)
+
+
+def run_of(
+    backbone: Backbone, method: Method, encodings: Sequence[Encoding], num_tasks: int
+) -> partial[torch.Tensor]:
+    """A forward of all texts, dealt out to `num_tasks` tasks."""
+    tasks = [random_task(backbone, method, seed=seed) for seed in range(num_tasks)]
+    rows = [
+        Row(encoding=encoding, branch=tasks[index % num_tasks].branch)
+        for index, encoding in enumerate(encodings)
+    ]
+    return partial(mixed, backbone, rows)
+
+
+if __name__ == "__main__":
+    main()

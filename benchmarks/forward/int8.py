@@ -1,0 +1,74 @@
+"""The backbone in 8-bit integers against itself in floating point.
+
+Speed: 32 texts of log-normal lengths, asked of one head, of 32 LoRA tasks and of four top-2 tasks,
+on MiniLM and on the shape of BERT base (random weights, half as many texts). All number formats
+run in turns.
+"""
+
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from benchmarks.forward.flat import run_of
+from benchmarks.forward.ragged import NUM_ROWS
+from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
+from benchmarks.harness.rounds import interleave, ratios, seconds
+from benchmarks.harness.shapes import Shape, backbone_folder
+from benchmarks.harness.workload import dtypes, lognormal_lengths, random_encodings, served_backbone
+from nunatak_model import (
+    DEFAULT_BACKBONE,
+    INT8_SUFFIX,
+    HeadOnly,
+    Lora,
+    Method,
+    TopK,
+)
+
+INT8 = "int8"
+MIXES: dict[str, tuple[Method, int]] = {
+    "head": (HeadOnly(), 1),
+    "lora32": (Lora(), NUM_ROWS),
+    "top2": (TopK(num_layers=2), 4),
+}
+"""Method, and how many tasks share the texts."""
+
+
+def main() -> None:
+    """Measure and record."""
+    _, sheet = open_sheet(figures_parser(__doc__, rounds=11))
+    measure(sheet, "minilm", DEFAULT_BACKBONE, NUM_ROWS)
+    with tempfile.TemporaryDirectory() as folder:
+        bert = backbone_folder(Shape.BERT_BASE, Path(folder))
+        measure(sheet, "bert_base", str(bert), NUM_ROWS // 2)
+
+
+def measure(sheet: Sheet, shape: str, source: str, num_texts: int) -> None:
+    """Record how many times faster than in each format of floating point."""
+    backbones = {name: served_backbone(source, dtype=dtype) for name, dtype in dtypes().items()}
+    backbones[INT8] = served_backbone(f"{source}{INT8_SUFFIX}", dtype=torch.float32)
+    vocabulary = backbones[INT8].config.vocab_size
+    encodings = random_encodings(lognormal_lengths(num_texts), vocabulary=vocabulary)
+    for mix, (method, num_tasks) in MIXES.items():
+        runs = {
+            name: partial(seconds, run_of(backbone, method, encodings, num_tasks), 3)
+            for name, backbone in backbones.items()
+        }
+        with torch.inference_mode():
+            times = interleave(runs, sheet.rounds)
+        for name in backbones.keys() - {INT8}:
+            sheet.record(
+                f"forward.int8.{shape}.{mix}.vs_{name}",
+                ratios(times, name, INT8),
+                unit=f"times faster than {name}",
+            )
+    sheet.record(
+        f"forward.int8.{shape}.bytes",
+        [backbones[INT8].num_bytes / backbones["fp32"].num_bytes],
+        unit="of the backbone's bytes in fp32",
+    )
+
+
+if __name__ == "__main__":
+    main()

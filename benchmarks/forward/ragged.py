@@ -1,0 +1,280 @@
+"""Ragged mixed batches: 32 texts of different lengths, each asked of another task, on MiniLM.
+
+The rivals are given their best reasonable use: one padded batch, and length-sorted batches of
+eight, whichever is faster on this machine; heads as one batched product; inputs made beforehand.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from benchmarks.forward.rivals import (
+    answer_alone,
+    answer_by_adapter_names,
+    answer_by_set_adapter,
+    dedicated_model,
+    load_encoder,
+    padded_batch,
+    peft_model,
+)
+from benchmarks.forward.worker import Peer, running
+from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
+from benchmarks.harness.rounds import (
+    System,
+    Times,
+    fastest,
+    local,
+    race,
+    ratios,
+    seconds,
+    tolerance,
+)
+from benchmarks.harness.workload import (
+    Task,
+    dtypes,
+    lognormal_lengths,
+    minilm_folder,
+    random_encodings,
+    random_task,
+    served_backbone,
+    sorted_batches,
+    tensors_by_task,
+)
+from nunatak_model import (
+    Backbone,
+    Bottleneck,
+    Encoding,
+    HeadOnly,
+    Lora,
+    Method,
+    Row,
+    TopK,
+    forward,
+)
+
+NUM_ROWS, SORTED_ROWS = 32, 8
+CEILING_RUNS = 5
+BOTTLENECK = Bottleneck(size=64)
+NAMED, SORTED = "peft.adapter_names", "peft.adapter_names.sorted"
+SPLIT, SPLIT_SORTED = "adapters.batch_split", "adapters.batch_split.sorted"
+PREFIX = "forward.ragged"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """MiniLM at one number format, and who answers on it."""
+
+    name: str
+    dtype: torch.dtype
+    backbone: Backbone
+
+    def label(self, system: str) -> str:
+        """Name of a system at this number format."""
+        return f"{system}.{self.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """One linear product, `x @ weight.T`, with the weight in both layouts that torch has."""
+
+    x: Tensor
+    weight: Tensor
+    packed: Tensor
+
+
+def main() -> None:
+    """Measure and record."""
+    _, sheet = open_sheet(figures_parser(__doc__, rounds=15))
+    settings = [
+        Setting(name=name, dtype=dtype, backbone=served_backbone(dtype=dtype))
+        for name, dtype in dtypes().items()
+    ]
+    race_lora(sheet, settings)
+    race_bottlenecks(sheet, settings[0])
+    for setting in settings:
+        race_all_methods(sheet, setting)
+
+
+def race_lora(sheet: Sheet, settings: Sequence[Setting]) -> None:
+    """32 low-rank tasks: peft in all its ways, a model a task, and the products alone."""
+    systems = [system for setting in settings for system in lora_systems(setting)]
+    times = race(systems, rounds=sheet.rounds, beside=ceilings(settings))
+    for setting in settings:
+        record_lora(sheet, setting, times)
+    if len(settings) > 1:
+        named = fastest(times, [settings[0].label(NAMED), settings[0].label(SORTED)])
+        samples = ratios(times, named, settings[1].label("nunatak"))
+        unit = "times faster in bf16 than peft adapter_names in fp32"
+        sheet.record(f"{PREFIX}.lora32.bf16_vs_peft_fp32", samples, unit=unit, goal=">= 3.5")
+    sheet.record_times(f"{PREFIX}.lora32", times)
+
+
+def record_lora(sheet: Sheet, setting: Setting, times: Times) -> None:
+    """Figures of one number format."""
+    prefix, ours = f"{PREFIX}.lora32.{setting.name}", setting.label("nunatak")
+    named = fastest(times, [setting.label(NAMED), setting.label(SORTED)])
+    unit = "times faster than peft adapter_names"
+    sheet.record(prefix, ratios(times, named, ours), unit=unit, goal=">= 2.3")
+    for rival in (NAMED, SORTED, "peft.set_adapter", "transformers"):
+        samples = ratios(times, setting.label(rival), ours)
+        sheet.record(f"{prefix}.vs.{rival}", samples, unit=f"times faster than {rival}")
+    goal = {"fp32": ">= 0.9", "bf16": ">= 0.75"}[setting.name]
+    samples, unit = ratios(times, setting.label("ceiling"), ours), "of the speed of its products"
+    sheet.record(f"{PREFIX}.ceiling.{setting.name}", samples, unit=unit, goal=goal)
+
+
+def lora_systems(setting: Setting) -> list[System]:
+    """The mixed forward, peft in three ways, and one transformers model a task."""
+    encodings, tasks = random_requests(setting.backbone, [Lora()] * NUM_ROWS)
+    batch = partial(padded_batch, encodings, tasks)
+    lengths = [encoding.num_tokens for encoding in encodings]
+    one = [batch(range(NUM_ROWS))]
+    several = [batch(indices) for indices in sorted_batches(lengths, SORTED_ROWS)]
+    alone = [batch([index]) for index in range(NUM_ROWS)]
+    encoder = load_encoder(minilm_folder(), setting.dtype)
+    models = [dedicated_model(encoder, task) for task in tasks]
+    # peft wraps the encoder that it is given, so it has one to itself.
+    adapted = peft_model(load_encoder(minilm_folder(), setting.dtype), tasks)
+    answers = {
+        "nunatak": partial(mixed, setting.backbone, rows_of(encodings, tasks)),
+        NAMED: partial(answer_by_adapter_names, adapted, one),
+        SORTED: partial(answer_by_adapter_names, adapted, several),
+        "peft.set_adapter": partial(answer_by_set_adapter, adapted, alone),
+        "transformers": partial(answer_alone, models, encodings),
+    }
+    allowed = tolerance(setting.name)
+    return [
+        local(setting.label(name), answer, tolerance=allowed) for name, answer in answers.items()
+    ]
+
+
+def race_bottlenecks(sheet: Sheet, setting: Setting) -> None:
+    """32 bottleneck tasks, against `BatchSplit` of `adapters`."""
+    encodings, tasks = random_requests(setting.backbone, [BOTTLENECK] * NUM_ROWS)
+    texts = [encoding.token_ids for encoding in encodings]
+    batches = {
+        SPLIT: [list(range(NUM_ROWS))],
+        SPLIT_SORTED: sorted_batches([len(text) for text in texts], SORTED_ROWS),
+    }
+    job = {
+        "backbone": str(minilm_folder()),
+        "num_tasks": NUM_ROWS,
+        "size": BOTTLENECK.size,
+        "first_layer": BOTTLENECK.first_layer,
+        "texts": texts,
+        "cases": {
+            name: {"composition": "batch_split", "batches": each} for name, each in batches.items()
+        },
+    }
+    rows = rows_of(encodings, tasks)
+    with running(Peer.ADAPTERS, job, tensors_by_task(tasks)) as worker:
+        systems = [local("nunatak", partial(mixed, setting.backbone, rows))]
+        systems += [worker.system(name) for name in batches]
+        times = race(systems, rounds=sheet.rounds)
+    prefix = f"{PREFIX}.bottleneck32.{setting.name}"
+    samples = ratios(times, fastest(times, batches), "nunatak")
+    sheet.record(prefix, samples, unit="times faster than adapters BatchSplit", goal=">= 2.3")
+    for rival in batches:
+        samples = ratios(times, rival, "nunatak")
+        sheet.record(f"{prefix}.vs.{rival}", samples, unit=f"times faster than {rival}")
+    sheet.record_times(prefix, times)
+
+
+def race_all_methods(sheet: Sheet, setting: Setting) -> None:
+    """All methods in one batch, which no peer can run, beside one forward a text.
+
+    The dedicated side runs bottleneck tasks without their adapters, which is less than they cost.
+    """
+    quarter = NUM_ROWS // 4
+    methods = [HeadOnly(), TopK(num_layers=2), Lora(), BOTTLENECK]
+    methods = [method for method in methods for _ in range(quarter)]
+    encodings, tasks = random_requests(setting.backbone, methods)
+    rows = rows_of(encodings, tasks)
+    encoder = load_encoder(minilm_folder(), setting.dtype)
+    models = [dedicated_model(encoder, task) for task in tasks]
+    comparable = NUM_ROWS - quarter
+    allowed = tolerance(setting.name)
+    ours = local("nunatak", partial(mixed, setting.backbone, rows), tolerance=allowed)
+    theirs = System(
+        name="transformers",
+        answer=lambda: answer_alone(models, encodings)[:comparable],
+        seconds=lambda: seconds(partial(answer_alone, models, encodings), 3),
+        tolerance=allowed,
+    )
+    times = race([ours, theirs], rounds=sheet.rounds)
+    prefix = f"{PREFIX}.all32.{setting.name}"
+    samples = ratios(times, "transformers", "nunatak")
+    sheet.record(prefix, samples, unit="times faster than one forward a text")
+    sheet.record_times(prefix, times)
+
+
+def random_requests(
+    backbone: Backbone, methods: Sequence[Method]
+) -> tuple[list[Encoding], list[Task]]:
+    """Texts of log-normal lengths, each with a task of its own."""
+    lengths = lognormal_lengths(len(methods))
+    encodings = random_encodings(lengths, vocabulary=backbone.config.vocab_size)
+    tasks = [random_task(backbone, method, seed=seed) for seed, method in enumerate(methods)]
+    return encodings, tasks
+
+
+def rows_of(encodings: Sequence[Encoding], tasks: Sequence[Task]) -> list[Row]:
+    """Each text asked of the task of the same number."""
+    return [
+        Row(encoding=encoding, branch=task.branch)
+        for encoding, task in zip(encodings, tasks, strict=True)
+    ]
+
+
+def mixed(backbone: Backbone, rows: Sequence[Row]) -> Tensor:
+    """One mixed forward."""
+    return torch.stack(forward(backbone, rows))
+
+
+def ceilings(settings: Sequence[Setting]) -> dict[str, Callable[[], float]]:
+    """Time of the frozen linear products of these shapes alone, by number format.
+
+    Low-rank products and attention are left out, so that the mixed forward stays below.
+    """
+    num_tokens = sum(lognormal_lengths(NUM_ROWS))
+    return {
+        setting.label("ceiling"): partial(products_seconds, products(setting, num_tokens))
+        for setting in settings
+    }
+
+
+def products(setting: Setting, num_tokens: int) -> list[Product]:
+    """Every linear map of all layers; each layer has weights of its own."""
+    config = setting.backbone.config
+    width, inner = config.hidden_width, config.intermediate_width
+    shapes = [(3 * width, width), (width, width), (inner, width), (width, inner)]
+    made = list[Product]()
+    for out, into in shapes * config.num_layers:
+        weight = torch.randn(out, into).to(setting.dtype)
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)  # noqa: SLF001 - no public name
+        made.append(
+            Product(x=torch.randn(num_tokens, into).to(setting.dtype), weight=weight, packed=packed)
+        )
+    return made
+
+
+def products_seconds(made: Sequence[Product]) -> float:
+    """The best of several runs of either form, as a ceiling is."""
+
+    def run_plain() -> None:
+        for product in made:
+            functional.linear(product.x, product.weight)
+
+    def run_packed() -> None:
+        for product in made:
+            torch.ops.mkldnn._linear_pointwise(product.x, product.packed, None, "none", [], "")  # noqa: SLF001 - no public name
+
+    return min(seconds(run, 1) for run in (run_plain, run_packed) for _ in range(CEILING_RUNS))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""Virtual environments below `.bench`, for packages that the project lacks or has otherwise pinned.
+
+Making one takes some minutes, once.
+"""
+
+import subprocess
+import venv
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.harness.recording import ROOT
+
+ENVIRONMENTS = ROOT / ".bench"
+
+
+def interpreter(name: str, packages: Sequence[str], *, sees: Sequence[str] = ()) -> Path:
+    """The Python of an environment, which is made if it is not there or outdated.
+
+    Args:
+        name: Of the environment.
+        packages: What pip installs.
+        sees: Folders whose packages the environment sees too.
+
+    Raises:
+        subprocess.CalledProcessError: pip could not install its packages; its messages say why.
+    """
+    folder, wanted = ENVIRONMENTS / name, "\n".join(packages)
+    python, stamp = folder / "bin" / "python", folder / "packages.txt"
+    if stamp.exists() and stamp.read_text() == wanted:
+        return python
+    print(f"making the environment of {name} in {folder}; this takes some minutes, once")
+    venv.create(folder, with_pip=True, clear=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    (site / "shared.pth").write_text("".join(f"{it}\n" for it in sees))
+    install = [str(python), "-m", "pip", "install", "--quiet", *packages]
+    subprocess.run(install, check=True)  # noqa: S603 - the caller names the packages
+    stamp.write_text(wanted)
+    return python

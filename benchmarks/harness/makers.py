@@ -1,0 +1,153 @@
+"""Tasks for the measurements: random but valid parameters, published many at a time.
+
+What is published is what training would publish, probe included, so a server loads and checks it
+as it does any task. Baselines get the same tasks in the layouts of transformers and peft.
+"""
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+
+import torch
+from sqlalchemy import URL
+
+from nunatak_artifact import Draft, LoadedTask, Provenance, draft_task, load_task
+from nunatak_artifact.interchange.peft_export import export_peft
+from nunatak_artifact.interchange.transformers_export import export_transformers
+from nunatak_model import (
+    Backbone,
+    Bottleneck,
+    BranchSpec,
+    HeadSpec,
+    Lora,
+    Method,
+    Pooling,
+    TopK,
+    initial_parameters,
+)
+from nunatak_registry import Registry
+from nunatak_registry.blobs.blobs import BlobStore
+from nunatak_registry.index.index import Index
+from nunatak_registry.publication import check_publication, number_draft
+
+LABELS = ("calm", "urgent", "other")
+HEAD = HeadSpec(num_labels=len(LABELS), pooling=Pooling.FIRST, dense=True)
+"""The head of transformers' classes, so that every baseline can hold the tasks."""
+SMALL_HEAD = HeadSpec(num_labels=len(LABELS), pooling=Pooling.FIRST)
+"""One linear map: a pooler of its own would be two thirds of a small LoRA task."""
+PROBE = ("Where is my parcel, and who can tell me more about it?",)
+MAX_LENGTH = 130
+"""The longest texts of the scenarios, with the two special tokens."""
+CREATED_AT = datetime(2026, 1, 1, tzinfo=UTC)
+LORA, TOP_LAYER, BOTTLENECK = Lora(rank=8), TopK(num_layers=1), Bottleneck(size=64)
+CHUNK = 256
+"""Tasks of one transaction: with all of them in one, memory would be the limit."""
+WRITERS = 8
+"""Blobs that are written at once; each waits for the disk, hardly for the processor."""
+DEVIATION = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskPlan:
+    """A task to make: the same plan makes the same parameters."""
+
+    name: str
+    method: Method
+    seed: int
+    head: HeadSpec = HEAD
+    probe: tuple[str, ...] = PROBE
+
+
+def plans(
+    count: int, methods: Sequence[Method], *, prefix: str = "task", head: HeadSpec = HEAD
+) -> list[TaskPlan]:
+    """So many tasks, their methods in turns."""
+    return [
+        TaskPlan(
+            name=f"{prefix}-{number:05d}",
+            method=methods[number % len(methods)],
+            seed=number,
+            head=head,
+        )
+        for number in range(count)
+    ]
+
+
+def draft(plan: TaskPlan, backbone: Backbone) -> Draft:
+    """The task of a plan, away from where training starts."""
+    spec = BranchSpec(method=plan.method, head=plan.head)
+    generator = torch.Generator().manual_seed(plan.seed)
+    fresh = initial_parameters(spec, backbone, generator=generator)
+    parameters = {
+        # The pooler stays the backbone's: peft cannot mix tasks in a batch that own one.
+        name: tensor
+        if name.startswith("head.dense.")
+        else tensor + DEVIATION * torch.randn(tensor.shape, generator=generator)
+        for name, tensor in fresh.items()
+    }
+    return draft_task(
+        plan.name,
+        spec=spec,
+        labels=LABELS,
+        parameters=parameters,
+        backbone=backbone,
+        max_length=min(MAX_LENGTH, backbone.config.max_tokens),
+        probe_inputs=plan.probe,
+        provenance=Provenance(created_at=CREATED_AT),
+    )
+
+
+def publish_missing(folder: Path, wanted: Iterable[TaskPlan], backbone: Backbone) -> int:
+    """Publish the tasks that the registry does not have yet; returns how many those were.
+
+    Many versions share one transaction here, which no call of the registry offers: publishing them
+    one by one pays for a synchronous write of the index each.
+    """
+    with Registry.open(folder) as registry:
+        known = {summary.name for summary in registry.tasks()}
+    missing = iter([plan for plan in wanted if plan.name not in known])
+    count = 0
+    while chunk := list(islice(missing, CHUNK)):
+        _publish(folder, [draft(plan, backbone) for plan in chunk])
+        count += len(chunk)
+    return count
+
+
+def _publish(folder: Path, drafts: Sequence[Draft]) -> None:
+    blobs = BlobStore.open(str(folder / "blobs"))
+    for it in drafts:
+        check_publication(it.manifest, it.blobs)
+    with ThreadPoolExecutor(WRITERS) as pool:
+        list(pool.map(blobs.put, (data for it in drafts for data in it.blobs.values())))
+    index = Index.open(URL.create("sqlite", database=str(folder / "index.sqlite3")))
+    try:
+        with index.writing() as change:
+            for it in drafts:
+                manifest = number_draft(it.manifest, change.take_version(it.manifest.task))
+                change.add_version(manifest, it.manifest.content_digest(), CREATED_AT)
+    finally:
+        index.close()
+
+
+def export_full_model(plan: TaskPlan, backbone: Backbone, folder: Path) -> Path:
+    """The task as a folder of transformers: the whole encoder, low-rank updates merged into it."""
+    target = folder / "full" / plan.name
+    if not target.exists():
+        export_transformers(_loaded(plan, backbone), target, backbone)
+    return target
+
+
+def export_adapter(plan: TaskPlan, backbone: Backbone, folder: Path) -> Path:
+    """The task as a folder of peft; only LoRA has one."""
+    target = folder / "peft" / plan.name
+    if not target.exists():
+        export_peft(_loaded(plan, backbone), target, backbone)
+    return target
+
+
+def _loaded(plan: TaskPlan, backbone: Backbone) -> LoadedTask:
+    made = draft(plan, backbone)
+    return load_task(number_draft(made.manifest, 1), made.blobs["parameters"], backbone)

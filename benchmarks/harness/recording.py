@@ -1,0 +1,236 @@
+"""Figures: every measured number that a document quotes, one JSON line each.
+
+A benchmark appends its figures itself; `render_figures` makes tables of them. Identifiers are
+stable, so that a later run can be held against an earlier one.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median, quantiles
+from typing import cast
+
+ROOT = Path(__file__).parents[2]
+FIGURES = ROOT / "docs" / "results" / "figures.jsonl"
+VARIABLES = ("PYTHONPATH", "OMP_NUM_THREADS")
+"""Of the environment, which a command needs to measure the same."""
+PACKAGES = ("torch", "transformers", "tokenizers", "peft")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One measured number with all that is needed to measure it again."""
+
+    id: str
+    value: float
+    unit: str
+    goal: str | None
+    """What it is held against, such as `>= 2.7`; None if it is only reported."""
+    met: bool | None
+    low: float
+    high: float
+    """First and last decile of the runs."""
+    runs: int
+    command: str
+    commit: str
+    date: str
+    hardware: str
+    versions: dict[str, str]
+    reason: str | None = None
+    """Why a goal was missed."""
+
+
+def record(
+    identifier: str,
+    samples: Sequence[float],
+    *,
+    unit: str,
+    command: str,
+    goal: str | None = None,
+    reason: str | None = None,
+    file: Path = FIGURES,
+) -> Figure:
+    """Append the median of `samples`, with their first and last decile, as a figure."""
+    value = median(samples)
+    low, high = deciles(samples)
+    figure = Figure(
+        id=identifier,
+        value=_rounded(value),
+        unit=unit,
+        goal=goal,
+        met=None if goal is None else meets(value, goal),
+        low=_rounded(low),
+        high=_rounded(high),
+        runs=len(samples),
+        command=command,
+        commit=commit(),
+        date=datetime.now(UTC).date().isoformat(),
+        hardware=hardware(),
+        versions={name: version(name) for name in PACKAGES},
+        reason=reason,
+    )
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a", encoding="utf-8") as lines:
+        lines.write(json.dumps(asdict(figure)) + "\n")
+    return figure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sheet:
+    """Where one benchmark writes its figures, and the command that makes them."""
+
+    command: str
+    file: Path
+    rounds: int
+
+    def record(
+        self,
+        identifier: str,
+        samples: Sequence[float],
+        *,
+        unit: str,
+        goal: str | None = None,
+        reason: str | None = None,
+    ) -> Figure:
+        """Append a figure and print it."""
+        figure = record(
+            identifier,
+            samples,
+            unit=unit,
+            command=self.command,
+            goal=goal,
+            reason=reason,
+            file=self.file,
+        )
+        held = "" if goal is None else f", goal {goal}: {'met' if figure.met else 'missed'}"
+        spread = f"{figure.low:g} to {figure.high:g}"
+        print(f"{identifier}: {figure.value:g} {unit} ({spread}{held})", flush=True)
+        return figure
+
+    def record_times(self, prefix: str, times: Mapping[str, Sequence[float]]) -> None:
+        """Append the milliseconds of each system of a race, as `prefix.ms.system`."""
+        for name, seconds in times.items():
+            self.record(f"{prefix}.ms.{name}", [1e3 * one for one in seconds], unit="ms")
+
+
+def figures_parser(
+    description: str | None, *, rounds: int | None = None
+) -> argparse.ArgumentParser:
+    """The options that all benchmarks share; a benchmark adds its own before `open_sheet`.
+
+    Without `rounds` there is no such option, for what is not measured in rounds.
+    """
+    parser = argparse.ArgumentParser(description=description)
+    if rounds is not None:
+        parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--figures", type=Path, default=FIGURES, help="file to append figures to")
+    return parser
+
+
+def open_sheet(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, Sheet]:
+    """Read the options; the command of the figures names all of them, also those by default."""
+    options = parser.parse_args()
+    rounds = getattr(options, "rounds", 1)
+    return options, Sheet(command=command_of(vars(options)), file=options.figures, rounds=rounds)
+
+
+def command_of(options: Mapping[str, object]) -> str:
+    """The command line that runs this very benchmark with these options; lists are positional."""
+    main = sys.modules["__main__"].__spec__
+    words = ["python", "-m", main.name if main is not None else "benchmarks"]
+    for name, value in options.items():
+        if isinstance(value, list):
+            words[3:3] = map(str, cast("list[object]", value))
+        elif name != "figures" and value is not None and value is not False:
+            words += [f"--{name.replace('_', '-')}", *([] if value is True else [_plain(value)])]
+    variables = [f"{it}={os.environ[it]}" for it in VARIABLES if it in os.environ]
+    return " ".join([*variables, shlex.join(words)])
+
+
+def _plain(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def deciles(samples: Sequence[float]) -> tuple[float, float]:
+    """First and last decile; one sample is both."""
+    if len(samples) == 1:
+        return samples[0], samples[0]
+    cuts = quantiles(samples, n=10, method="inclusive")
+    return cuts[0], cuts[-1]
+
+
+def meets(value: float, goal: str) -> bool:
+    """Whether a value meets a goal such as `>= 2.7` or `<= 1.05`."""
+    match goal.split():
+        case [">=", bound]:
+            return value >= float(bound)
+        case ["<=", bound]:
+            return value <= float(bound)
+        case _:
+            raise ValueError(f"a goal reads '>= NUMBER' or '<= NUMBER', got {goal!r}")
+
+
+def latest(file: Path = FIGURES) -> dict[str, Figure]:
+    """The newest figure of each identifier."""
+    if not file.exists():
+        return {}
+    figures = [Figure(**json.loads(line)) for line in file.read_text().splitlines() if line]
+    return {figure.id: figure for figure in figures}
+
+
+def hardware() -> str:
+    """Processor, cores, memory, whether it multiplies bfloat16, and CUDA devices, in one line."""
+    cpu = platform.processor() or platform.machine()
+    cores, memory = "?", "?"
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        lines = info.read_text().splitlines()
+        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+        cpu, cores = (names[0] if names else cpu), str(len(names) or "?")
+        total = Path("/proc/meminfo").read_text().split()[1]
+        memory = f"{round(int(total) / 1024**2)} GiB"
+        flags = {flag for line in lines if line.startswith("flags") for flag in line.split()}
+        bfloat16 = "native" if flags & {"avx512_bf16", "amx_bf16"} else "no native"
+        memory += f", {bfloat16} bfloat16"
+    return ", ".join([cpu, f"{cores} cores", memory, *_cuda_devices()])
+
+
+def _cuda_devices() -> list[str]:
+    """Models of the devices, as their driver tells them."""
+    found = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    lines = [line for path in found for line in path.read_text().splitlines()]
+    return [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.5g}")
+
+
+def commit() -> str:
+    """Short id of the commit that was measured; marked where sources have changes.
+
+    Documents do not count: this very file of figures is one of them.
+    """
+    found = _git("describe", "--always")
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":(top,exclude)docs")
+    return f"{found}-dirty" if found and changed else found or "unknown"
+
+
+def _git(*arguments: str) -> str:
+    finished = subprocess.run(  # noqa: S603 - arguments of our own
+        ["git", *arguments],  # noqa: S607 - whichever git is on the path
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return finished.stdout.strip()

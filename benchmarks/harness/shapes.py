@@ -1,0 +1,70 @@
+"""Backbones to measure on: the embedded one, and the shapes of BERT base and RoBERTa base.
+
+Neither memory nor speed depends on what the weights are, so those of the larger shapes are random;
+both read text with the embedded backbone's tokenizer, whose vocabulary fits into theirs.
+"""
+
+import json
+from enum import StrEnum
+from pathlib import Path
+
+import torch
+from safetensors.torch import save
+from transformers import BertConfig, BertModel, PreTrainedModel, RobertaConfig, RobertaModel
+
+from benchmarks.harness.workload import minilm_folder
+
+DEVIATION = 0.02
+
+
+class Shape(StrEnum):
+    """A backbone by its shape; the paper's table is of RoBERTa base."""
+
+    MINILM = "minilm"
+    BERT_BASE = "bert_base"
+    ROBERTA_BASE = "roberta_base"
+    TINY = "tiny"
+    """Next to no weights: what is left is the process itself."""
+
+
+def backbone_folder(shape: Shape, root: Path) -> Path:
+    """The folder of a backbone in transformers' layout; made below `root` where it is not there."""
+    folder = root / shape
+    match shape:
+        case Shape.MINILM:
+            return minilm_folder()
+        case Shape.BERT_BASE:
+            config: BertConfig | RobertaConfig = BertConfig()
+        case Shape.TINY:
+            config = BertConfig(
+                hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
+            )
+        case Shape.ROBERTA_BASE:
+            config = RobertaConfig(
+                vocab_size=50_265, max_position_embeddings=514, type_vocab_size=1, pad_token_id=1
+            )
+    if not (folder / "config.json").exists():
+        _write(folder, config)
+    return folder
+
+
+def _write(folder: Path, config: BertConfig | RobertaConfig) -> None:
+    with torch.device("meta"):
+        is_bert = config.model_type == "bert"
+        empty: PreTrainedModel = BertModel(config) if is_bert else RobertaModel(config)  # pyright: ignore[reportArgumentType]
+    generator = torch.Generator().manual_seed(0)
+    tensors = {
+        name: _random(name, tensor.shape, generator) for name, tensor in empty.named_parameters()
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = (minilm_folder() / "tokenizer.json").read_bytes()
+    (folder / "tokenizer.json").write_bytes(tokenizer)
+    (folder / "model.safetensors").write_bytes(save(tensors, metadata={"format": "pt"}))
+    # Last, because it says that the rest is there.
+    (folder / "config.json").write_text(json.dumps(config.to_dict()))
+
+
+def _random(name: str, shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
+    if name.endswith("LayerNorm.weight"):
+        return torch.ones(shape)
+    return torch.randn(shape, generator=generator) * DEVIATION

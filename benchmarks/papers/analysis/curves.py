@@ -1,0 +1,107 @@
+"""Dev loss and score while training goes on.
+
+He et al. 2021 (arXiv:2106.03164), figure 5 and table 6: besides the curves, the mean and the best
+over all evaluations. Where the mean is near the best, it matters little when training stops.
+"""
+
+# matplotlib leaves the keyword arguments of its methods untyped.
+# pyright: reportUnknownMemberType=false
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import mean
+
+from benchmarks.papers.analysis.findings import Findings
+from benchmarks.papers.analysis.finished import finished_cells
+from nunatak_training.sweeps.canvas import legend_below, whole_numbers
+from nunatak_training.sweeps.plots import label_of, panels_by_task
+from nunatak_training.sweeps.results import EpochRecord, RunDescription, RunRecord
+from nunatak_training.sweeps.tables import COLUMNS, Cell
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurvePoint:
+    """Means over the seeds of one setting, after one epoch."""
+
+    step: int
+    dev_loss: float
+    dev_score: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurveSummary:
+    """Over all evaluations of all seeds: means, and the means of each seed's best."""
+
+    mean_loss: float
+    best_loss: float
+    mean_score: float
+    best_score: float
+
+
+def curve(cell: Cell) -> tuple[CurvePoint, ...]:
+    """The course of a setting, where all its seeds were evaluated."""
+    if not cell.outcomes:
+        return ()
+    by_seed = [{it.epoch: it for it in outcome.epochs} for outcome in cell.outcomes]
+    shared = sorted(set[int].intersection(*map(set, by_seed)))
+    return tuple(_point(cell.runs[0], [seed[epoch] for seed in by_seed]) for epoch in shared)
+
+
+def summary(cell: Cell) -> CurveSummary:
+    """Sum a setting's evaluations up; it has at least one run that finished."""
+    seeds = [outcome.epochs for outcome in cell.outcomes]
+    return CurveSummary(
+        mean_loss=mean(mean(it.dev_loss for it in epochs) for epochs in seeds),
+        best_loss=mean(min(it.dev_loss for it in epochs) for epochs in seeds),
+        mean_score=mean(mean(it.dev_score for it in epochs) for epochs in seeds),
+        best_score=mean(max(it.dev_score for it in epochs) for epochs in seeds),
+    )
+
+
+def analyze_curves(records: Sequence[RunRecord]) -> Findings:
+    """Curves of all settings of a sweep, a panel a task.
+
+    Raises:
+        InvalidSweepError: no run finished.
+    """
+    cells = finished_cells(records)
+    drawing, panels = panels_by_task(cells)
+    for axes, (task, members) in panels:
+        for cell in members:
+            points = curve(cell)
+            axes.plot(
+                [it.step for it in points],
+                [it.dev_loss for it in points],
+                ms=5,
+                label=label_of(cell, cells),
+            )
+        axes.set(title=task, xlabel="step", ylabel="dev loss")
+        whole_numbers(axes)
+    legend_below(drawing, [axes for axes, _ in panels])
+    return Findings(
+        name="curves",
+        header=(*COLUMNS, "mean loss", "best loss", "mean score", "best score"),
+        rows=tuple(_row(cell) for cell in cells),
+        drawing=drawing,
+    )
+
+
+def _row(cell: Cell) -> tuple[str | float, ...]:
+    found = summary(cell)
+    return (*cell.axes, found.mean_loss, found.best_loss, found.mean_score, found.best_score)
+
+
+def _point(run: RunDescription, seeds: Sequence[EpochRecord]) -> CurvePoint:
+    return CurvePoint(
+        step=_step(run, seeds[0]),
+        dev_loss=mean(it.dev_loss for it in seeds),
+        dev_score=mean(it.dev_score for it in seeds),
+    )
+
+
+def _step(run: RunDescription, epoch: EpochRecord) -> int:
+    if epoch.step is not None:
+        return epoch.step
+    # Of texts that are read in windows these are too few: a step is taken on windows.
+    return epoch.epoch * math.ceil(run.data.num_train / run.recipe.batch_size)

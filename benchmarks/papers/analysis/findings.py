@@ -1,0 +1,43 @@
+"""What an analysis found: a table and a drawing, and the three files they become."""
+
+# matplotlib leaves the keyword arguments of its methods untyped.
+# pyright: reportUnknownMemberType=false
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from nunatak_registry.cards.markdown import markdown_table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """One table with a column for each name of the header, and what it looks like."""
+
+    name: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str | float, ...], ...]
+    drawing: Figure
+
+    def markdown(self) -> str:
+        """The table for people, numbers to four digits."""
+        return markdown_table(self.header, [[_shown(cell) for cell in row] for row in self.rows])
+
+
+def save_findings(findings: Findings, folder: Path) -> tuple[Path, ...]:
+    """Write `NAME.csv`, `NAME.md` and `NAME.png`; return their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = tuple(folder / f"{findings.name}.{suffix}" for suffix in ("csv", "md", "png"))
+    table, page, drawing = paths
+    with table.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerows([findings.header, *findings.rows])
+    page.write_text(findings.markdown(), encoding="utf-8")
+    findings.drawing.savefig(drawing, dpi=120)
+    return paths
+
+
+def _shown(cell: str | float) -> str:
+    return cell if isinstance(cell, str) else f"{cell:.4g}"

@@ -1,0 +1,21 @@
+"""What there is to analyze in a sweep's results."""
+
+from collections.abc import Sequence
+
+from nunatak_training.errors import InvalidSweepError
+from nunatak_training.sweeps.results import RunRecord
+from nunatak_training.sweeps.tables import Cell, cells_of
+
+
+def finished_cells(records: Sequence[RunRecord]) -> list[Cell]:
+    """The settings of which a run finished, in the order of the records.
+
+    Raises:
+        InvalidSweepError: none did.
+    """
+    cells = [cell for cell in cells_of(records) if cell.outcomes]
+    if not cells:
+        raise InvalidSweepError(
+            "results", f"expected a run that finished, got {len(records)} that failed"
+        )
+    return cells

@@ -1,0 +1,94 @@
+"""How much the score depends on the learning rate and the seed.
+
+He et al. 2021 (arXiv:2106.03164), sec. 5 and figure 4: box plots over seeds at each learning rate.
+"""
+
+# matplotlib leaves the keyword arguments of its methods untyped.
+# pyright: reportUnknownMemberType=false
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from benchmarks.papers.analysis.findings import Findings
+from benchmarks.papers.analysis.finished import finished_cells
+from benchmarks.papers.analysis.lines import colours_of
+from nunatak_training.sweeps.canvas import legend_below
+from nunatak_training.sweeps.plots import panels_by_task
+from nunatak_training.sweeps.results import RunRecord
+from nunatak_training.sweeps.tables import COLUMNS, Cell
+
+METHOD = tuple(COLUMNS).index("method")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Box:
+    """Minimum, quartiles and maximum (linear between neighbours), as a box plot shows them."""
+
+    low: float
+    first_quartile: float
+    median: float
+    third_quartile: float
+    high: float
+
+
+def box(scores: Sequence[float]) -> Box:
+    """Sum up the scores of the seeds, of which there is at least one."""
+    low, first, median, third, high = np.quantile(np.array(scores), [0, 0.25, 0.5, 0.75, 1])
+    return Box(
+        low=float(low),
+        first_quartile=float(first),
+        median=float(median),
+        third_quartile=float(third),
+        high=float(high),
+    )
+
+
+def analyze_robustness(records: Sequence[RunRecord]) -> Findings:
+    """Boxes over seeds, of each method at each learning rate, a panel a task.
+
+    Raises:
+        InvalidSweepError: no run finished.
+    """
+    cells = finished_cells(records)
+    cells.sort(key=lambda cell: (cell.axes[METHOD], cell.runs[0].recipe.learning_rate))
+    drawing, panels = panels_by_task(cells)
+    for axes, (task, members) in panels:
+        draw_boxes(axes, members)
+        axes.set(title=task, xlabel="learning rate", ylabel=members[0].outcomes[0].metric)
+    legend_below(drawing, [axes for axes, _ in panels])
+    return Findings(
+        name="robustness",
+        header=(*COLUMNS, "min", "first quartile", "median", "third quartile", "max", "seeds"),
+        rows=tuple((*cell.axes, *_numbers(box(cell.scores)), len(cell.scores)) for cell in cells),
+        drawing=drawing,
+    )
+
+
+def draw_boxes(axes: Axes, cells: Sequence[Cell]) -> None:
+    """At each learning rate the boxes of all methods beside one another, a colour a method."""
+    methods = list(dict.fromkeys(cell.axes[METHOD] for cell in cells))
+    rates = sorted({cell.runs[0].recipe.learning_rate for cell in cells})
+    width = 0.8 / len(methods)
+    for place, (method, colour) in enumerate(zip(methods, colours_of(methods), strict=True)):
+        its = [cell for cell in cells if cell.axes[METHOD] == method]
+        axes.boxplot(
+            [list(cell.scores) for cell in its],
+            positions=[
+                rates.index(cell.runs[0].recipe.learning_rate) + (place + 0.5) * width - 0.4
+                for cell in its
+            ],
+            widths=0.8 * width,
+            whis=(0, 100),
+            patch_artist=True,
+            boxprops={"facecolor": colour},
+            medianprops={"color": "black"},
+            label=method,
+        )
+    axes.set_xticks(range(len(rates)), [f"{rate:g}" for rate in rates])
+
+
+def _numbers(found: Box) -> tuple[float, ...]:
+    return found.low, found.first_quartile, found.median, found.third_quartile, found.high

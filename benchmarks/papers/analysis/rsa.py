@@ -1,0 +1,86 @@
+"""Representational similarity of a model before and after training.
+
+He et al. 2021, "On the Effectiveness of Adapter-based Tuning" (arXiv:2106.03164), sec. 2.2: the
+same tokens through both models; in each, the cosine similarity of every pair of tokens; between
+the two, Pearson's correlation of the upper triangles. Special tokens are skipped; there is no
+padding to skip here. 1 says that a layer still tells the tokens apart as the backbone does.
+
+Axes: tokens = sampled tokens, width = hidden width.
+"""
+
+import random
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from nunatak_model import Backbone, Branch, Encoding, hidden_states
+from nunatak_training.errors import TooFewExamplesError
+
+NUM_TOKENS = 5000
+"""As many as the paper samples from the dev set (figure 2)."""
+
+
+def similarity(
+    before: Float[Tensor, "tokens width"], after: Float[Tensor, "tokens width"]
+) -> float:
+    """Pearson's correlation of the pairwise cosine similarities; the widths may differ.
+
+    Semantics:
+        pairs = [(i, j) for i in range(tokens) for j in range(i + 1, tokens)]
+        pearson([cos(before[i], before[j]) for i, j in pairs],
+                [cos(after[i], after[j]) for i, j in pairs])
+    """
+    return torch.corrcoef(torch.stack([_cosines(before), _cosines(after)]))[0, 1].item()
+
+
+def layer_similarities(
+    backbone: Backbone,
+    branch: Branch,
+    inputs: Sequence[Encoding],
+    *,
+    num_tokens: int = NUM_TOKENS,
+    seed: int = 0,
+) -> tuple[float, ...]:
+    """Compare a branch with its backbone after each layer, on tokens drawn from the inputs.
+
+    Raises:
+        TooFewExamplesError: the inputs have fewer than three tokens.
+    """
+    chosen = sampled_tokens(inputs, num_tokens=num_tokens, seed=seed)
+    before = hidden_states(backbone, inputs)
+    after = hidden_states(backbone, inputs, branch=branch)
+    return tuple(
+        similarity(first[chosen], second[chosen])
+        for first, second in zip(before, after, strict=True)
+    )
+
+
+def sampled_tokens(
+    inputs: Sequence[Encoding], *, num_tokens: int, seed: int
+) -> Int[Tensor, " tokens"]:
+    """Positions in the packed inputs of at most so many tokens of text, in order.
+
+    Raises:
+        TooFewExamplesError: there are fewer than three, of which nothing can be correlated.
+    """
+    of_text = [
+        alignment.text_ids[position] is not None
+        for alignment in (encoding.alignment for encoding in inputs)
+        if alignment is not None
+        for position in range(len(alignment.text_ids))
+    ]
+    positions = [position for position, is_text in enumerate(of_text) if is_text]
+    if len(positions) < 3:
+        raise TooFewExamplesError(
+            "rsa", f"expected texts of at least 3 tokens together, got {len(positions)}"
+        )
+    drawn = random.Random(seed).sample(positions, min(num_tokens, len(positions)))
+    return torch.tensor(sorted(drawn))
+
+
+def _cosines(states: Float[Tensor, "tokens width"]) -> Float[Tensor, " pairs"]:
+    unit = torch.nn.functional.normalize(states.double(), dim=1)
+    above = torch.triu_indices(len(states), len(states), offset=1)
+    return (unit @ unit.T)[above[0], above[1]]

@@ -1,0 +1,135 @@
+"""Analyses that look into trained tasks: they train the runs of a sweep and keep no weights."""
+
+# matplotlib leaves the keyword arguments of its methods untyped.
+# pyright: reportUnknownMemberType=false
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from benchmarks.papers.analysis.findings import Findings
+from benchmarks.papers.analysis.landscape import landscape
+from benchmarks.papers.analysis.lines import draw_lines
+from benchmarks.papers.analysis.rsa import NUM_TOKENS, layer_similarities
+from benchmarks.papers.analysis.transfer import transfer
+from nunatak_model import Backbone, Encoding, build_branch
+from nunatak_training.data import ExampleSet, TaskData, load_test_set
+from nunatak_training.fitting import TrainedTask
+from nunatak_training.sweeps.canvas import LOOKS, legend_below, whole_numbers
+from nunatak_training.sweeps.planning import Run
+from nunatak_training.sweeps.running import Bench
+from nunatak_training.sweeps.tables import run_text
+
+SURPLUS = 2
+"""Texts are read until they have so many times the tokens that are drawn from them."""
+
+
+def analyze_rsa(runs: Sequence[Run], bench: Bench, *, num_tokens: int = NUM_TOKENS) -> Findings:
+    """Similarity to the backbone after each layer, on tokens of the dev examples.
+
+    Raises:
+        TrainingError: a run is at fault.
+        ModelError: its method does not fit the backbone.
+    """
+    rows: list[tuple[str, float, float]] = []
+    for run in runs:
+        backbone, trained = bench.backbone(run.backbone), bench.fit(run)
+        branch = build_branch(trained.spec, backbone.config, trained.parameters)
+        inputs = _aligned(trained, backbone, num_tokens=num_tokens)
+        found = layer_similarities(backbone, branch, inputs, num_tokens=num_tokens)
+        rows += [
+            (run_text(run.description), layer, value) for layer, value in enumerate(found, start=1)
+        ]
+    return Findings(
+        name="rsa",
+        header=("run", "layer", "similarity"),
+        rows=tuple(rows),
+        drawing=draw_similarities(rows),
+    )
+
+
+def draw_similarities(points: Sequence[tuple[str, float, float]]) -> Figure:
+    """Similarity over layers, from run, layer and similarity."""
+    drawing, axes = draw_lines(points, across="layer", up="similarity to the backbone")
+    whole_numbers(axes)
+    return drawing
+
+
+def analyze_landscape(runs: Sequence[Run], bench: Bench) -> Findings:
+    """Loss of the dev examples along the line from before training through the trained task.
+
+    Raises:
+        TrainingError: a run is at fault.
+        ModelError: its method does not fit the backbone.
+    """
+    rows: list[tuple[str, float, float]] = []
+    for run in runs:
+        trained = bench.fit(run)
+        points = landscape(trained, bench.backbone(run.backbone), trained.data.dev)
+        rows += [(run_text(run.description), it.alpha, it.loss) for it in points]
+    return Findings(
+        name="landscape",
+        header=("run", "a", "loss"),
+        rows=tuple(rows),
+        drawing=draw_losses(rows),
+    )
+
+
+def draw_losses(points: Sequence[tuple[str, float, float]]) -> Figure:
+    """Loss along the line through both, from run, place on the line and loss."""
+    across = "a (0: before training, 1: trained)"
+    drawing, _ = draw_lines(points, across=across, up="dev loss at t0 + a (t1 - t0)")
+    return drawing
+
+
+def analyze_transfer(runs: Sequence[Run], bench: Bench, tests: Mapping[str, Path]) -> Findings:
+    """Scores on other sets, beside those on the dev examples.
+
+    Raises:
+        DataError: a test set is missing or broken, or has labels of its own.
+        TrainingError: a run is at fault.
+        ModelError: its method does not fit the backbone.
+    """
+    drawing = Figure(figsize=(7, 4.8), layout="constrained")
+    axes = drawing.subplots()
+    axes.set_prop_cycle(LOOKS)
+    axes.set_ylabel("score")
+    rows: list[tuple[str | float, ...]] = []
+    # All are read first: a slip in a file shall not cost the training.
+    sets_of = [_test_sets(tests, bench.data(run.source).data) for run in runs]
+    for run, sets in zip(runs, sets_of, strict=True):
+        trained = bench.fit(run)
+        found = transfer(trained, sets, bench.backbone(run.backbone))
+        scores = {"own dev": found.own, **found.others}
+        axes.plot(list(scores), list(scores.values()), ls="", label=run_text(run.description))
+        rows += [
+            (run_text(run.description), name, found.metric, score, score - found.own)
+            for name, score in scores.items()
+        ]
+    legend_below(drawing, [axes])
+    return Findings(
+        name="transfer",
+        header=("run", "set", "metric", "score", "against own dev"),
+        rows=tuple(rows),
+        drawing=drawing,
+    )
+
+
+def _test_sets(tests: Mapping[str, Path], data: TaskData) -> dict[str, ExampleSet]:
+    return {name: load_test_set(path, data) for name, path in tests.items()}
+
+
+def _aligned(trained: TrainedTask, backbone: Backbone, *, num_tokens: int) -> list[Encoding]:
+    """Dev examples in windows that know their special tokens; no more than the sample may need."""
+    windows = backbone.tokenizer.encode_windows(
+        [example.model_input for example in trained.data.dev.examples],
+        max_length=trained.recipe.max_length,
+        stride=0,
+    )
+    chosen: list[Encoding] = []
+    for encoding in (it[0] for it in windows):
+        if sum(it.num_tokens for it in chosen) >= SURPLUS * num_tokens:
+            break
+        chosen.append(encoding)
+    return chosen

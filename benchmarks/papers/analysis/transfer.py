@@ -1,0 +1,35 @@
+"""How a task that was learnt on one set, or in one language, does on others.
+
+He et al. 2021 (arXiv:2106.03164), sec. 4: trained on English, tested on other languages without
+any examples in them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from nunatak_model import Backbone
+from nunatak_training.data import ExampleSet
+from nunatak_training.fitting import TrainedTask, evaluate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """Scores of one trained task, in its own metric."""
+
+    metric: str
+    own: float
+    """On the dev examples that it was chosen by."""
+    others: Mapping[str, float]
+    """By the name of the set."""
+
+
+def transfer(trained: TrainedTask, tests: Mapping[str, ExampleSet], backbone: Backbone) -> Transfer:
+    """Score a trained task on every set."""
+    metric = next(iter(trained.scores))
+    return Transfer(
+        metric=metric.value,
+        own=trained.scores[metric],
+        others={
+            name: evaluate(trained, examples, backbone)[metric] for name, examples in tests.items()
+        },
+    )

@@ -1,0 +1,126 @@
+"""The papers' figures, of a sweep's results or of tasks that are trained here.
+
+    python -m benchmarks.papers.analyze curves sweep/ --out curves/
+    python -m benchmarks.papers.analyze rsa sweep.yaml --task cola --seed 0 --out rsa/
+
+Each analysis writes a table (CSV and Markdown) and a plot into `--out`.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from pydantic import JsonValue
+
+from benchmarks.papers.analysis.curves import analyze_curves
+from benchmarks.papers.analysis.findings import Findings, save_findings
+from benchmarks.papers.analysis.lowresource import analyze_lowresource
+from benchmarks.papers.analysis.robustness import analyze_robustness
+from benchmarks.papers.analysis.rsa import NUM_TOKENS
+from benchmarks.papers.analysis.trained import analyze_landscape, analyze_rsa, analyze_transfer
+from nunatak_model import ModelError
+from nunatak_training.errors import TrainingError
+from nunatak_training.sweeps import Bench, ResultsFolder, Run, RunRecord, plan_runs, read_grid
+
+OF_RESULTS: Mapping[str, tuple[str, Callable[[Sequence[RunRecord]], Findings]]] = {
+    "curves": ("dev loss and score while training goes on", analyze_curves),
+    "robustness": ("scores over seeds at each learning rate, as box plots", analyze_robustness),
+    "lowresource": ("gain of each method over full fine-tuning", analyze_lowresource),
+}
+OF_TRAINED = {
+    "rsa": "similarity of each layer's representations before and after training",
+    "landscape": "dev loss along the line from before training through the trained task",
+    "transfer": "train on one set or language, test on others",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Make the findings that are asked for and print their table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="analysis", required=True)
+    for name, (about, _) in OF_RESULTS.items():
+        command = commands.add_parser(name, help=about, description=about)
+        command.add_argument("results", type=Path, help="folder with the results of a sweep")
+        command.add_argument("--out", type=Path, required=True)
+    for name, about in OF_TRAINED.items():
+        command = commands.add_parser(name, help=about, description=about)
+        add_sweep_options(command)
+        if name == "rsa":
+            command.add_argument("--tokens", type=int, default=NUM_TOKENS, help="3 at least")
+        if name == "transfer":
+            command.add_argument("--test", type=named_file, action="append", required=True)
+    options = parser.parse_args(arguments)
+    try:
+        findings = find(options)
+    except (TrainingError, ModelError) as error:
+        sys.exit(f"error [{error.code}]: {error}")
+    paths = save_findings(findings, options.out)
+    print(findings.markdown(), *paths, sep="\n")
+
+
+def add_sweep_options(command: argparse.ArgumentParser) -> None:
+    """What chooses the runs that are trained."""
+    command.add_argument("file", type=Path, help="sweep file; its runs are trained here")
+    command.add_argument("--out", type=Path, required=True)
+    command.add_argument("--task", action="append", help="this task alone; repeatable")
+    command.add_argument("--seed", type=int, help="in place of the file's seeds")
+    command.add_argument("--data-root", type=Path, help="where the tasks' data lie")
+    command.add_argument("--device", default="cpu", help="cpu or cuda")
+
+
+def named_file(text: str) -> tuple[str, Path]:
+    """Read one `NAME=PATH`.
+
+    Raises:
+        argparse.ArgumentTypeError: the text is no such pair.
+    """
+    name, _, path = text.partition("=")
+    if not name or not path:
+        raise argparse.ArgumentTypeError(f"expected NAME=PATH, got {text!r}")
+    return name, Path(path)
+
+
+def find(options: argparse.Namespace) -> Findings:
+    """Run the analysis.
+
+    Raises:
+        TrainingError: results or data are missing or broken, or a run is at fault.
+        ModelError: the method of a run does not fit the backbone.
+    """
+    if options.analysis in OF_RESULTS:
+        _, analyze = OF_RESULTS[options.analysis]
+        return analyze(ResultsFolder(options.results).records())
+    runs, bench = planned(options)
+    match options.analysis:
+        case "rsa":
+            return analyze_rsa(runs, bench, num_tokens=options.tokens)
+        case "landscape":
+            return analyze_landscape(runs, bench)
+        case _:
+            return analyze_transfer(runs, bench, dict(options.test))
+
+
+def planned(options: argparse.Namespace) -> tuple[tuple[Run, ...], Bench]:
+    """The runs of the sweep file, and the bench that trains them."""
+    changes: dict[str, JsonValue] = {}
+    if options.seed is not None:
+        changes["seeds"] = [options.seed]
+    if options.data_root is not None:
+        changes["data_root"] = str(options.data_root)
+    grid = read_grid(options.file, changes)
+    if options.task:
+        unknown = set(options.task) - {task.name for task in grid.tasks}
+        if unknown:
+            known = ", ".join(task.name for task in grid.tasks)
+            sys.exit(f"--task: expected one of {known}, got {min(unknown)!r}")
+        kept = tuple(task for task in grid.tasks if task.name in options.task)
+        grid = grid.model_copy(update={"tasks": kept})
+    bench = Bench(device=options.device)
+    return plan_runs(grid, backbone_of=bench.backbone, data_of=bench.data), bench
+
+
+if __name__ == "__main__":
+    main()

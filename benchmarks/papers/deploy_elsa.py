@@ -1,0 +1,119 @@
+"""What sharing the frozen layers saves in a running server, beside the paper's formula.
+
+Trains each task of the Elsa sweep once more as its results say (the same data and recipe give the
+same bytes), publishes all with the same number of frozen layers, serves them from one process, and
+reads its ledger of resident bytes.
+"""
+
+import argparse
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import mean
+from tempfile import TemporaryDirectory
+
+from benchmarks.harness.recording import FIGURES, record
+from nunatak_client import Client, MemoryReport
+from nunatak_loadtest.processes import ServerProcess
+from nunatak_model import default_head, model_size, parameters_saved
+from nunatak_registry import Registry
+from nunatak_training import publish
+from nunatak_training.sweeps import (
+    Bench,
+    Finished,
+    ResultsFolder,
+    Run,
+    plan_runs,
+    read_grid,
+)
+from nunatak_training.sweeps.tables import num_frozen, run_text
+
+SWEEP = Path(__file__).with_name("elsa.yaml")
+SEED = 0
+
+
+def main() -> None:
+    """Measure, compare with the formula, and record the share."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True, help="folder with one folder per set")
+    parser.add_argument("--results", type=Path, required=True, help="results of the Elsa sweep")
+    parser.add_argument("--sweep", type=Path, default=SWEEP, help="file of the sweep")
+    parser.add_argument("--frozen", type=int, default=4)
+    parser.add_argument("--figures", type=Path, default=FIGURES, help="file to append to")
+    arguments = parser.parse_args()
+    bench = Bench()
+    grid = read_grid(arguments.sweep, {"data_root": str(arguments.data), "seeds": [SEED]})
+    planned = plan_runs(grid, backbone_of=bench.backbone, data_of=bench.data)
+    runs = [run for run in planned if num_frozen(run.description) == arguments.frozen]
+    with TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "registry"
+        publish_all(runs, bench, folder, ResultsFolder(arguments.results))
+        tasks = [run.description.task for run in runs]
+        memory = served_memory(folder, tasks, frozen=arguments.frozen)
+    formula = mean_formula(runs, bench, frozen=arguments.frozen)
+    told = f"{len(runs)} full models, saved with {arguments.frozen} layers frozen"
+    record(
+        "paper.elsa.saved_deployed",
+        [memory.saved_share],
+        unit=f"of the bytes of {told}, in the running server",
+        command="make papers",
+        file=arguments.figures,
+    )
+    record(
+        "paper.elsa.saved_formula",
+        [formula],
+        unit=f"of the parameters of {told}, by the paper's formula",
+        command="make papers",
+        file=arguments.figures,
+    )
+    print(f"{memory.shared_bytes:,} bytes in place of {memory.dedicated_bytes:,}")
+
+
+def mean_formula(runs: Sequence[Run], bench: Bench, *, frozen: int) -> float:
+    """The paper's formula, averaged over the tasks: their heads differ a little in size."""
+    backbone = bench.backbone(runs[0].backbone)
+    kinds = [bench.data(run.source).data for run in runs]
+    heads = [
+        default_head(
+            backbone,
+            kind=data.kind.head,
+            num_labels=data.kind.head.fixed_outputs or len(data.labels),
+        )
+        for data in kinds
+    ]
+    return mean(
+        parameters_saved(model_size(backbone.config, head), num_tasks=len(runs), num_frozen=frozen)
+        for head in heads
+    )
+
+
+def publish_all(runs: Sequence[Run], bench: Bench, folder: Path, results: ResultsFolder) -> None:
+    """Train and publish; says where a score is not that of the sweep."""
+    known = {it.run.digest: it.outcome for it in results.records()}
+    with Registry.open(folder) as registry:
+        for run in runs:
+            trained = bench.fit(run)
+            publish(
+                trained,
+                registry,
+                bench.backbone(run.backbone),
+                task=run.description.task,
+                created_at=datetime.now(UTC),
+            )
+            score = next(iter(trained.scores.values()))
+            before = known.get(run.description.digest)
+            told = f"{before.score:.4f}" if isinstance(before, Finished) else "none"
+            print(f"{run_text(run.description)}: {score:.4f} (sweep: {told})", flush=True)
+
+
+def served_memory(folder: Path, tasks: Sequence[str], *, frozen: int) -> MemoryReport:
+    """The ledger of a server that has all tasks in memory, and the layers that they read."""
+    options, log = ("--backbone-layers", str(frozen)), folder / "server.log"
+    with ServerProcess(folder, options=options, log=log) as server, Client(server.url) as client:
+        for task in tasks:
+            client.preload(task)
+        return client.memory()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""The table of O'Neill and Dutta 2023, "Gradient Sparsification For Masked Fine-Tuning"."""
+
+# matplotlib leaves the keyword arguments of its methods untyped.
+# pyright: reportUnknownMemberType=false
+
+from collections.abc import Sequence
+from statistics import mean
+
+from matplotlib.figure import Figure
+
+from nunatak_registry.cards.markdown import markdown_table
+from nunatak_training.sweeps import Cell, RunRecord, cells_of
+from nunatak_training.sweeps.canvas import legend_below, whole_numbers
+from nunatak_training.sweeps.plots import mean_curve, panels_by_task
+from nunatak_training.sweeps.tables import COLUMNS, deviation
+
+TASK, VARIANT = (tuple(COLUMNS).index(name) for name in ("task", "regularizer"))
+SFT = "dropout 0.2"
+"""What the sweep calls standard fine-tuning with dropout at the rate of GradDrop."""
+
+
+def graddrop_cells(records: Sequence[RunRecord]) -> list[Cell]:
+    """The settings that have scores, standard fine-tuning first."""
+    cells = [cell for cell in cells_of(records) if cell.scores]
+    return sorted(cells, key=lambda cell: (cell.axes[VARIANT] != SFT, cell.axes[VARIANT]))
+
+
+def graddrop_markdown(cells: Sequence[Cell]) -> str:
+    """A row a variant: mean and deviation for each task, and the average with that of SFT."""
+    by_key = {(cell.axes[VARIANT], cell.axes[TASK]): cell for cell in cells}
+    tasks = sorted({task for _, task in by_key})
+    variants = list(dict.fromkeys(variant for variant, _ in by_key))
+    complete = [it for it in variants if all((it, task) in by_key for task in tasks)]
+    rows = [
+        [
+            "SFT" if variant == SFT else variant,
+            *(_spread(by_key[variant, task].scores) for task in tasks),
+            f"{average(by_key, variant, tasks):.4f}",
+        ]
+        for variant in sorted(complete, key=lambda it: -average(by_key, it, tasks))
+    ]
+    return markdown_table(["variant", *tasks, "average"], rows)
+
+
+def average(cells: dict[tuple[str, str], Cell], variant: str, tasks: Sequence[str]) -> float:
+    """Mean over tasks of the mean over seeds."""
+    return mean(mean(cells[variant, task].scores) for task in tasks)
+
+
+def draw_curves(cells: Sequence[Cell]) -> Figure:
+    """Dev score over epochs, a panel a task, standard fine-tuning in black."""
+    drawing, panels = panels_by_task(cells)
+    for axes, (task, members) in panels:
+        for cell in members:
+            points = mean_curve(cell)
+            is_sft = cell.axes[VARIANT] == SFT
+            (line,) = axes.plot(
+                [epoch for epoch, _ in points],
+                [score for _, score in points],
+                label="SFT" if is_sft else cell.axes[VARIANT],
+                lw=2.5 if is_sft else 1.2,
+                ms=5,
+            )
+            if is_sft:
+                line.set_color("black")
+        whole_numbers(axes)
+        axes.set(title=task, xlabel="epoch", ylabel="dev score")
+    legend_below(drawing, [axes for axes, _ in panels])
+    return drawing
+
+
+def _spread(scores: Sequence[float]) -> str:
+    return f"{mean(scores):.3f} ± {deviation(scores):.3f}"

@@ -1,0 +1,84 @@
+"""Asking the baselines: the plain route that all of them have, one attempt, checked answers."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+
+import httpx
+
+from benchmarks.harness.makers import LABELS
+from benchmarks.savings.systems import Started
+from nunatak_client import Client, ConnectionFailedError, InvalidResponseError
+from nunatak_client.results import Timings
+from nunatak_loadtest.generator import Asker, NunatakAsker
+
+TIMEOUT_S = 60.0
+
+
+class PlainAsker:
+    """Sends a text and its tasks to `/predict`, tasks of different processes apart."""
+
+    def __init__(self, client: httpx.AsyncClient, addresses: Mapping[str, str]) -> None:
+        self._client = client
+        self._addresses = addresses
+
+    async def ask(self, tasks: Sequence[str], text: str) -> Timings:
+        """Ask, and raise unless every task has answered."""
+        await self.probabilities(tasks, text)
+        return Timings()
+
+    async def probabilities(self, tasks: Sequence[str], text: str) -> list[list[float]]:
+        """The probabilities of the labels, by task.
+
+        Raises:
+            ConnectionFailedError: there was no answer.
+            InvalidResponseError: it is none.
+        """
+        by_address: dict[str, list[str]] = {}
+        for task in tasks:
+            by_address.setdefault(self._addresses[task], []).append(task)
+        found: dict[str, list[float]] = {}
+        for address, its in by_address.items():
+            body = json.dumps({"tasks": its, "text": text})
+            headers = {"content-type": "application/json"}
+            try:
+                response = await self._client.post(
+                    address + "/predict", content=body, headers=headers
+                )
+            except httpx.RequestError as error:
+                raise ConnectionFailedError(f"no answer from {address}: {error!r}") from error
+            if response.status_code != HTTPStatus.OK:
+                raise InvalidResponseError(f"{address} answered {response.status_code}")
+            found |= dict(zip(its, response.json()["results"], strict=True))
+        return [found[task] for task in tasks]
+
+
+@asynccontextmanager
+async def asking(started: Started) -> AsyncGenerator[Asker]:
+    """Whoever asks this system as its users would."""
+    if started.system.is_ours:
+        (address,) = set(started.addresses.values())
+        async with NunatakAsker(address, timeout_s=TIMEOUT_S) as asker:
+            yield asker
+        return
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    async with httpx.AsyncClient(timeout=TIMEOUT_S, limits=limits) as client:
+        yield PlainAsker(client, started.addresses)
+
+
+def answers(started: Started, tasks: Sequence[str], text: str) -> list[list[float]]:
+    """What a system says, in one shape for all, to hold them against each other."""
+    if started.system.is_ours:
+        (address,) = set(started.addresses.values())
+        with Client(address) as client:
+            results = client.predict_many(text, tasks, top_k=len(LABELS))
+            given = [{it.label: it.score for it in results[task].scores} for task in tasks]
+        return [[scores[label] for label in LABELS] for scores in given]
+
+    async def ask() -> list[list[float]]:
+        async with httpx.AsyncClient(timeout=TIMEOUT_S) as client:
+            return await PlainAsker(client, started.addresses).probabilities(tasks, text)
+
+    return asyncio.run(ask())

@@ -1,0 +1,98 @@
+"""Memory of whole systems over the number of their tasks, seen from outside their processes."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import linear_regression
+
+from benchmarks.savings.askers import asking
+from benchmarks.savings.results import MemoryPoint
+from benchmarks.savings.systems import Deployment, Started, System, running
+from nunatak_client import Client
+
+TEXT = "Where is my parcel, and who can tell me more about it?"
+WITHOUT_CACHE = ("--trunk-cache-bytes", "0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """What was measured, and the straight line through it."""
+
+    points: tuple[MemoryPoint, ...]
+    base_bytes: float
+    slope_bytes: float
+
+
+def footprint(
+    system: System, deployment: Deployment, counts: Sequence[int], *, settling_s: float
+) -> Footprint:
+    """Memory with so many tasks, two numbers at least; and bytes per task by regression."""
+    points = memory_points(system, deployment, counts, settling_s=settling_s)
+    tasks = [float(it.tasks) for it in points]
+    line = linear_regression(tasks, [float(it.pss_bytes) for it in points])
+    return Footprint(points=tuple(points), base_bytes=line.intercept, slope_bytes=line.slope)
+
+
+def memory_points(
+    system: System, deployment: Deployment, counts: Sequence[int], *, settling_s: float
+) -> list[MemoryPoint]:
+    """PSS, RSS and USS with so many tasks, each asked once.
+
+    Our server takes its tasks one after another; a baseline is started anew with each number.
+    """
+    if system.is_ours:
+        return _of_one_server(deployment, counts, settling_s)
+    return [_of_a_start(system, deployment, count, settling_s) for count in counts]
+
+
+def runtime_bytes(system: System, tiny: Deployment, *, settling_s: float) -> int:
+    """PSS of a system beside its weights, which are few: interpreter, libraries, threads."""
+    weights = (tiny.backbone / "model.safetensors").stat().st_size
+    with running(system, tiny) as started:
+        return _asked(started, tiny.tasks, settling_s).pss_bytes - weights
+
+
+def _of_one_server(
+    deployment: Deployment, counts: Sequence[int], settling_s: float
+) -> list[MemoryPoint]:
+    points = list[MemoryPoint]()
+    with running(System.NUNATAK, deployment) as started:
+        (address,) = set(started.addresses.values())
+        with Client(address) as client:
+            done = 0
+            for count in counts:
+                for task in deployment.tasks[done:count]:
+                    client.preload(task)
+                tasks = deployment.tasks[done:count]
+                points.append(_asked(started, tasks, settling_s, count=count))
+                done = count
+    return points
+
+
+def _of_a_start(
+    system: System, deployment: Deployment, count: int, settling_s: float
+) -> MemoryPoint:
+    first = deployment.first(count)
+    with running(system, first) as started:
+        return _asked(started, first.tasks, settling_s)
+
+
+def _asked(
+    started: Started, tasks: Sequence[str], settling_s: float, *, count: int | None = None
+) -> MemoryPoint:
+    async def ask() -> None:
+        async with asking(started) as asker:
+            for task in tasks:
+                await asker.ask([task], TEXT)
+
+    asyncio.run(ask())
+    # Our server returns what loads have freed some seconds later; every system gets them.
+    time.sleep(settling_s)
+    pss, rss, uss = started.memory()
+    return MemoryPoint(
+        tasks=len(tasks) if count is None else count,
+        pss_bytes=pss,
+        rss_bytes=rss,
+        uss_bytes=uss,
+    )

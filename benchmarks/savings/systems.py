@@ -1,0 +1,267 @@
+"""The systems of the measurements: how each is started with its tasks, and asked.
+
+All are pinned to the same cores and get one thread per core. What a baseline is, its own file below
+`peers` says.
+"""
+# psutil carries no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psutil
+
+from benchmarks.harness.environments import interpreter
+from benchmarks.harness.pinning import pinned
+
+SERVING = Path(__file__).with_name("peers")
+READY = "ready on "
+STOP_TIMEOUT_S, START_TIMEOUT_S = 30, 120
+
+
+class System(StrEnum):
+    """Ways to serve many tasks."""
+
+    NUNATAK = "nunatak"
+    NUNATAK_BFLOAT16 = "nunatak_bfloat16"
+    FULL_MODELS = "full_models"
+    FULL_MODELS_PRIVATE = "full_models_private"
+    PROCESSES_PRIVATE = "processes_private"
+    PROCESSES_MAPPED = "processes_mapped"
+    PEFT_SWITCH = "peft_switch"
+    PEFT_MIXED = "peft_mixed"
+    LITSERVE = "litserve"
+    RAY_SERVE = "ray_serve"
+
+    @property
+    def heading(self) -> str:
+        """What a reader calls it."""
+        return TITLES[self]
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is no baseline."""
+        return self in {System.NUNATAK, System.NUNATAK_BFLOAT16}
+
+    @property
+    def holds_adapters(self) -> bool:
+        """Whether it loads peft's folders instead of whole models."""
+        return self in {System.PEFT_SWITCH, System.PEFT_MIXED, System.PROCESSES_MAPPED}
+
+    @property
+    def is_process_per_task(self) -> bool:
+        """Whether each task has a process of its own."""
+        return self in {System.PROCESSES_PRIVATE, System.PROCESSES_MAPPED}
+
+
+TITLES = {
+    System.NUNATAK: "Nunatak",
+    System.NUNATAK_BFLOAT16: "Nunatak, bfloat16",
+    System.FULL_MODELS: "one process, one full model per task",
+    System.FULL_MODELS_PRIVATE: "one process, one full model per task, weights copied",
+    System.PROCESSES_PRIVATE: "one process per task",
+    System.PROCESSES_MAPPED: "one process per task, base model mapped",
+    System.PEFT_SWITCH: "peft, set_adapter under a lock",
+    System.PEFT_MIXED: "peft, adapter_names in batches",
+    System.LITSERVE: "LitServe, one full model per task",
+    System.RAY_SERVE: "Ray Serve, multiplexed full models",
+}
+
+FOREIGN_PACKAGES = {
+    System.LITSERVE: ("litserve", "litserve==0.2.19"),
+    System.RAY_SERVE: ("ray", "ray[serve]==2.60.0"),
+}
+"""Environment and package of the baselines whose packages the project lacks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """What is to be served, in the layouts of all systems, and on which cores."""
+
+    backbone: Path
+    registry: Path
+    tasks: tuple[str, ...]
+    folder: Path
+    """Holds `full/NAME` and `peft/NAME`."""
+    cores: tuple[int, ...] | None = (0,)
+    """`None`: whichever are free."""
+    log: Path | None = None
+    options: tuple[str, ...] = ()
+    """Further ones of `nunatak serve`."""
+
+    def folders(self, system: System) -> tuple[Path, ...]:
+        """The folders of its tasks that a baseline loads."""
+        kind = "peft" if system.holds_adapters else "full"
+        return tuple(self.folder / kind / task for task in self.tasks)
+
+    def of(self, tasks: tuple[str, ...]) -> "Deployment":
+        """The same with these tasks."""
+        return replace(self, tasks=tasks)
+
+    def first(self, count: int) -> "Deployment":
+        """The same with fewer tasks."""
+        return self.of(self.tasks[:count])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """A system that takes requests: the address for each task, and its processes."""
+
+    system: System
+    addresses: dict[str, str]
+    pids: tuple[int, ...]
+
+    def memory(self) -> tuple[int, int, int]:
+        """PSS, RSS and USS of all its processes, with those that they started."""
+        processes = {it.pid: it for pid in self.pids for it in _family(pid)}
+        full = [it.memory_full_info() for it in processes.values()]
+        return (
+            sum(it.pss for it in full),
+            sum(it.rss for it in full),
+            sum(it.uss for it in full),
+        )
+
+
+class StartError(Exception):
+    """A system ended, or printed nothing, before it was ready."""
+
+
+@contextmanager
+def running(system: System, deployment: Deployment) -> Generator[Started]:
+    """Start a system and wait until it takes requests; it ends with the block.
+
+    Raises:
+        StartError: it ended before that.
+    """
+    groups = (
+        [[task] for task in deployment.tasks]
+        if system.is_process_per_task
+        else [list(deployment.tasks)]
+    )
+    with ExitStack() as stack:
+        addresses, pids = dict[str, str](), list[int]()
+        for group in groups:
+            command = _command(system, deployment, group)
+            process, address = stack.enter_context(_process(command, deployment))
+            pids.append(process.pid)
+            addresses |= dict.fromkeys(group, address)
+        yield Started(system=system, addresses=addresses, pids=tuple(pids))
+
+
+@contextmanager
+def _process(
+    command: Sequence[str], deployment: Deployment
+) -> Generator[tuple[subprocess.Popen[str], str]]:
+    threads = str(len(deployment.cores)) if deployment.cores else str(os.cpu_count())
+    environment = os.environ | {
+        "OMP_NUM_THREADS": threads,
+        "PYTHONUNBUFFERED": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_VERBOSITY": "error",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_raylet_start_wait_time_s": "120",
+    }
+    with ExitStack() as stack:
+        log = None
+        if deployment.log is not None:
+            log = stack.enter_context(deployment.log.open("a"))
+        process = subprocess.Popen(  # noqa: S603 - our own commands; no shell
+            pinned(command, deployment.cores),
+            stdout=subprocess.PIPE,
+            stderr=log if log is not None else subprocess.DEVNULL,
+            text=True,
+            env=environment,
+        )
+        stack.callback(_end, process)
+        if process.stdout is None:
+            raise StartError("the output of a process was asked for and is not there")
+        for line in process.stdout:
+            if READY in line:
+                address = line.partition(READY)[2].strip()
+                _wait_until_it_listens(process, address)
+                yield process, address
+                return
+        raise StartError(f"{command[1]} ended with code {process.wait()} before it was ready")
+
+
+def _wait_until_it_listens(process: subprocess.Popen[str], address: str) -> None:
+    """Some are ready before their socket is."""
+    port, end_s = urlsplit(address).port, time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < end_s and process.poll() is None:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port or 0)):
+            return
+        time.sleep(0.1)
+    raise StartError(f"nobody listens at {address} after {START_TIMEOUT_S} s")
+
+
+def _command(system: System, deployment: Deployment, tasks: Sequence[str]) -> list[str]:
+    if system.is_ours:
+        dtype = "float32" if system is System.NUNATAK else "bfloat16"
+        return [
+            *(sys.executable, "-m", "nunatak_cli", "serve"),
+            *("--registry", str(deployment.registry)),
+            *("--backbone", str(deployment.backbone)),
+            *("--port", "0", "--dtype", dtype),
+            *deployment.options,
+        ]
+    scripts = {
+        System.FULL_MODELS: ("full_models.py", "mapped"),
+        System.FULL_MODELS_PRIVATE: ("full_models.py", "private"),
+        System.PROCESSES_PRIVATE: ("full_models.py", "private"),
+        System.PROCESSES_MAPPED: ("peft_adapters.py", "switch"),
+        System.PEFT_SWITCH: ("peft_adapters.py", "switch"),
+        System.PEFT_MIXED: ("peft_adapters.py", "mixed"),
+        System.LITSERVE: ("litserve_models.py", ""),
+        System.RAY_SERVE: ("rayserve_models.py", ""),
+    }
+    script, mode = scripts[system]
+    wanted = set(tasks)
+    folders = [it for it in deployment.folders(system) if it.name in wanted]
+    return [
+        *(str(_interpreter(system)), str(SERVING / script)),
+        *("--port", str(_free_port())),
+        *("--base", str(deployment.backbone)),
+        *("--mode", mode),
+        *map(str, folders),
+    ]
+
+
+def _interpreter(system: System) -> Path:
+    if system not in FOREIGN_PACKAGES:
+        return Path(sys.executable)
+    name, package = FOREIGN_PACKAGES[system]
+    shared = [path for path in sys.path if Path(path).name == "site-packages"]
+    return interpreter(name, [package], sees=shared)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    process = psutil.Process(pid)
+    return [process, *process.children(recursive=True)]
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    family = _family(process.pid) if process.poll() is None else []
+    process.terminate()
+    _, alive = psutil.wait_procs(family, timeout=STOP_TIMEOUT_S)
+    for it in alive:
+        it.kill()
+    process.wait()
+    if process.stdout is not None:
+        process.stdout.close()

@@ -1,0 +1,184 @@
+"""Abuses a real server process: bad requests by the thousand, and slow clients beside normal ones.
+
+A bad request counts as wrong if it was taken for a good one, answered by a failure of the server,
+or left hanging; so does a server that answers differently afterwards. Requests that the server's
+schema allows or forbids go to an open server and to one with keys, and count as wrong if either
+does not do as its schema says. The long form of test_bad_input.py, test_schema.py and
+test_slow_clients.py in tests/integration/server:
+
+    PYTHONPATH=tests python -m benchmarks.server.abuse
+
+Slow clients have a process of their own: normal ones wait for the server, not for them.
+"""
+
+import asyncio
+import os
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import quantiles
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import httpx
+from schemathesis import Case
+from schemathesis.core.failures import FailureGroup
+
+from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
+from benchmarks.harness.rounds import interleave, ratios
+from doubles.access import add_key
+from doubles.backbones import save_tiny_backbone
+from doubles.processes import SCRIPT, server_process
+from doubles.raw_request import GOOD_BODY, PREDICT
+from doubles.raw_requests import corpus
+from doubles.raw_sockets import send_all
+from doubles.schema_cases import TRIALS, Target
+from doubles.slow_clients import Tally, normal_traffic, slow_process
+from doubles.tasks import publish_tiny_task
+from nunatak_model import load_backbone
+from nunatak_registry import Registry
+
+RECEIVE_S = 2
+LIMIT_S = 30.0
+NUM_SLOW = 200
+AT_ONCE = 8
+SEED = 2026
+
+
+def main() -> None:
+    """Run all campaigns and record them."""
+    parser = figures_parser(__doc__, rounds=3)
+    parser.add_argument("--mutations", type=int, default=10_000)
+    parser.add_argument("--examples", type=int, default=60, help="by schema, of each operation")
+    # A part has to outlast the deadlines, so that slow connections are closed and come again.
+    parser.add_argument("--normal", type=int, default=10_000, help="requests of a part of a round")
+    options, sheet = open_sheet(parser)
+    with served(receive_timeout_s=RECEIVE_S, keep_alive_s=RECEIVE_S) as address:
+        sent, wrong = asyncio.run(send_bad_input(address, num_mutations=options.mutations))
+    sheet.record("server.badinput.wrong", [wrong], unit=f"of {sent} requests", goal="<= 0")
+    with TemporaryDirectory() as folder:
+        keys = Path(folder) / "keys.json"
+        operator = add_key(keys, "operator")
+        with served() as address:
+            sent, wrong = send_by_schema(address, {}, num_examples=options.examples)
+        with served(api_keys_file=keys) as address:
+            counts = send_by_schema(address, operator, num_examples=options.examples)
+    sent, wrong = sent + counts[0], wrong + counts[1]
+    sheet.record("server.schemainput.wrong", [wrong], unit=f"of {sent} requests", goal="<= 0")
+    # At the deadlines as they come: shorter ones cut off normal clients of a busy machine, too.
+    with served() as address:
+        be_slow(address, sheet, num_requests=options.normal)
+
+
+@contextmanager
+def served(**settings: object) -> Generator[str]:
+    """A server process with one tiny task; yields its address."""
+    with TemporaryDirectory() as name:
+        registry, folder = Path(name) / "registry", Path(name) / "backbone"
+        backbone = save_tiny_backbone(folder)
+        with Registry.open(registry) as opened:
+            publish_tiny_task(opened, load_backbone(backbone))
+        with server_process(
+            registry=registry, backbone=backbone, script=SCRIPT, log=Path(os.devnull), **settings
+        ) as running:
+            yield running.address
+
+
+async def send_bad_input(address: str, *, num_mutations: int) -> tuple[int, int]:
+    """Send the corpus; return how many requests it has, and how much went wrong."""
+    before = answer_of(address)
+    requests = corpus(seed=SEED, num_mutations=num_mutations)
+    received = await send_all(address, requests, limit_s=LIMIT_S)
+    faults = [f"{it.fault}: {it.request.name}: {it.data[:200]!r}" for it in received if it.fault]
+    if not still_answers(address, before):
+        faults.append("the server died or answers differently")
+    print(*faults, sep="\n")
+    print(f"seed {SEED}: {len(requests)} bad requests, {len(faults)} faults", flush=True)
+    return len(requests), len(faults)
+
+
+def send_by_schema(
+    address: str, headers: Mapping[str, str], *, num_examples: int
+) -> tuple[int, int]:
+    """Send what the schema allows and forbids; return how many requests, and how much went wrong.
+
+    The headers let a caller in.
+    """
+    target = Target(address=address, headers=headers)
+    before = answer_of(address, headers)
+    num_sent, faults = 0, list[str]()
+
+    def try_one(case: Case[Any]) -> None:
+        nonlocal num_sent
+        num_sent += 1
+        try:
+            target.check(case, limit_s=LIMIT_S)
+        except (FailureGroup, OSError) as error:
+            faults.append(f"{error!s:.2000}")
+
+    for trial in TRIALS:
+        trial.each(try_one, num_examples=num_examples)
+        if not still_answers(address, before, headers):
+            faults.append(f"the server died or answers differently after {trial}")
+            break
+    print(*faults, sep="\n")
+    print(f"{num_sent} requests by the schema, {len(faults)} faults", flush=True)
+    return num_sent, len(faults)
+
+
+def be_slow(address: str, sheet: Sheet, *, num_requests: int) -> None:
+    """Ask as normal clients do beside slow ones and alone, in turns, and record what differs."""
+    beside = list[Tally]()
+
+    def ask() -> Tally:
+        tally = asyncio.run(normal_traffic(address, num_requests=num_requests, at_once=AT_ONCE))
+        for failure in tally.failures:
+            print(failure, flush=True)
+        return tally
+
+    def ask_beside() -> float:
+        with slow_process(address, NUM_SLOW):
+            beside.append(ask())
+        return p99_s(beside[-1])
+
+    times = interleave({"alone": lambda: p99_s(ask()), "beside": ask_beside}, sheet.rounds)
+    num_asked = sum(len(it.seconds) for it in beside)
+    sheet.record(
+        "server.slowclients.failed",
+        [sum(it.failed for it in beside)],
+        unit=f"of {num_asked} requests beside {NUM_SLOW} slow clients",
+        goal="<= 0",
+    )
+    for kind, seconds in times.items():
+        samples = [1000 * one for one in seconds]
+        sheet.record(f"server.slowclients.{kind}_p99_ms", samples, unit="ms")
+    sheet.record(
+        "server.slowclients.p99_ratio",
+        ratios(times, "beside", "alone"),
+        unit=f"p99 beside {NUM_SLOW} slow clients over p99 alone",
+        goal="<= 2",
+    )
+
+
+def p99_s(tally: Tally) -> float:
+    """Seconds that 99 of 100 requests did not exceed."""
+    return quantiles(tally.seconds, n=100)[-1]
+
+
+def still_answers(address: str, expected: object, headers: Mapping[str, str] | None = None) -> bool:
+    """Whether the server lives, and says the same to a good request as before."""
+    try:
+        return answer_of(address, headers) == expected
+    except httpx.HTTPError:
+        return False
+
+
+def answer_of(address: str, headers: Mapping[str, str] | None = None) -> object:
+    """What the server says to a good request."""
+    sent = {"content-type": "application/json", **(headers or {})}
+    return httpx.post(address + PREDICT, content=GOOD_BODY, headers=sent, timeout=30).json()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main()

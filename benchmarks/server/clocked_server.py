@@ -1,0 +1,192 @@
+"""A server that counts its processor time: the child process of `serving_overhead`.
+
+Its argument is the kind of server, for `computing` with the number of tokens:
+
+    served      the server, configured by NUNATAK_* variables
+    idle        the same, whose forward passes take no time
+    bare        a route of the same framework, at once answered
+    computing   the same route, before a forward pass on a thread
+
+`idle` answers with the logits that the same branches gave first. `computing` reads no text: it runs
+one row of that many tokens. What it uses outside of that is the least
+that a server of this framework can use beside a forward pass.
+
+It prints its address once it takes requests, and one line of JSON for each line that it reads: the
+seconds of the processor that the process has used, and what its forward passes have used of them,
+took, and computed.
+"""
+
+import asyncio
+import json
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+import uvicorn
+from fastapi import FastAPI
+from pydantic import BaseModel
+
+from nunatak_model import (
+    Backbone,
+    Branch,
+    BranchSpec,
+    Encoding,
+    HeadKind,
+    HeadOnly,
+    Row,
+    build_branch,
+    convert_branch,
+    default_head,
+    forward,
+    initial_parameters,
+)
+from nunatak_server.engine.compute import BatchCompute
+from nunatak_server.process.settings import ServerSettings
+from nunatak_server.runtime import load_serving_backbone
+from nunatak_server.serving import serve
+
+FORWARD = "forward"
+"""What the compute module calls the function that is counted."""
+ANSWER = [{"label": "calm", "score": 0.9}, {"label": "urgent", "score": 0.1}]
+
+
+class Question(BaseModel):
+    """What the bare route is asked."""
+
+    inputs: str
+    parameters: dict[str, Any]
+
+
+class Clock:
+    """Counts what forward passes use and do."""
+
+    def __init__(self) -> None:
+        self.processor_s = 0.0
+        self.wall_s = 0.0
+        self.num_rows = 0
+        self._is_running = False
+
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The forward pass, counted; it must keep to the thread that calls it."""
+
+        def run(backbone: Backbone, rows: Sequence[Row], **options: Any) -> Any:  # noqa: ANN401 - whatever it takes
+            self.num_rows += len(rows)
+            if self._is_running:
+                # Between two layers of another one, whose time it is part of.
+                return function(backbone, rows, **options)
+            self._is_running = True
+            started, started_at = time.thread_time(), time.perf_counter()
+            try:
+                return function(backbone, rows, **options)
+            finally:
+                self._is_running = False
+                self.processor_s += time.thread_time() - started
+                self.wall_s += time.perf_counter() - started_at
+
+        return run
+
+    def report(self) -> None:
+        """Answer each line of standard input with the counts so far."""
+        for _ in sys.stdin:
+            counts = {
+                "total_s": time.process_time(),
+                "forward_s": self.processor_s,
+                "forward_wall_s": self.wall_s,
+                "num_rows": self.num_rows,
+            }
+            print(json.dumps(counts), flush=True)
+
+
+def once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The forward pass, which computes only for branches that it has not seen."""
+    known: dict[tuple[Branch, ...], Any] = {}
+
+    def run(backbone: Backbone, rows: Sequence[Row], **options: Any) -> Any:  # noqa: ANN401 - whatever it takes
+        branches = tuple(row.branch for row in rows)
+        if branches not in known:
+            known[branches] = function(backbone, rows, **options)
+        return known[branches]
+
+    return run
+
+
+def main() -> None:
+    """Serve until killed."""
+    clock = Clock()
+    threading.Thread(target=clock.report, daemon=True).start()
+    match sys.argv[1:]:
+        case ["bare"]:
+            serve_bare(at_once)
+        case ["computing", num_tokens]:
+            serve_bare(computing(clock.around(forward), int(num_tokens)))
+        case ["served" | "idle" as kind]:
+            compute = sys.modules[BatchCompute.__module__]
+            around = once if kind == "idle" else clock.around
+            setattr(compute, FORWARD, around(getattr(compute, FORWARD)))
+            serve(ServerSettings(), announce=announce)
+        case unknown:
+            raise SystemExit(f"no such kind of server: {unknown}")
+
+
+async def at_once() -> None:
+    """Do nothing before the answer."""
+
+
+def computing(run: Callable[..., Any], num_tokens: int) -> Callable[[], Awaitable[None]]:
+    """What runs one row through the forward pass, on a thread of its own."""
+    settings = ServerSettings()
+    torch.set_num_threads(settings.compute_threads or torch.get_num_threads())
+    backbone = load_serving_backbone(settings)
+    spec = BranchSpec(
+        method=HeadOnly(),
+        head=default_head(backbone, kind=HeadKind.SEQUENCE_CLASSIFICATION, num_labels=2),
+    )
+    parameters = initial_parameters(spec, backbone, generator=torch.Generator().manual_seed(0))
+    branch = convert_branch(build_branch(spec, backbone.config, parameters), backbone)
+    encoding = Encoding(token_ids=(1,) * num_tokens, type_ids=(0,) * num_tokens)
+    thread = ThreadPoolExecutor(1)
+
+    def compute() -> None:
+        with torch.inference_mode():
+            run(backbone, [Row(encoding=encoding, branch=branch)])
+
+    async def wait() -> None:
+        await asyncio.get_running_loop().run_in_executor(thread, compute)
+
+    return wait
+
+
+def serve_bare(before: Callable[[], Awaitable[None]]) -> None:
+    """Serve one route that reads a question, awaits something, and answers."""
+    app = FastAPI()
+
+    @app.post("/v1/tasks/{task}/predict")
+    async def predict(task: str, body: Question) -> dict[str, Any]:  # pyright: ignore[reportUnusedFunction] - by its route
+        await before()
+        return {"task": task, "version": len(body.inputs), "outputs": ANSWER}
+
+    config = uvicorn.Config(app, port=0, http="httptools", access_log=False, log_level="error")
+    bare = uvicorn.Server(config)
+    threading.Thread(target=announce_bare, args=(bare,), daemon=True).start()
+    bare.run()
+
+
+def announce_bare(bare: uvicorn.Server) -> None:
+    """Print the address once there is one."""
+    while not bare.started:
+        time.sleep(0.01)
+    host, port = bare.servers[0].sockets[0].getsockname()[:2]
+    announce(f"http://{host}:{port}")
+
+
+def announce(address: str) -> None:
+    """Print the address on a line of its own."""
+    print(address, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,225 @@
+"""Contention: a noisy task beside quiet ones, and more load than can be answered.
+
+Tasks of one top layer on the embedded backbone, real HTTP, an open loop, texts that no cache holds.
+What is compared runs in turns within each round, in another order each time. The noisy client is a
+process of its own with connections of its own: quiet ones wait for the server, not for it.
+
+A p99 needs a thousand requests to rest on ten of them: shorter parts than the default, or a slower
+machine, leave it to chance. The server has cores of its own and clients have the others, as if they
+were elsewhere: else a flood would take processor time from the server twice, as a client too.
+"""
+
+import asyncio
+import itertools
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
+from multiprocessing import get_context
+
+from benchmarks.harness.pinning import cores_of, keep_off
+from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
+from benchmarks.server.raw_asker import Manner, RawAsker, RefusedError, run_smoothly
+from benchmarks.server.tenants import publish, server
+from nunatak_loadtest.generator import drive, drive_open
+from nunatak_loadtest.samples import Sample, percentile
+from nunatak_loadtest.scenario import Closed, NormalLengths, Poisson, Scenario
+from nunatak_loadtest.traffic import Planned, plan
+from nunatak_model import DEFAULT_BACKBONE, load_backbone
+from nunatak_registry import Registry
+from nunatak_server.residency.sizes import size_in_memory
+
+QUIET = tuple(f"quiet-{index}" for index in range(9))
+QUIET_SHARES, NOISE = (0.3, 0.1), 2.0
+"""Quiet tasks ask for these parts of what the server can do together, the noisy one for this much.
+What it can do is measured in batches; one short text alone costs it two to three times as much."""
+OVERLOAD = 3.0
+AT_ONCE = 32
+HEAD_START_S = 1.0
+"""For two clients to be ready to send."""
+NO_DEADLINE_MS, DEADLINE_MS = 60_000, 30_000
+TEXTS = NormalLengths(mean=14, deviation=0)
+"""16 tokens with the special ones."""
+SEEDS = itertools.count(1)
+"""Each of texts that nothing was asked about before, so that no cache holds them."""
+
+
+def main() -> None:
+    """Measure and record what is asked for."""
+    parser = figures_parser(__doc__, rounds=4)
+    parser.add_argument("parts", nargs="*", default=list(PARTS), metavar="|".join(PARTS))
+    parser.add_argument("--seconds", type=float, default=15, help="of each part of a round")
+    parser.add_argument("--cores", default="0", help="of the server, such as 0,1; `any`: no pin")
+    options, sheet = open_sheet(parser)
+    cores = cores_of(options.cores)
+    keep_off(cores)
+    backbone = load_backbone(DEFAULT_BACKBONE)
+    names = ["noisy", *QUIET]
+    with tempfile.TemporaryDirectory() as folder, Registry.open(folder) as registry:
+        versions = [publish(registry, backbone, it, seed) for seed, it in enumerate(names)]
+        room = 2 * sum(size_in_memory(it, dtype=backbone.dtype) for it in versions)
+        for part in options.parts:
+            with server(folder, task_memory_bytes=room, cores=cores) as address:
+                for name in names:
+                    saturate(address, [name], seconds=0.5, at_once=2)
+                PARTS[part](address, sheet, options.seconds)
+
+
+def fairness(address: str, sheet: Sheet, seconds: float) -> None:
+    """p99 of quiet tasks beside one that asks for twice what there is, over theirs alone.
+
+    The figure with the goal is that of a noisy client that sends on whatever it is told; beside it
+    stands that of one that heeds Retry-After.
+    """
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as other:
+        other.submit(time.perf_counter).result()
+        for share in QUIET_SHARES:
+            found = [
+                fairness_round(address, share, seconds, number, other)
+                for number in range(sheet.rounds)
+            ]
+            record_fairness(sheet, share, found)
+
+
+def fairness_round(
+    address: str, share: float, seconds: float, number: int, other: Executor
+) -> dict[Manner | None, float]:
+    """p99 in ms of quiet tasks alone (None), and beside noise of either manner."""
+    peak = saturate(address, ["noisy"], seconds=seconds / 4)
+    quiet = poisson(QUIET, share * peak, seconds)
+    noise = poisson(["noisy"], NOISE * peak, seconds)
+    print(f"{peak:.0f}/s at most, {len(quiet)} quiet requests")
+    turns, found = [None, *Manner], dict[Manner | None, float]()
+    for manner in turns[number % 3 :] + turns[: number % 3]:
+        if manner is None:
+            samples = send(address, quiet)
+        else:
+            samples = send_beside(address, quiet, noise, manner, other=other)
+        check(samples)
+        found[manner] = p99_ms(samples)
+    return found
+
+
+def record_fairness(
+    sheet: Sheet, share: float, rounds: Sequence[dict[Manner | None, float]]
+) -> None:
+    """Record the ratios of rounds with one load of the quiet tasks, and the times behind them."""
+    name = "server.fairness"
+    suffix = "" if share == QUIET_SHARES[0] else f".quiet{100 * share:.0f}"
+    unit = f"p99 over p99 alone, quiet tasks at {share:.0%} of the peak"
+    careless, obeying = (
+        [them[manner] / them[None] for them in rounds]
+        for manner in (Manner.CARELESS, Manner.OBEYING)
+    )
+    for kind, times in (
+        ("alone", [them[None] for them in rounds]),
+        ("beside", [them[Manner.CARELESS] for them in rounds]),
+    ):
+        sheet.record(f"{name}.{kind}_p99_ms{suffix}", times, unit="ms")
+    sheet.record(f"{name}.p99_ratio{suffix}", careless, unit=unit, goal="<= 2")
+    sheet.record(f"{name}.p99_ratio.obeying{suffix}", obeying, unit=unit)
+
+
+def send_beside(
+    address: str,
+    quiet: Sequence[Planned],
+    noise: Sequence[Planned],
+    manner: Manner,
+    *,
+    other: Executor,
+) -> list[Sample]:
+    """Send both at once, each from a process of its own, and return what became of the quiet."""
+    start_s = time.monotonic() + HEAD_START_S
+    flood = other.submit(send, address, noise, manner=manner, start_s=start_s)
+    samples = send(address, quiet, start_s=start_s)
+    print(f"  {manner}: of {len(noise)} that were due {outcomes(flood.result())} to the noisy task")
+    return samples
+
+
+def overload(address: str, sheet: Sheet, seconds: float) -> None:
+    """Answers in time at three times what can be answered, and how soon others are told."""
+    ratios, refusals_ms = list[float](), list[float]()
+    for _ in range(sheet.rounds):
+        before = saturate(address, QUIET, seconds=seconds)
+        planned = poisson(QUIET, OVERLOAD * before, 2 * seconds)
+        samples = send(address, planned, deadline_ms=DEADLINE_MS)
+        # The queue fills during the first half, and is full in the second.
+        late = [it for it, due in zip(samples, planned, strict=True) if seconds <= due.due_s]
+        # On either side, for the machine's speed may change meanwhile.
+        peak = (before + saturate(address, QUIET, seconds=seconds)) / 2
+        good = sum(it.error is None and it.response_ms <= DEADLINE_MS for it in late)
+        ratios.append(good / seconds / peak)
+        refused = [it for it in late if it.error == RefusedError.code]
+        refusals_ms += [p99_ms(refused)] if refused else []
+        lag_ms = percentile(sorted(it.lag_ms for it in late), 99)
+        print(
+            f"{before:.0f}/s at most before, {peak:.0f}/s in the mean with after; "
+            f"{outcomes(late)}; the client was {lag_ms:.0f} ms late (p99)"
+        )
+    sheet.record("server.overload.goodput_ratio", ratios, unit="of the peak", goal=">= 0.9")
+    sheet.record("server.overload.refusal_ms", refusals_ms, unit="ms, p99 of 429", goal="<= 50")
+
+
+def poisson(tasks: Sequence[str], per_s: float, seconds: float) -> tuple[Planned, ...]:
+    """So many requests a second, of all tasks alike, at random times."""
+    scenario = Scenario(name="poisson", arrivals=Poisson(rate_per_s=per_s), texts=TEXTS)
+    return plan(scenario, tasks, seed=next(SEEDS), seconds=seconds)
+
+
+def send(
+    address: str,
+    planned: Sequence[Planned],
+    *,
+    deadline_ms: int = NO_DEADLINE_MS,
+    manner: Manner = Manner.CARELESS,
+    start_s: float = 0.0,
+) -> list[Sample]:
+    """Send requests as one client when they are due, from a reading of `time.monotonic` on."""
+
+    async def ask() -> list[Sample]:
+        async with RawAsker(address, deadline_ms=deadline_ms, manner=manner) as asker:
+            await asyncio.sleep(max(0.0, start_s - time.monotonic()))
+            return await drive_open(asker, planned)
+
+    return run_smoothly(ask())
+
+
+def saturate(
+    address: str, tasks: Sequence[str], *, seconds: float, at_once: int = AT_ONCE
+) -> float:
+    """Return the answers per second while so many requests, of all tasks, are always under way."""
+    scenario = Scenario(name="saturate", arrivals=Closed(users=at_once), texts=TEXTS)
+
+    async def ask() -> list[Sample]:
+        async with RawAsker(address, deadline_ms=NO_DEADLINE_MS) as asker:
+            return await drive(asker, scenario, tasks, seed=next(SEEDS), seconds=seconds)
+
+    samples = run_smoothly(ask())
+    end_s = min(it.started_s for it in samples) + seconds
+    in_time = [it for it in samples if it.started_s + it.response_ms / 1000 < end_s]
+    return sum(it.error is None for it in in_time) / seconds
+
+
+def p99_ms(samples: Sequence[Sample]) -> float:
+    """Milliseconds from when the requests were due."""
+    return percentile(sorted(it.response_ms for it in samples), 99)
+
+
+def check(samples: Iterable[Sample]) -> None:
+    """Stop the measurement if a request has failed that should not."""
+    failed = [it for it in samples if it.error is not None]
+    if failed:
+        raise SystemExit(f"{len(failed)} requests failed, the first with {failed[0].error}")
+
+
+def outcomes(samples: Iterable[Sample]) -> str:
+    """How many requests ended how, in words."""
+    counts = Counter(it.error or "answered" for it in samples)
+    return ", ".join(f"{count} x {outcome}" for outcome, count in sorted(counts.items()))
+
+
+PARTS = {"fairness": fairness, "overload": overload}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,207 @@
+"""Tenants for the benchmarks of a server: tasks on the embedded backbone, callers, an operator.
+
+The server is a process of its own and is asked over real HTTP; callers are threads on kept-alive
+connections that ask, wait for the answer, and ask again.
+"""
+
+import contextlib
+import http.client
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import torch
+
+from benchmarks.harness.makers import LABELS, TaskPlan, draft
+from benchmarks.harness.pinning import Cores, pinned
+from nunatak_artifact import load_task
+from nunatak_model import (
+    Backbone,
+    HeadKind,
+    Method,
+    Row,
+    TopK,
+    default_head,
+    forward,
+)
+from nunatak_registry import Registry, TaskManifest
+
+TOP_LAYER = TopK(num_layers=1)
+TEXTS = tuple(f"{word} is my parcel, and who can tell me more about it?" for word in (
+    "where", "when", "what", "how", "why", "lost", "green", "late"
+))  # fmt: skip
+LOGITS = {"function_to_apply": "none", "top_k": len(LABELS)}
+READY = "Nunatak is ready on "
+
+Oracle = dict[tuple[str, int, str], dict[str, float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """One request: what came back and how long it took."""
+
+    task: str
+    text: str
+    status: int
+    body: dict[str, Any]
+    seconds: float
+    compute_ms: float = 0.0
+    """Of the forward pass, as the answer's header says."""
+
+
+class Caller:
+    """One kept-alive connection."""
+
+    def __init__(self, address: str) -> None:
+        parts = urlsplit(address)
+        self._connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=120)
+        self.compute_ms = 0.0
+        """Of the last answer."""
+
+    def call(self, method: str, path: str, body: object = None) -> tuple[int, dict[str, Any]]:
+        """Send one request and read its answer."""
+        data = None if body is None else json.dumps(body).encode()
+        headers = {} if data is None else {"content-type": "application/json"}
+        self._connection.request(method, path, data, headers)
+        answer = self._connection.getresponse()
+        self.compute_ms = float(answer.headers.get("x-compute-ms", 0))
+        return answer.status, json.loads(answer.read())
+
+    def ask(self, task: str, text: str) -> Asked:
+        """Ask one task about one text."""
+        started = time.perf_counter()
+        body = {"inputs": text, "parameters": LOGITS}
+        status, answer = self.call("POST", f"/v1/tasks/{task}/predict", body)
+        seconds = time.perf_counter() - started
+        return Asked(
+            task=task,
+            text=text,
+            status=status,
+            body=answer,
+            seconds=seconds,
+            compute_ms=self.compute_ms,
+        )
+
+    def ask_many(self, tasks: Sequence[str], texts: Sequence[str]) -> list[Asked]:
+        """Ask tasks about texts in one request; one answer for each pair."""
+        started = time.perf_counter()
+        body = {"inputs": list(texts), "tasks": list(tasks), "parameters": LOGITS}
+        status, answer = self.call("POST", "/v1/predict", body)
+        seconds = time.perf_counter() - started
+        nothing: list[dict[str, Any]] = [{}] * len(tasks)
+        results: list[dict[str, Any]] = answer.get("results", nothing)
+        return [
+            Asked(
+                task=task,
+                text=text,
+                status=status if "outputs" in result else http.client.SERVICE_UNAVAILABLE,
+                body={**result, "outputs": result.get("outputs", {position: []})[position]},
+                seconds=seconds,
+            )
+            for task, result in zip(tasks, results, strict=True)
+            for position, text in enumerate(texts)
+        ]
+
+
+def publish(
+    registry: Registry, backbone: Backbone, task: str, seed: int, *, method: Method = TOP_LAYER
+) -> TaskManifest:
+    """Publish a version of parameters away from where training starts."""
+    head = default_head(backbone, kind=HeadKind.SEQUENCE_CLASSIFICATION, num_labels=len(LABELS))
+    plan = TaskPlan(name=task, method=method, seed=seed, head=head, probe=TEXTS[:2])
+    made = draft(plan, backbone)
+    return registry.publish(made.manifest, made.blobs)
+
+
+def oracle_of(registry: Registry, versions: Sequence[TaskManifest], backbone: Backbone) -> Oracle:
+    """Logits of every version for every text, each computed with nothing beside it."""
+    found: Oracle = {}
+    for manifest in versions:
+        branch = load_task(manifest, registry.read_blob(manifest), backbone).branch
+        encodings = backbone.tokenizer.encode(TEXTS, max_length=manifest.max_length)
+        for text, encoding in zip(TEXTS, encodings, strict=True):
+            with torch.inference_mode():
+                (logits,) = forward(backbone, [Row(encoding=encoding, branch=branch)])
+            named = zip(LABELS, map(float, logits), strict=True)
+            found[manifest.task, manifest.version, text] = dict(named)
+    return found
+
+
+def is_wrong(asked: Asked, oracle: Oracle) -> bool:
+    """Whether an answer is none, or another than that of the version it names."""
+    if asked.status != http.client.OK or asked.body["task"] != asked.task:
+        return True
+    expected = oracle[asked.task, asked.body["version"], asked.text]
+    given = {item["label"]: item["score"] for item in asked.body["outputs"]}
+    return any(not abs(given[label] - expected[label]) <= 1e-4 for label in LABELS)
+
+
+@contextlib.contextmanager
+def server(registry: str, *, task_memory_bytes: int, cores: Cores = None) -> Generator[str]:
+    """Run `nunatak serve` in a process of its own, on these cores; yields its address."""
+    command = [sys.executable, "-m", "nunatak_cli", "serve", "--registry", registry, "--port", "0"]
+    command += ["--task-memory-bytes", str(task_memory_bytes)]
+    with subprocess.Popen(  # noqa: S603 - the command is ours
+        pinned(command, cores),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=os.environ,
+    ) as process:
+        if process.stdout is None:
+            raise RuntimeError("the server's output was asked for and is not there")
+        try:
+            lines = (line for line in process.stdout if line.startswith(READY))
+            yield next(lines).removeprefix(READY).strip()
+        finally:
+            process.terminate()
+
+
+def ask_for(
+    address: str,
+    seconds: float,
+    ask: Callable[[Caller, random.Random], list[Asked]],
+    *,
+    callers: int,
+    seed: int,
+) -> list[Asked]:
+    """Let callers ask for so long, each from a connection and a seed of its own."""
+    end = time.perf_counter() + seconds
+
+    def repeat(number: int) -> list[Asked]:
+        draw, caller, answers = random.Random(seed + number), Caller(address), list[Asked]()
+        while time.perf_counter() < end:
+            answers += ask(caller, draw)
+        return answers
+
+    with ThreadPoolExecutor(callers) as pool:
+        return [asked for answers in pool.map(repeat, range(callers)) for asked in answers]
+
+
+@contextlib.contextmanager
+def meanwhile(act: Callable[[int], None], *, interval_s: float) -> Generator[None]:
+    """Call `act` with 0, 1, 2, ... at an interval while the block runs."""
+    is_over = threading.Event()
+
+    def repeat() -> None:
+        count = 0
+        while not is_over.wait(interval_s):
+            act(count)
+            count += 1
+
+    with ThreadPoolExecutor(1) as pool:
+        acting = pool.submit(repeat)
+        try:
+            yield
+        finally:
+            is_over.set()
+        acting.result()

@@ -1,0 +1,185 @@
+"""The load generator: sends the requests of a scenario and notes what became of each.
+
+Open loop: every request leaves when it is due, whatever became of the requests before it, and its
+time runs from the instant it was due. A request that the generator or the network held back counts
+as slow, as it would for its sender. (Tene calls leaving such requests out coordinated omission;
+MLPerf's server scenario and wrk2 count as this generator does.)
+
+Closed loop: users who each wait for their answer before they ask again. A slow server is asked less
+often, so a closed loop hides a server that stands still; its times run from when a user asked.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Protocol, Self
+
+import httpx
+
+from nunatak_client import AsyncClient, NunatakClientError
+from nunatak_client.results import Timings
+from nunatak_loadtest.samples import Sample
+from nunatak_loadtest.scenario import Closed, Scenario
+from nunatak_loadtest.traffic import Planned, Requests, plan
+
+Sleep = Callable[[float], Awaitable[None]]
+Clock = Callable[[], float]
+USER_SEEDS = 1_000_003
+"""Seeds of users lie this far apart, so that no two users of two runs send the same texts."""
+
+
+class Asker(Protocol):
+    """Asks tasks about a text, once, and raises a `NunatakClientError` unless all answered."""
+
+    async def ask(self, tasks: Sequence[str], text: str) -> Timings:
+        """Where the server spent the time, as far as the server reports it."""
+        ...
+
+
+class NunatakAsker:
+    """The real client without retries: a refusal is a refusal.
+
+    It opens as many connections as requests are under way. A client that waits for a free
+    connection would hold back requests that are due.
+    """
+
+    def __init__(self, server: str, *, timeout_s: float = 60.0) -> None:
+        unlimited = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        self._client = AsyncClient(
+            server,
+            timeout_s=timeout_s,
+            retries=0,
+            transport=httpx.AsyncHTTPTransport(limits=unlimited),
+        )
+
+    async def ask(self, tasks: Sequence[str], text: str) -> Timings:
+        """Ask one task by its own route, several in one request."""
+        if len(tasks) == 1:
+            return (await self._client.predict(tasks[0], text)).timings
+        answer = await self._client.predict_many(text, tasks)
+        for result in answer.results:
+            result.require()
+        return answer.timings
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._client.aclose()
+
+
+async def drive(
+    asker: Asker,
+    scenario: Scenario,
+    tasks: Sequence[str],
+    *,
+    seed: int,
+    seconds: float,
+    clock: Clock = time.monotonic,
+    sleep: Sleep = asyncio.sleep,
+) -> list[Sample]:
+    """Send the scenario's load for so many seconds and wait for all answers.
+
+    The steps of a closed loop say themselves how long they last.
+    """
+    match scenario.arrivals:
+        case Closed(users=users, steps=steps):
+            stages = [(it.users, float(it.seconds)) for it in steps] or [(users, seconds)]
+            sources = [
+                Requests(scenario, tasks, seed=seed * USER_SEEDS + number)
+                for number in range(max(users for users, _ in stages))
+            ]
+            return await drive_closed(asker, sources, stages, clock=clock, sleep=sleep)
+        case _:
+            planned = plan(scenario, tasks, seed=seed, seconds=seconds)
+            return await drive_open(asker, planned, clock=clock, sleep=sleep)
+
+
+async def drive_open(
+    asker: Asker,
+    planned: Sequence[Planned],
+    *,
+    clock: Clock = time.monotonic,
+    sleep: Sleep = asyncio.sleep,
+) -> list[Sample]:
+    """Send every request when it is due and wait for all answers; samples in the order of plan."""
+    start_s = clock()
+    async with asyncio.TaskGroup() as group:
+        sent = list[asyncio.Task[Sample]]()
+        for request in planned:
+            due_s = start_s + request.due_s
+            if (wait_s := due_s - clock()) > 0:
+                await sleep(wait_s)
+            request_sent = _send(asker, request.tasks, request.text, due_s=due_s, clock=clock)
+            sent.append(group.create_task(request_sent))
+            # Let the request leave now: if the next one is due already, nothing sleeps.
+            await asyncio.sleep(0)
+    return [task.result() for task in sent]
+
+
+async def drive_closed(
+    asker: Asker,
+    sources: Sequence[Requests],
+    stages: Sequence[tuple[int, float]],
+    *,
+    clock: Clock = time.monotonic,
+    sleep: Sleep = asyncio.sleep,
+) -> list[Sample]:
+    """Let users ask, each from a source of its own; samples in the order of users.
+
+    Args:
+        asker: Sends the requests.
+        sources: What each user sends; as many as there are users in the largest stage.
+        stages: Users and seconds of each stage, one after another.
+        clock: Seconds from any start.
+        sleep: Waits on that clock.
+    """
+    start_s = clock()
+
+    async def use(number: int, source: Requests) -> list[Sample]:
+        samples = list[Sample]()
+        for begin_s, end_s in spells(number, stages):
+            if (wait_s := start_s + begin_s - clock()) > 0:
+                await sleep(wait_s)
+            while (now_s := clock()) < start_s + end_s:
+                tasks, text = source.draw()
+                samples.append(await _send(asker, tasks, text, due_s=now_s, clock=clock))
+        return samples
+
+    async with asyncio.TaskGroup() as group:
+        users = [group.create_task(use(*it)) for it in enumerate(sources)]
+    return [sample for user in users for sample in user.result()]
+
+
+def spells(user: int, stages: Sequence[tuple[int, float]]) -> Iterator[tuple[float, float]]:
+    """When the user of this number, from 0, begins and ends to ask: seconds from the start."""
+    begin_s = 0.0
+    for users, seconds in stages:
+        if user < users:
+            yield begin_s, begin_s + seconds
+        begin_s += seconds
+
+
+async def _send(
+    asker: Asker, tasks: Sequence[str], text: str, *, due_s: float, clock: Clock
+) -> Sample:
+    sent_s = clock()
+    error, timings = None, Timings()
+    try:
+        timings = await asker.ask(tasks, text)
+    except NunatakClientError as refusal:
+        error = refusal.code
+    return Sample(
+        tasks=tuple(tasks),
+        started_s=due_s,
+        response_ms=(clock() - due_s) * 1000,
+        lag_ms=(sent_s - due_s) * 1000,
+        error=error,
+        **timings.model_dump(),
+    )

@@ -1,0 +1,227 @@
+"""Folders of sentence-transformers, releases 2 to 6: how their checkpoint embeds a text.
+
+A folder is a chain of modules, listed in `modules.json`: the encoder, its pooling and maybe a
+normalisation. What else a chain may hold is refused by name, since embeddings would not be those of
+the folder.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from nunatak_model.config import Pooling
+from nunatak_model.errors import CorruptBackboneError, UnsupportedBackboneError
+
+MODULES, SENTENCE_CONFIG = "modules.json", "config_sentence_transformers.json"
+OLD_POOLING = "1_Pooling"
+"""Where the pooling lies if nothing lists the modules."""
+ENCODER_CONFIGS = tuple(
+    f"sentence_{name}_config.json"
+    for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+"""Settings of the encoder, by the names that releases gave the file; the first found counts."""
+EMBEDDER = "SentenceTransformer"
+FILES = (MODULES, SENTENCE_CONFIG, *ENCODER_CONFIGS, "*_Pooling/config.json")
+"""Patterns of what is read."""
+POOLINGS = {"mean": Pooling.MEAN, "cls": Pooling.FIRST}
+FLAGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+"""How releases 2 to 5 spell the modes of pooling."""
+CHANGES_READING = (
+    *("tokenizer_args", "processor_kwargs", "config_args", "config_kwargs", "processing_kwargs"),
+    *("query_length", "document_length", "query_expansion"),
+)
+"""Settings of the encoder's module that may change what the encoder reads."""
+PLAIN = (
+    f"a copy of the folder without {MODULES} and {OLD_POOLING} is the bare encoder, whose "
+    "embeddings are others"
+)
+
+ReadJson = Callable[[str], object]
+"""Reads a JSON file of the folder by its name; None where there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Embedding:
+    """How a checkpoint embeds texts."""
+
+    pooling: Pooling
+    max_tokens: int | None
+    """What longer texts are cut to; None: the folder does not say."""
+
+
+def read_embedding(
+    read: ReadJson, definition: Mapping[str, Any], settings: Mapping[str, Any]
+) -> Embedding | None:
+    """Read how the folder embeds texts; None where it is no folder of sentence-transformers.
+
+    Args:
+        read: reads its files.
+        definition: its `tokenizer.json`.
+        settings: its `tokenizer_config.json`, empty where there is none.
+
+    Raises:
+        CorruptBackboneError: a file does not hold what sentence-transformers writes.
+        UnsupportedBackboneError: it embeds texts in a way that is not computed here.
+    """
+    general = json_object(read, SENTENCE_CONFIG)
+    if general.get("model_type", EMBEDDER) != EMBEDDER:
+        return None
+    modules = read_modules(read)
+    if modules is None:
+        pooling = read(f"{OLD_POOLING}/config.json")
+        if pooling is None:
+            return None
+        return Embedding(pooling=_pooling(read, OLD_POOLING), max_tokens=None)
+    kinds = [kind for kind, _ in modules]
+    if kinds[1:2] != ["Pooling"] or set(kinds[2:]) - {"Normalize"}:
+        raise UnsupportedBackboneError(
+            f"expected the modules Transformer, Pooling and maybe Normalize in {MODULES}, got "
+            f"{', '.join(kinds)}; {PLAIN}"
+        )
+    _check_general(general)
+    return Embedding(
+        pooling=_pooling(read, modules[1][1]),
+        max_tokens=read_max_tokens(read, definition, settings),
+    )
+
+
+def read_modules(read: ReadJson) -> list[tuple[str, str]] | None:
+    """The chain of modules as kind and path; the first is an encoder at the root of the folder.
+
+    Raises:
+        CorruptBackboneError: `modules.json` is no list of modules.
+        UnsupportedBackboneError: the first is no such encoder, or one is no module of the library.
+    """
+    found = read(MODULES)
+    if found is None:
+        return None
+    try:
+        listed = [
+            (str(it["type"]), str(it["path"])) for it in cast("list[dict[str, object]]", found)
+        ]
+    except (TypeError, KeyError) as error:
+        raise CorruptBackboneError(f"{MODULES} must list modules with type and path") from error
+    for name, _ in listed:
+        if not name.startswith("sentence_transformers."):
+            raise UnsupportedBackboneError(
+                f"expected modules of sentence_transformers in {MODULES}, got {name!r}; {PLAIN}"
+            )
+    modules = [(name.rpartition(".")[2], path) for name, path in listed]
+    if any(path.startswith(("/", "\\")) or ".." in path for _, path in modules):
+        raise CorruptBackboneError(f"{MODULES} must name folders inside its own, got {modules}")
+    if not modules or modules[0] != ("Transformer", ""):
+        raise UnsupportedBackboneError(
+            f"expected a Transformer at the root of the folder as the first module in {MODULES}, "
+            f"got {modules[:1]}; load it with a current sentence-transformers and save it again"
+        )
+    return modules
+
+
+def read_max_tokens(
+    read: ReadJson, definition: Mapping[str, Any], settings: Mapping[str, Any]
+) -> int | None:
+    """The length in tokens that the encoder's module cuts texts to; None if none is set.
+
+    Raises:
+        CorruptBackboneError: a file is no JSON object, or the length is no number.
+        UnsupportedBackboneError: a setting changes what the encoder reads.
+    """
+    named = next((name for name in ENCODER_CONFIGS if read(name) is not None), ENCODER_CONFIGS[0])
+    module = json_object(read, named)
+    for name in CHANGES_READING:
+        if module.get(name):
+            raise UnsupportedBackboneError(
+                f"{named} sets {name} to {str(module[name])[:80]!r}, which may change what the "
+                "encoder reads; remove it in a copy of the folder if it does not"
+            )
+    if module.get("do_lower_case") and not _lowercases(definition):
+        raise UnsupportedBackboneError(
+            f"{named} sets do_lower_case, but the normalizer in tokenizer.json keeps upper case; "
+            "load the folder with sentence-transformers, save its tokenizer again, and remove "
+            "do_lower_case"
+        )
+    length = module.get("max_seq_length")
+    if length is None:
+        length = settings.get("model_max_length")
+    if length is None:
+        return None
+    if isinstance(length, bool) or not isinstance(length, int | float) or length < 1:
+        raise CorruptBackboneError(
+            f"the longest text must be a positive number of tokens, got {length!r} in {named} or "
+            "tokenizer_config.json"
+        )
+    # "No limit" is a number of about 1e30.
+    return int(length) if length < 10**9 else None
+
+
+def check_prompt(general: Mapping[str, Any]) -> None:
+    """Refuse a prompt that sentence-transformers puts before every text.
+
+    Raises:
+        UnsupportedBackboneError: there is one.
+    """
+    name = general.get("default_prompt_name")
+    prompts: object = general.get("prompts")
+    prompt = cast("dict[object, object]", prompts).get(name) if isinstance(prompts, dict) else None
+    if prompt:
+        raise UnsupportedBackboneError(
+            f"{SENTENCE_CONFIG} puts the prompt {str(prompt)[:80]!r} before every text; set "
+            "default_prompt_name to null in a copy of the folder and send texts with their prompt"
+        )
+
+
+def json_object(read: ReadJson, name: str) -> Mapping[str, Any]:
+    """Read a JSON object; one that is not there is empty.
+
+    Raises:
+        CorruptBackboneError: the file holds something else.
+    """
+    found = read(name)
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise CorruptBackboneError(f"{name} must hold a JSON object, got {type(found).__name__}")
+    return cast("dict[str, Any]", found)
+
+
+def _check_general(general: Mapping[str, Any]) -> None:
+    check_prompt(general)
+    if general.get("truncate_dim") is not None:
+        raise UnsupportedBackboneError(
+            f"{SENTENCE_CONFIG} shortens vectors to {general['truncate_dim']} values; set "
+            "truncate_dim to null in a copy of the folder and shorten the vectors yourself"
+        )
+
+
+def _pooling(read: ReadJson, path: str) -> Pooling:
+    name = f"{path}/config.json"
+    modes = _modes(json_object(read, name))
+    if len(modes) != 1 or modes[0] not in POOLINGS:
+        raise UnsupportedBackboneError(
+            f"{name} must name one pooling out of {', '.join(POOLINGS)}, got {', '.join(modes)}; "
+            f"{PLAIN}"
+        )
+    return POOLINGS[modes[0]]
+
+
+def _modes(config: Mapping[str, Any]) -> Sequence[str]:
+    named = config.get("pooling_mode")
+    if named is not None:
+        modes = cast("list[object]", named) if isinstance(named, list) else [named]
+        return [str(mode) for mode in modes]
+    # Where none is set, sentence-transformers takes the mean.
+    return [mode for flag, mode in FLAGS.items() if config.get(flag)] or ["mean"]
+
+
+def _lowercases(definition: Mapping[str, Any]) -> bool:
+    found: object = definition.get("normalizer")
+    normalizer = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+    parts = cast("Sequence[Mapping[str, Any]]", normalizer.get("normalizers") or [normalizer])
+    return any(it.get("type") == "Lowercase" or it.get("lowercase") for it in parts)

@@ -1,0 +1,40 @@
+"""Folders of other libraries, imported and served over HTTP."""
+
+import asyncio
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from doubles.serving import running_client
+from doubles.tasks import CREATED_AT
+from nunatak_artifact.interchange import ImportChoices, draft_imported, import_folder
+from nunatak_model import Backbone
+from nunatak_registry import Registry
+
+NO_CHOICES = ImportChoices()
+
+
+def answers(
+    folder: Path,
+    backbone: Backbone,
+    inputs: object,
+    *,
+    choices: ImportChoices = NO_CHOICES,
+    parameters: Mapping[str, object] | None = None,
+) -> Any:  # noqa: ANN401 - JSON
+    """What the server answers to inputs once the folder is imported as a task."""
+
+    async def ask(registry: Registry) -> Any:  # noqa: ANN401 - JSON
+        async with running_client(backbone, registry) as client:
+            # Long texts are cut, as the original libraries do.
+            body = {"inputs": inputs, "parameters": {"on_long": "cut", **(parameters or {})}}
+            answer = await client.post("/v1/tasks/it/predict", json=body)
+            assert answer.status_code == 200, answer.text
+            return answer.json()["outputs"]
+
+    imported = import_folder(folder, backbone, choices=choices)
+    draft = draft_imported("it", imported, backbone, origin="there", created_at=CREATED_AT)
+    with tempfile.TemporaryDirectory() as scratch, Registry.open(Path(scratch)) as registry:
+        registry.publish(draft.manifest, draft.blobs)
+        return asyncio.run(ask(registry))

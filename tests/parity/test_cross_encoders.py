@@ -1,0 +1,187 @@
+"""Cross-encoders of sentence-transformers, releases 2 to 6: served ranks and scores are theirs."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sentence_transformers import CrossEncoder
+from torch import nn
+
+from doubles.adapter_folders import loaded_task
+from doubles.checkpoints import save_checkpoint
+from doubles.imported import answers
+from doubles.published import TwinFactory
+from doubles.sentence_folders import edit
+from nunatak_artifact.errors import UnsupportedImportError
+from nunatak_artifact.interchange import (
+    ImportChoices,
+    LogitUse,
+    export_transformers,
+    import_transformers,
+)
+from nunatak_model import HeadKind, TopK
+from nunatak_registry import ProblemType, RankingScore
+
+QUERY = "who wrote the report?"
+DOCUMENTS = [
+    "the report was written by ada in 1843.",
+    "a",
+    "it is late, and nobody has written to me.",
+    "a long document that is to be cut in the middle of its words " * 2,
+]
+SIGMOID, IDENTITY = "torch.nn.modules.activation.Sigmoid", "torch.nn.modules.linear.Identity"
+CROSS_ENCODER: Any = CrossEncoder
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {SIGMOID: nn.Sigmoid, IDENTITY: nn.Identity}
+
+
+@pytest.fixture(scope="module")
+def factory(tmp_path_factory: pytest.TempPathFactory) -> TwinFactory:
+    return TwinFactory(tmp_path_factory.mktemp("bert"), family="bert")
+
+
+def saved(factory: TwinFactory, folder: Path, *, release: int, activation: str | None) -> Path:
+    """A cross-encoder as a release writes it; without an activation, it says nothing of one."""
+    save_checkpoint(factory, folder, method=TopK(num_layers=1), num_labels=1)
+    if release >= 6:
+        chosen = None if activation is None else ACTIVATIONS[activation]()
+        peer = CROSS_ENCODER(str(folder), device="cpu", activation_fn=chosen)
+        newest = folder.with_name("newest")
+        peer.save_pretrained(str(newest))
+        # The tiny tokenizer lacks the added tokens that transformers writes when it saves one.
+        (newest / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+        return newest
+    if release >= 4:
+        named = {} if activation is None else {"activation_fn": activation}
+        edit(folder / "config.json", {"sentence_transformers": {"version": "4.1.0", **named}})
+    elif activation is not None:
+        edit(folder / "config.json", {"sbert_ce_default_activation_function": activation})
+    return folder
+
+
+def check_rank(folder: Path, ours: list[dict[str, Any]]) -> None:
+    theirs = CROSS_ENCODER(str(folder), device="cpu").rank(QUERY, DOCUMENTS)
+    assert [it["index"] for it in ours] == [it["corpus_id"] for it in theirs]
+    scores = torch.tensor([it["score"] for it in ours], dtype=torch.float64)
+    expected = torch.tensor([it["score"] for it in theirs], dtype=torch.float64)
+    torch.testing.assert_close(scores, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("activation", [SIGMOID, IDENTITY, None])
+@pytest.mark.parametrize("release", [2, 4, 6])
+def test_documents_are_ranked_and_scored_as_the_cross_encoder_does(
+    factory: TwinFactory, tmp_path: Path, release: int, activation: str | None
+) -> None:
+    folder = saved(factory, tmp_path / "it", release=release, activation=activation)
+    # Release 2 writes nothing that tells a cross-encoder, where no activation was chosen.
+    is_silent = release == 2 and activation is None
+    choices = ImportChoices(logit_use=LogitUse.RANKING if is_silent else None)
+
+    query = {"query": QUERY, "documents": DOCUMENTS}
+    (ours,) = answers(folder, factory.backbone, [query], choices=choices)
+
+    check_rank(folder, ours)
+
+
+def test_a_request_may_choose_another_score(factory: TwinFactory, tmp_path: Path) -> None:
+    folder = saved(factory, tmp_path / "it", release=6, activation=IDENTITY)
+    query = {"query": QUERY, "documents": DOCUMENTS}
+
+    (plain,) = answers(folder, factory.backbone, [query])
+    (chosen,) = answers(
+        folder, factory.backbone, [query], parameters={"function_to_apply": "sigmoid"}
+    )
+
+    logits = torch.tensor([it["score"] for it in plain])
+    torch.testing.assert_close(torch.tensor([it["score"] for it in chosen]), logits.sigmoid())
+
+
+@pytest.mark.parametrize("activation", [SIGMOID, IDENTITY])
+def test_an_exported_ranking_ranks_there_as_here(
+    factory: TwinFactory, tmp_path: Path, activation: str
+) -> None:
+    folder = saved(factory, tmp_path / "it", release=6, activation=activation)
+    query = {"query": QUERY, "documents": DOCUMENTS}
+    task = loaded_task(factory.backbone, TopK(num_layers=1), kind=HeadKind.RANKING)
+    score = import_transformers(folder, factory.backbone).score
+    head = task.manifest.head.model_copy(update={"score": score})
+    exported = tmp_path / "exported"
+
+    manifest = task.manifest.model_copy(update={"head": head})
+    export_transformers(replace(task, manifest=manifest), exported, factory.backbone)
+
+    assert score is {SIGMOID: RankingScore.SIGMOID, IDENTITY: RankingScore.NONE}[activation]
+    (ours,) = answers(exported, factory.backbone, [query])
+    check_rank(exported, ours)
+
+
+def test_the_longest_pair_is_that_of_the_folder(factory: TwinFactory, tmp_path: Path) -> None:
+    folder = saved(factory, tmp_path / "it", release=6, activation=SIGMOID)
+    edit(folder / "tokenizer_config.json", {"model_max_length": 30})
+    assert import_transformers(folder, factory.backbone).max_length == 30
+
+    edit(folder / "sentence_bert_config.json", {"max_seq_length": 20})
+    assert import_transformers(folder, factory.backbone).max_length == 20
+    (ours,) = answers(folder, factory.backbone, [{"query": QUERY, "documents": DOCUMENTS}])
+    check_rank(folder, ours)
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "named"),
+    [
+        pytest.param(
+            "config_sentence_transformers.json",
+            {"activation_fn": "torch.nn.modules.activation.Tanh"},
+            "Tanh",
+            id="activation",
+        ),
+        pytest.param(
+            "config_sentence_transformers.json",
+            {"activation_fn": "their_code.Sigmoid"},
+            "their_code",
+            id="code-of-their-own",
+        ),
+        pytest.param(
+            "config_sentence_transformers.json",
+            {"prompts": {"web": "search: "}, "default_prompt_name": "web"},
+            "'search: '",
+            id="prompt",
+        ),
+    ],
+)
+def test_what_scores_otherwise_is_refused_by_name(
+    factory: TwinFactory, tmp_path: Path, file: str, changes: dict[str, object], named: str
+) -> None:
+    folder = saved(factory, tmp_path / "it", release=6, activation=SIGMOID)
+    edit(folder / file, changes)
+
+    with pytest.raises(UnsupportedImportError, match=named):
+        import_transformers(folder, factory.backbone)
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        ImportChoices(logit_use=LogitUse.CLASSIFICATION),
+        ImportChoices(problem_type=ProblemType.REGRESSION),
+    ],
+    ids=["use", "problem-type"],
+)
+def test_the_caller_may_take_a_cross_encoder_as_a_classifier(
+    factory: TwinFactory, tmp_path: Path, choices: ImportChoices
+) -> None:
+    folder = saved(factory, tmp_path / "it", release=4, activation=SIGMOID)
+
+    imported = import_transformers(folder, factory.backbone, choices)
+
+    assert imported.spec.head.kind is HeadKind.SEQUENCE_CLASSIFICATION
+    assert imported.problem_type is (choices.problem_type or ProblemType.MULTI_LABEL)
+
+
+def test_a_ranking_of_several_logits_is_refused(factory: TwinFactory, tmp_path: Path) -> None:
+    save_checkpoint(factory, tmp_path)
+
+    with pytest.raises(UnsupportedImportError, match="3 logits"):
+        import_transformers(tmp_path, factory.backbone, ImportChoices(logit_use=LogitUse.RANKING))

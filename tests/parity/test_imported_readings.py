@@ -1,0 +1,195 @@
+"""Imported models read texts as transformers' pipelines do, or are refused."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, pipeline
+
+from doubles.backbones import save_tiny_backbone
+from doubles.checkpoints import save_checkpoint
+from doubles.imported import answers
+from doubles.published import TwinFactory
+from doubles.sentence_folders import edit
+from nunatak_artifact.errors import ForeignBackboneError, UnsupportedImportError
+from nunatak_artifact.interchange import ImportChoices, import_transformers
+from nunatak_model import TopK, UnsupportedBackboneError, load_backbone
+from nunatak_model.architectures import config_from
+from nunatak_registry import ProblemType
+
+PIPELINE: Any = pipeline
+CONFIGS: Any = AutoConfig
+INPUTS: list[dict[str, str]] = [
+    {"text": "where is my parcel?"},
+    {"text": "who wrote it?", "text_pair": "it was written in 1843."},
+    {"text": "a text that is longer than forty tokens, of which there is one a character"},
+]
+GENERAL = {"tokenizer_class": "PreTrainedTokenizerFast"}
+TYPES = {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
+NO_TYPES = {"model_input_names": ["input_ids", "attention_mask"]}
+
+
+@pytest.fixture(scope="module")
+def factory(tmp_path_factory: pytest.TempPathFactory) -> TwinFactory:
+    return TwinFactory(tmp_path_factory.mktemp("bert"), family="bert")
+
+
+def check_scores(folder: Path, ours: list[list[dict[str, Any]]]) -> None:
+    theirs = PIPELINE("text-classification", model=str(folder), top_k=None)
+    for item, answer in zip(INPUTS, ours, strict=True):
+        expected = {it["label"]: it["score"] for it in theirs(item, truncation=True)}
+        actual = {it["label"]: it["score"] for it in answer}
+        assert actual == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("num_labels", "problem_type"),
+    [
+        (1, None),
+        (1, ProblemType.MULTI_LABEL),
+        (1, ProblemType.REGRESSION),
+        (3, None),
+        (3, ProblemType.SINGLE_LABEL),
+        (3, ProblemType.MULTI_LABEL),
+    ],
+)
+def test_scores_equal_those_of_the_pipeline(
+    factory: TwinFactory, tmp_path: Path, num_labels: int, problem_type: ProblemType | None
+) -> None:
+    save_checkpoint(
+        factory,
+        tmp_path,
+        method=TopK(num_layers=1),
+        num_labels=num_labels,
+        problem_type=problem_type,
+    )
+
+    check_scores(tmp_path, answers(tmp_path, factory.backbone, INPUTS))
+
+
+def test_the_caller_may_say_that_one_logit_is_a_number(
+    factory: TwinFactory, tmp_path: Path
+) -> None:
+    save_checkpoint(factory, tmp_path, num_labels=1)
+    choices = ImportChoices(problem_type=ProblemType.REGRESSION)
+
+    ours = answers(tmp_path, factory.backbone, INPUTS, choices=choices)
+
+    edit(tmp_path / "config.json", {"problem_type": "regression"})
+    check_scores(tmp_path, ours)
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, GENERAL, GENERAL | TYPES, NO_TYPES], ids=["own", "general", "named", "none"]
+)
+def test_pairs_have_the_token_types_that_the_tokenizer_gives(
+    factory: TwinFactory, tmp_path: Path, settings: Mapping[str, object]
+) -> None:
+    save_checkpoint(factory, tmp_path / "tuned", method=TopK(num_layers=1))
+    edit(tmp_path / "tuned" / "tokenizer_config.json", settings)
+    base = save_tiny_backbone(tmp_path / "base")
+    for file in ("config.json", "model.safetensors", "tokenizer.json"):
+        (base / file).write_bytes((factory.folder / file).read_bytes())
+    (base / "tokenizer_config.json").write_text(json.dumps(settings))
+    backbone = load_backbone(base)
+
+    ours = answers(tmp_path / "tuned", backbone, INPUTS)
+
+    check_scores(tmp_path / "tuned", ours)
+    gives_types = settings in ({}, GENERAL | TYPES)
+    assert (backbone.digest == factory.backbone.digest) == gives_types
+    if not gives_types:
+        with pytest.raises(ForeignBackboneError, match="gives none to the texts of a pair"):
+            import_transformers(tmp_path / "tuned", factory.backbone)
+
+
+def test_a_tokenizer_class_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    folder = save_tiny_backbone(tmp_path)
+    edit(folder / "tokenizer_config.json", {"tokenizer_class": "TheirTokenizer"})
+
+    with pytest.raises(UnsupportedBackboneError, match="TheirTokenizer"):
+        load_backbone(folder)
+
+
+OTHERWISE: dict[str, tuple[dict[str, object], str]] = {
+    "cut-on-the-left": ({"truncation_side": "left"}, "truncation_side='left'"),
+    "upper-case": ({"do_lower_case": False}, "do_lower_case=False"),
+    "accents": ({"strip_accents": False}, "strip_accents=False"),
+    "ideographs": ({"tokenize_chinese_chars": False}, "tokenize_chinese_chars=False"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_a_setting_that_contradicts_the_tokenizer_is_refused(
+    factory: TwinFactory, tmp_path: Path, name: str
+) -> None:
+    settings, named = OTHERWISE[name]
+    save_checkpoint(factory, tmp_path / "tuned")
+    edit(tmp_path / "tuned" / "tokenizer_config.json", settings)
+    base = save_tiny_backbone(tmp_path / "base")
+    edit(base / "tokenizer_config.json", settings)
+
+    with pytest.raises(UnsupportedImportError, match=named):
+        import_transformers(tmp_path / "tuned", factory.backbone)
+    with pytest.raises(UnsupportedBackboneError, match=named):
+        load_backbone(base)
+
+
+def test_texts_that_the_tokenizer_itself_cuts_on_the_left_are_refused(tmp_path: Path) -> None:
+    folder = save_tiny_backbone(tmp_path)
+    definition = json.loads((folder / "tokenizer.json").read_text())
+    cut = {"direction": "Left", "max_length": 20, "strategy": "LongestFirst", "stride": 0}
+    (folder / "tokenizer.json").write_text(json.dumps({**definition, "truncation": cut}))
+
+    with pytest.raises(UnsupportedBackboneError, match="truncation_side='left'"):
+        load_backbone(folder)
+
+
+def test_the_general_class_takes_the_tokenizer_as_it_is(
+    factory: TwinFactory, tmp_path: Path
+) -> None:
+    save_checkpoint(factory, tmp_path)
+    edit(tmp_path / "tokenizer_config.json", {**GENERAL, **TYPES, "do_lower_case": False})
+
+    check_scores(tmp_path, answers(tmp_path, factory.backbone, INPUTS))
+
+
+@pytest.mark.parametrize("model_type", ["bert", "roberta", "xlm-roberta", "camembert"])
+def test_fields_that_are_left_out_have_the_defaults_of_transformers(model_type: str) -> None:
+    theirs = CONFIGS.for_model(model_type)
+    names = ("pad_token_id", "type_vocab_size", "layer_norm_eps", "hidden_act")
+    whole = {**theirs.to_dict(), "position_embedding_type": None}
+
+    sparse = config_from({name: it for name, it in whole.items() if name not in names})
+
+    assert sparse == config_from(whole)
+
+
+def test_positions_without_a_padding_id_are_refused(tmp_path: Path) -> None:
+    folder = save_tiny_backbone(tmp_path, family="roberta")
+    edit(folder / "config.json", {"pad_token_id": None})
+
+    with pytest.raises(UnsupportedBackboneError, match="pad_token_id"):
+        load_backbone(folder)
+
+
+@pytest.mark.parametrize(
+    ("spelling", "plain"),
+    [
+        ("swish", "silu"),
+        ("gelu_python", "gelu"),
+        ("gelu_fast", "gelu_new"),
+        ("gelu_pytorch_tanh", "gelu_new"),
+    ],
+)
+def test_an_activation_has_every_name_that_transformers_gives_it(spelling: str, plain: str) -> None:
+    from transformers.activations import ACT2FN  # noqa: PLC0415 - needed here alone
+
+    table: Any = ACT2FN
+    points = torch.linspace(-6, 6, 101)
+    torch.testing.assert_close(table[spelling](points), table[plain](points), atol=1e-6, rtol=0)
+    raw = {**CONFIGS.for_model("bert").to_dict(), "hidden_act": spelling}
+    assert config_from(raw) == config_from({**raw, "hidden_act": plain})

@@ -1,0 +1,226 @@
+"""Embeddings of sentence-transformers folders equal sentence-transformers', or are refused."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from torch import Tensor
+from torch.nn import functional
+
+from doubles.backbones import Family
+from doubles.sentence_folders import (
+    RELEASES,
+    edit,
+    save_sentence_folder,
+    their_vectors,
+    write,
+)
+from nunatak_model import (
+    Backbone,
+    CorruptBackboneError,
+    HeadKind,
+    Pooling,
+    Row,
+    UnsupportedBackboneError,
+    default_head,
+    embedding_branch,
+    forward,
+    load_backbone,
+)
+
+TEXTS = [
+    "where is my parcel?",
+    "a",
+    "Who wrote the report, and when?",
+    "it is a test of long texts, long enough to be cut. " * 3,
+]
+POOLINGS = ["mean", "cls"]
+FAMILIES: list[Family] = ["bert", "roberta"]
+
+
+def our_vectors(backbone: Backbone, texts: list[str]) -> Tensor:
+    """What the server computes, before it normalises."""
+    encodings = backbone.tokenizer.encode(texts, max_length=backbone.max_embedding_tokens)
+    branch = embedding_branch(backbone)
+    with torch.inference_mode():
+        return torch.stack(forward(backbone, [Row(encoding=it, branch=branch) for it in encodings]))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("mode", POOLINGS)
+@pytest.mark.parametrize("release", RELEASES)
+def test_embeddings_equal_those_of_the_folder_whichever_release_wrote_it(
+    tmp_path: Path, release: int, mode: str, family: Family
+) -> None:
+    folder = save_sentence_folder(
+        tmp_path / "it", release=release, modes=[mode], max_length=40, family=family
+    )
+
+    ours = our_vectors(load_backbone(folder), TEXTS)
+
+    torch.testing.assert_close(ours, their_vectors(folder, TEXTS), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("mode", POOLINGS)
+def test_a_folder_that_the_installed_release_saved_is_read(tmp_path: Path, mode: str) -> None:
+    old = save_sentence_folder(tmp_path / "old", release=2, modes=[mode], max_length=30)
+    peer = SentenceTransformer(str(old), device="cpu")
+    peer.save_pretrained(str(tmp_path / "new"))
+
+    ours = our_vectors(load_backbone(tmp_path / "new"), TEXTS)
+
+    torch.testing.assert_close(ours, their_vectors(old, TEXTS), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("release", [2, 6])
+def test_a_normalisation_changes_the_length_alone(tmp_path: Path, release: int) -> None:
+    modules = ("Transformer", "Pooling", "Normalize")
+    folder = save_sentence_folder(tmp_path / "it", release=release, modules=modules, max_length=40)
+
+    ours = functional.normalize(our_vectors(load_backbone(folder), TEXTS))
+
+    torch.testing.assert_close(ours, their_vectors(folder, TEXTS), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize(
+    "modes",
+    [["max"], ["mean_sqrt_len_tokens"], ["weightedmean"], ["lasttoken"], ["mean", "max"]],
+    ids="-".join,
+)
+def test_another_pooling_is_refused_by_name(tmp_path: Path, release: int, modes: list[str]) -> None:
+    folder = save_sentence_folder(tmp_path / "it", release=release, modes=modes)
+
+    with pytest.raises(UnsupportedBackboneError, match="1_Pooling") as caught:
+        load_backbone(folder)
+
+    assert all(mode in str(caught.value) for mode in modes)
+
+
+@pytest.mark.parametrize("release", [2, 6])
+def test_a_dense_module_is_refused_by_name(tmp_path: Path, release: int) -> None:
+    modules = ("Transformer", "Pooling", "Dense", "Normalize")
+    folder = save_sentence_folder(tmp_path / "it", release=release, modules=modules)
+
+    with pytest.raises(UnsupportedBackboneError, match="Transformer, Pooling, Dense, Normalize"):
+        load_backbone(folder)
+
+
+def test_without_its_modules_a_refused_folder_is_a_bare_encoder(tmp_path: Path) -> None:
+    folder = save_sentence_folder(tmp_path / "it", release=6, modes=["max"])
+    (folder / "modules.json").unlink()
+    (folder / "1_Pooling" / "config.json").unlink()
+
+    assert load_backbone(folder).pooling.value == "first"
+
+
+def test_a_pooling_without_any_mode_is_the_mean(tmp_path: Path) -> None:
+    folder = save_sentence_folder(tmp_path / "it", release=2, modes=["mean"])
+    edit(folder / "1_Pooling" / "config.json", {"pooling_mode_mean_tokens": False})
+
+    ours = our_vectors(load_backbone(folder), TEXTS[:2])
+
+    torch.testing.assert_close(ours, their_vectors(folder, TEXTS[:2]), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "named"),
+    [
+        pytest.param(
+            "config_sentence_transformers.json",
+            {"prompts": {"query": "query: "}, "default_prompt_name": "query"},
+            "'query: '",
+            id="prompt",
+        ),
+        pytest.param(
+            "config_sentence_transformers.json",
+            {"truncate_dim": 16},
+            "truncate_dim",
+            id="cut-vector",
+        ),
+        pytest.param(
+            "sentence_bert_config.json",
+            {"processing_kwargs": {"text": {"truncation": False}}},
+            "processing_kwargs",
+            id="other-reading",
+        ),
+    ],
+)
+def test_what_changes_the_vectors_is_refused(
+    tmp_path: Path, file: str, changes: dict[str, object], named: str
+) -> None:
+    folder = save_sentence_folder(tmp_path / "it", release=6)
+    edit(folder / file, changes)
+
+    with pytest.raises(UnsupportedBackboneError, match=named):
+        load_backbone(folder)
+
+
+def test_a_prompt_that_nobody_asked_for_is_no_hindrance(tmp_path: Path) -> None:
+    folder = save_sentence_folder(tmp_path / "it", release=5, max_length=40)
+    edit(folder / "config_sentence_transformers.json", {"prompts": {"query": "query: "}})
+
+    ours = our_vectors(load_backbone(folder), TEXTS)
+
+    torch.testing.assert_close(ours, their_vectors(folder, TEXTS), atol=1e-5, rtol=0)
+
+
+def test_lower_case_is_asked_of_a_tokenizer_that_lowers_it_only(tmp_path: Path) -> None:
+    lowering = save_sentence_folder(
+        tmp_path / "lowering", release=2, max_length=40, lowercases=True
+    )
+    keeping = save_sentence_folder(tmp_path / "keeping", release=2, lowercases=True)
+    definition = (keeping / "tokenizer.json").read_text()
+    (keeping / "tokenizer.json").write_text(
+        definition.replace('"lowercase": true', '"lowercase": false')
+    )
+    edit(keeping / "tokenizer_config.json", {"do_lower_case": False})
+
+    ours = our_vectors(load_backbone(lowering), TEXTS)
+
+    torch.testing.assert_close(ours, their_vectors(lowering, TEXTS), atol=1e-5, rtol=0)
+    with pytest.raises(UnsupportedBackboneError, match="do_lower_case"):
+        load_backbone(keeping)
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_new_heads_pool_as_the_checkpoint_does(tmp_path: Path, release: int) -> None:
+    folder = save_sentence_folder(tmp_path / "it", release=release)
+
+    kind = HeadKind.SEQUENCE_CLASSIFICATION
+    assert default_head(load_backbone(folder), kind=kind, num_labels=2).pooling is Pooling.MEAN
+
+
+ENCODER = {"type": "sentence_transformers.models.Transformer", "path": ""}
+OUTSIDE = {"type": "sentence_transformers.models.Pooling", "path": "../1_Pooling"}
+
+
+@pytest.mark.parametrize(
+    "modules", ["text", [{"path": ""}], [1], [ENCODER, OUTSIDE]], ids=["text", "type", "1", "out"]
+)
+def test_a_broken_list_of_modules_is_refused(tmp_path: Path, modules: object) -> None:
+    folder = save_sentence_folder(tmp_path / "it", release=5)
+    write(folder / "modules.json", modules)
+
+    with pytest.raises(CorruptBackboneError, match=r"modules\.json"):
+        load_backbone(folder)
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [
+        [],
+        [{"type": "custom_module.Transformer", "path": ""}],
+        [{"type": "sentence_transformers.models.Transformer", "path": "0_Transformer"}],
+    ],
+    ids=["none", "custom", "deeper"],
+)
+def test_a_folder_without_an_encoder_at_its_root_is_refused(
+    tmp_path: Path, modules: list[dict[str, str]]
+) -> None:
+    folder = save_sentence_folder(tmp_path / "it", release=5)
+    write(folder / "modules.json", modules)
+
+    with pytest.raises(UnsupportedBackboneError, match=r"modules\.json"):
+        load_backbone(folder)

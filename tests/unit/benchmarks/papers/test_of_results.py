@@ -1,0 +1,191 @@
+"""Laws of the analyses that read a sweep's results."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import mean
+
+import numpy as np
+import pytest
+from pydantic import JsonValue
+
+from benchmarks.papers.analysis.curves import analyze_curves, curve, summary
+from benchmarks.papers.analysis.findings import Findings, save_findings
+from benchmarks.papers.analysis.lowresource import analyze_lowresource, average_gains, gains
+from benchmarks.papers.analysis.robustness import analyze_robustness, box
+from doubles.backbones import save_tiny_backbone
+from doubles.sweeps import record_of, toy_folder, toy_runs
+from nunatak_training import InvalidSweepError
+from nunatak_training.sweeps import Finished, Run, RunRecord, cells_of
+
+
+@pytest.fixture(name="folder", scope="module")
+def make_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return toy_folder(tmp_path_factory.mktemp("sweep"))
+
+
+@pytest.fixture(name="runs", scope="module")
+def make_runs(folder: Path) -> tuple[Run, ...]:
+    """Full, then bottleneck; of each 8 examples and 16; of each seed 0 and 1."""
+    methods: list[JsonValue] = [{"kind": "full"}, {"kind": "bottleneck", "size": 8}]
+    return tuple(
+        run
+        for method in methods
+        for cap in (8, 16)
+        for run in toy_runs(folder, methods=[method], train_caps=[cap], seeds=[0, 1])
+    )
+
+
+SCORES = (0.4, 0.6, 0.7, 0.9, 0.6, 0.8, 0.8, 0.8)
+
+
+def test_gain_is_the_mean_above_that_of_full_fine_tuning_on_as_many_examples(
+    runs: tuple[Run, ...],
+) -> None:
+    found = gains(cells_of([record_of(*it) for it in zip(runs, SCORES, strict=True)]))
+
+    assert [(it.method, it.num_train) for it in found] == [
+        ("bottleneck 8", 8),
+        ("bottleneck 8", 16),
+    ]
+    assert [it.gain for it in found] == pytest.approx([0.7 - 0.5, 0.8 - 0.8])
+    assert average_gains(found)["backbone", "bottleneck 8", 8] == pytest.approx(0.2)
+
+
+def test_best_learning_rate_of_each_method_counts(folder: Path) -> None:
+    runs = toy_runs(
+        folder, methods=[{"kind": "full"}, {"kind": "lora"}], learning_rates=[1e-4, 1e-3]
+    )
+
+    (found,) = gains(
+        cells_of([record_of(*it) for it in zip(runs, (0.2, 0.5, 0.9, 0.7), strict=True)])
+    )
+
+    assert {found.score, found.baseline} <= {0.2, 0.5, 0.7, 0.9}
+    by_kind = {
+        kind: max(
+            score
+            for run, score in zip(runs, (0.2, 0.5, 0.9, 0.7), strict=True)
+            if run.description.recipe.method.kind == kind
+        )
+        for kind in ("full", "lora")
+    }
+    assert (found.baseline, found.score) == (by_kind["full"], by_kind["lora"])
+
+
+def test_gains_need_a_baseline(runs: tuple[Run, ...]) -> None:
+    with pytest.raises(InvalidSweepError, match="full fine-tuning on 8 examples"):
+        gains(cells_of([record_of(runs[4], 0.5)]))
+
+
+def test_box_is_the_quantiles_of_the_seeds() -> None:
+    scores = [0.5, 0.1, 0.9, 0.3, 0.4, 0.2]
+
+    found = box(scores)
+
+    assert (found.low, found.high) == (0.1, 0.9)
+    assert found.median == pytest.approx(float(np.median(scores)))
+    assert found.first_quartile == pytest.approx(float(np.percentile(scores, 25)))
+    assert found.third_quartile == pytest.approx(float(np.percentile(scores, 75)))
+
+
+def test_curve_counts_the_steps_that_were_taken(runs: tuple[Run, ...]) -> None:
+    record = record_of(runs[0], 0.2, 0.4)
+    assert isinstance(record.outcome, Finished)
+    epochs = tuple(it.model_copy(update={"step": 7 * it.epoch}) for it in record.outcome.epochs)
+    outcome = record.outcome.model_copy(update={"epochs": epochs})
+
+    (cell,) = cells_of([record.model_copy(update={"outcome": outcome})])
+
+    assert [it.step for it in curve(cell)] == [7, 14]
+
+
+def test_curve_without_steps_counts_examples_and_takes_the_mean_of_the_seeds(
+    runs: tuple[Run, ...],
+) -> None:
+    (cell,) = cells_of([record_of(runs[0], 0.2, 0.4), record_of(runs[1], 0.4, 0.8, 0.9)])
+    batch = runs[0].description.recipe.batch_size
+
+    points = curve(cell)
+
+    assert [it.dev_score for it in points] == pytest.approx([0.3, 0.6])
+    assert [it.step for it in points] == [-(-8 // batch), 2 * -(-8 // batch)]
+
+
+def test_summary_is_mean_and_best_over_all_evaluations(runs: tuple[Run, ...]) -> None:
+    (cell,) = cells_of([record_of(runs[0], 0.2, 0.4), record_of(runs[1], 0.4, 0.8)])
+
+    found = summary(cell)
+
+    assert found.mean_score == pytest.approx(mean([0.2, 0.4, 0.4, 0.8]))
+    assert found.best_score == pytest.approx(mean([0.4, 0.8]))
+
+
+@pytest.mark.parametrize("analyze", [analyze_curves, analyze_robustness, analyze_lowresource])
+def test_findings_are_a_table_twice_and_a_plot_and_leave_failures_out(
+    runs: tuple[Run, ...], tmp_path: Path, analyze: Callable[[Sequence[RunRecord]], Findings]
+) -> None:
+    records = [record_of(*it) for it in zip(runs, SCORES, strict=True)]
+    failed = record_of(runs[1])
+
+    paths = save_findings(analyze([*records[:1], failed, *records[2:]]), tmp_path)
+
+    assert [path.suffix for path in paths] == [".csv", ".md", ".png"]
+    lines = paths[0].read_text().splitlines()
+    assert len(lines) > 1
+    assert {line.count(",") for line in lines} == {lines[0].count(",")}
+    assert all(path.stat().st_size > 0 for path in paths)
+
+
+def with_test_score(run: Run, *, dev: float, test: float) -> RunRecord:
+    record = record_of(run, dev)
+    scored = record.outcome.model_copy(update={"test_scores": {"accuracy": test}})
+    return record.model_copy(update={"outcome": scored})
+
+
+def test_learning_rate_is_chosen_by_dev_scores_where_test_scores_are_reported(
+    folder: Path,
+) -> None:
+    runs = toy_runs(
+        folder, methods=[{"kind": "full"}, {"kind": "lora"}], learning_rates=[1e-4, 1e-3]
+    )
+    scores = {1e-4: {"dev": 0.9, "test": 0.6}, 1e-3: {"dev": 0.8, "test": 0.7}}
+
+    (found,) = gains(
+        cells_of(
+            [with_test_score(run, **scores[run.description.recipe.learning_rate]) for run in runs]
+        )
+    )
+
+    assert (found.score, found.baseline) == (0.6, 0.6)
+
+
+def test_gain_is_over_full_fine_tuning_of_the_same_backbone(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    other = save_tiny_backbone(tmp_path_factory.mktemp("other") / "wide", num_layers=2)
+    runs = toy_runs(
+        folder,
+        backbones=[str(folder / "backbone"), str(other)],
+        methods=[{"kind": "full"}, {"kind": "lora"}],
+    )
+    scores = {("backbone", "full"): 0.2, ("backbone", "lora"): 0.5} | {
+        ("wide", "full"): 0.9,
+        ("wide", "lora"): 0.8,
+    }
+    records = [
+        record_of(run, scores[run.description.backbone.name, run.description.recipe.method.kind])
+        for run in runs
+    ]
+
+    found = gains(cells_of(records))
+
+    assert {it.backbone: it.gain for it in found} == pytest.approx({"backbone": 0.3, "wide": -0.1})
+    assert set(average_gains(found)) == {("backbone", "lora 8", 24), ("wide", "lora 8", 24)}
+
+
+@pytest.mark.parametrize("analyze", [analyze_curves, analyze_robustness, analyze_lowresource])
+def test_results_of_which_no_run_finished_are_refused(
+    runs: tuple[Run, ...], analyze: Callable[[Sequence[RunRecord]], Findings]
+) -> None:
+    with pytest.raises(InvalidSweepError, match="a run that finished, got 2 that failed"):
+        analyze([record_of(run) for run in runs[:2]])

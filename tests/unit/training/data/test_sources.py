@@ -1,0 +1,315 @@
+# The datasets library ships no stubs.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false
+
+import random
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from datasets import ClassLabel, Dataset, Features, List, Value
+
+from doubles.examples import rows_of, toy_examples, write_jsonl
+from nunatak_training import (
+    DataNotFoundError,
+    ExampleSet,
+    InvalidRowError,
+    MissingColumnError,
+    TaskKind,
+    TooFewExamplesError,
+    UnknownLabelError,
+    load_examples,
+    load_task_data,
+)
+from nunatak_training.data.sources import HubReference
+
+TRAIN = toy_examples(40, seed=1)
+DEV = toy_examples(10, seed=2)
+
+
+class DatasetShelf:
+    """Data sets by name, in memory."""
+
+    def __init__(self, **splits: Dataset) -> None:
+        self._splits = splits
+        self.asked: list[HubReference] = []
+
+    def __call__(self, reference: HubReference) -> Mapping[str, Dataset]:
+        self.asked.append(reference)
+        return self._splits
+
+
+def labelled(texts: list[str], classes: list[int]) -> Dataset:
+    features = Features({"text": Value("string"), "label": ClassLabel(names=["no", "yes"])})
+    return Dataset.from_dict({"text": texts, "label": classes}, features=features)
+
+
+@pytest.mark.parametrize("dev_name", ["dev", "validation"])
+def test_folder_gives_train_and_dev(tmp_path: Path, dev_name: str) -> None:
+    folder = tmp_path / "toy"
+    folder.mkdir()
+    write_jsonl(folder / "train.jsonl", rows_of(TRAIN))
+    write_jsonl(folder / f"{dev_name}.jsonl", rows_of(DEV))
+
+    data = load_task_data(folder)
+
+    assert data.name == "toy"
+    assert data.train.examples == TRAIN
+    assert data.dev.examples == DEV
+    assert data.labels == ("early", "late")
+
+
+def test_named_dev_file_replaces_every_other(tmp_path: Path) -> None:
+    train = write_jsonl(tmp_path / "train.jsonl", rows_of(TRAIN))
+    dev = write_jsonl(tmp_path / "other.jsonl", rows_of(DEV))
+
+    data = load_task_data(str(train), dev=dev)
+
+    assert data.train.examples == TRAIN
+    assert data.dev.examples == DEV
+
+
+def test_drawn_dev_split_is_a_tenth_of_every_class(tmp_path: Path) -> None:
+    rows = rows_of(TRAIN) + [{"text": f"rare {number}", "label": "rare"} for number in range(2)]
+    path = write_jsonl(tmp_path / "all.jsonl", rows)
+
+    data = load_task_data(path)
+
+    assert Counter(it.label for it in data.dev.examples) == {"early": 2, "late": 2, "rare": 1}
+    assert sorted(
+        [*data.train.examples, *data.dev.examples], key=lambda it: (it.text, it.label)
+    ) == sorted(load_examples(path), key=lambda it: (it.text, it.label))
+
+
+def test_drawn_dev_split_depends_on_the_seed_alone(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "all.jsonl", rows_of(TRAIN))
+
+    def dev(seed: int) -> ExampleSet:
+        return load_task_data(path, seed=seed).dev
+
+    assert dev(0) == dev(0)
+    assert dev(0) != dev(1)
+
+
+def test_dev_label_that_no_train_row_has_is_named(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "train.jsonl", rows_of(TRAIN))
+    write_jsonl(tmp_path / "dev.jsonl", [*rows_of(DEV), {"text": "m", "label": "middle"}])
+
+    with pytest.raises(UnknownLabelError) as caught:
+        load_task_data(tmp_path)
+
+    assert caught.value.where == "dev.jsonl:11"
+    assert caught.value.label == "middle"
+
+
+def test_class_with_one_train_example_is_named(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "all.jsonl", [*rows_of(TRAIN), {"text": "m", "label": "one"}])
+
+    with pytest.raises(TooFewExamplesError, match="label 'one' has 1 train example") as caught:
+        load_task_data(path)
+
+    assert caught.value.where == "all.jsonl:41"
+
+
+@pytest.mark.parametrize(
+    ("rows", "problem"),
+    [
+        pytest.param([], "no train examples", id="no-rows"),
+        pytest.param([{"text": it, "label": "a"} for it in "xy"], "2 labels", id="one-label"),
+        pytest.param([{"text": it, "labels": []} for it in "xy"], "has a label", id="none-applies"),
+        pytest.param([{"text": it, "label": 0.5} for it in "xy"], "same value", id="one-value"),
+        pytest.param([{"tokens": ["x"], "tags": ["O"]}] * 2, "2 tags", id="one-tag"),
+        pytest.param(
+            [{"question": "x", "context": "y", "answers": []}] * 2, "an answer", id="no-answer"
+        ),
+        pytest.param(
+            [{"query": "x", "document": it, "label": 0} for it in "xy"], "same value", id="no-order"
+        ),
+    ],
+)
+def test_data_that_teaches_nothing_is_refused(
+    tmp_path: Path, rows: list[dict[str, object]], problem: str
+) -> None:
+    path = write_jsonl(tmp_path / "all.jsonl", rows)
+
+    with pytest.raises(TooFewExamplesError, match=problem):
+        load_task_data(path)
+
+
+def test_empty_dev_file_is_refused(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "train.jsonl", rows_of(TRAIN))
+    write_jsonl(tmp_path / "dev.jsonl", [])
+
+    with pytest.raises(TooFewExamplesError, match="no dev examples"):
+        load_task_data(tmp_path)
+
+
+def test_folder_without_train_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataNotFoundError, match=r"train\.jsonl"):
+        load_task_data(tmp_path)
+
+
+@pytest.mark.parametrize("source", [Path("nowhere"), "trian.jsonl", "./nowhere", "/nowhere"])
+def test_missing_path_is_refused_without_a_search_elsewhere(source: str | Path) -> None:
+    shelf = DatasetShelf()
+
+    with pytest.raises(DataNotFoundError, match="no such file or folder"):
+        load_task_data(source, load_dataset=shelf)
+
+    assert shelf.asked == []
+
+
+@pytest.mark.parametrize(
+    ("source", "reference"),
+    [
+        pytest.param("datasets:imdb", HubReference(name="imdb"), id="prefix"),
+        pytest.param(
+            "datasets:owner/set:small", HubReference(name="owner/set", config="small"), id="config"
+        ),
+        pytest.param("imdb-of-nowhere", HubReference(name="imdb-of-nowhere"), id="no-such-path"),
+    ],
+)
+def test_name_that_is_no_path_is_a_data_set(source: str, reference: HubReference) -> None:
+    texts = [f"text {number}" for number in range(4)]
+    shelf = DatasetShelf(
+        train=labelled(texts, [0, 1, 0, 1]), validation=labelled(texts[:2], [1, 0])
+    )
+
+    data = load_task_data(source, load_dataset=shelf)
+
+    assert shelf.asked == [reference]
+    assert data.name == str(reference)
+    assert [example.label for example in data.train.examples] == ["no", "yes", "no", "yes"]
+    assert [example.label for example in data.dev.examples] == ["yes", "no"]
+
+
+def test_data_set_without_validation_gets_a_drawn_dev_split() -> None:
+    texts = [f"text {number}" for number in range(40)]
+    shelf = DatasetShelf(train=labelled(texts, [0, 1] * 20), test=labelled(texts, [0, 1] * 20))
+
+    data = load_task_data("datasets:toy", load_dataset=shelf)
+
+    assert (len(data.train), len(data.dev)) == (36, 4)
+
+
+def test_data_set_without_train_split_is_refused() -> None:
+    shelf = DatasetShelf(test=labelled(["x"], [0]))
+
+    with pytest.raises(DataNotFoundError, match="no split 'train'"):
+        load_task_data("datasets:toy", load_dataset=shelf)
+
+
+def test_unlabelled_row_of_a_data_set_is_named() -> None:
+    shelf = DatasetShelf(train=labelled(["x", "y"], [0, -1]))
+
+    with pytest.raises(InvalidRowError) as caught:
+        load_task_data("datasets:toy", load_dataset=shelf)
+
+    assert caught.value.where == "toy/train:2"
+
+
+def test_data_set_with_other_columns_is_refused() -> None:
+    shelf = DatasetShelf(train=Dataset.from_dict({"sentence": ["x"], "label": ["a"]}))
+
+    with pytest.raises(MissingColumnError, match=r"no column 'text'; found 'sentence', 'label'"):
+        load_task_data("datasets:toy", load_dataset=shelf)
+
+
+def test_class_numbers_in_lists_become_names_too() -> None:
+    features = Features(
+        {"tokens": List(Value("string")), "tags": List(ClassLabel(names=["O", "B-X"]))}
+    )
+    rows = {"tokens": [["in", "Oslo"], ["here"]] * 2, "tags": [[0, 1], [0]] * 2}
+    shelf = DatasetShelf(train=Dataset.from_dict(rows, features=features))
+
+    data = load_task_data("datasets:toy", load_dataset=shelf)
+
+    assert data.kind is TaskKind.TOKEN_CLASSIFICATION
+    assert data.labels == ("B-X", "O")
+
+
+def test_float_labels_of_a_data_set_are_values() -> None:
+    rows = {"text": ["x", "y", "z"], "label": [0.0, 2.5, 5.0]}
+
+    data = load_task_data("datasets:toy", load_dataset=DatasetShelf(train=Dataset.from_dict(rows)))
+
+    assert data.kind is TaskKind.REGRESSION
+    assert data.labels == ("value",)
+
+
+@pytest.mark.parametrize(
+    ("common", "rare"),
+    [
+        pytest.param(
+            {"text": "x", "labels": ["a"]}, {"text": "y", "labels": ["a", "rare"]}, id="labels"
+        ),
+        pytest.param(
+            {"tokens": ["x", "y"], "tags": ["O", "B-X"]},
+            {"tokens": ["z"], "tags": ["B-RARE"]},
+            id="tags",
+        ),
+    ],
+)
+@pytest.mark.parametrize("num_rare", [1, 2])
+def test_drawn_dev_split_leaves_every_label_in_train(
+    tmp_path: Path, common: dict[str, object], rare: dict[str, object], num_rare: int
+) -> None:
+    path = write_jsonl(tmp_path / "all.jsonl", [common] * 8 + [rare] * num_rare)
+
+    for seed in range(30):
+        data = load_task_data(path, seed=seed)
+
+        assert len(data.dev) == 1
+        assert len(data.train) == 7 + num_rare
+
+
+def test_drawn_dev_split_is_as_ever_where_no_label_is_rare(tmp_path: Path) -> None:
+    rows = [{"text": f"text {number}", "labels": ["a"]} for number in range(20)]
+    path = write_jsonl(tmp_path / "all.jsonl", rows)
+
+    drawn = random.Random(5).sample(range(20), 2)
+
+    expected = {f"text {number}" for number in drawn}
+    assert {it.text for it in load_task_data(path, seed=5).dev.examples} == expected
+
+
+def test_examples_that_each_have_a_label_of_their_own_cannot_be_split(tmp_path: Path) -> None:
+    rows = [{"text": label, "labels": [label]} for label in "abc"]
+    path = write_jsonl(tmp_path / "all.jsonl", rows)
+
+    with pytest.raises(TooFewExamplesError, match="label of its own"):
+        load_task_data(path)
+
+
+@pytest.mark.parametrize(
+    ("odd", "usual", "problem"),
+    [
+        pytest.param(
+            {"text": "x", "label": 1.5}, {"text": "x", "label": 0.5}, "same value", id="values"
+        ),
+        pytest.param(
+            {"question": "x", "context": "y", "answers": [{"text": "y", "answer_start": 0}]},
+            {"question": "x", "context": "y", "answers": []},
+            "an answer",
+            id="answers",
+        ),
+    ],
+)
+def test_drawn_dev_split_that_leaves_nothing_to_learn_is_refused(
+    tmp_path: Path, odd: dict[str, object], usual: dict[str, object], problem: str
+) -> None:
+    path = write_jsonl(tmp_path / "all.jsonl", [odd, *[usual] * 5])
+    seed = next(it for it in range(99) if random.Random(it).sample(range(6), 1) == [0])
+
+    with pytest.raises(TooFewExamplesError, match=f"dev examples were drawn.*{problem}"):
+        load_task_data(path, seed=seed)
+
+
+def test_dev_queries_need_a_document_with_a_grade_above_zero(tmp_path: Path) -> None:
+    graded = {"query": "x", "documents": ["y", "z"]}
+    write_jsonl(tmp_path / "train.jsonl", [{**graded, "relevance": [-2, 1]}])
+    write_jsonl(tmp_path / "dev.jsonl", [{**graded, "relevance": [-1, 0]}])
+
+    with pytest.raises(TooFewExamplesError, match="grade above 0"):
+        load_task_data(tmp_path)

@@ -1,0 +1,201 @@
+"""Laws of going on: from any step, with any optimizer and regularizer, to the same bytes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import JsonValue
+
+from doubles.backbones import tiny_backbone
+from doubles.examples import RecordingReport, toy_data
+from doubles.killed import EveryTime, Killed, Mortal
+from nunatak_model import Bottleneck, Full, HeadOnly, Method, TopK, tensors_to_bytes
+from nunatak_training import AlreadyTrainingError, CacheError, Recipe, default_recipe, fit_task
+from nunatak_training.loop.checkpoint import Checkpoint, Snapshot, held_checkpoint, run_key
+from nunatak_training.recipes import RegularizerName
+
+BACKBONE = tiny_backbone(num_layers=3)
+DATA = toy_data(num_train=30)
+NUM_STEPS = 4 * 4  # epochs times batches of 8 among 30
+
+
+def recipe_of(method: Method, **changes: JsonValue) -> Recipe:
+    quick: dict[str, JsonValue] = {"epochs": 4, "min_steps": 0, "batch_size": 8, "max_length": 32}
+    return default_recipe(method, changes={**quick, **changes})
+
+
+def weights(
+    recipe: Recipe, report: RecordingReport, checkpoint: Checkpoint | None = None
+) -> tuple[bytes, int, list[float]]:
+    trained = fit_task(DATA, recipe, BACKBONE, report=report, checkpoint=checkpoint)
+    scores = [epoch.dev_loss for epoch in trained.history]
+    return tensors_to_bytes(trained.parameters), trained.best_epoch, scores
+
+
+RECIPES = [
+    *(recipe_of(TopK(num_layers=2), regularizer={"name": name.value}) for name in RegularizerName),
+    recipe_of(TopK(num_layers=2), optimizer="sgd", schedule="cosine", warmup_share=0.5),
+    recipe_of(HeadOnly(), optimizer="adam", schedule="constant"),
+    recipe_of(Bottleneck(size=4), dropout=0.3),
+    recipe_of(Full(), seed=3),
+]
+
+
+def label(recipe: Recipe) -> str:
+    return f"{recipe.method.kind}-{recipe.regularizer.name}-{recipe.optimizer}"
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=label)
+def test_a_run_that_dies_again_and_again_gives_the_bytes_of_one_that_does_not(
+    tmp_path: Path, recipe: Recipe
+) -> None:
+    checkpoint = EveryTime(tmp_path / "run.safetensors")
+    resumed = list[int]()
+
+    # In the first epoch, in the middle of others, and at both sides of an epoch's end.
+    for dies_at in (1, 2, 6, 8, 9, 15):
+        report = Mortal(dies_at=dies_at)
+        with pytest.raises(Killed):
+            weights(recipe, report, checkpoint)
+        resumed.append(report.num_resumed)
+    last = RecordingReport()
+    found = weights(recipe, last, checkpoint)
+
+    # A step whose report killed the run was not written yet, and is done again.
+    assert [*resumed, last.num_resumed] == [0, 0, 1, 5, 7, 8, 14]
+    assert found == weights(recipe, RecordingReport())
+
+
+class DiesAfter(RecordingReport):
+    """Ends the run within the report of its own so-manieth step, of pretraining or tuning."""
+
+    def __init__(self, num_steps: int) -> None:
+        super().__init__()
+        self._num_steps = num_steps
+
+    def stepped(self, *, loss: float) -> None:
+        super().stepped(loss=loss)
+        if len(self.losses) == self._num_steps:
+            raise Killed
+
+
+@pytest.mark.parametrize("regularizer", ["none", "mixout"])
+def test_pretraining_that_dies_goes_on_and_is_not_done_again_once_it_is_over(
+    tmp_path: Path, regularizer: str
+) -> None:
+    recipe = recipe_of(
+        Bottleneck(size=4), epochs=2, tapt={"epochs": 2}, regularizer={"name": regularizer}
+    )
+    path = tmp_path / "run.safetensors"
+
+    # Both take 8 steps: within pretraining, at its last step, and twice within tuning.
+    for num_steps in (3, 6, 2, 3):
+        with pytest.raises(Killed):
+            weights(recipe, DiesAfter(num_steps), EveryTime(path))
+    last = RecordingReport()
+    found = weights(recipe, last, EveryTime(path))
+
+    # A step whose report killed the run was not written yet: 2 of pretraining are kept, then 7,
+    # then all and none of tuning, then 2 of it.
+    assert len(last.losses) == 8 - 2
+    assert found == weights(recipe, RecordingReport())
+
+
+def test_what_pretraining_left_is_discarded_with_the_run(tmp_path: Path) -> None:
+    recipe = recipe_of(Bottleneck(size=4), epochs=1, tapt={"epochs": 1})
+    with held_checkpoint("run", tmp_path) as checkpoint:
+        weights(recipe, RecordingReport(), checkpoint)
+        checkpoint.discard()
+
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["run.lock"]
+
+
+def test_a_run_that_ended_is_not_run_again(tmp_path: Path) -> None:
+    checkpoint, again = EveryTime(tmp_path / "run.safetensors"), RecordingReport()
+    recipe = recipe_of(TopK(num_layers=1))
+    first = weights(recipe, RecordingReport(), checkpoint)
+
+    second = weights(recipe, again, checkpoint)
+
+    assert second == first
+    assert (again.num_resumed, again.losses) == (NUM_STEPS, [])
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "foreign"])
+def test_a_checkpoint_that_cannot_be_read_costs_time_and_nothing_else(
+    tmp_path: Path, damage: str
+) -> None:
+    path = tmp_path / "run.safetensors"
+    recipe, report = recipe_of(HeadOnly()), RecordingReport()
+    expected = weights(recipe, RecordingReport(), EveryTime(path))
+    match damage:
+        case "cut":
+            path.write_bytes(path.read_bytes()[:-10])
+        case "empty":
+            path.write_bytes(b"")
+        case _:
+            path.write_bytes(tensors_to_bytes({"other": torch.zeros(2)}))
+
+    assert weights(recipe, report, EveryTime(path)) == expected
+    assert report.num_resumed == 0
+
+
+def test_checkpoints_are_as_far_apart_as_the_interval_or_what_they_cost(tmp_path: Path) -> None:
+    # Three readings a save: when asked whether it is due, before it writes, and after.
+    times = iter([0.0, 9.0, 10.0, 10.0, 12.0, 51.0, 52.0])
+    checkpoint = Checkpoint(tmp_path / "run.safetensors", interval=10.0, clock=lambda: next(times))
+    state = Snapshot(tensors={"weight": torch.ones(2)}, facts="{}")
+
+    due = [checkpoint.is_due, checkpoint.is_due]
+    checkpoint.save(state)  # takes 2 s, so the next may come after 40 s and not after 10
+    due += [checkpoint.is_due, checkpoint.is_due]
+
+    assert due == [False, True, False, True]
+
+
+def test_what_was_saved_is_loaded_and_what_was_discarded_is_gone(tmp_path: Path) -> None:
+    with held_checkpoint("run", tmp_path) as checkpoint:
+        assert checkpoint.load() is None
+        checkpoint.save(Snapshot(tensors={"weight": torch.ones(2)}, facts='{"step": 1}'))
+        held = checkpoint.load()
+        checkpoint.discard()
+
+        assert held is not None
+        assert held.facts == '{"step": 1}'
+        assert held.tensors["weight"].equal(torch.ones(2))
+        assert checkpoint.load() is None
+
+
+def test_one_run_has_one_process_at_a_time(tmp_path: Path) -> None:
+    with (
+        held_checkpoint("run", tmp_path),
+        held_checkpoint("other", tmp_path),
+        pytest.raises(AlreadyTrainingError, match="--no-resume"),
+        held_checkpoint("run", tmp_path),
+    ):
+        pass
+    with held_checkpoint("run", tmp_path):
+        pass
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+
+    with pytest.raises(CacheError, match="NUNATAK_CACHE"), held_checkpoint("run", blocked):
+        pass
+
+
+def test_whatever_changes_the_result_changes_the_name_of_the_run() -> None:
+    recipe = recipe_of(HeadOnly())
+    keys = {
+        run_key({"tone": DATA}, recipe, BACKBONE),
+        run_key({"tone": DATA}, recipe, BACKBONE),
+        run_key({"other": DATA}, recipe, BACKBONE),
+        run_key({"tone": toy_data(num_train=32)}, recipe, BACKBONE),
+        run_key({"tone": toy_data(num_train=30, num_dev=8)}, recipe, BACKBONE),
+        run_key({"tone": DATA}, recipe_of(HeadOnly(), seed=1), BACKBONE),
+        run_key({"tone": DATA}, recipe, tiny_backbone(num_layers=3, seed=1)),
+    }
+
+    assert len(keys) == 6

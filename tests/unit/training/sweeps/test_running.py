@@ -1,0 +1,195 @@
+"""Laws of running a sweep, in one process and in several."""
+
+from collections.abc import Callable
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from doubles.hostile_texts import HOSTILE, obeyed
+from doubles.sweeps import (
+    RecordingSweepReport,
+    ScriptedRunner,
+    record_of,
+    toy_folder,
+    toy_runs,
+)
+from nunatak_training.sweeps import (
+    Bench,
+    Failed,
+    Finished,
+    InProcesses,
+    OneByOne,
+    ResultsFolder,
+    Run,
+    SweepProgress,
+    run_sweep,
+)
+from nunatak_training.sweeps.running import Worker
+
+
+@pytest.fixture(name="folder", scope="module")
+def make_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return toy_folder(tmp_path_factory.mktemp("sweep"))
+
+
+@pytest.fixture(name="runs", scope="module")
+def make_runs(folder: Path) -> tuple[Run, ...]:
+    return toy_runs(folder, seeds=[0, 1, 2, 3])
+
+
+@pytest.fixture(name="results")
+def make_results(tmp_path: Path) -> ResultsFolder:
+    return ResultsFolder(tmp_path / "results")
+
+
+def test_killed_sweep_goes_on_where_it_was_and_no_run_is_done_twice(
+    runs: tuple[Run, ...], results: ResultsFolder
+) -> None:
+    first, second, third = ScriptedRunner(killed_before=2), ScriptedRunner(), ScriptedRunner()
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(runs, results, first, RecordingSweepReport())
+
+    records = run_sweep(runs, results, second, RecordingSweepReport())
+    again = run_sweep(runs, results, third, RecordingSweepReport())
+
+    assert first.done + second.done == [run.description.digest for run in runs]
+    assert third.done == []
+    assert records == again
+    assert [record.run for record in records] == [run.description for run in runs]
+
+
+def test_failures_are_results_and_are_not_tried_again(
+    runs: tuple[Run, ...], results: ResultsFolder
+) -> None:
+    results.add(record_of(runs[0]))
+    runner = ScriptedRunner()
+
+    records = run_sweep(runs, results, runner, RecordingSweepReport())
+
+    assert isinstance(records[0].outcome, Failed)
+    assert len(runner.done) == 3
+
+
+def test_report_is_told_of_new_results_alone(runs: tuple[Run, ...], results: ResultsFolder) -> None:
+    results.add(record_of(runs[2], 0.5))
+    report = RecordingSweepReport()
+
+    run_sweep(runs, results, ScriptedRunner(), report)
+
+    assert report.counts == [(4, 1)]
+    assert len(report.records) == 3
+    assert report.times_ended == 1
+
+
+def test_senseless_run_fails_with_its_reason_and_the_others_go_on(folder: Path) -> None:
+    runs = toy_runs(folder, regularizers=[{"name": "graddrop"}, {"name": "none"}])
+
+    failed, finished = OneByOne(Bench())(runs)
+
+    assert isinstance(failed.outcome, Failed)
+    assert failed.outcome.code == "invalid_recipe"
+    assert "method head tunes none" in failed.outcome.message
+    assert isinstance(finished.outcome, Finished)
+    assert 0 <= finished.outcome.score <= 1
+    assert len(finished.outcome.epochs) == 2
+
+
+def test_test_set_is_scored_where_dev_is_of_the_train_examples(folder: Path) -> None:
+    runs = toy_runs(folder, dev_from_train=True, train_caps=[16], dev_cap=8)
+
+    (record,) = OneByOne(Bench())(runs)
+
+    assert isinstance(record.outcome, Finished)
+    assert record.outcome.test_scores.keys() == record.outcome.scores.keys()
+    assert record.run.data.num_test == 8
+
+
+def test_processes_give_what_one_process_gives(folder: Path) -> None:
+    runs = toy_runs(folder, seeds=[0, 1])
+
+    alone = {it.run.digest: it.outcome for it in OneByOne(Bench())(runs)}
+    together = {it.run.digest: it.outcome for it in InProcesses(jobs=2)(runs)}
+
+    assert together == alone
+
+
+def test_worker_that_dies_is_a_failure_of_its_run(folder: Path) -> None:
+    # A device that torch does not know is none of our errors, so it ends the process.
+    (record,) = InProcesses(jobs=1, device="nowhere")(toy_runs(folder))
+
+    assert isinstance(record.outcome, Failed)
+    assert record.outcome.code == "worker_died"
+
+
+def test_progress_tells_a_failure_in_hostile_words_on_one_plain_line(
+    runs: tuple[Run, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = record_of(runs[0]).model_copy(
+        update={"outcome": Failed(code="failed", message=HOSTILE)}
+    )
+    progress = SweepProgress("toy")
+
+    progress.started(num_runs=1, num_done=0)
+    progress.finished(record)
+    progress.ended()
+
+    printed = capsys.readouterr().err
+    assert "evil[b]" in printed
+    assert printed.count("\n") == 2
+    assert obeyed(printed) == set()
+
+
+def test_results_of_a_sweep_say_how_many_steps_were_taken(folder: Path) -> None:
+    (run,) = toy_runs(folder, recipe={"epochs": 2, "batch_size": 10, "max_length": 32})
+
+    record = Bench().run(run)
+
+    assert isinstance(record.outcome, Finished)
+    assert [it.step for it in record.outcome.epochs] == [3, 6]
+
+
+@pytest.fixture(name="run", scope="module")
+def make_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    (run,) = toy_runs(toy_folder(tmp_path_factory.mktemp("sweep")))
+    return run
+
+
+@pytest.fixture(name="dying")
+def make_dying() -> tuple[Worker, Connection]:
+    """A worker whose process has ended, and the other end of its pipe."""
+    process = get_context("spawn").Process(target=int)
+    process.start()
+    process.join()
+    here, there = get_context("spawn").Pipe()
+    return Worker(process=process, pipe=here), there
+
+
+def test_worker_that_died_before_it_was_given_a_run_fails_it(
+    dying: tuple[Worker, Connection], run: Run
+) -> None:
+    worker, other_end = dying
+    other_end.close()
+
+    record = worker.give(run)
+
+    assert record is not None
+    assert isinstance(record.outcome, Failed)
+    assert record.outcome.code == "worker_died"
+
+
+@pytest.mark.parametrize("read", [Connection.recv, Connection.fileno], ids=["read", "unread"])
+def test_worker_that_died_with_a_run_fails_it(
+    dying: tuple[Worker, Connection], run: Run, read: Callable[[Connection], object]
+) -> None:
+    worker, other_end = dying
+    assert worker.give(run) is None
+    read(other_end)
+    other_end.close()  # with the run unread the pipe is reset and does not just end
+
+    record = worker.answer(run)
+
+    assert isinstance(record.outcome, Failed)
+    assert record.outcome.code == "worker_died"
+    assert record.run == run.description

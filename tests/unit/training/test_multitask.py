@@ -1,0 +1,291 @@
+"""Laws of training one encoder on several tasks."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import JsonValue
+from transformers import AutoModel
+
+from doubles.backbones import tiny_backbone
+from doubles.examples import RecordingReport, rows_of, toy_data, toy_examples, write_jsonl
+from doubles.killed import EveryTime, Killed, Mortal
+from nunatak_artifact.errors import FolderInUseError, UnsupportedExportError
+from nunatak_model import Backbone, Full, Method, Pooling, TopK, load_backbone, run_trunk
+from nunatak_training import (
+    Example,
+    ExampleSet,
+    InvalidRecipeError,
+    Recipe,
+    SilentReport,
+    TaskData,
+    TaskKind,
+    UnknownLabelError,
+    default_recipe,
+    fit_task,
+)
+from nunatak_training.multitask import (
+    FittedEncoder,
+    MultitaskOutcome,
+    MultitaskSettings,
+    SharedTask,
+    fit_encoder,
+    train_backbone,
+)
+
+NUM_TRAIN = {"letters": 64, "value": 20}
+
+
+@pytest.fixture(name="backbone", scope="module")
+def make_backbone() -> Backbone:
+    return tiny_backbone(num_layers=2)
+
+
+@pytest.fixture(name="tasks", scope="module")
+def make_tasks() -> dict[str, TaskData]:
+    return {"letters": toy_data(), "value": _values()}
+
+
+def _values() -> TaskData:
+    """How many of the letters are an a: a task of another kind."""
+    texts = [" ".join("a" * (number % 5) + "b" * (4 - number % 5)) for number in range(25)]
+    examples = [Example(text=text, label=float(text.count("a"))) for text in texts]
+    train = ExampleSet(examples=tuple(examples[: NUM_TRAIN["value"]]))
+    dev = ExampleSet(examples=tuple(examples[NUM_TRAIN["value"] :]))
+    return TaskData(name="value", kind=TaskKind.REGRESSION, train=train, dev=dev, labels=("value",))
+
+
+def recipe_of(method: Method | None = None, **changes: JsonValue) -> Recipe:
+    quick: dict[str, JsonValue] = {
+        "epochs": 6,
+        "batch_size": 8,
+        "max_length": 32,
+        "learning_rate": 2e-3,
+        "head_learning_rate": 2e-2,
+    }
+    return default_recipe(method or Full(), changes={**quick, **changes})
+
+
+@pytest.fixture(name="fitted", scope="module")
+def fit(tasks: dict[str, TaskData], backbone: Backbone) -> FittedEncoder:
+    return fit_encoder(tasks, recipe_of(), backbone, report=SilentReport())
+
+
+def test_tasks_of_different_kinds_are_learnt_together(fitted: FittedEncoder) -> None:
+    assert fitted.scores["letters"].main >= 0.85
+    assert fitted.scores["value"].main >= 0.8  # correlation
+    assert fitted.history[-1].train_loss < fitted.history[0].train_loss
+
+
+def test_all_of_the_encoder_moves_and_the_backbone_stays(
+    fitted: FittedEncoder, backbone: Backbone
+) -> None:
+    assert fitted.parameters.keys() == backbone.parameters.keys()
+    unmoved = [
+        name
+        for name, tensor in fitted.parameters.items()
+        if torch.equal(tensor, backbone.parameters[name])
+    ]
+    assert not unmoved
+    assert not any(tensor.requires_grad for tensor in backbone.parameters.values())
+
+
+def test_same_seed_gives_the_same_bytes(
+    fitted: FittedEncoder, tasks: dict[str, TaskData], backbone: Backbone
+) -> None:
+    again = fit_encoder(tasks, recipe_of(), backbone, report=SilentReport())
+    other = fit_encoder(tasks, recipe_of(seed=1), backbone, report=SilentReport())
+
+    assert _equal(fitted, again)
+    assert not _equal(fitted, other)
+
+
+def test_a_run_that_dies_again_and_again_gives_the_bytes_of_one_that_does_not(
+    tasks: dict[str, TaskData], backbone: Backbone, tmp_path: Path
+) -> None:
+    recipe = recipe_of(epochs=3)
+    steps = sum(-(-count // 8) for count in NUM_TRAIN.values())
+    checkpoint = EveryTime(tmp_path / "run.safetensors")
+    resumed = list[int]()
+    for dies_at in (1, 5, steps, steps + 1, 2 * steps + 3):
+        mortal = Mortal(dies_at=dies_at)
+        with pytest.raises(Killed):
+            fit_encoder(tasks, recipe, backbone, report=mortal, checkpoint=checkpoint)
+        resumed.append(mortal.num_resumed)
+
+    last = RecordingReport()
+    found = fit_encoder(tasks, recipe, backbone, report=last, checkpoint=checkpoint)
+    whole = fit_encoder(tasks, recipe, backbone, report=SilentReport())
+
+    assert [*resumed, last.num_resumed] == [0, 0, 4, steps - 1, steps, 2 * steps + 2]
+    assert _equal(found, whole)
+    assert found.scores == whole.scores
+    assert [it.dev_loss for it in found.history] == [it.dev_loss for it in whole.history]
+
+
+def test_every_epoch_steps_through_each_batch_of_every_task(
+    tasks: dict[str, TaskData], backbone: Backbone
+) -> None:
+    report = RecordingReport()
+
+    fit_encoder(tasks, recipe_of(epochs=2), backbone, report=report)
+
+    steps = sum(-(-count // 8) for count in NUM_TRAIN.values())
+    assert report.num_steps == len(report.losses) == 2 * steps
+
+
+def test_kept_epoch_has_the_highest_mean_score(fitted: FittedEncoder) -> None:
+    best = max(fitted.history, key=lambda it: (it.dev_score, -it.dev_loss))
+
+    assert fitted.best_epoch == best.epoch
+    mean = sum(each.main for each in fitted.scores.values()) / len(fitted.scores)
+    assert mean == pytest.approx(best.dev_score)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "problem"),
+    [
+        (recipe_of(TopK(num_layers=1)), "method full, got topk"),
+        (recipe_of(regularizer={"name": "graddrop"}), "no regularizer"),
+        (recipe_of(tapt={"epochs": 1}), "no tapt"),
+        (recipe_of(metric="accuracy"), "no metric"),
+    ],
+)
+def test_recipe_that_has_no_meaning_here_is_refused(
+    recipe: Recipe, problem: str, tasks: dict[str, TaskData], backbone: Backbone
+) -> None:
+    with pytest.raises(InvalidRecipeError, match=problem):
+        fit_encoder(tasks, recipe, backbone, report=SilentReport())
+
+
+def test_one_task_alone_is_refused(backbone: Backbone) -> None:
+    with pytest.raises(InvalidRecipeError, match="two tasks or more, got 1"):
+        fit_encoder({"letters": toy_data()}, recipe_of(), backbone, report=SilentReport())
+
+
+def _equal(one: FittedEncoder, other: FittedEncoder) -> bool:
+    return all(torch.equal(it, other.parameters[name]) for name, it in one.parameters.items())
+
+
+@pytest.mark.parametrize("seed", [2**50, 2**63 - 1])
+def test_every_seed_of_a_recipe_can_be_trained_with(
+    tasks: dict[str, TaskData], backbone: Backbone, seed: int
+) -> None:
+    recipe = recipe_of(seed=seed, epochs=1)
+
+    assert fit_encoder(tasks, recipe, backbone, report=SilentReport()).best_epoch == 1
+
+
+MODELS: Any = AutoModel
+
+
+def settings_in(folder: Path) -> MultitaskSettings:
+    tasks = {
+        name: SharedTask(data=write_jsonl(folder / f"{name}.jsonl", rows_of(toy_examples(40))))
+        for name in ("first", "second")
+    }
+    changes = {"epochs": 1, "batch_size": 8, "max_length": 32}
+    recipe = default_recipe(Full(), changes=changes)
+    return MultitaskSettings(tasks=tasks, recipe=recipe, output=folder / "shared-base")
+
+
+@pytest.fixture(name="base", scope="module")
+def make_base() -> Backbone:
+    return tiny_backbone(num_layers=2, pooling=Pooling.MEAN)
+
+
+@pytest.fixture(name="outcome", scope="module")
+def train(base: Backbone, tmp_path_factory: pytest.TempPathFactory) -> MultitaskOutcome:
+    return train_backbone(settings_in(tmp_path_factory.mktemp("multitask")), base)
+
+
+def test_what_is_written_loads_as_a_backbone_of_its_own(
+    outcome: MultitaskOutcome, base: Backbone
+) -> None:
+    loaded = load_backbone(outcome.folder)
+
+    assert loaded.name == "shared-base"
+    assert loaded.digest == outcome.digest != base.digest
+    assert loaded.config == base.config
+    assert loaded.pooling is base.pooling
+    assert loaded.tokenizer.digest == base.tokenizer.digest
+    assert all(
+        torch.equal(loaded.parameters[name], tensor)
+        for name, tensor in outcome.fitted.parameters.items()
+    )
+    assert loaded.pooler is not None
+    assert base.pooler is not None
+    assert torch.equal(loaded.pooler.weight, base.pooler.weight)
+
+
+def test_transformers_loads_it_and_computes_the_same(outcome: MultitaskOutcome) -> None:
+    loaded = load_backbone(outcome.folder)
+    (encoding,) = loaded.tokenizer.encode(["a new base"], max_length=32)
+    theirs = MODELS.from_pretrained(outcome.folder).eval()
+    with torch.no_grad():
+        expected = theirs(
+            input_ids=torch.tensor([encoding.token_ids]),
+            token_type_ids=torch.tensor([encoding.type_ids]),
+        ).last_hidden_state[0]
+
+    found = run_trunk(loaded, [encoding], depth=loaded.config.num_layers).hidden[encoding]
+
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_tasks_are_trained_on_it_as_on_any_backbone(outcome: MultitaskOutcome) -> None:
+    loaded = load_backbone(outcome.folder)
+    recipe = default_recipe(TopK(num_layers=1), changes={"epochs": 1, "max_length": 32})
+
+    trained = fit_task(toy_data(), recipe, loaded, report=SilentReport())
+
+    assert trained.spec.split_depth(loaded.config) == 1
+
+
+def test_a_killed_run_writes_nothing_and_its_next_start_ends_as_if_it_had_not_been(
+    outcome: MultitaskOutcome, base: Backbone, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    with pytest.raises(Killed):
+        train_backbone(settings_in(tmp_path), base, report=Mortal(dies_at=3), checkpoints=cache)
+    assert not (tmp_path / "shared-base").exists()
+
+    again = train_backbone(settings_in(tmp_path), base, checkpoints=cache)
+
+    assert again.digest == outcome.digest
+    assert not list(cache.rglob("*.safetensors"))
+
+
+def test_folder_that_holds_something_is_refused_before_training_and_stays_as_it_is(
+    base: Backbone, tmp_path: Path
+) -> None:
+    settings, report = settings_in(tmp_path), RecordingReport()
+    settings.output.mkdir()
+    (settings.output / "kept.txt").write_text("kept")
+
+    with pytest.raises(FolderInUseError):
+        train_backbone(settings, base, report=report)
+
+    assert report.num_steps == 0
+    assert [path.name for path in settings.output.iterdir()] == ["kept.txt"]
+
+
+def test_bad_data_of_one_task_writes_nothing(base: Backbone, tmp_path: Path) -> None:
+    settings = settings_in(tmp_path)
+    for name, label in (("train", "early"), ("dev", "never")):
+        (tmp_path / "bad").mkdir(exist_ok=True)
+        rows = [{"text": "a b", "label": label}, {"text": "y z", "label": "late"}] * 4
+        write_jsonl(tmp_path / "bad" / f"{name}.jsonl", rows)
+    tasks = {**settings.tasks, "bad": SharedTask(data=tmp_path / "bad")}
+    broken = MultitaskSettings(tasks=tasks, recipe=settings.recipe, output=settings.output)
+
+    with pytest.raises(UnknownLabelError):
+        train_backbone(broken, base)
+
+    assert not settings.output.exists()
+
+
+def test_architecture_that_cannot_be_written_is_refused_before_training(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedExportError, match="modernbert"):
+        train_backbone(settings_in(tmp_path), tiny_backbone(num_layers=2, family="modernbert"))

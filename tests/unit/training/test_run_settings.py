@@ -1,0 +1,158 @@
+"""Laws of settings by name: options, task files and sweep files say them alike."""
+
+import pytest
+from pydantic import JsonValue
+
+from doubles.backbones import tiny_backbone
+from nunatak_artifact import method_of
+from nunatak_model import (
+    AdaptedBlocks,
+    Bottleneck,
+    Full,
+    HeadOnly,
+    InvalidMethodError,
+    Lora,
+    LoraTarget,
+    Method,
+    TopK,
+)
+from nunatak_training import InvalidRecipeError, default_recipe
+from nunatak_training.run_settings import METHODS, all_settings, read_settings
+from nunatak_training.settings import flattened, overlaid
+
+CONFIG = tiny_backbone(num_layers=3).config
+
+
+@pytest.mark.parametrize(
+    ("named", "method"),
+    [
+        ({}, TopK()),
+        ({"layers": 3}, TopK(num_layers=3)),
+        ({"layers": "3"}, TopK(num_layers=3)),
+        ({"frozen": 1}, TopK(num_layers=2)),
+        ({"frozen": "0"}, TopK(num_layers=3)),
+        ({"frozen": 3}, HeadOnly()),
+        ({"method": "head"}, HeadOnly()),
+        (
+            {"method": "bottleneck", "size": "8", "first_layer": 2, "blocks": "attention"},
+            Bottleneck(size=8, first_layer=2, blocks=AdaptedBlocks.ATTENTION),
+        ),
+        ({"method": "lora", "rank": 4, "alpha": "8"}, Lora(rank=4, alpha=8.0)),
+        (
+            {"method": "lora", "targets": "query, feedforward_in"},
+            Lora(targets=(LoraTarget.QUERY, LoraTarget.FEEDFORWARD_IN)),
+        ),
+        ({"method": "lora", "targets": ["key"]}, Lora(targets=(LoraTarget.KEY,))),
+        ({"method": "full"}, Full()),
+    ],
+)
+def test_names_become_the_method(named: dict[str, JsonValue], method: Method) -> None:
+    assert read_settings(named).method(CONFIG) == method
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_without_settings_has_its_own_defaults(name: str) -> None:
+    assert method_of(read_settings({"method": name}).record) == METHODS[name]
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"tapt": {"epochs": 2, "learning_rate": 1e-4}, "regularizer": {"name": "graddrop"}},
+        {"tapt.epochs": "2", "tapt.learning_rate": "1e-4", "regularizer.name": "graddrop"},
+    ],
+)
+def test_texts_with_dots_say_what_values_in_mappings_say(named: dict[str, JsonValue]) -> None:
+    recipe = default_recipe(TopK(), changes=read_settings(named).changes)
+
+    assert recipe.tapt is not None
+    assert (recipe.tapt.epochs, recipe.tapt.learning_rate) == (2, 1e-4)
+    assert (recipe.regularizer.name, recipe.dropout) == ("graddrop", 0)
+
+
+def test_null_takes_a_setting_away_but_may_be_a_label() -> None:
+    named: dict[str, JsonValue] = {"tapt": "null", "head_learning_rate": "null"}
+    labels: dict[str, JsonValue] = {"metric": "f1", "positive_label": "null"}
+
+    recipe = default_recipe(TopK(), changes=read_settings({**named, **labels}).changes)
+
+    assert (recipe.tapt, recipe.head_learning_rate) == (None, None)
+    assert recipe.positive_label == "null"
+
+
+@pytest.mark.parametrize(("named", "target"), [({}, 0.95), ({"target": "0.9"}, 0.9)])
+def test_layers_that_are_to_be_found_have_a_share_to_keep(
+    named: dict[str, JsonValue], target: float
+) -> None:
+    assert read_settings({"layers": "auto", **named}).layer_target == target
+    assert read_settings({"layers": 2}).layer_target is None
+
+
+@pytest.mark.parametrize(
+    ("named", "problem"),
+    [
+        ({"epoch": 3}, "no setting 'epoch'; the nearest is 'epochs'. All: method, layers, .*seed"),
+        ({"rank": 4}, "rank belongs to method lora, not to topk"),
+        ({"method": "lora", "layers": 2}, "layers belongs to method topk, not to lora"),
+        ({"method": "head", "first_layer": 2}, "belongs to method bottleneck and lora"),
+        ({"method": "magic"}, "method must be one of topk, .* got 'magic'"),
+        ({"method": "lora", "targets": "query,head"}, "targets.1: "),
+        ({"method": "lora", "rank": 0}, "rank: "),
+        ({"layers": "some"}, "layers: must be a number from 1 up or auto, got 'some'"),
+        ({"layers": 0}, "layers: must be a number from 1 up or auto"),
+        ({"layers": 1, "frozen": 1}, "give one of them"),
+        ({"layers": "auto", "frozen": 1}, "give one of them"),
+        ({"target": 0.9}, "target belongs to layers auto"),
+        ({"layers": 2, "target": 0.9}, "target belongs to layers auto"),
+        ({"layers": "auto", "target": 1.5}, "target: "),
+        ({"epochs": "many"}, "epochs: "),
+        ({"epochs.first": 1}, "no setting 'epochs.first'"),
+        ({"backbone": "minilm"}, "no setting 'backbone'"),
+        ({"method": "head", "tapt.epochs": 2}, "tapt moves layers or adapters"),
+        ({"dropout": 0.5, "regularizer.name": "mixout"}, "takes the place of dropout"),
+    ],
+)
+def test_what_does_not_fit_is_named(named: dict[str, JsonValue], problem: str) -> None:
+    with pytest.raises(InvalidRecipeError, match=problem):
+        read_settings(named)
+
+
+def test_layers_that_the_backbone_has_not_are_refused() -> None:
+    for named in ({"frozen": 4}, {"layers": 4}):
+        with pytest.raises(InvalidMethodError, match="3 layers"):
+            read_settings(named).method(CONFIG)
+
+
+def test_every_field_of_recipes_and_methods_is_listed_with_what_it_may_be() -> None:
+    listed = {setting.name: setting for setting in all_settings()}
+    recipe = default_recipe(TopK(), changes={"tapt.epochs": 1}).settings()
+
+    names = {name for name in flattened(recipe) if name.split(".")[0] not in {"backbone", "method"}}
+    assert names | {"rank", "alpha", "targets", "size", "first_layer", "layers"} <= listed.keys()
+    assert {it.name for it in listed.values() if not it.description} == set()
+    assert {it.name for it in listed.values() if not it.values or not it.default} == set()
+    assert (listed["rank"].default, listed["epochs"].default) == ("8", "by method")
+    assert listed["optimizer"].values == "adamw|adam|sgd"
+    assert listed["epochs"].values == "a whole number from 1 to 10,000"
+
+
+def test_what_is_listed_as_a_default_is_the_default() -> None:
+    fields = default_recipe(TopK()).settings().keys() - {"method", "positive_label"}
+    named = {
+        it.name: it.default
+        for it in all_settings()
+        if it.name in fields and not it.default.startswith("by ")
+    }
+
+    assert default_recipe(TopK(), changes=dict(named)) == default_recipe(TopK())
+
+
+def test_a_later_layer_replaces_a_group_that_it_names() -> None:
+    earlier: dict[str, JsonValue] = {"regularizer": {"name": "mixout", "rate": 0.5}, "epochs": 1}
+
+    assert overlaid(earlier, {"regularizer.name": "graddrop"}) == {
+        "epochs": 1,
+        "regularizer.name": "graddrop",
+    }
+    assert overlaid(earlier, {"regularizer.rate": 0.1})["regularizer.name"] == "mixout"
+    assert overlaid({"tapt.epochs": 2}, {"tapt": None}) == {"tapt": None}

@@ -1,0 +1,58 @@
+"""Laws of the sets that a trained task is tested on."""
+
+from pathlib import Path
+
+import pytest
+
+from doubles.examples import toy_data, write_jsonl
+from nunatak_training import TaskData, TaskKind, TooFewExamplesError, UnknownLabelError
+from nunatak_training.data import ExampleSet, load_test_set
+
+
+def test_test_set_with_a_label_of_its_own_is_refused(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "far.jsonl", [{"text": "a b", "label": "never"}])
+
+    with pytest.raises(UnknownLabelError, match=r"far\.jsonl:1: label 'never'"):
+        load_test_set(path, toy_data())
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "problem"),
+    [
+        (TaskKind.SINGLE_LABEL, [], "there are no test examples"),
+        (
+            TaskKind.RANKING,
+            [{"query": "a", "document": "b", "label": 0}],
+            "no test document has a grade above 0",
+        ),
+    ],
+)
+def test_test_set_that_nothing_can_be_scored_on_is_refused(
+    tmp_path: Path, kind: TaskKind, rows: list[dict[str, object]], problem: str
+) -> None:
+    path = write_jsonl(tmp_path / "far.jsonl", rows)
+    none = ExampleSet(examples=())
+    data = TaskData(name="toy", kind=kind, train=none, dev=none, labels=("a", "b"))
+
+    with pytest.raises(TooFewExamplesError, match=problem):
+        load_test_set(path, data)
+
+
+@pytest.mark.parametrize(
+    ("kind", "row"),
+    [
+        pytest.param(TaskKind.MULTI_LABEL, {"text": "a b", "labels": ["a", "never"]}, id="labels"),
+        pytest.param(
+            TaskKind.TOKEN_CLASSIFICATION, {"tokens": ["a"], "tags": ["never"]}, id="tags"
+        ),
+    ],
+)
+def test_label_of_its_own_among_several_is_refused(
+    tmp_path: Path, kind: TaskKind, row: dict[str, object]
+) -> None:
+    path = write_jsonl(tmp_path / "far.jsonl", [row])
+    none = ExampleSet(examples=())
+    data = TaskData(name="toy", kind=kind, train=none, dev=none, labels=("a", "b"))
+
+    with pytest.raises(UnknownLabelError, match=r"far\.jsonl:1: label 'never'"):
+        load_test_set(path, data)

@@ -1,0 +1,114 @@
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from pydantic import JsonValue
+
+from doubles.backbones import tiny_backbone
+from doubles.examples import toy_data
+from nunatak_model import HeadOnly
+from nunatak_registry.manifest import HeadOnlyRecord, TopKRecord
+from nunatak_training import (
+    ChosenTask,
+    Recipe,
+    SilentReport,
+    TargetMissedError,
+    TrainedTask,
+    choose_layers,
+    default_recipe,
+    fit_task,
+)
+
+NUM_LAYERS = 6
+BACKBONE = tiny_backbone(num_layers=NUM_LAYERS)
+QUICK: dict[str, JsonValue] = {"epochs": 1, "max_length": 16}
+TEMPLATE = fit_task(
+    toy_data(num_train=8, num_dev=4),
+    default_recipe(HeadOnly(), changes=QUICK),
+    BACKBONE,
+    report=SilentReport(),
+)
+
+
+def layers_of(recipe: Recipe) -> int | None:
+    match recipe.method:
+        case HeadOnlyRecord():
+            return 0
+        case TopKRecord(num_layers=num_layers):
+            return num_layers
+        case _:
+            return None
+
+
+def scripted(score_of: Callable[[int], float], *, full: float = 0.8) -> Callable[..., TrainedTask]:
+    """A run whose score is known; a full one scores `full`."""
+
+    def run(recipe: Recipe) -> TrainedTask:
+        layers = layers_of(recipe)
+        score = full if layers is None else score_of(layers)
+        return replace(TEMPLATE, recipe=recipe, scores=dict.fromkeys(TEMPLATE.scores, score))
+
+    return run
+
+
+def chosen(run: Callable[..., TrainedTask], **changes: JsonValue) -> ChosenTask:
+    return choose_layers(BACKBONE, run, target=0.95, changes={**QUICK, **changes})
+
+
+@pytest.mark.parametrize("needed", range(NUM_LAYERS + 1))
+def test_the_fewest_layers_that_keep_the_target_are_chosen(needed: int) -> None:
+    found = chosen(scripted(lambda layers: 0.76 if layers >= needed else 0.75))
+
+    assert found.choice.layers == needed
+    assert layers_of(found.trained.recipe) == needed
+
+
+@pytest.mark.parametrize("needed", range(NUM_LAYERS + 1))
+def test_few_runs_find_them_and_all_are_recorded(needed: int) -> None:
+    asked = list[int | None]()
+    run = scripted(lambda layers: 0.9 if layers >= needed else 0.1)
+
+    def counted(recipe: Recipe) -> TrainedTask:
+        asked.append(layers_of(recipe))
+        return run(recipe)
+
+    found = chosen(counted)
+
+    assert asked[0] is None  # the full one, of which the others are a share
+    assert [each.layers for each in found.choice.runs] == asked[1:]
+    assert len(found.choice.runs) <= 3  # of seven numbers of layers
+    assert found.trained.recipe.layer_choice == found.choice
+
+
+def test_a_target_that_all_layers_miss_is_an_error_that_tells_what_was_tried() -> None:
+    with pytest.raises(TargetMissedError, match=r"6 layers 0\.5000") as caught:
+        chosen(scripted(lambda _: 0.5))
+
+    assert caught.value.full_score == 0.8
+    assert dict(caught.value.runs) == {3: 0.5, 5: 0.5, 6: 0.5}
+
+
+def test_full_fine_tuning_that_learns_nothing_has_no_share_to_keep() -> None:
+    with pytest.raises(TargetMissedError, match="no share of"):
+        chosen(scripted(lambda _: 0.9, full=0.0))
+
+
+def test_numbers_of_layers_that_the_regularizer_cannot_use_are_left_out() -> None:
+    found = chosen(scripted(lambda _: 0.9), regularizer={"name": "gradfreeze-topdown"}, epochs=2)
+
+    assert found.choice.layers == 2
+
+
+def test_a_head_alone_is_left_out_where_pretraining_needs_layers_to_move() -> None:
+    found = chosen(scripted(lambda _: 0.9), tapt={"epochs": 1})
+
+    assert found.choice.layers == 1
+
+
+def test_a_choice_stands_in_the_settings_and_a_recipe_without_one_keeps_its_digest() -> None:
+    recipe = default_recipe(HeadOnly())
+    found = chosen(scripted(lambda _: 0.9))
+
+    assert "layer_choice" not in recipe.settings()
+    assert found.trained.recipe.settings()["layer_choice"] is not None
+    assert Recipe.model_validate(found.trained.recipe.settings()) == found.trained.recipe

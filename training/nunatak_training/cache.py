@@ -1,0 +1,207 @@
+"""The cache folder: what training can compute again, and what it goes on from.
+
+<folder>/trunk/<key>.safetensors         trunk states of one data set; its metadata says of which
+<folder>/checkpoints/<key>.safetensors   where a killed run goes on
+<folder>/*/<key>*.partial                a file in the making, or what a killed process left of it
+<folder>/*/<key>.lock                    held by the process that makes or uses the files of a key
+"""
+
+# safetensors types its functions partly.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
+import os
+from collections import defaultdict
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import platformdirs
+from filelock import FileLock, Timeout
+from pydantic import BaseModel, ConfigDict, ValidationError
+from safetensors import SafetensorError, safe_open
+
+CACHE_VARIABLE = "NUNATAK_CACHE"
+STATES_FOLDER, CHECKPOINTS_FOLDER = "trunk", "checkpoints"
+SUFFIX, LOCK, PARTIAL = ".safetensors", ".lock", ".partial"
+
+
+class StatesFacts(BaseModel):
+    """The metadata of a file of trunk states."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    key: str
+    """Over all that the states depend on; the name of the file."""
+    digest: str
+    """SHA-256 of the states."""
+    backbone: str
+    depth: int
+    num_inputs: int
+    num_tokens: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredStates:
+    """A file of trunk states."""
+
+    path: Path
+    facts: StatesFacts
+    used_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredCheckpoint:
+    """Where a killed run would go on."""
+
+    path: Path
+    num_bytes: int
+    written_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheContents:
+    """All that a cache folder holds."""
+
+    folder: Path
+    states: tuple[StoredStates, ...]
+    """From the least to the most recently used."""
+    checkpoints: tuple[StoredCheckpoint, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all of it."""
+        return sum(stored.facts.num_bytes for stored in self.states) + sum(
+            stored.num_bytes for stored in self.checkpoints
+        )
+
+
+def default_cache_folder() -> Path:
+    """Return what NUNATAK_CACHE says, else a folder in the user's cache directory."""
+    named = os.environ.get(CACHE_VARIABLE)
+    return Path(named).expanduser() if named else platformdirs.user_cache_path("nunatak")
+
+
+@contextmanager
+def replacing(path: Path) -> Generator[Path]:
+    """Give a place to write to, which becomes `path` in one step when all is written.
+
+    Only one process at a time may write to the same path. An error leaves `path` as it was.
+    """
+    partial = path.with_name(path.name + PARTIAL)
+    try:
+        yield partial
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def stored_states(root: Path) -> tuple[StoredStates, ...]:
+    """Return the files of trunk states, from the least to the most recently used."""
+    found = map(_read_states, root.glob(f"*{SUFFIX}"))
+    return tuple(sorted((it for it in found if it is not None), key=lambda it: it.used_at))
+
+
+def make_room(root: Path, *, budget: int) -> None:
+    """Remove trunk states, the least recently used first, until the others fit so many bytes.
+
+    States that a process reads stay readable to that process.
+    """
+    held = stored_states(root)
+    total = sum(stored.facts.num_bytes for stored in held)
+    for stored in held:
+        if total <= budget:
+            return
+        stored.path.unlink(missing_ok=True)
+        total -= stored.facts.num_bytes
+
+
+def sweep_unusable(root: Path) -> None:
+    """Remove what no process makes or can read: what killed processes left, and broken files."""
+    for path in [*root.glob(f"*{PARTIAL}"), *root.glob(f"*{SUFFIX}")]:
+        if path.suffix == SUFFIX and _read_states(path) is not None:
+            continue
+        with suppress(Timeout), _lock_of(path).acquire(blocking=False):
+            # Another process may have made the file anew before the lock was free.
+            if path.suffix == PARTIAL or _read_states(path) is None:
+                path.unlink(missing_ok=True)
+
+
+def cache_contents(folder: Path | None = None) -> CacheContents:
+    """Return what a cache folder holds; nothing if there is no such folder."""
+    root = folder or default_cache_folder()
+    return CacheContents(
+        folder=root,
+        states=stored_states(root / STATES_FOLDER),
+        checkpoints=tuple(_checkpoints(root / CHECKPOINTS_FOLDER)),
+    )
+
+
+def clear_cache(folder: Path | None = None) -> CacheContents:
+    """Remove what no process works on, and return what is left: checkpoints of running processes.
+
+    States that a process reads stay readable to that process.
+    """
+    root = folder or default_cache_folder()
+    for part in (STATES_FOLDER, CHECKPOINTS_FOLDER):
+        _unlink_unlocked(root / part)
+    return cache_contents(root)
+
+
+def _read_states(path: Path) -> StoredStates | None:
+    """What a file of trunk states says of itself; None if it cannot be read."""
+    try:
+        used_at = datetime.fromtimestamp(path.stat().st_mtime, tz=UTC)
+        with safe_open(path, framework="np") as file:
+            facts = StatesFacts.model_validate(file.metadata())
+    except (FileNotFoundError, SafetensorError, ValidationError):
+        return None
+    return StoredStates(path=path, facts=facts, used_at=used_at)
+
+
+def _lock_of(path: Path) -> FileLock:
+    return FileLock(path.with_name(_key_of(path) + LOCK))
+
+
+def _key_of(path: Path) -> str:
+    return path.name.partition(".")[0]
+
+
+def _unlink_unlocked(root: Path) -> None:
+    """Remove the files of every key that no process holds, locks among them."""
+    for key, files in _files_by_key(root).items():
+        lock = root / f"{key}{LOCK}"
+        with suppress(Timeout), FileLock(lock).acquire(blocking=False):
+            # The lock goes last, while it is held: a process that opened it sees that it is gone.
+            for path in (*files, lock):
+                path.unlink(missing_ok=True)
+
+
+def _checkpoints(root: Path) -> Iterator[StoredCheckpoint]:
+    """The checkpoints by key, each with what a kill amid writing left of the next one."""
+    for key, files in _files_by_key(root).items():
+        facts = list[os.stat_result]()
+        for path in files:
+            with suppress(FileNotFoundError):
+                facts.append(path.stat())
+        if facts:
+            yield StoredCheckpoint(
+                path=root / f"{key}{SUFFIX}",
+                num_bytes=sum(each.st_size for each in facts),
+                written_at=datetime.fromtimestamp(max(it.st_mtime for it in facts), tz=UTC),
+            )
+
+
+def _files_by_key(root: Path) -> Mapping[str, Sequence[Path]]:
+    """The files of each key, without its lock."""
+    found = defaultdict[str, list[Path]](list)
+    for path in sorted(root.iterdir()) if root.is_dir() else ():
+        if path.is_file():
+            files = found[_key_of(path)]
+            if path.suffix != LOCK:
+                files.append(path)
+    return found

@@ -1,1 +1,0 @@
-"""The cache folder: what training can compute again, and what it goes on from."""

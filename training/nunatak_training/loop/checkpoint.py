@@ -1,0 +1,266 @@
+"""Checkpoints: where a killed run goes on, and the state of the loop that they hold.
+
+One file a run, and one next to it for its pretraining, named by all that determines the result, so
+that the same command finds it and no other does. It is replaced in one step: a process may be
+killed at any time, and what is there is the newest whole one.
+
+The state is all that the next step depends on: the parameters, the optimizer's moments, the place
+in the epoch and the order of its examples, three random states, and the best epoch so far. The
+state leaves out what follows from the recipe: rates follow from the number of steps, and masks that
+last for an epoch from the regularizer's seed.
+"""
+
+# torch types some of its functions partly.
+# pyright: reportUnknownMemberType=false
+
+import hashlib
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import cast
+
+import torch
+from filelock import FileLock, Timeout
+from pydantic import BaseModel, ConfigDict
+from safetensors import SafetensorError
+from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType] - PathLike
+from torch import Tensor
+
+from nunatak_model import Backbone, InvalidTensorsError, tensors_from_bytes
+from nunatak_training.cache import CHECKPOINTS_FOLDER, LOCK, SUFFIX, default_cache_folder, replacing
+from nunatak_training.data import TaskData
+from nunatak_training.errors import AlreadyTrainingError, CacheError
+from nunatak_training.loop.step import Best, Stepper
+from nunatak_training.recipes import Recipe
+from nunatak_training.report import EpochResult, Report
+from nunatak_training.trunk import numerics_of
+
+FORMAT = "3"
+"""Rises when a snapshot holds something else, or means it otherwise, within a release."""
+FACTS = "facts"
+INTERVAL_SECONDS = 15.0
+"""What a kill may cost, where the loop asks often enough."""
+MAX_SHARE = 0.05
+"""Of the time of a run that goes into writing checkpoints."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """All that a loop needs to go on as if it had never stopped."""
+
+    tensors: Mapping[str, Tensor]
+    facts: str
+    """What is no tensor, as JSON."""
+
+
+class Checkpoint:
+    """The file of a run; `held_checkpoint` sees to it that one process uses it."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        interval: float = INTERVAL_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._path = path
+        self._interval = interval
+        self._clock = clock
+        self._due_at = clock() + interval
+
+    @property
+    def is_due(self) -> bool:
+        """Whether enough time has passed since the last one was written."""
+        return self._clock() >= self._due_at
+
+    def load(self) -> Snapshot | None:
+        """Return the newest snapshot; None if there is none, or none that can be read."""
+        try:
+            tensors = tensors_from_bytes(self._path.read_bytes())
+            facts = bytes(cast("list[int]", tensors.pop(FACTS).tolist())).decode()
+        except (FileNotFoundError, InvalidTensorsError, KeyError):
+            return None
+        return Snapshot(tensors=tensors, facts=facts)
+
+    def save(self, snapshot: Snapshot) -> None:
+        """Put a snapshot in the place of the one before.
+
+        Raises:
+            CacheError: it cannot be written.
+        """
+        begun = self._clock()
+        tensors = {name: it.detach().cpu().contiguous() for name, it in snapshot.tensors.items()}
+        tensors[FACTS] = torch.tensor(list(snapshot.facts.encode()), dtype=torch.uint8)
+        try:
+            with replacing(self._path) as partial:
+                save_file(tensors, partial)
+        except (OSError, SafetensorError) as error:
+            raise CacheError(self._path.parent, str(error)) from error
+        now = self._clock()
+        self._due_at = now + max(self._interval, (now - begun) / MAX_SHARE)
+
+    def beside(self, part: str) -> "Checkpoint":
+        """Return that of a part of the run which stays when the next part has begun."""
+        path = self._path.with_name(f"{self._path.stem}.{part}{SUFFIX}")
+        return Checkpoint(path, interval=self._interval, clock=self._clock)
+
+    def discard(self) -> None:
+        """Remove it and what is beside it: the run is over, and its result is somewhere safe."""
+        for path in self._path.parent.glob(f"{self._path.stem}.*"):
+            if path.suffix != LOCK:
+                path.unlink(missing_ok=True)
+
+
+@contextmanager
+def held_checkpoint(key: str, folder: Path | None = None) -> Generator[Checkpoint]:
+    """Give the checkpoint of a run to this process alone.
+
+    Raises:
+        AlreadyTrainingError: another process has it.
+        CacheError: the folder cannot be written.
+    """
+    root = (folder or default_cache_folder()) / CHECKPOINTS_FOLDER
+    lock = FileLock(root / f"{key}{LOCK}")
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        lock.acquire(blocking=False)
+    except Timeout as error:
+        raise AlreadyTrainingError(root) from error
+    except OSError as error:
+        raise CacheError(root, error.strerror or str(error)) from error
+    try:
+        yield Checkpoint(root / f"{key}{SUFFIX}")
+    finally:
+        lock.release()
+
+
+def run_key(tasks: Mapping[str, TaskData], recipe: Recipe, backbone: Backbone) -> str:
+    """SHA-256 over all that determines the result of a run, and the names of what it trains."""
+    parts = [FORMAT, version("nunatak"), recipe.digest, backbone.digest, numerics_of(backbone)]
+    for name, data in tasks.items():
+        parts += [name, data.kind, *data.labels, data.train.digest, data.dev.digest]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+PARAMETERS, BEST, MOMENTS, RANDOM = "parameters", "best", "moments", "random"
+ORDER = "order"
+
+
+@dataclass(slots=True, kw_only=True)
+class Place:
+    """Where in its epochs a loop stands."""
+
+    epoch: int = 1
+    order: list[int] = field(default_factory=list[int])
+    """Of the examples of this epoch; empty before its first step, and where seed and epoch tell."""
+    num_done: int = 0
+    """Batches of this epoch that were trained on."""
+    total_loss: float = 0.0
+    """Of those, by their weights."""
+
+
+@dataclass(slots=True, kw_only=True)
+class LoopState:
+    """What changes while a loop runs."""
+
+    parameters: Mapping[str, Tensor]
+    stepper: Stepper
+    randomness: torch.Generator
+    """The regularizer's own."""
+    best: Best
+    place: Place
+    history: list[EpochResult]
+
+
+class _Facts(BaseModel):
+    """What of a state is no tensor."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
+
+    num_steps: int
+    epoch: int
+    num_done: int
+    total_loss: float
+    best_epoch: int
+    best_score: float
+    best_loss: float
+    history: tuple[EpochResult, ...]
+
+
+def snapshot(state: LoopState) -> Snapshot:
+    """Return what the loop depends on from here; tensors are those of the loop, not copies."""
+    place, best = state.place, state.best
+    facts = _Facts(
+        num_steps=state.stepper.num_steps,
+        epoch=place.epoch,
+        num_done=place.num_done,
+        total_loss=place.total_loss,
+        best_epoch=best.epoch,
+        best_score=best.score,
+        best_loss=best.loss,
+        history=tuple(state.history),
+    )
+    tensors = {
+        **_named(PARAMETERS, state.parameters),
+        **_named(BEST, best.parameters),
+        **_named(MOMENTS, state.stepper.moments()),
+        **_named(RANDOM, _random_states(state.randomness)),
+        ORDER: torch.tensor(place.order, dtype=torch.int64),
+    }
+    return Snapshot(tensors=tensors, facts=facts.model_dump_json())
+
+
+def restore(state: LoopState, held: Snapshot) -> None:
+    """Bring a loop that has not begun to where a snapshot of the same run was taken."""
+    facts = _Facts.model_validate_json(held.facts)
+    with torch.no_grad():
+        for name, value in _part(PARAMETERS, held.tensors).items():
+            state.parameters[name].copy_(value)
+    device = next(iter(state.parameters.values())).device
+    best = {name: value.to(device) for name, value in _part(BEST, held.tensors).items()}
+    state.best = Best(
+        epoch=facts.best_epoch, score=facts.best_score, loss=facts.best_loss, parameters=best
+    )
+    state.stepper.resume(facts.num_steps, _part(MOMENTS, held.tensors))
+    state.place = Place(
+        epoch=facts.epoch,
+        order=cast("list[int]", held.tensors[ORDER].tolist()),
+        num_done=facts.num_done,
+        total_loss=facts.total_loss,
+    )
+    state.history[:] = facts.history
+    _restore_random_states(state.randomness, _part(RANDOM, held.tensors))
+
+
+def resume(state: LoopState, checkpoint: Checkpoint | None, report: Report) -> None:
+    """Go on from the checkpoint, if there is one that holds something."""
+    held = None if checkpoint is None else checkpoint.load()
+    if held is not None:
+        restore(state, held)
+        report.resumed(num_steps=state.stepper.num_steps)
+
+
+def _named(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
+
+
+def _part(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    begin = f"{prefix}."
+    return {name.removeprefix(begin): it for name, it in tensors.items() if name.startswith(begin)}
+
+
+def _random_states(generator: torch.Generator) -> dict[str, Tensor]:
+    states = {"cpu": torch.get_rng_state(), "regularizer": generator.get_state()}
+    if generator.device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(generator.device)
+    return states
+
+
+def _restore_random_states(generator: torch.Generator, states: Mapping[str, Tensor]) -> None:
+    torch.set_rng_state(states["cpu"])
+    generator.set_state(states["regularizer"])
+    if "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"], generator.device)

@@ -1,0 +1,215 @@
+"""One optimizer step at a time along a schedule, and the best parameters so far."""
+
+# torch types some of its functions partly.
+# pyright: reportUnknownMemberType=false
+
+import math
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, optim
+from torch.nn.utils import clip_grad_norm_
+from torch.optim.lr_scheduler import LambdaLR
+
+from nunatak_model import Encoding
+from nunatak_training import recipes
+from nunatak_training.errors import TrainingDivergedError
+from nunatak_training.recipes import Recipe, Schedule
+from nunatak_training.regularizers import Regularizer, Unregularized
+from nunatak_training.report import EpochResult
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Generator[None]:
+    """Seed torch's random state for a while: shuffling and dropout draw from it."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):  # pyright: ignore[reportUnknownMemberType]
+        torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
+        yield
+
+
+HEAD_PREFIX = "head."
+MAX_EVALUATIONS = 20
+"""Tiny data goes through very many epochs, of which scoring each would cost the most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """How many steps a run takes."""
+
+    num_epochs: int
+    steps_per_epoch: int
+    warmup_steps: int
+    schedule: Schedule = Schedule.LINEAR
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps of the whole run."""
+        return self.num_epochs * self.steps_per_epoch
+
+    def is_evaluated(self, epoch: int) -> bool:
+        """Whether the dev examples are scored after an epoch (from 1); the last one always is."""
+        return epoch % math.ceil(self.num_epochs / MAX_EVALUATIONS) == 0 or epoch == self.num_epochs
+
+    def rate_factor(self, step: int) -> float:
+        """Share of the full learning rate at a step (from 0): a linear rise, then the schedule."""
+        if step < self.warmup_steps:
+            return (step + 1) / self.warmup_steps
+        remaining = (self.num_steps - step) / max(1, self.num_steps - self.warmup_steps)
+        match self.schedule:
+            case Schedule.LINEAR:
+                return max(0.0, remaining)
+            case Schedule.COSINE:
+                return (1 - math.cos(math.pi * max(0.0, remaining))) / 2
+            case Schedule.CONSTANT:
+                return 1.0
+
+
+def plan_course(recipe: Recipe, num_examples: int) -> Course:
+    """Return the recipe's epochs, or as many as reach its `min_steps`."""
+    return course_of(recipe, steps_per_epoch=math.ceil(num_examples / recipe.batch_size))
+
+
+def course_of(recipe: Recipe, *, steps_per_epoch: int) -> Course:
+    """Return the same where it is known how many batches an epoch has."""
+    num_epochs = max(recipe.epochs, math.ceil(recipe.min_steps / steps_per_epoch))
+    return Course(
+        num_epochs=num_epochs,
+        steps_per_epoch=steps_per_epoch,
+        warmup_steps=math.ceil(recipe.warmup_share * num_epochs * steps_per_epoch),
+        schedule=recipe.schedule,
+    )
+
+
+def build_optimizer(parameters: Mapping[str, Tensor], recipe: Recipe) -> optim.Optimizer:
+    """Return the optimizer of all parameters: the head at its own rate, vectors without decay."""
+    head_rate = recipe.head_learning_rate or recipe.learning_rate
+    groups: list[dict[str, object]] = []
+    for is_head, rate in ((False, recipe.learning_rate), (True, head_rate)):
+        # Decay pulls towards zero; norms and biases (the vectors) have no business there.
+        for is_matrix, decay in ((True, recipe.weight_decay), (False, 0.0)):
+            members = [
+                tensor
+                for name, tensor in parameters.items()
+                if name.startswith(HEAD_PREFIX) is is_head and (tensor.ndim > 1) is is_matrix
+            ]
+            if members:
+                groups.append({"params": members, "lr": rate, "weight_decay": decay})
+    match recipe.optimizer:
+        case recipes.Optimizer.ADAMW:
+            return optim.AdamW(groups, fused=True)
+        case recipes.Optimizer.ADAM:
+            return optim.Adam(groups, fused=True)
+        case recipes.Optimizer.SGD:
+            return optim.SGD(groups, fused=True)
+
+
+def build_schedule(optimizer: optim.Optimizer, course: Course, *, num_steps: int = 0) -> LambdaLR:
+    """Return the schedule that moves all rates along the course, after so many steps of it."""
+    return LambdaLR(optimizer, course.rate_factor, last_epoch=num_steps - 1)
+
+
+Tensors = dict[str, Tensor]
+
+
+class BatchLogits(Protocol):
+    """Turns encodings into logits, differentiable in the parameters that are trained."""
+
+    def __call__(
+        self, encodings: Sequence[Encoding], *, dropout: float
+    ) -> list[Float[Tensor, "*vectors outputs"]]:
+        """Return the logits of each encoding, in order: one vector, or one for each token."""
+        ...
+
+
+class BatchLoss(Protocol):
+    """Tells how far logits are from what they should be."""
+
+    def __call__(
+        self, logits: Sequence[Float[Tensor, "*vectors outputs"]], targets: Sequence[Tensor]
+    ) -> Float[Tensor, ""]:
+        """Return the loss of a batch."""
+        ...
+
+
+class Stepper:
+    """One optimizer step at a time along the course."""
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor],
+        recipe: Recipe,
+        course: Course,
+        regularizer: Regularizer | None = None,
+    ) -> None:
+        self._tensors = [tensor.requires_grad_() for tensor in parameters.values()]
+        self._recipe = recipe
+        self._regularizer = regularizer or Unregularized()
+        self._optimizer = build_optimizer(parameters, recipe)
+        self._schedule = build_schedule(self._optimizer, course)
+        self._course = course
+        self.num_steps = 0
+
+    def step(self, batch_loss: Callable[[], Float[Tensor, ""]]) -> float:
+        """Move all parameters once, down the gradient of a loss, and return its value before.
+
+        Raises:
+            TrainingDivergedError: the loss or a gradient became infinite or NaN.
+        """
+        self.num_steps += 1
+        self._regularizer.before_forward()
+        loss = batch_loss()
+        self._optimizer.zero_grad()
+        loss.backward()
+        self._regularizer.after_backward()
+        norm = clip_grad_norm_(self._tensors, self._recipe.max_grad_norm)
+        value = loss.item()
+        if not math.isfinite(value) or not torch.isfinite(norm):
+            raise TrainingDivergedError(self.num_steps, self._recipe.learning_rate)
+        self._optimizer.step()
+        self._regularizer.after_step()
+        self._schedule.step()
+        return value
+
+    def moments(self) -> Tensors:
+        """What the optimizer remembers of each parameter, named `NUMBER.WHAT`."""
+        state: dict[int, dict[str, Tensor]] = self._optimizer.state_dict()["state"]
+        return {
+            f"{number}.{what}": value
+            for number, values in state.items()
+            for what, value in values.items()
+        }
+
+    def resume(self, num_steps: int, moments: Mapping[str, Tensor]) -> None:
+        """Go on after so many steps, with the moments that were there."""
+        state = dict[int, Tensors]()
+        for name, value in moments.items():
+            number, _, what = name.partition(".")
+            state.setdefault(int(number), {})[what] = value
+        self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": state})
+        self.num_steps = num_steps
+        # A schedule that begins at a step takes the rates of that step from the initial ones.
+        self._schedule = build_schedule(self._optimizer, self._course, num_steps=num_steps)
+
+
+@dataclass(slots=True, kw_only=True)
+class Best:
+    """A copy of the parameters after the best epoch so far."""
+
+    epoch: int = 0
+    """From 1: the highest dev score, among equal scores the lowest dev loss."""
+    score: float = -math.inf
+    loss: float = math.inf
+    parameters: Tensors = field(default_factory=Tensors)
+
+    def offer(self, result: EpochResult, parameters: Mapping[str, Tensor]) -> None:
+        """Take the parameters if they are better."""
+        # The loss decides between equal scores, which small dev sets give often.
+        if self.epoch and (result.dev_score, -result.dev_loss) <= (self.score, -self.loss):
+            return
+        self.epoch, self.score, self.loss = result.epoch, result.dev_score, result.dev_loss
+        self.parameters = {name: tensor.detach().clone() for name, tensor in parameters.items()}

@@ -1,0 +1,344 @@
+"""Multi-task training of one encoder (MT-DNN), which then serves as the backbone of its tasks.
+
+Liu et al. 2019 (arXiv:1901.11504), sec. 3.3; Lee, Tang, Lin 2019 (arXiv:1911.03090), sec. 3.1,
+freeze such an encoder below each task's own layers.
+"""
+
+# torch types some of its functions partly.
+# pyright: reportUnknownMemberType=false
+
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import cast
+
+import torch
+from jaxtyping import Float
+from torch import Generator, Tensor
+
+from nunatak_artifact import method_of
+from nunatak_artifact.interchange import check_exportable, check_new, export_backbone
+from nunatak_model import Backbone, Full, load_backbone
+from nunatak_model.heads import initial_head
+from nunatak_registry.names import check_task_name
+from nunatak_training.data import TaskData, load_task_data
+from nunatak_training.errors import InvalidRecipeError, TrainingDivergedError
+from nunatak_training.fitting import branch_logits, branch_spec, check_recipe
+from nunatak_training.kinds import Metric, TaskKind
+from nunatak_training.loop.checkpoint import (
+    Checkpoint,
+    LoopState,
+    Place,
+    held_checkpoint,
+    resume,
+    run_key,
+)
+from nunatak_training.loop.fit import DevScore, EncodedSet, Epochs, TrainBatch, predict
+from nunatak_training.loop.step import HEAD_PREFIX, BatchLogits, Best, Stepper, course_of, seeded
+from nunatak_training.objectives import Objective, objective_of
+from nunatak_training.recipes import Recipe, RegularizerName
+from nunatak_training.regularizers import random_source
+from nunatak_training.report import EpochResult, Report, SilentReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskScores:
+    """What the dev examples of one task say."""
+
+    loss: float
+    metrics: Mapping[Metric, float]
+    """The one that the task is usually chosen by comes first."""
+
+    @property
+    def main(self) -> float:
+        """The first metric."""
+        return next(iter(self.metrics.values()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskInTraining:
+    """Examples, head and loss of one task, on an encoder that others move too."""
+
+    data: TaskData
+    objective: Objective
+    train: EncodedSet
+    dev: EncodedSet
+    head: Mapping[str, Tensor]
+    """By names that begin with `head.`."""
+    logits: BatchLogits
+
+    def loss(self, batch: Sequence[int], *, dropout: float) -> Float[Tensor, ""]:
+        """The loss of train encodings, given by their numbers."""
+        encodings = [self.train.encodings[index] for index in batch]
+        targets = [self.train.targets[index] for index in batch]
+        return self.objective.loss(self.logits(encodings, dropout=dropout), targets)
+
+    def scores(self) -> TaskScores:
+        """What the dev examples say now."""
+        logits = predict(self.logits, self.dev.encodings)
+        statistics = self.objective.statistics(self.data.dev, self.dev, logits)
+        return TaskScores(
+            loss=self.objective.loss(logits, self.dev.targets).item(),
+            metrics={metric: statistics.value(metric) for metric in self.objective.reported},
+        )
+
+
+def put_on(
+    encoder: Mapping[str, Tensor],
+    data: TaskData,
+    *,
+    recipe: Recipe,
+    backbone: Backbone,
+    generator: Generator,
+) -> TaskInTraining:
+    """Give a task a fresh head on an encoder; the encoder's tensors are referred to, not copied.
+
+    Raises:
+        InvalidRecipeError: the recipe does not fit the data or the backbone.
+    """
+    check_recipe(recipe, data, backbone)
+    objective = objective_of(data)
+    train, dev = (
+        objective.encode(part, backbone.tokenizer, max_length=recipe.max_length)
+        for part in (data.train, data.dev)
+    )
+    spec = branch_spec(recipe, backbone, kind=data.kind.head, num_outputs=len(data.labels))
+    head = initial_head(spec.head, backbone, generator)
+    return TaskInTraining(
+        data=data,
+        objective=objective,
+        train=train,
+        dev=dev,
+        head=head,
+        logits=branch_logits(backbone, spec, {**encoder, **head}),
+    )
+
+
+MIN_TASKS = 2
+EPOCHS_PER_SEED = 2**20
+"""More than any run has, so that no two epochs of seeds below 2**41 share their order."""
+SEED_MODULUS = 2**61 - 1
+"""Brings larger seeds into what torch takes; a prime, so that they fall between the others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedEncoder:
+    """An encoder after the epoch in which its tasks did best together."""
+
+    parameters: Mapping[str, Tensor]
+    """Of embeddings and layers, by our names; heads are thrown away."""
+    scores: Mapping[str, TaskScores]
+    """Of each task, with the head that was trained along."""
+    best_epoch: int
+    history: tuple[EpochResult, ...]
+    """Scores and losses are means over the tasks."""
+
+
+def fit_encoder(
+    tasks: Mapping[str, TaskData],
+    recipe: Recipe,
+    backbone: Backbone,
+    *,
+    report: Report,
+    checkpoint: Checkpoint | None = None,
+) -> FittedEncoder:
+    """Train a copy of the backbone's encoder on all tasks, each with a head of its own.
+
+    Every batch is of one task; the batches of all tasks come in one random order, drawn anew in
+    each epoch (Liu et al. 2019, algorithm 1), so a task has weight by its size. The epoch with the
+    highest mean of the tasks' main metrics is kept, where the paper keeps the last. The same
+    arguments give the same bytes on a CPU, also where `checkpoint` holds the beginning of the run.
+
+    Args:
+        tasks: by name; two or more.
+        recipe: of the method `full`, without regularizer, pretraining or metric.
+        backbone: what training starts from; it is read and never written.
+        report: is told of every step and epoch.
+        checkpoint: where the state of the run is kept, and the beginning of a killed one is found.
+
+    Raises:
+        InvalidRecipeError: the recipe does not fit, or there are fewer than two tasks.
+        TrainingDivergedError: the loss or a gradient became infinite or NaN.
+        CacheError: the checkpoint cannot be written.
+    """
+    _check(recipe, tasks)
+    generator = torch.Generator().manual_seed(recipe.seed)
+    encoder = Full().initial_parameters(backbone, generator)
+    members = {
+        name: put_on(encoder, data, recipe=recipe, backbone=backbone, generator=generator)
+        for name, data in tasks.items()
+    }
+    heads = {
+        f"{HEAD_PREFIX}{name}.{part}": tensor
+        for name, member in members.items()
+        for part, tensor in member.head.items()
+    }
+    num_batches = [
+        math.ceil(len(it.train.encodings) / recipe.batch_size) for it in members.values()
+    ]
+    course = course_of(recipe, steps_per_epoch=sum(num_batches))
+    parameters = {**encoder, **heads}
+    state = LoopState(
+        parameters=parameters,
+        stepper=Stepper(parameters, recipe, course),
+        randomness=random_source(parameters, seed=recipe.seed),
+        best=Best(),
+        place=Place(),
+        history=[],
+    )
+
+    def scored() -> DevScore:
+        scores = [member.scores() for member in members.values()]
+        loss, score = fmean(each.loss for each in scores), fmean(each.main for each in scores)
+        return DevScore(loss=loss, score=score)
+
+    report.started(num_steps=course.num_steps, num_epochs=course.num_epochs)
+    try:
+        with seeded(recipe.seed, backbone.device):
+            resume(state, checkpoint, report)
+            Epochs(
+                state=state,
+                course=course,
+                batches=lambda place: _batches(members.values(), recipe, epoch=place.epoch),
+                dev_score=scored,
+                checkpoint=checkpoint,
+                report=report,
+            ).run()
+    finally:
+        report.ended()
+    best = state.best
+    with torch.no_grad():
+        for name, tensor in parameters.items():
+            tensor.copy_(best.parameters[name])
+    return FittedEncoder(
+        parameters={name: best.parameters[name] for name in encoder},
+        scores={name: member.scores() for name, member in members.items()},
+        best_epoch=best.epoch,
+        history=tuple(state.history),
+    )
+
+
+def _batches(members: Iterable[TaskInTraining], recipe: Recipe, *, epoch: int) -> list[TrainBatch]:
+    """The batches of all tasks in the order of an epoch, which seed and epoch alone determine."""
+    # A run that goes on in the middle of an epoch draws them again.
+    generator = torch.Generator().manual_seed(
+        (recipe.seed * EPOCHS_PER_SEED + epoch) % SEED_MODULUS
+    )
+    batches, size = list[TrainBatch](), recipe.batch_size
+    for member in members:
+        order = _shuffled(len(member.train.encodings), generator)
+        for start in range(0, len(order), size):
+            loss = partial(member.loss, order[start : start + size], dropout=recipe.dropout)
+            batches.append(TrainBatch(weight=1, loss=loss))
+    return [batches[index] for index in _shuffled(len(batches), generator)]
+
+
+def _shuffled(count: int, generator: torch.Generator) -> list[int]:
+    return cast("list[int]", torch.randperm(count, generator=generator).tolist())
+
+
+def _check(recipe: Recipe, tasks: Mapping[str, TaskData]) -> None:
+    if len(tasks) < MIN_TASKS:
+        raise InvalidRecipeError(f"multi-task training needs two tasks or more, got {len(tasks)}")
+    if not isinstance(method_of(recipe.method), Full):
+        raise InvalidRecipeError(f"multi-task training is of method full, got {recipe.method.kind}")
+    unused = {
+        "regularizer": recipe.regularizer.name is not RegularizerName.NONE,
+        "tapt": recipe.tapt is not None,
+        "metric": recipe.metric is not None,
+    }
+    for name, is_set in unused.items():
+        if is_set:
+            raise InvalidRecipeError(f"multi-task training has no {name}; leave it out")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedTask:
+    """Where the examples of one task are."""
+
+    data: str | Path
+    """A file, a folder, or the name of a data set (see `load_task_data`)."""
+    kind: TaskKind | None = None
+    """Absent: the first train row tells it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MultitaskSettings:
+    """Which tasks train an encoder, how, and where the result goes."""
+
+    tasks: Mapping[str, SharedTask]
+    recipe: Recipe
+    output: Path
+    """A new or empty folder; its name is the new backbone's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MultitaskOutcome:
+    """The new backbone and how it came about."""
+
+    folder: Path
+    digest: str
+    """Of the new backbone, by which task versions will name it."""
+    fitted: FittedEncoder
+    seconds: float
+
+
+def train_backbone(
+    settings: MultitaskSettings,
+    backbone: Backbone,
+    *,
+    report: Report | None = None,
+    checkpoints: Path | None = None,
+) -> MultitaskOutcome:
+    """Read the data of all tasks, train one encoder on them, and write it as a new backbone.
+
+    Nothing is written unless everything went well.
+
+    Args:
+        settings: which tasks, how, and where the result goes.
+        backbone: what training starts from.
+        report: is told of every step and epoch.
+        checkpoints: a cache folder; the same call after a kill goes on from there, to the same
+            weights. Absent: it begins anew.
+
+    Raises:
+        TrainingError: the data, the recipe or the run is at fault.
+        ArtifactError: the folder is in use, or the architecture cannot be written.
+        RegistryError: a task name is malformed.
+    """
+    started = time.perf_counter()
+    check_exportable(backbone)
+    check_new(settings.output)
+    data = {
+        check_task_name(name): load_task_data(task.data, kind=task.kind, seed=settings.recipe.seed)
+        for name, task in settings.tasks.items()
+    }
+    report = report or SilentReport()
+    with ExitStack() as held:
+        checkpoint: Checkpoint | None = None
+        if checkpoints is not None:
+            key = run_key(data, settings.recipe, backbone)
+            checkpoint = held.enter_context(held_checkpoint(key, checkpoints))
+        try:
+            fitted = fit_encoder(
+                data, settings.recipe, backbone, report=report, checkpoint=checkpoint
+            )
+        except TrainingDivergedError:
+            # It would diverge again from there.
+            if checkpoint is not None:
+                checkpoint.discard()
+            raise
+        export_backbone(fitted.parameters, backbone, settings.output)
+        if checkpoint is not None:
+            checkpoint.discard()
+    return MultitaskOutcome(
+        folder=settings.output,
+        digest=load_backbone(settings.output).digest,
+        fitted=fitted,
+        seconds=time.perf_counter() - started,
+    )

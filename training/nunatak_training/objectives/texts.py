@@ -1,0 +1,229 @@
+"""Objectives of whole texts: one label, any number of labels, a value, or a grade of a pair.
+
+Axes: rows = texts or pairs of a batch, labels.
+"""
+
+# torch types some of its functions partly.
+# pyright: reportUnknownMemberType=false
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional
+
+from nunatak_model import TextTokenizer
+from nunatak_training.data import ExampleSet, LabelSet, Relevance, TaskData
+from nunatak_training.kinds import Metric
+from nunatak_training.loop.fit import EncodedSet
+from nunatak_training.objectives.base import Logits, ServedAsTrained, encode_texts, stacked
+from nunatak_training.scoring import Statistic, Statistics, mean_of
+from nunatak_training.scoring.counts import (
+    LABEL_METRICS,
+    confusion,
+    count_pairs,
+    count_sets,
+    f1_macro,
+    f1_micro,
+    f1_of,
+    label_statistics,
+)
+from nunatak_training.scoring.values import Values, ndcg, pearson, reciprocal_rank, spearman
+
+
+class SingleLabel(ServedAsTrained):
+    """One label a text: softmax and cross-entropy."""
+
+    metrics = LABEL_METRICS
+    reported = (Metric.ACCURACY,)
+
+    def __init__(self, data: TaskData, positive_label: str | None) -> None:
+        self._number_of = {label: number for number, label in enumerate(data.labels)}
+        self._positive = None if positive_label is None else self._number_of[positive_label]
+
+    def encode(
+        self, examples: ExampleSet, tokenizer: TextTokenizer, *, max_length: int
+    ) -> EncodedSet:
+        """Each text has the number of its label."""
+        targets = [torch.tensor(number) for number in self._numbers(examples)]
+        return encode_texts(examples, targets, tokenizer, max_length=max_length)
+
+    def loss(self, logits: Logits, targets: Sequence[Tensor]) -> Float[Tensor, ""]:
+        """Mean cross-entropy of the texts."""
+        return functional.cross_entropy(*stacked(logits, targets))
+
+    def statistics(self, examples: ExampleSet, encoded: EncodedSet, logits: Logits) -> Statistics:
+        """Score the most likely labels."""
+        predicted = cast("list[int]", torch.stack(list(logits)).argmax(dim=1).tolist())
+        counts = count_pairs(
+            [[number] for number in self._numbers(examples)],
+            [[number] for number in predicted],
+            num_labels=len(self._number_of),
+        )
+        names = list(self._number_of)
+        return Statistics(
+            num_units=len(examples),
+            by_metric=label_statistics(counts, self._positive),
+            confusion=confusion(examples.labels(str), [names[number] for number in predicted]),
+        )
+
+    def _numbers(self, examples: ExampleSet) -> list[int]:
+        return [self._number_of[label] for label in examples.labels(str)]
+
+
+class MultiLabel(ServedAsTrained):
+    """Any number of labels a text: a sigmoid each, and a label applies from one half up."""
+
+    metrics = (Metric.F1_MICRO, Metric.F1_MACRO, Metric.F1, Metric.ACCURACY)
+    reported = (Metric.F1_MICRO, Metric.F1_MACRO, Metric.ACCURACY)
+
+    def __init__(self, data: TaskData, positive_label: str | None) -> None:
+        self._number_of = {label: number for number, label in enumerate(data.labels)}
+        self._positive = None if positive_label is None else self._number_of[positive_label]
+
+    def encode(
+        self, examples: ExampleSet, tokenizer: TextTokenizer, *, max_length: int
+    ) -> EncodedSet:
+        """Each text has 1 for every label that applies, and 0 for the others."""
+        targets: list[Float[Tensor, " labels"]] = []
+        for numbers in self._numbers(examples):
+            target = torch.zeros(len(self._number_of))
+            target[list(numbers)] = 1.0
+            targets.append(target)
+        return encode_texts(examples, targets, tokenizer, max_length=max_length)
+
+    def loss(self, logits: Logits, targets: Sequence[Tensor]) -> Float[Tensor, ""]:
+        """Mean binary cross-entropy of texts and labels."""
+        return functional.binary_cross_entropy_with_logits(*stacked(logits, targets))
+
+    def statistics(self, examples: ExampleSet, encoded: EncodedSet, logits: Logits) -> Statistics:
+        """Score the labels whose sigmoid is at least one half; accuracy asks for all of a text."""
+        expected = self._numbers(examples)
+        predicted = [
+            frozenset(cast("list[int]", (row >= 0).nonzero().flatten().tolist())) for row in logits
+        ]
+        counts = count_sets(
+            [frozenset((number,) for number in numbers) for numbers in expected],
+            [frozenset((number,) for number in numbers) for numbers in predicted],
+            num_labels=len(self._number_of),
+        )
+        all_right = np.array(expected) == np.array(predicted)
+        found: dict[Metric, Statistic] = {
+            Metric.F1_MICRO: f1_micro(counts),
+            Metric.F1_MACRO: f1_macro(counts),
+            Metric.ACCURACY: mean_of(all_right.astype(float)),
+        }
+        if self._positive is not None:
+            found[Metric.F1] = f1_of(counts, self._positive)
+        return Statistics(num_units=len(examples), by_metric=found)
+
+    def _numbers(self, examples: ExampleSet) -> list[frozenset[int]]:
+        return [
+            frozenset(self._number_of[name] for name in label.names)
+            for label in examples.labels(LabelSet)
+        ]
+
+
+WEIGHT, BIAS = "head.output.weight", "head.output.bias"
+
+
+class Regression:
+    """One value a text: squared error of standardised values.
+
+    While it is trained the head gives values in standard deviations from the mean of the train
+    values, so that learning rates suit values of any size. What is served gives the values
+    themselves: the last layer takes the scale and the mean up.
+    """
+
+    metrics = (Metric.SPEARMAN, Metric.PEARSON)
+    reported = metrics
+
+    def __init__(self, data: TaskData) -> None:
+        values = np.array(data.train.labels(float))
+        self._mean = float(values.mean())
+        self._deviation = float(values.std())
+
+    def encode(
+        self, examples: ExampleSet, tokenizer: TextTokenizer, *, max_length: int
+    ) -> EncodedSet:
+        """Each text has its standardised value."""
+        targets = [
+            torch.tensor([(value - self._mean) / self._deviation])
+            for value in examples.labels(float)
+        ]
+        return encode_texts(examples, targets, tokenizer, max_length=max_length)
+
+    def loss(self, logits: Logits, targets: Sequence[Tensor]) -> Float[Tensor, ""]:
+        """Mean squared error of the texts, in variances."""
+        return functional.mse_loss(*stacked(logits, targets))
+
+    def statistics(self, examples: ExampleSet, encoded: EncodedSet, logits: Logits) -> Statistics:
+        """Correlate; scale and mean make no difference to that."""
+        expected = np.array(examples.labels(float))
+        predicted = torch.cat(list(logits)).double().cpu().numpy()
+        return Statistics(
+            num_units=len(examples),
+            by_metric={
+                Metric.SPEARMAN: spearman(expected, predicted),
+                Metric.PEARSON: pearson(expected, predicted),
+            },
+        )
+
+    def finished(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Let the last layer give values themselves."""
+        return {
+            **parameters,
+            WEIGHT: parameters[WEIGHT] * self._deviation,
+            BIAS: parameters[BIAS] * self._deviation + self._mean,
+        }
+
+
+class Ranking(ServedAsTrained):
+    """A score a document: its place among those of the query is what counts."""
+
+    metrics = (Metric.NDCG, Metric.MRR)
+    reported = metrics
+
+    def __init__(self, data: TaskData) -> None:
+        grades = [label.grade for label in data.train.labels(Relevance)]
+        self._lowest = min(grades)
+        self._range = max(grades) - self._lowest
+
+    def encode(
+        self, examples: ExampleSet, tokenizer: TextTokenizer, *, max_length: int
+    ) -> EncodedSet:
+        """Each pair has its scaled grade."""
+        targets = [
+            torch.tensor([(label.grade - self._lowest) / self._range]).clamp(0, 1)
+            for label in examples.labels(Relevance)
+        ]
+        return encode_texts(examples, targets, tokenizer, max_length=max_length)
+
+    def loss(self, logits: Logits, targets: Sequence[Tensor]) -> Float[Tensor, ""]:
+        """Mean binary cross-entropy of the pairs."""
+        return functional.binary_cross_entropy_with_logits(*stacked(logits, targets))
+
+    def statistics(self, examples: ExampleSet, encoded: EncodedSet, logits: Logits) -> Statistics:
+        """Score the order of each group; groups without a grade above 0 do not count."""
+        scores = torch.cat(list(logits)).double().cpu().numpy()
+        members: defaultdict[str, list[int]] = defaultdict(list)
+        labels = examples.labels(Relevance)
+        for position, label in enumerate(labels):
+            members[label.group].append(position)
+        gains = np.maximum([label.grade for label in labels], 0.0)
+        groups = [group for group in members.values() if gains[group].any()]
+
+        def each(measure: Callable[[Values, Values], float]) -> Float[np.ndarray, " groups"]:
+            return np.array([measure(gains[group], scores[group]) for group in groups])
+
+        return Statistics(
+            num_units=len(groups),
+            by_metric={
+                Metric.NDCG: mean_of(each(ndcg)),
+                Metric.MRR: mean_of(each(reciprocal_rank)),
+            },
+        )

@@ -1,0 +1,391 @@
+"""Regularizers: what keeps tuned weights near the pretrained ones, or frees them by and by.
+
+GradDrop and Layer-GradDrop, O'Neill and Dutta 2023, sec. III-A: after backpropagation the gradients
+of layer l are multiplied by a mask, `theta_l - alpha * g_l * m_l` (eq. 3), with
+`m ~ Bernoulli(1 - p) / (1 - p)` (eq. 4). The mask is on the gradient, as the paper writes, and not
+on the update: under Adam a dropped entry still moves by its moments. A mask that changes with every
+batch is noise on the gradient, unbiased through its scale, which Adam's averages are there to
+smooth; to stop the update as well would be another method.
+
+GradDrop-Epoch, its toggled form, and GradFreeze: what is frozen for a whole epoch is frozen, and
+neither Adam's moments nor weight decay move it. A mask on the gradient alone would not do: Adam
+would let the entries of the toggled form drift on when they are meant to rest, and decay would move
+what no epoch has freed yet.
+
+Mixout, Lee, Cho and Kang 2020, "Mixout: Effective Regularization to Finetune Large-scale Pretrained
+Language Models" (arXiv:1909.11299): in every forward pass a weight w is replaced with probability p
+by its pretrained value u, and the rest is scaled so that the mean stays w:
+`w' = u + M / (1 - p) * (w - u)`, M ~ Bernoulli(1 - p). The gradient of w is M / (1 - p) times the
+gradient of w'. As in the authors' code the matrices of all layers are mixed, and biases and norms
+are not. Here the head is not mixed either, for a head has no pretrained value; adapters go back to
+their initial values.
+"""
+
+# torch types some of its functions partly.
+# pyright: reportUnknownMemberType=false
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from nunatak_registry.manifest import MethodRecord, TopKRecord
+from nunatak_training.errors import InvalidRecipeError
+from nunatak_training.recipes import (
+    AnnealedGradDropSettings,
+    EpochGradDropSettings,
+    GradDropSettings,
+    GradFreezeSettings,
+    MixoutSettings,
+    RegularizerName,
+    RegularizerSettings,
+    UnregularizedSettings,
+)
+
+LAYER_PREFIX = "layers."
+
+
+class Regularizer(Protocol):
+    """Is called at four places of the loop; it keeps hold of the tensors that are trained."""
+
+    def begin_epoch(self, epoch: int) -> None:
+        """An epoch (from 1) begins."""
+        ...
+
+    def before_forward(self) -> None:
+        """The next forward pass reads the parameters as they are after this."""
+        ...
+
+    def after_backward(self) -> None:
+        """Gradients are there; the optimizer reads them as they are after this."""
+        ...
+
+    def after_step(self) -> None:
+        """The optimizer has moved the parameters."""
+        ...
+
+
+class Unregularized:
+    """Does nothing, anywhere."""
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Do nothing."""
+
+    def before_forward(self) -> None:
+        """Do nothing."""
+
+    def after_backward(self) -> None:
+        """Do nothing."""
+
+    def after_step(self) -> None:
+        """Do nothing."""
+
+
+def tensors_by_layer(parameters: Mapping[str, Tensor]) -> dict[int, dict[str, Tensor]]:
+    """The tensors of each layer, from the lowest layer up; neither embeddings nor head.
+
+    Those are what masks apply to: "every layer apart from the input embedding layers and the
+    task-specific classification layer" (O'Neill and Dutta 2023, sec. IV).
+    """
+    layers = defaultdict[int, dict[str, Tensor]](dict)
+    for name, tensor in parameters.items():
+        if name.startswith(LAYER_PREFIX):
+            layers[int(name.split(".")[1])][name] = tensor
+    return dict(sorted(layers.items()))
+
+
+RateOfEpoch = Callable[[int], float]
+
+
+def constant_rate(rate: float) -> RateOfEpoch:
+    """The same rate in every epoch."""
+    return lambda _: rate
+
+
+def annealed_rate(first: float, *, num_epochs: int) -> RateOfEpoch:
+    """A rate that falls linearly from `first` in epoch 1 to 0 in the last one.
+
+    The paper (sec. III-C) begins at 0.9, goes down by 1/T an epoch and ends at 0 in epoch T, which
+    agree for T = 10 only; the two ends are kept here for every number of epochs.
+    """
+    return lambda epoch: first * (num_epochs - epoch) / max(1, num_epochs - 1)
+
+
+class GradDrop(Unregularized):
+    """Drops single gradient entries of all layers, and scales up the others."""
+
+    def __init__(
+        self, parameters: Mapping[str, Tensor], rate: RateOfEpoch, generator: torch.Generator
+    ) -> None:
+        self._tensors = [
+            tensor for layer in tensors_by_layer(parameters).values() for tensor in layer.values()
+        ]
+        self._rate_of = rate
+        self._rate = rate(1)
+        self._generator = generator
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Take the rate of this epoch."""
+        self._rate = self._rate_of(epoch)
+
+    def after_backward(self) -> None:
+        """Multiply each entry by a fresh `Bernoulli(1 - p) / (1 - p)`."""
+        for tensor in self._tensors:
+            if tensor.grad is not None:
+                mask = torch.empty_like(tensor.grad)
+                mask.bernoulli_(1 - self._rate, generator=self._generator)
+                tensor.grad.mul_(mask.div_(1 - self._rate))
+
+
+class LayerGradDrop(Unregularized):
+    """Drops the gradients of whole layers: one bit a layer, and no scale (sec. III-A)."""
+
+    def __init__(
+        self, parameters: Mapping[str, Tensor], rate: RateOfEpoch, generator: torch.Generator
+    ) -> None:
+        self._layers = [list(layer.values()) for layer in tensors_by_layer(parameters).values()]
+        self._rate_of = rate
+        self._rate = rate(1)
+        self._generator = generator
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Take the rate of this epoch."""
+        self._rate = self._rate_of(epoch)
+
+    def after_backward(self) -> None:
+        """Multiply all gradients of a layer by one fresh `Bernoulli(1 - p)`."""
+        for layer in self._layers:
+            bit = torch.empty((), device=layer[0].device)
+            bit.bernoulli_(1 - self._rate, generator=self._generator)
+            for tensor in layer:
+                if tensor.grad is not None:
+                    tensor.grad.mul_(bit)
+
+
+IsFree = Callable[[Int[Tensor, "*shape"], int], Bool[Tensor, "*shape"]]
+"""Which entries an epoch frees, from the epochs that the entries were drawn for."""
+
+
+def free_from_then_on(drawn: Int[Tensor, "*shape"], epoch: int) -> Bool[Tensor, "*shape"]:
+    """GradDrop-Epoch: what an epoch frees stays free; in the last one all is."""
+    return drawn <= epoch
+
+
+def free_once(drawn: Int[Tensor, "*shape"], epoch: int) -> Bool[Tensor, "*shape"]:
+    """GradDrop-Epoch-Toggle: what an epoch frees is frozen again when the next one begins."""
+    return drawn == epoch
+
+
+Layers = list[list[Tensor]]
+OrderOfLayers = Callable[[Layers], Layers]
+
+
+def top_down(layers: Layers) -> Layers:
+    """GradFreeze top-down: the last layer comes free first."""
+    return layers[::-1]
+
+
+def bottom_up(layers: Layers) -> Layers:
+    """GradFreeze bottom-up: the first layer comes free first."""
+    return layers
+
+
+class EpochGradDrop(Unregularized):
+    """Draws for each entry of all layers, without replacement, the epoch that frees it.
+
+    O'Neill and Dutta 2023, sec. III-B and fig. 1. Every epoch frees an equal part of every tensor,
+    so that the whole is free once in the last epoch; the paper leaves the parts open. Free entries
+    get their gradient unscaled, as in gradual unfreezing.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor],
+        is_free: IsFree,
+        generator: torch.Generator,
+        *,
+        num_epochs: int,
+    ) -> None:
+        self._tensors = [
+            tensor for layer in tensors_by_layer(parameters).values() for tensor in layer.values()
+        ]
+        self._drawn = [draw_epochs(tensor, num_epochs, generator) for tensor in self._tensors]
+        self._is_free = is_free
+        self._free: list[Tensor] = []
+        self._kept: list[Tensor] = []
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Draw the line between free and frozen, and keep what is frozen as it stands."""
+        self._free = [self._is_free(drawn, epoch) for drawn in self._drawn]
+        self._kept = [tensor.detach().clone() for tensor in self._tensors]
+
+    def after_backward(self) -> None:
+        """Zero the gradients of frozen entries: they count neither in the norm nor in moments."""
+        for tensor, free in zip(self._tensors, self._free, strict=True):
+            if tensor.grad is not None:
+                tensor.grad.mul_(free)
+
+    def after_step(self) -> None:
+        """Put frozen entries back to where they were."""
+        with torch.no_grad():
+            for tensor, free, kept in zip(self._tensors, self._free, self._kept, strict=True):
+                tensor.copy_(torch.where(free, tensor, kept))
+
+
+def draw_epochs(
+    tensor: Tensor, num_epochs: int, generator: torch.Generator
+) -> Int[Tensor, "*shape"]:
+    """Draw an epoch (from 1) for each entry: equally many for each epoch, in random places."""
+    order = torch.randperm(tensor.numel(), generator=generator, device=tensor.device)
+    # Which epochs the remainder goes to is drawn too, or small tensors would all move early.
+    first = torch.randint(num_epochs, (), generator=generator, device=tensor.device)
+    return ((order + first) % num_epochs + 1).to(torch.int16).reshape(tensor.shape)
+
+
+class GradFreeze(Unregularized):
+    """Frees one group of layers more in each epoch, from the top or from the bottom.
+
+    The groups are as equal as can be, and all layers are free in the last epoch.
+    """
+
+    def __init__(
+        self, parameters: Mapping[str, Tensor], order: OrderOfLayers, *, num_epochs: int
+    ) -> None:
+        layers = [list(layer.values()) for layer in tensors_by_layer(parameters).values()]
+        self._in_order = order(layers)
+        self._num_epochs = num_epochs
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Free the layers of this epoch; the others get no gradient at all."""
+        num_free = math.ceil(epoch * len(self._in_order) / self._num_epochs)
+        for position, layer in enumerate(self._in_order):
+            for tensor in layer:
+                tensor.requires_grad_(position < num_free)
+                # A gradient left over from an epoch before would still be applied.
+                tensor.grad = None
+
+
+class Mixout(Unregularized):
+    """Mixes weights in place for the time of a forward and backward pass."""
+
+    def __init__(
+        self, parameters: Mapping[str, Tensor], rate: float, generator: torch.Generator
+    ) -> None:
+        self._tensors = [
+            tensor
+            for layer in tensors_by_layer(parameters).values()
+            for tensor in layer.values()
+            if tensor.ndim > 1
+        ]
+        self._initial = [tensor.detach().clone() for tensor in self._tensors]
+        self._rate = rate
+        self._generator = generator
+        self._own: list[Tensor] = []
+        self._masks: list[Tensor] = []
+
+    def before_forward(self) -> None:
+        """Set the weights to a fresh mixture."""
+        self._own = [tensor.detach().clone() for tensor in self._tensors]
+        self._masks = [self._mask(tensor) for tensor in self._tensors]
+        with torch.no_grad():
+            for tensor, initial, mask in zip(
+                self._tensors, self._initial, self._masks, strict=True
+            ):
+                tensor.copy_(initial + mask * (tensor - initial))
+
+    def after_backward(self) -> None:
+        """Set the weights back, and turn gradients of the mixture into theirs."""
+        with torch.no_grad():
+            for tensor, own, mask in zip(self._tensors, self._own, self._masks, strict=True):
+                tensor.copy_(own)
+                if tensor.grad is not None:
+                    tensor.grad.mul_(mask)
+
+    def _mask(self, tensor: Tensor) -> Tensor:
+        mask = torch.empty_like(tensor, requires_grad=False)
+        return mask.bernoulli_(1 - self._rate, generator=self._generator).div_(1 - self._rate)
+
+
+def build_regularizer(
+    settings: RegularizerSettings,
+    parameters: Mapping[str, Tensor],
+    *,
+    num_epochs: int,
+    generator: torch.Generator,
+) -> Regularizer:
+    """Return the regularizer of a run that is about to train `parameters`.
+
+    It draws from `generator` and from nothing else. To go on in the middle of a run, build it
+    anew on the initial parameters and a new generator of the same seed; then set the parameters,
+    the generator's state, and begin the epoch again.
+    """
+    match settings:
+        case UnregularizedSettings():
+            return Unregularized()
+        case GradDropSettings():
+            return _of_batches(settings.name, parameters, constant_rate(settings.rate), generator)
+        case AnnealedGradDropSettings():
+            rate = annealed_rate(settings.rate, num_epochs=num_epochs)
+            return _of_batches(settings.name, parameters, rate, generator)
+        case EpochGradDropSettings():
+            stays_free = settings.name is RegularizerName.GRADDROP_EPOCH
+            is_free = free_from_then_on if stays_free else free_once
+            return EpochGradDrop(parameters, is_free, generator, num_epochs=num_epochs)
+        case GradFreezeSettings():
+            is_top_down = settings.name is RegularizerName.GRADFREEZE_TOPDOWN
+            order = top_down if is_top_down else bottom_up
+            return GradFreeze(parameters, order, num_epochs=num_epochs)
+        case MixoutSettings():
+            return Mixout(parameters, settings.rate, generator)
+
+
+def random_source(parameters: Mapping[str, Tensor], *, seed: int) -> torch.Generator:
+    """Return a random state for the regularizer alone, so that it leaves all other draws alone."""
+    return torch.Generator(next(iter(parameters.values())).device).manual_seed(seed)
+
+
+def _of_batches(
+    name: RegularizerName,
+    parameters: Mapping[str, Tensor],
+    rate: RateOfEpoch,
+    generator: torch.Generator,
+) -> Regularizer:
+    if name in {RegularizerName.LAYER_GRADDROP, RegularizerName.ANNEAL_LAYER_GRADDROP}:
+        return LayerGradDrop(parameters, rate, generator)
+    return GradDrop(parameters, rate, generator)
+
+
+def check_method(settings: RegularizerSettings, method: MethodRecord) -> None:
+    """Return if a method tunes what a regularizer is for.
+
+    Raises:
+        InvalidRecipeError: it tunes no layers, or too few to make a difference.
+    """
+    name = settings.name
+    if method.kind == "head" and name is not RegularizerName.NONE:
+        raise InvalidRecipeError(
+            f"regularizer {name!s} is for layers, and method head tunes none; choose another "
+            "method, or no regularizer"
+        )
+    if isinstance(settings, GradFreezeSettings) and method == TopKRecord(num_layers=1):
+        raise InvalidRecipeError(
+            f"regularizer {name!s} frees one layer after another and needs at least 2 tuned "
+            "layers, got 1"
+        )
+
+
+def check_course(settings: RegularizerSettings, *, num_epochs: int) -> None:
+    """Return if a regularizer has something to do in a run of so many epochs.
+
+    Raises:
+        InvalidRecipeError: it would be the same as none.
+    """
+    goes_by_epochs = (AnnealedGradDropSettings, EpochGradDropSettings, GradFreezeSettings)
+    if isinstance(settings, goes_by_epochs) and num_epochs < 2:
+        raise InvalidRecipeError(
+            f"regularizer {settings.name!s} changes from epoch to epoch and needs at least 2, got 1"
+        )

@@ -1,0 +1,185 @@
+"""What a run is called to do, by name: its method, and what its recipe has in place of defaults.
+
+Every name follows from a field: of the records of the methods, of `LayerSettings`, or of `Recipe`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator
+
+from nunatak_artifact import method_of, method_record
+from nunatak_model import (
+    BackboneConfig,
+    Bottleneck,
+    Full,
+    HeadOnly,
+    InvalidMethodError,
+    Lora,
+    Method,
+    TopK,
+)
+from nunatak_registry.manifest import MethodRecord
+from nunatak_training.errors import InvalidRecipeError
+from nunatak_training.recipes import DEFAULTS_BY_METHOD, default_recipe, recipe_settings
+from nunatak_training.settings import Setting, check_name, flattened, problems_in, settings_of
+
+METHODS: Mapping[str, Method] = {
+    method.kind.value: method for method in (TopK(), HeadOnly(), Bottleneck(), Lora(), Full())
+}
+"""All methods by name, each with its defaults."""
+TARGET = 0.95
+"""The share of full fine-tuning's score that Lee et al. 2019 hold to be good enough."""
+
+
+class LayerSettings(BaseModel):
+    """How the number of own layers of `topk` is said."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    layers: Annotated[int, Field(ge=1)] | Literal["auto"] | None = Field(
+        default=TopK().num_layers, description="own top layers; auto: the fewest that keep `target`"
+    )
+    frozen: Annotated[int, Field(ge=0)] | None = Field(
+        default=None, description="lowest layers that stay shared, in place of `layers`"
+    )
+    target: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=TARGET, description="with layers auto: share of full fine-tuning's dev score"
+    )
+
+    @field_validator("layers", mode="before")
+    @classmethod
+    def _is_a_number_or_auto(cls, value: JsonValue) -> JsonValue:
+        text = str(value)
+        if value is not None and text != "auto" and not (text.isdecimal() and int(text) >= 1):
+            raise ValueError(f"must be a number from 1 up or auto, got {value!r}")
+        return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """A method, and what a recipe has in place of the method's defaults."""
+
+    record: MethodRecord
+    """Of the method; with `frozen` the backbone says how many layers that leaves."""
+    frozen: int | None
+    layer_target: float | None
+    """Given: the fewest layers are sought that keep this share of full fine-tuning's score."""
+    changes: Mapping[str, JsonValue]
+
+    def method(self, config: BackboneConfig) -> Method:
+        """Return the method on a backbone.
+
+        Raises:
+            InvalidMethodError: the method does not fit the backbone.
+        """
+        if self.frozen is not None:
+            return _above(self.frozen, config)
+        method = method_of(self.record)
+        method.check(config)
+        return method
+
+
+def read_settings(named: Mapping[str, JsonValue]) -> RunSettings:
+    """Read the settings of a run by name: `method`, those of that method, those of the recipe.
+
+    This is how options, task files and sweep files become a method and a recipe. Texts are read by
+    the type of their setting: `3`, `query,value`, `null`.
+
+    Raises:
+        InvalidRecipeError: a name is no setting, or one of another method; two settings exclude
+            each other; or a value does not fit.
+    """
+    flat = flattened(named)
+    kind = str(flat.pop("method", TopK.kind.value))
+    if kind not in METHODS:
+        raise InvalidRecipeError(f"method must be one of {', '.join(METHODS)}, got {kind!r}")
+    own = method_settings(kind)
+    for name in flat:
+        owners = [each for each in METHODS if name in method_settings(each)]
+        if owners and kind not in owners:
+            raise InvalidRecipeError(
+                f"{name} belongs to method {' and '.join(owners)}, not to {kind}"
+            )
+        if not owners and not _is_of_recipe(name):
+            check_name(name, [it.name for it in all_settings()])
+    of_method = {name: own[name].read(flat.pop(name)) for name in [*flat] if name in own}
+    frozen: int | None = None
+    target: float | None = None
+    if kind == TopK.kind.value:
+        chosen = _layers(of_method)
+        frozen, target = chosen.frozen, chosen.target if chosen.layers == "auto" else None
+        of_method = {"num_layers": chosen.layers} if isinstance(chosen.layers, int) else {}
+    default = method_record(METHODS[kind])
+    try:
+        record = type(default).model_validate({**default.model_dump(mode="json"), **of_method})
+    except ValidationError as error:
+        raise InvalidRecipeError(problems_in(error)) from error
+    default_recipe(method_of(record), changes=flat)
+    return RunSettings(record=record, frozen=frozen, layer_target=target, changes=flat)
+
+
+@cache
+def method_settings(kind: str) -> Mapping[str, Setting]:
+    """The settings of a method by name."""
+    if kind == TopK.kind.value:
+        return settings_of(LayerSettings)
+    record = method_record(METHODS[kind])
+    found = settings_of(type(record), record.model_dump(mode="json"))
+    return {name: it for name, it in found.items() if name != "kind"}
+
+
+def all_settings() -> tuple[Setting, ...]:
+    """Every setting that `read_settings` knows, those of methods first."""
+    method = Setting(
+        name="method",
+        values="|".join(METHODS),
+        default=TopK.kind.value,
+        description="what is the task's own",
+    )
+    owners = dict[str, list[str]]()
+    for kind in METHODS:
+        for name in method_settings(kind):
+            owners.setdefault(name, []).append(kind)
+    defaults_in_words = dict.fromkeys(DEFAULTS_BY_METHOD, "by method")
+    of_methods = (
+        replace(it, description=f"{', '.join(kinds)}: {it.description}".rstrip(": "))
+        for name, kinds in owners.items()
+        for it in [method_settings(kinds[0])[name]]
+    )
+    of_recipe = (
+        replace(it, default=defaults_in_words.get(it.name, it.default))
+        for it in recipe_settings().values()
+    )
+    return (method, *of_methods, *of_recipe)
+
+
+def _is_of_recipe(name: str) -> bool:
+    """Whether a name is that of a setting, or of a group of settings, which may be null."""
+    return any(it == name or it.startswith(f"{name}.") for it in recipe_settings())
+
+
+def _layers(named: Mapping[str, JsonValue]) -> LayerSettings:
+    try:
+        chosen = LayerSettings.model_validate(named)
+    except ValidationError as error:
+        raise InvalidRecipeError(problems_in(error)) from error
+    if "layers" in named and chosen.frozen is not None:
+        raise InvalidRecipeError("layers and frozen say the same; give one of them")
+    if "target" in named and chosen.layers != "auto":
+        raise InvalidRecipeError("target belongs to layers auto")
+    return chosen
+
+
+def _above(num_frozen: int, config: BackboneConfig) -> TopK | HeadOnly:
+    """The method that tunes all layers above the lowest `num_frozen`; a head if none is left."""
+    if num_frozen > config.num_layers:
+        raise InvalidMethodError(
+            f"frozen layers must be in [0, {config.num_layers}], got {num_frozen} "
+            f"(the backbone has {config.num_layers} layers)"
+        )
+    if num_frozen == config.num_layers:
+        return HeadOnly()
+    return TopK(num_layers=config.num_layers - num_frozen)

@@ -1,0 +1,61 @@
+"""Spans: the entities that tags of words spell, and how well an answer matches the right ones.
+
+Entities: the scheme is BIO, as CoNLL-2003 and its `conlleval` read it. `B-X` begins an entity;
+`I-X` goes on with one of the same type, and begins one where there is none to go on with.
+
+Answers: Rajpurkar et al. 2016, "SQuAD: 100,000+ Questions for Machine Comprehension of Text"
+(arXiv:1606.05250), sec. 6.1: punctuation, case and articles are ignored, the best of the right
+answers counts. A question without an answer is answered right by none (Rajpurkar et al. 2018).
+"""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
+
+Entity = tuple[str, int, int]
+"""Its type, its first word, and one past its last."""
+
+
+def uses_bio(tags: Sequence[str]) -> bool:
+    """Whether a set of tags marks entities, rather than words one by one."""
+    return any(tag.startswith("B-") for tag in tags)
+
+
+def entities_in(tags: Sequence[str]) -> list[Entity]:
+    """Return the entities that the tags of a sentence spell, in order."""
+    found: list[Entity] = []
+    for position, tag in enumerate(tags):
+        mark, _, kind = tag.partition("-")
+        if mark not in {"B", "I"} or not kind:
+            continue
+        goes_on = mark == "I" and bool(found) and found[-1][0] == kind and found[-1][2] == position
+        begin = found.pop()[1] if goes_on else position
+        found.append((kind, begin, position + 1))
+    return found
+
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def exact_match(predicted: str, expected: Sequence[str]) -> float:
+    """1 if the answer is one of the right ones, else 0."""
+    words = _words(predicted)
+    return float(any(words == _words(answer) for answer in expected or ("",)))
+
+
+def overlap_f1(predicted: str, expected: Sequence[str]) -> float:
+    """F1 of the words that the answer shares with a right one."""
+    return max(_f1(_words(predicted), _words(answer)) for answer in expected or ("",))
+
+
+def _f1(predicted: list[str], expected: list[str]) -> float:
+    if not predicted or not expected:
+        return float(predicted == expected)
+    shared = (Counter(predicted) & Counter(expected)).total()
+    return 2 * shared / (len(predicted) + len(expected))
+
+
+def _words(text: str) -> list[str]:
+    return _ARTICLES.sub(" ", text.lower().translate(_WITHOUT_PUNCTUATION)).split()

@@ -1,0 +1,269 @@
+"""Settings by name: what names the fields of a pydantic model have, and values by these names.
+
+A field of a model within a model has both names with a dot between them: `tapt.epochs`.
+"""
+
+import tomllib
+from collections.abc import Collection, Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+from pydantic import BaseModel, JsonValue, ValidationError
+
+from nunatak_training.errors import InvalidRecipeError
+
+Schema = Mapping[str, Any]
+
+NOTHING = "null"
+LARGE = 2**53
+"""An end of a range that tells people nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One setting, as people read of it and spell it."""
+
+    name: str
+    values: str
+    """What it may be: names, or the ends of a range."""
+    default: str
+    description: str
+    is_list: bool = False
+    is_text: bool = False
+    """Any text is a value."""
+
+    def read(self, value: JsonValue) -> JsonValue:
+        """Return a value as the model takes it: a text may spell a list, or nothing."""
+        if not isinstance(value, str) or self.is_text:
+            return value
+        if value == NOTHING:
+            return None
+        return [part.strip() for part in value.split(",")] if self.is_list else value
+
+
+def settings_of(
+    model: type[BaseModel], defaults: Mapping[str, JsonValue] | None = None
+) -> dict[str, Setting]:
+    """Return the settings of a model by name; `defaults` take the place of the fields' own."""
+    schema = model.model_json_schema()
+    shared = schema.get("$defs", {})
+    found = _settings_in(schema["properties"], shared, prefix="", defaults=defaults or {})
+    return {setting.name: setting for setting in found}
+
+
+def flattened(named: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    """Return the values of mappings in mappings by names with dots."""
+    flat: dict[str, JsonValue] = {}
+    for name, value in named.items():
+        if isinstance(value, dict):
+            flat |= {f"{name}.{inner}": it for inner, it in flattened(value).items()}
+        else:
+            flat[name] = value
+    return flat
+
+
+def overlaid(*layers: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    """Return settings by names with dots, of which each layer takes the place of those before.
+
+    A layer that gives a group as a whole, or the `name` in it, drops what others say of the group.
+    """
+    flat: dict[str, JsonValue] = {}
+    for layer in layers:
+        own = flattened(layer)
+        groups = {name for name, value in layer.items() if value is None or isinstance(value, dict)}
+        groups |= {name.removesuffix(".name") for name in own if name.endswith(".name")}
+        flat = {name: it for name, it in flat.items() if name.partition(".")[0] not in groups}
+        flat |= own
+    return flat
+
+
+def nested(named: Mapping[str, JsonValue], known: Mapping[str, Setting]) -> dict[str, JsonValue]:
+    """Return values by names with dots as the model takes them.
+
+    Raises:
+        InvalidRecipeError: a name is none of the known ones; the message has the nearest of them.
+    """
+    found: dict[str, JsonValue] = {}
+    for name, value in flattened(named).items():
+        group, _, inner = name.partition(".")
+        is_group = not inner and any(it.startswith(f"{name}.") for it in known)
+        if is_group and value in {None, NOTHING}:
+            found[name] = None
+            continue
+        check_name(name, known)
+        if not inner:
+            found[name] = known[name].read(value)
+            continue
+        members = found.get(group)
+        of_group = members if isinstance(members, dict) else {}
+        found[group] = {**of_group, inner: known[name].read(value)}
+    return found
+
+
+def check_name(name: str, known: Collection[str]) -> None:
+    """Return if a name is a known one.
+
+    Raises:
+        InvalidRecipeError: it is none; the message has the nearest one, and all.
+    """
+    if name not in known:
+        within = [it for it in known if it.startswith(f"{name}.")]
+        nearest = within or get_close_matches(name, known, n=1, cutoff=0.5)
+        hint = f"; the nearest is {nearest[0]!r}" if nearest else ""
+        raise InvalidRecipeError(f"there is no setting {name!r}{hint}. All: {', '.join(known)}")
+
+
+def read_mapping(path: Path) -> dict[str, object]:
+    """Return what a YAML or TOML file says by name.
+
+    Raises:
+        ValueError: there is no such file, it cannot be parsed, or a name stands twice in it.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        match path.suffix.lower():
+            case ".toml":
+                return tomllib.loads(text)
+            case ".yaml" | ".yml":
+                loaded: object = yaml.load(text, Loader=_UniqueKeys)  # noqa: S506 - a safe loader
+            case suffix:
+                raise ValueError(f"its name must end in .yaml, .yml or .toml, not in {suffix!r}")
+    except OSError as error:
+        raise ValueError(f"cannot be read: {error.strerror or error}") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"cannot be parsed: {' '.join(str(error).split())}") from error
+    if not isinstance(loaded, dict):
+        raise ValueError(f"expected settings by name, got {loaded!r:.40}")  # noqa: TRY004
+    return cast("dict[str, object]", loaded)
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """Refuses a key that stands twice, of which YAML would silently take the last."""
+
+    def construct_mapping(
+        self,
+        node: yaml.MappingNode,
+        deep: bool = False,  # noqa: FBT001, FBT002 - as inherited
+    ) -> dict[Hashable, object]:
+        keys = [cast("object", key.value) for key, _ in node.value]
+        twice = next((key for key in keys if keys.count(key) > 1), None)
+        if twice is not None:
+            raise yaml.constructor.ConstructorError(
+                problem=f"{twice!r} stands twice", problem_mark=node.start_mark
+            )
+        return cast("dict[Hashable, object]", super().construct_mapping(node, deep=deep))
+
+
+def problems_in(error: ValidationError, *, within: str | None = None) -> str:
+    """Return every problem with the name of its setting."""
+    root = () if within is None else (within,)
+    return "; ".join(
+        f"{'.'.join(map(str, (*root, *problem['loc']))) or 'recipe'}: "
+        f"{problem['msg'].removeprefix('Value error, ')}"
+        for problem in error.errors(include_url=False)
+    )
+
+
+def _settings_in(
+    properties: Schema, shared: Schema, *, prefix: str, defaults: Mapping[str, JsonValue]
+) -> Iterator[Setting]:
+    for name, described in properties.items():
+        variants = _variants(described, shared)
+        models = [each["properties"] for each in variants if "properties" in each]
+        if models:
+            inner: Mapping[str, JsonValue] = described.get("default") or {}
+            yield from _settings_in(
+                _merged(models), shared, prefix=f"{prefix}{name}.", defaults=inner
+            )
+            continue
+        default = defaults.get(name, described.get("default", ...))
+        is_text = any(it.get("type") == "string" and not _names(it) for it in variants)
+        yield Setting(
+            name=f"{prefix}{name}",
+            values=("|" if all(map(_names, variants)) else " or ").join(
+                dict.fromkeys(map(_values, variants))
+            ),
+            default="not set" if is_text and default is None else _default_text(default),
+            description=described.get("description", ""),
+            is_list=any(each.get("type") == "array" for each in variants),
+            is_text=is_text,
+        )
+
+
+def _variants(described: Schema, shared: Schema) -> list[Schema]:
+    """The schemas that a value may follow, all but that of nothing."""
+    if "$ref" in described:
+        return _variants(shared[described["$ref"].rpartition("/")[2]], shared)
+    for union in ("anyOf", "oneOf"):
+        if union in described:
+            return [it for each in described[union] for it in _variants(each, shared)]
+    if "items" in described:
+        return [{**described, "items": _variants(described["items"], shared)[0]}]
+    return [] if described.get("type") == "null" else [described]
+
+
+def _merged(models: list[Schema]) -> dict[str, Schema]:
+    """The fields of several models that take turns, told apart by their first one."""
+    names = dict.fromkeys(name for properties in models for name in properties)
+    merged: dict[str, Schema] = {}
+    for name in names:
+        fields = [properties[name] for properties in models if name in properties]
+        merged[name] = fields[0]
+        if len(fields) > 1:
+            described = [it["description"] for it in fields if "description" in it]
+            merged[name] = {
+                "anyOf": fields,
+                "default": f"by {next(iter(names))}",
+                "description": next(iter(described), ""),
+            }
+    return merged
+
+
+def _names(schema: Schema) -> list[str]:
+    return schema.get("enum", [schema["const"]] if "const" in schema else [])
+
+
+def _values(schema: Schema) -> str:
+    match schema:
+        case {"enum": _} | {"const": _}:
+            return "|".join(_names(schema))
+        case {"type": "array", "items": {"enum": names}}:
+            return f"of {', '.join(cast('list[str]', names))}, with commas between"
+        case {"type": "boolean"}:
+            return "true|false"
+        case {"type": "integer" | "number" as kind}:
+            return _range(schema, "a whole number" if kind == "integer" else "a number")
+        case _:
+            return "a text"
+
+
+def _range(schema: Schema, kind: str) -> str:
+    ends = {
+        "minimum": "from {:,}",
+        "exclusiveMinimum": "above {:,}",
+        "maximum": "to {:,}",
+        "exclusiveMaximum": "below {:,}",
+    }
+    said = [
+        text.format(schema[end])
+        for end, text in ends.items()
+        if end in schema and schema[end] < LARGE
+    ]
+    return f"{kind} {' '.join(said)}".strip()
+
+
+def _default_text(default: object) -> str:
+    match default:
+        case None:
+            return NOTHING
+        case bool():
+            return str(default).lower()
+        case float():
+            return f"{default:g}"
+        case list():
+            return ",".join(map(str, cast("list[object]", default)))
+        case _:
+            return "" if default is ... else str(default)

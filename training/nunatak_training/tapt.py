@@ -1,0 +1,273 @@
+"""Task-adaptive pretraining (TAPT): masked language modelling on a task's own texts, before tuning.
+
+Gururangan et al. 2020 (arXiv:2004.10964), sec. 4; with adapters only the adapters move, as in He
+et al. 2021 (arXiv:2106.03164), sec. 3.1. Which tokens are hidden: Devlin et al. 2019
+(arXiv:1810.04805), sec. 3.1, task 1. The head is `BertForMaskedLM`'s, tied to the word embeddings.
+
+Axes: tokens = tokens of a text, chosen = hidden tokens of a batch, width = hidden width,
+vocabulary = token ids.
+"""
+
+# torch types some of its functions partly.
+# pyright: reportUnknownMemberType=false
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import cast
+
+import torch
+from jaxtyping import Float, Int
+from tokenizers import Tokenizer
+from torch import Tensor
+from torch.nn import functional
+
+from nunatak_artifact import method_of
+from nunatak_model import (
+    Backbone,
+    BranchSpec,
+    Encoding,
+    HeadKind,
+    HeadSpec,
+    Method,
+    Row,
+    TextTokenizer,
+    build_branch,
+    forward,
+    initial_parameters,
+)
+from nunatak_training.errors import InvalidRecipeError
+from nunatak_training.loop.checkpoint import Checkpoint, LoopState, Place, resume, snapshot
+from nunatak_training.loop.fit import Epochs, TrainBatch, shuffled_batches
+from nunatak_training.loop.step import HEAD_PREFIX, Best, Stepper, plan_course, seeded
+from nunatak_training.recipes import Recipe, TaptSettings, changed_recipe
+from nunatak_training.report import Report
+
+MASKS = ("[MASK]", "<mask>")
+MASKED, REPLACED = 0.8, 0.1
+"""Of the chosen tokens: shown as the mask token, shown as a random one; the rest is shown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaskedText:
+    """A text with tokens hidden, and what stood there."""
+
+    encoding: Encoding
+    places: Int[Tensor, " chosen"]
+    token_ids: Int[Tensor, " chosen"]
+
+
+class Masking:
+    """Hides tokens, never special ones, by a random state of its own."""
+
+    def __init__(
+        self, tokenizer: TextTokenizer, *, masked_share: float, generator: torch.Generator
+    ) -> None:
+        """Read the vocabulary.
+
+        Raises:
+            InvalidRecipeError: it has no mask token.
+        """
+        vocabulary = Tokenizer.from_str(tokenizer.definition)
+        masks = [vocabulary.token_to_id(mask) for mask in MASKS]
+        found = next((mask for mask in masks if mask is not None), None)
+        if found is None:
+            raise InvalidRecipeError(
+                f"tapt needs a mask token ({' or '.join(MASKS)}), which the backbone's vocabulary "
+                "lacks; leave tapt out"
+            )
+        added = vocabulary.get_added_tokens_decoder()
+        self._mask_id: int = found
+        marked = {number for number, token in added.items() if token.special}
+        # What frames a text is special, also where the vocabulary does not mark it so.
+        self._special = frozenset({found, *marked, *vocabulary.encode("").ids})
+        self._ordinary = torch.tensor(sorted({*vocabulary.get_vocab().values()} - self._special))
+        self._masked_share = masked_share
+        self._generator = generator
+
+    def hide(self, encoding: Encoding) -> MaskedText | None:
+        """Hide each token with the probability asked for; at least one, if the text has any.
+
+        The papers let a short text go by without a hidden token; it would then teach nothing.
+        """
+        readable = [
+            place for place, it in zip(count(), encoding.token_ids) if it not in self._special
+        ]
+        if not readable:
+            return None
+        draws = torch.rand(len(readable), generator=self._generator)
+        chosen = draws < self._masked_share
+        chosen[draws.argmin()] = True
+        places = torch.tensor(readable)[chosen]
+        token_ids = torch.tensor(encoding.token_ids)
+        shown = self._shown(token_ids, places)
+        return MaskedText(
+            encoding=replace(encoding, token_ids=tuple(cast("list[int]", shown.tolist()))),
+            places=places,
+            token_ids=token_ids[places],
+        )
+
+    def _shown(
+        self, token_ids: Int[Tensor, " tokens"], places: Int[Tensor, " chosen"]
+    ) -> Int[Tensor, " tokens"]:
+        num_chosen = len(places)
+        fate = torch.rand(num_chosen, generator=self._generator)
+        picks = torch.randint(len(self._ordinary), (num_chosen,), generator=self._generator)
+        shown = torch.where(fate < MASKED, self._mask_id, token_ids[places])
+        shown = torch.where(fate >= 1 - REPLACED, self._ordinary[picks], shown)
+        return token_ids.scatter(0, places, shown)
+
+
+NORM_WEIGHT, NORM_BIAS, OUTPUT_BIAS = "head.lm.norm", "head.lm.norm_bias", "head.lm.bias"
+
+
+def language_spec(method: Method, backbone: Backbone) -> BranchSpec:
+    """The branch whose head is the first map of the language head: one vector for each token."""
+    width = backbone.config.hidden_width
+    return BranchSpec(
+        method=method, head=HeadSpec(kind=HeadKind.TOKEN_CLASSIFICATION, num_labels=width)
+    )
+
+
+def initial_decoder(backbone: Backbone) -> dict[str, Tensor]:
+    """What the language head has beside its first map and the word embeddings, in float32."""
+    config, device = backbone.config, backbone.device
+    return {
+        NORM_WEIGHT: torch.ones(config.hidden_width, device=device),
+        NORM_BIAS: torch.zeros(config.hidden_width, device=device),
+        OUTPUT_BIAS: torch.zeros(config.vocab_size, device=device),
+    }
+
+
+def language_loss(
+    vectors: Sequence[Float[Tensor, "tokens width"]],
+    texts: Sequence[MaskedText],
+    decoder: Mapping[str, Tensor],
+    words: Float[Tensor, "vocabulary width"],
+    *,
+    epsilon: float,
+) -> Float[Tensor, ""]:
+    """Mean cross-entropy of the hidden tokens.
+
+    Semantics:
+        logits = norm(gelu(vector of the hidden token)) @ words.T + bias
+    """
+    device = words.device
+    chosen = [each[text.places.to(device)] for each, text in zip(vectors, texts, strict=True)]
+    hidden = functional.gelu(torch.cat(chosen))
+    norm = (decoder[NORM_WEIGHT], decoder[NORM_BIAS])
+    hidden = functional.layer_norm(hidden, norm[0].shape, *norm, epsilon)
+    logits = functional.linear(hidden, words.to(hidden.dtype), decoder[OUTPUT_BIAS])
+    return functional.cross_entropy(
+        logits, torch.cat([text.token_ids for text in texts]).to(device)
+    )
+
+
+WORDS = "embeddings.word"
+
+LanguageLoss = Callable[[Sequence[MaskedText]], Float[Tensor, ""]]
+
+
+def adapt(
+    parameters: Mapping[str, Tensor],
+    encodings: Sequence[Encoding],
+    settings: TaptSettings,
+    recipe: Recipe,
+    backbone: Backbone,
+    *,
+    report: Report,
+    checkpoint: Checkpoint | None = None,
+) -> None:
+    """Move what the method owns of `parameters`, in place, by masked language modelling.
+
+    The backbone stays as it is, and so does the task's head. The language head starts from random
+    numbers, tied to the word embeddings (the backbone's, or the task's own where it has a full
+    copy), and is thrown away. The caller's random state is left as it was.
+
+    Args:
+        parameters: of the task, in float32, as they are before tuning.
+        encodings: the task's train texts.
+        settings: how long, how fast and how many tokens are hidden.
+        recipe: of the tuning that follows; optimizer, schedule and batch size are shared.
+        backbone: the frozen encoder.
+        report: is told of every step.
+        checkpoint: holds how far it is, and at last what came out, for a run that goes on later.
+
+    Raises:
+        CacheError: the checkpoint cannot be written.
+        InvalidRecipeError: the vocabulary has no mask token, or no text has an ordinary one.
+        TrainingDivergedError: the loss or a gradient became infinite or NaN.
+    """
+    generator = torch.Generator().manual_seed(recipe.seed)
+    masking = Masking(backbone.tokenizer, masked_share=settings.masked_share, generator=generator)
+    readable = [encoding for encoding in encodings if masking.hide(encoding) is not None]
+    if not readable:
+        raise InvalidRecipeError("tapt needs texts with words in them; leave tapt out")
+    changes = {
+        "epochs": settings.epochs,
+        "min_steps": 0,
+        "learning_rate": settings.learning_rate or recipe.learning_rate,
+    }
+    recipe = changed_recipe(recipe, changes)
+    moved, loss_of = _language_model(parameters, recipe, backbone, generator)
+    course = plan_course(recipe, len(readable))
+    state = LoopState(
+        parameters=moved,
+        stepper=Stepper(moved, recipe, course),
+        randomness=generator,
+        best=Best(),
+        place=Place(),
+        history=[],
+    )
+
+    def loss_on(batch: Sequence[int]) -> Float[Tensor, ""]:
+        hidden = [masking.hide(readable[index]) for index in batch]
+        return loss_of([text for text in hidden if text is not None])
+
+    def batches(place: Place) -> list[TrainBatch]:
+        return shuffled_batches(place, count=len(readable), size=recipe.batch_size, loss=loss_on)
+
+    report.started(num_steps=course.num_steps, num_epochs=course.num_epochs)
+    try:
+        with seeded(recipe.seed, backbone.device):
+            resume(state, checkpoint, report)
+            Epochs(
+                state=state,
+                course=course,
+                batches=batches,
+                dev_score=None,
+                checkpoint=checkpoint,
+                report=report,
+            ).run()
+            if checkpoint is not None:
+                # The tuning that follows begins here, also where it is begun anew.
+                checkpoint.save(snapshot(state))
+    finally:
+        report.ended()
+        for tensor in moved.values():
+            tensor.requires_grad_(False)  # noqa: FBT003 - torch names it otherwise than its stub
+            tensor.grad = None
+
+
+def _language_model(
+    parameters: Mapping[str, Tensor],
+    recipe: Recipe,
+    backbone: Backbone,
+    generator: torch.Generator,
+) -> tuple[dict[str, Tensor], LanguageLoss]:
+    """What is trained, and the loss that it gives on hidden tokens."""
+    spec = language_spec(method_of(recipe.method), backbone)
+    own = {name: it for name, it in parameters.items() if not name.startswith(HEAD_PREFIX)}
+    fresh = initial_parameters(spec, backbone, generator=generator)
+    head = {name: it for name, it in fresh.items() if name.startswith(HEAD_PREFIX)}
+    branch = build_branch(spec, backbone.config, {**own, **head})
+    decoder = initial_decoder(backbone)
+    words = own.get(WORDS, backbone.embeddings.word)
+
+    def loss(texts: Sequence[MaskedText]) -> Float[Tensor, ""]:
+        rows = [Row(encoding=text.encoding, branch=branch) for text in texts]
+        vectors = forward(backbone, rows, dropout=recipe.dropout)
+        epsilon = backbone.config.layer_norm_epsilon
+        return language_loss(vectors, texts, decoder, words, epsilon=epsilon)
+
+    return {**own, **head, **decoder}, loss

@@ -1,0 +1,429 @@
+"""Trunk states of whole data sets: computed once, kept in memory or on disk, read by every run.
+
+Axes: tokens = packed tokens of a set, width = hidden width.
+"""
+
+import hashlib
+import json
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import version
+from itertools import accumulate, chain
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import numpy as np
+import torch
+from filelock import FileLock
+from jaxtyping import Float
+from pydantic import ValidationError
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from nunatak_model import Backbone, Encoding, TrunkCache, TrunkSource, TrunkStates, run_trunk
+from nunatak_training.cache import (
+    LOCK,
+    STATES_FOLDER,
+    SUFFIX,
+    StatesFacts,
+    default_cache_folder,
+    make_room,
+    replacing,
+    sweep_unusable,
+)
+from nunatak_training.errors import CacheError
+
+CHUNK_TOKENS = 4096
+"""Tokens of one pass through the trunk: enough to keep a processor busy, few enough to hold."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputSet:
+    """Distinct inputs, from the shortest to the longest, among equal lengths by their tokens.
+
+    The order, and with it the chunks that run together, is the same whoever asks and in whatever
+    order the examples lie. So the states of a set are the same bits whenever they are computed:
+    a row's sums may differ in the last bit with the rows beside it.
+    """
+
+    encodings: tuple[Encoding, ...]
+
+    @classmethod
+    def of(cls, encodings: Iterable[Encoding]) -> "InputSet":
+        """Return the distinct ones of some encodings, in order."""
+        return cls(encodings=tuple(sorted(dict.fromkeys(encodings), key=_order)))
+
+    @cached_property
+    def offsets(self) -> tuple[int, ...]:
+        """First packed token of each input, and the number of all tokens at the end."""
+        return tuple(accumulate((it.num_tokens for it in self.encodings), initial=0))
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all inputs."""
+        return self.offsets[-1]
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over the tokens of all inputs."""
+        content = hashlib.sha256()
+        for numbers in (
+            [it.num_tokens for it in self.encodings],
+            chain.from_iterable(it.token_ids for it in self.encodings),
+            chain.from_iterable(it.type_ids for it in self.encodings),
+        ):
+            content.update(np.fromiter(numbers, dtype="<i8").tobytes())
+        return content.hexdigest()
+
+    def chunks(self) -> Iterator[tuple[Encoding, ...]]:
+        """Yield the inputs that go through the trunk together, in order."""
+        begin, tokens = 0, 0
+        for index, encoding in enumerate(self.encodings):
+            if tokens and tokens + encoding.num_tokens > CHUNK_TOKENS:
+                yield self.encodings[begin:index]
+                begin, tokens = index, 0
+            tokens += encoding.num_tokens
+        if begin < len(self.encodings):
+            yield self.encodings[begin:]
+
+
+def _order(encoding: Encoding) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    return encoding.num_tokens, encoding.token_ids, encoding.type_ids
+
+
+Progress = Callable[[int, int], None]
+"""Is told how many inputs are done, and of how many."""
+
+
+class SetStates:
+    """The states of a set, where the forward looks for trunk states; they never change.
+
+    Whoever opens it says that the states are those of these inputs; a source of another backbone,
+    format or device is answered like an unknown input.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        inputs: InputSet,
+        depth: int,
+        packed: Float[Tensor, "tokens width"],
+    ) -> None:
+        self._backbone = backbone
+        self._depths = (depth,)
+        self._packed = packed
+        self._places = {
+            (encoding.token_ids, encoding.type_ids): slice(begin, begin + encoding.num_tokens)
+            for encoding, begin in zip(inputs.encodings, inputs.offsets, strict=False)
+        }
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the states, in memory or in a file that is mapped to it."""
+        return self._packed.nbytes
+
+    def depths(self, source: TrunkSource) -> Collection[int]:
+        """Return the one depth, if the input is one of the set."""
+        belongs = (
+            source.backbone == self._backbone.digest
+            and source.dtype == self._backbone.dtype
+            and source.device == self._backbone.device
+        )
+        return self._depths if belongs and _key(source) in self._places else ()
+
+    def read(self, source: TrunkSource, depth: int) -> Float[Tensor, "tokens width"]:
+        """Return the state of an input of the set, on the backbone's device.
+
+        Raises:
+            KeyError: it is not of the set.
+        """
+        return self._packed[self._places[_key(source)]].to(self._backbone.device)
+
+    def offer(self, source: TrunkSource, depth: int, state: Float[Tensor, "tokens width"]) -> None:
+        """Keep nothing: the set is complete as it is."""
+
+
+def compute_states(
+    backbone: Backbone,
+    inputs: InputSet,
+    depth: int,
+    *,
+    below: TrunkStates | None,
+    progress: Progress,
+) -> Iterator[Float[Tensor, "_ width"]]:
+    """Yield the states of one chunk of inputs after another, on the CPU.
+
+    `below` holds states of the same inputs at a smaller depth, from which the pass then starts.
+    """
+    done, num_inputs = 0, len(inputs.encodings)
+    progress(done, num_inputs)
+    for chunk in inputs.chunks():
+        with torch.no_grad():
+            hidden = run_trunk(backbone, chunk, depth=depth, trunk=below).hidden
+            packed = torch.cat([hidden[encoding] for encoding in chunk]).cpu()
+        done += len(chunk)
+        progress(done, num_inputs)
+        yield packed
+
+
+def _key(source: TrunkSource) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return source.token_ids, source.type_ids
+
+
+FORMAT = "1"
+"""Rises when the order of a set, or what the forward makes of it, changes within a release."""
+
+
+class TrunkStore(Protocol):
+    """Gives the trunk states of a data set, computing them where nobody has yet."""
+
+    def states(
+        self,
+        backbone: Backbone,
+        encodings: Iterable[Encoding],
+        *,
+        depth: int,
+        progress: Progress,
+    ) -> TrunkStates:
+        """Return the states of all encodings at a depth of at least 1.
+
+        Raises:
+            CacheError: they cannot be written where they should be.
+        """
+        ...
+
+
+class JoinedStates:
+    """Several sets read as one; the first that holds an input answers for it."""
+
+    def __init__(self, parts: Sequence[TrunkStates]) -> None:
+        self._parts = tuple(parts)
+
+    def depths(self, source: TrunkSource) -> Collection[int]:
+        """Return the depths of the first part that holds the input."""
+        return next(filter(None, (part.depths(source) for part in self._parts)), ())
+
+    def read(self, source: TrunkSource, depth: int) -> Float[Tensor, "tokens width"]:
+        """Return the state as the first part that holds the input has it.
+
+        Raises:
+            KeyError: none holds it.
+        """
+        for part in self._parts:
+            if depth in part.depths(source):
+                return part.read(source, depth)
+        raise KeyError(source, depth)
+
+    def offer(self, source: TrunkSource, depth: int, state: Float[Tensor, "tokens width"]) -> None:
+        """Offer it to all parts."""
+        for part in self._parts:
+            part.offer(source, depth, state)
+
+
+def states_key(backbone: Backbone, inputs: InputSet, depth: int) -> str:
+    """SHA-256 over all that the bits of a set's states depend on."""
+    parts = (FORMAT, backbone.digest, numerics_of(backbone), inputs.digest, str(depth))
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def numerics_of(backbone: Backbone) -> str:
+    """Everything but weights and inputs that the bits of a trunk state depend on."""
+    device = backbone.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+    layout = "packed" if backbone.is_packed else "plain"
+    return (
+        f"nunatak {version('nunatak')}, torch {torch.__version__}, {device.type} {name}, "
+        f"{backbone.dtype}, {layout}"
+    )
+
+
+def _processor() -> str:
+    capability = torch.backends.cpu.get_cpu_capability()
+    return f"{capability} with {torch.get_num_threads()} threads"
+
+
+MAX_MEMORY_BYTES = 2 * 1024**3
+MAX_DISK_BYTES = 32 * 1024**3
+STATES = "states"
+"""The one tensor of a file."""
+FORMATS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+"""As safetensors calls them."""
+
+
+class MemoryTrunkStore:
+    """Holds the sets read last, as many as a budget of bytes allows.
+
+    Of a set that alone is above it the states read last are held, by batches: they may then differ
+    in the last bit from those of a whole pass.
+    """
+
+    def __init__(self, *, max_bytes: int = MAX_MEMORY_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._sets: OrderedDict[str, SetStates] = OrderedDict()
+
+    def states(
+        self,
+        backbone: Backbone,
+        encodings: Iterable[Encoding],
+        *,
+        depth: int,
+        progress: Progress,
+    ) -> TrunkStates:
+        """Return the states of all encodings at a depth of at least 1."""
+        inputs = InputSet.of(encodings)
+        shape = (inputs.num_tokens, backbone.config.hidden_width)
+        if shape[0] * shape[1] * backbone.dtype.itemsize > self._max_bytes:
+            return TrunkCache(max_bytes=self._max_bytes)
+        key = states_key(backbone, inputs, depth)
+        if key not in self._sets:
+            packed = torch.empty(shape, dtype=backbone.dtype)
+            below = self._below(backbone, inputs, depth)
+            begin = 0
+            for part in compute_states(backbone, inputs, depth, below=below, progress=progress):
+                packed[begin : begin + len(part)] = part
+                begin += len(part)
+            self._sets[key] = SetStates(backbone, inputs, depth, packed)
+        self._sets.move_to_end(key)
+        while sum(held.num_bytes for held in self._sets.values()) > self._max_bytes:
+            self._sets.popitem(last=False)
+        return self._sets[key]
+
+    def _below(self, backbone: Backbone, inputs: InputSet, depth: int) -> SetStates | None:
+        keys = (states_key(backbone, inputs, lower) for lower in range(depth - 1, 0, -1))
+        return next((self._sets[key] for key in keys if key in self._sets), None)
+
+
+class DiskTrunkStore:
+    """Holds the sets read last in a folder, as many as a budget of bytes allows.
+
+    Runs, processes and tasks on the same texts share the files, which are mapped to memory. A file
+    appears whole or not at all, so a process may be killed at any time. Two processes that want the
+    same set wait for each other, and the second finds the file made. A file is read only if its
+    metadata names this set and its digest is that of its states; any other is made anew. A set that
+    alone is above the budget goes to memory, under the rules there.
+    """
+
+    def __init__(self, folder: Path | None = None, *, max_bytes: int = MAX_DISK_BYTES) -> None:
+        self._root = (folder or default_cache_folder()) / STATES_FOLDER
+        self._max_bytes = max_bytes
+        self._memory = MemoryTrunkStore()
+
+    def states(
+        self,
+        backbone: Backbone,
+        encodings: Iterable[Encoding],
+        *,
+        depth: int,
+        progress: Progress,
+    ) -> TrunkStates:
+        """Return the states of all encodings at a depth of at least 1.
+
+        Raises:
+            CacheError: the folder cannot be written.
+        """
+        inputs = InputSet.of(encodings)
+        if _num_bytes(backbone, inputs) > self._max_bytes:
+            return self._memory.states(backbone, inputs.encodings, depth=depth, progress=progress)
+        try:
+            found = self._found(backbone, inputs, depth)
+            return found or self._made(backbone, inputs, depth, progress)
+        except OSError as error:
+            raise CacheError(self._root, error.strerror or str(error)) from error
+
+    def _found(self, backbone: Backbone, inputs: InputSet, depth: int) -> SetStates | None:
+        key = states_key(backbone, inputs, depth)
+        path = self._root / f"{key}{SUFFIX}"
+        try:
+            metadata, packed = _mapped(path)
+            facts = StatesFacts.model_validate(metadata)
+            os.utime(path)
+        except (FileNotFoundError, SafetensorError, ValidationError):
+            return None
+        expected = ((inputs.num_tokens, backbone.config.hidden_width), backbone.dtype)
+        is_whole = facts.key == key and (tuple(packed.shape), packed.dtype) == expected
+        if not is_whole or hashlib.sha256(_bytes_of(packed)).hexdigest() != facts.digest:
+            return None
+        return SetStates(backbone, inputs, depth, packed)
+
+    def _made(
+        self, backbone: Backbone, inputs: InputSet, depth: int, progress: Progress
+    ) -> SetStates:
+        self._root.mkdir(parents=True, exist_ok=True)
+        sweep_unusable(self._root)
+        key = states_key(backbone, inputs, depth)
+        path = self._root / f"{key}{SUFFIX}"
+        with FileLock(path.with_name(key + LOCK)):
+            # Another process may have made the file while this one waited.
+            found = self._found(backbone, inputs, depth)
+            if found is not None:
+                return found
+            facts = StatesFacts(
+                key=key,
+                digest="0" * 64,
+                backbone=backbone.name,
+                depth=depth,
+                num_inputs=len(inputs.encodings),
+                num_tokens=inputs.num_tokens,
+                num_bytes=_num_bytes(backbone, inputs),
+            )
+            make_room(self._root, budget=self._max_bytes - facts.num_bytes)
+            below = next(filter(None, self._below(backbone, inputs, depth)), None)
+            parts = compute_states(backbone, inputs, depth, below=below, progress=progress)
+            with replacing(path) as partial:
+                _write_states(partial, facts, backbone, parts)
+            _, packed = _mapped(path)
+            return SetStates(backbone, inputs, depth, packed)
+
+    def _below(
+        self, backbone: Backbone, inputs: InputSet, depth: int
+    ) -> Iterator[SetStates | None]:
+        for lower in range(depth - 1, 0, -1):
+            yield self._found(backbone, inputs, lower)
+
+
+def _mapped(path: Path) -> tuple[object, Float[Tensor, "tokens width"]]:
+    """Map a file to memory: its metadata and its states. What is done to the states stays there."""
+    # safetensors does not type its file.
+    with safe_open(path, framework="pt") as file:  # pyright: ignore[reportUnknownVariableType]
+        opened = cast("Any", file)
+        return opened.metadata(), opened.get_tensor(STATES)
+
+
+def _write_states(
+    path: Path, facts: StatesFacts, backbone: Backbone, parts: Iterable[Tensor]
+) -> None:
+    """Write a safetensors file part by part: the states of a large set need not fit in memory."""
+    with path.open("wb") as file:
+        file.write(_header(facts, backbone))
+        digest = hashlib.sha256()
+        for part in parts:
+            data = _bytes_of(part)
+            digest.update(data)
+            file.write(data)
+        # The header is as long as before: a digest has one length.
+        file.seek(0)
+        file.write(_header(facts.model_copy(update={"digest": digest.hexdigest()}), backbone))
+
+
+def _header(facts: StatesFacts, backbone: Backbone) -> bytes:
+    """The header of a safetensors file that holds one tensor."""
+    metadata = {name: str(value) for name, value in facts.model_dump().items()}
+    tensor = {
+        "dtype": FORMATS[backbone.dtype],
+        "shape": [facts.num_tokens, backbone.config.hidden_width],
+        "data_offsets": [0, facts.num_bytes],
+    }
+    header = json.dumps({"__metadata__": metadata, STATES: tensor}).encode()
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    return tensor.contiguous().view(torch.uint8).numpy().data
+
+
+def _num_bytes(backbone: Backbone, inputs: InputSet) -> int:
+    return inputs.num_tokens * backbone.config.hidden_width * backbone.dtype.itemsize
