@@ -7,11 +7,13 @@ about fresh prompts in one call each, and shows what sharing saves in memory and
 import argparse
 import statistics
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from dedicated import measure_growth
+from pydantic import JsonValue
 from rich.console import Console
 from rich.table import Table
 
@@ -38,6 +40,8 @@ class Question:
     asks: str
     method: Method
     shown: str
+    changes: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])
+    """Of the default recipe."""
 
 
 QUESTIONS = (
@@ -52,12 +56,15 @@ QUESTIONS = (
         asks="an attack?",
         method=Lora(rank=8, first_layer=3),
         shown="LoRA rank 8, layers 3-5",
+        # In short windows one sentence of a long prompt is not outweighed by the rest.
+        changes={"default_label": "benign", "max_length": 64},
     ),
     Question(
         task="personal_data",
         asks="personal data?",
         method=TopK(num_layers=1),
         shown="top layer",
+        changes={"default_label": "none"},
     ),
     Question(
         task="tone",
@@ -131,7 +138,7 @@ def train_task(
     settings = TrainSettings(
         task=question.task,
         data=HERE / "data" / question.task,
-        recipe=default_recipe(question.method, changes={"epochs": epochs}),
+        recipe=default_recipe(question.method, changes={"epochs": epochs, **question.changes}),
     )
     return train(settings, registry=registry, backbone=backbone, report=ProgressBar(question.task))
 

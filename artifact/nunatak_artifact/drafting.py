@@ -24,6 +24,7 @@ from nunatak_registry.manifest import (
     ConfusionRecord,
     DataRecord,
     MetricRecord,
+    OnLong,
     ParameterCounts,
     ProblemType,
     RankingScore,
@@ -62,6 +63,8 @@ def draft_task(  # noqa: PLR0913 - what a version is made of
     labels: tuple[str, ...],
     problem_type: ProblemType | None = None,
     score: RankingScore = RankingScore.SIGMOID,
+    default_label: str | None = None,
+    on_long: OnLong | None = None,
     parameters: Mapping[str, Tensor],
     backbone: Backbone,
     max_length: int,
@@ -81,7 +84,7 @@ def draft_task(  # noqa: PLR0913 - what a version is made of
     check_effect(task, branch, backbone)
     manifest = TaskDraft(
         task=task,
-        head=head_record(spec.head, labels, problem_type, score),
+        head=head_record(spec.head, labels, problem_type, score, default_label=default_label),
         method=method_record(spec.method),
         split_depth=branch.split_depth,
         backbone=BackboneRecord(
@@ -93,6 +96,7 @@ def draft_task(  # noqa: PLR0913 - what a version is made of
         ),
         tokenizer_digest=backbone.tokenizer.digest,
         max_length=max_length,
+        on_long=on_long,
         dtype=TensorDtype.FLOAT32,
         parameter_counts=ParameterCounts(
             branch=branch.branch_parameters, head=branch.head_parameters

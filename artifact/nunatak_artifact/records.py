@@ -91,11 +91,14 @@ def head_record(
     labels: tuple[str, ...],
     problem_type: records.ProblemType | None = None,
     score: records.RankingScore = records.RankingScore.SIGMOID,
+    *,
+    default_label: str | None = None,
 ) -> HeadRecord:
     """Return the record of a head whose logits stand for `labels`, in this order.
 
     `problem_type` belongs to sequence classification; where absent, each text has one label.
     `score` belongs to ranking.
+    `default_label` is the one that means that nothing was found.
     """
     if problem_type is None and spec.kind is HeadKind.SEQUENCE_CLASSIFICATION:
         problem_type = records.ProblemType.SINGLE_LABEL
@@ -110,6 +113,7 @@ def head_record(
             bias=spec.block.bias,
             norm=records.HeadNorm(spec.block.norm.value),
         ),
+        default_label=default_label,
         score=score,
     )
 

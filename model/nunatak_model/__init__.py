@@ -61,7 +61,7 @@ from nunatak_model.savings import (
     model_size,
     parameters_saved,
 )
-from nunatak_model.text.encoding import Alignment, Encoding, TextInput
+from nunatak_model.text.encoding import Alignment, Encoding, Part, TextInput
 from nunatak_model.text.tokenizer import TextTokenizer
 from nunatak_model.trunk import (
     TrunkActivations,
@@ -110,6 +110,7 @@ __all__ = [
     "NonFiniteParameterError",
     "Norms",
     "ParameterMismatchError",
+    "Part",
     "Pooling",
     "Row",
     "TextInput",

@@ -68,7 +68,7 @@ def write(path: Path, fields: object) -> None:
 
 def edit(path: Path, changes: Mapping[str, object]) -> None:
     """Change fields of a JSON file, which may be new; `...` removes one."""
-    fields = json.loads(path.read_bytes()) if path.exists() else {}
+    fields: dict[str, object] = json.loads(path.read_bytes()) if path.exists() else {}
     merged = {**fields, **changes}
     path.write_text(json.dumps({name: it for name, it in merged.items() if it is not ...}))
 

@@ -21,10 +21,10 @@ from nunatak_model import (
     forward,
     initial_parameters,
 )
-from nunatak_registry.manifest import MIN_WINDOW_TOKENS
+from nunatak_registry.manifest import MIN_WINDOW_TOKENS, OnLong
 from nunatak_training.data import ExampleSet, TaskData
 from nunatak_training.errors import InvalidRecipeError
-from nunatak_training.kinds import Metric
+from nunatak_training.kinds import Metric, TaskKind
 from nunatak_training.loop.checkpoint import Checkpoint
 from nunatak_training.loop.fit import EncodedSet, fit, predict
 from nunatak_training.loop.step import BatchLogits
@@ -53,6 +53,8 @@ class TrainedTask:
     confusion: Mapping[tuple[str, str], int] | None
     """On the dev examples, where each has one label: how often each pair of true and predicted
     label occurred."""
+    num_long: tuple[int, int]
+    """Train and dev examples of more tokens than the recipe's `max_length`."""
     best_epoch: int
     history: tuple[EpochResult, ...]
 
@@ -130,6 +132,7 @@ def fit_task(
         scores={each: statistics.value(each) for each in metrics},
         intervals=bootstrap_intervals(statistics, metrics, seed=recipe.seed),
         confusion=statistics.confusion,
+        num_long=(train.num_long, dev.num_long),
         best_epoch=fitted.best_epoch,
         history=fitted.history,
     )
@@ -245,8 +248,13 @@ def check_recipe(recipe: Recipe, data: TaskData, backbone: Backbone) -> None:
             f"positive_label must be one of {', '.join(map(repr, data.labels))}, "
             f"got {recipe.positive_label!r}"
         )
+    _check_default_label(recipe, data)
     if not data.kind.head.reads_tokens:
         return
+    if recipe.on_long not in {None, OnLong.WINDOWS}:
+        raise InvalidRecipeError(
+            f"a {data.kind} task reads long texts as windows, got on_long {recipe.on_long}"
+        )
     if recipe.pooling is not None or recipe.dense:
         raise InvalidRecipeError(
             f"a {data.kind} task reads every token; it has neither pooling nor dense layer"
@@ -255,6 +263,18 @@ def check_recipe(recipe: Recipe, data: TaskData, backbone: Backbone) -> None:
         raise InvalidRecipeError(
             f"max_length of a {data.kind} task must be at least {MIN_WINDOW_TOKENS} tokens, "
             f"got {recipe.max_length}"
+        )
+
+
+def _check_default_label(recipe: Recipe, data: TaskData) -> None:
+    if recipe.default_label is not None and data.kind is not TaskKind.SINGLE_LABEL:
+        raise InvalidRecipeError(
+            f"a {data.kind} task has no default label, got {recipe.default_label!r}; leave it out"
+        )
+    if recipe.default_label is not None and recipe.default_label not in data.labels:
+        raise InvalidRecipeError(
+            f"default_label must be one of {', '.join(map(repr, data.labels))}, "
+            f"got {recipe.default_label!r}"
         )
 
 

@@ -1,5 +1,6 @@
 """From a trained task to a published version."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
@@ -21,6 +22,7 @@ from nunatak_registry.manifest import (
 from nunatak_training.data import Example, TaskData
 from nunatak_training.errors import UnpublishableError
 from nunatak_training.fitting import TrainedTask, branch_spec
+from nunatak_training.kinds import TaskKind
 from nunatak_training.recipes import Recipe
 
 NUM_PROBE_INPUTS = 4
@@ -81,13 +83,15 @@ def draft_trained(
         spec=trained.spec,
         labels=trained.data.labels,
         problem_type=trained.data.kind.problem_type,
+        default_label=default_label_of(trained.data, recipe),
+        on_long=recipe.on_long,
         parameters=trained.parameters,
         backbone=backbone,
         max_length=recipe.max_length,
         probe_inputs=probe_inputs(trained.data.dev.examples),
         provenance=Provenance(
             created_at=created_at,
-            data=_data_record(trained.data),
+            data=_data_record(trained.data, num_long=trained.num_long),
             recipe=RecipeRecord(settings=recipe.settings(), digest=recipe.digest),
             metrics=_metric_records(trained),
             confusion=_confusion_record(trained),
@@ -104,13 +108,29 @@ def probe_inputs(examples: Sequence[Example]) -> tuple[TextInput, ...]:
     return tuple(distinct[position] for position in sorted(positions))
 
 
-def _data_record(data: TaskData) -> DataRecord:
+def default_label_of(data: TaskData, recipe: Recipe) -> str | None:
+    """Return the label that means that nothing was found: the recipe's, or of two the commoner.
+
+    Of two that are equally frequent it is the first.
+    """
+    if data.kind is not TaskKind.SINGLE_LABEL:
+        return None
+    if recipe.default_label is not None or len(data.labels) != 2:
+        return recipe.default_label
+    counts = Counter(data.train.labels(str))
+    return max(data.labels, key=lambda label: counts[label])
+
+
+def _data_record(data: TaskData, *, num_long: tuple[int, int] | None = None) -> DataRecord:
+    num_train_long, num_dev_long = num_long or (None, None)
     return DataRecord(
         name=data.name,
         train_digest=data.train.digest,
         dev_digest=data.dev.digest,
         num_train=len(data.train),
         num_dev=len(data.dev),
+        num_train_long=num_train_long,
+        num_dev_long=num_dev_long,
     )
 
 

@@ -34,7 +34,7 @@ from nunatak_model import (
     Pooling,
     TopK,
 )
-from nunatak_registry.manifest import MethodRecord
+from nunatak_registry.manifest import MethodRecord, OnLong
 from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.kinds import Metric
 from nunatak_training.settings import Setting, nested, problems_in, settings_of
@@ -222,6 +222,17 @@ class Recipe(BaseModel):
         default=None, description="chooses the best epoch; null: as is usual for the task"
     )
     positive_label: str | None = Field(default=None, description="the label whose F1 `f1` reports")
+    default_label: str | None = Field(
+        default=None,
+        description="the label that means that nothing was found; null: of two, the more frequent",
+        # Younger than the digests of recipes, as `on_long`: without it they are what they were.
+        exclude_if=lambda label: label is None,
+    )
+    on_long: OnLong | None = Field(
+        default=None,
+        description="what becomes of longer texts when served; null: as is usual for the task",
+        exclude_if=lambda choice: choice is None,
+    )
     seed: Annotated[int, Field(ge=0, lt=2**63, description="same seed, same weights")] = 0
     layer_choice: LayerChoice | None = Field(
         default=None,

@@ -22,8 +22,8 @@ from nunatak_artifact.interchange.peft_config import CONFIG_FILE
 from nunatak_artifact.interchange.peft_import import import_peft
 from nunatak_artifact.interchange.transformers_import import import_transformers
 from nunatak_artifact.records import head_record
-from nunatak_model import Backbone, TextInput
-from nunatak_registry import check_task_name
+from nunatak_model import Backbone, HeadKind, TextInput
+from nunatak_registry import OnLong, ProblemType, check_task_name
 
 FILES = ("*.json", "*.safetensors")
 PROBE_INPUTS: Final[tuple[TextInput, ...]] = (
@@ -101,7 +101,7 @@ def import_folder(
     return imported
 
 
-def draft_imported(
+def draft_imported(  # noqa: PLR0913 - an imported task, and what the importer says of it
     task: str,
     imported: ImportedTask,
     backbone: Backbone,
@@ -109,8 +109,12 @@ def draft_imported(
     origin: str,
     created_at: datetime,
     note: str = "",
+    default_label: str | None = None,
+    on_long: OnLong | None = None,
 ) -> Draft:
     """Describe an imported task as a version to publish; it has neither data nor scores.
+
+    Of two labels of which a text has one, the first is the default label unless one is named.
 
     Raises:
         InvalidNameError: `task` is no name of a task.
@@ -119,7 +123,9 @@ def draft_imported(
         ModelError: the parameters do not fit, or are not finite.
     """
     check_task_name(task)
-    _check_head(imported, origin)
+    if default_label is None and _is_one_of_two(imported):
+        default_label = imported.labels[0]
+    _check_head(imported, origin, default_label, on_long)
     most = backbone.config.max_tokens
     found = f"imported from {origin}: {imported.source}"
     return draft_task(
@@ -127,6 +133,8 @@ def draft_imported(
         spec=imported.spec,
         labels=imported.labels,
         problem_type=imported.problem_type,
+        default_label=default_label,
+        on_long=on_long,
         score=imported.score,
         parameters=imported.parameters,
         backbone=backbone,
@@ -136,9 +144,24 @@ def draft_imported(
     )
 
 
-def _check_head(imported: ImportedTask, origin: str) -> None:
+def _is_one_of_two(imported: ImportedTask) -> bool:
+    is_classification = imported.spec.head.kind is HeadKind.SEQUENCE_CLASSIFICATION
+    is_single = imported.problem_type in {None, ProblemType.SINGLE_LABEL}
+    return is_classification and is_single and len(imported.labels) == 2
+
+
+def _check_head(
+    imported: ImportedTask, origin: str, default_label: str | None, on_long: OnLong | None
+) -> None:
+    kind = imported.spec.head.kind
+    if kind.reads_tokens and on_long not in {None, OnLong.WINDOWS}:
+        raise InvalidFolderError(
+            origin, f"a {kind} task reads long texts as windows, got on_long {on_long}"
+        )
     try:
-        head_record(imported.spec.head, imported.labels, imported.problem_type)
+        head_record(
+            imported.spec.head, imported.labels, imported.problem_type, default_label=default_label
+        )
     except ValidationError as error:
         problem = error.errors(include_url=False, include_input=False)[0]["msg"]
         raise InvalidFolderError(origin, f"labels and head do not fit: {problem}") from error

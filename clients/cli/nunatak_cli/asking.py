@@ -46,7 +46,11 @@ def _answer(result: TaskResult) -> Answer:
             error_message=problem.detail or problem.title,
         )
     return Answer(
-        reference=result.reference, version=result.version, items=_items(result.require())
+        reference=result.reference,
+        version=result.version,
+        items=_items(result.require()),
+        num_tokens=sum(result.tokens) if result.tokens else None,
+        is_truncated=result.is_truncated,
     )
 
 

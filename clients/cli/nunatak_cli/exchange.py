@@ -22,9 +22,9 @@ from nunatak_artifact.interchange import (
     read_hub_folder,
     write_hub_folder,
 )
-from nunatak_cli.options import ExportFormat, ImportFormat
+from nunatak_cli.options import ExportFormat, ImportFormat, OnLongName
 from nunatak_model import DEFAULT_BACKBONE, Backbone, load_backbone
-from nunatak_registry import Registry, TaskManifest, check_alias_name, check_task_name
+from nunatak_registry import OnLong, Registry, TaskManifest, check_alias_name, check_task_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +38,8 @@ class ImportRequest:
     choices: ImportChoices
     backbone: str | None
     note: str
+    default_label: str | None = None
+    on_long: OnLongName | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +67,8 @@ def import_task(request: ImportRequest, registry: Registry, *, alias: str | None
             origin=there.origin,
             created_at=datetime.now(UTC),
             note=request.note,
+            default_label=request.default_label,
+            on_long=None if request.on_long is None else OnLong(request.on_long.value),
         )
     return Published(manifest=_publish(draft, registry, alias), found=imported.source)
 

@@ -56,4 +56,6 @@ def _answer(result: TaskPrediction | TaskFailure) -> Answer:
         reference=result.reference,
         version=result.version,
         items=items.validate_python(result.outputs[0]),
+        num_tokens=result.extents[0].num_tokens,
+        is_truncated=result.extents[0].is_cut,
     )

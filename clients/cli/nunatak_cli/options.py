@@ -105,6 +105,14 @@ RevisionOption = Annotated[
 ]
 
 
+class OnLongName(StrEnum):
+    """What becomes of texts that are longer than a task reads at once."""
+
+    WINDOWS = "windows"
+    REFUSE = "refuse"
+    CUT = "cut"
+
+
 class ImportFormat(StrEnum):
     """Whose folders `task import` reads."""
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from nunatak_cli.errors import InvalidOptionError
-from nunatak_client import AggregationStrategy, Input, Parameters, Query, Question
+from nunatak_client import AggregationStrategy, Input, OnLong, Parameters, Query, Question
 
 
 def source_of(
@@ -30,9 +30,12 @@ def source_of(
             )
 
 
-def parameters_of(source: Input, *, aggregation: str | None) -> Parameters:
-    """Return how the answers are shown: documents by their texts, not by their numbers."""
+def parameters_of(
+    source: Input, *, aggregation: str | None, on_long: str | None = None
+) -> Parameters:
+    """Return how texts are read and answers shown: documents by their texts, not their numbers."""
     return Parameters(
+        on_long=None if on_long is None else OnLong(on_long),
         aggregation_strategy=None if aggregation is None else AggregationStrategy(aggregation),
         return_documents=True if isinstance(source, Query) else None,
     )

@@ -6,11 +6,18 @@ from pathlib import Path
 from pydantic import JsonValue
 from rich.filesize import decimal
 from rich.table import Table
+from rich.text import Text
 
 from nunatak_cli.errors import InvalidOptionError
 from nunatak_model import DEFAULT_BACKBONE, Backbone, load_backbone
 from nunatak_registry import Registry, check_alias_name
-from nunatak_registry.cards.wording import method_text, shared_text, stored_bytes
+from nunatak_registry.cards.wording import (
+    long_examples_text,
+    long_text,
+    method_text,
+    shared_text,
+    stored_bytes,
+)
 from nunatak_registry.names import check_task_name
 from nunatak_training import (
     DiskTrunkStore,
@@ -133,6 +140,11 @@ def outcome_table(outcome: TrainOutcome) -> Table:
     table.add_row("method", method_text(manifest.method))
     table.add_row("shared layers", shared_text(manifest))
     table.add_row("labels", str(len(manifest.head.labels)))
+    if manifest.head.default_label is not None:
+        table.add_row("default label", Text(manifest.head.default_label))
+    table.add_row("longest text", f"{manifest.max_length} tokens; {long_text(manifest)}")
+    if told := long_examples_text(manifest):
+        table.add_row("long examples", told)
     table.add_row("parameters", f"{counts.branch + counts.head:,}")
     table.add_row("stored", decimal(stored_bytes(manifest)))
     table.add_row("best epoch", f"{outcome.best_epoch} of {outcome.history[-1].epoch}")
@@ -156,6 +168,8 @@ def outcome_json(outcome: TrainOutcome, *, alias: str | None) -> dict[str, JsonV
         "task": outcome.manifest.task,
         "version": outcome.manifest.version,
         "alias": alias,
+        "default_label": outcome.manifest.head.default_label,
+        "long_share": None if outcome.manifest.data is None else outcome.manifest.data.long_share,
         "metrics": {str(metric): value for metric, value in outcome.metrics.items()},
         "intervals": {str(metric): [*ends] for metric, ends in outcome.intervals.items()},
         "best_epoch": outcome.best_epoch,

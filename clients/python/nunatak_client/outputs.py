@@ -117,6 +117,16 @@ class Answered(Result):
     task of another kind.
     """
 
+    tokens: tuple[int, ...] = ()
+    """How many tokens of each input were read; empty from servers that do not tell it."""
+    truncated: tuple[bool, ...] = ()
+    """Of each input, whether a part of it was not read; empty from servers that do not tell it."""
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether a part of any input was not read, as far as the server tells it."""
+        return any(self.truncated)
+
     @abstractmethod
     def require(self) -> Predicted:
         """Return what the task says, or raise why it says nothing."""

@@ -55,15 +55,25 @@ class AggregationStrategy(StrEnum):
     WORD = "word"
 
 
+class OnLong(StrEnum):
+    """What becomes of a text of more tokens than a task reads at once."""
+
+    WINDOWS = "windows"
+    REFUSE = "refuse"
+    CUT = "cut"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameters:
-    """What to show of token labels, answers and rankings; absent means the server's default.
+    """What else to ask of tasks; absent means the server's default, or the task version's.
 
+    `on_long` is of classification and ranking: long texts are read in windows, refused or cut.
     `aggregation_strategy`, `ignore_labels` and `stride` are of token classification, `doc_stride`,
     `max_answer_len`, `handle_impossible_answer` and `align_to_words` of question answering,
     `return_documents` of ranking. Lengths are in tokens.
     """
 
+    on_long: OnLong | None = None
     aggregation_strategy: AggregationStrategy | None = None
     ignore_labels: tuple[str, ...] | None = None
     stride: int | None = None

@@ -10,6 +10,9 @@ from nunatak_client.errors import InvalidResponseError, error_class
 from nunatak_client.outputs import HeadKind, Result
 from nunatak_client.results import FanOut, Prediction, Problem, TaskResult, Timings
 
+PER_INPUT = ("tokens", "truncated")
+"""What a server tells of each input beside its output."""
+
 ResultT = TypeVar("ResultT", bound=Result)
 
 _OBJECT: TypeAdapter[dict[str, JsonValue]] = TypeAdapter(dict[str, JsonValue])
@@ -114,13 +117,18 @@ def _with_predicted(body: dict[str, JsonValue], num_inputs: int | None) -> dict[
     outputs = body.get("outputs")
     if outputs is None:
         return body
-    nested: JsonValue = [outputs] if num_inputs is None else outputs
+    nested = _as_list(outputs, num_inputs)
     wanted = num_inputs or 1
     if not (isinstance(nested, list) and len(nested) == wanted):
         raise InvalidResponseError(f"asked about {wanted} inputs, got outputs for another number")
     # Servers that know one kind of task only do not name it.
     head = body.get("head", HeadKind.SEQUENCE_CLASSIFICATION)
-    return {**body, "predicted": {"head": head, "outputs": nested}}
+    told = {name: _as_list(body[name], num_inputs) for name in PER_INPUT if name in body}
+    return {**body, **told, "predicted": {"head": head, "outputs": nested}}
+
+
+def _as_list(value: JsonValue, num_inputs: int | None) -> JsonValue:
+    return [value] if num_inputs is None else value
 
 
 def _trail(reply: Reply) -> dict[str, object]:

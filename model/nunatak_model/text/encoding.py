@@ -1,6 +1,7 @@
 """A tokenized text: what the encoder reads, and where its tokens lie in the text."""
 
 from dataclasses import dataclass, field
+from typing import Final
 
 TextInput = str | tuple[str, str]
 """A text, or a pair of texts that is read as one sequence."""
@@ -25,6 +26,22 @@ class Alignment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Which part of a text or pair an encoding holds; lengths are in tokens."""
+
+    index: int = 0
+    """The place among the windows of the text."""
+    num_repeated: int = 0
+    """Tokens that the window before holds too, special tokens and a first text included."""
+    num_left_out: int = 0
+    """Tokens of the text that no encoding holds; the first window counts them for all."""
+
+
+WHOLE: Final = Part()
+"""All of a text, or its first window."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Encoding:
     """Token ids and token types of one input; equal encodings are the same trunk row."""
 
@@ -32,6 +49,8 @@ class Encoding:
     type_ids: tuple[int, ...]
     alignment: Alignment | None = field(default=None, compare=False, repr=False)
     """No part of equality: the encoder does not read it."""
+    part: Part = field(default=WHOLE, compare=False, repr=False)
+    """No part of equality: equal windows of different texts are the same trunk row."""
 
     @property
     def num_tokens(self) -> int:

@@ -9,7 +9,8 @@ import tokenizers
 from tokenizers import Tokenizer, models
 
 from nunatak_model.text.alignment import Vocabulary, align
-from nunatak_model.text.encoding import Encoding, TextInput
+from nunatak_model.text.cutting import long_text, parts_of_windows
+from nunatak_model.text.encoding import Encoding, Part, TextInput
 
 MAX_QUESTION_TOKENS = 64
 """As in the reference implementation of BERT (Devlin et al. 2019) for SQuAD."""
@@ -26,19 +27,16 @@ class TextTokenizer:
         """
         self.digest = hashlib.sha256(definition).hexdigest()
         self._num_token_types = num_token_types
-        self._by_length: dict[int, Tokenizer] = {}
         self._without_framing: Tokenizer | None = None
         self._lock = threading.Lock()
         try:
             self._definition = definition.decode()
-            # What the library refuses is refused now; the first text to come then uses it.
-            self._unused: Tokenizer | None = Tokenizer.from_str(self._definition)
+            self._tokenizer = self._uncut()
             # The post-processor alone: it puts the special tokens around a window.
             self._framing = Tokenizer(models.BPE())
-            self._framing.post_processor = self._unused.post_processor
+            self._framing.post_processor = self._tokenizer.post_processor
             self._vocabulary = Vocabulary.of(json.loads(definition))
-            self._unused.no_truncation()
-            pair = self._unused.encode("a", "a")
+            pair = self._tokenizer.encode("a", "a")
         except Exception as error:  # the library raises no other type
             raise ValueError(f"tokenizer.json holds no tokenizer: {error}") from error
         self.tells_texts_apart = any(self._types(pair))
@@ -57,13 +55,29 @@ class TextTokenizer:
     def encode(self, inputs: Sequence[TextInput], *, max_length: int) -> list[Encoding]:
         """Tokenize texts or pairs, special tokens included.
 
-        What exceeds `max_length` tokens is cut, from the longer text of a pair first. The texts
-        must hold no lone surrogates. The work is done in Rust, without the interpreter's lock.
+        What exceeds `max_length` tokens is cut, from the longer text of a pair first; the part of
+        each encoding tells it. The texts must hold no lone surrogates. The work is done in Rust,
+        without the interpreter's lock.
         """
-        tokenizer = self._truncating_at(max_length)
         return [
-            Encoding(token_ids=tuple(found.ids), type_ids=self._types(found))
-            for found in tokenizer.encode_batch_fast(list(inputs))
+            whole if whole.num_tokens <= max_length else long_text(whole, found).cut(max_length)
+            for whole, found in self._whole(inputs)
+        ]
+
+    def encode_all(
+        self, inputs: Sequence[TextInput], *, max_length: int, stride: int
+    ) -> list[tuple[Encoding, ...]]:
+        """Tokenize texts or pairs; what exceeds `max_length` tokens comes as overlapping windows.
+
+        Neighbouring windows share `stride` tokens, but never more than half of what they hold. Of
+        a pair only the second text is windowed. The first stands in every window, and is cut to
+        half of the window if the pair leaves it no more. Nothing is aligned.
+        """
+        return [
+            (whole,)
+            if whole.num_tokens <= max_length
+            else tuple(long_text(whole, found).windows(max_length, stride=stride))
+            for whole, found in self._whole(inputs)
         ]
 
     def encode_windows(
@@ -81,16 +95,19 @@ class TextTokenizer:
         for item in inputs:
             first = None if isinstance(item, str) else next(bare)
             text = item if isinstance(item, str) else item[1]
-            room = max_length - self._framing.num_special_tokens_to_add(first is not None)
+            num_special = self._framing.num_special_tokens_to_add(first is not None)
+            room, kept, left_out = max_length - num_special, 0, 0
             if first is not None:
-                first.truncate(min(MAX_QUESTION_TOKENS, room // 2))
-                room -= len(first.ids)
+                left_out = _cut(first, min(MAX_QUESTION_TOKENS, room // 2))
+                kept = len(first.ids)
+            room -= kept
             shared = min(stride, room // 2)
             windows = _windows(self._framing, first, next(bare), room=room, stride=shared)
+            parts = parts_of_windows(num_special + kept, shared, left_out)
             found.append(
                 tuple(
-                    self._aligned(window, text, num_repeated=shared if number else 0)
-                    for number, window in enumerate(windows)
+                    self._aligned(window, text, part, num_repeated=shared if part.index else 0)
+                    for window, part in zip(windows, parts, strict=False)
                 )
             )
         return found
@@ -99,6 +116,11 @@ class TextTokenizer:
         """Spell tokens as running text, as far as the tokenizer can."""
         decoder = self._bare().decoder
         return " ".join(tokens) if decoder is None else decoder.decode(list(tokens))
+
+    def _whole(self, inputs: Sequence[TextInput]) -> Iterator[tuple[Encoding, tokenizers.Encoding]]:
+        """Yield each input uncut, and as the library has it."""
+        for found in self._tokenizer.encode_batch_fast(list(inputs)):
+            yield Encoding(token_ids=tuple(found.ids), type_ids=self._types(found)), found
 
     def _types(self, found: tokenizers.Encoding) -> tuple[int, ...]:
         kinds, largest = tuple(found.type_ids), self._num_token_types - 1
@@ -109,23 +131,15 @@ class TextTokenizer:
             else tuple(min(kind, largest) for kind in kinds)
         )
 
-    def _aligned(self, window: tokenizers.Encoding, text: str, *, num_repeated: int) -> Encoding:
+    def _aligned(
+        self, window: tokenizers.Encoding, text: str, part: Part, *, num_repeated: int
+    ) -> Encoding:
         return Encoding(
             token_ids=tuple(window.ids),
             type_ids=self._types(window),
             alignment=align(window, text, self._vocabulary, num_repeated=num_repeated),
+            part=part,
         )
-
-    def _truncating_at(self, max_length: int) -> Tokenizer:
-        # Truncation is state of a `Tokenizer`: one instance per length keeps callers apart.
-        with self._lock:
-            tokenizer = self._by_length.get(max_length)
-            if tokenizer is None:
-                tokenizer = self._untruncated()
-                # The default strategy cuts the longer text first; the stub leaves it untyped.
-                tokenizer.enable_truncation(max_length)  # pyright: ignore[reportUnknownMemberType]
-                self._by_length[max_length] = tokenizer
-            return tokenizer
 
     def _bare(self) -> Tokenizer:
         """Return the tokenizer without its post-processor, which cuts nothing and adds nothing.
@@ -135,16 +149,28 @@ class TextTokenizer:
         """
         with self._lock:
             if self._without_framing is None:
-                self._without_framing = self._untruncated()
+                self._without_framing = self._uncut()
                 self._without_framing.post_processor = None
             return self._without_framing
 
-    def _untruncated(self) -> Tokenizer:
-        tokenizer = self._unused or Tokenizer.from_str(self._definition)
-        self._unused = None
+    def _uncut(self) -> Tokenizer:
+        tokenizer = Tokenizer.from_str(self._definition)
+        # Both would be state that callers of different lengths share.
         tokenizer.no_padding()
         tokenizer.no_truncation()
         return tokenizer
+
+
+def _cut(found: tokenizers.Encoding, size: int) -> int:
+    """Cut an encoding to at most so many tokens; returns how many are left out.
+
+    In two steps, for what the last step cuts off is processed with every window of a pair: here
+    one token.
+    """
+    left_out = max(0, len(found.ids) - size)
+    found.truncate(size + 1)
+    found.truncate(size)
+    return left_out
 
 
 def _windows(

@@ -8,6 +8,8 @@ from nunatak_registry.cards.confusion import confusion_matrix, worst_mistakes
 from nunatak_registry.cards.markdown import markdown_table
 from nunatak_registry.cards.wording import (
     head_text,
+    long_examples_text,
+    long_text,
     method_text,
     own_parameters,
     saved_share,
@@ -71,7 +73,9 @@ def _facts(manifest: TaskManifest) -> Iterator[tuple[str, str]]:
     if saved is not None:
         yield "saved against a model of its own", f"{saved:.1%} of the parameters"
     yield "stored", f"{stored_bytes(manifest):,} bytes ({manifest.dtype})"
-    yield "longest input", f"{manifest.max_length} tokens"
+    if manifest.head.default_label is not None:
+        yield "default label", _text(manifest.head.default_label)
+    yield "longest input", f"{manifest.max_length} tokens; {long_text(manifest)}"
     yield "backbone digest", f"`{manifest.backbone.digest}`"
     yield "tokenizer digest", f"`{manifest.tokenizer_digest}`"
     yield "created", manifest.created_at.strftime("%Y-%m-%d %H:%M:%S %Z").strip()
@@ -125,6 +129,8 @@ def _data(manifest: TaskManifest) -> Iterator[str]:
             ("dev", f"{data.num_dev:,}", f"`{data.dev_digest}`"),
         ),
     )
+    if told := long_examples_text(manifest):
+        yield from ("", told)
 
 
 def _recipe(manifest: TaskManifest) -> Iterator[str]:

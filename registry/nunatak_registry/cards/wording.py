@@ -1,6 +1,6 @@
 """What parts of a manifest are called when people read them."""
 
-from typing import assert_never
+from typing import Final, assert_never
 
 from nunatak_registry.manifest import (
     BottleneckRecord,
@@ -10,10 +10,14 @@ from nunatak_registry.manifest import (
     LoraRecord,
     MethodRecord,
     MetricRecord,
+    OnLong,
     RankingScore,
     TaskManifest,
     TopKRecord,
 )
+
+LONG_SHARE_TO_WARN_OF: Final = 0.01
+"""From so many examples on that do not fit, what is not read of them matters."""
 
 
 def method_text(method: MethodRecord) -> str:
@@ -75,3 +79,33 @@ def saved_share(manifest: TaskManifest) -> float | None:
 def stored_bytes(manifest: TaskManifest) -> int:
     """Bytes of all blobs."""
     return sum(blob.size_bytes for blob in manifest.blobs)
+
+
+def long_text(manifest: TaskManifest) -> str:
+    """What becomes of an input that is longer than the longest that is read at once."""
+    match manifest.reads_long:
+        case OnLong.WINDOWS:
+            return "what is longer is read in overlapping windows"
+        case OnLong.REFUSE:
+            return "what is longer is refused"
+        case OnLong.CUT:
+            return "what is longer is cut"
+
+
+def long_examples_text(manifest: TaskManifest) -> str | None:
+    """How many examples did not fit, with a warning if they are many; None if nobody counted."""
+    data = manifest.data
+    if data is None or data.num_train_long is None or data.num_dev_long is None:
+        return None
+    told = (
+        f"{data.num_train_long:,} of {data.num_train:,} train examples and "
+        f"{data.num_dev_long:,} of {data.num_dev:,} dev examples "
+        f"have more than {manifest.max_length} tokens"
+    )
+    share = max(data.num_train_long / data.num_train, data.num_dev_long / data.num_dev)
+    if share <= LONG_SHARE_TO_WARN_OF or manifest.head.kind.reads_tokens:
+        return f"{told}."
+    return (
+        f"{told}. Warning: that is {share:.1%} of one part, and training and scoring read only "
+        "the beginning of those examples; a larger max_length reads more of them."
+    )

@@ -23,6 +23,22 @@ class DataRecord(Record):
     dev_digest: Digest
     num_train: Annotated[int, Field(ge=1)]
     num_dev: Annotated[int, Field(ge=1)]
+    num_train_long: Annotated[int, Field(ge=0)] | None = Field(
+        default=None,
+        description="examples of more tokens than the task reads at once",
+        # Younger than the schema, as the interval of a score.
+        exclude_if=lambda count: count is None,
+    )
+    num_dev_long: Annotated[int, Field(ge=0)] | None = Field(
+        default=None, exclude_if=lambda count: count is None
+    )
+
+    @property
+    def long_share(self) -> float | None:
+        """The share of examples, of both parts, that do not fit; None if nobody counted them."""
+        if self.num_train_long is None or self.num_dev_long is None:
+            return None
+        return (self.num_train_long + self.num_dev_long) / (self.num_train + self.num_dev)
 
 
 class RecipeRecord(Record):

@@ -46,6 +46,14 @@ class ProblemType(StrEnum):
     REGRESSION = "regression"
 
 
+class OnLong(StrEnum):
+    """What becomes of a text of more tokens than a task reads at once."""
+
+    WINDOWS = "windows"
+    REFUSE = "refuse"
+    CUT = "cut"
+
+
 class RankingScore(StrEnum):
     """What the logit of a document becomes (names as in requests' `function_to_apply`)."""
 
@@ -109,6 +117,12 @@ class HeadRecord(Record):
         exclude_if=TANH_BLOCK.__eq__,
         description="what the dense block is made of",
     )
+    default_label: Label | None = Field(
+        default=None,
+        # Younger than the schema, as `block`.
+        exclude_if=lambda label: label is None,
+        description="of single labels: the one that means that nothing was found",
+    )
     score: RankingScore = Field(
         default=RankingScore.SIGMOID,
         exclude_if=RankingScore.SIGMOID.__eq__,
@@ -130,6 +144,19 @@ class HeadRecord(Record):
     def _labels_are_unique(self) -> "HeadRecord":
         if len(set(self.labels)) != len(self.labels):
             raise ValueError("labels must be unique")
+        return self
+
+    @model_validator(mode="after")
+    def _default_label_is_one(self) -> "HeadRecord":
+        if self.default_label is None:
+            return self
+        if self.problem_type is not ProblemType.SINGLE_LABEL:
+            raise ValueError(
+                "only a task that gives each text one label has a default label, "
+                f"got {self.default_label!r} for {self.problem_type or self.kind}"
+            )
+        if self.default_label not in self.labels:
+            raise ValueError(f"the default label must be a label, got {self.default_label!r}")
         return self
 
     @model_validator(mode="after")

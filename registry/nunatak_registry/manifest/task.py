@@ -17,7 +17,7 @@ from nunatak_registry.manifest.evidence import (
     ProbeRecord,
     RecipeRecord,
 )
-from nunatak_registry.manifest.heads import HeadRecord
+from nunatak_registry.manifest.heads import HeadKind, HeadRecord, OnLong
 from nunatak_registry.manifest.methods import MethodRecord
 from nunatak_registry.names import Digest, TaskName
 
@@ -77,6 +77,12 @@ class TaskDraft(Record):
     backbone: BackboneRecord
     tokenizer_digest: Digest
     max_length: Annotated[int, Field(ge=1, le=1_000_000, description="tokens")]
+    on_long: OnLong | None = Field(
+        default=None,
+        description="what becomes of longer texts; null: windows, but for documents to rank cut",
+        # Younger than the schema: content without it keeps the digest it has always had.
+        exclude_if=lambda choice: choice is None,
+    )
     dtype: TensorDtype
     parameter_counts: ParameterCounts
     blobs: Annotated[tuple[BlobRecord, ...], Field(min_length=1, max_length=16)]
@@ -104,6 +110,21 @@ class TaskDraft(Record):
             if unknown := named.difference(self.head.labels):
                 raise ValueError(f"the confusion matrix names {min(unknown)!r}, which is no label")
         return self
+
+    @model_validator(mode="after")
+    def _tokens_are_read_whole(self) -> "TaskDraft":
+        if self.on_long not in {None, OnLong.WINDOWS} and self.head.kind.reads_tokens:
+            raise ValueError(
+                f"a {self.head.kind} task reads long texts as windows, got on_long {self.on_long}"
+            )
+        return self
+
+    @property
+    def reads_long(self) -> OnLong:
+        """What becomes of longer texts where the caller does not say."""
+        if self.on_long is not None:
+            return self.on_long
+        return OnLong.CUT if self.head.kind is HeadKind.RANKING else OnLong.WINDOWS
 
     def content_digest(self) -> str:
         """SHA-256 over everything but the time of creation: equal content is the same version."""

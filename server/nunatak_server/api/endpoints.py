@@ -7,7 +7,7 @@ from fastapi import Header, Query, Request
 
 from nunatak_server.api.access import caller_of
 from nunatak_server.api.app_state import state_of
-from nunatak_server.api.replies import TASK_VERSION_HEADER, timing_headers
+from nunatak_server.api.replies import TASK_VERSION_HEADER, read_headers, timing_headers
 from nunatak_server.api.schemas import Problem
 from nunatak_server.batching.senders import Priority
 from nunatak_server.catalog.visible import VisibleCatalog
@@ -102,7 +102,11 @@ async def ask_task(
     (result,) = prediction.results
     if isinstance(result, TaskFailure):
         raise result.error
-    headers = timing_headers(prediction.timings)
+    read = read_headers(
+        sum(extent.num_tokens for extent in result.extents),
+        is_cut=any(extent.is_cut for extent in result.extents),
+    )
+    headers = {**timing_headers(prediction.timings), **read}
     return result, {**headers, TASK_VERSION_HEADER: f"{result.task}/{result.version}"}
 
 

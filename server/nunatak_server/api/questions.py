@@ -5,6 +5,7 @@ from typing import Annotated, cast
 
 from pydantic import BaseModel, Discriminator, Field, Tag, WithJsonSchema
 
+from nunatak_registry import OnLong
 from nunatak_server.api.messages import MAX_ITEMS, Message
 from nunatak_server.postprocess import (
     AggregationStrategy,
@@ -113,6 +114,11 @@ class Parameters(Message):
     ignore_labels: Annotated[list[str], Field(max_length=MAX_ITEMS, fail_fast=True)] = Field(
         ["O"], description="token classification"
     )
+    on_long: Annotated[OnLong, Field(strict=False)] | None = Field(
+        None,
+        description="sequence classification, ranking: what becomes of longer texts; "
+        "null = as the task version says",
+    )
     stride: Stride | None = Field(
         None, description="token classification: tokens that windows of a long text share"
     )
@@ -151,4 +157,5 @@ class Parameters(Message):
                 top_k=self.top_k,
                 return_documents=self.return_documents,
             ),
+            on_long=self.on_long,
         )

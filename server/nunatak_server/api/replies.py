@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import orjson
 from fastapi.responses import Response
@@ -13,7 +13,6 @@ from nunatak_registry import TaskSummary
 from nunatak_server.api.errors import problem_of
 from nunatak_server.api.questions import Inputs, Item, QueryInput, QuestionInput, TextPair
 from nunatak_server.observation.memory import MemoryLedger, ProcessMemory, saved_by_formula
-from nunatak_server.postprocess.outputs import Output
 from nunatak_server.residency.host import HostStats
 from nunatak_server.residency.shelf import ShelfStats
 from nunatak_server.runtime import Runtime
@@ -25,6 +24,10 @@ TOKENIZE_HEADER: Final = "x-tokenize-ms"
 COMPUTE_HEADER: Final = "x-compute-ms"
 BATCH_SIZE_HEADER: Final = "x-batch-size"
 TASK_VERSION_HEADER: Final = "x-task-version"
+TOKENS_READ_HEADER: Final = "x-tokens-read"
+TRUNCATED_HEADER: Final = "x-truncated"
+
+T = TypeVar("T")
 
 
 def reply(content: object, *, headers: Mapping[str, str] | None = None) -> Response:
@@ -52,9 +55,9 @@ def _input(item: Item) -> TaskInput:
             return Query(query=item.query, documents=tuple(item.documents))
 
 
-def outputs_as_sent(outputs: Sequence[Output], inputs: Inputs) -> Output | list[Output]:
-    """Return a list of outputs if a list was sent, else the one output."""
-    return list(outputs) if isinstance(inputs, list) else outputs[0]
+def as_sent(values: Sequence[T], inputs: Inputs) -> T | list[T]:
+    """Return what is told of each input as a list if a list was sent, else the one value."""
+    return list(values) if isinstance(inputs, list) else values[0]
 
 
 def prediction_fields(result: TaskPrediction, inputs: Inputs) -> dict[str, Any]:
@@ -63,7 +66,9 @@ def prediction_fields(result: TaskPrediction, inputs: Inputs) -> dict[str, Any]:
         "task": result.task,
         "version": result.version,
         "head": result.head,
-        "outputs": outputs_as_sent(result.outputs, inputs),
+        "outputs": as_sent(result.outputs, inputs),
+        "tokens": as_sent([extent.num_tokens for extent in result.extents], inputs),
+        "truncated": as_sent([extent.is_cut for extent in result.extents], inputs),
     }
 
 
@@ -85,6 +90,11 @@ def timing_headers(timings: Timings) -> dict[str, str]:
         COMPUTE_HEADER: f"{timings.compute_s * 1000:.3f}",
         BATCH_SIZE_HEADER: str(timings.batch_rows),
     }
+
+
+def read_headers(num_tokens: int, *, is_cut: bool) -> dict[str, str]:
+    """Return how many tokens of all inputs were read, and whether one was cut."""
+    return {TOKENS_READ_HEADER: str(num_tokens), TRUNCATED_HEADER: "true" if is_cut else "false"}
 
 
 def summaries_fields(

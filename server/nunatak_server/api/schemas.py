@@ -88,6 +88,16 @@ Output = (
 """What a task says about one input, by its head."""
 
 
+Tokens = Annotated[
+    int | list[int],
+    Field(description="tokens read, special ones included; one count per input for a list"),
+]
+Truncated = Annotated[
+    bool | list[bool],
+    Field(description="whether a part of the input was not read; one per input for a list"),
+]
+
+
 class PredictResponse(Message):
     """What the task says; one output per input if a list was sent."""
 
@@ -95,6 +105,8 @@ class PredictResponse(Message):
     version: int
     head: HeadKind
     outputs: Output | list[Output]
+    tokens: Tokens
+    truncated: Truncated
 
 
 class ErrorItem(Message):
@@ -124,6 +136,8 @@ class TaskResult(Message):
     version: int
     head: HeadKind
     outputs: Output | list[Output]
+    tokens: Tokens
+    truncated: Truncated
 
 
 class TaskError(Message):

@@ -44,10 +44,10 @@ def compute_rows(
     Raises:
         EngineFailedError: no later batch can succeed.
     """
-    # By branch: after a restore of the registry, one number may stand for two contents.
-    versions: dict[Branch, list[int]] = defaultdict(list)
+    # By branch too: after a restore of the registry, one number may stand for two contents.
+    versions: dict[tuple[str, int, Branch], list[int]] = defaultdict(list)
     for index, row in enumerate(rows):
-        versions[row.branch].append(index)
+        versions[row.task, row.version, row.branch].append(index)
     if len(versions) > 1:
         try:
             return _forward(compute, rows, between_layers)

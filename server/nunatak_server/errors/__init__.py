@@ -18,7 +18,7 @@ ServerError
 |   +-- TooManyTasksError         more tasks than one request may name
 |   +-- RequestTooLargeError      more work than one request may bring
 |   +-- TextTooLongError          more characters than one text may have
-|   +-- TooManyTokensError        more tokens than are read, from a caller who wants nothing cut
+|   +-- TooManyTokensError        more tokens than are read at once, where long texts are refused
 |   +-- EmptyTextError            a text with nothing to read in it
 |   +-- InvalidTextError          a text that no tokenizer can take
 |   +-- ModelNotFoundError        an embedding model that this server does not have

@@ -125,16 +125,18 @@ class TextTooLongError(RequestError):
 
 
 class TooManyTokensError(RequestError):
-    """A text of more tokens than are read, while its caller wants nothing cut."""
+    """A text of more tokens than are read at once, where long texts are refused."""
 
     code = "too_many_tokens"
 
-    def __init__(self, position: int, limit: int) -> None:
+    def __init__(self, position: int, num_tokens: int, limit: int) -> None:
         self.position = position
+        self.num_tokens = num_tokens
         self.limit = limit
         super().__init__(
-            f"text {position} has more than {limit} tokens; shorten it, or ask for truncation "
-            "where the route offers it"
+            f"text {position} has {num_tokens} tokens, at most {limit} are read at once, and "
+            "on_long is refuse; shorten the text, or ask for on_long windows or cut, or for "
+            "truncation, where the route offers it"
         )
 
 

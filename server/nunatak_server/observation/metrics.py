@@ -17,6 +17,7 @@ from prometheus_client import (
 )
 from prometheus_client.registry import Collector
 
+from nunatak_registry import OnLong
 from nunatak_server.batching.batch_report import BatchReport
 from nunatak_server.observation.records import OK, PredictionRecord
 from nunatak_server.observation.state import ServerState, StateCollector
@@ -107,6 +108,13 @@ class Metrics:
         )
         self._loads = cache(loads.labels)
         self._evictions = _by_task("evictions", "Task versions dropped from memory", registry)
+        long_inputs = Counter(
+            "nunatak_long_inputs",
+            "Inputs of more tokens than a task reads at once, by what became of them",
+            ["task", "on_long"],
+            registry=registry,
+        )
+        self._long_inputs = cache(long_inputs.labels)
         self._alias_moves = _by_task(
             "alias_moves",
             "References that were found to mean another version than before",
@@ -161,10 +169,16 @@ class Metrics:
         # From 0 on: a rate does not see the step with which a counter appears.
         self._evictions(label)
         self._alias_moves(label)
+        for on_long in OnLong:
+            self._long_inputs(label, on_long.value)
 
     def observe_load_wait(self, seconds: float) -> None:
         """Record how long one request waited for a version to come into memory."""
         self._load_wait.observe(seconds)
+
+    def observe_long_input(self, task: str, on_long: OnLong) -> None:
+        """Count one input that was too long to be read at once, and what became of it."""
+        self._long_inputs(self._task_label(task), on_long.value).inc()
 
     def observe_evictions(self, tasks: Sequence[str]) -> None:
         """Record versions dropped from memory, each by its task."""

@@ -15,9 +15,14 @@ export function answerCard(result, asked) {
     element("h3", {}, name, " ", element("span", {}, kind)),
     body(result, asked),
   );
+  if (result.truncated) card.append(element("p", { className: "warning" }, cutNote(result)));
   const isLong = ["token_classification", "question_answering"].includes(result.head);
   card.classList.toggle("wide", isLong);
   return card;
+}
+
+function cutNote(result) {
+  return `The text was cut: only ${result.tokens} tokens of it were read.`;
 }
 
 export function failureCard(title, reason) {

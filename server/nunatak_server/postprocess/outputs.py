@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from nunatak_model import Encoding
-from nunatak_registry import HeadKind, HeadRecord, TaskManifest
+from nunatak_registry import HeadKind, HeadRecord, OnLong, TaskManifest
 from nunatak_server.postprocess.answers import Answer, AnswerOptions, best_answers
 from nunatak_server.postprocess.classification import LabelScore, ScoreOptions, label_scores
+from nunatak_server.postprocess.combining import combine_windows
 from nunatak_server.postprocess.entities import Entity, EntityOptions, Join, find_entities
 from nunatak_server.postprocess.ranking import RankedDocument, RankingOptions, rank_documents
 from nunatak_server.postprocess.scores import ScoreFunction
@@ -32,8 +33,9 @@ class PredictionOptions:
     entities: EntityOptions = field(default_factory=EntityOptions)
     answers: AnswerOptions = field(default_factory=AnswerOptions)
     ranking: RankingOptions = field(default_factory=RankingOptions)
-    truncates: bool = True
-    """Of heads that read one window: whether long texts are cut, rather than refused."""
+    on_long: OnLong | None = None
+    """What becomes of texts of more tokens than the task reads at once, for heads that give one
+    answer for a text; None: as the task version says."""
 
 
 DEFAULT_OPTIONS: Final = PredictionOptions()
@@ -48,17 +50,26 @@ class ReadRow:
 
 
 def reading_of(manifest: TaskManifest, options: PredictionOptions) -> Reading:
-    """Return how a task reads its inputs: heads that read tokens see long texts whole."""
+    """Return how a task reads its inputs; what refuses long texts reads as what cuts them."""
     match manifest.head.kind:
         case HeadKind.SEQUENCE_CLASSIFICATION | HeadKind.RANKING:
-            return Reading(max_length=manifest.max_length, stride=None, truncates=options.truncates)
+            is_windowed = on_long_of(manifest, options) is OnLong.WINDOWS
+            stride = default_stride(manifest.max_length) if is_windowed else None
+            return Reading(max_length=manifest.max_length, stride=stride)
         case HeadKind.TOKEN_CLASSIFICATION:
             stride = options.entities.stride
         case HeadKind.QUESTION_ANSWERING:
             stride = options.answers.stride
     if stride is None:
         stride = default_stride(manifest.max_length)
-    return Reading(max_length=manifest.max_length, stride=stride)
+    return Reading(max_length=manifest.max_length, stride=stride, is_aligned=True)
+
+
+def on_long_of(manifest: TaskManifest, options: PredictionOptions) -> OnLong:
+    """Return what becomes of texts of more tokens than a task reads at once."""
+    if manifest.head.kind.reads_tokens:
+        return OnLong.WINDOWS
+    return options.on_long or manifest.reads_long
 
 
 def work_of(head: HeadRecord, read: Sequence[Encodings], *, options: PredictionOptions) -> int:
@@ -90,15 +101,25 @@ def output_of(
             windows = [window_of(row.encoding, row.logits) for row in rows]
             return best_answers(windows, item.context, options=options.answers)
         case HeadKind.RANKING, Query():
-            logits = [row.logits[0] for row in rows]
+            logits = [combine_windows(found, head)[0] for found in _by_text(rows)]
             default = ScoreFunction(head.score.value)
             return rank_documents(logits, item.documents, default=default, options=options.ranking)
         case HeadKind.SEQUENCE_CLASSIFICATION, str() | tuple() if head.problem_type is not None:
             return label_scores(
-                rows[0].logits,
+                combine_windows([row.logits for row in rows], head),
                 labels=head.labels,
                 problem_type=head.problem_type,
                 options=options.scores,
             )
         case _:
             raise AssertionError(f"a {head.kind} head was given an input that does not fit it")
+
+
+def _by_text(rows: Sequence[ReadRow]) -> list[list[Sequence[float]]]:
+    """Put the logits of the windows of each text together."""
+    found: list[list[Sequence[float]]] = []
+    for row in rows:
+        if row.encoding.part.index == 0:
+            found.append([])
+        found[-1].append(row.logits)
+    return found

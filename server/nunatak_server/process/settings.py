@@ -86,7 +86,7 @@ class ServerSettings(BaseSettings):
         default=64, description="tasks that one request may name"
     )
     max_text_chars: Count = Field(
-        default=16_384, description="characters of one text, checked before tokenization"
+        default=32_768, description="characters of one text, checked before tokenization"
     )
 
     max_batch_tokens: Count = Field(

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from nunatak_model import Backbone, Encoding, LayerNotHeldError, embedding_branch
+from nunatak_registry import OnLong
 from nunatak_server.admission.admission import Permit
 from nunatak_server.batching.rows import PendingRow, RowAnswer, backbone_answer, count_tokens
 from nunatak_server.batching.senders import ANONYMOUS, Priority
@@ -31,7 +32,7 @@ from nunatak_server.process.readiness import Readiness
 from nunatak_server.service.prediction import Timings, timings_of
 from nunatak_server.service.service import RequestLimits, Stages
 from nunatak_server.time_limits import within
-from nunatak_server.tokenization.tokenization import Reading, check_texts
+from nunatak_server.tokenization.tokenization import Encodings, Reading, check_texts, find_cut
 
 BACKBONE: Final = "(backbone)"
 """In the place of a task's name, where turns are taken and answers counted; no task can have it."""
@@ -56,6 +57,8 @@ class Embeddings:
 
     vectors: tuple[list[float], ...]
     num_tokens: int
+    is_cut: bool
+    """Whether a part of a text was not read."""
     timings: Timings
 
 
@@ -119,12 +122,13 @@ class EmbeddingService:
     async def _answer(
         self, request: EmbeddingRequest, permit: Permit, deadline: float
     ) -> Embeddings:
-        reading = Reading(max_length=self._max_tokens, stride=None, truncates=request.truncates)
+        reading = Reading(max_length=self._max_tokens, stride=None)
         started = self._clock()
         encoded = await self._stages.tokenization.encode(
             request.texts, readings=[reading], caller=request.caller
         )
         tokenize_s = self._clock() - started
+        self._check_lengths(request, encoded[reading])
         encodings = [encoding for (encoding,) in encoded[reading]]
         num_tokens = sum(encoding.num_tokens for encoding in encodings)
         permit.take_tokens({BACKBONE: num_tokens})
@@ -134,8 +138,18 @@ class EmbeddingService:
         return Embeddings(
             vectors=await _vectors(answers, normalises=request.normalises),
             num_tokens=num_tokens,
+            is_cut=any(encoding.part.num_left_out for encoding in encodings),
             timings=timings,
         )
+
+    def _check_lengths(self, request: EmbeddingRequest, read: Sequence[Encodings]) -> None:
+        on_long = OnLong.CUT if request.truncates else OnLong.REFUSE
+        for (encoding,) in read:
+            if encoding.part.num_left_out:
+                self._metrics.observe_long_input(BACKBONE, on_long)
+        problem = None if request.truncates else find_cut(read, max_length=self._max_tokens)
+        if problem is not None:
+            raise problem
 
     async def _ask(
         self, request: EmbeddingRequest, encodings: Sequence[Encoding], deadline: float

@@ -13,7 +13,7 @@ from nunatak_server.errors.known import KnownError
 from nunatak_server.postprocess import Join
 from nunatak_server.postprocess.outputs import Output, PredictionOptions, ReadRow, output_of
 from nunatak_server.tokenization.inputs import TaskInput
-from nunatak_server.tokenization.tokenization import Encodings
+from nunatak_server.tokenization.tokenization import Encodings, Extent
 from nunatak_server.traffic.choice import Arm
 
 
@@ -40,6 +40,8 @@ class AskedTask:
 
     manifest: TaskManifest
     encodings: Sequence[Encodings]
+    extents: tuple[Extent, ...]
+    """How much that is, by input."""
     arm: Arm | None = None
     """Which version of its alias it is, where that is split."""
     shadow: TaskManifest | None = None
@@ -56,6 +58,8 @@ class TaskPrediction:
     version: int
     head: HeadKind
     outputs: tuple[Output, ...]
+    extents: tuple[Extent, ...]
+    """How much was read for each input."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +144,7 @@ def _result(
         version=manifest.version,
         head=manifest.head.kind,
         outputs=tuple(outputs),
+        extents=asked.extents,
     )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from nunatak_registry import (
     InvalidNameError,
+    OnLong,
     StoreUnavailableError,
     TaskManifest,
     TaskNotFoundError,
@@ -14,15 +15,25 @@ from nunatak_registry import (
 from nunatak_server.access.callers import TaskList
 from nunatak_server.admission.admission import Permit
 from nunatak_server.catalog.visible import deny
-from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError
+from nunatak_server.errors import (
+    DeadlineExceededError,
+    DeadlineTooShortError,
+    TooManyTokensError,
+)
 from nunatak_server.errors.known import KNOWN_ERRORS
-from nunatak_server.postprocess.outputs import reading_of
+from nunatak_server.observation.metrics import Metrics
+from nunatak_server.postprocess.outputs import PredictionOptions, on_long_of, reading_of
 from nunatak_server.residency.keys import VersionKey, key_of
 from nunatak_server.residency.residency import Residency
 from nunatak_server.service.prediction import AskedTask, PredictionRequest, TaskFailure
 from nunatak_server.time_limits import within
 from nunatak_server.tokenization.inputs import find_misfit
-from nunatak_server.tokenization.tokenization import Encodings, Tokenization
+from nunatak_server.tokenization.tokenization import (
+    Encodings,
+    Tokenization,
+    extent_of,
+    find_cut,
+)
 from nunatak_server.traffic.choice import Chosen
 from nunatak_server.traffic.control import TrafficControl
 
@@ -39,11 +50,13 @@ class Preparation:
         residency: Residency,
         tokenization: Tokenization,
         traffic: TrafficControl,
+        metrics: Metrics,
         clock: Callable[[], float],
     ) -> None:
         self._residency = residency
         self._tokenization = tokenization
         self._traffic = traffic
+        self._metrics = metrics
         self._clock = clock
 
     def is_known(self, text: str, tasks: TaskList) -> bool:
@@ -60,6 +73,7 @@ class Preparation:
 
         Raises:
             DeadlineExceededError: the deadline of the request passed first.
+            TooManyTokensError: no task that could be asked reads a text so long.
         """
         reading = self._read(request, permit)
         return await within(request.deadline_s, reading, late=DeadlineExceededError)
@@ -84,9 +98,13 @@ class Preparation:
         )
         tokenize_s = self._clock() - started
         read = {key: encodings[reading] for key, reading in readings.items()}
-        return [
-            _asked(item, read) if isinstance(item, Chosen) else item for item in found
-        ], tokenize_s
+        asked = [
+            self._asked(text, item, read, request) if isinstance(item, Chosen) else item
+            for text, item in zip(request.references, found, strict=True)
+        ]
+        self._observe_long(asked, request)
+        _refuse_if_all_do(asked, found)
+        return asked, tokenize_s
 
     def _choose(
         self, text: str, traffic: Traffic, request: PredictionRequest, permit: Permit
@@ -99,6 +117,45 @@ class Preparation:
         if problem:
             return TaskFailure(reference=text, error=problem, task=manifest.task)
         return self._traffic.choose(traffic, routing_key=request.routing_key)
+
+    def _asked(
+        self,
+        text: str,
+        chosen: Chosen,
+        read: Mapping[VersionKey, list[Encodings]],
+        request: PredictionRequest,
+    ) -> AskedTask | TaskFailure:
+        """Return what a task reads, or that it refuses a text as too long."""
+        manifest, shadow = chosen.manifest, chosen.shadow
+        encodings = read[key_of(manifest)]
+        problem = _find_too_long(manifest, encodings, request.options)
+        if problem is not None:
+            return TaskFailure(reference=text, error=problem, task=manifest.task)
+        if shadow is not None and _find_too_long(shadow, read[key_of(shadow)], request.options):
+            # It would answer nothing that could be compared.
+            self._traffic.drop_shadow(manifest, shadow, num_inputs=len(request.inputs))
+            shadow = None
+        return AskedTask(
+            manifest=manifest,
+            encodings=encodings,
+            extents=tuple(map(extent_of, encodings)),
+            arm=chosen.arm,
+            shadow=shadow,
+            shadow_encodings=() if shadow is None else read[key_of(shadow)],
+        )
+
+    def _observe_long(
+        self, asked: Sequence[AskedTask | TaskFailure], request: PredictionRequest
+    ) -> None:
+        for item in asked:
+            if isinstance(item, AskedTask):
+                for extent in item.extents:
+                    if extent.is_cut:
+                        self._metrics.observe_long_input(item.manifest.task, OnLong.CUT)
+                    elif extent.is_windowed:
+                        self._metrics.observe_long_input(item.manifest.task, OnLong.WINDOWS)
+            elif isinstance(item.error, TooManyTokensError) and item.task is not None:
+                self._metrics.observe_long_input(item.task, OnLong.REFUSE)
 
     async def _find_all(
         self, references: Sequence[str], tasks: TaskList
@@ -144,12 +201,23 @@ def _find_lateness(
     return DeadlineTooShortError(deadline_s=request.deadline_s, wait_s=wait_s)
 
 
-def _asked(chosen: Chosen, read: Mapping[VersionKey, list[Encodings]]) -> AskedTask:
-    shadow = chosen.shadow
-    return AskedTask(
-        manifest=chosen.manifest,
-        encodings=read[key_of(chosen.manifest)],
-        arm=chosen.arm,
-        shadow=shadow,
-        shadow_encodings=() if shadow is None else read[key_of(shadow)],
-    )
+def _find_too_long(
+    manifest: TaskManifest, encodings: Sequence[Encodings], options: PredictionOptions
+) -> TooManyTokensError | None:
+    """Return why a task refuses the inputs, if it refuses long texts and one is too long."""
+    if on_long_of(manifest, options) is not OnLong.REFUSE:
+        return None
+    return find_cut(encodings, max_length=manifest.max_length)
+
+
+def _refuse_if_all_do(
+    asked: Sequence[AskedTask | TaskFailure], found: Sequence[Chosen | TaskFailure]
+) -> None:
+    """Refuse a request as a whole if every task that could be asked finds a text too long."""
+    errors = [
+        item.error
+        for item, chosen in zip(asked, found, strict=True)
+        if isinstance(chosen, Chosen) and isinstance(item, TaskFailure)
+    ]
+    if errors and not any(isinstance(item, AskedTask) for item in asked):
+        raise errors[0]

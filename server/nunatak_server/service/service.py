@@ -102,6 +102,7 @@ class PredictionService:
             residency=stages.residency,
             tokenization=stages.tokenization,
             traffic=stages.traffic,
+            metrics=metrics,
             clock=clock,
         )
         self._making = RowMaking(traffic=stages.traffic, num_layers=num_layers)

@@ -44,10 +44,16 @@ class Encoder(Protocol):
         """Tokenize and truncate each input."""
         ...
 
+    def encode_all(
+        self, inputs: Sequence[TextInput], *, max_length: int, stride: int
+    ) -> list[Encodings]:
+        """Tokenize each input; one that is too long whole, as overlapping windows."""
+        ...
+
     def encode_windows(
         self, inputs: Sequence[TextInput], *, max_length: int, stride: int
     ) -> list[Encodings]:
-        """Tokenize each input whole, as overlapping windows."""
+        """Tokenize each input whole, as overlapping windows that are aligned with it."""
         ...
 
 
@@ -57,9 +63,46 @@ class Reading:
 
     max_length: int
     stride: int | None
-    """What neighbouring windows share; None: nothing is windowed."""
-    truncates: bool = True
-    """Whether a long text that is not windowed is cut; if not, it is refused."""
+    """What neighbouring windows share; None: what is too long is cut."""
+    is_aligned: bool = False
+    """Whether windows tell where their tokens lie in the text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extent:
+    """How much is read for one input, over all its windows and documents; lengths in tokens."""
+
+    num_tokens: int
+    """Special tokens included; what several windows of a text hold counts once."""
+    num_left_out: int
+    """Tokens that are not read, because the text was cut."""
+    is_windowed: bool
+    """Whether a text is read in several windows."""
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether a part of the input is not read."""
+        return self.num_left_out > 0
+
+
+def extent_of(encodings: Encodings) -> Extent:
+    """Return how much is read for an input."""
+    parts = [encoding.part for encoding in encodings]
+    total = sum(encoding.num_tokens for encoding in encodings)
+    return Extent(
+        num_tokens=total - sum(part.num_repeated for part in parts),
+        num_left_out=sum(part.num_left_out for part in parts),
+        is_windowed=any(part.index for part in parts),
+    )
+
+
+def find_cut(encodings: Sequence[Encodings], *, max_length: int) -> TooManyTokensError | None:
+    """Return why inputs that must not be cut are refused: the first text that was, or None."""
+    for position, encoding in enumerate(chain.from_iterable(encodings)):
+        if encoding.part.num_left_out:
+            size = encoding.num_tokens + encoding.part.num_left_out
+            return TooManyTokensError(position, size, max_length)
+    return None
 
 
 def default_stride(max_length: int) -> int:
@@ -120,11 +163,7 @@ class Tokenization:
     async def encode(
         self, inputs: Sequence[TaskInput], *, readings: Iterable[Reading], caller: str
     ) -> Mapping[Reading, list[Encodings]]:
-        """Encode every input once for each distinct reading.
-
-        Raises:
-            TooManyTokensError: a text is longer than a reading that does not truncate.
-        """
+        """Encode every input once for each distinct reading."""
         distinct = tuple(dict.fromkeys(readings))
         texts = [texts_to_read(item) for item in inputs]
         pieces = [
@@ -163,14 +202,10 @@ class Tokenization:
     def _encode_alike(self, pieces: Sequence[_Piece], reading: Reading) -> list[Encodings]:
         texts = [piece.text for piece in pieces]
         if reading.stride is None:
-            # One token more than may be shows that a text is too long, however long it is.
-            room = reading.max_length + (0 if reading.truncates else 1)
-            whole = self._encoder.encode(texts, max_length=room)
-            _check_lengths(pieces, whole, reading.max_length)
-            return [(encoding,) for encoding in whole]
-        return self._encoder.encode_windows(
-            texts, max_length=reading.max_length, stride=reading.stride
-        )
+            cut = self._encoder.encode(texts, max_length=reading.max_length)
+            return [(encoding,) for encoding in cut]
+        encode = self._encoder.encode_windows if reading.is_aligned else self._encoder.encode_all
+        return encode(texts, max_length=reading.max_length, stride=reading.stride)
 
 
 def _chunks(pieces: Sequence[_Piece]) -> Iterator[Sequence[_Piece]]:
@@ -182,11 +217,3 @@ def _chunks(pieces: Sequence[_Piece]) -> Iterator[Sequence[_Piece]]:
             yield pieces[begin:index]
             begin, num_chars = index, piece.num_chars
     yield pieces[begin:]
-
-
-def _check_lengths(
-    pieces: Sequence[_Piece], encodings: Sequence[Encoding], max_length: int
-) -> None:
-    for piece, encoding in zip(pieces, encodings, strict=True):
-        if encoding.num_tokens > max_length:
-            raise TooManyTokensError(piece.position, max_length)

@@ -56,6 +56,10 @@ class TrafficControl:
         """Return the rows of a shadow, if it can run, for the batch of those it shadows."""
         return self._shadows.start(run, answered)
 
+    def drop_shadow(self, answered: TaskManifest, shadow: TaskManifest, *, num_inputs: int) -> None:
+        """Count inputs that a shadow cannot run on."""
+        self._shadows.drop(answered, shadow, num_inputs=num_inputs)
+
     def observe_answer(self, task: str, arm: Arm, outcome: str) -> None:
         """Count one answer of a task whose alias is split."""
         self._metrics.observe_split(task, arm, outcome)

@@ -99,6 +99,11 @@ class Shadows:
         running.add_done_callback(partial(self._end, rows, lease))
         return rows
 
+    def drop(self, answered: TaskManifest, shadow: TaskManifest, *, num_inputs: int) -> None:
+        """Count inputs that the shadow is not run on."""
+        self.reports.add_dropped(pair_of(answered, shadow), num_inputs)
+        self._metrics.observe_dropped(answered.task, num_inputs)
+
     async def aclose(self) -> None:
         """Let go of what is open."""
         running = list(self._running)
@@ -182,8 +187,7 @@ class Shadows:
             yield output_of(manifest.head, item, own, options=FULL_OPTIONS, join=self._join)
 
     def _drop(self, run: ShadowRun) -> None:
-        self.reports.add_dropped(pair_of(run.answered, run.shadow), len(run.inputs))
-        self._metrics.observe_dropped(run.answered.task, len(run.inputs))
+        self.drop(run.answered, run.shadow, num_inputs=len(run.inputs))
 
     def _pause(self, run: ShadowRun) -> None:
         self._paused_until[key_of(run.shadow)] = self._clock() + PAUSE_S

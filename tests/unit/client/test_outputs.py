@@ -103,3 +103,22 @@ def test_a_fan_out_holds_several_kinds() -> None:
     assert fan_out["token_classification"].entities[1].label == "PER"
     assert fan_out["question_answering"].answers[0].answer == "ann"
     assert fan_out["ranking"].ranking[0].document == "ann"
+
+
+@pytest.mark.parametrize(("num_inputs", "told"), [(None, (9, True)), (2, ([9, 3], [True, False]))])
+def test_what_was_read_of_each_input_is_told_per_input(
+    num_inputs: int | None, told: tuple[object, object]
+) -> None:
+    labels = [{"label": "calm", "score": 1.0}]
+    outputs: object = labels if num_inputs is None else [labels] * num_inputs
+    body = {"task": "tone", "version": 1, "outputs": outputs}
+    silent = Reply(status=200, headers={}, content=json.dumps(body).encode())
+    body |= {"tokens": told[0], "truncated": told[1]}
+    telling = Reply(status=200, headers={}, content=json.dumps(body).encode())
+
+    prediction = read_prediction(telling, num_inputs=num_inputs)
+
+    assert prediction.tokens == ((9,) if num_inputs is None else (9, 3))
+    assert prediction.truncated == ((True,) if num_inputs is None else (True, False))
+    assert prediction.is_truncated
+    assert read_prediction(silent, num_inputs=num_inputs).tokens == ()

@@ -11,8 +11,10 @@ from nunatak_registry.manifest import (
     ConfusionRecord,
     HeadRecord,
     LoraRecord,
+    OnLong,
     Pooling,
     ProbeRecord,
+    ProblemType,
     TaskDraft,
     TaskManifest,
 )
@@ -258,3 +260,25 @@ def test_a_label_may_be_any_text_on_one_line() -> None:
     labels = ("non lié", "[bold]", "</b>", "שלום", "東京\N{IDEOGRAPHIC SPACE}都", "👩\u200d💻")
 
     assert HeadRecord(labels=labels, pooling=Pooling.MEAN, dense=False).labels == labels
+
+
+def test_a_default_label_is_a_label_of_a_task_with_one_label_a_text() -> None:
+    head = make_draft()[0].head
+    fields = head.model_dump()
+    first = head.labels[0]
+
+    assert HeadRecord.model_validate({**fields, "default_label": first}).default_label == first
+    with pytest.raises(ValidationError, match="must be a label"):
+        HeadRecord.model_validate({**fields, "default_label": "other"})
+    several = {"problem_type": ProblemType.MULTI_LABEL, "default_label": first}
+    with pytest.raises(ValidationError, match="one label"):
+        HeadRecord.model_validate({**fields, **several})
+
+
+def test_what_becomes_of_long_texts_is_left_out_of_content_that_does_not_say_it() -> None:
+    draft, _ = make_draft()
+    chosen = draft.model_copy(update={"on_long": OnLong.REFUSE})
+
+    assert (draft.reads_long, chosen.reads_long) == (OnLong.WINDOWS, OnLong.REFUSE)
+    assert not {"on_long", "default_label"} & {*draft.model_dump(), *draft.model_dump()["head"]}
+    assert chosen.content_digest() != draft.content_digest()

@@ -46,6 +46,14 @@ class EncodedSet:
     sizes: tuple[int, ...]
     """How many encodings each example has."""
 
+    @property
+    def num_long(self) -> int:
+        """Examples of more tokens than one encoding holds."""
+        return sum(
+            any(it.part.index or it.part.num_left_out for it in found)
+            for found in self.by_example(self.encodings)
+        )
+
     def by_example(self, rows: Sequence[T]) -> Iterator[tuple[T, ...]]:
         """Put what belongs to each encoding together by example."""
         remaining = iter(rows)

@@ -15,6 +15,7 @@ from nunatak_cli.options import (
     JsonOption,
     LogitUseName,
     NewAliasOption,
+    OnLongName,
     ProblemTypeName,
     RegistryOption,
     RevisionOption,
@@ -46,6 +47,21 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
         typer.Option(
             metavar="A,B,...",
             help="Names of the logits, in order. Absent: those that the folder has.",
+            show_default=False,
+        ),
+    ] = None,
+    default_label: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LABEL",
+            help="The label that means that nothing was found. Absent: of two, the first.",
+            show_default=False,
+        ),
+    ] = None,
+    on_long: Annotated[
+        OnLongName | None,
+        typer.Option(
+            help="What becomes of longer texts. Absent: windows, and cut for ranking.",
             show_default=False,
         ),
     ] = None,
@@ -98,6 +114,8 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
         choices=choices,
         backbone=backbone,
         note=note,
+        default_label=default_label,
+        on_long=on_long,
     )
     with created_registry(registry) as opened:
         published = import_task(request, opened, alias=promote)

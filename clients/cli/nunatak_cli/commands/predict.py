@@ -8,7 +8,13 @@ import typer
 
 from nunatak_cli.errors import InvalidOptionError
 from nunatak_cli.failures import needs_extra
-from nunatak_cli.options import AggregationName, BackboneOption, JsonOption, RegistryOption
+from nunatak_cli.options import (
+    AggregationName,
+    BackboneOption,
+    JsonOption,
+    OnLongName,
+    RegistryOption,
+)
 from nunatak_cli.output import console, print_json
 
 
@@ -39,6 +45,13 @@ def predict(  # noqa: PLR0913 - one parameter per option is how typer works
         AggregationName | None,
         typer.Option(help="How token labels are put together. Absent: not at all."),
     ] = None,
+    on_long: Annotated[
+        OnLongName | None,
+        typer.Option(
+            help="What becomes of a text of more tokens than the task reads at once. "
+            "Absent: as the task version says."
+        ),
+    ] = None,
     server: Annotated[
         str | None,
         typer.Option(
@@ -58,7 +71,7 @@ def predict(  # noqa: PLR0913 - one parameter per option is how typer works
     from nunatak_cli.views.answers import answer_json, answer_table
 
     source = source_of(text, pair=pair, question=question, documents=document or ())
-    parameters = parameters_of(source, aggregation=aggregation)
+    parameters = parameters_of(source, aggregation=aggregation, on_long=on_long)
     if stream:
         from nunatak_cli.streaming import print_stream
 

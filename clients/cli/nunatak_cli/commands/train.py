@@ -108,6 +108,15 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         str | None,
         typer.Option(metavar="N", help="lora: rank of the updates (8).", rich_help_panel=METHOD),
     ] = None,
+    default_label: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LABEL",
+            help="The label that means that nothing was found (of two, the more frequent): a long "
+            "text gets the answer of the window in which another label is most likely.",
+            rich_help_panel=RECIPE,
+        ),
+    ] = None,
     epochs: EpochsOption = None,
     learning_rate: LearningRateOption = None,
     seed: SeedOption = None,
@@ -121,6 +130,7 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         frozen=frozen,
         size=size,
         rank=rank,
+        default_label=default_label,
         epochs=epochs,
         learning_rate=learning_rate,
         seed=seed,

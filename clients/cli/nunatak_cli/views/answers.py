@@ -20,6 +20,10 @@ class Answer:
     reference: str
     version: int | None
     items: tuple[Item, ...]
+    num_tokens: int | None = None
+    """How many tokens of the text were read; None: the server does not tell it."""
+    is_truncated: bool = False
+    """Whether a part of the text was not read."""
     error_code: str | None = None
     error_message: str = ""
 
@@ -44,7 +48,7 @@ def answer_table(answers: Iterable[Answer]) -> Table:
             answer.reference,
             version,
             score,
-            Text(text, style="bold"),
+            Text.assemble((text, "bold"), _mark(answer)),
             ", ".join(f"{text} {score}" for text, score in shown[1:]),
         )
     return table
@@ -57,7 +61,13 @@ def answer_line(answer: Answer) -> Text:
     if answer.error_code is not None:
         return Text.assemble(name, (f"error [{answer.error_code}]: {answer.error_message}", "red"))
     shown = ", ".join(f"{_text(it)} {it['score']:.4f}" for it in answer.items[:SHOWN_ITEMS])
-    return Text.assemble(name, shown or "nothing found")
+    return Text.assemble(name, shown or "nothing found", _mark(answer))
+
+
+def _mark(answer: Answer) -> tuple[str, str]:
+    """Say that a part of the text was not read."""
+    told = f" (truncated: only {answer.num_tokens} tokens were read)"
+    return (told if answer.is_truncated else "", "yellow")
 
 
 def _text(item: Item) -> str:
@@ -83,4 +93,11 @@ def answer_json(answer: Answer) -> dict[str, JsonValue]:
         "reference": answer.reference,
         "version": answer.version,
         "outputs": [dict(item) for item in answer.items],
+        **_extent_json(answer),
     }
+
+
+def _extent_json(answer: Answer) -> dict[str, JsonValue]:
+    if answer.num_tokens is None:
+        return {}
+    return {"tokens": answer.num_tokens, "truncated": answer.is_truncated}

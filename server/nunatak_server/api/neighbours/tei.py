@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
-from nunatak_registry import HeadKind, TaskManifest
+from nunatak_registry import HeadKind, OnLong, TaskManifest
 from nunatak_server.api.endpoints import (
     DeadlineHeader,
     PriorityHeader,
@@ -162,7 +162,9 @@ async def predict(
         request,
         reference_text(task, version),
         _inputs(body.inputs),
-        options=PredictionOptions(scores=ScoreOptions(function=function), truncates=body.truncate),
+        options=PredictionOptions(
+            scores=ScoreOptions(function=function), on_long=_on_long(body.truncate)
+        ),
         wishes=wishes,
     )
     if result.head is not HeadKind.SEQUENCE_CLASSIFICATION:
@@ -192,7 +194,7 @@ async def rerank(
         reference_text(task, version),
         (Query(query=body.query, documents=tuple(body.texts)),),
         options=PredictionOptions(
-            ranking=RankingOptions(function=function), truncates=body.truncate
+            ranking=RankingOptions(function=function), on_long=_on_long(body.truncate)
         ),
         wishes=wishes,
     )
@@ -255,6 +257,10 @@ async def backbone_health(request: Request) -> Response:
     """Answer 200 while more requests should be sent."""
     runtime_of(request).readiness.check_ready()
     return Response()
+
+
+def _on_long(truncate: bool) -> OnLong:  # noqa: FBT001 - as it stands in the request
+    return OnLong.CUT if truncate else OnLong.REFUSE
 
 
 def _is_batch(inputs: str | Words | Batch) -> bool:

@@ -23,14 +23,16 @@ from nunatak_server.tokenization.inputs import Query, Question, TaskInput
 
 Columns = Mapping[str, Sequence[str]]
 
-TEXT_PARAMETERS: Final = frozenset({"top_k", "function_to_apply", "aggregation_strategy", "stride"})
+TEXT_PARAMETERS: Final = frozenset(
+    {"top_k", "function_to_apply", "aggregation_strategy", "on_long", "stride"}
+)
 PARAMETERS: Final[Mapping[frozenset[str], frozenset[str]]] = {
     frozenset({"text"}): TEXT_PARAMETERS,
     frozenset({"text", "text_pair"}): TEXT_PARAMETERS,
     frozenset({"question", "context"}): frozenset(
         {"max_answer_len", "handle_impossible_answer", "align_to_words", "doc_stride"}
     ),
-    frozenset({"query", "documents"}): frozenset({"function_to_apply"}),
+    frozenset({"query", "documents"}): frozenset({"function_to_apply", "on_long"}),
 }
 """Which tensors may come together, and which parameters with them: those that keep the form."""
 

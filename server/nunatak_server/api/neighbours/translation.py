@@ -14,7 +14,7 @@ from nunatak_server.api.context import request_id_of
 from nunatak_server.api.endpoints import Wishes, catalog_of, reference_text, runtime_of
 from nunatak_server.api.errors import headers_of, problem_of, problem_of_invalid
 from nunatak_server.api.limits import StrictRoute
-from nunatak_server.api.replies import timing_headers
+from nunatak_server.api.replies import read_headers, timing_headers
 from nunatak_server.errors.known import KNOWN_ERRORS, KnownError
 from nunatak_server.service.embedding import EmbeddingRequest, Embeddings
 
@@ -98,4 +98,5 @@ async def embed_texts(
             priority=wishes.priority,
         )
     )
-    return embeddings, timing_headers(embeddings.timings)
+    read = read_headers(embeddings.num_tokens, is_cut=embeddings.is_cut)
+    return embeddings, {**timing_headers(embeddings.timings), **read}

@@ -12,6 +12,7 @@ from doubles.rendering import rendered
 from doubles.tasks import random_parameters, spec_of
 from doubles.traffic import TrafficBench, ask_for
 from nunatak_model import Backbone, Branch, TopK, build_branch
+from nunatak_registry import OnLong
 from nunatak_server.admission.admission import Admission
 from nunatak_server.batching.pace import Pace
 from nunatak_server.errors import (
@@ -81,14 +82,14 @@ def test_what_refuses_a_whole_answer_refuses_a_stream_before_its_first_line(
             backbone, branch, "one", "two", admission=admission_of(num_tokens=8)
         )
         asked = ask_for(*tasks)
-        uncut = PredictionOptions(truncates=False)
+        uncut = PredictionOptions(on_long=OnLong.REFUSE)
         long = replace(asked, inputs=("word " * 20,), options=uncut)
 
         (too_large,) = await refusals_of(bench, asked)
         (too_long,) = await refusals_of(bench, long)
 
         assert "tokens of the queue" in too_large
-        assert "has more than 16 tokens" in too_long
+        assert "at most 16 are read at once" in too_long
         assert engine.rows == []
         assert (bench.admission.num_requests, bench.admission.num_tokens) == (0, 0)
 

@@ -1,6 +1,7 @@
 import asyncio
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -12,16 +13,18 @@ from nunatak_server.errors import (
     InvalidTextError,
     ServerError,
     TextTooLongError,
-    TooManyTokensError,
 )
 from nunatak_server.tokenization.inputs import Query, Question, TaskInput
 from nunatak_server.tokenization.tokenization import (
     MAX_CHARS_A_TURN,
     MAX_CHARS_ON_LOOP,
+    Extent,
     Reading,
     Tokenization,
     check_texts,
     default_stride,
+    extent_of,
+    find_cut,
 )
 
 REFUSED = {
@@ -45,6 +48,11 @@ class SpyEncoder:
         return [
             Encoding(token_ids=tuple(range(max_length)), type_ids=(0,) * max_length) for _ in inputs
         ]
+
+    def encode_all(
+        self, inputs: Sequence[TextInput], *, max_length: int, stride: int
+    ) -> list[tuple[Encoding, ...]]:
+        return self.encode_windows(inputs, max_length=max_length, stride=stride)
 
     def encode_windows(
         self, inputs: Sequence[TextInput], *, max_length: int, stride: int
@@ -204,39 +212,66 @@ def test_texts_encoded_in_turns_are_encoded_as_at_once(num_texts: int) -> None:
     tokenization = Tokenization(tokenizer, num_threads=2)
     texts = [" ".join(f"w{index}" for _ in range(300)) for index in range(num_texts)]
     whole, windows = Reading(max_length=16, stride=None), Reading(max_length=16, stride=4)
+    aligned = replace(windows, is_aligned=True)
 
-    found = asyncio.run(tokenization.encode(texts, readings=[whole, windows], caller="anna"))
+    readings = [whole, windows, aligned]
+    found = asyncio.run(tokenization.encode(texts, readings=readings, caller="anna"))
     tokenization.close()
 
     assert [item for (item,) in found[whole]] == tokenizer.encode(texts, max_length=16)
-    assert found[windows] == tokenizer.encode_windows(texts, max_length=16, stride=4)
+    assert found[windows] == tokenizer.encode_all(texts, max_length=16, stride=4)
+    assert found[aligned] == tokenizer.encode_windows(texts, max_length=16, stride=4)
+    assert all(it.alignment is None for item in found[windows] for it in item)
+    assert all(it.alignment is not None for item in found[aligned] for it in item)
 
 
 def test_the_position_of_a_text_that_is_too_long_counts_all_texts() -> None:
-    tokenization = Tokenization(tiny_backbone().tokenizer, num_threads=1)
-    reading = Reading(max_length=2 * MAX_CHARS_A_TURN, stride=None, truncates=False)
-    texts = ["a" * MAX_CHARS_A_TURN] * 5 + ["a " * (3 * MAX_CHARS_A_TURN)]
+    tokenizer = tiny_backbone().tokenizer
+    tokenization = Tokenization(tokenizer, num_threads=1)
+    reading = Reading(max_length=16, stride=None)
+    long = "a " * 40
+    inputs = ["a", "a", Query(query="q", documents=("a", long))]
 
-    with pytest.raises(TooManyTokensError) as refused:
-        asyncio.run(tokenization.encode(texts, readings=[reading], caller="anna"))
+    found = asyncio.run(tokenization.encode(inputs, readings=[reading], caller="anna"))
     tokenization.close()
+    refused = find_cut(found[reading], max_length=16)
 
-    assert refused.value.position == 5
+    assert refused is not None
+    (whole,) = tokenizer.encode([("q", long)], max_length=500)
+    assert (refused.position, refused.num_tokens, refused.limit) == (3, whole.num_tokens, 16)
+    for told in (f"{whole.num_tokens} tokens", "at most 16", "on_long"):
+        assert told in str(refused)
 
 
-def test_a_reading_that_does_not_truncate_takes_what_just_fits() -> None:
-    async def scenario(length: int) -> None:
-        tokenization = Tokenization(tiny_backbone().tokenizer, num_threads=1)
-        fitting = Reading(max_length=length, stride=None, truncates=False)
-        found = await tokenization.encode(["a b"], readings=[fitting], caller="anna")
-        assert [item[0].num_tokens for item in found[fitting]] == [length]
-        tight = Reading(max_length=length - 1, stride=None, truncates=False)
-        with pytest.raises(TooManyTokensError) as refused:
-            await tokenization.encode(["a", "a b"], readings=[tight], caller="anna")
-        assert refused.value.position == 1
-        tokenization.close()
+def test_what_just_fits_is_not_too_long() -> None:
+    tokenizer = tiny_backbone().tokenizer
 
-    asyncio.run(scenario(4))
+    def cut_at(max_length: int) -> bool:
+        found = [(it,) for it in tokenizer.encode(["a", "a b"], max_length=max_length)]
+        return find_cut(found, max_length=max_length) is not None
+
+    assert [cut_at(length) for length in (3, 4, 5)] == [True, False, False]
+
+
+@pytest.mark.parametrize("max_length", [9, 16, 40, 200])
+@pytest.mark.parametrize("windows_are", ["plain", "aligned"])
+def test_the_extent_of_an_input_counts_each_token_once(max_length: int, windows_are: str) -> None:
+    tokenizer = tiny_backbone().tokenizer
+    text, pair = "some words " * 9, ("who?", "some words " * 9)
+    for item in (text, pair):
+        encode = tokenizer.encode_windows if windows_are == "aligned" else tokenizer.encode_all
+        (windows,) = encode([item], max_length=max_length, stride=max_length // 2)
+        (whole,) = tokenizer.encode([item], max_length=500)
+        (cut,) = tokenizer.encode([item], max_length=max_length)
+        left_out = whole.num_tokens - cut.num_tokens
+
+        extent = extent_of(windows)
+        assert extent.num_tokens + extent.num_left_out == whole.num_tokens
+        assert extent.is_windowed == (len(windows) > 1)
+        assert extent_of((cut,)) == Extent(
+            num_tokens=cut.num_tokens, num_left_out=left_out, is_windowed=False
+        )
+        assert extent_of((cut,)).is_cut == (left_out > 0)
 
 
 def test_each_input_keeps_its_documents_and_its_windows() -> None:

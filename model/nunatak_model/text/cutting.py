@@ -1,0 +1,108 @@
+"""Cutting: what is read of a text or pair that is longer than its encoder reads at once.
+
+A long text is tokenized once, whole. Its special tokens tell where its texts lie, and every shorter
+encoding has the same special tokens around a slice of each text. All lengths are in tokens.
+"""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import tokenizers
+
+from nunatak_model.text.encoding import Encoding, Part
+
+Slice = tuple[int, int]
+"""Where a part of a text begins and ends, among the tokens of that text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LongText:
+    """A text or pair with its special tokens, and where its texts lie among all tokens."""
+
+    token_ids: tuple[int, ...]
+    type_ids: tuple[int, ...]
+    begins: tuple[int, ...]
+    """Of each text."""
+    sizes: tuple[int, ...]
+    """Of each text."""
+
+    @property
+    def num_special(self) -> int:
+        """Special tokens of every encoding."""
+        return len(self.token_ids) - sum(self.sizes)
+
+    def cut(self, max_length: int) -> Encoding:
+        """Return the beginning; of a pair the longer text is cut first, as `tokenizers` does it."""
+        room = max(0, max_length - self.num_special)
+        sizes = (min(room, self.sizes[0]),) if len(self.sizes) == 1 else self._longest_first(room)
+        left_out = sum(self.sizes) - sum(sizes)
+        return self._encoding([(0, size) for size in sizes], Part(num_left_out=left_out))
+
+    def windows(self, max_length: int, *, stride: int) -> Iterator[Encoding]:
+        """Yield overlapping windows of the last text, each with the first text of a pair before it.
+
+        Neighbours share `stride` tokens of the text, but never more than half of what they hold.
+        The first text of a pair is cut only to what the second leaves, or else to half.
+        """
+        *first, size = self.sizes
+        room = max(0, max_length - self.num_special)
+        kept = [min(length, max(room - room // 2, room - size)) for length in first]
+        room -= sum(kept)
+        if room < 1:
+            yield self.cut(max_length)
+            return
+        stride = min(stride, room // 2)
+        begins = range(0, max(1, size - stride), room - stride)
+        left_out = sum(first) - sum(kept)
+        parts = parts_of_windows(self.num_special + sum(kept), stride, left_out)
+        for begin, part in zip(begins, parts, strict=False):
+            held = [*((0, length) for length in kept), (begin, min(begin + room, size))]
+            yield self._encoding(held, part)
+
+    def _longest_first(self, room: int) -> tuple[int, int]:
+        """Return how much of a pair is kept: all of the shorter text if it has at most half."""
+        first, second = self.sizes
+        if first + second <= room:
+            return first, second
+        shorter = min(first, second)
+        if shorter > room // 2:
+            shorter, longer = room // 2, room - room // 2
+        else:
+            longer = room - shorter
+        return (longer, shorter) if first > second else (shorter, longer)
+
+    def _encoding(self, held: list[Slice], part: Part) -> Encoding:
+        return Encoding(
+            token_ids=self._around(self.token_ids, held),
+            type_ids=self._around(self.type_ids, held),
+            part=part,
+        )
+
+    def _around(self, values: tuple[int, ...], held: list[Slice]) -> tuple[int, ...]:
+        """Return the values of the special tokens and of the held slices, in order."""
+        found, end = tuple[int, ...](), 0
+        for (start, stop), begin, size in zip(held, self.begins, self.sizes, strict=True):
+            found += values[end:begin] + values[begin + start : begin + stop]
+            end = begin + size
+        return found + values[end:]
+
+
+def parts_of_windows(num_around: int, stride: int, num_left_out: int) -> Iterator[Part]:
+    """Yield the parts of windows, without end; `num_around` tokens of each are not of its text."""
+    yield Part(num_left_out=num_left_out)
+    for index in itertools.count(1):
+        yield Part(index=index, num_repeated=num_around + stride)
+
+
+def long_text(whole: Encoding, found: tokenizers.Encoding) -> LongText:
+    """Return a text or pair that `tokenizers` has encoded whole, ready to be cut."""
+    text_ids = found.sequence_ids
+    num_texts = 2 if 1 in text_ids else 1
+    sizes = tuple(text_ids.count(text) for text in range(num_texts))
+    return LongText(
+        token_ids=whole.token_ids,
+        type_ids=whole.type_ids,
+        begins=tuple(text_ids.index(text) if size else 0 for text, size in enumerate(sizes)),
+        sizes=sizes,
+    )

@@ -1,0 +1,401 @@
+"""Texts of more tokens than a task reads at once: in windows, refused or cut, and never silently.
+
+The oracle reads each window alone and combines what they say in plain loops.
+"""
+
+import asyncio
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+import torch
+
+from doubles.backbones import tiny_backbone
+from doubles.neighbours import Ask
+from doubles.serving import running_client
+from doubles.tasks import MAX_LENGTH, random_parameters, spec_of, tiny_task
+from nunatak_model import (
+    Backbone,
+    HeadKind,
+    HeadOnly,
+    Lora,
+    Method,
+    Row,
+    TextInput,
+    TopK,
+    build_branch,
+    forward,
+)
+from nunatak_registry import OnLong, ProblemType, Registry
+from nunatak_server.postprocess.scores import ScoreFunction, apply_function
+
+LONG = "ann met bob in oslo, and cy came. " * 9
+OTHER = "nothing here is said twice but nothing. " * 9
+PAIR = ("who came to oslo?", LONG)
+SHORT = "ann met bob."
+SOFTMAX, SIGMOID, NONE = ScoreFunction.SOFTMAX, ScoreFunction.SIGMOID, ScoreFunction.NONE
+TOP_LAYER = TopK(num_layers=1)
+Windows = list[list[float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sort:
+    """A sort of task, and its rule of combination in plain loops."""
+
+    combined: Callable[[Windows], list[float]]
+    labels: tuple[str, ...]
+    method: Method = TOP_LAYER
+    problem: ProblemType | None = ProblemType.SINGLE_LABEL
+    kind: HeadKind = HeadKind.SEQUENCE_CLASSIFICATION
+    default: str | None = None
+    function: ScoreFunction = SOFTMAX
+
+
+def of_strongest(default: int) -> Callable[[Windows], list[float]]:
+    def combined(windows: Windows) -> list[float]:
+        best, strongest = list[float](), -1.0
+        for logits in windows:
+            scores = apply_function(SOFTMAX, logits)
+            for label, score in enumerate(scores):
+                if label != default and score > strongest:
+                    best, strongest = scores, score
+        return best
+
+    return combined
+
+
+def mean_of(function: ScoreFunction) -> Callable[[Windows], list[float]]:
+    def combined(windows: Windows) -> list[float]:
+        totals = [0.0] * len(windows[0])
+        for logits in windows:
+            for label, score in enumerate(apply_function(function, logits)):
+                totals[label] += score / len(windows)
+        return totals
+
+    return combined
+
+
+def largest(windows: Windows) -> list[float]:
+    found = [0.0] * len(windows[0])
+    for logits in windows:
+        for label, score in enumerate(apply_function(SIGMOID, logits)):
+            found[label] = max(found[label], score)
+    return found
+
+
+TASKS = {
+    "guard": Sort(labels=("benign", "attack"), default="benign", combined=of_strongest(0)),
+    "three": Sort(
+        labels=("x", "none", "y"), default="none", method=Lora(rank=2), combined=of_strongest(1)
+    ),
+    "topic": Sort(labels=("a", "b", "c"), combined=mean_of(SOFTMAX)),
+    "tags": Sort(
+        labels=("a", "b", "c"),
+        problem=ProblemType.MULTI_LABEL,
+        function=SIGMOID,
+        combined=largest,
+    ),
+    "stars": Sort(
+        labels=("stars",),
+        problem=ProblemType.REGRESSION,
+        method=HeadOnly(),
+        function=NONE,
+        combined=mean_of(NONE),
+    ),
+}
+RANKS = Sort(labels=(), kind=HeadKind.RANKING, problem=None, function=SIGMOID, combined=largest)
+CHOICES = {"refusing": OnLong.REFUSE, "cutting": OnLong.CUT}
+
+
+@pytest.fixture(scope="module")
+def backbone() -> Backbone:
+    return tiny_backbone()
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Generator[Registry]:
+    with Registry.open(tmp_path_factory.mktemp("registry")) as opened:
+        for name, sort in {**TASKS, "ranks": RANKS}.items():
+            publish(opened, backbone, name, sort)
+        for name, on_long in CHOICES.items():
+            publish(opened, backbone, name, TASKS["guard"], on_long=on_long)
+        yield opened
+
+
+@pytest.fixture
+def run(backbone: Backbone, registry: Registry) -> Callable[[Ask], None]:
+    def run_one(scenario: Ask) -> None:
+        async def connected() -> None:
+            async with running_client(backbone, registry) as client:
+                await scenario(client)
+
+        asyncio.run(connected())
+
+    return run_one
+
+
+def publish(
+    registry: Registry, backbone: Backbone, name: str, sort: Sort, *, on_long: OnLong | None = None
+) -> None:
+    draft, blobs = tiny_task(
+        backbone,
+        task=name,
+        method=sort.method,
+        labels=sort.labels,
+        kind=sort.kind,
+        problem_type=sort.problem,
+    )
+    head = draft.head.model_copy(update={"default_label": sort.default})
+    registry.publish(draft.model_copy(update={"head": head, "on_long": on_long}), blobs)
+
+
+def alone(
+    backbone: Backbone, sort: Sort, item: TextInput, *, windows: bool = True
+) -> list[list[float]]:
+    """The logits of each window, computed with nothing else in the batch."""
+    num_labels = max(1, len(sort.labels))
+    spec = spec_of(backbone, sort.method, num_labels=num_labels, kind=sort.kind)
+    branch = build_branch(spec, backbone.config, random_parameters(spec, backbone, seed=0))
+    tokenizer = backbone.tokenizer
+    read = (
+        tokenizer.encode_windows([item], max_length=MAX_LENGTH, stride=MAX_LENGTH // 2)[0]
+        if windows
+        else tuple(tokenizer.encode([item], max_length=MAX_LENGTH))
+    )
+    found: list[list[float]] = []
+    for encoding in read:
+        with torch.inference_mode():
+            (logits,) = forward(backbone, [Row(encoding=encoding, branch=branch)])
+        found.append([float(logit) for logit in logits.flatten()])
+    return found
+
+
+def size_of(backbone: Backbone, item: TextInput) -> int:
+    return backbone.tokenizer.encode([item], max_length=5000)[0].num_tokens
+
+
+def wire(item: TextInput) -> Any:  # noqa: ANN401 - JSON
+    return item if isinstance(item, str) else {"text": item[0], "text_pair": item[1]}
+
+
+async def ask(
+    client: httpx.AsyncClient, path: str, body: dict[str, Any], status: int = 200
+) -> httpx.Response:
+    answer = await client.post(path, json=body)
+    assert answer.status_code == status, answer.text
+    return answer
+
+
+def scores_of(output: list[dict[str, Any]], labels: tuple[str, ...]) -> list[float]:
+    by_label = {it["label"]: it["score"] for it in output}
+    return [by_label[label] for label in labels]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_long_text_is_answered_from_its_windows_each_read_alone(
+    run: Callable[[Ask], None], backbone: Backbone, name: str
+) -> None:
+    sort = TASKS[name]
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        items = [LONG, SHORT, OTHER, PAIR]
+        body = {"inputs": [wire(it) for it in items]}
+        answer = (await ask(client, f"/v1/tasks/{name}/predict", body)).json()
+
+        for item, output in zip(items, answer["outputs"], strict=True):
+            windows = alone(backbone, sort, item)
+            assert (len(windows) > 3) == (item != SHORT)
+            expected = sort.combined(windows)
+            assert scores_of(output, sort.labels) == pytest.approx(expected, abs=1e-4)
+        assert answer["tokens"] == [size_of(backbone, it) for it in items]
+        assert answer["truncated"] == [False] * 4
+
+    run(scenario)
+
+
+def test_tasks_of_one_length_share_the_trunk_rows_of_windows(
+    run: Callable[[Ask], None], backbone: Backbone
+) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        names = ["guard", "topic", "tags"]
+        await ask(client, "/v1/predict", {"inputs": SHORT, "tasks": names})
+        before = await shared_rows(client)
+        await ask(client, "/v1/predict", {"inputs": LONG, "tasks": names})
+
+        num_windows = len(alone(backbone, TASKS["guard"], LONG))
+        assert await shared_rows(client) - before == 2 * num_windows
+
+    run(scenario)
+
+
+async def shared_rows(client: httpx.AsyncClient) -> float:
+    return await counted(client, "nunatak_shared_trunk_rows_total")
+
+
+async def counted(client: httpx.AsyncClient, name: str) -> float:
+    lines = (await client.get("/metrics")).text.splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
+
+
+@pytest.mark.parametrize("chosen_by", ["task", "request"])
+def test_a_cut_text_says_so_and_how_much_was_read(
+    run: Callable[[Ask], None], backbone: Backbone, chosen_by: str
+) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        sort = TASKS["guard"]
+        body: dict[str, Any] = {"inputs": [LONG, SHORT]}
+        if chosen_by == "request":
+            body["parameters"] = {"on_long": "cut"}
+        name = "cutting" if chosen_by == "task" else "guard"
+        answer = await ask(client, f"/v1/tasks/{name}/predict", body)
+
+        (logits,) = alone(backbone, sort, LONG, windows=False)
+        scores = scores_of(answer.json()["outputs"][0], sort.labels)
+        assert scores == pytest.approx(apply_function(SOFTMAX, logits), abs=1e-4)
+        short = size_of(backbone, SHORT)
+        assert answer.json()["tokens"] == [MAX_LENGTH, short]
+        assert answer.json()["truncated"] == [True, False]
+        assert answer.headers["x-truncated"] == "true"
+        assert answer.headers["x-tokens-read"] == str(MAX_LENGTH + short)
+
+        single = await ask(client, "/v1/tasks/guard/predict", {"inputs": LONG})
+        assert (single.json()["tokens"], single.json()["truncated"]) == (
+            size_of(backbone, LONG),
+            False,
+        )
+        assert single.headers["x-truncated"] == "false"
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("chosen_by", ["task", "request"])
+def test_a_refused_text_says_how_long_it_is(
+    run: Callable[[Ask], None], backbone: Backbone, chosen_by: str
+) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        body: dict[str, Any] = {"inputs": [SHORT, LONG]}
+        if chosen_by == "request":
+            body["parameters"] = {"on_long": "refuse"}
+        name = "refusing" if chosen_by == "task" else "guard"
+        problem = (await ask(client, f"/v1/tasks/{name}/predict", body, 422)).json()
+
+        assert problem["code"] == "too_many_tokens"
+        for told in (
+            "text 1",
+            f"{size_of(backbone, LONG)} tokens",
+            f"at most {MAX_LENGTH}",
+            "on_long",
+        ):
+            assert told in problem["detail"]
+        await ask(client, f"/v1/tasks/{name}/predict", {**body, "inputs": SHORT})
+        overridden = {"inputs": LONG, "parameters": {"on_long": "windows"}}
+        await ask(client, "/v1/tasks/refusing/predict", overridden)
+
+    run(scenario)
+
+
+def test_a_task_that_refuses_a_text_fails_alone(run: Callable[[Ask], None]) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        tasks = ["guard", "refusing", "cutting"]
+        body = {"inputs": LONG, "tasks": tasks}
+        results = (await ask(client, "/v1/predict", body)).json()["results"]
+        assert [it.get("truncated") for it in results] == [False, None, True]
+        assert results[1]["error"]["code"] == "too_many_tokens"
+
+        lines = await client.post(
+            "/v1/predict", json=body, headers={"accept": "application/x-ndjson"}
+        )
+        assert '"truncated":true' in lines.text
+        assert '"code":"too_many_tokens"' in lines.text
+
+        all_of_them = {**body, "parameters": {"on_long": "refuse"}}
+        await ask(client, "/v1/predict", all_of_them, 422)
+
+    run(scenario)
+
+
+def test_documents_are_cut_unless_windows_are_asked_for(
+    run: Callable[[Ask], None], backbone: Backbone
+) -> None:
+    documents = [LONG, SHORT, OTHER]
+    query = {"query": "who came?", "documents": documents}
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        for on_long, windowed in ((None, False), ("cut", False), ("windows", True)):
+            body: dict[str, Any] = {"inputs": query}
+            if on_long:
+                body["parameters"] = {"on_long": on_long}
+            answer = (await ask(client, "/v1/tasks/ranks/predict", body)).json()
+
+            expected: list[float] = []
+            for document in documents:
+                pair = ("who came?", document)
+                expected += largest(alone(backbone, RANKS, pair, windows=windowed))
+            found = {it["index"]: it["score"] for it in answer["outputs"]}
+            assert [found[place] for place in range(3)] == pytest.approx(expected, abs=1e-4)
+            assert answer["truncated"] is not windowed
+            sizes = [size_of(backbone, ("who came?", it)) for it in documents]
+            read = sizes if windowed else [min(size, MAX_LENGTH) for size in sizes]
+            assert answer["tokens"] == sum(read)
+        refused = {"inputs": query, "parameters": {"on_long": "refuse"}}
+        await ask(client, "/v1/tasks/ranks/predict", refused, 422)
+
+    run(scenario)
+
+
+def test_long_inputs_are_counted_by_what_became_of_them(run: Callable[[Ask], None]) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        path = "/v1/tasks/guard/predict"
+        await ask(client, path, {"inputs": [LONG, SHORT, OTHER]})
+        await ask(client, path, {"inputs": LONG, "parameters": {"on_long": "cut"}})
+        await ask(client, path, {"inputs": LONG, "parameters": {"on_long": "refuse"}}, 422)
+
+        for on_long, count in (("windows", 2), ("cut", 1), ("refuse", 1)):
+            name = f'nunatak_long_inputs_total{{on_long="{on_long}",task="guard"}}'
+            assert await counted(client, name) == count
+
+    run(scenario)
+
+
+def test_other_protocols_say_the_same(run: Callable[[Ask], None], backbone: Backbone) -> None:
+    read, short = str(size_of(backbone, LONG)), size_of(backbone, SHORT)
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        async def told(path: str, body: dict[str, Any]) -> tuple[str, str]:
+            headers = (await ask(client, path, body)).headers
+            return headers["x-tokens-read"], headers["x-truncated"]
+
+        tei = "/tei/tasks/guard/predict"
+        assert await told(tei, {"inputs": LONG, "truncate": True}) == (str(MAX_LENGTH), "true")
+        assert await told(tei, {"inputs": SHORT}) == (str(short), "false")
+        await ask(client, tei, {"inputs": LONG}, 422)
+
+        rerank = {"query": "who?", "texts": [LONG], "truncate": True}
+        assert await told("/tei/tasks/ranks/rerank", rerank) == (str(MAX_LENGTH), "true")
+
+        tensor = {"name": "text", "shape": [1], "datatype": "BYTES", "data": [LONG]}
+        infer = "/v2/models/guard/infer"
+        assert await told(infer, {"inputs": [tensor]}) == (read, "false")
+        cut = {"inputs": [tensor], "parameters": {"on_long": "cut"}}
+        assert await told(infer, cut) == (str(MAX_LENGTH), "true")
+
+        most = backbone.config.max_tokens
+        embed = {"inputs": "a " * most, "truncate": True}
+        assert await told("/tei/backbone/embed", embed) == (str(most), "true")
+        model = {"model": backbone.name, "input": SHORT}
+        assert await told("/v1/embeddings", model) == (str(short), "false")
+
+    run(scenario)
+
+
+def test_three_thousand_words_are_answered_by_default(run: Callable[[Ask], None]) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        words = ("ann met bob in oslo, and cy came " * 400).split()[:3000]
+        answer = (await ask(client, "/v1/tasks/guard/predict", {"inputs": " ".join(words)})).json()
+
+        assert answer["truncated"] is False
+        assert answer["tokens"] > 3000
+
+    run(scenario)
