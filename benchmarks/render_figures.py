@@ -8,7 +8,7 @@ from benchmarks.forward.render import PREFIX as FORWARD
 from benchmarks.forward.render import write_forward
 from benchmarks.harness.recording import FIGURES, Figure, latest
 from benchmarks.registry.render import write_page as write_registry
-from nunatak_registry.cards.markdown import markdown_table
+from nunatak_registry.cards import markdown_table
 
 PAGE = FIGURES.parent / "README.md"
 HEAD = """# Results

@@ -52,6 +52,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Run `async def` tests on asyncio, as the server runs."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
 def postgres() -> Generator[PostgresServer]:
     """A private PostgreSQL server, where its programs are installed."""
     binaries = find_binaries()

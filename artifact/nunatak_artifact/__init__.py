@@ -1,7 +1,6 @@
 """Task versions between registry and model: manifest and bytes here, branches there."""
 
 from nunatak_artifact.drafting import PARAMETERS_ROLE, Draft, Provenance, draft_task
-from nunatak_artifact.effects import check_effect
 from nunatak_artifact.errors import (
     ArtifactError,
     BackboneMismatchError,
@@ -9,7 +8,7 @@ from nunatak_artifact.errors import (
     ProbeFailedError,
     UnservableTaskError,
 )
-from nunatak_artifact.loading import LoadedTask, load_task
+from nunatak_artifact.loading import LoadedTask, check_effect, load_task
 from nunatak_artifact.probing import probe_tolerance
 from nunatak_artifact.records import branch_spec, head_record, method_of, method_record
 

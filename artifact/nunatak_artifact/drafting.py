@@ -7,7 +7,7 @@ from hashlib import sha256
 
 from torch import Tensor
 
-from nunatak_artifact.effects import check_effect
+from nunatak_artifact.loading import check_effect
 from nunatak_artifact.probing import record_probe
 from nunatak_artifact.records import head_record, method_record
 from nunatak_model import (

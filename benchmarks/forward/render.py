@@ -6,7 +6,7 @@ from pathlib import Path
 
 from benchmarks.harness.plots import draw_all
 from benchmarks.harness.recording import FIGURES, Figure
-from nunatak_registry.cards.markdown import markdown_table
+from nunatak_registry.cards import markdown_table
 
 PREFIX, POINTS = "forward.", re.compile(r"\.(ms|curve|activations)\.|\.n\d+$")
 """Figures that are points of plots have no line in the tables."""

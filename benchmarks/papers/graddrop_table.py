@@ -8,7 +8,7 @@ from statistics import mean
 
 from matplotlib.figure import Figure
 
-from nunatak_registry.cards.markdown import markdown_table
+from nunatak_registry.cards import markdown_table
 from nunatak_training.sweeps import Cell, RunRecord, cells_of
 from nunatak_training.sweeps.canvas import legend_below, whole_numbers
 from nunatak_training.sweeps.plots import mean_curve, panels_by_task

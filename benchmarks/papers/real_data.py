@@ -20,7 +20,7 @@ from nunatak_client import Client
 from nunatak_loadtest.processes import ServerProcess
 from nunatak_model import Backbone, Bottleneck, HeadOnly, Lora, Method, TopK, load_backbone
 from nunatak_registry import Registry
-from nunatak_registry.cards.markdown import markdown_table
+from nunatak_registry.cards import markdown_table
 from nunatak_training import (
     Metric,
     ProgressBar,

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from benchmarks.harness.recording import FIGURES, Figure, latest
-from nunatak_registry.cards.markdown import markdown_table
+from nunatak_registry.cards import markdown_table
 
 PAGE = FIGURES.parent / "registry.md"
 TEMPLATE = Path(__file__).with_name("page.md")

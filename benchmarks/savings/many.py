@@ -20,7 +20,7 @@ from nunatak_client import AsyncClient
 from nunatak_loadtest.samples import Latency
 from nunatak_loadtest.scenario import NormalLengths, Popularity, Scenario, Uniform, Zipf
 from nunatak_registry import Registry
-from nunatak_server.residency.sizes import size_in_memory
+from nunatak_server.residency.memory import size_in_memory
 
 POPULARITIES: dict[str, Popularity] = {"uniform": Uniform(), "zipf1": Zipf(exponent=1.0)}
 LOADERS = 4

@@ -45,9 +45,9 @@ from nunatak_model import (
     initial_parameters,
 )
 from nunatak_server.engine.compute import BatchCompute
-from nunatak_server.process.settings import ServerSettings
 from nunatak_server.runtime import load_serving_backbone
 from nunatak_server.serving import serve
+from nunatak_server.settings import ServerSettings
 
 FORWARD = "forward"
 """What the compute module calls the function that is counted."""

@@ -28,7 +28,7 @@ from nunatak_loadtest.scenario import Closed, NormalLengths, Poisson, Scenario
 from nunatak_loadtest.traffic import Planned, plan
 from nunatak_model import DEFAULT_BACKBONE, load_backbone
 from nunatak_registry import Registry
-from nunatak_server.residency.sizes import size_in_memory
+from nunatak_server.residency.memory import size_in_memory
 
 QUIET = tuple(f"quiet-{index}" for index in range(9))
 QUIET_SHARES, NOISE = (0.3, 0.1), 2.0

@@ -17,9 +17,9 @@ from benchmarks.server.tenants import publish
 from nunatak_artifact import PARAMETERS_ROLE, load_task
 from nunatak_model import DEFAULT_BACKBONE, Lora, Method, TopK, load_backbone, pack_backbone
 from nunatak_registry import Registry
-from nunatak_server.residency.giving_way import GivingWay
-from nunatak_server.residency.host import HostTier
 from nunatak_server.residency.loading import VersionLoading
+from nunatak_server.residency.loads import GivingWay
+from nunatak_server.residency.memory import HostTier
 
 METHODS: dict[str, Method] = {
     "lora": Lora(rank=8, alpha=16),

@@ -27,7 +27,7 @@ from benchmarks.server.tenants import (
 from nunatak_loadtest.samples import percentile
 from nunatak_model import DEFAULT_BACKBONE, load_backbone
 from nunatak_registry import Registry, TaskManifest
-from nunatak_server.residency.sizes import size_in_memory
+from nunatak_server.residency.memory import size_in_memory
 
 NUM_TASKS, ROOM = 64, 16
 ACTIVE = (8, 16, 32, 64)

@@ -1,8 +1,8 @@
 """The task contract (names, manifest) and the versioned store of tasks."""
 
-from nunatak_registry.aliases import AliasEvent, AliasEventKind
-from nunatak_registry.blobs.tensors import TensorEntry, read_header
-from nunatak_registry.candidates import (
+from nunatak_registry.aliases import (
+    AliasEvent,
+    AliasEventKind,
     Candidate,
     CandidateEvent,
     CandidateEventKind,
@@ -10,9 +10,16 @@ from nunatak_registry.candidates import (
     SharedTraffic,
     Traffic,
 )
-from nunatak_registry.cards.card import task_card
-from nunatak_registry.cards.comparison import Compared, compare
-from nunatak_registry.cards.confusion import Matrix, Mistake, confusion_matrix, worst_mistakes
+from nunatak_registry.blobs.tensors import TensorEntry, read_header
+from nunatak_registry.cards import (
+    Compared,
+    Matrix,
+    Mistake,
+    compare,
+    confusion_matrix,
+    task_card,
+    worst_mistakes,
+)
 from nunatak_registry.errors import (
     AliasConflictError,
     AliasNotFoundError,
@@ -31,8 +38,7 @@ from nunatak_registry.errors import (
     VersionInUseError,
     VersionNotFoundError,
 )
-from nunatak_registry.index.snapshot import Generation
-from nunatak_registry.index.summaries import DamagedTask, TaskSummary
+from nunatak_registry.index.snapshot import DamagedTask, Generation, TaskSummary
 from nunatak_registry.locations import default_location
 from nunatak_registry.manifest import (
     BackboneRecord,
@@ -62,8 +68,7 @@ from nunatak_registry.manifest import (
 )
 from nunatak_registry.names import DEFAULT_ALIAS, TaskReference, check_alias_name, check_task_name
 from nunatak_registry.store import Registry
-from nunatak_registry.upkeep import DEFAULT_GRACE_S, Collected
-from nunatak_registry.verification import Finding, FindingKind
+from nunatak_registry.upkeep import DEFAULT_GRACE_S, Collected, Finding, FindingKind
 
 __all__ = [
     "DEFAULT_ALIAS",

@@ -3,12 +3,21 @@
 The history is append-only. Read from its start it works a stack: a promotion pushes a version, a
 rollback pops back to an earlier one. So rollback after rollback goes further back, and a promotion
 after a rollback starts from where the rollback went.
+
+Candidates: versions that run beside the one an alias points to, before it is moved to them.
+
+A canary answers a share of the alias's requests; a shadow runs on a share of them and answers none.
+An alias has at most one of each. Its next move ends both: they were set beside what it pointed to.
 """
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+
+from nunatak_registry.errors import CandidateConflictError, InvalidCandidateError
+from nunatak_registry.manifest import TaskManifest
 
 
 class AliasEventKind(StrEnum):
@@ -55,3 +64,88 @@ def _promotions(history: Sequence[AliasEvent]) -> list[int]:
                 while stack[-1] != event.to_version:
                     stack.pop()
     return stack
+
+
+class CandidateRole(StrEnum):
+    """What a candidate does with the requests it is given."""
+
+    CANARY = "canary"
+    SHADOW = "shadow"
+
+
+class CandidateEventKind(StrEnum):
+    """What became of a candidate: set or changed, or ended."""
+
+    SET = "set"
+    END = "end"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A version beside an alias, and the share of the alias's requests that it is given."""
+
+    task: str
+    alias: str
+    role: CandidateRole
+    version: int
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CandidateEvent:
+    """One change of a candidate; of an end, version and share are those it had."""
+
+    kind: CandidateEventKind
+    candidate: Candidate
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedTraffic:
+    """A candidate's manifest, and its share of the requests."""
+
+    manifest: TaskManifest
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """What runs for requests by one reference, as of one moment."""
+
+    manifest: TaskManifest
+    canary: SharedTraffic | None = None
+    shadow: SharedTraffic | None = None
+
+
+def check_candidate(candidate: Candidate, *, base: TaskManifest, manifest: TaskManifest) -> None:
+    """Refuse a candidate that could not stand beside the version `base` of its alias.
+
+    Raises:
+        InvalidCandidateError: it is that version itself, answers other questions, or has no share.
+    """
+    if not (math.isfinite(candidate.share) and 0 < candidate.share <= 1):
+        reason = f"its share must be above 0 and at most 1, got {candidate.share}"
+    elif candidate.version == base.version:
+        reason = "the alias points to this version itself; choose another one"
+    elif _question(manifest) != _question(base):
+        reason = (
+            f"it is of kind {_question(manifest)} and the alias points to one of kind "
+            f"{_question(base)}; callers could not read its answers: publish it under another name"
+        )
+    else:
+        return
+    raise InvalidCandidateError(candidate.task, candidate.version, candidate.role, reason)
+
+
+def _question(manifest: TaskManifest) -> str:
+    problem = manifest.head.problem_type
+    return manifest.head.kind if problem is None else f"{manifest.head.kind} ({problem})"
+
+
+def check_expected_candidate(
+    wanted: tuple[str, str, CandidateRole], expected: int | None, current: Candidate | None
+) -> None:
+    """Raise `CandidateConflictError` if another candidate stands there than expected (0: none)."""
+    actual = 0 if current is None else current.version
+    if expected is not None and expected != actual:
+        raise CandidateConflictError(*wanted, expected=expected, actual=actual)

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 
 from pydantic import ValidationError
 
-from nunatak_registry.blobs.blobs import MAX_BLOB_BYTES
-from nunatak_registry.blobs.digests import digest_of
+from nunatak_registry.blobs.blobs import MAX_BLOB_BYTES, digest_of
 from nunatak_registry.blobs.tensors import read_header
 from nunatak_registry.errors import InvalidArtifactError, InvalidManifestError
 from nunatak_registry.manifest import TaskDraft, TaskManifest

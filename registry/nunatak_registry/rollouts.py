@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import datetime
 
-from nunatak_registry.candidates import (
+from nunatak_registry.aliases import (
     Candidate,
     CandidateEvent,
     CandidateEventKind,
@@ -13,8 +13,7 @@ from nunatak_registry.candidates import (
     check_expected_candidate,
 )
 from nunatak_registry.errors import CandidateNotFoundError
-from nunatak_registry.index.index import Change, Index
-from nunatak_registry.index.lookups import find_version, require_alias, require_task
+from nunatak_registry.index.index import Change, Index, find_version, require_alias, require_task
 from nunatak_registry.names import TaskReference, check_alias_name, check_task_name
 
 

@@ -11,17 +11,23 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from nunatak_registry.aliases import AliasEvent, AliasEventKind
+from nunatak_registry.aliases import (
+    AliasEvent,
+    AliasEventKind,
+    CandidateEvent,
+    CandidateEventKind,
+    Traffic,
+)
 from nunatak_registry.blobs.blobs import BlobStore
-from nunatak_registry.blobs.local_files import create_durable_folder
-from nunatak_registry.candidates import CandidateEvent, CandidateEventKind, Traffic
+from nunatak_registry.blobs.files import create_durable_folder
 from nunatak_registry.errors import (
     InvalidManifestError,
     StoreUnavailableError,
     VersionInUseError,
 )
-from nunatak_registry.index.index import Change, Index
-from nunatak_registry.index.lookups import (
+from nunatak_registry.index.index import (
+    Change,
+    Index,
     check_expected,
     find_rollback,
     find_traffic,
@@ -30,8 +36,7 @@ from nunatak_registry.index.lookups import (
     require_task,
     require_version,
 )
-from nunatak_registry.index.snapshot import Generation
-from nunatak_registry.index.summaries import DamagedTask, TaskSummary, summarize
+from nunatak_registry.index.snapshot import DamagedTask, Generation, TaskSummary, summarize
 from nunatak_registry.locations import parse_location
 from nunatak_registry.manifest import TaskDraft, TaskManifest
 from nunatak_registry.names import (
@@ -42,8 +47,7 @@ from nunatak_registry.names import (
 )
 from nunatak_registry.publication import check_publication, number_draft
 from nunatak_registry.rollouts import Rollouts
-from nunatak_registry.upkeep import DEFAULT_GRACE_S, Collected, Upkeep
-from nunatak_registry.verification import Finding
+from nunatak_registry.upkeep import DEFAULT_GRACE_S, Collected, Finding, Upkeep
 
 Clock = Callable[[], datetime]
 

@@ -14,22 +14,19 @@ from starlette.types import ASGIApp, Scope
 
 from nunatak_model import Backbone
 from nunatak_registry import Registry
-from nunatak_server.access.doors import open_door
-from nunatak_server.access.exposure import check_exposure
-from nunatak_server.api import admin, description, operations, pages, routes, traffic
-from nunatak_server.api.app_state import AppState
-from nunatak_server.api.context import RequestIdMiddleware
-from nunatak_server.api.description import DescribedApp
-from nunatak_server.api.errors import FailureMiddleware, problem_response
-from nunatak_server.api.limits import StrictRoute
-from nunatak_server.api.neighbours import open_inference, openai, tei
-from nunatak_server.api.observing import ObservingMiddleware, RequestObserver
-from nunatak_server.api.protocol import MAX_HEAD_BYTES, MAX_HEADERS
-from nunatak_server.api.room import RoomCheck
+from nunatak_server.access.authenticators import check_exposure, open_door
+from nunatak_server.compat import open_inference, openai, tei
 from nunatak_server.errors import EngineFailedError, InvalidHttpError
-from nunatak_server.observation.tracing import Tracing
-from nunatak_server.process.settings import ServerSettings
+from nunatak_server.http import admin, pages, routes
+from nunatak_server.http.limits import RoomCheck, StrictRoute
+from nunatak_server.http.middleware import ObservingMiddleware, RequestObserver
+from nunatak_server.http.pages import DescribedApp
+from nunatak_server.http.problems import FailureMiddleware, problem_response
+from nunatak_server.http.protocol import MAX_HEAD_BYTES, MAX_HEADERS
+from nunatak_server.http.state import AppState, RequestIdMiddleware
 from nunatak_server.runtime import Runtime, load_serving_backbone
+from nunatak_server.settings import ServerSettings
+from nunatak_server.telemetry.tracing import Tracing
 
 
 class Application(DescribedApp):
@@ -101,7 +98,7 @@ def create_app(
             stack.callback(following.cancel)
             yield
 
-    native = (routes, admin, traffic, operations, pages, description)
+    native = (routes, admin, admin, admin, pages, pages)
     modules = (*native, tei, openai, open_inference)
     found = list(chain.from_iterable(module.router.routes for module in modules))
     return Application(

@@ -8,11 +8,11 @@ from typing import Self
 from nunatak_model import Backbone
 from nunatak_registry import Registry
 from nunatak_server.errors import EngineFailedError
-from nunatak_server.postprocess.outputs import DEFAULT_OPTIONS, PredictionOptions
-from nunatak_server.process.settings import ServerSettings
+from nunatak_server.inputs import TaskInput
+from nunatak_server.outputs.outputs import DEFAULT_OPTIONS, PredictionOptions
+from nunatak_server.predict.types import Prediction, PredictionRequest
 from nunatak_server.runtime import Runtime
-from nunatak_server.service.prediction import Prediction, PredictionRequest
-from nunatak_server.tokenization.inputs import TaskInput
+from nunatak_server.settings import ServerSettings
 
 
 class LocalPredictor:

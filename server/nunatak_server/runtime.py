@@ -1,4 +1,6 @@
-"""The runtime: everything a process needs to answer, put together; no transport.
+"""The rows that a server answers before it says that it is ready.
+
+The runtime: everything a process needs to answer, put together; no transport.
 
 It belongs to the event loop on which it is started.
 """
@@ -8,6 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 
@@ -17,52 +20,75 @@ from nunatak_artifact import PARAMETERS_ROLE
 from nunatak_model import (
     Backbone,
     Branch,
+    BranchSpec,
     Encoding,
+    TopK,
     TrunkCache,
+    embedding_branch,
     keep_lowest_layers,
     load_backbone,
     pack_backbone,
     trunk_graphs,
 )
+from nunatak_model.layer import OwnLayer
 from nunatak_registry import Registry
-from nunatak_server.admission.admission import CALLER_SHARE, Admission
-from nunatak_server.batching.batch_report import BatchObservers
-from nunatak_server.batching.pace import Pace
-from nunatak_server.batching.planner import TurnRules
-from nunatak_server.batching.rows import PendingRow, backbone_answer
-from nunatak_server.catalog.catalog import Catalog
-from nunatak_server.catalog.holding import VersionHolding
-from nunatak_server.catalog.watch import RegistryWatch
+from nunatak_server.catalog import Catalog
+from nunatak_server.devices import resolve_device, resolve_dtype
 from nunatak_server.engine.compute import BatchCompute
-from nunatak_server.engine.devices import resolve_device, resolve_dtype
 from nunatak_server.engine.engine import Engine
+from nunatak_server.engine.outcomes import BatchObservers
 from nunatak_server.errors import EngineFailedError
-from nunatak_server.observation.cache_metrics import TrunkCacheCollector
-from nunatak_server.observation.memory import take_stock
-from nunatak_server.observation.metrics import Metrics
-from nunatak_server.observation.records import note_prediction
-from nunatak_server.observation.state import BuildInfo, ServerState
-from nunatak_server.observation.tracing import Tracing
-from nunatak_server.process.readiness import Readiness, State
-from nunatak_server.process.settings import ServerSettings
-from nunatak_server.process.warm_up import WARM_UP_TEXT, WARM_UP_TOKENS, warm_up_branch
-from nunatak_server.residency.giving_way import GivingWay
-from nunatak_server.residency.host import HostTier
-from nunatak_server.residency.keys import key_of
-from nunatak_server.residency.loading import VersionLoading
-from nunatak_server.residency.loads import Loader
-from nunatak_server.residency.memory_return import find_memory_return
-from nunatak_server.residency.pins import pin_at_start
-from nunatak_server.residency.residency import Residency
-from nunatak_server.residency.sizes import (
+from nunatak_server.following import RegistryWatch, VersionHolding
+from nunatak_server.predict.embedding import EmbeddingService
+from nunatak_server.predict.service import PredictionService, RequestLimits, Stages
+from nunatak_server.readiness import Readiness, State
+from nunatak_server.residency.loading import VersionLoading, pin_at_start
+from nunatak_server.residency.loads import GivingWay, Loader
+from nunatak_server.residency.memory import (
+    HostTier,
+    find_memory_return,
     host_memory_budget,
     size_in_memory,
     task_memory_budget,
 )
-from nunatak_server.service.embedding import EmbeddingService
-from nunatak_server.service.service import PredictionService, RequestLimits, Stages
-from nunatak_server.tokenization.tokenization import Tokenization
-from nunatak_server.traffic.control import TrafficControl
+from nunatak_server.residency.residency import Residency
+from nunatak_server.residency.resident_set import key_of
+from nunatak_server.rollouts.rollouts import TrafficControl
+from nunatak_server.scheduler.admission import CALLER_SHARE, Admission
+from nunatak_server.scheduler.pace import Pace
+from nunatak_server.scheduler.planner import TurnRules
+from nunatak_server.scheduler.rows import PendingRow, backbone_answer
+from nunatak_server.settings import ServerSettings
+from nunatak_server.telemetry.memory import BuildInfo, ServerState, take_stock
+from nunatak_server.telemetry.metrics import Metrics, TrunkCacheCollector
+from nunatak_server.telemetry.records import note_prediction
+from nunatak_server.telemetry.tracing import Tracing
+from nunatak_server.tokenization import Tokenization
+
+WARM_UP_TEXT = "ready " * 128
+WARM_UP_TOKENS = (8, 128, 12, 96)
+"""Of differing sizes, so that it is known from the start what a batch takes beside its tokens."""
+
+
+def warm_up_branch(backbone: Backbone) -> Branch:
+    """A branch whose rows run every held layer, and that takes no memory.
+
+    Where upper layers are not held, held ones stand in for them: its answers mean nothing.
+    """
+    branch, held = embedding_branch(backbone), backbone.layers
+    missing = backbone.config.num_layers - len(held)
+    if not missing:
+        return branch
+    return replace(
+        branch,
+        spec=BranchSpec(method=TopK(num_layers=missing), head=branch.spec.head),
+        split_depth=len(held),
+        layers={
+            index: OwnLayer(weights=held[index % len(held)])
+            for index in range(len(held), backbone.config.num_layers)
+        },
+    )
+
 
 POLLS_PER_HOLD = 20
 """A registry is read for changes this often for each time that it may be written to."""

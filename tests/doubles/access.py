@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from nunatak_server.access.callers import Scope
 from nunatak_server.access.files import change_keys
-from nunatak_server.access.keys import KeyRecord, digest_of, new_key
+from nunatak_server.access.keys import KeyRecord, Scope, digest_of, new_key
 
 CREATED_AT = datetime(2026, 1, 1, tzinfo=UTC)
 

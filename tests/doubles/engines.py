@@ -16,13 +16,11 @@ from nunatak_model import (
     Row,
     build_branch,
 )
-from nunatak_server.batching.outcomes import Compute
-from nunatak_server.batching.planner import BatchLimits
-from nunatak_server.batching.rows import PendingRow, RowAnswer, RowOutcome
 from nunatak_server.engine.engine import Engine
-from nunatak_server.errors import (
-    EngineFailedError,
-)
+from nunatak_server.engine.outcomes import Compute
+from nunatak_server.errors import EngineFailedError
+from nunatak_server.scheduler.planner import BatchLimits
+from nunatak_server.scheduler.rows import PendingRow, RowAnswer, RowOutcome
 
 LIMITS = BatchLimits(max_tokens=64, max_rows=4)
 POISON = 666

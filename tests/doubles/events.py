@@ -6,7 +6,7 @@ import logging
 from collections.abc import Generator
 from typing import Any
 
-from nunatak_server.observation.logs import JsonFormatter
+from nunatak_server.telemetry.logs import JsonFormatter
 
 
 class EventList(logging.Handler):

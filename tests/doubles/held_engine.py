@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from doubles.serving import FakeStore
 from doubles.traffic import TrafficBench, make_traffic_bench
 from nunatak_model import Backbone, Branch
-from nunatak_server.admission.admission import Admission
-from nunatak_server.batching.rows import PendingRow, RowAnswer, RowOutcome
 from nunatak_server.errors import NotReadyError
-from nunatak_server.service.prediction import TaskPrediction
-from nunatak_server.service.streaming import StreamedResult
+from nunatak_server.predict.stream import StreamedResult
+from nunatak_server.predict.types import TaskPrediction
+from nunatak_server.scheduler.admission import Admission
+from nunatak_server.scheduler.rows import PendingRow, RowAnswer, RowOutcome
 
 ANSWER = RowAnswer(logits=[0.0, 1.0], queue_s=0.1, compute_s=0.2, batch_rows=3)
 

@@ -1,10 +1,9 @@
 """Metrics as text, with the memory of a server that holds little."""
 
-from nunatak_server.observation.memory import MemoryLedger
-from nunatak_server.observation.metrics import Metrics
-from nunatak_server.observation.state import BuildInfo, ServerState
-from nunatak_server.residency.host import HostStats
-from nunatak_server.residency.shelf import ShelfStats
+from nunatak_server.residency.memory import HostStats
+from nunatak_server.residency.resident_set import ShelfStats
+from nunatak_server.telemetry.memory import BuildInfo, MemoryLedger, ServerState
+from nunatak_server.telemetry.metrics import Metrics
 
 DEVICE = ShelfStats(
     budget_bytes=1000,

@@ -6,23 +6,21 @@ from dataclasses import dataclass
 
 from doubles.serving import FakeStore, make_residency
 from nunatak_model import Backbone, Branch
-from nunatak_server.admission.admission import Admission
-from nunatak_server.batching.pace import Pace
-from nunatak_server.batching.rows import PendingRow, RowAnswer
-from nunatak_server.errors import (
-    TaskUnhealthyError,
-)
-from nunatak_server.observation.metrics import Metrics
-from nunatak_server.postprocess.outputs import PredictionOptions
-from nunatak_server.process.readiness import Readiness, State
-from nunatak_server.residency.residency import Residency
-from nunatak_server.service.prediction import (
+from nunatak_server.errors import TaskUnhealthyError
+from nunatak_server.outputs.outputs import PredictionOptions
+from nunatak_server.predict.service import PredictionService, RequestLimits, Stages
+from nunatak_server.predict.types import (
     Prediction,
     PredictionRequest,
 )
-from nunatak_server.service.service import PredictionService, RequestLimits, Stages
-from nunatak_server.tokenization.tokenization import Tokenization
-from nunatak_server.traffic.control import TrafficControl
+from nunatak_server.readiness import Readiness, State
+from nunatak_server.residency.residency import Residency
+from nunatak_server.rollouts.rollouts import TrafficControl
+from nunatak_server.scheduler.admission import Admission
+from nunatak_server.scheduler.pace import Pace
+from nunatak_server.scheduler.rows import PendingRow, RowAnswer
+from nunatak_server.telemetry.metrics import Metrics
+from nunatak_server.tokenization import Tokenization
 
 LOGITS = [0.0, 1.0]
 

@@ -21,13 +21,13 @@ from nunatak_registry import (
     Traffic,
 )
 from nunatak_server.app import create_app
-from nunatak_server.batching.batch_report import BatchReport
+from nunatak_server.engine.outcomes import BatchReport
 from nunatak_server.errors import EngineFailedError
-from nunatak_server.observation.tracing import Tracing
-from nunatak_server.process.settings import ServerSettings
 from nunatak_server.residency.loads import PATIENCE_S, Loader
 from nunatak_server.residency.residency import Residency
 from nunatak_server.serving import DrainingServer
+from nunatak_server.settings import ServerSettings
+from nunatak_server.telemetry.tracing import Tracing
 
 
 class ManualClock:

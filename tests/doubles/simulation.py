@@ -5,7 +5,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from doubles.waiting import WaitingRow, waiting_row
-from nunatak_server.batching.overtaking import (
+from nunatak_server.scheduler.fairness import Queues
+from nunatak_server.scheduler.pace import Pace
+from nunatak_server.scheduler.planner import (
+    BatchLimits,
+    BatchPlan,
+    TurnOrder,
+    TurnRules,
+    plan_batch,
+)
+from nunatak_server.scheduler.preemption import (
     Running,
     begin_batch,
     may_overtake_later,
@@ -13,15 +22,6 @@ from nunatak_server.batching.overtaking import (
     plan_overtaking,
     plan_quiet_first,
 )
-from nunatak_server.batching.pace import Pace
-from nunatak_server.batching.planner import (
-    BatchLimits,
-    BatchPlan,
-    TurnOrder,
-    TurnRules,
-    plan_batch,
-)
-from nunatak_server.batching.queues import Queues
 
 LIMITS = BatchLimits(max_tokens=4096, max_rows=64)
 

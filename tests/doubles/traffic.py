@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from doubles.serving import FakeStore, ManualClock, make_residency
 from nunatak_model import Backbone
 from nunatak_registry import SharedTraffic, TaskManifest, TaskReference, Traffic
-from nunatak_server.admission.admission import Admission
-from nunatak_server.observation.metrics import Metrics
-from nunatak_server.postprocess.outputs import PredictionOptions
-from nunatak_server.process.readiness import Readiness, State
+from nunatak_server.outputs.outputs import PredictionOptions
+from nunatak_server.predict.ask import RowSink
+from nunatak_server.predict.service import PredictionService, RequestLimits, Stages
+from nunatak_server.predict.types import PredictionRequest
+from nunatak_server.readiness import Readiness, State
 from nunatak_server.residency.residency import Residency
-from nunatak_server.service.asking import RowSink
-from nunatak_server.service.prediction import PredictionRequest
-from nunatak_server.service.service import PredictionService, RequestLimits, Stages
-from nunatak_server.tokenization.tokenization import Tokenization
-from nunatak_server.traffic.control import TrafficControl
+from nunatak_server.rollouts.rollouts import TrafficControl
+from nunatak_server.scheduler.admission import Admission
+from nunatak_server.telemetry.metrics import Metrics
+from nunatak_server.tokenization import Tokenization
 
 OWN = TaskReference(task="tone")
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from nunatak_server.batching.planner import BatchPlan, TurnRules, work_by_flow
-from nunatak_server.batching.planner import WaitingRow as AnyRow
-from nunatak_server.batching.senders import ANONYMOUS, Priority
+from nunatak_server.scheduler.planner import BatchPlan, TurnRules, work_by_flow
+from nunatak_server.scheduler.planner import WaitingRow as AnyRow
+from nunatak_server.scheduler.rows import ANONYMOUS, Priority
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

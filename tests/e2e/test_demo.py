@@ -12,8 +12,8 @@ import pytest
 from nunatak_model import load_backbone
 from nunatak_registry import OnLong, Registry
 from nunatak_server.local import LocalPredictor
-from nunatak_server.postprocess.outputs import PredictionOptions
-from nunatak_server.service.prediction import TaskPrediction
+from nunatak_server.outputs.outputs import PredictionOptions
+from nunatak_server.predict.types import TaskPrediction
 
 ROOT = Path(__file__).parents[2]
 

@@ -85,7 +85,7 @@ async def flip(client: httpx.AsyncClient, done: asyncio.Event) -> int:
     return num_flips
 
 
-def test_every_answer_is_that_of_the_version_it_names(
+async def test_every_answer_is_that_of_the_version_it_names(
     server: ServerProcess, backbone: Backbone
 ) -> None:
     async def scenario() -> tuple[list[tuple[int, str, dict[str, float]]], int]:
@@ -103,7 +103,7 @@ def test_every_answer_is_that_of_the_version_it_names(
                 done.set()
             return [answer for own in answers for answer in own], await flipping
 
-    answers, num_flips = asyncio.run(scenario())
+    answers, num_flips = await scenario()
 
     expected = oracle(backbone)
     assert len(answers) == NUM_REQUESTS
@@ -113,7 +113,7 @@ def test_every_answer_is_that_of_the_version_it_names(
         assert logits == pytest.approx(expected[version, text], abs=TOLERANCE)
 
 
-def test_a_signal_ends_the_process_after_what_it_accepted(server: ServerProcess) -> None:
+async def test_a_signal_ends_the_process_after_what_it_accepted(server: ServerProcess) -> None:
     async def scenario() -> list[int]:
         async with httpx.AsyncClient(base_url=server.address, timeout=60) as client:
             body = {"inputs": TEXTS * 16}
@@ -125,7 +125,7 @@ def test_a_signal_ends_the_process_after_what_it_accepted(server: ServerProcess)
             server.process.send_signal(signal.SIGTERM)
             return [(await call).status_code for call in calls]
 
-    statuses = asyncio.run(scenario())
+    statuses = await scenario()
 
     assert set(statuses) <= {200, 503}
     assert statuses.count(200) >= 1

@@ -1,6 +1,5 @@
 """Imported tasks, served: the server answers as transformers does."""
 
-import asyncio
 from pathlib import Path
 
 import httpx
@@ -21,7 +20,7 @@ METHODS: dict[str, Method] = {"head": HeadOnly(), "topk": TopK(num_layers=2), "f
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])
-def test_fan_out_over_imported_tasks_answers_as_transformers_does(
+async def test_fan_out_over_imported_tasks_answers_as_transformers_does(
     family: Family, tmp_path: Path
 ) -> None:
     factory = TwinFactory(tmp_path / "backbone", family=family)
@@ -38,7 +37,7 @@ def test_fan_out_over_imported_tasks_answers_as_transformers_does(
             imported = import_folder(tmp_path / name, backbone)
             draft = draft_imported(name, imported, backbone, origin=name, created_at=CREATED_AT)
             registry.publish(draft.manifest, draft.blobs)
-        answer = asyncio.run(ask(registry))
+        answer = await ask(registry)
 
     assert answer.status_code == 200
     encodings = backbone.tokenizer.encode(TEXTS, max_length=40)

@@ -8,7 +8,8 @@ import pytest
 
 from doubles.published_answers import PublishedAnswer, published_answers
 from doubles.trained_tokenizers import TokenizerFamily, published, random_texts, served
-from nunatak_server.postprocess import Answer, AnswerOptions, best_answers, window_of
+from nunatak_server.outputs.answers import Answer, AnswerOptions, best_answers
+from nunatak_server.outputs.entities import window_of
 
 QUESTION = "Who wrote it?"
 CONTEXTS = [text for text in random_texts(24, seed=5, longest=20) if not text.isspace()]

@@ -10,7 +10,7 @@ from transformers.pipelines.token_classification import AggregationStrategy as P
 
 from doubles.backbones import tiny_config
 from doubles.trained_tokenizers import TokenizerFamily, published, random_texts, served
-from nunatak_server.postprocess import (
+from nunatak_server.outputs.entities import (
     AggregationStrategy,
     EntityOptions,
     find_entities,

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from nunatak_server.api.access import ACCESS, PUBLIC
-from nunatak_server.process.settings import ServerSettings
+from nunatak_server.http.access import ACCESS, PUBLIC
+from nunatak_server.settings import ServerSettings
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

@@ -16,9 +16,9 @@ from nunatak_cli.errors import CliError
 from nunatak_cli.main import app
 from nunatak_model import ModelError
 from nunatak_registry import RegistryError
-from nunatak_server.api.access import ACCESS
-from nunatak_server.api.errors import STATUS_OF
 from nunatak_server.errors import ServerError
+from nunatak_server.http.access import ACCESS
+from nunatak_server.http.problems import STATUS_OF
 from nunatak_training.errors import TrainingError
 
 ErrorT = TypeVar("ErrorT", bound=Exception)

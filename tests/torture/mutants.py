@@ -15,8 +15,7 @@ from sqlalchemy import URL, Connection, Engine, event
 
 from nunatak_registry import Registry, StoreUnavailableError, TaskSummary
 from nunatak_registry.blobs.blobs import BlobStore, StoredFile, blob_key
-from nunatak_registry.blobs.files import Files
-from nunatak_registry.blobs.local_files import LocalFiles
+from nunatak_registry.blobs.files import Files, LocalFiles
 from nunatak_registry.index.index import Index
 from nunatak_registry.store import utc_now
 

@@ -1,32 +1,33 @@
 """Exchange with other programs: their folders as our tasks, and our tasks as their folders."""
 
 from nunatak_artifact.interchange.adapterhub_import import import_adapterhub
-from nunatak_artifact.interchange.backbone_export import check_exportable, export_backbone
+from nunatak_artifact.interchange.compatibility import ImportChoices, ImportedTask, LogitUse
+from nunatak_artifact.interchange.folders import check_new
 from nunatak_artifact.interchange.hub import (
     Fetched,
     Hub,
+    HubTask,
     HuggingFaceHub,
+    draft_pulled,
     fetched,
     is_folder,
     push,
-)
-from nunatak_artifact.interchange.hub_layout import (
-    HubTask,
-    draft_pulled,
     read_hub_folder,
     write_hub_folder,
 )
-from nunatak_artifact.interchange.imported import ImportChoices, ImportedTask, LogitUse
 from nunatak_artifact.interchange.importing import (
     ForeignKind,
     draft_imported,
     import_folder,
     kind_of,
 )
-from nunatak_artifact.interchange.new_folder import check_new
 from nunatak_artifact.interchange.peft_export import export_peft
 from nunatak_artifact.interchange.peft_import import import_peft
-from nunatak_artifact.interchange.transformers_export import export_transformers
+from nunatak_artifact.interchange.transformers_export import (
+    check_exportable,
+    export_backbone,
+    export_transformers,
+)
 from nunatak_artifact.interchange.transformers_import import import_transformers
 
 __all__ = [

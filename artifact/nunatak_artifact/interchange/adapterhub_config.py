@@ -11,7 +11,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, NonNegativeInt
 
 from nunatak_artifact.errors import InvalidFolderError, UnsupportedImportError
-from nunatak_artifact.interchange.adapter_folder import read_model
+from nunatak_artifact.interchange.folders import read_model
 from nunatak_model import Activation
 
 CONFIG_FILE, WEIGHTS_STEM, PICKLE = "adapter_config.json", "adapter", "pytorch_adapter.bin"

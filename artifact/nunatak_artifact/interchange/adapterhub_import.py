@@ -1,4 +1,16 @@
-"""Reading the bottleneck folders of AdapterHub (the `adapters` package).
+"""The heads of AdapterHub folders as ours.
+
+A head of `adapters`' own classes is a chain of dropout, linear map and non-linearity, whose
+positions in the chain are the names of its tensors. It may read the base's pooler instead of the
+first token. Folders of transformers' classes hold the head of the class, as peft's do.
+
+Bottleneck adapters of unlike sizes as one `Bottleneck`, exactly.
+
+`Bottleneck` has one size, and adapters in every layer from its first. Smaller adapters are filled
+with zero rows of `down` and zero columns of `up`, and layers without one get zeros: whatever the
+non-linearity makes of zero is multiplied by zero.
+
+Reading the bottleneck folders of AdapterHub (the `adapters` package).
 
 Houlsby's kind (`double_seq_bn`) adapts both blocks before the residual addition, as ours does;
 Pfeiffer's (`seq_bn`) adapts the feed-forward block and reads the norm of its residual sum. Both
@@ -7,17 +19,17 @@ leave the norms frozen. Sizes that differ by layer and layers left out are broug
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from nunatak_artifact.errors import ForeignBackboneError, PickledWeightsError
-from nunatak_artifact.interchange.adapter_folder import (
-    check_tensors,
-    has_file,
-    read_model,
-    read_weights,
+from nunatak_artifact.errors import (
+    ForeignBackboneError,
+    InvalidFolderError,
+    PickledWeightsError,
+    UnsupportedImportError,
 )
 from nunatak_artifact.interchange.adapterhub_config import (
     ACTIVATIONS,
@@ -29,38 +41,215 @@ from nunatak_artifact.interchange.adapterhub_config import (
     WEIGHTS_STEM,
     AdapterFile,
     BottleneckConfig,
+    FlexibleHead,
     HeadFile,
     Scaling,
     read_bottleneck,
     size_at,
 )
-from nunatak_artifact.interchange.adapterhub_heads import ImportedHead, class_head, flexible_head
-from nunatak_artifact.interchange.bottleneck_normalising import (
-    StoredAdapter,
-    normalised_bottleneck,
-)
-from nunatak_artifact.interchange.compatibility import check_reading, read_settings
-from nunatak_artifact.interchange.imported import (
+from nunatak_artifact.interchange.compatibility import (
     AS_THE_FOLDER_SAYS,
     ImportChoices,
     ImportedTask,
+    check_reading,
+    read_settings,
 )
-from nunatak_artifact.interchange.meanings import (
+from nunatak_artifact.interchange.folders import (
+    check_tensors,
+    has_file,
     labels_in_order,
+    problem_type_of,
     read_max_length,
+    read_model,
     read_model_config,
+    read_weights,
 )
-from nunatak_artifact.interchange.peft_import import encoder_of
+from nunatak_artifact.interchange.peft_config import task_type_of_class
+from nunatak_artifact.interchange.peft_import import (
+    DENSE,
+    OUTPUT,
+    encoder_of,
+    head_parameters,
+    head_spec,
+    pooler_parameters,
+    stored_head,
+    stored_shapes,
+)
 from nunatak_model import (
     AdaptedBlocks,
     AdapterInput,
     Backbone,
+    BackboneConfig,
     Bottleneck,
     BranchSpec,
+    HeadKind,
     HeadOnly,
+    HeadSpec,
     Norms,
+    Pooling,
 )
 from nunatak_model.weights import Linear
+from nunatak_registry import ProblemType
+
+HEAD_TYPES = {
+    "classification": HeadKind.SEQUENCE_CLASSIFICATION,
+    "multilabel_classification": HeadKind.SEQUENCE_CLASSIFICATION,
+    "tagging": HeadKind.TOKEN_CLASSIFICATION,
+    "question_answering": HeadKind.QUESTION_ANSWERING,
+}
+FIRST_LINEAR, SECOND_LINEAR = "1", "4"
+"""Positions in the chain: dropout, linear, tanh, dropout, linear."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportedHead:
+    """A head in our terms, with what the folder says about its labels."""
+
+    spec: HeadSpec
+    parameters: Mapping[str, Tensor]
+    problem_type: ProblemType | None
+    id2label: Mapping[int, str] | None
+
+
+def flexible_head(
+    folder: Path,
+    head: FlexibleHead,
+    name: str,
+    tensors: Mapping[str, Tensor],
+    backbone: Backbone,
+) -> ImportedHead:
+    """Read the head of a model class of `adapters`.
+
+    Raises:
+        UnsupportedImportError: what no head of ours computes.
+        TensorMismatchError: the tensors are not those of the configuration.
+        ForeignBackboneError: it reads a pooler that the backbone does not have.
+    """
+    spec = _spec(folder, head)
+    positions = {OUTPUT: FIRST_LINEAR}
+    if head.layers == 2:
+        positions = {OUTPUT: SECOND_LINEAR, DENSE: FIRST_LINEAR}
+    maps = {ours: f"heads.{name}.{position}" for ours, position in positions.items()}
+    check_tensors(folder, tensors, stored_shapes(maps, spec, width=backbone.config.hidden_width))
+    parameters = head_parameters(maps, tensors)
+    if head.use_pooler:
+        parameters |= pooler_parameters(folder, backbone)
+    return ImportedHead(
+        spec=spec,
+        parameters=parameters,
+        problem_type=_problem_type(head, spec),
+        id2label=_inverted(head.label2id),
+    )
+
+
+def class_head(
+    folder: Path, file: HeadFile, encoder: str, tensors: Mapping[str, Tensor], backbone: Backbone
+) -> ImportedHead:
+    """Read the head of a model class of transformers.
+
+    Raises:
+        UnsupportedImportError: a class whose head we do not have.
+        InvalidFolderError: the tensors are not those of the class.
+        ForeignBackboneError: it reads a pooler that the backbone does not have.
+    """
+    task_type = task_type_of_class(file.model_class)
+    if task_type is None:
+        raise _unsupported(folder, f"its head is that of {file.model_class[:80]!r}")
+    if file.num_labels is None:
+        raise InvalidFolderError(folder.name, "its head_config.json has no num_labels")
+    spec = head_spec(task_type, file.num_labels)
+    maps = stored_head(encoder, task_type, saved=())
+    check_tensors(folder, tensors, stored_shapes(maps, spec, width=backbone.config.hidden_width))
+    parameters = head_parameters(maps, tensors)
+    if spec.dense and DENSE not in maps:
+        parameters |= pooler_parameters(folder, backbone)
+    return ImportedHead(
+        spec=spec,
+        parameters=parameters,
+        problem_type=problem_type_of(spec, None),
+        id2label=_inverted(file.label2id),
+    )
+
+
+def _spec(folder: Path, head: FlexibleHead) -> HeadSpec:
+    kind = HEAD_TYPES.get(head.head_type)
+    if kind is None:
+        raise _unsupported(folder, f"its head is of type {head.head_type[:80]!r}")
+    most = 2 if kind is HeadKind.SEQUENCE_CLASSIFICATION else 1
+    if not 1 <= head.layers + head.use_pooler <= most or head.layers < 1:
+        pooler = " over the pooler" if head.use_pooler else ""
+        raise _unsupported(folder, f"its {head.head_type} head has {head.layers} layers{pooler}")
+    if head.layers == 2 and head.activation_function != "tanh":
+        raise _unsupported(folder, f"its head activates by {head.activation_function!r}")
+    if not head.bias:
+        raise _unsupported(folder, "its head has no offset (bias)")
+    if kind.fixed_outputs not in {None, head.num_labels}:
+        raise _unsupported(folder, f"its {head.head_type} head has {head.num_labels} outputs")
+    if kind.reads_tokens:
+        return HeadSpec(kind=kind, num_labels=head.num_labels)
+    dense = head.layers == 2 or head.use_pooler
+    return HeadSpec(kind=kind, num_labels=head.num_labels, pooling=Pooling.FIRST, dense=dense)
+
+
+def _inverted(label2id: Mapping[str, int] | None) -> dict[int, str] | None:
+    return None if label2id is None else {number: label for label, number in label2id.items()}
+
+
+def _problem_type(head: FlexibleHead, spec: HeadSpec) -> ProblemType | None:
+    if spec.kind is not HeadKind.SEQUENCE_CLASSIFICATION:
+        return None
+    if head.head_type == "multilabel_classification":
+        return ProblemType.MULTI_LABEL
+    return ProblemType.REGRESSION if head.num_labels == 1 else ProblemType.SINGLE_LABEL
+
+
+def _unsupported(folder: Path, found: str) -> UnsupportedImportError:
+    return UnsupportedImportError(
+        folder.name,
+        found,
+        "expected a head for classification, tagging or question answering, of one linear map or, "
+        "for classification, two with tanh between them",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredAdapter:
+    """The two maps of an adapter as they were stored."""
+
+    down: Linear
+    up: Linear
+
+
+def normalised_bottleneck(
+    settings: Bottleneck, adapters: Mapping[tuple[int, str], StoredAdapter], config: BackboneConfig
+) -> tuple[Bottleneck, dict[str, Tensor]]:
+    """Write adapters as one method with its float32 parameters.
+
+    Args:
+        settings: what all adapters have in common; size and first layer are found here.
+        adapters: layer and our name of the place (`attention_adapter`) -> adapter; at least one.
+        config: the backbone's.
+
+    Raises:
+        InvalidMethodError: a size is beyond what our method takes.
+    """
+    method = replace(
+        settings,
+        size=max(len(adapter.down.weight) for adapter in adapters.values()),
+        first_layer=min(layer for layer, _ in adapters),
+    )
+    method.check(config)
+    parameters = {
+        name: torch.zeros(shape) for name, shape in method.parameter_shapes(config).items()
+    }
+    for (layer, place), adapter in adapters.items():
+        for part, linear in (("down", adapter.down), ("up", adapter.up)):
+            prefix, (out, into) = f"layers.{layer}.{place}.{part}", linear.weight.shape
+            parameters[f"{prefix}.weight"][:out, :into] = linear.weight
+            if linear.bias is not None:
+                parameters[f"{prefix}.bias"][:out] = linear.bias
+    return method, parameters
+
 
 PICKLE_ADVICE = "save it again with save_adapter(..., use_safetensors=True)"
 PLACES = {"attention_adapter": "attention.output", "feedforward_adapter": "output"}

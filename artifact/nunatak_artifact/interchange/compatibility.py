@@ -1,14 +1,24 @@
-"""Whether a folder was made from the backbone at hand: the same shape, the same token ids."""
+"""What an importer hands on, whatever format it read, and what its caller may decide.
+
+Whether a folder was made from the backbone at hand: the same shape, the same token ids.
+
+The files of a model folder of transformers.
+"""
 
 import json
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import dataclass, fields
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
 from pydantic import JsonValue
+from safetensors.torch import (
+    save_file,  # pyright: ignore[reportUnknownVariableType] - its paths are typed partly
+)
 from tokenizers import Tokenizer
+from torch import Tensor
 
 from nunatak_artifact.errors import (
     CorruptFileError,
@@ -16,21 +26,70 @@ from nunatak_artifact.errors import (
     InvalidFolderError,
     UnsupportedImportError,
 )
-from nunatak_artifact.interchange.adapter_folder import MAX_JSON_BYTES, has_file, read_bytes
+from nunatak_artifact.interchange.folders import MAX_JSON_BYTES, has_file, read_bytes
 from nunatak_artifact.interchange.transformers_layout import FAMILIES
 from nunatak_model import (
     INT8_SUFFIX,
     Backbone,
     BackboneConfig,
+    BranchSpec,
     CorruptBackboneError,
     UnsupportedBackboneError,
 )
 from nunatak_model.architectures import config_from
+from nunatak_model.checkpoint import WEIGHTS
 from nunatak_model.tokenizer_settings import (
     TOKENIZER_CONFIG,
     check_settings,
     gives_token_types,
 )
+from nunatak_registry import ProblemType, RankingScore
+
+
+class LogitUse(StrEnum):
+    """What the one logit of a model is for."""
+
+    CLASSIFICATION = "classification"
+    RANKING = "ranking"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportChoices:
+    """What the caller decides; None: as the folder says."""
+
+    labels: tuple[str, ...] | None = None
+    """In the order of the logits."""
+    problem_type: ProblemType | None = None
+    """Of a sequence classification; a model with one is no ranking."""
+    logit_use: LogitUse | None = None
+    allows_other_base: bool = False
+    """Whether an adapter is taken that names another base than the backbone, or none."""
+
+
+AS_THE_FOLDER_SAYS: Final = ImportChoices()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportedTask:
+    """What a foreign folder holds, in our terms.
+
+    Everything `draft_task` needs but name, probe inputs and provenance.
+    """
+
+    spec: BranchSpec
+    labels: tuple[str, ...]
+    problem_type: ProblemType | None
+    parameters: Mapping[str, Tensor]
+    """In float32."""
+    max_length: int | None
+    """In tokens; None: the folder does not say."""
+    source: str
+    """What was found, for people."""
+    score: RankingScore = RankingScore.SIGMOID
+    """Of a ranking: what its logits become."""
+    base: str | None = None
+    """Of an adapter: the base model that the folder names."""
+
 
 CONFIG: Final = "config.json"
 TOKENIZER: Final = "tokenizer.json"
@@ -223,3 +282,71 @@ def _config(folder: Path, raw: dict[str, JsonValue]) -> BackboneConfig:
 def _normalised(definition: str) -> dict[str, JsonValue]:
     # Read and written by one version of the library: spellings of old versions become alike.
     return json.loads(Tokenizer.from_str(definition).to_str())
+
+
+MASKS: Final = ("[MASK]", "<mask>")
+
+
+def write_model(
+    folder: Path,
+    config: Mapping[str, JsonValue],
+    weights: Mapping[str, Tensor],
+    backbone: Backbone,
+    *,
+    max_length: int,
+) -> None:
+    """Write configuration, weights and the backbone's tokenizer.
+
+    Args:
+        folder: an empty one.
+        config: of `config.json`.
+        weights: by stored name.
+        backbone: whose tokenizer reads the texts.
+        max_length: tokens that the tokenizer should cut texts to.
+    """
+    _write(folder / CONFIG, config)
+    (folder / TOKENIZER).write_text(backbone.tokenizer.definition, encoding="utf-8")
+    _write(folder / "tokenizer_config.json", _tokenizer_config(backbone, max_length))
+    save_file(
+        {name: tensor.cpu().contiguous() for name, tensor in weights.items()},
+        folder / WEIGHTS,
+        metadata={"format": "pt"},
+    )
+
+
+def _tokenizer_config(backbone: Backbone, max_length: int) -> dict[str, JsonValue]:
+    tokenizer = Tokenizer.from_str(backbone.tokenizer.definition)
+    inputs: list[JsonValue] = ["input_ids", "attention_mask"]
+    if backbone.tokenizer.tells_texts_apart:
+        inputs.append("token_type_ids")
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": max_length,
+        "model_input_names": inputs,
+        **_special_tokens(tokenizer, backbone),
+    }
+
+
+def _special_tokens(tokenizer: Tokenizer, backbone: Backbone) -> dict[str, JsonValue]:
+    """The special tokens by transformers' names.
+
+    Its pipelines spell an unknown token as the text does, and so must know which one it is. Others
+    are named only where `tokenizer.json` has them: naming adds a token to the vocabulary.
+    """
+    tokenizer.no_truncation()
+    added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    names = dict[str, str | None]()
+    if len(ends := tokenizer.encode("").tokens) == 2:
+        first, last = ends
+        names |= {"cls_token": first, "sep_token": last, "bos_token": first, "eos_token": last}
+    names["mask_token"] = next((mask for mask in MASKS if mask in added), None)
+    unknown = backbone.tokenizer.unknown_id
+    return {
+        "pad_token": tokenizer.id_to_token(backbone.config.padding_id),
+        **({} if unknown is None else {"unk_token": tokenizer.id_to_token(unknown)}),
+        **{name: token for name, token in names.items() if token in added},
+    }
+
+
+def _write(path: Path, value: Mapping[str, JsonValue]) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -13,15 +13,16 @@ from typing import Any, Final, cast
 from pydantic import JsonValue
 
 from nunatak_artifact.errors import UnsupportedImportError
-from nunatak_artifact.interchange.adapter_folder import has_file
 from nunatak_artifact.interchange.compatibility import (
     CONFIG,
+    ImportChoices,
+    LogitUse,
     import_errors,
     read_definition,
     read_json,
     read_settings,
 )
-from nunatak_artifact.interchange.imported import ImportChoices, LogitUse
+from nunatak_artifact.interchange.folders import has_file
 from nunatak_model import Backbone
 from nunatak_model.sentence_folder import (
     SENTENCE_CONFIG,

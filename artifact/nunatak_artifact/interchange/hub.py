@@ -1,15 +1,170 @@
-"""Folders here and repositories on the Hugging Face hub, called alike: places."""
+"""The README of a task on the hub: the task card under the fields that the hub reads.
+
+A task version as a folder or a repository of the hub.
+
+manifest.json             as the registry holds it
+parameters.safetensors    one file a blob, named by its role
+README.md                 the task card
+
+Folders here and repositories on the Hugging Face hub, called alike: places.
+"""
 
 import tempfile
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Protocol
 
-from nunatak_artifact.errors import HubUnavailableError, InvalidFolderError
-from nunatak_artifact.interchange.hub_layout import write_hub_folder
-from nunatak_registry import TaskManifest
+from nunatak_artifact.drafting import PARAMETERS_ROLE, Draft
+from nunatak_artifact.errors import CorruptFileError, HubUnavailableError, InvalidFolderError
+from nunatak_artifact.interchange.folders import new_folder, read_bytes, read_model
+from nunatak_artifact.loading import load_task
+from nunatak_model import Backbone
+from nunatak_registry import (
+    BlobRecord,
+    HeadKind,
+    TaskDraft,
+    TaskManifest,
+    check_task_name,
+    task_card,
+)
+from nunatak_registry.plain_text import visible_lines
+
+LIBRARY = "nunatak"
+
+
+def hub_card(manifest: TaskManifest, *, source: str | None) -> str:
+    """Write the README of a version; `source` is the repository it will be found in, if any."""
+    # Brings an HTTP client and YAML, which nobody else needs.
+    from huggingface_hub import EvalResult, ModelCardData  # noqa: PLC0415 - as above
+
+    tag, name = pipeline_tag(manifest.head.kind), manifest.backbone.name
+    data = "dev examples" if manifest.data is None else manifest.data.name
+    fields = ModelCardData(
+        model_name=manifest.task,
+        library_name=LIBRARY,
+        pipeline_tag=tag,
+        tags=[LIBRARY, manifest.method.kind],
+        # Only ids of the hub are allowed here; a folder's name is none.
+        base_model=name if name.count("/") == 1 else None,
+        metrics=[metric.name for metric in manifest.metrics] or None,
+        eval_results=[
+            EvalResult(
+                task_type=tag,
+                dataset_type=data,
+                dataset_name=data,
+                dataset_split="dev",
+                metric_type=metric.name,
+                metric_value=metric.value,
+            )
+            for metric in manifest.metrics
+        ]
+        or None,
+    )
+    yaml = fields.to_yaml()  # pyright: ignore[reportUnknownMemberType] - one argument is untyped
+    return visible_lines(f"---\n{yaml}\n---\n\n{task_card(manifest, source=source)}")
+
+
+def pipeline_tag(kind: HeadKind) -> str:
+    """What the hub calls a head of this kind."""
+    match kind:
+        case HeadKind.SEQUENCE_CLASSIFICATION:
+            return "text-classification"
+        case HeadKind.TOKEN_CLASSIFICATION:
+            return "token-classification"
+        case HeadKind.QUESTION_ANSWERING:
+            return "question-answering"
+        case HeadKind.RANKING:
+            return "text-ranking"
+
+
+MANIFEST, README = "manifest.json", "README.md"
+FILES = (MANIFEST, README, "*.safetensors")
+MAX_NOTE_CHARS = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubTask:
+    """What such a folder holds; its bytes are those that the manifest names."""
+
+    manifest: TaskManifest
+    blobs: Mapping[str, bytes]
+
+
+def write_hub_folder(
+    manifest: TaskManifest, blobs: Mapping[str, bytes], folder: Path, *, source: str | None = None
+) -> None:
+    """Write a version; `source` is the repository that the folder will become, if any.
+
+    Raises:
+        FolderInUseError: the folder holds something already.
+    """
+    with new_folder(folder) as made:
+        (made / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        (made / README).write_text(hub_card(manifest, source=source), encoding="utf-8")
+        for role, data in blobs.items():
+            (made / _file(role)).write_bytes(data)
+
+
+def read_hub_folder(folder: Path) -> HubTask:
+    """Read a version and check that every byte is the one its publisher stored.
+
+    Raises:
+        InvalidFolderError: a file is missing, malformed, or not the one that the manifest names.
+    """
+    manifest = read_model(folder, MANIFEST, TaskManifest)
+    return HubTask(
+        manifest=manifest, blobs={blob.role: _blob(folder, blob) for blob in manifest.blobs}
+    )
+
+
+def draft_pulled(found: HubTask, backbone: Backbone, *, task: str | None, origin: str) -> Draft:
+    """Describe a foreign version as one to publish here, after proving that it answers right.
+
+    Args:
+        found: what the folder holds.
+        backbone: must be the one it was trained on.
+        task: its name here; None: the name it has there.
+        origin: where it is from, for the note.
+
+    Raises:
+        ArtifactError: backbone or tokenizer are others, it changes nothing, or fails its probe.
+        ModelError: its tensors do not fit.
+        InvalidFolderError: the version has no parameters.
+        InvalidNameError: `task` is no name of a task.
+    """
+    there = found.manifest
+    name = check_task_name(task or there.task)
+    data = found.blobs.get(PARAMETERS_ROLE)
+    if data is None:
+        raise InvalidFolderError(origin, f"it has no blob {PARAMETERS_ROLE!r}")
+    load_task(there, data, backbone)
+    note = f"pulled from {origin}, where it was {there.reference}"
+    fields = there.model_dump(include=set(TaskDraft.model_fields))
+    draft = TaskDraft.model_validate(
+        {
+            **fields,
+            "task": name,
+            "note": "; ".join(filter(None, (note, there.note)))[:MAX_NOTE_CHARS],
+        }
+    )
+    return Draft(manifest=draft, blobs=found.blobs)
+
+
+def _blob(folder: Path, blob: BlobRecord) -> bytes:
+    name = _file(blob.role)
+    data = read_bytes(folder, name, limit=blob.size_bytes)
+    if (digest := sha256(data).hexdigest()) != blob.sha256:
+        raise CorruptFileError(
+            folder.name, name, f"must have SHA-256 {blob.sha256}, it has {digest}"
+        )
+    return data
+
+
+def _file(role: str) -> str:
+    return f"{role}.safetensors"
 
 
 class Hub(Protocol):

@@ -9,15 +9,17 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from nunatak_artifact.drafting import Draft, Provenance, draft_task
 from nunatak_artifact.errors import InvalidFolderError, UnsupportedImportError
-from nunatak_artifact.interchange.adapter_folder import has_file, read_model
 from nunatak_artifact.interchange.adapterhub_import import import_adapterhub
-from nunatak_artifact.interchange.compatibility import CONFIG, check_base, check_exact
-from nunatak_artifact.interchange.hub_layout import MANIFEST
-from nunatak_artifact.interchange.imported import (
+from nunatak_artifact.interchange.compatibility import (
     AS_THE_FOLDER_SAYS,
+    CONFIG,
     ImportChoices,
     ImportedTask,
+    check_base,
+    check_exact,
 )
+from nunatak_artifact.interchange.folders import has_file, read_model
+from nunatak_artifact.interchange.hub import MANIFEST
 from nunatak_artifact.interchange.peft_config import CONFIG_FILE
 from nunatak_artifact.interchange.peft_import import import_peft
 from nunatak_artifact.interchange.transformers_import import import_transformers

@@ -1,18 +1,92 @@
-"""`adapter_config.json` of peft: what we read of it, and what we refuse by name.
+"""Regular expressions out of a stranger's file.
+
+A short pattern can keep `re` busy for years, and nothing in its process can stop it. What is more
+than a plain name is therefore matched in a process of its own, which is ended when it takes long.
+
+`adapter_config.json` of peft: what we read of it, and what we refuse by name.
 
 Read from peft 0.21 (`LoraConfig`); files of older releases lack fields, those of newer ones may
 have more. A field we do not know is accepted while it is off (null, false, empty), and refused
 otherwise, since it may change what the adapter computes.
+
+The modules of transformers' BERT and RoBERTa classes, as peft's configurations name them.
+
+A module's name is its path in the adapted model, `bert.encoder.layer.3.attention.self.query`.
+
+Which modules a peft configuration adapts, with which rank and scale.
+
+The rules are those of peft 0.21 (`check_target_module_exists`, `get_pattern_key`), of which
+configurations are an input; a test holds them against peft itself.
 """
 
+import json
+import math
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from nunatak_artifact.errors import UnsupportedImportError
-from nunatak_artifact.interchange.adapter_folder import read_model
+from nunatak_artifact.errors import CorruptFileError, UnsupportedImportError
+from nunatak_artifact.interchange.folders import read_model
+from nunatak_model import BackboneConfig, Lora, LoraTarget
+
+TIME_LIMIT_SECONDS = 10.0
+"""Honest patterns take milliseconds, most of which go into starting the process."""
+
+_PLAIN = re.compile(r"[\w.-]*")
+"""Names, in which a dot stands for any character: nothing to repeat, nothing to choose from."""
+
+_PROGRAM = """
+import json, re, sys
+patterns, names = json.load(sys.stdin)
+json.dump([[name for name in names if re.fullmatch(it, name)] for it in patterns], sys.stdout)
+"""
+
+
+def matches(
+    patterns: Sequence[str],
+    names: Sequence[str],
+    *,
+    folder: str,
+    file: str,
+    time_limit: float = TIME_LIMIT_SECONDS,
+) -> list[frozenset[str]]:
+    """For each pattern, out of `file`, the names that it matches from first to last letter.
+
+    Raises:
+        CorruptFileError: a pattern is no regular expression, or takes too long.
+    """
+    if all(_PLAIN.fullmatch(pattern) for pattern in patterns):
+        return [
+            frozenset(name for name in names if re.fullmatch(pattern, name)) for pattern in patterns
+        ]
+    try:
+        done = subprocess.run(  # noqa: S603 - our own interpreter and program; patterns are data
+            [sys.executable, "-I", "-c", _PROGRAM],
+            input=json.dumps([list(patterns), list(names)]),
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=time_limit,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise CorruptFileError(
+            folder, file, f"holds a pattern that takes over {time_limit:g} s to match"
+        ) from error
+    except subprocess.CalledProcessError as error:
+        reason = str(error.stderr).strip().rpartition("\n")[2][:200]
+        raise CorruptFileError(
+            folder, file, f"holds a pattern that is no regular expression ({reason})"
+        ) from error
+    found: list[list[str]] = json.loads(done.stdout)
+    return [frozenset(it) for it in found]
+
 
 CONFIG_FILE, WEIGHTS_STEM = "adapter_config.json", "adapter_model"
 
@@ -167,3 +241,202 @@ def _unsupported(folder: Path, found: str) -> UnsupportedImportError:
         "expected plain LoRA; merge the adapter (merge_and_unload) and import the whole model, or "
         "train it again without",
     )
+
+
+ENCODERS: Mapping[str, str] = {
+    "bert": "bert",
+    "roberta": "roberta",
+    "xlm-roberta": "roberta",
+    "camembert": "roberta",
+}
+"""`model_type` -> what the classes with a head call their encoder."""
+
+TARGETS: Mapping[LoraTarget, str] = {
+    LoraTarget.QUERY: "attention.self.query",
+    LoraTarget.KEY: "attention.self.key",
+    LoraTarget.VALUE: "attention.self.value",
+    LoraTarget.ATTENTION_OUTPUT: "attention.output.dense",
+    LoraTarget.FEEDFORWARD_IN: "intermediate.dense",
+    LoraTarget.FEEDFORWARD_OUT: "output.dense",
+}
+EMBEDDINGS = ("word_embeddings", "position_embeddings", "token_type_embeddings")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Module:
+    """A linear map that can carry a low-rank update."""
+
+    name: str
+    out: int
+    into: int
+    layer: int | None
+    """None for the pooler, which to us is part of the head."""
+    target: LoraTarget | None
+
+
+def has_pooler(encoder: str, task_type: TaskType) -> bool:
+    """Whether the adapted model reads the encoder's pooler: only BERT for sequences does."""
+    return encoder == "bert" and task_type is TaskType.SEQUENCE_CLASSIFICATION
+
+
+def modules_of(encoder: str, task_type: TaskType, config: BackboneConfig) -> tuple[Module, ...]:
+    """Every module of the adapted model that we can update."""
+    shapes = Lora(rank=1, targets=tuple(TARGETS)).parameter_shapes(config)
+    modules = [
+        Module(
+            name=f"{encoder}.encoder.layer.{layer}.{path}",
+            out=shapes[f"layers.{layer}.lora.{target}.up"][0],
+            into=shapes[f"layers.{layer}.lora.{target}.down"][1],
+            layer=layer,
+            target=target,
+        )
+        for layer in range(config.num_layers)
+        for target, path in TARGETS.items()
+    ]
+    if has_pooler(encoder, task_type):
+        width = config.hidden_width
+        name = f"{encoder}.pooler.dense"
+        modules.append(Module(name=name, out=width, into=width, layer=None, target=None))
+    return tuple(modules)
+
+
+def embeddings_of(encoder: str) -> tuple[str, ...]:
+    """Names of the embedding tables, over which we have no updates."""
+    return tuple(f"{encoder}.embeddings.{table}" for table in EMBEDDINGS)
+
+
+ALL_LINEAR = "all-linear"
+HEAD_NAMES = {
+    TaskType.SEQUENCE_CLASSIFICATION: ("classifier", "score"),
+    TaskType.TOKEN_CLASSIFICATION: ("classifier", "score"),
+    TaskType.QUESTION_ANSWERING: ("qa_outputs",),
+}
+"""What peft adds to `modules_to_save` for a task type, whether or not it is written down."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdaptedModule:
+    """A module with the rank and the scale of its low-rank update."""
+
+    module: Module
+    rank: int
+    scale: float
+
+
+def saved_modules(folder: Path, config: PeftConfig, task_type: TaskType, encoder: str) -> set[str]:
+    """Names of the modules that are stored whole.
+
+    Raises:
+        UnsupportedImportError: one is neither head nor pooler.
+    """
+    saved = set(config.modules_to_save or ())
+    if config.task_type is not None:
+        saved |= set(HEAD_NAMES[task_type])
+    known = {"classifier", "score", "qa_outputs", "pooler", f"{encoder}.pooler"}
+    if not saved <= known:
+        raise UnsupportedImportError(
+            folder.name,
+            f"it stores {', '.join(sorted(saved - known))} whole (modules_to_save)",
+            "expected nothing but the head and the pooler; merge the adapter (merge_and_unload) "
+            "and import the whole model",
+        )
+    return saved
+
+
+def adapted_modules(
+    folder: Path, config: PeftConfig, task_type: TaskType, encoder: str, shape: BackboneConfig
+) -> tuple[AdaptedModule, ...]:
+    """The modules that a configuration adapts.
+
+    Raises:
+        InvalidFolderError: a pattern cannot be matched.
+        UnsupportedImportError: an embedding table is adapted, or another module stored whole.
+    """
+    modules = modules_of(encoder, task_type, shape)
+    names = (*(module.name for module in modules), *embeddings_of(encoder))
+    excluded = _excluded(folder, config, names)
+    saved = saved_modules(folder, config, task_type, encoder)
+    open_names = [name for name in names if name not in excluded and not _lies_in(name, saved)]
+    chosen = _targeted(folder, config, open_names)
+    tables = sorted(chosen & set(embeddings_of(encoder)))
+    if tables:
+        raise UnsupportedImportError(
+            folder.name,
+            f"it adapts {tables[0]}",
+            "embeddings are shared by all tasks; merge the adapter (merge_and_unload) and import "
+            "the whole model",
+        )
+    adapted = [module for module in modules if module.name in chosen]
+    ranks = _by_pattern(folder, config.rank_pattern or {}, adapted, config.r)
+    alphas = _by_pattern(folder, config.alpha_pattern or {}, adapted, config.lora_alpha)
+    return tuple(
+        AdaptedModule(
+            module=module,
+            rank=int(rank),
+            scale=alpha / (math.sqrt(rank) if config.use_rslora else rank),
+        )
+        for module, rank, alpha in zip(adapted, ranks, alphas, strict=True)
+    )
+
+
+def _excluded(folder: Path, config: PeftConfig, names: Sequence[str]) -> set[str]:
+    return set(_named(folder, config.exclude_modules or (), names))
+
+
+def _lies_in(name: str, modules: Iterable[str]) -> bool:
+    return any(f".{module}." in f".{name}." for module in modules)
+
+
+def _targeted(folder: Path, config: PeftConfig, names: Sequence[str]) -> set[str]:
+    targets = config.target_modules or ()
+    if isinstance(targets, str):
+        if targets.lower() == ALL_LINEAR:
+            return {name for name in names if ".embeddings." not in name}
+        return set(_named(folder, targets, names))
+    # A full name stands for itself whatever its layer.
+    layers = _chosen_layers(folder, config, names)
+    return {name for name in _named(folder, targets, names) if name in targets or name in layers}
+
+
+def _chosen_layers(folder: Path, config: PeftConfig, names: Sequence[str]) -> set[str]:
+    layers = config.layers_to_transform
+    indexes = (layers,) if isinstance(layers, int) else layers
+    if not indexes:
+        return set(names)
+    patterns = config.layers_pattern or (r"[^.]*",)
+    patterns = (patterns,) if isinstance(patterns, str) else patterns
+    found = _match(folder, [rf"(?:(?:^|.*?\.){it}\.\d+\.).*" for it in patterns], names)
+    return {name for it in found for name in it if _layer_of(name) in indexes}
+
+
+def _layer_of(name: str) -> int | None:
+    return next((int(part) for part in name.split(".") if part.isdigit()), None)
+
+
+def _named(folder: Path, chosen: Names, names: Sequence[str]) -> frozenset[str]:
+    """A list names modules by their last parts, a text by a pattern for the whole name."""
+    if isinstance(chosen, str):
+        return _match(folder, [chosen], names)[0]
+    return frozenset(
+        name for name in names if any(name == it or name.endswith(f".{it}") for it in chosen)
+    )
+
+
+def _by_pattern(
+    folder: Path, values: dict[str, int] | dict[str, float], modules: Sequence[Module], usual: float
+) -> list[float]:
+    """Of each module the value of the first pattern that ends its name, or else the usual one."""
+    names = [module.name for module in modules]
+    found = _match(folder, [_ending(pattern) for pattern in values], names)
+    return [
+        next((value for value, it in zip(values.values(), found, strict=True) if name in it), usual)
+        for name in names
+    ]
+
+
+def _ending(pattern: str) -> str:
+    return rf"(.*\.)?({pattern})"
+
+
+def _match(folder: Path, patterns: Sequence[str], names: Sequence[str]) -> list[frozenset[str]]:
+    return matches(patterns, names, folder=folder.name, file=CONFIG_FILE)

@@ -14,11 +14,17 @@ from torch import Tensor
 from nunatak_artifact.errors import UnsupportedExportError
 from nunatak_artifact.interchange.compatibility import check_exact
 from nunatak_artifact.interchange.cross_encoder import activation_fields
-from nunatak_artifact.interchange.new_folder import new_folder, write_json
-from nunatak_artifact.interchange.peft_config import CONFIG_FILE, WEIGHTS_STEM, TaskType
-from nunatak_artifact.interchange.peft_heads import DENSE, stored_head
-from nunatak_artifact.interchange.peft_modules import ENCODERS, TARGETS, has_pooler
-from nunatak_artifact.interchange.peft_targets import HEAD_NAMES
+from nunatak_artifact.interchange.folders import new_folder, write_json
+from nunatak_artifact.interchange.peft_config import (
+    CONFIG_FILE,
+    ENCODERS,
+    HEAD_NAMES,
+    TARGETS,
+    WEIGHTS_STEM,
+    TaskType,
+    has_pooler,
+)
+from nunatak_artifact.interchange.peft_import import DENSE, stored_head
 from nunatak_artifact.loading import LoadedTask
 from nunatak_model import Backbone, HeadKind, Lora, Pooling, tensors_to_bytes
 from nunatak_registry import HeadKind as RecordedKind

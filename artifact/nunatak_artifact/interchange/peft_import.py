@@ -1,13 +1,28 @@
-"""Reading the LoRA folders of peft.
+"""Low-rank updates of unlike ranks and scales as one `Lora`, exactly.
+
+`Lora` has one rank and one scale, for all targets and every layer from its first. An adapter that
+gives each map its own, or adapts a map in some layers only, is written with the largest rank:
+zero rows of `down` and zero columns of `up` add nothing, and where scales differ they are
+multiplied into `up`. The zeros cost memory and time; in return a batch of tasks stays one product.
+
+Axes: rank, in, out = of one update.
+
+The heads of transformers' BERT and RoBERTa classes as ours.
+
+BERT reads sequences through its pooler, a dense layer with tanh over the first token that belongs
+to the checkpoint; RoBERTa's `classifier` has such a layer of its own. To us both are `head.dense`.
+
+Reading the LoRA folders of peft.
 
 Ranks, scales and layers that differ within an adapter are brought to one (`lora_normalising`).
 LoRA over BERT's pooler is added to its weights, since to us the pooler is part of the head.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from nunatak_artifact.errors import (
@@ -15,45 +30,153 @@ from nunatak_artifact.errors import (
     TensorMismatchError,
     UnsupportedImportError,
 )
-from nunatak_artifact.interchange.adapter_folder import check_tensors, read_weights
-from nunatak_artifact.interchange.compatibility import check_reading, read_settings
-from nunatak_artifact.interchange.cross_encoder import is_ranking, read_cross_encoder, score_of
-from nunatak_artifact.interchange.imported import (
+from nunatak_artifact.interchange.compatibility import (
     AS_THE_FOLDER_SAYS,
     ImportChoices,
     ImportedTask,
+    check_reading,
+    read_settings,
 )
-from nunatak_artifact.interchange.lora_normalising import normalised_lora
-from nunatak_artifact.interchange.meanings import (
+from nunatak_artifact.interchange.cross_encoder import is_ranking, read_cross_encoder, score_of
+from nunatak_artifact.interchange.folders import (
+    check_tensors,
     labels_in_order,
     problem_type_of,
     read_max_length,
     read_model_config,
+    read_weights,
 )
 from nunatak_artifact.interchange.peft_config import (
+    ENCODERS,
     WEIGHTS_STEM,
+    AdaptedModule,
     TaskType,
+    adapted_modules,
+    has_pooler,
     read_peft_config,
+    saved_modules,
     task_type_of,
 )
-from nunatak_artifact.interchange.peft_heads import (
-    DENSE,
-    OUTPUT,
-    head_parameters,
-    head_spec,
-    pooler_parameters,
-    stored_head,
-    stored_shapes,
+from nunatak_model import (
+    Backbone,
+    BackboneConfig,
+    BranchSpec,
+    HeadKind,
+    HeadOnly,
+    HeadSpec,
+    Lora,
+    LoraTarget,
+    Pooling,
 )
-from nunatak_artifact.interchange.peft_modules import ENCODERS
-from nunatak_artifact.interchange.peft_targets import (
-    AdaptedModule,
-    adapted_modules,
-    saved_modules,
-)
-from nunatak_model import Backbone, BackboneConfig, BranchSpec, HeadOnly, HeadSpec, Lora
 from nunatak_model.layer import LoraUpdate
 from nunatak_registry import RankingScore
+
+Updates = Mapping[tuple[int, LoraTarget], LoraUpdate]
+"""Layer and target -> its update; at least one."""
+
+
+def normalised_lora(updates: Updates, config: BackboneConfig) -> tuple[Lora, dict[str, Tensor]]:
+    """Write updates as one method with its float32 parameters.
+
+    Semantics:
+        for each (layer, target), x:
+            scale * (x @ down.T) @ up.T  is the same before and after, zero where there was none
+
+    Raises:
+        InvalidMethodError: a rank is beyond what our method takes.
+    """
+    rank = max(update.down.shape[0] for update in updates.values())
+    scales = {update.scale for update in updates.values()}
+    scale = min(scales) if len(scales) == 1 and min(scales) > 0.0 else 1.0
+    method = Lora(
+        rank=rank,
+        alpha=scale * rank,
+        targets=tuple(target for target in LoraTarget if any(it == target for _, it in updates)),
+        first_layer=min(layer for layer, _ in updates),
+    )
+    method.check(config)
+    parameters = {
+        name: torch.zeros(shape) for name, shape in method.parameter_shapes(config).items()
+    }
+    for (layer, target), update in updates.items():
+        prefix, own_rank = f"layers.{layer}.lora.{target}", update.down.shape[0]
+        parameters[f"{prefix}.down"][:own_rank] = update.down
+        parameters[f"{prefix}.up"][:, :own_rank] = update.up * (update.scale / scale)
+    return method, parameters
+
+
+HEAD_KINDS = {
+    TaskType.SEQUENCE_CLASSIFICATION: HeadKind.SEQUENCE_CLASSIFICATION,
+    TaskType.TOKEN_CLASSIFICATION: HeadKind.TOKEN_CLASSIFICATION,
+    TaskType.QUESTION_ANSWERING: HeadKind.QUESTION_ANSWERING,
+}
+OUTPUT, DENSE = "head.output", "head.dense"
+
+
+def stored_head(encoder: str, task_type: TaskType, saved: Collection[str]) -> dict[str, str]:
+    """Our name of each linear map of the head -> its module in the adapted model.
+
+    The pooler is among them where it was trained, that is, `saved`.
+    """
+    match task_type:
+        case TaskType.QUESTION_ANSWERING:
+            return {OUTPUT: "qa_outputs"}
+        case TaskType.TOKEN_CLASSIFICATION:
+            return {OUTPUT: "classifier"}
+        case TaskType.SEQUENCE_CLASSIFICATION:
+            if not has_pooler(encoder, task_type):
+                return {OUTPUT: "classifier.out_proj", DENSE: "classifier.dense"}
+            pooler = f"{encoder}.pooler"
+            trained = not {"pooler", pooler}.isdisjoint(saved)
+            return {OUTPUT: "classifier"} | ({DENSE: f"{pooler}.dense"} if trained else {})
+
+
+def head_spec(task_type: TaskType, num_labels: int, *, ranks: bool = False) -> HeadSpec:
+    """The shape of the head of a class of transformers; of a ranking, if its one logit `ranks`."""
+    kind = HeadKind.RANKING if ranks else HEAD_KINDS[task_type]
+    if kind.reads_tokens:
+        return HeadSpec(kind=kind, num_labels=num_labels)
+    return HeadSpec(kind=kind, num_labels=num_labels, pooling=Pooling.FIRST, dense=True)
+
+
+def stored_shapes(
+    head: Mapping[str, str], spec: HeadSpec, *, width: int
+) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the stored tensors of a head."""
+    shapes = dict[str, tuple[int, ...]]()
+    for ours, module in head.items():
+        out = spec.num_labels if ours == OUTPUT else width
+        shapes[f"{module}.weight"], shapes[f"{module}.bias"] = (out, width), (out,)
+    return shapes
+
+
+def head_parameters(head: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The stored tensors of a head under our names."""
+    return {
+        f"{ours}.{part}": tensors[f"{module}.{part}"]
+        for ours, module in head.items()
+        for part in ("weight", "bias")
+    }
+
+
+def pooler_parameters(folder: Path, backbone: Backbone) -> dict[str, Tensor]:
+    """The backbone's pooler as the dense layer of a head, in float32.
+
+    Raises:
+        ForeignBackboneError: it has none.
+    """
+    pooler = backbone.pooler
+    if pooler is None or pooler.bias is None:
+        raise ForeignBackboneError(
+            folder.name,
+            backbone.name,
+            "the head reads the pooler of its base, and this backbone has none",
+        )
+    return {
+        f"{DENSE}.weight": pooler.weight.to("cpu", torch.float32, copy=True),
+        f"{DENSE}.bias": pooler.bias.to("cpu", torch.float32, copy=True),
+    }
+
 
 PREFIX = "base_model.model."
 PICKLE_ADVICE = "save it again with a current peft (save_pretrained), which writes safetensors"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from nunatak_registry.cards.markdown import markdown_table
+from nunatak_registry.cards import markdown_table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from benchmarks.savings.page.charts import draw_all
 from benchmarks.savings.page.facts import Facts, Headline, gather, headlines
 from benchmarks.savings.page.tables import Sheet, all_sheets
 from benchmarks.savings.results import AnyResult, load_results
-from nunatak_registry.cards.markdown import markdown_table
+from nunatak_registry.cards import markdown_table
 
 STYLE = Path(__file__).with_name("style.css")
 TITLE = "What one shared backbone saves"

@@ -15,7 +15,7 @@ from nunatak_artifact.interchange import (
     export_peft,
     export_transformers,
     fetched,
-    hub_layout,
+    hub,
     import_folder,
     importing,
     push,
@@ -84,7 +84,7 @@ def pull_task(
 ) -> Published:
     """Publish a version that was pushed to a place, and point `alias` at it, if there is one."""
     _check_alias(alias)
-    with fetched(place, hub=HuggingFaceHub(), revision=revision, files=hub_layout.FILES) as there:
+    with fetched(place, hub=HuggingFaceHub(), revision=revision, files=hub.FILES) as there:
         found = read_hub_folder(there.folder)
         loaded = load_backbone(backbone or DEFAULT_BACKBONE)
         draft = draft_pulled(found, loaded, task=task, origin=there.origin)

@@ -9,10 +9,10 @@ from nunatak_cli.views.answers import Answer
 from nunatak_client import Input, Parameters, Query, Question
 from nunatak_model import DEFAULT_BACKBONE, load_backbone
 from nunatak_registry import Registry
-from nunatak_server.api import questions
+from nunatak_server import inputs
+from nunatak_server.http import requests
 from nunatak_server.local import LocalPredictor
-from nunatak_server.service.prediction import TaskFailure, TaskPrediction
-from nunatak_server.tokenization import inputs
+from nunatak_server.predict.types import TaskFailure, TaskPrediction
 
 
 def ask_here(
@@ -24,7 +24,7 @@ def ask_here(
     backbone: str | None,
 ) -> list[Answer]:
     """Load the tasks and ask them."""
-    options = questions.Parameters.model_validate(parameters.wire()).options()
+    options = requests.Parameters.model_validate(parameters.wire()).options()
     with Registry.open(existing_location(registry)) as opened:
         loaded = load_backbone(backbone or DEFAULT_BACKBONE)
         with LocalPredictor(opened, loaded) as predictor:

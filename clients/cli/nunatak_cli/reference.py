@@ -12,8 +12,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from nunatak_cli.main import app
-from nunatak_server.process.configuration import PREFIX
-from nunatak_server.process.settings import ServerSettings
+from nunatak_server.settings import PREFIX, ServerSettings
 
 Schema = Mapping[str, Any]
 

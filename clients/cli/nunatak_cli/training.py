@@ -11,7 +11,7 @@ from rich.text import Text
 from nunatak_cli.errors import InvalidOptionError
 from nunatak_model import DEFAULT_BACKBONE, Backbone, load_backbone
 from nunatak_registry import Registry, check_alias_name
-from nunatak_registry.cards.wording import (
+from nunatak_registry.cards import (
     long_examples_text,
     long_text,
     method_text,

@@ -1,14 +1,27 @@
-# fsspec ships no types: what it returns is given one where it enters.
-# pyright: reportUnknownMemberType=false, reportMissingTypeStubs=false
-# pyright: reportUnknownVariableType=false
 """Where blobs lie: a local folder, or any object store that fsspec speaks.
 
 Keys are relative paths of at most three parts with '/', made from digests only. A file appears
 whole or not at all.
+
+Blobs in a folder of a POSIX file system, durable and never trusted.
+
+Reads never map a file: a mapped file that is truncated kills the process, one that is overwritten
+changes weights in use. Below the root no link is followed, and no pipe is waited for.
+
+Blobs behind fsspec, such as in a bucket, whose puts are atomic and durable of themselves.
 """
 
-from collections.abc import Iterator
-from datetime import datetime
+# pyright: reportUnknownMemberType=false, reportMissingTypeStubs=false
+# pyright: reportUnknownVariableType=false
+
+import contextlib
+import errno
+import os
+import stat
+import uuid
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -16,9 +29,7 @@ from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
-from nunatak_registry.blobs.local_files import LocalFiles
-from nunatak_registry.blobs.remote_files import RemoteFiles
-from nunatak_registry.errors import StoreUnavailableError
+from nunatak_registry.errors import StoreReadOnlyError, StoreUnavailableError
 
 
 class Files(Protocol):
@@ -85,3 +96,296 @@ def open_files(root: str) -> Files:
     if isinstance(filesystem, LocalFileSystem):
         return LocalFiles(Path(path))
     return RemoteFiles(filesystem, path)
+
+
+# A missing file, a file in place of a folder, a symbolic link, a socket: no file of ours is there.
+_NO_FILE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO}
+_MAX_PARTS = 3
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class LocalFiles:
+    """A folder. Once an fsync has failed it takes no more writes: nobody knows what was lost."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._sync_failure: str | None = None
+
+    def check_writable(self) -> None:
+        """Raise `StoreReadOnlyError` if an fsync has failed since this object was made."""
+        if self._sync_failure is not None:
+            raise StoreReadOnlyError(self._sync_failure)
+
+    def write(self, key: str, data: bytes) -> None:
+        """Store `data`: temporary file, fsync, rename, fsync of the folders."""
+        self.check_writable()
+        path = self._root / key
+        with _local_refusals("write"):
+            self._create_folder(path.parent)
+            with self._folder(key) as folder:
+                self._write_whole(folder, path.name, data)
+                # The folder may be new and its maker not yet done syncing: sync it in any case.
+                self._sync(folder)
+            self._sync_path(path.parent.parent)
+
+    def read(self, key: str, limit: int) -> bytes | None:
+        """Return at most `limit` bytes from the start, or None where no plain file is."""
+        with _local_refusals("read"):
+            try:
+                with self._folder(key) as folder:
+                    descriptor = os.open(_name(key), _READ, dir_fd=folder)
+            except OSError as error:
+                if error.errno in _NO_FILE:
+                    return None
+                raise
+            try:
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    return None
+                with os.fdopen(descriptor, "rb", closefd=False) as file:
+                    return file.read(limit)
+            finally:
+                os.close(descriptor)
+
+    def exists(self, key: str) -> bool:
+        """Tell whether a plain file is there."""
+        found = self._status(key)
+        return found is not None and stat.S_ISREG(found.st_mode)
+
+    def delete(self, key: str) -> None:
+        """Remove the file, if it is there."""
+        self.check_writable()
+        with _local_refusals("delete"):
+            try:
+                with self._folder(key) as folder:
+                    os.unlink(_name(key), dir_fd=folder)
+            except FileNotFoundError:
+                return
+
+    def move(self, key: str, target: str) -> bool:
+        """Move whatever lies at `key`, unread; False where nothing does."""
+        self.check_writable()
+        if self._status(key) is None:
+            return False
+        with _local_refusals("move"):
+            self._create_folder((self._root / target).parent)
+            with self._folder(key) as source, self._folder(target) as destination:
+                os.rename(_name(key), _name(target), src_dir_fd=source, dst_dir_fd=destination)
+                self._sync(destination)
+                self._sync(source)
+        return True
+
+    def modified(self, key: str) -> datetime | None:
+        """Return when the file was written last, in UTC; None where nothing is."""
+        found = self._status(key)
+        return None if found is None else datetime.fromtimestamp(found.st_mtime, UTC)
+
+    def list_keys(self) -> Iterator[str]:
+        """Yield the key of everything but the folders that keys are made of, in no order."""
+        with _local_refusals("list"):
+            yield from _keys_below(self._root, "", 1)
+
+    def _status(self, key: str) -> os.stat_result | None:
+        with _local_refusals("look for"):
+            try:
+                with self._folder(key) as folder:
+                    return os.stat(_name(key), dir_fd=folder, follow_symlinks=False)
+            except OSError as error:
+                if error.errno in _NO_FILE:
+                    return None
+                raise
+
+    @contextmanager
+    def _folder(self, key: str) -> Generator[int]:
+        descriptor = os.open(self._root, _FOLDER)
+        try:
+            for part in key.split("/")[:-1]:
+                below = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=descriptor)
+                os.close(descriptor)
+                descriptor = below
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def _write_whole(self, folder: int, name: str, data: bytes) -> None:
+        temporary = f".{uuid.uuid4().hex}.tmp"
+        try:
+            with os.fdopen(os.open(temporary, _CREATE, 0o600, dir_fd=folder), "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fchmod(file.fileno(), 0o444)
+                self._sync(file.fileno())
+            os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            # What broke the write may break this too; gc removes what stays.
+            with contextlib.suppress(OSError):
+                os.unlink(temporary, dir_fd=folder)
+            raise
+
+    def _create_folder(self, folder: Path) -> None:
+        with self._failed_sync_is_final():
+            create_durable_folder(folder)
+
+    def _sync_path(self, folder: Path) -> None:
+        with self._failed_sync_is_final():
+            _sync_folder(folder)
+
+    def _sync(self, descriptor: int) -> None:
+        with self._failed_sync_is_final():
+            _sync(descriptor)
+
+    @contextmanager
+    def _failed_sync_is_final(self) -> Generator[None]:
+        try:
+            yield
+        except _SyncFailedError as error:
+            # The kernel may have dropped the pages and will report success next time.
+            self._sync_failure = f"an fsync failed ({error.strerror})"
+            raise StoreReadOnlyError(self._sync_failure) from error
+
+
+def create_durable_folder(folder: Path) -> None:
+    """Create a folder and its parents, where they are missing, and sync them.
+
+    Raises:
+        OSError: it cannot be created or synced.
+    """
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    for path in reversed(missing):
+        path.mkdir(exist_ok=True)
+        _sync_folder(path.parent)
+
+
+class _SyncFailedError(OSError):
+    """An fsync failed: what was written may be lost."""
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, _FOLDER)
+    try:
+        _sync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync(descriptor: int) -> None:
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        raise _SyncFailedError(error.errno, error.strerror) from error
+
+
+def _name(key: str) -> str:
+    return key.rpartition("/")[2]
+
+
+def _keys_below(folder: Path, prefix: str, part: int) -> Iterator[str]:
+    try:
+        entries = os.scandir(folder)
+    except OSError as error:
+        if error.errno in _NO_FILE:
+            return
+        raise
+    with entries:
+        for entry in entries:
+            key = prefix + entry.name
+            if part < _MAX_PARTS and entry.is_dir(follow_symlinks=False):
+                yield from _keys_below(folder / entry.name, f"{key}/", part + 1)
+            else:
+                yield key
+
+
+@contextmanager
+def _local_refusals(action: str) -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StoreUnavailableError(
+            f"cannot {action} a blob: {error.strerror or type(error).__name__}; "
+            "check the blob folder's disk and permissions"
+        ) from error
+
+
+class RemoteFiles:
+    """A place that fsspec reaches."""
+
+    def __init__(self, filesystem: AbstractFileSystem, root: str) -> None:
+        self._filesystem = filesystem
+        self._root = root.rstrip("/")
+
+    def check_writable(self) -> None:
+        """Accept: an object store answers for its own disks."""
+
+    def write(self, key: str, data: bytes) -> None:
+        """Store `data` with one put."""
+        with _remote_refusals("write"):
+            self._filesystem.pipe_file(self._path(key), data)
+
+    def read(self, key: str, limit: int) -> bytes | None:
+        """Return at most `limit` bytes from the start, or None where no object is."""
+        with _remote_refusals("read"):
+            try:
+                data = self._filesystem.cat_file(self._path(key), start=0, end=limit)
+            except (FileNotFoundError, IsADirectoryError):
+                return None
+            return cast("bytes", data)
+
+    def exists(self, key: str) -> bool:
+        """Tell whether an object is there."""
+        with _remote_refusals("look for"):
+            try:
+                info = cast("dict[str, object]", self._filesystem.info(self._path(key)))
+            except FileNotFoundError:
+                return False
+            return info.get("type") == "file"
+
+    def delete(self, key: str) -> None:
+        """Remove the object, if it is there."""
+        with _remote_refusals("delete"):
+            try:
+                self._filesystem.rm_file(self._path(key))
+            except FileNotFoundError:
+                return
+
+    def move(self, key: str, target: str) -> bool:
+        """Copy the object, then remove it; False where none is."""
+        if not self.exists(key):
+            return False
+        with _remote_refusals("move"):
+            self._filesystem.cp_file(self._path(key), self._path(target))
+            self._filesystem.rm_file(self._path(key))
+        return True
+
+    def modified(self, key: str) -> datetime | None:
+        """Return when the object was written last, in UTC; None where none is."""
+        with _remote_refusals("look for"):
+            try:
+                moment = cast("datetime", self._filesystem.modified(self._path(key)))
+            except FileNotFoundError:
+                return None
+            return moment.astimezone(UTC)
+
+    def list_keys(self) -> Iterator[str]:
+        """Yield the key of every object under the root, strangers included, in no order."""
+        with _remote_refusals("list"):
+            paths = cast("Iterable[str]", self._filesystem.find(self._root))
+        prefix = f"{self._root}/"
+        yield from (path.removeprefix(prefix) for path in paths)
+
+    def _path(self, key: str) -> str:
+        return f"{self._root}/{key}"
+
+
+@contextmanager
+def _remote_refusals(action: str) -> Generator[None]:
+    try:
+        yield
+    except Exception as error:
+        # Each protocol raises exceptions of its own, and their texts may quote credentials:
+        # the cause is chained, the message carries its kind alone.
+        raise StoreUnavailableError(
+            f"cannot {action} a blob in the object store: {type(error).__name__}; "
+            "check its address, credentials and reachability"
+        ) from error

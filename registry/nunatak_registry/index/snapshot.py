@@ -1,7 +1,10 @@
-"""Questions to the index, each answered from one read transaction."""
+"""Questions to the index, each answered from one read transaction.
+
+What a list of tasks shows of each: its versions, its aliases, what its bare name stands for.
+"""
 
 from collections import defaultdict
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,14 +23,15 @@ from sqlalchemy import (
     select,
 )
 
-from nunatak_registry.aliases import AliasEvent, AliasEventKind
-from nunatak_registry.blobs.digests import digest_of
-from nunatak_registry.candidates import (
+from nunatak_registry.aliases import (
+    AliasEvent,
+    AliasEventKind,
     Candidate,
     CandidateEvent,
     CandidateEventKind,
     CandidateRole,
 )
+from nunatak_registry.blobs.blobs import digest_of
 from nunatak_registry.errors import InvalidManifestError, StoreUnavailableError
 from nunatak_registry.index.schema import (
     AliasEventRow,
@@ -354,3 +358,49 @@ def _damage_of(what: str) -> Generator[None]:
         raise StoreUnavailableError(
             f"{what} in the index cannot be read: {error}; restore the index from a backup"
         ) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSummary:
+    """One task: its versions, ascending, its aliases, and what its bare name stands for."""
+
+    name: str
+    versions: tuple[int, ...]
+    aliases: dict[str, int]
+    manifest: TaskManifest
+    candidates: tuple[Candidate, ...] = ()
+    """What runs beside its aliases."""
+
+    @property
+    def latest(self) -> int:
+        """The newest version."""
+        return self.versions[-1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DamagedTask:
+    """A task whose bare name stands for a version that cannot be read; others may be whole."""
+
+    name: str
+    version: int
+    error: InvalidManifestError
+
+
+def summarize(snapshot: Snapshot, task: str | None = None) -> Iterator[TaskSummary | DamagedTask]:
+    """Yield one task or all, ordered by name."""
+    versions = snapshot.version_numbers(task)
+    aliases = snapshot.aliases(task)
+    candidates = defaultdict[str, list[Candidate]](list)
+    for candidate in snapshot.candidates(task):
+        candidates[candidate.task].append(candidate)
+    for record in snapshot.default_versions(task):
+        try:
+            yield TaskSummary(
+                name=record.task,
+                versions=versions[record.task],
+                aliases=aliases.get(record.task, {}),
+                manifest=record.parse(),
+                candidates=tuple(candidates[record.task]),
+            )
+        except InvalidManifestError as error:
+            yield DamagedTask(name=record.task, version=record.version, error=error)

@@ -16,7 +16,7 @@ from nunatak_model import (
     forward,
     trunk_source,
 )
-from nunatak_server.errors.device_failures import device_failure
+from nunatak_server.failures import device_failure
 
 
 class BatchCompute:

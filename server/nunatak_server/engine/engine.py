@@ -1,4 +1,6 @@
-"""The engine: one thread, one device, one loop.
+"""The inbox: hands rows over from the event loop to the engine thread.
+
+The engine: one thread, one device, one loop.
 
     event loop thread                        engine thread
     -----------------                        -------------
@@ -21,12 +23,28 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Final, Generic, TypeVar
 
-from nunatak_server.batching.batch_report import BatchObserver, report_of
-from nunatak_server.batching.inbox import Inbox
-from nunatak_server.batching.outcomes import Compute, compute_rows, outcome_of
-from nunatak_server.batching.overtaking import (
+from nunatak_server.engine.outcomes import (
+    BatchObserver,
+    Compute,
+    compute_rows,
+    outcome_of,
+    report_of,
+)
+from nunatak_server.errors import DeadlineExceededError, EngineFailedError, NotReadyError
+from nunatak_server.scheduler.fairness import Flow, Queues, Usage, flow_of
+from nunatak_server.scheduler.pace import Pace
+from nunatak_server.scheduler.planner import (
+    BatchLimits,
+    BatchPlan,
+    TurnOrder,
+    TurnRules,
+    add_shadows,
+    lapsed_of,
+    plan_batch,
+)
+from nunatak_server.scheduler.preemption import (
     Running,
     begin_batch,
     may_overtake_later,
@@ -34,20 +52,50 @@ from nunatak_server.batching.overtaking import (
     plan_overtaking,
     plan_quiet_first,
 )
-from nunatak_server.batching.pace import Pace
-from nunatak_server.batching.planner import (
-    BatchLimits,
-    BatchPlan,
-    TurnOrder,
-    TurnRules,
-    lapsed_of,
-    plan_batch,
-)
-from nunatak_server.batching.queues import Flow, Queues, flow_of
-from nunatak_server.batching.rows import PendingRow, RowOutcome
-from nunatak_server.batching.shadow_planning import add_shadows
-from nunatak_server.batching.usage import Usage
-from nunatak_server.errors import DeadlineExceededError, EngineFailedError, NotReadyError
+from nunatak_server.scheduler.rows import PendingRow, RowOutcome
+
+Item = TypeVar("Item")
+
+
+class Inbox(Generic[Item]):
+    """A thread-safe, unbounded hand-over; admission bounds what is put in."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._items: list[Item] = []
+        self._is_closed = False
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, items: Iterable[Item]) -> bool:
+        """Hand items over; return False, taking none, once the inbox is closed."""
+        with self._changed:
+            if self._is_closed:
+                return False
+            self._items.extend(items)
+            self._changed.notify()
+            return True
+
+    def take(self, *, block: bool) -> list[Item] | None:
+        """Take everything there is, oldest first; None once the inbox is closed and empty.
+
+        With `block`, wait until there is something to take or the inbox is closed.
+        """
+        with self._changed:
+            if block:
+                self._changed.wait_for(lambda: self._items or self._is_closed)
+            if not self._items and self._is_closed:
+                return None
+            items, self._items = self._items, []
+            return items
+
+    def close(self) -> None:
+        """Refuse new items; what is inside can still be taken."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
 
 Answers = list[tuple[PendingRow, RowOutcome]]
 

@@ -1,12 +1,47 @@
-"""Loading: one version from the store to the device, on a thread of the loads."""
+"""Versions that an operator wants in memory from the start on.
 
+Loading: one version from the store to the device, on a thread of the loads.
+"""
+
+import logging
 import threading
+from collections.abc import Awaitable, Callable, Sequence
 
 from nunatak_artifact import LoadedTask, load_task
 from nunatak_model import Backbone, BesideCompute, TrunkCache, compute_without_helpers
-from nunatak_registry import TaskManifest
-from nunatak_server.residency.giving_way import GivingWay
-from nunatak_server.residency.host import HostTier
+from nunatak_registry import TaskManifest, TaskReference
+from nunatak_server.failures import KNOWN_ERRORS
+from nunatak_server.residency.loads import GivingWay
+from nunatak_server.residency.memory import HostTier
+
+logger = logging.getLogger(__name__)
+
+
+def references_in(text: str) -> tuple[TaskReference, ...]:
+    """Read task references that commas separate.
+
+    Raises:
+        InvalidNameError: one of them does not follow the grammar.
+    """
+    return tuple(TaskReference.parse(part.strip()) for part in text.split(",") if part.strip())
+
+
+async def pin_at_start(
+    references: Sequence[TaskReference],
+    *,
+    resolve: Callable[[TaskReference], Awaitable[TaskManifest]],
+    pin: Callable[[TaskManifest], Awaitable[object]],
+) -> None:
+    """Pin what each reference means now; one that cannot be served is logged, and spares the rest.
+
+    A server that would not start for one bad version would take all the others with it.
+    """
+    for reference in references:
+        try:
+            await pin(await resolve(reference))
+        except KNOWN_ERRORS as error:
+            logger.error("%s is not pinned: %s", reference, error)  # noqa: TRY400 - no bug of ours
+
 
 # Room for the probes of some hundred task versions: a few short texts each.
 PROBE_TRUNK_BYTES = 8 * 1024**2

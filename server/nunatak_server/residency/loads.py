@@ -1,4 +1,6 @@
-"""Loads: versions on their way into memory, off the event loop.
+"""Giving way: what loads do where they share cores with batches.
+
+Loads: versions on their way into memory, off the event loop.
 
 One load per version however many wait for it, at most one per thread at a time, in the order of
 asking; each starts when the shelf has room for it. One that finds none keeps back those behind it,
@@ -10,6 +12,8 @@ methods belong to the event loop thread.
 import asyncio
 import logging
 import math
+import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,11 +28,53 @@ from nunatak_server.errors import (
     TaskDoesNotFitError,
     TaskUnhealthyError,
 )
-from nunatak_server.errors.device_failures import device_failure
-from nunatak_server.errors.known import KnownError
-from nunatak_server.residency.keys import VersionKey, key_of
-from nunatak_server.residency.memory_return import INTERVAL_S
-from nunatak_server.residency.shelf import Shelf
+from nunatak_server.failures import KnownError, device_failure
+from nunatak_server.residency.memory import INTERVAL_S
+from nunatak_server.residency.resident_set import Shelf, VersionKey, key_of
+
+REST = 2.0
+"""Seconds of rest for each of work; without rest stays what ends between two batches."""
+MAX_REST_S = 0.02
+"""Of a long piece: the batch that it met has ended by then, as a rule."""
+
+
+class GivingWay:
+    """Keeps the calling thread to a part of a core beside batches; for threads of the loads.
+
+    A batch on a processor takes all cores, so it waits where a load has one of them, and with it
+    all texts of the batch. A load is done in pieces, after each of which it calls this.
+
+    Not by a lower priority of its thread: one that holds the interpreter's lock and gets no core
+    keeps the server waiting for as long as others use the machine.
+    """
+
+    def __init__(
+        self,
+        is_wanted: Callable[[], bool],
+        *,
+        rest: Callable[[float], object] = time.sleep,
+        worked: Callable[[], float] = time.thread_time,
+    ) -> None:
+        """`worked` tells the processor time of the calling thread, in seconds.
+
+        Both functions are called on the threads of the loads.
+        """
+        self._is_wanted = is_wanted
+        self._rest = rest
+        self._worked = worked
+        self._threads = threading.local()
+
+    def begin(self) -> None:
+        """Begin a load: what the thread did before needs no rest."""
+        self._threads.worked = self._worked()
+
+    def __call__(self) -> None:
+        """Rest for twice as long as the last piece took, if that is wanted, but not for long."""
+        begun: float | None = getattr(self._threads, "worked", None)
+        if begun is not None and self._is_wanted():
+            self._rest(min(MAX_REST_S, REST * (self._worked() - begun)))
+        self.begin()
+
 
 # Keeps a version that cannot be loaded from being read from the store by each request for it.
 FAILURE_MEMORY_S = 1.0

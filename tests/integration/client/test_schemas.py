@@ -7,7 +7,7 @@ import pytest
 from pydantic import BaseModel
 
 from nunatak_client import results
-from nunatak_server.api import schemas
+from nunatak_server.http import schemas
 
 PAIRS: tuple[tuple[type[BaseModel], type[BaseModel]], ...] = (
     (results.AliasChange, schemas.AliasResponse),

@@ -1,6 +1,5 @@
 """The clients and the command against a real server: streams, canaries, shadows."""
 
-import asyncio
 import json
 from collections.abc import Generator
 
@@ -44,17 +43,14 @@ def test_a_stream_holds_what_the_whole_answer_holds(address: str) -> None:
         assert len(outputs) == 2
 
 
-def test_the_asyncio_client_streams_alike_and_may_leave_early(address: str) -> None:
-    async def scenario() -> None:
-        async with AsyncClient(address) as client:
-            found = [result.reference async for result in client.stream("one", TASKS)]
-            assert sorted(found) == sorted(TASKS)
-            results = client.stream("one", TASKS)
-            await anext(results)
-            await results.aclose()
-            assert (await client.predict("tone", "one")).version == 1
-
-    asyncio.run(scenario())
+async def test_the_asyncio_client_streams_alike_and_may_leave_early(address: str) -> None:
+    async with AsyncClient(address) as client:
+        found = [result.reference async for result in client.stream("one", TASKS)]
+        assert sorted(found) == sorted(TASKS)
+        results = client.stream("one", TASKS)
+        await anext(results)
+        await results.aclose()
+        assert (await client.predict("tone", "one")).version == 1
 
 
 def test_a_stream_that_is_refused_raises_the_servers_reason(address: str) -> None:

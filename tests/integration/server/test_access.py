@@ -1,6 +1,5 @@
 """Who may ask what: every route, every verb, every scope, and tasks of others."""
 
-import asyncio
 from collections.abc import AsyncGenerator, Generator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,11 +16,11 @@ from doubles.serving import make_settings, running_client
 from doubles.tasks import publish_tiny_task
 from nunatak_model import Backbone
 from nunatak_registry import Registry
-from nunatak_server.access.callers import Scope
 from nunatak_server.access.files import change_keys
-from nunatak_server.api.access import ACCESS
-from nunatak_server.api.limits import StrictRoute
+from nunatak_server.access.keys import Scope
 from nunatak_server.app import create_app
+from nunatak_server.http.access import ACCESS
+from nunatak_server.http.limits import StrictRoute
 
 HEALTH = {
     "/livez",
@@ -144,23 +143,20 @@ def test_every_route_is_guarded_and_says_what_it_needs() -> None:
     assert {pair for pair in ACCESS if "{task}" in pair[1]} == set(BODIES)
 
 
-def test_without_a_key_no_verb_of_any_route_does_anything(
+async def test_without_a_key_no_verb_of_any_route_does_anything(
     backbone: Backbone, registry: Registry, keys: Path
 ) -> None:
-    async def scenario() -> None:
-        async with keyed_client(backbone, registry, keys) as client:
-            for template in {path for _, path in ACCESS}:
-                for verb in VERBS:
-                    answer = await client.request(verb, filled(template))
-                    is_public = template in PUBLIC and verb == "GET"
-                    allowed = {200} if is_public else {401, 405}
-                    assert answer.status_code in allowed, (verb, template)
-                    if answer.status_code == 401:
-                        assert answer.headers["www-authenticate"] == 'Bearer realm="nunatak"'
-                        if not template.startswith(NEIGHBOURS):
-                            assert answer.json()["code"] == "unauthenticated"
-
-    asyncio.run(scenario())
+    async with keyed_client(backbone, registry, keys) as client:
+        for template in {path for _, path in ACCESS}:
+            for verb in VERBS:
+                answer = await client.request(verb, filled(template))
+                is_public = template in PUBLIC and verb == "GET"
+                allowed = {200} if is_public else {401, 405}
+                assert answer.status_code in allowed, (verb, template)
+                if answer.status_code == 401:
+                    assert answer.headers["www-authenticate"] == 'Bearer realm="nunatak"'
+                    if not template.startswith(NEIGHBOURS):
+                        assert answer.json()["code"] == "unauthenticated"
 
 
 @pytest.mark.parametrize(
@@ -177,86 +173,73 @@ def test_without_a_key_no_verb_of_any_route_does_anything(
     ],
     ids=lambda sent: repr(sent[0][:12]),
 )
-def test_whatever_is_no_key_is_unauthenticated(
+async def test_whatever_is_no_key_is_unauthenticated(
     backbone: Backbone, registry: Registry, keys: Path, sent: list[bytes]
 ) -> None:
-    async def scenario() -> None:
-        async with keyed_client(backbone, registry, keys) as client:
-            headers = [(b"authorization", value) for value in sent]
-            answer = await client.get("/v1/tasks", headers=headers)
-            assert answer.status_code == 401
-            assert answer.headers["www-authenticate"].startswith('Bearer realm="nunatak"')
-            assert answer.headers["connection"] == "close"
-
-    asyncio.run(scenario())
+    async with keyed_client(backbone, registry, keys) as client:
+        headers = [(b"authorization", value) for value in sent]
+        answer = await client.get("/v1/tasks", headers=headers)
+        assert answer.status_code == 401
+        assert answer.headers["www-authenticate"].startswith('Bearer realm="nunatak"')
+        assert answer.headers["connection"] == "close"
 
 
-def test_a_key_is_taken_once_and_under_any_spelling_of_its_scheme(
+async def test_a_key_is_taken_once_and_under_any_spelling_of_its_scheme(
     backbone: Backbone, registry: Registry, keys: Path
 ) -> None:
     value = add_key(keys, "one")["authorization"]
     key = value.removeprefix("Bearer ")
 
-    async def scenario() -> None:
-        async with keyed_client(backbone, registry, keys) as client:
-            for spelling in (value, f"bearer {key}", f"BEARER   {key}  "):
-                answer = await client.get("/v1/tasks", headers={"authorization": spelling})
-                assert answer.status_code == 200
-            twice = [("authorization", value), ("authorization", value)]
-            assert (await client.get("/v1/tasks", headers=twice)).status_code == 401
-            in_address = await client.get(f"/v1/tasks?api_key={key}&access_token={key}")
-            assert in_address.status_code == 401
-
-    asyncio.run(scenario())
+    async with keyed_client(backbone, registry, keys) as client:
+        for spelling in (value, f"bearer {key}", f"BEARER   {key}  "):
+            answer = await client.get("/v1/tasks", headers={"authorization": spelling})
+            assert answer.status_code == 200
+        twice = [("authorization", value), ("authorization", value)]
+        assert (await client.get("/v1/tasks", headers=twice)).status_code == 401
+        in_address = await client.get(f"/v1/tasks?api_key={key}&access_token={key}")
+        assert in_address.status_code == 401
 
 
-def test_the_host_header_opens_nothing(backbone: Backbone, registry: Registry, keys: Path) -> None:
-    async def scenario() -> None:
-        async with keyed_client(backbone, registry, keys) as client:
-            for verb, template in ACCESS:
-                if template in PUBLIC:
-                    continue
-                for host in HOSTS:
-                    headers = [(b"host", host.encode())]
-                    answer = await client.request(verb, filled(template), headers=headers)
-                    assert answer.status_code == 401, (verb, template, host)
+async def test_the_host_header_opens_nothing(
+    backbone: Backbone, registry: Registry, keys: Path
+) -> None:
+    async with keyed_client(backbone, registry, keys) as client:
+        for verb, template in ACCESS:
+            if template in PUBLIC:
+                continue
+            for host in HOSTS:
+                headers = [(b"host", host.encode())]
+                answer = await client.request(verb, filled(template), headers=headers)
+                assert answer.status_code == 401, (verb, template, host)
 
-    asyncio.run(scenario())
 
-
-def test_each_scope_opens_its_own_routes_and_no_others(
+async def test_each_scope_opens_its_own_routes_and_no_others(
     backbone: Backbone, registry: Registry, keys: Path
 ) -> None:
     headers = {scope: add_key(keys, scope.value, scopes=[scope]) for scope in Scope}
 
-    async def scenario() -> None:
-        async with keyed_client(backbone, registry, keys) as client:
-            for (verb, template), needed in ACCESS.items():
-                for scope, key in headers.items():
-                    answer = await client.request(verb, filled(template), headers=key)
-                    is_open = needed is None or needed.scope is scope
-                    assert (answer.status_code not in {401, 403}) == is_open, (template, scope)
-                    if not is_open:
-                        if not template.startswith(NEIGHBOURS):
-                            assert answer.json()["code"] == "insufficient_scope"
-                        assert needed is not None
-                        assert f'scope="{needed.scope}"' in answer.headers["www-authenticate"]
-
-    asyncio.run(scenario())
+    async with keyed_client(backbone, registry, keys) as client:
+        for (verb, template), needed in ACCESS.items():
+            for scope, key in headers.items():
+                answer = await client.request(verb, filled(template), headers=key)
+                is_open = needed is None or needed.scope is scope
+                assert (answer.status_code not in {401, 403}) == is_open, (template, scope)
+                if not is_open:
+                    if not template.startswith(NEIGHBOURS):
+                        assert answer.json()["code"] == "insufficient_scope"
+                    assert needed is not None
+                    assert f'scope="{needed.scope}"' in answer.headers["www-authenticate"]
 
 
-def test_what_speaks_of_all_tasks_needs_a_key_for_all_tasks(
+async def test_what_speaks_of_all_tasks_needs_a_key_for_all_tasks(
     backbone: Backbone, registry: Registry, keys: Path
 ) -> None:
     some, every = add_key(keys, "some", tasks=[MINE]), add_key(keys, "every")
 
-    async def scenario() -> None:
-        async with keyed_client(backbone, registry, keys) as client:
-            for path in ("/metrics", "/v1/memory"):
-                assert (await client.get(path, headers=some)).status_code == 403
-                assert (await client.get(path, headers=every)).status_code == 200
-
-    asyncio.run(scenario())
+    async with keyed_client(backbone, registry, keys) as client:
+        for path in ("/metrics", "/v1/memory"):
+            assert (await client.get(path, headers=some)).status_code == 403
+            assert (await client.get(path, headers=every)).status_code == 200
 
 
 def spellings(template: str, task: str) -> list[str]:
@@ -276,80 +259,69 @@ def seen(answer: httpx.Response) -> tuple[int, dict[str, str], bytes]:
     return answer.status_code, headers, answer.content.replace(UNKNOWN.encode(), HIDDEN.encode())
 
 
-def test_a_task_of_another_cannot_be_told_from_one_that_is_not_there(
+async def test_a_task_of_another_cannot_be_told_from_one_that_is_not_there(
     backbone: Backbone, registry: Registry, keys: Path
 ) -> None:
     """On every route that names a task, with right and wrong versions, aliases and bodies."""
     headers = add_key(keys, "tenant", tasks=[MINE, "mine-*"]) | {"x-request-id": "same"}
     owner = add_key(keys, "owner", tasks=[HIDDEN])
 
-    async def scenario() -> None:
-        async with keyed_client(backbone, registry, keys) as client:
-            loaded = await client.post(f"/v1/tasks/{HIDDEN}/preload", headers=owner)
-            assert loaded.status_code == 200
-            for (verb, template), bodies in BODIES.items():
-                for hidden, unknown in zip(
-                    spellings(template, HIDDEN), spellings(template, UNKNOWN), strict=True
-                ):
-                    for body in bodies:
-                        answers = [
-                            await client.request(verb, path, json=body, headers=headers)
-                            for path in (hidden, unknown)
-                        ]
-                        assert seen(answers[0]) == seen(answers[1]), (verb, hidden, body)
-                        assert answers[0].status_code in {404, 422}
-            tasks = (await client.get("/v1/tasks", headers=headers)).json()["tasks"]
-            assert [task["name"] for task in tasks] == [MINE]
-            assert HIDDEN not in (await client.get("/info", headers=headers)).text
-            resident = await client.get(f"/v1/tasks/{HIDDEN}", headers=owner)
-            assert resident.json()["resident_versions"] == [1]
-
-    asyncio.run(scenario())
+    async with keyed_client(backbone, registry, keys) as client:
+        loaded = await client.post(f"/v1/tasks/{HIDDEN}/preload", headers=owner)
+        assert loaded.status_code == 200
+        for (verb, template), bodies in BODIES.items():
+            for hidden, unknown in zip(
+                spellings(template, HIDDEN), spellings(template, UNKNOWN), strict=True
+            ):
+                for body in bodies:
+                    answers = [
+                        await client.request(verb, path, json=body, headers=headers)
+                        for path in (hidden, unknown)
+                    ]
+                    assert seen(answers[0]) == seen(answers[1]), (verb, hidden, body)
+                    assert answers[0].status_code in {404, 422}
+        tasks = (await client.get("/v1/tasks", headers=headers)).json()["tasks"]
+        assert [task["name"] for task in tasks] == [MINE]
+        assert HIDDEN not in (await client.get("/info", headers=headers)).text
+        resident = await client.get(f"/v1/tasks/{HIDDEN}", headers=owner)
+        assert resident.json()["resident_versions"] == [1]
 
 
-def test_a_fan_out_answers_for_own_tasks_as_if_there_were_no_others(
+async def test_a_fan_out_answers_for_own_tasks_as_if_there_were_no_others(
     backbone: Backbone, registry: Registry, keys: Path
 ) -> None:
     headers = add_key(keys, "tenant", tasks=[MINE]) | {"x-request-id": "same"}
 
-    async def scenario() -> None:
-        async with keyed_client(backbone, registry, keys) as client:
-            for own in ([], [MINE]):
-                for tail in ("", "@prod", "@beta", "/1", "/9", "@@"):
-                    answers = [
-                        await client.post(
-                            "/v1/predict",
-                            json={**QUERY, "tasks": [*own, other + tail]},
-                            headers=headers,
-                        )
-                        for other in (HIDDEN, UNKNOWN)
-                    ]
-                    assert seen(answers[0]) == seen(answers[1])
-                    results = answers[0].json()["results"]
-                    assert ["outputs" in result for result in results] == [True] * len(own) + [
-                        False
-                    ]
-
-    asyncio.run(scenario())
+    async with keyed_client(backbone, registry, keys) as client:
+        for own in ([], [MINE]):
+            for tail in ("", "@prod", "@beta", "/1", "/9", "@@"):
+                answers = [
+                    await client.post(
+                        "/v1/predict",
+                        json={**QUERY, "tasks": [*own, other + tail]},
+                        headers=headers,
+                    )
+                    for other in (HIDDEN, UNKNOWN)
+                ]
+                assert seen(answers[0]) == seen(answers[1])
+                results = answers[0].json()["results"]
+                assert ["outputs" in result for result in results] == [True] * len(own) + [False]
 
 
-def test_the_answers_to_a_tenant_are_those_of_an_open_server(
+async def test_the_answers_to_a_tenant_are_those_of_an_open_server(
     backbone: Backbone, registry: Registry, keys: Path
 ) -> None:
     headers = add_key(keys, "tenant", tasks=["to*"], scopes=[Scope.PREDICT])
 
-    async def scenario() -> None:
-        async with (
-            running_client(backbone, registry) as anyone,
-            keyed_client(backbone, registry, keys) as client,
-        ):
-            path = f"/v1/tasks/{MINE}/predict"
-            expected = await anyone.post(path, json=QUERY)
-            answer = await client.post(path, json=QUERY, headers=headers)
-            assert answer.status_code == 200
-            assert answer.json() == expected.json()
-
-    asyncio.run(scenario())
+    async with (
+        running_client(backbone, registry) as anyone,
+        keyed_client(backbone, registry, keys) as client,
+    ):
+        path = f"/v1/tasks/{MINE}/predict"
+        expected = await anyone.post(path, json=QUERY)
+        answer = await client.post(path, json=QUERY, headers=headers)
+        assert answer.status_code == 200
+        assert answer.json() == expected.json()
 
 
 @pytest.mark.parametrize(
@@ -368,22 +340,19 @@ def test_the_answers_to_a_tenant_are_those_of_an_open_server(
         ({"host": "here:8080"}, False),
     ],
 )
-def test_a_page_of_another_site_changes_nothing_at_an_open_server(
+async def test_a_page_of_another_site_changes_nothing_at_an_open_server(
     backbone: Backbone, registry: Registry, headers: dict[str, str], *, is_refused: bool
 ) -> None:
     """Browsers send requests without a body from any page, and say so."""
 
-    async def scenario() -> None:
-        async with running_client(backbone, registry) as client:
-            for verb, template in ACCESS:
-                answer = await client.request(verb, filled(template), headers=headers)
-                assert (answer.status_code == 403) == (is_refused and verb != "GET")
-            assert (await client.post(f"/v1/tasks/{MINE}/evict")).status_code == 200
-
-    asyncio.run(scenario())
+    async with running_client(backbone, registry) as client:
+        for verb, template in ACCESS:
+            answer = await client.request(verb, filled(template), headers=headers)
+            assert (answer.status_code == 403) == (is_refused and verb != "GET")
+        assert (await client.post(f"/v1/tasks/{MINE}/evict")).status_code == 200
 
 
-def test_a_stranger_is_refused_before_the_body_is_read(
+async def test_a_stranger_is_refused_before_the_body_is_read(
     backbone: Backbone, registry: Registry, keys: Path
 ) -> None:
     num_read = 0
@@ -394,10 +363,7 @@ def test_a_stranger_is_refused_before_the_body_is_read(
             num_read += 1
             yield b" " * 65_536
 
-    async def scenario() -> None:
-        async with keyed_client(backbone, registry, keys) as client:
-            answer = await client.post(f"/v1/tasks/{MINE}/predict", content=body())
-            assert answer.status_code == 401
-
-    asyncio.run(scenario())
+    async with keyed_client(backbone, registry, keys) as client:
+        answer = await client.post(f"/v1/tasks/{MINE}/predict", content=body())
+        assert answer.status_code == 401
     assert num_read <= 1

@@ -1,6 +1,5 @@
 """A server that holds only the lowest layers of its backbone."""
 
-import asyncio
 from collections.abc import Generator
 
 import pytest
@@ -38,31 +37,30 @@ def registry(tmp_path_factory: pytest.TempPathFactory, whole: Backbone) -> Gener
         yield opened
 
 
-def test_it_answers_what_it_can_and_refuses_the_rest(whole: Backbone, registry: Registry) -> None:
-    async def scenario() -> None:
-        async with running_client(whole, registry) as client:
-            expected = (await client.post("/v1/tasks/top2/predict", json={"inputs": TEXT})).json()
-        held = pack_backbone(keep_lowest_layers(whole, 2))
-        async with running_client(held, registry, make_settings()) as client:
-            answer = await client.post("/v1/tasks/top2/predict", json={"inputs": TEXT})
-            everything = {"inputs": TEXT, "tasks": ["top2", "top1", "lora", "bare"]}
-            fan_out = (await client.post("/v1/predict", json=everything)).json()["results"]
-            embedded = await client.post("/tei/backbone/embed", json={"inputs": TEXT})
-            backbone = (await client.get("/info")).json()["backbone"]
-            ledger = (await client.get("/v1/memory")).json()
+async def test_it_answers_what_it_can_and_refuses_the_rest(
+    whole: Backbone, registry: Registry
+) -> None:
+    async with running_client(whole, registry) as client:
+        expected = (await client.post("/v1/tasks/top2/predict", json={"inputs": TEXT})).json()
+    held = pack_backbone(keep_lowest_layers(whole, 2))
+    async with running_client(held, registry, make_settings()) as client:
+        answer = await client.post("/v1/tasks/top2/predict", json={"inputs": TEXT})
+        everything = {"inputs": TEXT, "tasks": ["top2", "top1", "lora", "bare"]}
+        fan_out = (await client.post("/v1/predict", json=everything)).json()["results"]
+        embedded = await client.post("/tei/backbone/embed", json={"inputs": TEXT})
+        backbone = (await client.get("/info")).json()["backbone"]
+        ledger = (await client.get("/v1/memory")).json()
 
-        assert answer.status_code == 200
-        assert answer.json()["outputs"] == expected["outputs"]
-        failed = {it["reference"]: it["error"] for it in fan_out if "error" in it}
-        assert failed.keys() == {"top1", "lora", "bare"}
-        for error in failed.values():
-            assert (error["status"], error["code"]) == (409, "layer_not_held")
-        assert embedded.status_code == 409
-        assert "backbone layer 3 is needed" in embedded.text
-        assert (backbone["num_layers"], backbone["num_layers_held"]) == (4, 2)
-        assert ledger["saved_share"] == pytest.approx(ledger["saved_share_formula"], abs=0.02)
-
-    asyncio.run(scenario())
+    assert answer.status_code == 200
+    assert answer.json()["outputs"] == expected["outputs"]
+    failed = {it["reference"]: it["error"] for it in fan_out if "error" in it}
+    assert failed.keys() == {"top1", "lora", "bare"}
+    for error in failed.values():
+        assert (error["status"], error["code"]) == (409, "layer_not_held")
+    assert embedded.status_code == 409
+    assert "backbone layer 3 is needed" in embedded.text
+    assert (backbone["num_layers"], backbone["num_layers_held"]) == (4, 2)
+    assert ledger["saved_share"] == pytest.approx(ledger["saved_share_formula"], abs=0.02)
 
 
 def test_own_layers_equal_to_those_left_out_still_have_no_effect(

@@ -17,7 +17,7 @@ from doubles.tasks import publish_tiny_task
 from nunatak_model import Backbone, Method, TopK
 from nunatak_model.weights import LayerWeights
 from nunatak_registry import Registry
-from nunatak_server.access.doors import KeyedDoor
+from nunatak_server.access.authenticators import KeyedDoor
 from nunatak_server.app import create_app
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.serving import DrainingServer
@@ -56,87 +56,78 @@ def registry(tmp_path: Path) -> Generator[Registry]:
         yield opened
 
 
-def test_a_lost_device_turns_readiness_off_at_once(backbone: Backbone, registry: Registry) -> None:
-    async def scenario() -> None:
-        async with running_client(backbone, registry) as client:
-            assert (await client.post(PREDICT, json={"inputs": "x"})).status_code == 200
-
-            FragileLayers.is_lost = True
-            answers = await asyncio.gather(
-                *(client.post(PREDICT, json={"inputs": "x"}) for _ in range(5))
-            )
-            ready = await client.get("/readyz")
-
-            assert {answer.status_code for answer in answers} == {503}
-            assert {answer.json()["code"] for answer in answers} == {"not_ready"}
-            assert (ready.status_code, ready.json()["code"]) == (503, "not_ready")
-            assert (await client.get("/livez")).status_code == 200
-
-    asyncio.run(scenario())
-
-
-def test_a_device_lost_while_versions_are_loaded_is_reported_once_and_ends_the_wait(
+async def test_a_lost_device_turns_readiness_off_at_once(
     backbone: Backbone, registry: Registry
 ) -> None:
-    async def scenario() -> None:
-        publish_tiny_task(registry, tiny_backbone(), task="mood")
-        fatal = list[EngineFailedError]()
-        app = create_app(
-            make_settings(), backbone=backbone, registry=registry, on_fatal=fatal.append
+    async with running_client(backbone, registry) as client:
+        assert (await client.post(PREDICT, json={"inputs": "x"})).status_code == 200
+
+        FragileLayers.is_lost = True
+        answers = await asyncio.gather(
+            *(client.post(PREDICT, json={"inputs": "x"}) for _ in range(5))
         )
-        async with (
-            app.router.lifespan_context(app),
-            httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client,
-        ):
-            FragileLayers.is_lost = True
-            tasks = ("tone", "mood", "tone")
-            answers = await asyncio.gather(
-                *(client.post(f"/v1/tasks/{it}/predict", json={"inputs": "x"}) for it in tasks)
-            )
-            ready = await client.get("/readyz")
+        ready = await client.get("/readyz")
 
         assert {answer.status_code for answer in answers} == {503}
-        assert {answer.json()["code"] for answer in answers} == {"engine_failed"}
+        assert {answer.json()["code"] for answer in answers} == {"not_ready"}
         assert (ready.status_code, ready.json()["code"]) == (503, "not_ready")
-        assert [error.reason for error in fatal] == ["AcceleratorError"]
-
-    asyncio.run(scenario())
+        assert (await client.get("/livez")).status_code == 200
 
 
-def test_a_server_that_no_longer_reads_its_keys_lets_nobody_in(
+async def test_a_device_lost_while_versions_are_loaded_is_reported_once_and_ends_the_wait(
+    backbone: Backbone, registry: Registry
+) -> None:
+    publish_tiny_task(registry, tiny_backbone(), task="mood")
+    fatal = list[EngineFailedError]()
+    app = create_app(make_settings(), backbone=backbone, registry=registry, on_fatal=fatal.append)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client,
+    ):
+        FragileLayers.is_lost = True
+        tasks = ("tone", "mood", "tone")
+        answers = await asyncio.gather(
+            *(client.post(f"/v1/tasks/{it}/predict", json={"inputs": "x"}) for it in tasks)
+        )
+        ready = await client.get("/readyz")
+
+    assert {answer.status_code for answer in answers} == {503}
+    assert {answer.json()["code"] for answer in answers} == {"engine_failed"}
+    assert (ready.status_code, ready.json()["code"]) == (503, "not_ready")
+    assert [error.reason for error in fatal] == ["AcceleratorError"]
+
+
+async def test_a_server_that_no_longer_reads_its_keys_lets_nobody_in(
     registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario() -> None:
-        failed, may_break = asyncio.Event(), asyncio.Event()
+    failed, may_break = asyncio.Event(), asyncio.Event()
 
-        async def break_off(_: KeyedDoor) -> None:
-            await may_break.wait()
-            raise ZeroDivisionError
+    async def break_off(_: KeyedDoor) -> None:
+        await may_break.wait()
+        raise ZeroDivisionError
 
-        monkeypatch.setattr(KeyedDoor, "run", break_off)
-        path = tmp_path / "keys.json"
-        key = add_key(path, "one")
-        app = create_app(
-            make_settings(api_keys_file=path),
-            backbone=tiny_backbone(),
-            registry=registry,
-            on_fatal=lambda _: failed.set(),
-        )
-        async with (
-            app.router.lifespan_context(app),
-            httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client,
-        ):
-            before = await client.post(PREDICT, json={"inputs": "x"}, headers=key)
-            may_break.set()
-            await asyncio.wait_for(failed.wait(), 20)
-            after = await client.post(PREDICT, json={"inputs": "x"}, headers=key)
-            ready = await client.get("/readyz")
+    monkeypatch.setattr(KeyedDoor, "run", break_off)
+    path = tmp_path / "keys.json"
+    key = add_key(path, "one")
+    app = create_app(
+        make_settings(api_keys_file=path),
+        backbone=tiny_backbone(),
+        registry=registry,
+        on_fatal=lambda _: failed.set(),
+    )
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client,
+    ):
+        before = await client.post(PREDICT, json={"inputs": "x"}, headers=key)
+        may_break.set()
+        await asyncio.wait_for(failed.wait(), 20)
+        after = await client.post(PREDICT, json={"inputs": "x"}, headers=key)
+        ready = await client.get("/readyz")
 
-        assert before.status_code == 200
-        assert (after.status_code, after.json()["code"]) == (503, "not_ready")
-        assert ready.status_code == 503
-
-    asyncio.run(scenario())
+    assert before.status_code == 200
+    assert (after.status_code, after.json()["code"]) == (503, "not_ready")
+    assert ready.status_code == 503
 
 
 def test_a_lost_device_ends_the_server_with_its_reason(

@@ -84,31 +84,26 @@ async def ask(client: httpx.AsyncClient, name: str, body: dict[str, Any]) -> Any
     return answer.json()["outputs"]
 
 
-def test_a_fan_out_over_all_kinds_answers_what_each_can(
+async def test_a_fan_out_over_all_kinds_answers_what_each_can(
     backbone: Backbone, registry: Registry
 ) -> None:
-    async def scenario() -> None:
-        async with running_client(backbone, registry) as client:
-            for inputs, able in (
-                (TEXT, {TOPIC, TAGS, STARS, NAMES}),
-                ({"text": TEXT, "text_pair": "where?"}, {TOPIC, TAGS, STARS}),
-                (QUESTION, {ANSWERS}),
-                (QUERY, {RANKS}),
-                ([TEXT, QUESTION], set[str]()),
-            ):
-                answer = await client.post(
-                    "/v1/predict", json={"inputs": inputs, "tasks": list(KINDS)}
-                )
-                assert answer.status_code == 200
-                results = {result["reference"]: result for result in answer.json()["results"]}
-                assert {name for name, result in results.items() if "outputs" in result} == able
-                refused = [result["error"] for result in results.values() if "error" in result]
-                assert {(it["code"], it["status"]) for it in refused} <= {("wrong_input_kind", 422)}
-
-    asyncio.run(scenario())
+    async with running_client(backbone, registry) as client:
+        for inputs, able in (
+            (TEXT, {TOPIC, TAGS, STARS, NAMES}),
+            ({"text": TEXT, "text_pair": "where?"}, {TOPIC, TAGS, STARS}),
+            (QUESTION, {ANSWERS}),
+            (QUERY, {RANKS}),
+            ([TEXT, QUESTION], set[str]()),
+        ):
+            answer = await client.post("/v1/predict", json={"inputs": inputs, "tasks": list(KINDS)})
+            assert answer.status_code == 200
+            results = {result["reference"]: result for result in answer.json()["results"]}
+            assert {name for name, result in results.items() if "outputs" in result} == able
+            refused = [result["error"] for result in results.values() if "error" in result]
+            assert {(it["code"], it["status"]) for it in refused} <= {("wrong_input_kind", 422)}
 
 
-def test_rows_of_all_kinds_in_one_batch_answer_as_each_alone(
+async def test_rows_of_all_kinds_in_one_batch_answer_as_each_alone(
     backbone: Backbone, registry: Registry
 ) -> None:
     bodies: dict[str, dict[str, Any]] = {
@@ -120,17 +115,14 @@ def test_rows_of_all_kinds_in_one_batch_answer_as_each_alone(
         RANKS: {"inputs": [QUERY]},
     }
 
-    async def scenario() -> None:
-        async with running_client(backbone, registry) as client:
-            alone = {name: await ask(client, name, body) for name, body in bodies.items()}
-            names = [name for name in bodies for _ in range(3)]
-            together = await asyncio.gather(*(ask(client, name, bodies[name]) for name in names))
+    async with running_client(backbone, registry) as client:
+        alone = {name: await ask(client, name, body) for name, body in bodies.items()}
+        names = [name for name in bodies for _ in range(3)]
+        together = await asyncio.gather(*(ask(client, name, bodies[name]) for name in names))
 
-        for name, outputs in zip(names, together, strict=True):
-            assert numbers_in(outputs) == pytest.approx(numbers_in(alone[name]), abs=1e-4)
-            assert words_in(outputs) == words_in(alone[name])
-
-    asyncio.run(scenario())
+    for name, outputs in zip(names, together, strict=True):
+        assert numbers_in(outputs) == pytest.approx(numbers_in(alone[name]), abs=1e-4)
+        assert words_in(outputs) == words_in(alone[name])
 
 
 def numbers_in(outputs: list[list[dict[str, Any]]]) -> list[float]:
@@ -145,82 +137,68 @@ def words_in(outputs: list[list[dict[str, Any]]]) -> list[str]:
     ]
 
 
-def test_multi_label_and_regression_have_their_own_scores(
+async def test_multi_label_and_regression_have_their_own_scores(
     backbone: Backbone, registry: Registry
 ) -> None:
-    async def scenario() -> None:
-        async with running_client(backbone, registry) as client:
-            tags = await ask(client, TAGS, {"inputs": TEXT})
-            raw = await ask(
-                client, TAGS, {"inputs": TEXT, "parameters": {"function_to_apply": "none"}}
-            )
-            (stars,) = await ask(client, STARS, {"inputs": TEXT})
+    async with running_client(backbone, registry) as client:
+        tags = await ask(client, TAGS, {"inputs": TEXT})
+        raw = await ask(client, TAGS, {"inputs": TEXT, "parameters": {"function_to_apply": "none"}})
+        (stars,) = await ask(client, STARS, {"inputs": TEXT})
 
-        (row,) = logits_of(backbone, TAGS, [TEXT])
-        assert {item["label"]: item["score"] for item in raw} == pytest.approx(
-            dict(zip(LABELS[TAGS], row, strict=True)), abs=1e-4
-        )
-        assert sum(item["score"] for item in tags) != pytest.approx(1)
-        assert stars == {
-            "label": "stars",
-            "score": pytest.approx(logits_of(backbone, STARS, [TEXT])[0][0], abs=1e-4),
-        }
-
-    asyncio.run(scenario())
+    (row,) = logits_of(backbone, TAGS, [TEXT])
+    assert {item["label"]: item["score"] for item in raw} == pytest.approx(
+        dict(zip(LABELS[TAGS], row, strict=True)), abs=1e-4
+    )
+    assert sum(item["score"] for item in tags) != pytest.approx(1)
+    assert stars == {
+        "label": "stars",
+        "score": pytest.approx(logits_of(backbone, STARS, [TEXT])[0][0], abs=1e-4),
+    }
 
 
-def test_a_ranking_orders_documents_by_the_logits_of_their_pairs(
+async def test_a_ranking_orders_documents_by_the_logits_of_their_pairs(
     backbone: Backbone, registry: Registry
 ) -> None:
-    async def scenario() -> None:
-        async with running_client(backbone, registry) as client:
-            parameters = {"function_to_apply": "none", "return_documents": True, "top_k": 2}
-            ranked = await ask(client, RANKS, {"inputs": QUERY, "parameters": parameters})
+    async with running_client(backbone, registry) as client:
+        parameters = {"function_to_apply": "none", "return_documents": True, "top_k": 2}
+        ranked = await ask(client, RANKS, {"inputs": QUERY, "parameters": parameters})
 
-        pairs: list[TextInput] = [("who came?", document) for document in QUERY["documents"]]
-        logits = [row[0] for row in logits_of(backbone, RANKS, pairs)]
-        order = sorted(range(3), key=lambda index: -logits[index])[:2]
-        assert [item["index"] for item in ranked] == order
-        assert [item["score"] for item in ranked] == pytest.approx(
-            [logits[index] for index in order], abs=1e-4
-        )
-        assert [item["document"] for item in ranked] == [QUERY["documents"][i] for i in order]
-
-    asyncio.run(scenario())
+    pairs: list[TextInput] = [("who came?", document) for document in QUERY["documents"]]
+    logits = [row[0] for row in logits_of(backbone, RANKS, pairs)]
+    order = sorted(range(3), key=lambda index: -logits[index])[:2]
+    assert [item["index"] for item in ranked] == order
+    assert [item["score"] for item in ranked] == pytest.approx(
+        [logits[index] for index in order], abs=1e-4
+    )
+    assert [item["document"] for item in ranked] == [QUERY["documents"][i] for i in order]
 
 
-def test_a_long_text_is_labelled_to_its_end(backbone: Backbone, registry: Registry) -> None:
-    async def scenario() -> None:
-        async with running_client(backbone, registry) as client:
-            parameters: dict[str, Any] = {"ignore_labels": [], "aggregation_strategy": "word"}
-            words = await ask(client, NAMES, {"inputs": LONG, "parameters": parameters})
+async def test_a_long_text_is_labelled_to_its_end(backbone: Backbone, registry: Registry) -> None:
+    async with running_client(backbone, registry) as client:
+        parameters: dict[str, Any] = {"ignore_labels": [], "aggregation_strategy": "word"}
+        words = await ask(client, NAMES, {"inputs": LONG, "parameters": parameters})
 
-        # A byte-level token may begin with the space before its word, or be the space at the end.
-        spelt = [LONG[item["start"] : item["end"]].strip() for item in words]
-        assert [word for word in spelt if word] == [
-            part
-            for word in LONG.split()
-            for part in ((word[:-1], word[-1]) if word[-1] in ",." else (word,))
-        ]
-        assert [item["index"] for item in words] == list(range(len(words)))
-
-    asyncio.run(scenario())
+    # A byte-level token may begin with the space before its word, or be the space at the end.
+    spelt = [LONG[item["start"] : item["end"]].strip() for item in words]
+    assert [word for word in spelt if word] == [
+        part
+        for word in LONG.split()
+        for part in ((word[:-1], word[-1]) if word[-1] in ",." else (word,))
+    ]
+    assert [item["index"] for item in words] == list(range(len(words)))
 
 
-def test_answers_are_parts_of_the_context(backbone: Backbone, registry: Registry) -> None:
-    async def scenario() -> None:
-        async with running_client(backbone, registry) as client:
-            plain = await ask(client, ANSWERS, {"inputs": QUESTION})
-            parameters = {"top_k": 5, "max_answer_len": 3, "doc_stride": 4}
-            many = await ask(client, ANSWERS, {"inputs": QUESTION, "parameters": parameters})
+async def test_answers_are_parts_of_the_context(backbone: Backbone, registry: Registry) -> None:
+    async with running_client(backbone, registry) as client:
+        plain = await ask(client, ANSWERS, {"inputs": QUESTION})
+        parameters = {"top_k": 5, "max_answer_len": 3, "doc_stride": 4}
+        many = await ask(client, ANSWERS, {"inputs": QUESTION, "parameters": parameters})
 
-        assert len(plain) == 1
-        assert len(many) == 5
-        for item in many:
-            assert item["answer"] == LONG[item["start"] : item["end"]]
-            assert len(item["answer"].replace(" ", "")) <= 3
-
-    asyncio.run(scenario())
+    assert len(plain) == 1
+    assert len(many) == 5
+    for item in many:
+        assert item["answer"] == LONG[item["start"] : item["end"]]
+        assert len(item["answer"].replace(" ", "")) <= 3
 
 
 @pytest.mark.parametrize(
@@ -232,27 +210,21 @@ def test_answers_are_parts_of_the_context(backbone: Backbone, registry: Registry
         ([{"question": "who?", "context": "x", "text": "y"}], "body.inputs.list.0.question.text"),
     ],
 )
-def test_errors_speak_of_the_kind_that_was_meant(
+async def test_errors_speak_of_the_kind_that_was_meant(
     backbone: Backbone, registry: Registry, inputs: object, location: str
 ) -> None:
-    async def scenario() -> None:
-        async with running_client(backbone, registry) as client:
-            answer = await client.post(f"/v1/tasks/{ANSWERS}/predict", json={"inputs": inputs})
+    async with running_client(backbone, registry) as client:
+        answer = await client.post(f"/v1/tasks/{ANSWERS}/predict", json={"inputs": inputs})
 
-        assert answer.status_code == 422
-        assert [item["location"] for item in answer.json()["errors"]] == [location]
-
-    asyncio.run(scenario())
+    assert answer.status_code == 422
+    assert [item["location"] for item in answer.json()["errors"]] == [location]
 
 
-def test_documents_count_as_inputs(backbone: Backbone, registry: Registry) -> None:
-    async def scenario() -> None:
-        async with running_client(backbone, registry, make_settings(max_inputs=2)) as client:
-            answer = await client.post(f"/v1/tasks/{RANKS}/predict", json={"inputs": QUERY})
+async def test_documents_count_as_inputs(backbone: Backbone, registry: Registry) -> None:
+    async with running_client(backbone, registry, make_settings(max_inputs=2)) as client:
+        answer = await client.post(f"/v1/tasks/{RANKS}/predict", json={"inputs": QUERY})
 
-        assert (answer.status_code, answer.json()["code"]) == (422, "too_many_inputs")
-
-    asyncio.run(scenario())
+    assert (answer.status_code, answer.json()["code"]) == (422, "too_many_inputs")
 
 
 def test_the_client_reads_every_kind(backbone: Backbone, registry: Registry) -> None:

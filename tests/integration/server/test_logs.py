@@ -1,6 +1,5 @@
 """What the log says of requests, and what neither logs, nor metrics, nor traces ever say."""
 
-import asyncio
 import logging
 from collections.abc import Generator
 from pathlib import Path
@@ -18,7 +17,7 @@ from doubles.serving import make_settings, running_client
 from doubles.tasks import publish_tiny_task
 from nunatak_model import Backbone
 from nunatak_registry import Registry
-from nunatak_server.observation.spans import SpanTracing
+from nunatak_server.telemetry.tracing import SpanTracing
 
 PREDICT = "/v1/tasks/tone/predict"
 CANARY = "canary7c1e"
@@ -36,70 +35,61 @@ def registry(backbone: Backbone, tmp_path: Path) -> Generator[Registry]:
         yield opened
 
 
-def test_a_request_is_one_event_with_what_it_passed_through(
+async def test_a_request_is_one_event_with_what_it_passed_through(
     backbone: Backbone, registry: Registry
 ) -> None:
-    async def scenario() -> None:
-        async with running_client(backbone, registry) as client:
-            with logged_events() as events:
-                answer = await client.post(
-                    PREDICT, json={"inputs": "x"}, headers={"x-request-id": "mine-1"}
-                )
-                (event,) = events.named("request")
+    async with running_client(backbone, registry) as client:
+        with logged_events() as events:
+            answer = await client.post(
+                PREDICT, json={"inputs": "x"}, headers={"x-request-id": "mine-1"}
+            )
+            (event,) = events.named("request")
 
-            assert answer.status_code == event["status"] == 200
-            assert (event["request_id"], event["method"]) == ("mine-1", "POST")
-            assert event["route"] == "/v1/tasks/{task}/predict"
-            assert event["tasks"] == ["tone/1"]
-            assert event["batch_rows"] == 1
-            assert event["load_ms"] > 0
-            assert event["duration_ms"] >= event["load_ms"] + event["queue_ms"]
-            assert "failed" not in event
-
-    asyncio.run(scenario())
+        assert answer.status_code == event["status"] == 200
+        assert (event["request_id"], event["method"]) == ("mine-1", "POST")
+        assert event["route"] == "/v1/tasks/{task}/predict"
+        assert event["tasks"] == ["tone/1"]
+        assert event["batch_rows"] == 1
+        assert event["load_ms"] > 0
+        assert event["duration_ms"] >= event["load_ms"] + event["queue_ms"]
+        assert "failed" not in event
 
 
-def test_a_stream_is_one_event_with_the_tasks_of_all_its_parts(
+async def test_a_stream_is_one_event_with_the_tasks_of_all_its_parts(
     backbone: Backbone, registry: Registry
 ) -> None:
     publish_tiny_task(registry, backbone, task="new")
 
-    async def scenario() -> None:
-        async with running_client(backbone, registry) as client:
-            await client.post(PREDICT, json={"inputs": "x"})
-            with logged_events() as events:
-                await client.post(
-                    "/v1/predict",
-                    json={"inputs": "x", "tasks": ["tone", "new"]},
-                    headers={"accept": "application/x-ndjson"},
-                )
-                (event,) = events.named("request")
+    async with running_client(backbone, registry) as client:
+        await client.post(PREDICT, json={"inputs": "x"})
+        with logged_events() as events:
+            await client.post(
+                "/v1/predict",
+                json={"inputs": "x", "tasks": ["tone", "new"]},
+                headers={"accept": "application/x-ndjson"},
+            )
+            (event,) = events.named("request")
 
-            assert sorted(event["tasks"]) == ["new/1", "tone/1"]
-            assert event["load_ms"] > 0
-
-    asyncio.run(scenario())
+        assert sorted(event["tasks"]) == ["new/1", "tone/1"]
+        assert event["load_ms"] > 0
 
 
-def test_an_event_names_the_callers_key_and_nobody_who_has_none(
+async def test_an_event_names_the_callers_key_and_nobody_who_has_none(
     backbone: Backbone, registry: Registry, tmp_path: Path
 ) -> None:
     keys = tmp_path / "keys.json"
     headers = add_key(keys, "support-desk")
 
-    async def scenario() -> None:
-        settings = make_settings(api_keys_file=keys)
-        async with running_client(backbone, registry, settings) as client:
-            with logged_events() as events:
-                for sent in (headers, {}):
-                    await client.post(PREDICT, json={"inputs": "x"}, headers=sent)
-                known, stranger = events.named("request")
+    settings = make_settings(api_keys_file=keys)
+    async with running_client(backbone, registry, settings) as client:
+        with logged_events() as events:
+            for sent in (headers, {}):
+                await client.post(PREDICT, json={"inputs": "x"}, headers=sent)
+            known, stranger = events.named("request")
 
-            assert (known["status"], known["caller"]) == (200, "support-desk")
-            assert stranger["status"] == 401
-            assert "caller" not in stranger
-
-    asyncio.run(scenario())
+        assert (known["status"], known["caller"]) == (200, "support-desk")
+        assert stranger["status"] == 401
+        assert "caller" not in stranger
 
 
 @pytest.mark.parametrize(
@@ -114,55 +104,45 @@ def test_an_event_names_the_callers_key_and_nobody_who_has_none(
         ("POST", "evict?version=1", None, "tone"),
     ],
 )
-def test_an_operators_event_names_the_task_whatever_became_of_it(
+async def test_an_operators_event_names_the_task_whatever_became_of_it(
     backbone: Backbone, registry: Registry, verb: str, path: str, body: object, task: str
 ) -> None:
-    async def scenario() -> None:
-        async with running_client(backbone, registry) as client:
-            with logged_events() as events:
-                await client.request(verb, f"/v1/tasks/tone/{path}", json=body)
-                await client.request(verb, f"/v1/tasks/absent/{path}", json=body)
-                event, absent = events.named("request")
+    async with running_client(backbone, registry) as client:
+        with logged_events() as events:
+            await client.request(verb, f"/v1/tasks/tone/{path}", json=body)
+            await client.request(verb, f"/v1/tasks/absent/{path}", json=body)
+            event, absent = events.named("request")
 
-            assert event["task"] == task
-            assert "task" not in absent
-
-    asyncio.run(scenario())
+        assert event["task"] == task
+        assert "task" not in absent
 
 
-def test_a_refusal_is_an_event_too(backbone: Backbone, registry: Registry) -> None:
-    async def scenario() -> None:
-        async with running_client(backbone, registry) as client:
-            with logged_events() as events:
-                await client.post("/v1/tasks/absent/predict", json={"inputs": "x"})
-                await client.get("/nowhere")
-            found = [(event["route"], event["status"]) for event in events.named("request")]
-            assert found == [("/v1/tasks/{task}/predict", 404), ("none", 404)]
-
-    asyncio.run(scenario())
+async def test_a_refusal_is_an_event_too(backbone: Backbone, registry: Registry) -> None:
+    async with running_client(backbone, registry) as client:
+        with logged_events() as events:
+            await client.post("/v1/tasks/absent/predict", json={"inputs": "x"})
+            await client.get("/nowhere")
+        found = [(event["route"], event["status"]) for event in events.named("request")]
+        assert found == [("/v1/tasks/{task}/predict", 404), ("none", 404)]
 
 
-def test_probes_are_no_events_unless_one_debugs(backbone: Backbone, registry: Registry) -> None:
-    async def scenario() -> None:
-        async with running_client(backbone, registry) as client:
-            for level, expected in ((logging.INFO, 0), (logging.DEBUG, 2)):
-                with logged_events(level) as events:
-                    await client.get("/readyz")
-                    await client.get("/metrics")
-                assert len(events.named("request")) == expected
+async def test_probes_are_no_events_unless_one_debugs(
+    backbone: Backbone, registry: Registry
+) -> None:
+    async with running_client(backbone, registry) as client:
+        for level, expected in ((logging.INFO, 0), (logging.DEBUG, 2)):
+            with logged_events(level) as events:
+                await client.get("/readyz")
+                await client.get("/metrics")
+            assert len(events.named("request")) == expected
 
-    asyncio.run(scenario())
 
-
-def test_events_of_requests_can_be_turned_off(backbone: Backbone, registry: Registry) -> None:
-    async def scenario() -> None:
-        settings = make_settings(access_log=False)
-        async with running_client(backbone, registry, settings) as client:
-            with logged_events() as events:
-                await client.post(PREDICT, json={"inputs": "x"})
-            assert events.named("request") == []
-
-    asyncio.run(scenario())
+async def test_events_of_requests_can_be_turned_off(backbone: Backbone, registry: Registry) -> None:
+    settings = make_settings(access_log=False)
+    async with running_client(backbone, registry, settings) as client:
+        with logged_events() as events:
+            await client.post(PREDICT, json={"inputs": "x"})
+        assert events.named("request") == []
 
 
 async def ask_with_canaries(client: httpx.AsyncClient) -> None:
@@ -189,7 +169,7 @@ async def ask_with_canaries(client: httpx.AsyncClient) -> None:
     await client.put(f"/v1/tasks/tone/aliases/{CANARY}", json={"version": 99})
 
 
-def test_nothing_of_a_request_reaches_logs_metrics_or_traces(
+async def test_nothing_of_a_request_reaches_logs_metrics_or_traces(
     backbone: Backbone, registry: Registry
 ) -> None:
     exporter, provider = InMemorySpanExporter(), TracerProvider()
@@ -202,7 +182,7 @@ def test_nothing_of_a_request_reaches_logs_metrics_or_traces(
             return (await client.get("/metrics")).text
 
     with logged_events(logging.DEBUG) as events:
-        metrics = asyncio.run(scenario())
+        metrics = await scenario()
 
     spans = [span.to_json() for span in exporter.get_finished_spans()]
     assert len(events.named("request")) > 20

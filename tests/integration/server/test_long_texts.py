@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from doubles.backbones import tiny_backbone
-from doubles.neighbours import Ask
+from doubles.compat import Ask
 from doubles.serving import running_client
 from doubles.tasks import MAX_LENGTH, random_parameters, spec_of, tiny_task
 from nunatak_model import (
@@ -29,7 +29,7 @@ from nunatak_model import (
     forward,
 )
 from nunatak_registry import OnLong, ProblemType, Registry
-from nunatak_server.postprocess.scores import ScoreFunction, apply_function
+from nunatak_server.outputs.scores import ScoreFunction, apply_function
 
 LONG = "ann met bob in oslo, and cy came. " * 9
 OTHER = "nothing here is said twice but nothing. " * 9

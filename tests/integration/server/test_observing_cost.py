@@ -1,6 +1,5 @@
 """What it costs to look at a server: that of its tasks is weighed when they are loaded."""
 
-import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -43,7 +42,7 @@ async def looks_at_tensors(client: httpx.AsyncClient, path: str) -> int:
 
 
 @pytest.mark.parametrize("path", ["/v1/memory", "/metrics", "/v1/tasks"])
-def test_what_is_in_memory_is_not_weighed_again(tmp_path: Path, path: str) -> None:
+async def test_what_is_in_memory_is_not_weighed_again(tmp_path: Path, path: str) -> None:
     backbone = tiny_backbone()
 
     async def scenario(registry: Registry) -> tuple[int, int]:
@@ -57,7 +56,7 @@ def test_what_is_in_memory_is_not_weighed_again(tmp_path: Path, path: str) -> No
     with Registry.open(tmp_path) as registry:
         for name, method in METHODS.items():
             publish_tiny_task(registry, backbone, task=name, method=method)
-        without, beside_tasks = asyncio.run(scenario(registry))
+        without, beside_tasks = await scenario(registry)
 
     assert beside_tasks == without
     # The backbone is weighed on the same thread, which shows that looks are seen.

@@ -20,8 +20,8 @@ from doubles.serving import make_settings, running_client, running_server
 from doubles.tasks import publish_tiny_task
 from nunatak_model import Backbone, HeadOnly
 from nunatak_registry import Registry
-from nunatak_server.api.access import ACCESS
-from nunatak_server.api.access import PREDICT as PREDICTING
+from nunatak_server.http.access import ACCESS
+from nunatak_server.http.access import PREDICT as PREDICTING
 
 PREDICT = "/v1/tasks/tone/predict"
 REFUSED = 'nunatak_requests_total{outcome="share_exceeded",task="unknown"}'
@@ -54,32 +54,29 @@ async def first_of(asked: Sequence[Awaitable[httpx.Response]], count: int) -> li
     return [await one for one in itertools.islice(asyncio.as_completed(asked), count)]
 
 
-def test_a_task_that_floods_the_queue_is_refused_and_another_is_not(
+async def test_a_task_that_floods_the_queue_is_refused_and_another_is_not(
     backbone: Backbone, registry: Registry
 ) -> None:
-    async def scenario() -> None:
-        settings = make_settings(max_queued_requests=30)
-        async with running_client(backbone, registry, settings) as client:
-            for task in ("tone", "other"):
-                await client.post(f"/v1/tasks/{task}/predict", json={"inputs": "well?"})
-            HeldLayers.may_compute.clear()
-            flood = [
-                asyncio.create_task(client.post(PREDICT, json={"inputs": f"text {number}"}))
-                for number in range(40)
-            ]
-            refused = await first_of(flood, 20)
-            quiet = asyncio.create_task(
-                client.post("/v1/tasks/other/predict", json={"inputs": "and me?"})
-            )
-            await asyncio.sleep(0)
-            HeldLayers.may_compute.set()
+    settings = make_settings(max_queued_requests=30)
+    async with running_client(backbone, registry, settings) as client:
+        for task in ("tone", "other"):
+            await client.post(f"/v1/tasks/{task}/predict", json={"inputs": "well?"})
+        HeldLayers.may_compute.clear()
+        flood = [
+            asyncio.create_task(client.post(PREDICT, json={"inputs": f"text {number}"}))
+            for number in range(40)
+        ]
+        refused = await first_of(flood, 20)
+        quiet = asyncio.create_task(
+            client.post("/v1/tasks/other/predict", json={"inputs": "and me?"})
+        )
+        await asyncio.sleep(0)
+        HeldLayers.may_compute.set()
 
-            assert (await quiet).status_code == 200
-            for answer in refused:
-                check_refused(answer, 429, "share_exceeded")
-            assert [it.status_code for it in await asyncio.gather(*flood)].count(200) == 20
-
-    asyncio.run(scenario())
+        assert (await quiet).status_code == 200
+        for answer in refused:
+            check_refused(answer, 429, "share_exceeded")
+        assert [it.status_code for it in await asyncio.gather(*flood)].count(200) == 20
 
 
 @contextmanager
@@ -168,25 +165,22 @@ def test_what_administers_is_not_refused_while_predictions_are(
         assert httpx.post(f"{address}/v1/tasks/tone/preload", json={}).status_code == 200
 
 
-def test_bodies_of_many_requests_are_bounded_together(
+async def test_bodies_of_many_requests_are_bounded_together(
     backbone: Backbone, registry: Registry
 ) -> None:
-    async def scenario() -> None:
-        settings = make_settings(max_held_bytes=1000)
-        async with running_client(backbone, registry, settings) as client:
-            await client.post(PREDICT, json={"inputs": "well?"})
-            HeldLayers.may_compute.clear()
-            bodies = [{"inputs": f"{number} " + "a" * 600} for number in range(3)]
-            asked = [asyncio.create_task(client.post(PREDICT, json=body)) for body in bodies]
-            refused = await first_of(asked, 2)
-            HeldLayers.may_compute.set()
+    settings = make_settings(max_held_bytes=1000)
+    async with running_client(backbone, registry, settings) as client:
+        await client.post(PREDICT, json={"inputs": "well?"})
+        HeldLayers.may_compute.clear()
+        bodies = [{"inputs": f"{number} " + "a" * 600} for number in range(3)]
+        asked = [asyncio.create_task(client.post(PREDICT, json=body)) for body in bodies]
+        refused = await first_of(asked, 2)
+        HeldLayers.may_compute.set()
 
-            for answer in refused:
-                check_refused(answer, 429, "overloaded")
-            assert [it.status_code for it in await asyncio.gather(*asked)].count(200) == 1
-            assert (await client.post(PREDICT, json=bodies[0])).status_code == 200
-
-    asyncio.run(scenario())
+        for answer in refused:
+            check_refused(answer, 429, "overloaded")
+        assert [it.status_code for it in await asyncio.gather(*asked)].count(200) == 1
+        assert (await client.post(PREDICT, json=bodies[0])).status_code == 200
 
 
 @pytest.mark.parametrize("is_read_to_its_end", [True, False], ids=["read", "left"])
@@ -243,23 +237,21 @@ def test_requests_for_several_heads_on_one_trunk_are_answered_side_by_side(
 
 
 @pytest.mark.parametrize("value", ["urgent", "", "HIGH", "0"])
-def test_an_unknown_priority_is_refused(backbone: Backbone, registry: Registry, value: str) -> None:
-    async def scenario() -> None:
-        async with running_client(backbone, registry) as client:
-            answer = await client.post(PREDICT, json={"inputs": "x"}, headers={"x-priority": value})
-            check_refused(answer, 422, "invalid_request")
-
-    asyncio.run(scenario())
+async def test_an_unknown_priority_is_refused(
+    backbone: Backbone, registry: Registry, value: str
+) -> None:
+    async with running_client(backbone, registry) as client:
+        answer = await client.post(PREDICT, json={"inputs": "x"}, headers={"x-priority": value})
+        check_refused(answer, 422, "invalid_request")
 
 
 @pytest.mark.parametrize("value", ["high", "normal", "low"])
-def test_every_priority_is_answered(backbone: Backbone, registry: Registry, value: str) -> None:
-    async def scenario() -> None:
-        async with running_client(backbone, registry) as client:
-            answer = await client.post(PREDICT, json={"inputs": "x"}, headers={"x-priority": value})
-            assert answer.status_code == 200
-
-    asyncio.run(scenario())
+async def test_every_priority_is_answered(
+    backbone: Backbone, registry: Registry, value: str
+) -> None:
+    async with running_client(backbone, registry) as client:
+        answer = await client.post(PREDICT, json={"inputs": "x"}, headers={"x-priority": value})
+        assert answer.status_code == 200
 
 
 def test_rows_of_callers_that_hang_up_are_never_computed(

@@ -29,7 +29,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Ge
         yield opened
 
 
-def test_short_questions_overtake_a_long_list_and_all_answers_stay_the_same(
+async def test_short_questions_overtake_a_long_list_and_all_answers_stay_the_same(
     backbone: Backbone, registry: Registry
 ) -> None:
     texts = [f"{number} {TEXT}" for number in range(NUM_TEXTS)]
@@ -42,24 +42,21 @@ def test_short_questions_overtake_a_long_list_and_all_answers_stay_the_same(
     def scores(outputs: list[list[dict[str, Any]]]) -> list[float]:
         return [label["score"] for output in outputs for label in output]
 
-    async def scenario() -> None:
-        settings = make_settings(max_inputs=NUM_TEXTS, trunk_cache_bytes=0)
-        async with running_client(backbone, registry, settings) as client:
-            alone = scores([await ask(client, "short", "who?")])
-            expected = scores(await ask(client, "bulk", texts))
+    settings = make_settings(max_inputs=NUM_TEXTS, trunk_cache_bytes=0)
+    async with running_client(backbone, registry, settings) as client:
+        alone = scores([await ask(client, "short", "who?")])
+        expected = scores(await ask(client, "bulk", texts))
 
-            bulk = asyncio.create_task(ask(client, "bulk", texts))
-            await asyncio.sleep(0.2)
-            for _ in range(NUM_QUESTIONS):
-                beside = scores([await ask(client, "short", "who?")])
-                assert beside == pytest.approx(alone, abs=1e-5)
-            assert not bulk.done()
+        bulk = asyncio.create_task(ask(client, "bulk", texts))
+        await asyncio.sleep(0.2)
+        for _ in range(NUM_QUESTIONS):
+            beside = scores([await ask(client, "short", "who?")])
+            assert beside == pytest.approx(alone, abs=1e-5)
+        assert not bulk.done()
 
-            assert scores(await bulk) == pytest.approx(expected, abs=1e-5)
-            metrics = (await client.get("/metrics")).text
-            (line,) = (
-                it for it in metrics.splitlines() if it.startswith("nunatak_overtaking_rows_total")
-            )
-            assert float(line.split()[1]) >= NUM_QUESTIONS / 2
-
-    asyncio.run(scenario())
+        assert scores(await bulk) == pytest.approx(expected, abs=1e-5)
+        metrics = (await client.get("/metrics")).text
+        (line,) = (
+            it for it in metrics.splitlines() if it.startswith("nunatak_overtaking_rows_total")
+        )
+        assert float(line.split()[1]) >= NUM_QUESTIONS / 2

@@ -12,7 +12,7 @@ from doubles.backbones import tiny_backbone
 from doubles.serving import running_client
 from nunatak_registry import Registry
 from nunatak_server import page
-from nunatak_server.api.pages import MEDIA_TYPES
+from nunatak_server.http.pages import MEDIA_TYPES
 
 FOLDER = Path(str(page.__file__)).parent
 PAGES = {"/": "index.html", "/docs": "docs.html"}

@@ -14,7 +14,7 @@ from nunatak_model import Backbone, Bottleneck, Full, HeadOnly, Lora, Method, Te
 from nunatak_registry import Registry
 from nunatak_server import runtime
 from nunatak_server.local import LocalPredictor
-from nunatak_server.service.prediction import TaskFailure, TaskPrediction
+from nunatak_server.predict.types import TaskFailure, TaskPrediction
 
 METHODS: dict[str, Method] = {
     "topk": TopK(num_layers=1),
@@ -55,311 +55,276 @@ def expected_logits(backbone: Backbone, method: Method) -> list[dict[str, float]
     return [dict(zip(("calm", "urgent", "other"), row, strict=True)) for row in rows]
 
 
-def test_one_item_in_gives_one_ranking_out(backbone: Backbone, registry: Registry) -> None:
-    async def scenario() -> None:
-        async with running_client(backbone, registry) as client:
-            answer = await client.post("/v1/tasks/topk/predict", json={"inputs": "hello"})
+async def test_one_item_in_gives_one_ranking_out(backbone: Backbone, registry: Registry) -> None:
+    async with running_client(backbone, registry) as client:
+        answer = await client.post("/v1/tasks/topk/predict", json={"inputs": "hello"})
 
-        body = answer.json()
-        assert answer.status_code == 200
-        assert (body["task"], body["version"]) == ("topk", 1)
-        scores = [item["score"] for item in body["outputs"]]
-        assert sum(scores) == pytest.approx(1)
-        assert scores == sorted(scores, reverse=True)
-
-    asyncio.run(scenario())
+    body = answer.json()
+    assert answer.status_code == 200
+    assert (body["task"], body["version"]) == ("topk", 1)
+    scores = [item["score"] for item in body["outputs"]]
+    assert sum(scores) == pytest.approx(1)
+    assert scores == sorted(scores, reverse=True)
 
 
-def test_answers_tell_version_times_and_request_id(backbone: Backbone, registry: Registry) -> None:
-    async def scenario() -> None:
-        async with running_client(backbone, registry) as client:
+async def test_answers_tell_version_times_and_request_id(
+    backbone: Backbone, registry: Registry
+) -> None:
+    async with running_client(backbone, registry) as client:
+        answer = await client.post(
+            "/v1/tasks/topk/predict",
+            json={"inputs": ["a", "b"]},
+            headers={"x-request-id": "my-id.7"},
+        )
+        made_up = await client.post(
+            "/v1/tasks/topk/predict",
+            json={"inputs": "a"},
+            headers={"x-request-id": "not sane\tat all"},
+        )
+
+    assert answer.headers["x-task-version"] == "topk/1"
+    assert answer.headers["x-batch-size"] == "2"
+    assert answer.headers["x-request-id"] == "my-id.7"
+    for name in ("x-queue-ms", "x-tokenize-ms", "x-compute-ms"):
+        assert float(answer.headers[name]) >= 0
+    assert made_up.headers["x-request-id"].isalnum()
+
+
+async def test_a_mixed_batch_answers_as_each_row_alone(
+    backbone: Backbone, registry: Registry
+) -> None:
+    async with running_client(backbone, registry) as client:
+        answer = await client.post(
+            "/v1/predict",
+            json={
+                "inputs": [as_sent(item) for item in INPUTS],
+                "tasks": list(METHODS),
+                "parameters": {"function_to_apply": "none"},
+            },
+        )
+
+    results = answer.json()["results"]
+    assert answer.status_code == 200
+    assert [result["reference"] for result in results] == list(METHODS)
+    for result, method in zip(results, METHODS.values(), strict=True):
+        expected = expected_logits(backbone, method)
+        for ranking, row in zip(result["outputs"], expected, strict=True):
+            assert logits_in(ranking) == pytest.approx(row, abs=TOLERANCE)
+
+
+async def test_concurrent_requests_get_their_own_answers(
+    backbone: Backbone, registry: Registry
+) -> None:
+    async with running_client(backbone, registry) as client:
+
+        async def ask(name: str, index: int) -> tuple[str, int, dict[str, float]]:
             answer = await client.post(
-                "/v1/tasks/topk/predict",
-                json={"inputs": ["a", "b"]},
-                headers={"x-request-id": "my-id.7"},
-            )
-            made_up = await client.post(
-                "/v1/tasks/topk/predict",
-                json={"inputs": "a"},
-                headers={"x-request-id": "not sane\tat all"},
-            )
-
-        assert answer.headers["x-task-version"] == "topk/1"
-        assert answer.headers["x-batch-size"] == "2"
-        assert answer.headers["x-request-id"] == "my-id.7"
-        for name in ("x-queue-ms", "x-tokenize-ms", "x-compute-ms"):
-            assert float(answer.headers[name]) >= 0
-        assert made_up.headers["x-request-id"].isalnum()
-
-    asyncio.run(scenario())
-
-
-def test_a_mixed_batch_answers_as_each_row_alone(backbone: Backbone, registry: Registry) -> None:
-    async def scenario() -> None:
-        async with running_client(backbone, registry) as client:
-            answer = await client.post(
-                "/v1/predict",
+                f"/v1/tasks/{name}/predict",
                 json={
-                    "inputs": [as_sent(item) for item in INPUTS],
-                    "tasks": list(METHODS),
+                    "inputs": as_sent(INPUTS[index]),
                     "parameters": {"function_to_apply": "none"},
                 },
             )
+            return name, index, logits_in(answer.json()["outputs"])
 
-        results = answer.json()["results"]
-        assert answer.status_code == 200
-        assert [result["reference"] for result in results] == list(METHODS)
-        for result, method in zip(results, METHODS.values(), strict=True):
-            expected = expected_logits(backbone, method)
-            for ranking, row in zip(result["outputs"], expected, strict=True):
-                assert logits_in(ranking) == pytest.approx(row, abs=TOLERANCE)
+        answers = await asyncio.gather(
+            *(ask(name, i) for _ in range(5) for name in METHODS for i in range(len(INPUTS)))
+        )
 
-    asyncio.run(scenario())
-
-
-def test_concurrent_requests_get_their_own_answers(backbone: Backbone, registry: Registry) -> None:
-    async def scenario() -> None:
-        async with running_client(backbone, registry) as client:
-
-            async def ask(name: str, index: int) -> tuple[str, int, dict[str, float]]:
-                answer = await client.post(
-                    f"/v1/tasks/{name}/predict",
-                    json={
-                        "inputs": as_sent(INPUTS[index]),
-                        "parameters": {"function_to_apply": "none"},
-                    },
-                )
-                return name, index, logits_in(answer.json()["outputs"])
-
-            answers = await asyncio.gather(
-                *(ask(name, i) for _ in range(5) for name in METHODS for i in range(len(INPUTS)))
-            )
-
-        expected = {name: expected_logits(backbone, method) for name, method in METHODS.items()}
-        for name, index, logits in answers:
-            assert logits == pytest.approx(expected[name][index], abs=TOLERANCE)
-
-    asyncio.run(scenario())
+    expected = {name: expected_logits(backbone, method) for name, method in METHODS.items()}
+    for name, index, logits in answers:
+        assert logits == pytest.approx(expected[name][index], abs=TOLERANCE)
 
 
-def test_a_fan_out_shares_its_trunk(backbone: Backbone, registry: Registry) -> None:
-    async def scenario() -> None:
-        async with running_client(backbone, registry) as client:
-            for name in METHODS:
-                await client.post(f"/v1/tasks/{name}/preload")
-            await client.post("/v1/predict", json={"inputs": "one text", "tasks": list(METHODS)})
-            metrics = (await client.get("/metrics")).text
+async def test_a_fan_out_shares_its_trunk(backbone: Backbone, registry: Registry) -> None:
+    async with running_client(backbone, registry) as client:
+        for name in METHODS:
+            await client.post(f"/v1/tasks/{name}/preload")
+        await client.post("/v1/predict", json={"inputs": "one text", "tasks": list(METHODS)})
+        metrics = (await client.get("/metrics")).text
 
-        # Of the six tasks `full` has no trunk and `lora` adapts every layer: four share one row.
-        assert "nunatak_shared_trunk_rows_total 3.0" in metrics
-
-    asyncio.run(scenario())
+    # Of the six tasks `full` has no trunk and `lora` adapts every layer: four share one row.
+    assert "nunatak_shared_trunk_rows_total 3.0" in metrics
 
 
-def test_each_task_of_a_fan_out_answers_or_fails_by_itself(
+async def test_each_task_of_a_fan_out_answers_or_fails_by_itself(
     backbone: Backbone, registry: Registry
 ) -> None:
-    async def scenario() -> None:
-        async with running_client(backbone, registry) as client:
-            answer = await client.post(
-                "/v1/predict",
-                json={
-                    "inputs": "hello",
-                    "tasks": ["topk", "nope", "head/1", "head/9", "lora@beta", "../x", "topk/01"],
-                },
-            )
+    async with running_client(backbone, registry) as client:
+        answer = await client.post(
+            "/v1/predict",
+            json={
+                "inputs": "hello",
+                "tasks": ["topk", "nope", "head/1", "head/9", "lora@beta", "../x", "topk/01"],
+            },
+        )
 
-        results = answer.json()["results"]
-        assert answer.status_code == 200
-        assert [result.get("version") for result in results] == [1, None, 1] + [None] * 4
-        assert [result["error"]["code"] for result in results if "error" in result] == [
-            "task_not_found",
-            "version_not_found",
-            "alias_not_found",
-            "invalid_name",
-            "invalid_name",
-        ]
-
-    asyncio.run(scenario())
+    results = answer.json()["results"]
+    assert answer.status_code == 200
+    assert [result.get("version") for result in results] == [1, None, 1] + [None] * 4
+    assert [result["error"]["code"] for result in results if "error" in result] == [
+        "task_not_found",
+        "version_not_found",
+        "alias_not_found",
+        "invalid_name",
+        "invalid_name",
+    ]
 
 
 @pytest.mark.parametrize(
     "path",
     ["/v1/tasks/topk/1/predict", "/v1/tasks/topk/predict?version=1", "/v1/tasks/topk@prod/predict"],
 )
-def test_every_spelling_of_a_reference_works(
+async def test_every_spelling_of_a_reference_works(
     backbone: Backbone, registry: Registry, path: str
 ) -> None:
     registry.promote("topk", "prod", 1)
 
-    async def scenario() -> None:
-        async with running_client(backbone, registry) as client:
-            answer = await client.post(path, json={"inputs": "hello"})
+    async with running_client(backbone, registry) as client:
+        answer = await client.post(path, json={"inputs": "hello"})
 
-        assert (answer.status_code, answer.json()["version"]) == (200, 1)
-
-    asyncio.run(scenario())
+    assert (answer.status_code, answer.json()["version"]) == (200, 1)
 
 
-def test_parameters_shape_the_scores(backbone: Backbone, registry: Registry) -> None:
-    async def scenario() -> None:
-        async with running_client(backbone, registry) as client:
+async def test_parameters_shape_the_scores(backbone: Backbone, registry: Registry) -> None:
+    async with running_client(backbone, registry) as client:
 
-            async def ask(parameters: dict[str, object]) -> list[dict[str, Any]]:
-                body = {"inputs": "hello", "parameters": parameters}
-                answer = await client.post("/v1/tasks/topk/predict", json=body)
-                outputs: list[dict[str, Any]] = answer.json()["outputs"]
-                return outputs
+        async def ask(parameters: dict[str, object]) -> list[dict[str, Any]]:
+            body = {"inputs": "hello", "parameters": parameters}
+            answer = await client.post("/v1/tasks/topk/predict", json=body)
+            outputs: list[dict[str, Any]] = answer.json()["outputs"]
+            return outputs
 
-            assert len(await ask({"top_k": 2})) == 2
-            assert len(await ask({"top_k": None})) == 3
-            sigmoid = await ask({"function_to_apply": "sigmoid"})
-            assert all(0 <= item["score"] <= 1 for item in sigmoid)
-
-    asyncio.run(scenario())
+        assert len(await ask({"top_k": 2})) == 2
+        assert len(await ask({"top_k": None})) == 3
+        sigmoid = await ask({"function_to_apply": "sigmoid"})
+        assert all(0 <= item["score"] <= 1 for item in sigmoid)
 
 
-def test_a_full_queue_answers_429_at_once(backbone: Backbone, registry: Registry) -> None:
-    async def scenario() -> None:
-        settings = make_settings(max_queued_requests=1)
-        async with running_client(backbone, registry, settings) as client:
-            answers = await asyncio.gather(
-                *(client.post("/v1/tasks/topk/predict", json={"inputs": "x"}) for _ in range(10))
-            )
+async def test_a_full_queue_answers_429_at_once(backbone: Backbone, registry: Registry) -> None:
+    settings = make_settings(max_queued_requests=1)
+    async with running_client(backbone, registry, settings) as client:
+        answers = await asyncio.gather(
+            *(client.post("/v1/tasks/topk/predict", json={"inputs": "x"}) for _ in range(10))
+        )
 
-        codes = sorted(answer.status_code for answer in answers)
-        assert codes[0] == 200
-        assert codes[-1] == 429
-        refused = next(answer for answer in answers if answer.status_code == 429)
-        assert int(refused.headers["retry-after"]) >= 1
-        assert refused.json()["code"] == "overloaded"
-
-    asyncio.run(scenario())
+    codes = sorted(answer.status_code for answer in answers)
+    assert codes[0] == 200
+    assert codes[-1] == 429
+    refused = next(answer for answer in answers if answer.status_code == 429)
+    assert int(refused.headers["retry-after"]) >= 1
+    assert refused.json()["code"] == "overloaded"
 
 
-def test_a_request_that_would_leave_no_room_for_others_is_refused_for_good(
+async def test_a_request_that_would_leave_no_room_for_others_is_refused_for_good(
     backbone: Backbone, registry: Registry
 ) -> None:
     """Nobody else waits then, so that it is not told to retry, and whoever comes is answered."""
 
-    async def scenario() -> None:
-        settings = make_settings(max_queued_tokens=250, max_batch_rows=3, max_batch_tokens=132)
-        async with running_client(backbone, registry, settings) as client:
-            refused = await client.post(
-                "/v1/predict", json={"inputs": ["some words"] * 40, "tasks": list(METHODS)}
-            )
-            answer = await client.post(
-                "/v1/predict", json={"inputs": ["some words"] * 3, "tasks": list(METHODS)}
-            )
+    settings = make_settings(max_queued_tokens=250, max_batch_rows=3, max_batch_tokens=132)
+    async with running_client(backbone, registry, settings) as client:
+        refused = await client.post(
+            "/v1/predict", json={"inputs": ["some words"] * 40, "tasks": list(METHODS)}
+        )
+        answer = await client.post(
+            "/v1/predict", json={"inputs": ["some words"] * 3, "tasks": list(METHODS)}
+        )
 
-        assert refused.status_code == 422
-        assert refused.json()["code"] == "request_too_large"
-        assert "retry-after" not in refused.headers
-        assert answer.status_code == 200
-        assert all(len(result["outputs"]) == 3 for result in answer.json()["results"])
-        assert int(answer.headers["x-batch-size"]) <= 3
-
-    asyncio.run(scenario())
+    assert refused.status_code == 422
+    assert refused.json()["code"] == "request_too_large"
+    assert "retry-after" not in refused.headers
+    assert answer.status_code == 200
+    assert all(len(result["outputs"]) == 3 for result in answer.json()["results"])
+    assert int(answer.headers["x-batch-size"]) <= 3
 
 
-def test_a_deadline_that_passes_leaves_the_load_to_later_requests(
+async def test_a_deadline_that_passes_leaves_the_load_to_later_requests(
     backbone: Backbone, registry: Registry
 ) -> None:
-    async def scenario() -> None:
-        async with running_client(backbone, registry) as client:
-            body = {"inputs": "hello"}
-            late = await client.post(
-                "/v1/tasks/full/predict", json=body, headers={"x-deadline-ms": "1"}
-            )
-            answer = await client.post("/v1/tasks/full/predict", json=body)
+    async with running_client(backbone, registry) as client:
+        body = {"inputs": "hello"}
+        late = await client.post(
+            "/v1/tasks/full/predict", json=body, headers={"x-deadline-ms": "1"}
+        )
+        answer = await client.post("/v1/tasks/full/predict", json=body)
 
-        assert (late.status_code, late.json()["code"]) == (504, "deadline_exceeded")
-        assert answer.status_code == 200
-
-    asyncio.run(scenario())
+    assert (late.status_code, late.json()["code"]) == (504, "deadline_exceeded")
+    assert answer.status_code == 200
 
 
-def test_the_ledger_adds_up(backbone: Backbone, registry: Registry) -> None:
-    async def scenario() -> None:
-        async with running_client(backbone, registry) as client:
-            before = (await client.get("/v1/memory")).json()
-            await client.post("/v1/predict", json={"inputs": "x", "tasks": ["topk", "head"]})
-            after = (await client.get("/v1/memory")).json()
+async def test_the_ledger_adds_up(backbone: Backbone, registry: Registry) -> None:
+    async with running_client(backbone, registry) as client:
+        before = (await client.get("/v1/memory")).json()
+        await client.post("/v1/predict", json={"inputs": "x", "tasks": ["topk", "head"]})
+        after = (await client.get("/v1/memory")).json()
 
-        assert before["tasks"] == []
-        assert before["shared_bytes"] == before["backbone"]["bytes"]
-        assert (before["dedicated_bytes"], before["saved_share"]) == (0, 0)
-        assert [task["task"] for task in after["tasks"]] == ["head", "topk"]
-        held = after["backbone"]["bytes"] + sum(task["bytes"] for task in after["tasks"])
-        assert after["shared_bytes"] == held
-        assert after["dedicated_bytes"] > 2 * after["backbone"]["bytes"]
-        assert after["saved_share"] == pytest.approx(1 - held / after["dedicated_bytes"])
-        assert after["process"]["rss_bytes"] > held
-
-    asyncio.run(scenario())
+    assert before["tasks"] == []
+    assert before["shared_bytes"] == before["backbone"]["bytes"]
+    assert (before["dedicated_bytes"], before["saved_share"]) == (0, 0)
+    assert [task["task"] for task in after["tasks"]] == ["head", "topk"]
+    held = after["backbone"]["bytes"] + sum(task["bytes"] for task in after["tasks"])
+    assert after["shared_bytes"] == held
+    assert after["dedicated_bytes"] > 2 * after["backbone"]["bytes"]
+    assert after["saved_share"] == pytest.approx(1 - held / after["dedicated_bytes"])
+    assert after["process"]["rss_bytes"] > held
 
 
-def test_tasks_are_listed_and_shown(backbone: Backbone, registry: Registry) -> None:
+async def test_tasks_are_listed_and_shown(backbone: Backbone, registry: Registry) -> None:
     registry.promote("topk", "prod", 1)
 
-    async def scenario() -> None:
-        async with running_client(backbone, registry) as client:
-            await client.post("/v1/tasks/topk/preload")
-            listed = (await client.get("/v1/tasks")).json()["tasks"]
-            shown = (await client.get("/v1/tasks/topk", params={"version": 1})).json()
+    async with running_client(backbone, registry) as client:
+        await client.post("/v1/tasks/topk/preload")
+        listed = (await client.get("/v1/tasks")).json()["tasks"]
+        shown = (await client.get("/v1/tasks/topk", params={"version": 1})).json()
 
-        assert [task["name"] for task in listed] == sorted(METHODS)
-        summary = next(task for task in listed if task["name"] == "topk")
-        assert summary == {
-            "name": "topk",
-            "version": 1,
-            "versions": [1],
-            "aliases": {"prod": 1},
-            "candidates": [],
-            "head": "sequence_classification",
-            "labels": ["calm", "urgent", "other"],
-            "method": "topk",
-            "split_depth": 3,
-            "resident_versions": [1],
+    assert [task["name"] for task in listed] == sorted(METHODS)
+    summary = next(task for task in listed if task["name"] == "topk")
+    assert summary == {
+        "name": "topk",
+        "version": 1,
+        "versions": [1],
+        "aliases": {"prod": 1},
+        "candidates": [],
+        "head": "sequence_classification",
+        "labels": ["calm", "urgent", "other"],
+        "method": "topk",
+        "split_depth": 3,
+        "resident_versions": [1],
+    }
+    assert shown["manifest"]["version"] == 1
+    assert {name: shown[name] for name in summary} == summary
+
+
+async def test_health_identity_and_schema_are_served(
+    backbone: Backbone, registry: Registry
+) -> None:
+    settings = make_settings(registry="postgresql+psycopg://me:secret@host/db?blobs=s3://b")
+    async with running_client(backbone, registry, settings) as client:
+        answers = {
+            path: await client.get(path)
+            for path in ("/livez", "/readyz", "/health", "/info", "/openapi.json", "/docs")
         }
-        assert shown["manifest"]["version"] == 1
-        assert {name: shown[name] for name in summary} == summary
 
-    asyncio.run(scenario())
-
-
-def test_health_identity_and_schema_are_served(backbone: Backbone, registry: Registry) -> None:
-    async def scenario() -> None:
-        settings = make_settings(registry="postgresql+psycopg://me:secret@host/db?blobs=s3://b")
-        async with running_client(backbone, registry, settings) as client:
-            answers = {
-                path: await client.get(path)
-                for path in ("/livez", "/readyz", "/health", "/info", "/openapi.json", "/docs")
-            }
-
-        assert {answer.status_code for answer in answers.values()} == {200}
-        assert answers["/info"].json()["registry"] == "postgresql"
-        assert "secret" not in answers["/info"].text
-        assert "/v1/tasks/{task}/predict" in answers["/openapi.json"].json()["paths"]
-
-    asyncio.run(scenario())
+    assert {answer.status_code for answer in answers.values()} == {200}
+    assert answers["/info"].json()["registry"] == "postgresql"
+    assert "secret" not in answers["/info"].text
+    assert "/v1/tasks/{task}/predict" in answers["/openapi.json"].json()["paths"]
 
 
-def test_nothing_is_served_after_the_end(backbone: Backbone, registry: Registry) -> None:
-    async def scenario() -> None:
-        async with running_transport(backbone, registry) as transport:
-            pass
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as late:
-            ready = await late.get("/readyz")
-            answer = await late.post("/v1/tasks/topk/predict", json={"inputs": "x"})
+async def test_nothing_is_served_after_the_end(backbone: Backbone, registry: Registry) -> None:
+    async with running_transport(backbone, registry) as transport:
+        pass
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as late:
+        ready = await late.get("/readyz")
+        answer = await late.post("/v1/tasks/topk/predict", json={"inputs": "x"})
 
-        assert (ready.status_code, ready.json()["code"]) == (503, "draining")
-        assert (answer.status_code, answer.json()["code"]) == (503, "draining")
-
-    asyncio.run(scenario())
+    assert (ready.status_code, ready.json()["code"]) == (503, "draining")
+    assert (answer.status_code, answer.json()["code"]) == (503, "draining")
 
 
-def test_the_local_predictor_answers_as_the_server(backbone: Backbone, registry: Registry) -> None:
+async def test_the_local_predictor_answers_as_the_server(
+    backbone: Backbone, registry: Registry
+) -> None:
     async def ask() -> list[dict[str, Any]]:
         async with running_client(backbone, registry) as client:
             answer = await client.post("/v1/tasks/lora/predict", json={"inputs": "hello"})
@@ -371,7 +336,7 @@ def test_the_local_predictor_answers_as_the_server(backbone: Backbone, registry:
 
     assert isinstance(lora, TaskPrediction)
     assert isinstance(nope, TaskFailure)
-    expected = {item["label"]: item["score"] for item in asyncio.run(ask())}
+    expected = {item["label"]: item["score"] for item in (await ask())}
     scores = {item["label"]: item["score"] for item in lora.outputs[0] if "label" in item}
     assert scores == pytest.approx(expected)
 

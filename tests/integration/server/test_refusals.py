@@ -1,4 +1,3 @@
-import asyncio
 import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Generator
 from contextlib import asynccontextmanager
@@ -126,42 +125,38 @@ def check_problem(answer: httpx.Response, status: int, code: str) -> None:
 
 
 @pytest.mark.parametrize(("body", "status", "code"), BODIES.values(), ids=BODIES.keys())
-def test_bad_bodies_get_their_documented_problem(
+async def test_bad_bodies_get_their_documented_problem(
     backbone: Backbone, registry: Registry, body: str, status: int, code: str
 ) -> None:
-    async def scenario() -> None:
-        async with surviving_client(backbone, registry) as client:
-            answer = await client.post(
-                PREDICT, content=body, headers={"content-type": "application/json"}
-            )
-            check_problem(answer, status, code)
-
-    asyncio.run(scenario())
+    async with surviving_client(backbone, registry) as client:
+        answer = await client.post(
+            PREDICT, content=body, headers={"content-type": "application/json"}
+        )
+        check_problem(answer, status, code)
 
 
-def test_hostile_names_are_refused_on_every_route(backbone: Backbone, registry: Registry) -> None:
-    async def scenario() -> None:
-        async with surviving_client(backbone, registry) as client:
-            for name in HOSTILE_NAMES:
-                for method, path, body in (
-                    ("POST", f"/v1/tasks/{name}/predict", {"inputs": "x"}),
-                    ("GET", f"/v1/tasks/{name}", None),
-                    ("POST", f"/v1/tasks/{name}/preload", None),
-                    ("POST", f"/v1/tasks/{name}/evict", None),
-                    ("PUT", f"/v1/tasks/{name}/aliases/prod", {"version": 1}),
-                    ("PUT", f"/v1/tasks/tone/aliases/{name}", {"version": 1}),
-                    ("POST", f"/v1/tasks/{name}/aliases/prod/rollback", {}),
-                ):
-                    answer = await client.request(method, path, json=body)
-                    assert answer.status_code in {404, 405, 422}, (name, path, answer.text)
-                    assert answer.json()["code"] in {
-                        "invalid_name",
-                        "route_not_found",
-                        "method_not_allowed",
-                    }
-        assert registry.task("tone").aliases == {}
-
-    asyncio.run(scenario())
+async def test_hostile_names_are_refused_on_every_route(
+    backbone: Backbone, registry: Registry
+) -> None:
+    async with surviving_client(backbone, registry) as client:
+        for name in HOSTILE_NAMES:
+            for method, path, body in (
+                ("POST", f"/v1/tasks/{name}/predict", {"inputs": "x"}),
+                ("GET", f"/v1/tasks/{name}", None),
+                ("POST", f"/v1/tasks/{name}/preload", None),
+                ("POST", f"/v1/tasks/{name}/evict", None),
+                ("PUT", f"/v1/tasks/{name}/aliases/prod", {"version": 1}),
+                ("PUT", f"/v1/tasks/tone/aliases/{name}", {"version": 1}),
+                ("POST", f"/v1/tasks/{name}/aliases/prod/rollback", {}),
+            ):
+                answer = await client.request(method, path, json=body)
+                assert answer.status_code in {404, 405, 422}, (name, path, answer.text)
+                assert answer.json()["code"] in {
+                    "invalid_name",
+                    "route_not_found",
+                    "method_not_allowed",
+                }
+    assert registry.task("tone").aliases == {}
 
 
 @pytest.mark.parametrize(
@@ -180,59 +175,45 @@ def test_hostile_names_are_refused_on_every_route(backbone: Backbone, registry: 
         ("/v1/tasks/tone/predict/", "route_not_found"),
     ],
 )
-def test_what_is_not_there_is_told_by_code(
+async def test_what_is_not_there_is_told_by_code(
     backbone: Backbone, registry: Registry, path: str, code: str
 ) -> None:
-    async def scenario() -> None:
-        async with surviving_client(backbone, registry) as client:
-            answer = await client.post(path, json={"inputs": "x"})
-            check_problem(answer, 422 if code == "invalid_name" else 404, code)
-
-    asyncio.run(scenario())
+    async with surviving_client(backbone, registry) as client:
+        answer = await client.post(path, json={"inputs": "x"})
+        check_problem(answer, 422 if code == "invalid_name" else 404, code)
 
 
-def test_a_wrong_method_is_told_so(backbone: Backbone, registry: Registry) -> None:
-    async def scenario() -> None:
-        async with surviving_client(backbone, registry) as client:
-            answer = await client.delete(PREDICT)
-            check_problem(answer, 405, "method_not_allowed")
-            assert answer.headers["allow"] == "POST"
-
-    asyncio.run(scenario())
+async def test_a_wrong_method_is_told_so(backbone: Backbone, registry: Registry) -> None:
+    async with surviving_client(backbone, registry) as client:
+        answer = await client.delete(PREDICT)
+        check_problem(answer, 405, "method_not_allowed")
+        assert answer.headers["allow"] == "POST"
 
 
 @pytest.mark.parametrize(
     "media_type", ["", "text/plain", "application/x-www-form-urlencoded", "application/jsonx"]
 )
-def test_another_media_type_is_refused(
+async def test_another_media_type_is_refused(
     backbone: Backbone, registry: Registry, media_type: str
 ) -> None:
-    async def scenario() -> None:
-        async with surviving_client(backbone, registry) as client:
-            answer = await client.post(
-                PREDICT, content='{"inputs": "x"}', headers={"content-type": media_type}
-            )
-            check_problem(answer, 415, "unsupported_media_type")
-
-    asyncio.run(scenario())
+    async with surviving_client(backbone, registry) as client:
+        answer = await client.post(
+            PREDICT, content='{"inputs": "x"}', headers={"content-type": media_type}
+        )
+        check_problem(answer, 415, "unsupported_media_type")
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "600001", "soon", "1.5", "NaN", ""])
-def test_an_impossible_deadline_is_refused(
+async def test_an_impossible_deadline_is_refused(
     backbone: Backbone, registry: Registry, value: str
 ) -> None:
-    async def scenario() -> None:
-        async with surviving_client(backbone, registry) as client:
-            answer = await client.post(
-                PREDICT, json={"inputs": "x"}, headers={"x-deadline-ms": value}
-            )
-            check_problem(answer, 422, "invalid_request")
-
-    asyncio.run(scenario())
+    async with surviving_client(backbone, registry) as client:
+        answer = await client.post(PREDICT, json={"inputs": "x"}, headers={"x-deadline-ms": value})
+        check_problem(answer, 422, "invalid_request")
 
 
 @pytest.mark.parametrize("is_declared", [True, False])
-def test_a_body_over_the_limit_is_refused_declared_or_chunked(
+async def test_a_body_over_the_limit_is_refused_declared_or_chunked(
     backbone: Backbone, registry: Registry, *, is_declared: bool
 ) -> None:
     chunk = b" " * 65_536
@@ -243,40 +224,31 @@ def test_a_body_over_the_limit_is_refused_declared_or_chunked(
             next(num_sent)
             yield chunk
 
-    async def scenario() -> None:
-        async with surviving_client(backbone, registry) as client:
-            headers = {"content-type": "application/json"}
-            content = chunk * 160 if is_declared else chunks()
-            answer = await client.post(PREDICT, content=content, headers=headers)
-            check_problem(answer, 413, "body_too_large")
-        assert next(num_sent) <= 18
-
-    asyncio.run(scenario())
+    async with surviving_client(backbone, registry) as client:
+        headers = {"content-type": "application/json"}
+        content = chunk * 160 if is_declared else chunks()
+        answer = await client.post(PREDICT, content=content, headers=headers)
+        check_problem(answer, 413, "body_too_large")
+    assert next(num_sent) <= 18
 
 
-def test_a_task_may_be_named_once(backbone: Backbone, registry: Registry) -> None:
-    async def scenario() -> None:
-        async with surviving_client(backbone, registry) as client:
-            for tasks, code in (
-                (["tone", "tone"], "invalid_request"),
-                ([], "invalid_request"),
-                ([""], "invalid_request"),
-                (["a" * 201], "invalid_request"),
-                ([f"task-{index}" for index in range(65)], "too_many_tasks"),
-            ):
-                answer = await client.post("/v1/predict", json={"inputs": "x", "tasks": tasks})
-                check_problem(answer, 422, code)
-
-    asyncio.run(scenario())
+async def test_a_task_may_be_named_once(backbone: Backbone, registry: Registry) -> None:
+    async with surviving_client(backbone, registry) as client:
+        for tasks, code in (
+            (["tone", "tone"], "invalid_request"),
+            ([], "invalid_request"),
+            ([""], "invalid_request"),
+            (["a" * 201], "invalid_request"),
+            ([f"task-{index}" for index in range(65)], "too_many_tasks"),
+        ):
+            answer = await client.post("/v1/predict", json={"inputs": "x", "tasks": tasks})
+            check_problem(answer, 422, code)
 
 
-def test_unknown_names_make_no_metric(backbone: Backbone, registry: Registry) -> None:
-    async def scenario() -> None:
-        async with surviving_client(backbone, registry) as client:
-            for index in range(50):
-                await client.post(f"/v1/tasks/nope-{index}/predict", json={"inputs": "x"})
-            text = (await client.get("/metrics")).text
-            assert "nope" not in text
-            assert 'outcome="task_not_found",task="unknown"} 50.0' in text
-
-    asyncio.run(scenario())
+async def test_unknown_names_make_no_metric(backbone: Backbone, registry: Registry) -> None:
+    async with surviving_client(backbone, registry) as client:
+        for index in range(50):
+            await client.post(f"/v1/tasks/nope-{index}/predict", json={"inputs": "x"})
+        text = (await client.get("/metrics")).text
+        assert "nope" not in text
+        assert 'outcome="task_not_found",task="unknown"} 50.0' in text

@@ -16,9 +16,8 @@ from doubles.tasks import publish_tiny_task
 from nunatak_artifact import load_task
 from nunatak_model import Backbone, Branch, Row, forward
 from nunatak_registry import Registry, TaskManifest
-from nunatak_server.process.settings import ServerSettings
-from nunatak_server.residency.memory_return import find_memory_return
-from nunatak_server.residency.sizes import size_in_memory
+from nunatak_server.residency.memory import find_memory_return, size_in_memory
+from nunatak_server.settings import ServerSettings
 
 TEXTS = ("where is my parcel?", "a much longer text about nothing at all", "hello")
 NUM_TASKS, NUM_ANSWERS, NUM_ASKERS = 8, 400, 6
@@ -99,137 +98,117 @@ async def operate(client: httpx.AsyncClient, stop: asyncio.Event) -> int:
     raise AssertionError
 
 
-def test_every_answer_is_that_of_the_version_it_names_whatever_operators_do(
+async def test_every_answer_is_that_of_the_version_it_names_whatever_operators_do(
     backbone: Backbone, registry: Registry, versions: list[TaskManifest]
 ) -> None:
     oracle = oracle_of(registry, versions, backbone)
 
-    async def scenario() -> None:
-        wrong: list[object] = []
-        settings = room_for(3.5, versions[0], backbone)
-        async with running_client(backbone, registry, settings) as client:
+    wrong: list[object] = []
+    settings = room_for(3.5, versions[0], backbone)
+    async with running_client(backbone, registry, settings) as client:
 
-            async def ask(seed: int) -> None:
-                draw = random.Random(seed)
-                for _ in range(NUM_ANSWERS // NUM_ASKERS):
-                    text, task = draw.choice(TEXTS), f"task-{draw.randrange(NUM_TASKS)}"
-                    body = {"inputs": text, "parameters": LOGITS}
-                    answer = await client.post(f"/v1/tasks/{task}/predict", json=body)
-                    if answer.status_code != 200 or differs(answer.json(), text, oracle):
-                        wrong.append(answer.text)
+        async def ask(seed: int) -> None:
+            draw = random.Random(seed)
+            for _ in range(NUM_ANSWERS // NUM_ASKERS):
+                text, task = draw.choice(TEXTS), f"task-{draw.randrange(NUM_TASKS)}"
+                body = {"inputs": text, "parameters": LOGITS}
+                answer = await client.post(f"/v1/tasks/{task}/predict", json=body)
+                if answer.status_code != 200 or differs(answer.json(), text, oracle):
+                    wrong.append(answer.text)
 
-            stop = asyncio.Event()
-            operating = asyncio.create_task(operate(client, stop))
-            await asyncio.gather(*map(ask, range(NUM_ASKERS)))
-            stop.set()
-            assert await operating > 10
-            device = (await client.get("/v1/memory")).json()["tiers"]["device"]
-        assert wrong == []
-        assert device["bytes"] <= device["budget_bytes"]
-        assert device["versions"] <= 3
-
-    asyncio.run(scenario())
+        stop = asyncio.Event()
+        operating = asyncio.create_task(operate(client, stop))
+        await asyncio.gather(*map(ask, range(NUM_ASKERS)))
+        stop.set()
+        assert await operating > 10
+        device = (await client.get("/v1/memory")).json()["tiers"]["device"]
+    assert wrong == []
+    assert device["bytes"] <= device["budget_bytes"]
+    assert device["versions"] <= 3
 
 
-def test_a_fan_out_over_more_tasks_than_fit_is_answered(
+async def test_a_fan_out_over_more_tasks_than_fit_is_answered(
     backbone: Backbone, registry: Registry, versions: list[TaskManifest]
 ) -> None:
-    async def scenario() -> None:
-        settings = room_for(2.5, versions[0], backbone)
-        async with running_client(backbone, registry, settings) as client:
-            tasks = [f"task-{index}" for index in range(NUM_TASKS)]
-            body = {"inputs": TEXTS[0], "tasks": tasks}
-            answers = await asyncio.gather(
-                *(client.post("/v1/predict", json=body) for _ in range(3))
-            )
-            for answer in answers:
-                assert [result.get("task") for result in answer.json()["results"]] == tasks
-
-    asyncio.run(scenario())
+    settings = room_for(2.5, versions[0], backbone)
+    async with running_client(backbone, registry, settings) as client:
+        tasks = [f"task-{index}" for index in range(NUM_TASKS)]
+        body = {"inputs": TEXTS[0], "tasks": tasks}
+        answers = await asyncio.gather(*(client.post("/v1/predict", json=body) for _ in range(3)))
+        for answer in answers:
+            assert [result.get("task") for result in answer.json()["results"]] == tasks
 
 
-def test_a_version_larger_than_the_budget_is_refused_with_a_code(
+async def test_a_version_larger_than_the_budget_is_refused_with_a_code(
     backbone: Backbone, registry: Registry, versions: list[TaskManifest]
 ) -> None:
-    async def scenario() -> None:
-        settings = room_for(0.5, versions[0], backbone)
-        async with running_client(backbone, registry, settings) as client:
-            answer = await client.post("/v1/tasks/task-0/predict", json={"inputs": "x"})
-            moved = await client.put("/v1/tasks/task-0/aliases/prod", json={"version": 2})
+    settings = room_for(0.5, versions[0], backbone)
+    async with running_client(backbone, registry, settings) as client:
+        answer = await client.post("/v1/tasks/task-0/predict", json={"inputs": "x"})
+        moved = await client.put("/v1/tasks/task-0/aliases/prod", json={"version": 2})
 
-            assert (answer.status_code, answer.json()["code"]) == (503, "task_does_not_fit")
-            assert str(settings.task_memory_bytes) in answer.json()["detail"]
-            assert (moved.status_code, moved.json()["code"]) == (503, "task_does_not_fit")
-
-    asyncio.run(scenario())
+        assert (answer.status_code, answer.json()["code"]) == (503, "task_does_not_fit")
+        assert str(settings.task_memory_bytes) in answer.json()["detail"]
+        assert (moved.status_code, moved.json()["code"]) == (503, "task_does_not_fit")
     assert registry.task("task-0").aliases == {"prod": 1}
 
 
-def test_a_pinned_version_is_never_evicted_until_unpinned(
+async def test_a_pinned_version_is_never_evicted_until_unpinned(
     backbone: Backbone, registry: Registry, versions: list[TaskManifest]
 ) -> None:
-    async def scenario() -> None:
-        settings = room_for(2.5, versions[0], backbone)
-        async with running_client(backbone, registry, settings) as client:
-            pinned = (await client.post("/v1/tasks/task-0/pin")).json()
-            assert (pinned["task"], pinned["version"], pinned["pinned"]) == ("task-0", 1, True)
-            for index in range(1, NUM_TASKS):
-                await client.post(f"/v1/tasks/task-{index}/predict", json={"inputs": "x"})
+    settings = room_for(2.5, versions[0], backbone)
+    async with running_client(backbone, registry, settings) as client:
+        pinned = (await client.post("/v1/tasks/task-0/pin")).json()
+        assert (pinned["task"], pinned["version"], pinned["pinned"]) == ("task-0", 1, True)
+        for index in range(1, NUM_TASKS):
+            await client.post(f"/v1/tasks/task-{index}/predict", json={"inputs": "x"})
 
-            memory = (await client.get("/v1/memory")).json()
-            held = {task["task"]: task["pinned"] for task in memory["tasks"]}
-            assert held == {"task-0": True, f"task-{NUM_TASKS - 1}": False}
-            assert memory["tiers"]["device"]["pinned_bytes"] == pinned["bytes"]
-            refused = await client.post("/v1/tasks/task-0/evict")
-            assert (refused.status_code, refused.json()["code"]) == (409, "task_pinned")
-            unpinned = await client.post("/v1/tasks/task-0/unpin")
-            assert unpinned.json() == {"task": "task-0", "versions": [1]}
-            evicted = await client.post("/v1/tasks/task-0/evict")
-            assert evicted.json()["versions"] == [1]
-
-    asyncio.run(scenario())
+        memory = (await client.get("/v1/memory")).json()
+        held = {task["task"]: task["pinned"] for task in memory["tasks"]}
+        assert held == {"task-0": True, f"task-{NUM_TASKS - 1}": False}
+        assert memory["tiers"]["device"]["pinned_bytes"] == pinned["bytes"]
+        refused = await client.post("/v1/tasks/task-0/evict")
+        assert (refused.status_code, refused.json()["code"]) == (409, "task_pinned")
+        unpinned = await client.post("/v1/tasks/task-0/unpin")
+        assert unpinned.json() == {"task": "task-0", "versions": [1]}
+        evicted = await client.post("/v1/tasks/task-0/evict")
+        assert evicted.json()["versions"] == [1]
 
 
-def test_an_alias_lets_go_of_the_version_it_means_alone(
+async def test_an_alias_lets_go_of_the_version_it_means_alone(
     backbone: Backbone, registry: Registry, versions: list[TaskManifest]
 ) -> None:
-    async def scenario() -> None:
-        settings = room_for(2.5, versions[0], backbone)
-        async with running_client(backbone, registry, settings) as client:
-            for version in ("1", "2"):
-                await client.post("/v1/tasks/task-0/pin", params={"version": version})
+    settings = room_for(2.5, versions[0], backbone)
+    async with running_client(backbone, registry, settings) as client:
+        for version in ("1", "2"):
+            await client.post("/v1/tasks/task-0/pin", params={"version": version})
 
-            for verb in ("unpin", "evict"):
-                answer = await client.post(f"/v1/tasks/task-0@prod/{verb}")
-                assert answer.json() == {"task": "task-0", "versions": [1]}
-                absent = await client.post(f"/v1/tasks/task-0@nope/{verb}")
-                assert (absent.status_code, absent.json()["code"]) == (404, "alias_not_found")
+        for verb in ("unpin", "evict"):
+            answer = await client.post(f"/v1/tasks/task-0@prod/{verb}")
+            assert answer.json() == {"task": "task-0", "versions": [1]}
+            absent = await client.post(f"/v1/tasks/task-0@nope/{verb}")
+            assert (absent.status_code, absent.json()["code"]) == (404, "alias_not_found")
 
-            (left,) = (await client.get("/v1/memory")).json()["tasks"]
-            assert (left["version"], left["pinned"]) == (2, True)
-
-    asyncio.run(scenario())
+        (left,) = (await client.get("/v1/memory")).json()["tasks"]
+        assert (left["version"], left["pinned"]) == (2, True)
 
 
-def test_an_evicted_version_leaves_nothing_behind(
+async def test_an_evicted_version_leaves_nothing_behind(
     backbone: Backbone, registry: Registry, versions: list[TaskManifest]
 ) -> None:
-    async def scenario() -> None:
-        settings = room_for(2.5, versions[0], backbone)
-        async with running_client(backbone, registry, settings) as client:
-            before = num_branches()
-            for index in range(3 * NUM_TASKS):
-                task = f"/v1/tasks/task-{index % NUM_TASKS}"
-                await client.post(f"{task}/predict", json={"inputs": TEXTS[0]})
-            for index in range(NUM_TASKS):
-                await client.post(f"/v1/tasks/task-{index}/evict")
+    settings = room_for(2.5, versions[0], backbone)
+    async with running_client(backbone, registry, settings) as client:
+        before = num_branches()
+        for index in range(3 * NUM_TASKS):
+            task = f"/v1/tasks/task-{index % NUM_TASKS}"
+            await client.post(f"{task}/predict", json={"inputs": TEXTS[0]})
+        for index in range(NUM_TASKS):
+            await client.post(f"/v1/tasks/task-{index}/evict")
 
-            # The engine lets its last batch go a moment after it has been answered.
-            async with asyncio.timeout(10):
-                while num_branches() > before:
-                    await client.get("/livez")
-
-    asyncio.run(scenario())
+        # The engine lets its last batch go a moment after it has been answered.
+        async with asyncio.timeout(10):
+            while num_branches() > before:
+                await client.get("/livez")
 
 
 def num_branches() -> int:
@@ -255,7 +234,7 @@ def test_freed_memory_goes_back_to_the_operating_system() -> None:
     assert len(kept) == 1000
 
 
-def test_who_waits_for_a_version_in_memory_waits_no_longer_than_it_says(
+async def test_who_waits_for_a_version_in_memory_waits_no_longer_than_it_says(
     backbone: Backbone, registry: Registry, versions: list[TaskManifest]
 ) -> None:
     """Nothing has moved then, and the load is there for whoever asks next."""
@@ -266,18 +245,15 @@ def test_who_waits_for_a_version_in_memory_waits_no_longer_than_it_says(
         "/v1/tasks/task-3/aliases/prod/canary": {"version": 2, "share": 0.1},
     }
 
-    async def scenario() -> None:
-        async with running_client(backbone, registry) as client:
-            for path, body in paths.items():
-                method, hurry = "PUT" if body else "POST", {"x-deadline-ms": "1"}
-                late = await client.request(method, path, json=body, headers=hurry)
-                assert (late.status_code, late.json()["code"]) == (504, "deadline_exceeded")
-            for index in (2, 3):
-                shown = (await client.get(f"/v1/tasks/task-{index}")).json()
-                assert (shown["aliases"], shown["candidates"]) == ({"prod": 1}, [])
-            for path, body in paths.items():
-                answer = await client.request("PUT" if body else "POST", path, json=body)
-                assert answer.status_code == 200
-
-    asyncio.run(scenario())
+    async with running_client(backbone, registry) as client:
+        for path, body in paths.items():
+            method, hurry = "PUT" if body else "POST", {"x-deadline-ms": "1"}
+            late = await client.request(method, path, json=body, headers=hurry)
+            assert (late.status_code, late.json()["code"]) == (504, "deadline_exceeded")
+        for index in (2, 3):
+            shown = (await client.get(f"/v1/tasks/task-{index}")).json()
+            assert (shown["aliases"], shown["candidates"]) == ({"prod": 1}, [])
+        for path, body in paths.items():
+            answer = await client.request("PUT" if body else "POST", path, json=body)
+            assert answer.status_code == 200
     assert len(versions) == 2 * NUM_TASKS

@@ -75,24 +75,21 @@ async def resident(client: httpx.AsyncClient) -> list[int]:
     return [task["version"] for task in tasks]
 
 
-def test_what_a_restored_registry_says_is_served_within_a_second(
+async def test_what_a_restored_registry_says_is_served_within_a_second(
     backbone: Backbone, registry: Registry, site: RestoreSite
 ) -> None:
-    async def scenario() -> None:
-        async with running_client(backbone, registry) as client:
-            assert await ask(client) == (2, expected(backbone, LOST))
+    async with running_client(backbone, registry) as client:
+        assert await ask(client) == (2, expected(backbone, LOST))
 
-            await asyncio.to_thread(site.restore, "early")
+        await asyncio.to_thread(site.restore, "early")
 
-            await become(client, 1)
-            assert await ask(client) == (1, expected(backbone, OLD))
-            gone = await client.post("/v1/tasks/tone/2/predict", json={"inputs": TEXT})
-            assert (gone.status_code, gone.json()["code"]) == (404, "version_not_found")
-
-    asyncio.run(scenario())
+        await become(client, 1)
+        assert await ask(client) == (1, expected(backbone, OLD))
+        gone = await client.post("/v1/tasks/tone/2/predict", json={"inputs": TEXT})
+        assert (gone.status_code, gone.json()["code"]) == (404, "version_not_found")
 
 
-def test_a_number_given_out_again_is_never_answered_by_the_content_it_had(
+async def test_a_number_given_out_again_is_never_answered_by_the_content_it_had(
     backbone: Backbone, registry: Registry, site: RestoreSite
 ) -> None:
     def restore() -> None:
@@ -102,63 +99,54 @@ def test_a_number_given_out_again_is_never_answered_by_the_content_it_had(
             publish_tiny_task(other, backbone, seed=NEW)
             other.promote("tone", "prod", 2)
 
-    async def scenario() -> None:
-        async with running_client(backbone, registry) as client:
-            pinned = await client.post("/v1/tasks/tone/pin?version=2")
-            assert pinned.status_code == 200
-            assert await ask(client) == (2, expected(backbone, LOST))
+    async with running_client(backbone, registry) as client:
+        pinned = await client.post("/v1/tasks/tone/pin?version=2")
+        assert pinned.status_code == 200
+        assert await ask(client) == (2, expected(backbone, LOST))
 
-            await asyncio.to_thread(restore)
+        await asyncio.to_thread(restore)
 
-            async with asyncio.timeout(1):
-                while (await ask(client))[1] != expected(backbone, NEW):
-                    pass
-            for task in ("tone", "tone/2", "tone@prod"):
-                assert await ask(client, task) == (2, expected(backbone, NEW))
-            # What was pinned of the content that is gone does not keep its memory.
-            async with asyncio.timeout(1):
-                while await resident(client) != [2]:
-                    await ask(client)
-
-    asyncio.run(scenario())
+        async with asyncio.timeout(1):
+            while (await ask(client))[1] != expected(backbone, NEW):
+                pass
+        for task in ("tone", "tone/2", "tone@prod"):
+            assert await ask(client, task) == (2, expected(backbone, NEW))
+        # What was pinned of the content that is gone does not keep its memory.
+        async with asyncio.timeout(1):
+            while await resident(client) != [2]:
+                await ask(client)
 
 
-def test_a_promotion_after_a_restore_is_seen_and_made_on_the_restored_index(
+async def test_a_promotion_after_a_restore_is_seen_and_made_on_the_restored_index(
     backbone: Backbone, registry: Registry, site: RestoreSite
 ) -> None:
-    async def scenario() -> None:
-        async with running_client(backbone, registry) as client:
-            assert (await ask(client))[0] == 2
-            await asyncio.to_thread(site.restore, "early")
-            await become(client, 1)
+    async with running_client(backbone, registry) as client:
+        assert (await ask(client))[0] == 2
+        await asyncio.to_thread(site.restore, "early")
+        await become(client, 1)
 
-            publish_tiny_task(registry, backbone, seed=NEW)
-            moved = await client.put("/v1/tasks/tone/aliases/prod", json={"version": 2})
+        publish_tiny_task(registry, backbone, seed=NEW)
+        moved = await client.put("/v1/tasks/tone/aliases/prod", json={"version": 2})
 
-            assert moved.status_code == 200, moved.text
-            assert await ask(client) == (2, expected(backbone, NEW))
-            with Registry.open(site.location) as other:
-                assert other.task("tone").aliases == {"prod": 2}
-
-    asyncio.run(scenario())
+        assert moved.status_code == 200, moved.text
+        assert await ask(client) == (2, expected(backbone, NEW))
+        with Registry.open(site.location) as other:
+            assert other.task("tone").aliases == {"prod": 2}
 
 
-def test_holds_are_written_to_a_restored_index_at_once(
+async def test_holds_are_written_to_a_restored_index_at_once(
     backbone: Backbone, registry: Registry, site: RestoreSite
 ) -> None:
-    async def scenario() -> None:
-        async with running_client(backbone, registry) as client:
-            await client.post("/v1/tasks/tone/preload?version=1")
-            await become_held(registry, 1)
+    async with running_client(backbone, registry) as client:
+        await client.post("/v1/tasks/tone/preload?version=1")
+        await become_held(registry, 1)
 
-            await asyncio.to_thread(site.restore, "early")
+        await asyncio.to_thread(site.restore, "early")
 
-            await become_held(registry, 1)
-
-    asyncio.run(scenario())
+        await become_held(registry, 1)
 
 
-def test_a_candidate_of_a_reused_number_is_proven_anew(
+async def test_a_candidate_of_a_reused_number_is_proven_anew(
     backbone: Backbone, registry: Registry, site: RestoreSite
 ) -> None:
     canary = Candidate(task="tone", alias="prod", role=CandidateRole.CANARY, version=2, share=1.0)
@@ -171,48 +159,42 @@ def test_a_candidate_of_a_reused_number_is_proven_anew(
             publish_tiny_task(other, backbone, seed=NEW)
             other.rollouts.set(canary)
 
-    async def scenario() -> None:
-        async with running_client(backbone, registry) as client:
-            await become(client, 2)
+    async with running_client(backbone, registry) as client:
+        await become(client, 2)
 
-            await asyncio.to_thread(restore)
+        await asyncio.to_thread(restore)
 
-            found = list[tuple[int, dict[str, float]]]()
-            async with asyncio.timeout(2):
-                while not found or found[-1] != (2, expected(backbone, NEW)):
-                    found.append(await ask(client))
-            assert (1, expected(backbone, OLD)) in found, "unproven, it left its share"
-
-    asyncio.run(scenario())
+        found = list[tuple[int, dict[str, float]]]()
+        async with asyncio.timeout(2):
+            while not found or found[-1] != (2, expected(backbone, NEW)):
+                found.append(await ask(client))
+        assert (1, expected(backbone, OLD)) in found, "unproven, it left its share"
 
 
 @pytest.mark.parametrize("site", ["rename"], indirect=True)
-def test_an_index_that_is_missing_leaves_what_is_known_in_service(
+async def test_an_index_that_is_missing_leaves_what_is_known_in_service(
     backbone: Backbone, registry: Registry, site: RestoreSite
 ) -> None:
     index = Path(site.location) / "index.sqlite3"
 
-    async def scenario() -> None:
-        async with running_client(backbone, registry) as client:
-            assert (await client.get("/readyz")).json() == {"status": "ready", "warnings": []}
-            await client.post("/v1/tasks/tone/preload?version=2")
-            # By then the server has looked at the registry, and forgets nothing of it any more.
-            await become_held(registry, 2)
-            assert (await ask(client))[0] == 2
-            index.unlink()
+    async with running_client(backbone, registry) as client:
+        assert (await client.get("/readyz")).json() == {"status": "ready", "warnings": []}
+        await client.post("/v1/tasks/tone/preload?version=2")
+        # By then the server has looked at the registry, and forgets nothing of it any more.
+        await become_held(registry, 2)
+        assert (await ask(client))[0] == 2
+        index.unlink()
 
-            async with asyncio.timeout(5):
-                while not (await client.get("/readyz")).json()["warnings"]:
-                    assert (await ask(client))[0] == 2
-            assert (await ask(client))[0] == 2
-            refused = await client.put("/v1/tasks/tone/aliases/prod", json={"version": 1})
-            assert (refused.status_code, refused.json()["code"]) == (503, "store_unavailable")
-            assert "nunatak_registry_readable 0.0" in (await client.get("/metrics")).text
-            assert not index.exists()
+        async with asyncio.timeout(5):
+            while not (await client.get("/readyz")).json()["warnings"]:
+                assert (await ask(client))[0] == 2
+        assert (await ask(client))[0] == 2
+        refused = await client.put("/v1/tasks/tone/aliases/prod", json={"version": 1})
+        assert (refused.status_code, refused.json()["code"]) == (503, "store_unavailable")
+        assert "nunatak_registry_readable 0.0" in (await client.get("/metrics")).text
+        assert not index.exists()
 
-            await asyncio.to_thread(site.restore, "early")
+        await asyncio.to_thread(site.restore, "early")
 
-            await become(client, 1)
-            assert (await client.get("/readyz")).json()["warnings"] == []
-
-    asyncio.run(scenario())
+        await become(client, 1)
+        assert (await client.get("/readyz")).json()["warnings"] == []

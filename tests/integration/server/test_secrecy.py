@@ -1,6 +1,5 @@
 """Nothing that callers send comes out again: not in refusals, logs, metrics or ledgers."""
 
-import asyncio
 import json
 import logging
 from collections.abc import Generator
@@ -125,7 +124,7 @@ def test_a_key_comes_out_nowhere(
     assert secret not in "".join([*emitted, *(record.getMessage() for record in own)])
 
 
-def test_a_failure_that_nobody_foresaw_is_told_without_its_words(
+async def test_a_failure_that_nobody_foresaw_is_told_without_its_words(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Messages of exceptions quote what went wrong, which may be what was sent."""
@@ -144,7 +143,7 @@ def test_a_failure_that_nobody_foresaw_is_told_without_its_words(
                 async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
                     return await client.get("/fail")
 
-    answer = asyncio.run(scenario())
+    answer = await scenario()
 
     assert answer.status_code == 500
     problem = json.loads(answer.content)

@@ -12,7 +12,7 @@ from doubles.backbones import tiny_backbone
 from doubles.serving import make_settings, running_server
 from doubles.tasks import publish_tiny_task
 from nunatak_registry import Registry
-from nunatak_server.api.protocol import MAX_HEAD_BYTES
+from nunatak_server.http.protocol import MAX_HEAD_BYTES
 
 BODY = b'{"inputs": "hello"}'
 HEAD = b"POST /v1/tasks/tone/predict HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\n"

@@ -66,78 +66,67 @@ async def report_of(client: httpx.AsyncClient, *, inputs: int) -> dict[str, Any]
                 return report
 
 
-def test_a_canary_answers_its_share_and_each_caller_keeps_its_version(
+async def test_a_canary_answers_its_share_and_each_caller_keeps_its_version(
     backbone: Backbone, registry: Registry
 ) -> None:
-    async def scenario() -> None:
-        async with running_client(backbone, registry) as client:
-            started = await client.put(CANARY, json={"version": 3, "share": 0.3})
-            assert started.json() == {
-                "task": "tone",
-                "alias": "prod",
-                "role": "canary",
-                "version": 3,
-                "share": 0.3,
-                "active": True,
-            }
-            first = {key: await served(client, key) for key in KEYS}
-            assert set(first.values()) == {2, 3}
-            assert {key: await served(client, key) for key in KEYS} == first
+    async with running_client(backbone, registry) as client:
+        started = await client.put(CANARY, json={"version": 3, "share": 0.3})
+        assert started.json() == {
+            "task": "tone",
+            "alias": "prod",
+            "role": "canary",
+            "version": 3,
+            "share": 0.3,
+            "active": True,
+        }
+        first = {key: await served(client, key) for key in KEYS}
+        assert set(first.values()) == {2, 3}
+        assert {key: await served(client, key) for key in KEYS} == first
 
-            await client.put(CANARY, json={"version": 3, "share": 0.8, "expected_version": 3})
-            grown = {key: await served(client, key) for key in KEYS}
-            assert {key for key in KEYS if first[key] == 3} < {
-                key for key in KEYS if grown[key] == 3
-            }
-            shown = (await client.get("/v1/tasks/tone")).json()["candidates"]
-            assert shown == [{"alias": "prod", "role": "canary", "version": 3, "share": 0.8}]
-            told = "nunatak_split_requests_total"
-            for arm in ("alias", "canary"):
-                line = f'{told}{{arm="{arm}",outcome="ok",task="tone"}}'
-                assert await metric(client, line) > 0
+        await client.put(CANARY, json={"version": 3, "share": 0.8, "expected_version": 3})
+        grown = {key: await served(client, key) for key in KEYS}
+        assert {key for key in KEYS if first[key] == 3} < {key for key in KEYS if grown[key] == 3}
+        shown = (await client.get("/v1/tasks/tone")).json()["candidates"]
+        assert shown == [{"alias": "prod", "role": "canary", "version": 3, "share": 0.8}]
+        told = "nunatak_split_requests_total"
+        for arm in ("alias", "canary"):
+            line = f'{told}{{arm="{arm}",outcome="ok",task="tone"}}'
+            assert await metric(client, line) > 0
 
-            ended = await client.post(f"{CANARY}/end")
-            assert (ended.json()["active"], ended.json()["version"]) == (False, 3)
-            assert {await served(client, key) for key in KEYS} == {2}
-
-    asyncio.run(scenario())
+        ended = await client.post(f"{CANARY}/end")
+        assert (ended.json()["active"], ended.json()["version"]) == (False, 3)
+        assert {await served(client, key) for key in KEYS} == {2}
 
 
-def test_a_move_of_the_alias_ends_the_canary_at_once(
+async def test_a_move_of_the_alias_ends_the_canary_at_once(
     backbone: Backbone, registry: Registry
 ) -> None:
-    async def scenario() -> None:
-        async with running_client(backbone, registry) as client:
-            await client.put(CANARY, json={"version": 3, "share": 1})
-            assert await served(client) == 3
+    async with running_client(backbone, registry) as client:
+        await client.put(CANARY, json={"version": 3, "share": 1})
+        assert await served(client) == 3
 
-            moved = await client.post("/v1/tasks/tone/aliases/prod/rollback")
+        moved = await client.post("/v1/tasks/tone/aliases/prod/rollback")
 
-            assert moved.json()["version"] == 1
-            assert {await served(client, key) for key in KEYS} == {1}
-            none = await client.post(f"{CANARY}/end")
-            assert (none.status_code, none.json()["code"]) == (404, "candidate_not_found")
-
-    asyncio.run(scenario())
+        assert moved.json()["version"] == 1
+        assert {await served(client, key) for key in KEYS} == {1}
+        none = await client.post(f"{CANARY}/end")
+        assert (none.status_code, none.json()["code"]) == (404, "candidate_not_found")
 
 
-def test_a_canary_set_elsewhere_answers_once_it_is_loaded_here(
+async def test_a_canary_set_elsewhere_answers_once_it_is_loaded_here(
     backbone: Backbone, registry: Registry
 ) -> None:
     canary = Candidate(task="tone", alias="prod", role=CandidateRole.CANARY, version=3, share=1.0)
 
-    async def scenario() -> None:
-        async with running_client(backbone, registry) as client:
-            assert await served(client) == 2
-            registry.rollouts.set(canary)
-            async with asyncio.timeout(30):
-                while await served(client) != 3:
-                    pass
-
-    asyncio.run(scenario())
+    async with running_client(backbone, registry) as client:
+        assert await served(client) == 2
+        registry.rollouts.set(canary)
+        async with asyncio.timeout(30):
+            while await served(client) != 3:
+                pass
 
 
-def test_a_candidate_that_cannot_be_served_is_refused_and_gets_no_traffic(
+async def test_a_candidate_that_cannot_be_served_is_refused_and_gets_no_traffic(
     backbone: Backbone, registry: Registry, tmp_path: Path
 ) -> None:
     sick = publish_tiny_task(registry, backbone, seed=9)
@@ -148,21 +137,18 @@ def test_a_candidate_that_cannot_be_served_is_refused_and_gets_no_traffic(
 
     failed = 'nunatak_loads_total{outcome="failed",task="tone"}'
 
-    async def scenario() -> None:
-        async with running_client(backbone, registry) as client:
-            for path in (CANARY, SHADOW):
-                body = {"version": sick.version, "share": 1.0}
-                refused = await client.put(path, json=body)
-                assert (refused.status_code, refused.json()["code"]) == (503, "corrupt_blob")
-            assert registry.task("tone").candidates == ()
+    async with running_client(backbone, registry) as client:
+        for path in (CANARY, SHADOW):
+            body = {"version": sick.version, "share": 1.0}
+            refused = await client.put(path, json=body)
+            assert (refused.status_code, refused.json()["code"]) == (503, "corrupt_blob")
+        assert registry.task("tone").candidates == ()
 
-            registry.rollouts.set(elsewhere)
-            async with asyncio.timeout(30):
-                while await metric(client, failed) < 3:
-                    assert await served(client) == 2
-            assert await served(client) == 2
-
-    asyncio.run(scenario())
+        registry.rollouts.set(elsewhere)
+        async with asyncio.timeout(30):
+            while await metric(client, failed) < 3:
+                assert await served(client) == 2
+        assert await served(client) == 2
 
 
 @pytest.mark.parametrize(
@@ -179,7 +165,7 @@ def test_a_candidate_that_cannot_be_served_is_refused_and_gets_no_traffic(
         (CANARY.replace("canary", "parrot"), {"version": 3, "share": 1}, 422, "invalid_request"),
     ],
 )
-def test_a_candidate_that_makes_no_sense_is_refused(
+async def test_a_candidate_that_makes_no_sense_is_refused(
     backbone: Backbone,
     registry: Registry,
     path: str,
@@ -187,72 +173,63 @@ def test_a_candidate_that_makes_no_sense_is_refused(
     status: int,
     code: str,
 ) -> None:
-    async def scenario() -> None:
-        async with running_client(backbone, registry) as client:
-            refused = await client.put(path, json=body)
+    async with running_client(backbone, registry) as client:
+        refused = await client.put(path, json=body)
 
-            assert (refused.status_code, refused.json()["code"]) == (status, code)
-            assert refused.headers["content-type"] == "application/problem+json"
-
-    asyncio.run(scenario())
+        assert (refused.status_code, refused.json()["code"]) == (status, code)
+        assert refused.headers["content-type"] == "application/problem+json"
 
 
-def test_a_rollback_loads_its_target_first_and_refuses_one_that_cannot_be_served(
+async def test_a_rollback_loads_its_target_first_and_refuses_one_that_cannot_be_served(
     backbone: Backbone, registry: Registry, tmp_path: Path
 ) -> None:
     registry.promote("tone", "prod", 3)
 
-    async def scenario() -> None:
-        async with running_client(backbone, registry) as client:
-            assert await served(client) == 3
-            moved = await client.post("/v1/tasks/tone/aliases/prod/rollback")
-            resident = (await client.get("/v1/tasks/tone")).json()["resident_versions"]
-            assert (moved.json()["version"], resident) == (2, [2, 3])
+    async with running_client(backbone, registry) as client:
+        assert await served(client) == 3
+        moved = await client.post("/v1/tasks/tone/aliases/prod/rollback")
+        resident = (await client.get("/v1/tasks/tone")).json()["resident_versions"]
+        assert (moved.json()["version"], resident) == (2, [2, 3])
 
-            damage(tmp_path, registry.resolve("tone/1"))
-            refused = await client.post("/v1/tasks/tone/aliases/prod/rollback")
-            assert (refused.status_code, refused.json()["code"]) == (503, "corrupt_blob")
-            assert await served(client) == 2
-
-    asyncio.run(scenario())
+        damage(tmp_path, registry.resolve("tone/1"))
+        refused = await client.post("/v1/tasks/tone/aliases/prod/rollback")
+        assert (refused.status_code, refused.json()["code"]) == (503, "corrupt_blob")
+        assert await served(client) == 2
 
 
-def test_a_shadow_is_compared_on_the_same_trunk_and_never_seen(
+async def test_a_shadow_is_compared_on_the_same_trunk_and_never_seen(
     backbone: Backbone, registry: Registry
 ) -> None:
-    async def scenario() -> None:
-        # What is held from the first request would be shared by no row of the second.
-        settings = make_settings(trunk_cache_bytes=0)
-        async with running_client(backbone, registry, settings) as client:
-            alone = (await client.post(PREDICT, json={"inputs": ["one", "two"]})).json()
-            await client.put(SHADOW, json={"version": 3, "share": 1.0})
-            shared = await metric(client, "nunatak_shared_trunk_rows_total")
+    # What is held from the first request would be shared by no row of the second.
+    settings = make_settings(trunk_cache_bytes=0)
+    async with running_client(backbone, registry, settings) as client:
+        alone = (await client.post(PREDICT, json={"inputs": ["one", "two"]})).json()
+        await client.put(SHADOW, json={"version": 3, "share": 1.0})
+        shared = await metric(client, "nunatak_shared_trunk_rows_total")
 
-            beside = (await client.post(PREDICT, json={"inputs": ["one", "two"]})).json()
-            report = await report_of(client, inputs=2)
+        beside = (await client.post(PREDICT, json={"inputs": ["one", "two"]})).json()
+        report = await report_of(client, inputs=2)
 
-            assert beside["version"] == 2
-            for own, other in zip(alone["outputs"], beside["outputs"], strict=True):
-                assert [item["label"] for item in own] == [item["label"] for item in other]
-                scores = [item["score"] for item in own]
-                assert [item["score"] for item in other] == pytest.approx(scores, abs=1e-5)
-            assert await metric(client, "nunatak_shared_trunk_rows_total") == shared + 2
-            assert (report["version"], report["shadow_version"], report["share"]) == (2, 3, 1.0)
-            assert (report["compared"], report["errors"], report["dropped"]) == (2, 0, 0)
-            assert 0 <= report["agreement"] <= 1
-            assert 0 < report["mean_drift"] <= report["max_drift"]
-            assert sum(it["inputs"] for it in report["drift_histogram"]) == 2
-            outcomes = [
-                await metric(client, f'nunatak_shadow_inputs_total{{outcome="{it}",task="tone"}}')
-                for it in ("agreed", "differed")
-            ]
-            assert sum(outcomes) == 2
+        assert beside["version"] == 2
+        for own, other in zip(alone["outputs"], beside["outputs"], strict=True):
+            assert [item["label"] for item in own] == [item["label"] for item in other]
+            scores = [item["score"] for item in own]
+            assert [item["score"] for item in other] == pytest.approx(scores, abs=1e-5)
+        assert await metric(client, "nunatak_shared_trunk_rows_total") == shared + 2
+        assert (report["version"], report["shadow_version"], report["share"]) == (2, 3, 1.0)
+        assert (report["compared"], report["errors"], report["dropped"]) == (2, 0, 0)
+        assert 0 <= report["agreement"] <= 1
+        assert 0 < report["mean_drift"] <= report["max_drift"]
+        assert sum(it["inputs"] for it in report["drift_histogram"]) == 2
+        outcomes = [
+            await metric(client, f'nunatak_shadow_inputs_total{{outcome="{it}",task="tone"}}')
+            for it in ("agreed", "differed")
+        ]
+        assert sum(outcomes) == 2
 
-            await client.post(f"{SHADOW}/end")
-            none = await client.get("/v1/tasks/tone/shadow")
-            assert (none.status_code, none.json()["code"]) == (404, "candidate_not_found")
-
-    asyncio.run(scenario())
+        await client.post(f"{SHADOW}/end")
+        none = await client.get("/v1/tasks/tone/shadow")
+        assert (none.status_code, none.json()["code"]) == (404, "candidate_not_found")
 
 
 def test_a_fan_out_is_streamed_line_by_line_over_a_socket(
@@ -292,17 +269,14 @@ def test_a_fan_out_is_streamed_line_by_line_over_a_socket(
         ("application/json, application/x-ndjson;q=0.9", "application/x-ndjson"),
     ],
 )
-def test_only_who_names_lines_gets_lines(
+async def test_only_who_names_lines_gets_lines(
     backbone: Backbone, registry: Registry, accept: str, type_: str
 ) -> None:
-    async def scenario() -> None:
-        async with running_client(backbone, registry) as client:
-            body = {"inputs": "x", "tasks": ["tone"]}
-            answer = await client.post("/v1/predict", json=body, headers={"accept": accept})
+    async with running_client(backbone, registry) as client:
+        body = {"inputs": "x", "tasks": ["tone"]}
+        answer = await client.post("/v1/predict", json=body, headers={"accept": accept})
 
-            assert answer.headers["content-type"] == type_
-
-    asyncio.run(scenario())
+        assert answer.headers["content-type"] == type_
 
 
 def test_a_caller_that_leaves_a_stream_leaves_nothing_behind(

@@ -73,37 +73,34 @@ async def cache_of(client: httpx.AsyncClient) -> dict[str, int]:
     return ledger["trunk_cache"]
 
 
-def test_a_text_asked_again_is_a_hit_in_the_ledger_and_in_the_metrics(
+async def test_a_text_asked_again_is_a_hit_in_the_ledger_and_in_the_metrics(
     backbone: Backbone, registry: Registry
 ) -> None:
-    async def scenario() -> None:
-        async with running_client(backbone, registry) as client:
-            # Once both are in memory, one batch asks them: while they load, one may go ahead.
-            await ask(client, TEXTS[1:2], ["topk", "head"])
-            start = await cache_of(client)
-            first = await ask(client, TEXTS[:1], ["topk", "head"])
-            missed = await cache_of(client)
-            again = await ask(client, TEXTS[:1], ["topk", "head"])
-            hit = await cache_of(client)
-            metrics = (await client.get("/metrics")).text
+    async with running_client(backbone, registry) as client:
+        # Once both are in memory, one batch asks them: while they load, one may go ahead.
+        await ask(client, TEXTS[1:2], ["topk", "head"])
+        start = await cache_of(client)
+        first = await ask(client, TEXTS[:1], ["topk", "head"])
+        missed = await cache_of(client)
+        again = await ask(client, TEXTS[:1], ["topk", "head"])
+        hit = await cache_of(client)
+        metrics = (await client.get("/metrics")).text
 
-        num_tokens = 2 + sum(map(len, TEXTS[0].split()))
-        assert (missed["hits"] - start["hits"], missed["misses"] - start["misses"]) == (0, 2)
-        assert (hit["hits"] - start["hits"], hit["misses"] - missed["misses"]) == (2, 0)
-        assert hit["saved_tokens"] - start["saved_tokens"] == 2 * num_tokens
-        assert hit["bytes"] == missed["bytes"] > start["bytes"]
-        assert f"nunatak_trunk_cache_hits_total {hit['hits']}.0" in metrics
-        assert f"nunatak_trunk_cache_bytes {hit['bytes']}.0" in metrics
-        for before, after in zip(first, again, strict=True):
-            assert logits_in(after["outputs"][0]) == pytest.approx(
-                logits_in(before["outputs"][0]), abs=TOLERANCE
-            )
-
-    asyncio.run(scenario())
+    num_tokens = 2 + sum(map(len, TEXTS[0].split()))
+    assert (missed["hits"] - start["hits"], missed["misses"] - start["misses"]) == (0, 2)
+    assert (hit["hits"] - start["hits"], hit["misses"] - missed["misses"]) == (2, 0)
+    assert hit["saved_tokens"] - start["saved_tokens"] == 2 * num_tokens
+    assert hit["bytes"] == missed["bytes"] > start["bytes"]
+    assert f"nunatak_trunk_cache_hits_total {hit['hits']}.0" in metrics
+    assert f"nunatak_trunk_cache_bytes {hit['bytes']}.0" in metrics
+    for before, after in zip(first, again, strict=True):
+        assert logits_in(after["outputs"][0]) == pytest.approx(
+            logits_in(before["outputs"][0]), abs=TOLERANCE
+        )
 
 
 @pytest.mark.parametrize("budget", [0, 20_000, 2**28])
-def test_no_promotion_eviction_or_budget_changes_what_a_version_answers(
+async def test_no_promotion_eviction_or_budget_changes_what_a_version_answers(
     budget: int,
     backbone: Backbone,
     registry: Registry,
@@ -125,31 +122,25 @@ def test_no_promotion_eviction_or_budget_changes_what_a_version_answers(
             for item, output in zip(items, result["outputs"], strict=True):
                 assert logits_in(output) == pytest.approx(expected[item], abs=TOLERANCE)
 
-    async def scenario() -> None:
-        settings = make_settings(trunk_cache_bytes=budget)
-        async with running_client(backbone, registry, settings) as client:
-            for _ in range(8):
-                await asyncio.gather(
-                    *(check(client) for _ in range(4)), move(client, chance.choice([*METHODS]))
-                )
-            cache = await cache_of(client)
+    settings = make_settings(trunk_cache_bytes=budget)
+    async with running_client(backbone, registry, settings) as client:
+        for _ in range(8):
+            await asyncio.gather(
+                *(check(client) for _ in range(4)), move(client, chance.choice([*METHODS]))
+            )
+        cache = await cache_of(client)
 
-        assert cache["bytes"] <= budget == cache["max_bytes"]
-        assert (cache["hits"] > 0, cache["misses"] > 0) == (budget > 0, budget > 0)
-        assert (cache["evictions"] > 0) == (budget == 20_000)
-
-    asyncio.run(scenario())
+    assert cache["bytes"] <= budget == cache["max_bytes"]
+    assert (cache["hits"] > 0, cache["misses"] > 0) == (budget > 0, budget > 0)
+    assert (cache["evictions"] > 0) == (budget == 20_000)
 
 
-def test_a_hit_has_the_timing_headers_of_a_miss(backbone: Backbone, registry: Registry) -> None:
-    async def scenario() -> None:
-        async with running_client(backbone, registry) as client:
-            body = {"inputs": "hello"}
-            answers = [await client.post("/v1/tasks/topk/predict", json=body) for _ in range(2)]
+async def test_a_hit_has_the_timing_headers_of_a_miss(
+    backbone: Backbone, registry: Registry
+) -> None:
+    async with running_client(backbone, registry) as client:
+        body = {"inputs": "hello"}
+        answers = [await client.post("/v1/tasks/topk/predict", json=body) for _ in range(2)]
 
-        missed, hit = (
-            {name for name in answer.headers if name.startswith("x-")} for answer in answers
-        )
-        assert {"x-queue-ms", "x-tokenize-ms", "x-compute-ms", "x-batch-size"} < missed == hit
-
-    asyncio.run(scenario())
+    missed, hit = ({name for name in answer.headers if name.startswith("x-")} for answer in answers)
+    assert {"x-queue-ms", "x-tokenize-ms", "x-compute-ms", "x-batch-size"} < missed == hit

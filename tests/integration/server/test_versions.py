@@ -60,56 +60,51 @@ async def version_served(client: httpx.AsyncClient) -> int:
     return version
 
 
-def test_a_promotion_is_visible_to_the_next_request(backbone: Backbone, registry: Registry) -> None:
-    async def scenario() -> None:
-        async with running_client(backbone, registry) as client:
-            assert await version_served(client) == 1
+async def test_a_promotion_is_visible_to_the_next_request(
+    backbone: Backbone, registry: Registry
+) -> None:
+    async with running_client(backbone, registry) as client:
+        assert await version_served(client) == 1
 
-            moved = await client.put(
-                "/v1/tasks/tone/aliases/prod", json={"version": 2, "expected_version": 1}
-            )
+        moved = await client.put(
+            "/v1/tasks/tone/aliases/prod", json={"version": 2, "expected_version": 1}
+        )
 
-            assert moved.json() == {
-                "task": "tone",
-                "alias": "prod",
-                "version": 2,
-                "previous_version": 1,
-            }
-            assert await version_served(client) == 2
-
-    asyncio.run(scenario())
-
-
-def test_a_rollback_is_visible_to_the_next_request(backbone: Backbone, registry: Registry) -> None:
-    async def scenario() -> None:
-        async with running_client(backbone, registry) as client:
-            await client.put("/v1/tasks/tone/aliases/prod", json={"version": 2})
-            assert await version_served(client) == 2
-
-            moved = await client.post("/v1/tasks/tone/aliases/prod/rollback")
-
-            assert (moved.status_code, moved.json()["version"]) == (200, 1)
-            assert await version_served(client) == 1
-            again = await client.post("/v1/tasks/tone/aliases/prod/rollback", json={})
-            assert (again.status_code, again.json()["code"]) == (409, "no_previous_version")
-
-    asyncio.run(scenario())
+        assert moved.json() == {
+            "task": "tone",
+            "alias": "prod",
+            "version": 2,
+            "previous_version": 1,
+        }
+        assert await version_served(client) == 2
 
 
-def test_a_stale_expectation_moves_nothing(backbone: Backbone, registry: Registry) -> None:
-    async def scenario() -> None:
-        async with running_client(backbone, registry) as client:
-            refused = await client.put(
-                "/v1/tasks/tone/aliases/prod", json={"version": 2, "expected_version": 2}
-            )
+async def test_a_rollback_is_visible_to_the_next_request(
+    backbone: Backbone, registry: Registry
+) -> None:
+    async with running_client(backbone, registry) as client:
+        await client.put("/v1/tasks/tone/aliases/prod", json={"version": 2})
+        assert await version_served(client) == 2
 
-            assert (refused.status_code, refused.json()["code"]) == (409, "alias_conflict")
-            assert await version_served(client) == 1
+        moved = await client.post("/v1/tasks/tone/aliases/prod/rollback")
 
-    asyncio.run(scenario())
+        assert (moved.status_code, moved.json()["version"]) == (200, 1)
+        assert await version_served(client) == 1
+        again = await client.post("/v1/tasks/tone/aliases/prod/rollback", json={})
+        assert (again.status_code, again.json()["code"]) == (409, "no_previous_version")
 
 
-def test_a_promotion_by_another_process_is_seen_within_a_second(
+async def test_a_stale_expectation_moves_nothing(backbone: Backbone, registry: Registry) -> None:
+    async with running_client(backbone, registry) as client:
+        refused = await client.put(
+            "/v1/tasks/tone/aliases/prod", json={"version": 2, "expected_version": 2}
+        )
+
+        assert (refused.status_code, refused.json()["code"]) == (409, "alias_conflict")
+        assert await version_served(client) == 1
+
+
+async def test_a_promotion_by_another_process_is_seen_within_a_second(
     backbone: Backbone, registry: Registry, tmp_path: Path
 ) -> None:
     script = textwrap.dedent("""
@@ -119,52 +114,45 @@ def test_a_promotion_by_another_process_is_seen_within_a_second(
             registry.promote("tone", "prod", 2)
     """)
 
-    async def scenario() -> None:
-        async with running_client(backbone, registry) as client:
-            assert await version_served(client) == 1
-            await asyncio.to_thread(
-                subprocess.run, [sys.executable, "-c", script, str(tmp_path)], check=True
-            )
-            async with asyncio.timeout(1):
-                while await version_served(client) != 2:
-                    pass
-
-    asyncio.run(scenario())
+    async with running_client(backbone, registry) as client:
+        assert await version_served(client) == 1
+        await asyncio.to_thread(
+            subprocess.run, [sys.executable, "-c", script, str(tmp_path)], check=True
+        )
+        async with asyncio.timeout(1):
+            while await version_served(client) != 2:
+                pass
 
 
-def test_an_explicit_version_ignores_aliases(backbone: Backbone, registry: Registry) -> None:
-    async def scenario() -> None:
-        async with running_client(backbone, registry) as client:
-            answer = await client.post("/v1/tasks/tone/2/predict", json={"inputs": "x"})
+async def test_an_explicit_version_ignores_aliases(backbone: Backbone, registry: Registry) -> None:
+    async with running_client(backbone, registry) as client:
+        answer = await client.post("/v1/tasks/tone/2/predict", json={"inputs": "x"})
 
-            assert answer.json()["version"] == 2
-            assert await version_served(client) == 1
-
-    asyncio.run(scenario())
+        assert answer.json()["version"] == 2
+        assert await version_served(client) == 1
 
 
-def test_preload_and_evict_change_what_is_resident(backbone: Backbone, registry: Registry) -> None:
-    async def scenario() -> None:
-        async with running_client(backbone, registry) as client:
+async def test_preload_and_evict_change_what_is_resident(
+    backbone: Backbone, registry: Registry
+) -> None:
+    async with running_client(backbone, registry) as client:
 
-            async def resident() -> list[int]:
-                tasks = (await client.get("/v1/memory")).json()["tasks"]
-                return [task["version"] for task in tasks]
+        async def resident() -> list[int]:
+            tasks = (await client.get("/v1/memory")).json()["tasks"]
+            return [task["version"] for task in tasks]
 
-            loaded = (await client.post("/v1/tasks/tone/preload?version=2")).json()
-            assert (loaded["version"], loaded["resident"]) == (2, True)
-            assert loaded["bytes"] > 0
-            await client.post("/v1/tasks/tone@prod/preload")
-            assert await resident() == [1, 2]
+        loaded = (await client.post("/v1/tasks/tone/preload?version=2")).json()
+        assert (loaded["version"], loaded["resident"]) == (2, True)
+        assert loaded["bytes"] > 0
+        await client.post("/v1/tasks/tone@prod/preload")
+        assert await resident() == [1, 2]
 
-            one = await client.post("/v1/tasks/tone/evict?version=2")
-            assert one.json() == {"task": "tone", "versions": [2]}
-            assert await resident() == [1]
-            assert (await client.post("/v1/tasks/tone/evict")).json()["versions"] == [1]
-            assert (await client.post("/v1/tasks/nope/evict")).status_code == 404
-            assert await version_served(client) == 1
-
-    asyncio.run(scenario())
+        one = await client.post("/v1/tasks/tone/evict?version=2")
+        assert one.json() == {"task": "tone", "versions": [2]}
+        assert await resident() == [1]
+        assert (await client.post("/v1/tasks/tone/evict")).json()["versions"] == [1]
+        assert (await client.post("/v1/tasks/nope/evict")).status_code == 404
+        assert await version_served(client) == 1
 
 
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
@@ -175,7 +163,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-def test_a_version_in_memory_cannot_be_deleted_until_it_is_evicted(
+async def test_a_version_in_memory_cannot_be_deleted_until_it_is_evicted(
     backbone: Backbone, registry: Registry
 ) -> None:
     async def readers_become(number: int) -> None:
@@ -183,91 +171,78 @@ def test_a_version_in_memory_cannot_be_deleted_until_it_is_evicted(
             while len(await asyncio.to_thread(registry.readers, "tone", 2)) != number:
                 pass
 
-    async def scenario() -> None:
-        async with running_client(backbone, registry) as client:
-            await client.post("/v1/tasks/tone/preload", params={"version": 2})
-            await readers_become(1)
-            with pytest.raises(VersionInUseError):
-                registry.delete("tone", 2)
-
-            await client.post("/v1/tasks/tone/evict", params={"version": 2})
-            await readers_become(0)
+    async with running_client(backbone, registry) as client:
+        await client.post("/v1/tasks/tone/preload", params={"version": 2})
+        await readers_become(1)
+        with pytest.raises(VersionInUseError):
             registry.delete("tone", 2)
 
-    asyncio.run(scenario())
+        await client.post("/v1/tasks/tone/evict", params={"version": 2})
+        await readers_become(0)
+        registry.delete("tone", 2)
 
 
-def test_a_server_that_ends_lets_go_of_its_versions(backbone: Backbone, registry: Registry) -> None:
-    async def scenario() -> None:
-        async with running_client(backbone, registry) as client:
-            await client.post("/v1/tasks/tone/preload", params={"version": 2})
-            async with asyncio.timeout(5):
-                while not await asyncio.to_thread(registry.readers, "tone", 2):
-                    pass
-
-    asyncio.run(scenario())
+async def test_a_server_that_ends_lets_go_of_its_versions(
+    backbone: Backbone, registry: Registry
+) -> None:
+    async with running_client(backbone, registry) as client:
+        await client.post("/v1/tasks/tone/preload", params={"version": 2})
+        async with asyncio.timeout(5):
+            while not await asyncio.to_thread(registry.readers, "tone", 2):
+                pass
 
     assert registry.readers("tone", 2) == ()
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
-def test_a_damaged_version_is_refused_and_its_neighbours_answer(
+async def test_a_damaged_version_is_refused_and_its_neighbours_answer(
     backbone: Backbone, registry: Registry, tmp_path: Path, damage: Callable[[bytes], bytes]
 ) -> None:
     sick = publish_tiny_task(registry, backbone, task="sick", seed=9)
     overwrite(blob_file(tmp_path, sick), damage)
 
-    async def scenario() -> None:
-        async with running_client(backbone, registry) as client:
-            answer = await client.post(
-                "/v1/predict", json={"inputs": "hello", "tasks": ["sick", "tone"]}
-            )
-            sick_result, tone_result = answer.json()["results"]
-            alone = await client.post("/v1/tasks/sick/predict", json={"inputs": "x"})
+    async with running_client(backbone, registry) as client:
+        answer = await client.post(
+            "/v1/predict", json={"inputs": "hello", "tasks": ["sick", "tone"]}
+        )
+        sick_result, tone_result = answer.json()["results"]
+        alone = await client.post("/v1/tasks/sick/predict", json={"inputs": "x"})
 
-            assert sick_result["error"]["code"] == "corrupt_blob"
-            assert tone_result["version"] == 1
-            assert (alone.status_code, alone.json()["code"]) == (503, "corrupt_blob")
-            assert int(alone.headers["retry-after"]) >= 1
-            assert (await client.get("/readyz")).status_code == 200
-
-    asyncio.run(scenario())
+        assert sick_result["error"]["code"] == "corrupt_blob"
+        assert tone_result["version"] == 1
+        assert (alone.status_code, alone.json()["code"]) == (503, "corrupt_blob")
+        assert int(alone.headers["retry-after"]) >= 1
+        assert (await client.get("/readyz")).status_code == 200
 
 
-def test_a_version_with_nan_is_refused_and_never_gets_an_alias(
+async def test_a_version_with_nan_is_refused_and_never_gets_an_alias(
     backbone: Backbone, registry: Registry
 ) -> None:
     sick = publish_with_nan(registry, backbone, "tone")
 
-    async def scenario() -> None:
-        async with running_client(backbone, registry) as client:
-            answer = await client.post(
-                f"/v1/tasks/tone/{sick.version}/predict", json={"inputs": "x"}
-            )
-            moved = await client.put("/v1/tasks/tone/aliases/prod", json={"version": sick.version})
+    async with running_client(backbone, registry) as client:
+        answer = await client.post(f"/v1/tasks/tone/{sick.version}/predict", json={"inputs": "x"})
+        moved = await client.put("/v1/tasks/tone/aliases/prod", json={"version": sick.version})
 
-            assert (answer.status_code, answer.json()["code"]) == (503, "non_finite_parameter")
-            assert (moved.status_code, moved.json()["code"]) == (503, "non_finite_parameter")
-            assert await version_served(client) == 1
-
-    asyncio.run(scenario())
+        assert (answer.status_code, answer.json()["code"]) == (503, "non_finite_parameter")
+        assert (moved.status_code, moved.json()["code"]) == (503, "non_finite_parameter")
+        assert await version_served(client) == 1
     assert registry.task("tone").aliases == {"prod": 1}
 
 
-def test_a_task_of_another_backbone_is_a_conflict(backbone: Backbone, registry: Registry) -> None:
+async def test_a_task_of_another_backbone_is_a_conflict(
+    backbone: Backbone, registry: Registry
+) -> None:
     publish_tiny_task(registry, tiny_backbone(seed=99), task="foreign")
 
-    async def scenario() -> None:
-        async with running_client(backbone, registry) as client:
-            answer = await client.post("/v1/tasks/foreign/predict", json={"inputs": "x"})
+    async with running_client(backbone, registry) as client:
+        answer = await client.post("/v1/tasks/foreign/predict", json={"inputs": "x"})
 
-            assert (answer.status_code, answer.json()["code"]) == (409, "backbone_mismatch")
-            assert await version_served(client) == 1
-
-    asyncio.run(scenario())
+        assert (answer.status_code, answer.json()["code"]) == (409, "backbone_mismatch")
+        assert await version_served(client) == 1
 
 
-def test_a_restored_version_is_served_again(
+async def test_a_restored_version_is_served_again(
     backbone: Backbone, registry: Registry, tmp_path: Path
 ) -> None:
     sick = publish_tiny_task(registry, backbone, task="sick", seed=9)
@@ -275,16 +250,13 @@ def test_a_restored_version_is_served_again(
     sound = file.read_bytes()
     overwrite(file, lambda data: data[:10])
 
-    async def scenario() -> None:
-        async with running_client(backbone, registry) as client:
-            broken = await client.post("/v1/tasks/sick/predict", json={"inputs": "x"})
-            assert broken.status_code == 503
+    async with running_client(backbone, registry) as client:
+        broken = await client.post("/v1/tasks/sick/predict", json={"inputs": "x"})
+        assert broken.status_code == 503
 
-            overwrite(file, lambda _: sound)
-            loaded = await client.post("/v1/tasks/sick/preload")
+        overwrite(file, lambda _: sound)
+        loaded = await client.post("/v1/tasks/sick/preload")
 
-            assert loaded.status_code == 200
-            answer = await client.post("/v1/tasks/sick/predict", json={"inputs": "x"})
-            assert answer.status_code == 200
-
-    asyncio.run(scenario())
+        assert loaded.status_code == 200
+        answer = await client.post("/v1/tasks/sick/predict", json={"inputs": "x"})
+        assert answer.status_code == 200

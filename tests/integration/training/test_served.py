@@ -1,6 +1,5 @@
 """Every recipe that can be served answers over HTTP as its training scored it."""
 
-import asyncio
 from collections.abc import Generator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -91,7 +90,7 @@ def publish_all(
         yield registry
 
 
-def test_dev_logits_of_training_come_back_over_http(
+async def test_dev_logits_of_training_come_back_over_http(
     trained: dict[str, TrainedTask], backbone: Backbone, registry: Registry
 ) -> None:
     body = {
@@ -111,7 +110,7 @@ def test_dev_logits_of_training_come_back_over_http(
                 ]
         return found
 
-    for name, rows in asyncio.run(scenario()).items():
+    for name, rows in (await scenario()).items():
         expected = dev_logits(trained[name], backbone)
         served = torch.tensor([[row[label] for label in DATA.labels] for row in rows])
         torch.testing.assert_close(

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from nunatak_cli.reference import BEGIN, END, SECTIONS, with_settings
-from nunatak_server.process.settings import ServerSettings
+from nunatak_server.settings import ServerSettings
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")

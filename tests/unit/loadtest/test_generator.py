@@ -90,16 +90,16 @@ def test_failure_is_a_sample_with_its_code_and_stops_nothing() -> None:
     assert fine.batch_size == 2
 
 
-def test_freeze_shows_in_the_p95_of_the_open_loop_and_hides_from_a_user_who_waits() -> None:
+async def test_freeze_shows_in_the_p95_of_the_open_loop_and_hides_from_a_user_who_waits() -> None:
     async def ask(address: str, scenario: Scenario) -> list[Sample]:
         async with NunatakAsker(address) as asker:
             return await drive(asker, scenario, ("tone",), seed=0, seconds=SECONDS)
 
     one_user = SCENARIO.model_copy(update={"arrivals": Closed(users=1)})
     with freezing_server(freeze_at_s=0.5, freeze_s=FREEZE_S) as address:
-        seen = asyncio.run(ask(address, SCENARIO))
+        seen = await ask(address, SCENARIO)
     with freezing_server(freeze_at_s=0.5, freeze_s=FREEZE_S) as address:
-        hidden = asyncio.run(ask(address, one_user))
+        hidden = await ask(address, one_user)
 
     assert not any(sample.error for sample in (*seen, *hidden))
     assert p95(seen) > 0.4 * FREEZE_S * 1000
@@ -191,7 +191,7 @@ def test_steady_means_that_three_windows_agree(
 @pytest.mark.parametrize(
     ("longest_s", "windows", "steady"), [(10.0, 3, True), (0.5, 2, False), (0.0, 0, None)]
 )
-def test_warm_up_ends_when_steady_or_after_its_time(
+async def test_warm_up_ends_when_steady_or_after_its_time(
     longest_s: float, windows: int, *, steady: bool | None
 ) -> None:
     clock = HandClock()
@@ -199,7 +199,7 @@ def test_warm_up_ends_when_steady_or_after_its_time(
     scenario = SCENARIO.model_copy(update={"warm_up": rule})
     asker = SlowAsker(clock, busy_s=0.0)
 
-    warmed = asyncio.run(warm(asker, scenario, ("tone",), clock=clock, sleep=clock.sleep))
+    warmed = await warm(asker, scenario, ("tone",), clock=clock, sleep=clock.sleep)
 
     assert len(warmed.window_medians_ms) == windows
     assert warmed.steady is steady

@@ -5,7 +5,7 @@ from pydantic import ValidationError
 
 from doubles.drafts import make_draft
 from doubles.hostile_texts import HOSTILE, obeyed
-from nunatak_registry.cards.wording import head_text
+from nunatak_registry.cards import head_text
 from nunatak_registry.manifest import (
     ConfusionCell,
     ConfusionRecord,

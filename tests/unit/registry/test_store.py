@@ -7,12 +7,12 @@ from sqlalchemy import URL
 from doubles.damage import write_rows
 from doubles.drafts import draft_with, make_draft, safetensors_bytes
 from nunatak_registry.blobs.blobs import BlobStore
-from nunatak_registry.blobs.local_files import LocalFiles
+from nunatak_registry.blobs.files import LocalFiles
 from nunatak_registry.errors import InvalidManifestError, StoreUnavailableError
 from nunatak_registry.index.index import Index
 from nunatak_registry.index.snapshot import Snapshot
 from nunatak_registry.store import Registry, utc_now
-from nunatak_registry.verification import FindingKind
+from nunatak_registry.upkeep import FindingKind
 
 
 def test_folder_holds_the_index_and_the_blobs_and_nothing_else(

@@ -15,7 +15,7 @@ from nunatak_registry.errors import (
     VersionInUseError,
 )
 from nunatak_registry.store import Registry
-from nunatak_registry.verification import FindingKind
+from nunatak_registry.upkeep import FindingKind
 
 TASKS = st.sampled_from(["a", "b"])
 ALIASES = st.sampled_from(["prod", "canary"])

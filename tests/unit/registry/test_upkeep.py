@@ -8,9 +8,9 @@ from uuid import uuid4
 import pytest
 
 from doubles.drafts import make_draft, publish_one
-from nunatak_registry.blobs.digests import digest_of
+from nunatak_registry.blobs.blobs import digest_of
 from nunatak_registry.store import Registry
-from nunatak_registry.verification import Finding, FindingKind
+from nunatak_registry.upkeep import Finding, FindingKind
 
 
 @dataclass

@@ -4,14 +4,14 @@ import pytest
 
 from doubles.damage import blob_paths, write_rows
 from doubles.drafts import draft_with, make_draft
-from nunatak_registry.blobs.digests import digest_of
+from nunatak_registry.blobs.blobs import digest_of
 from nunatak_registry.errors import (
     CorruptBlobError,
     InvalidManifestError,
     StoreUnavailableError,
 )
 from nunatak_registry.store import Registry
-from nunatak_registry.verification import FindingKind
+from nunatak_registry.upkeep import FindingKind
 
 
 def replace_manifest(folder: Path, document: str) -> None:

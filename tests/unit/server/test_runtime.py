@@ -13,12 +13,11 @@ from doubles.serving import make_settings
 from doubles.tasks import publish_tiny_task
 from nunatak_model import Backbone
 from nunatak_registry import Registry
-from nunatak_server.catalog.holding import VersionHolding
-from nunatak_server.catalog.watch import RegistryWatch
 from nunatak_server.engine.engine import Engine
 from nunatak_server.errors import BackboneUnhealthyError, EngineFailedError
-from nunatak_server.process.readiness import State
-from nunatak_server.residency.giving_way import GivingWay
+from nunatak_server.following import RegistryWatch, VersionHolding
+from nunatak_server.readiness import State
+from nunatak_server.residency.loads import GivingWay
 from nunatak_server.residency.residency import Residency
 from nunatak_server.runtime import Runtime
 
@@ -70,7 +69,7 @@ def test_what_is_read_from_the_store_is_read_with_pauses(
 
 
 @pytest.mark.parametrize("broken", [RegistryWatch, VersionHolding])
-def test_a_server_that_follows_the_registry_no_more_is_not_ready_and_has_stopped_all_of_it(
+async def test_a_server_that_follows_the_registry_no_more_is_not_ready_and_has_stopped_all_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: type
 ) -> None:
     running, failed = set[type](), asyncio.Event()
@@ -95,10 +94,10 @@ def test_a_server_that_follows_the_registry_no_more_is_not_ready_and_has_stopped
     monkeypatch.setattr(RegistryWatch, "run", run)
     monkeypatch.setattr(VersionHolding, "run", run)
     with runtime_of(tmp_path, tiny_backbone(), on_fatal=lambda _: failed.set()) as runtime:
-        asyncio.run(asyncio.wait_for(serve(runtime), 20))
+        await asyncio.wait_for(serve(runtime), 20)
 
 
-def test_a_backbone_that_computes_nothing_finite_is_told_at_the_start(tmp_path: Path) -> None:
+async def test_a_backbone_that_computes_nothing_finite_is_told_at_the_start(tmp_path: Path) -> None:
     async def serve(runtime: Runtime) -> None:
         with pytest.raises(BackboneUnhealthyError, match=r"^the backbone gives outputs that are"):
             await runtime.start()
@@ -108,4 +107,4 @@ def test_a_backbone_that_computes_nothing_finite_is_told_at_the_start(tmp_path: 
     for parameter in backbone.parameters.values():
         parameter.fill_(torch.nan)
     with runtime_of(tmp_path, backbone) as runtime:
-        asyncio.run(asyncio.wait_for(serve(runtime), 20))
+        await asyncio.wait_for(serve(runtime), 20)

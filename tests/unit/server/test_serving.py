@@ -10,8 +10,8 @@ from doubles.serving import make_settings
 from nunatak_model import Backbone
 from nunatak_server import serving
 from nunatak_server.errors import InvalidSettingsError
-from nunatak_server.process.settings import ServerSettings
 from nunatak_server.serving import begin, serve
+from nunatak_server.settings import ServerSettings
 
 
 def test_what_is_loaded_is_out_of_the_collector_before_the_address_is_told(

@@ -52,39 +52,30 @@ WORK = [at_once, after_a_turn, after_a_while, after_its_own_timeout, in_a_task]
 
 
 @pytest.mark.parametrize("work", WORK)
-def test_work_in_time_gives_its_result(work: Callable[[], Work]) -> None:
-    async def scenario() -> None:
-        assert await within(LONG_S, work(), late=LateError) == "done"
-
-    asyncio.run(scenario())
+async def test_work_in_time_gives_its_result(work: Callable[[], Work]) -> None:
+    assert await within(LONG_S, work(), late=LateError) == "done"
 
 
 @pytest.mark.parametrize("work", WORK)
-def test_what_the_work_raises_is_raised(work: Callable[[], Work]) -> None:
+async def test_what_the_work_raises_is_raised(work: Callable[[], Work]) -> None:
     async def fail() -> None:
         await work()
         raise WorkError
 
-    async def scenario() -> None:
-        with pytest.raises(WorkError):
-            await within(LONG_S, fail(), late=LateError)
-
-    asyncio.run(scenario())
+    with pytest.raises(WorkError):
+        await within(LONG_S, fail(), late=LateError)
 
 
-def test_a_timeout_of_the_work_itself_is_no_lateness() -> None:
+async def test_a_timeout_of_the_work_itself_is_no_lateness() -> None:
     async def fail() -> None:
         await asyncio.sleep(0)
         raise TimeoutError
 
-    async def scenario() -> None:
-        with pytest.raises(TimeoutError):
-            await within(LONG_S, fail(), late=LateError)
-
-    asyncio.run(scenario())
+    with pytest.raises(TimeoutError):
+        await within(LONG_S, fail(), late=LateError)
 
 
-def test_work_that_is_late_is_cancelled_and_cleans_up() -> None:
+async def test_work_that_is_late_is_cancelled_and_cleans_up() -> None:
     cleaned = list[str]()
 
     async def work() -> None:
@@ -94,16 +85,13 @@ def test_work_that_is_late_is_cancelled_and_cleans_up() -> None:
             await asyncio.sleep(0)
             cleaned.append("up")
 
-    async def scenario() -> None:
-        with pytest.raises(LateError):
-            await within(SOON_S, work(), late=LateError)
-        assert cleaned == ["up"]
-
-    asyncio.run(scenario())
+    with pytest.raises(LateError):
+        await within(SOON_S, work(), late=LateError)
+    assert cleaned == ["up"]
 
 
 @pytest.mark.parametrize("num_turns", [1, 2])
-def test_a_cancelled_caller_cancels_the_work_and_is_not_late(num_turns: int) -> None:
+async def test_a_cancelled_caller_cancels_the_work_and_is_not_late(num_turns: int) -> None:
     ends = list[str]()
 
     async def work() -> None:
@@ -113,19 +101,16 @@ def test_a_cancelled_caller_cancels_the_work_and_is_not_late(num_turns: int) -> 
             ends.append("cancelled")
             raise
 
-    async def scenario() -> None:
-        task = asyncio.create_task(within(LONG_S, work(), late=LateError))
-        for _ in range(num_turns):
-            await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert ends == ["cancelled"]
-
-    asyncio.run(scenario())
+    task = asyncio.create_task(within(LONG_S, work(), late=LateError))
+    for _ in range(num_turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ends == ["cancelled"]
 
 
-def test_work_that_is_given_up_is_closed() -> None:
+async def test_work_that_is_given_up_is_closed() -> None:
     ends = list[str]()
 
     async def work() -> None:
@@ -134,10 +119,7 @@ def test_work_that_is_given_up_is_closed() -> None:
         finally:
             ends.append("closed")
 
-    async def scenario() -> None:
-        waiting = within(LONG_S, work(), late=LateError)
-        waiting.send(None)
-        waiting.close()
-
-    asyncio.run(scenario())
+    waiting = within(LONG_S, work(), late=LateError)
+    waiting.send(None)
+    waiting.close()
     assert ends == ["closed"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import assert_never
 
-from nunatak_registry.cards.markdown import markdown_table
+from nunatak_registry.cards import markdown_table
 from nunatak_registry.manifest import (
     BottleneckRecord,
     FullRecord,

@@ -191,9 +191,9 @@ def serve(  # noqa: PLR0913 - one parameter per option is how typer works
     }
     with needs_extra("server"):
         from nunatak_server.errors import EngineFailedError
-        from nunatak_server.process.configuration import as_toml, configure
         from nunatak_server.serving import START_AGAIN
         from nunatak_server.serving import serve as run_server
+        from nunatak_server.settings import as_toml, configure
     # What has a flag of its own is given by that.
     named = {name: value for name, value in given.items() if value is not None}
     others = assignments("--set", settings, may_be_empty=True)

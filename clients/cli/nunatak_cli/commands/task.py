@@ -103,7 +103,7 @@ def show(
 ) -> None:
     """Show everything about one version: labels, method, scores, confusion, data and recipe."""
     from nunatak_cli.views.cards import task_card
-    from nunatak_registry.cards.card import task_card as markdown_card
+    from nunatak_registry.cards import task_card as markdown_card
 
     with existing_registry(registry) as opened:
         manifest = opened.resolve(reference)

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from nunatak_cli.views.tasks import labels_text, moment
 from nunatak_registry import Matrix, TaskManifest, confusion_matrix, worst_mistakes
-from nunatak_registry.cards.wording import (
+from nunatak_registry.cards import (
     head_text,
     method_text,
     own_parameters,

@@ -4,7 +4,7 @@ from pydantic import JsonValue
 from rich.text import Text
 
 from nunatak_cli.exchange import Published
-from nunatak_registry.cards.wording import method_text, shared_text
+from nunatak_registry.cards import method_text, shared_text
 
 
 def published_lines(published: Published, *, alias: str | None) -> Text:

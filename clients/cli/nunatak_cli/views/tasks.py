@@ -14,7 +14,7 @@ from nunatak_registry import (
     TaskManifest,
     TaskSummary,
 )
-from nunatak_registry.cards.wording import method_text, shared_text
+from nunatak_registry.cards import method_text, shared_text
 
 SHOWN_LABELS = 5
 

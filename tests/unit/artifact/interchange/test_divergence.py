@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from doubles.backbones import tiny_backbone
-from nunatak_artifact.interchange.divergence import Divergence, find_divergence
+from nunatak_artifact.interchange.transformers_import import Divergence, find_divergence
 from nunatak_model import Backbone
 
 

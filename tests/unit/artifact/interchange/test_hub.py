@@ -16,7 +16,7 @@ from nunatak_artifact.interchange import (
     push,
     read_hub_folder,
 )
-from nunatak_artifact.interchange.hub_layout import FILES
+from nunatak_artifact.interchange.hub import FILES
 from nunatak_registry import Registry, TaskManifest
 
 

@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from doubles.backbones import tiny_backbone
-from nunatak_artifact.interchange.bottleneck_normalising import (
+from nunatak_artifact.interchange.adapterhub_import import (
     StoredAdapter,
     normalised_bottleneck,
 )
-from nunatak_artifact.interchange.lora_normalising import normalised_lora
+from nunatak_artifact.interchange.peft_import import normalised_lora
 from nunatak_model import (
     Activation,
     Bottleneck,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nunatak_artifact.errors import CorruptFileError
-from nunatak_artifact.interchange.peft_patterns import matches
+from nunatak_artifact.interchange.peft_config import matches
 
 NAMES = [
     "bert.encoder.layer.0.attention.self.query",

@@ -7,9 +7,8 @@ from uuid import uuid4
 
 import pytest
 
-from nunatak_registry.blobs.blobs import BlobStore, FileKind, StoredFile, blob_key
-from nunatak_registry.blobs.digests import digest_of
-from nunatak_registry.blobs.local_files import LocalFiles
+from nunatak_registry.blobs.blobs import BlobStore, FileKind, StoredFile, blob_key, digest_of
+from nunatak_registry.blobs.files import LocalFiles
 from nunatak_registry.errors import CorruptBlobError, StoreUnavailableError
 
 DATA = b"sixteen bytes !!"

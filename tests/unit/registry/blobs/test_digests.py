@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nunatak_registry.blobs.digests import KnownDigests, digest_of
+from nunatak_registry.blobs.blobs import KnownDigests, digest_of
 
 
 @given(blobs=st.lists(st.binary(max_size=4), min_size=1), max_known=st.integers(1, 3))

@@ -6,12 +6,11 @@ from pathlib import Path
 import pytest
 
 from doubles.access import add_key
-from nunatak_server.access.callers import ANYONE, Scope
-from nunatak_server.access.doors import KeyedDoor, OpenDoor, open_door
-from nunatak_server.access.exposure import check_exposure
+from nunatak_server.access.authenticators import KeyedDoor, OpenDoor, check_exposure, open_door
 from nunatak_server.access.files import change_keys, read_keys
+from nunatak_server.access.keys import ANYONE, Scope
 from nunatak_server.errors import InvalidSettingsError, KeyFileError
-from nunatak_server.process.settings import ServerSettings
+from nunatak_server.settings import ServerSettings
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
 

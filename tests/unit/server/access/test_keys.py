@@ -7,8 +7,15 @@ import pytest
 from pydantic import ValidationError
 
 from doubles.access import CREATED_AT, key_record
-from nunatak_server.access.callers import Scope, TaskList
-from nunatak_server.access.keys import KeyFile, KeyRecord, Keyring, digest_of, new_key
+from nunatak_server.access.keys import (
+    KeyFile,
+    KeyRecord,
+    Keyring,
+    Scope,
+    TaskList,
+    digest_of,
+    new_key,
+)
 
 SOME_RECORD = key_record("secret").model_dump(mode="json")
 

@@ -20,7 +20,7 @@ from nunatak_model import (
 )
 from nunatak_server.engine.compute import BatchCompute
 from nunatak_server.errors import EngineFailedError, OutOfMemoryError
-from nunatak_server.errors.device_failures import device_failure
+from nunatak_server.failures import device_failure
 
 
 class LostDevice:

@@ -28,8 +28,6 @@ from nunatak_model import (
     TrunkCache,
     TrunkSource,
 )
-from nunatak_server.batching.pace import Pace
-from nunatak_server.batching.rows import RowAnswer
 from nunatak_server.engine.compute import BatchCompute
 from nunatak_server.errors import (
     DeadlineExceededError,
@@ -38,6 +36,8 @@ from nunatak_server.errors import (
     OutOfMemoryError,
     TaskUnhealthyError,
 )
+from nunatak_server.scheduler.pace import Pace
+from nunatak_server.scheduler.rows import RowAnswer
 
 
 @pytest.fixture(name="branch", scope="module")
@@ -65,93 +65,83 @@ class WatchedCache(TrunkCache):
         super().offer(source, depth, state)
 
 
-def test_an_engine_stalls_while_rows_wait_and_no_batch_ends(branch: Branch) -> None:
-    async def scenario() -> None:
-        compute, clock = FakeCompute(), ManualClock()
-        engine = make_engine(compute, clock=clock)
-        engine.start()
-        clock.now += 100
-        assert engine.stalled_s == 0
+async def test_an_engine_stalls_while_rows_wait_and_no_batch_ends(branch: Branch) -> None:
+    compute, clock = FakeCompute(), ManualClock()
+    engine = make_engine(compute, clock=clock)
+    engine.start()
+    clock.now += 100
+    assert engine.stalled_s == 0
 
-        compute.may_finish.clear()
-        row = make_row(branch, 3, deadline=1000)
+    compute.may_finish.clear()
+    row = make_row(branch, 3, deadline=1000)
+    engine.submit([row])
+    assert engine.stalled_s == 0
+    await asyncio.to_thread(compute.has_begun.wait)
+    clock.now += 7
+    assert engine.stalled_s == 7
+
+    compute.may_finish.set()
+    await row.future
+    await engine.aclose()
+    clock.now += 100
+    assert engine.stalled_s == 0
+
+
+async def test_an_idle_engine_holds_no_version(branch: Branch) -> None:
+    engine = make_engine(FakeCompute())
+    engine.start()
+    parameter = torch.zeros(1)
+    row = make_row(dataclasses.replace(branch, parameters={"own": parameter}), 3)
+    loop, is_free = asyncio.get_running_loop(), asyncio.Event()
+    weakref.finalize(parameter, loop.call_soon_threadsafe, is_free.set)
+    del parameter
+    engine.submit([row])
+    await row.future
+    del row
+
+    await asyncio.wait_for(is_free.wait(), timeout=10)
+    await engine.aclose()
+
+
+async def test_every_row_gets_its_own_answer(branch: Branch) -> None:
+    compute, observer = FakeCompute(), RecordingObserver()
+    engine = make_engine(compute, observer=observer)
+    engine.start()
+    rows = [make_row(branch, token) for token in range(50)]
+
+    for row in rows:
         engine.submit([row])
-        assert engine.stalled_s == 0
-        await asyncio.to_thread(compute.has_begun.wait)
-        clock.now += 7
-        assert engine.stalled_s == 7
+    outcomes = [await row.future for row in rows]
+    await engine.aclose()
 
-        compute.may_finish.set()
+    assert [logits_of(outcome)[0] for outcome in outcomes] == list(range(50))
+    assert sum(report.num_rows for report in observer.batches) == 50
+    assert max(map(len, compute.batches)) <= LIMITS.max_rows
+
+
+async def test_an_engine_has_rows_until_they_are_answered(branch: Branch) -> None:
+    during = list[int]()
+    compute = FakeCompute(on_batch=lambda _: during.append(engine.num_rows))
+    engine = make_engine(compute)
+    rows = [make_row(branch, token) for token in range(3)]
+
+    assert engine.num_rows == 0
+    engine.submit(rows)
+    assert engine.num_rows == 3
+    engine.start()
+    for row in rows:
         await row.future
-        await engine.aclose()
-        clock.now += 100
-        assert engine.stalled_s == 0
+    await engine.aclose()
 
-    asyncio.run(scenario())
-
-
-def test_an_idle_engine_holds_no_version(branch: Branch) -> None:
-    async def scenario() -> None:
-        engine = make_engine(FakeCompute())
-        engine.start()
-        parameter = torch.zeros(1)
-        row = make_row(dataclasses.replace(branch, parameters={"own": parameter}), 3)
-        loop, is_free = asyncio.get_running_loop(), asyncio.Event()
-        weakref.finalize(parameter, loop.call_soon_threadsafe, is_free.set)
-        del parameter
-        engine.submit([row])
-        await row.future
-        del row
-
-        await asyncio.wait_for(is_free.wait(), timeout=10)
-        await engine.aclose()
-
-    asyncio.run(scenario())
+    # The batch that runs, and what waits for the next one.
+    assert during[0] == 3
+    assert sum(map(len, compute.batches)) == 3
+    assert engine.num_rows == 0
 
 
-def test_every_row_gets_its_own_answer(branch: Branch) -> None:
-    async def scenario() -> None:
-        compute, observer = FakeCompute(), RecordingObserver()
-        engine = make_engine(compute, observer=observer)
-        engine.start()
-        rows = [make_row(branch, token) for token in range(50)]
-
-        for row in rows:
-            engine.submit([row])
-        outcomes = [await row.future for row in rows]
-        await engine.aclose()
-
-        assert [logits_of(outcome)[0] for outcome in outcomes] == list(range(50))
-        assert sum(report.num_rows for report in observer.batches) == 50
-        assert max(map(len, compute.batches)) <= LIMITS.max_rows
-
-    asyncio.run(scenario())
-
-
-def test_an_engine_has_rows_until_they_are_answered(branch: Branch) -> None:
-    async def scenario() -> None:
-        during = list[int]()
-        compute = FakeCompute(on_batch=lambda _: during.append(engine.num_rows))
-        engine = make_engine(compute)
-        rows = [make_row(branch, token) for token in range(3)]
-
-        assert engine.num_rows == 0
-        engine.submit(rows)
-        assert engine.num_rows == 3
-        engine.start()
-        for row in rows:
-            await row.future
-        await engine.aclose()
-
-        # The batch that runs, and what waits for the next one.
-        assert during[0] == 3
-        assert sum(map(len, compute.batches)) == 3
-        assert engine.num_rows == 0
-
-    asyncio.run(scenario())
-
-
-def test_time_that_others_take_on_the_same_cores_does_not_slow_the_pace(branch: Branch) -> None:
+async def test_time_that_others_take_on_the_same_cores_does_not_slow_the_pace(
+    branch: Branch,
+) -> None:
     async def pace_in(wall_s: float) -> Pace:
         clock, stopwatch = ManualClock(), ManualClock()
 
@@ -170,131 +160,115 @@ def test_time_that_others_take_on_the_same_cores_does_not_slow_the_pace(branch: 
         assert [report.compute_s for report in observer.batches] == [wall_s] * 3
         return engine.pace
 
-    alone, crowded = asyncio.run(pace_in(0.5)), asyncio.run(pace_in(5.0))
+    alone, crowded = (await pace_in(0.5)), (await pace_in(5.0))
 
     assert alone.tokens_per_s is not None
     assert crowded == alone
 
 
-def test_what_arrives_while_a_batch_runs_forms_the_next_one(branch: Branch) -> None:
-    async def scenario() -> None:
-        compute = FakeCompute()
-        compute.may_finish.clear()
-        engine = make_engine(compute)
-        engine.start()
-        first, *others = [make_row(branch, token) for token in range(4)]
+async def test_what_arrives_while_a_batch_runs_forms_the_next_one(branch: Branch) -> None:
+    compute = FakeCompute()
+    compute.may_finish.clear()
+    engine = make_engine(compute)
+    engine.start()
+    first, *others = [make_row(branch, token) for token in range(4)]
 
-        engine.submit([first])
-        await asyncio.to_thread(compute.has_begun.wait, 60)
-        for row in others:
-            engine.submit([row])
-        compute.may_finish.set()
-        for row in (first, *others):
-            await row.future
-        await engine.aclose()
+    engine.submit([first])
+    await asyncio.to_thread(compute.has_begun.wait, 60)
+    for row in others:
+        engine.submit([row])
+    compute.may_finish.set()
+    for row in (first, *others):
+        await row.future
+    await engine.aclose()
 
-        assert compute.batches == [[0], [1, 2, 3]]
-
-    asyncio.run(scenario())
+    assert compute.batches == [[0], [1, 2, 3]]
 
 
-def test_a_row_past_its_deadline_is_told_so_and_never_computed(branch: Branch) -> None:
-    async def scenario() -> None:
-        compute = FakeCompute()
-        engine = make_engine(compute, clock=ManualClock(now=5))
-        late, timely = make_row(branch, 1, deadline=5), make_row(branch, 2, deadline=6)
-        engine.start()
+async def test_a_row_past_its_deadline_is_told_so_and_never_computed(branch: Branch) -> None:
+    compute = FakeCompute()
+    engine = make_engine(compute, clock=ManualClock(now=5))
+    late, timely = make_row(branch, 1, deadline=5), make_row(branch, 2, deadline=6)
+    engine.start()
 
-        engine.submit([late, timely])
-        outcomes = [await late.future, await timely.future]
-        await engine.aclose()
+    engine.submit([late, timely])
+    outcomes = [await late.future, await timely.future]
+    await engine.aclose()
 
-        assert isinstance(outcomes[0], DeadlineExceededError)
-        assert logits_of(outcomes[1])[0] == 2
-        assert compute.batches == [[2]]
-
-    asyncio.run(scenario())
+    assert isinstance(outcomes[0], DeadlineExceededError)
+    assert logits_of(outcomes[1])[0] == 2
+    assert compute.batches == [[2]]
 
 
-def test_rows_nobody_waits_for_are_never_computed(branch: Branch) -> None:
-    async def scenario() -> None:
-        compute = FakeCompute()
-        engine = make_engine(compute)
-        gone, waiting = make_row(branch, 1), make_row(branch, 2)
-        gone.future.cancel()
-        engine.start()
+async def test_rows_nobody_waits_for_are_never_computed(branch: Branch) -> None:
+    compute = FakeCompute()
+    engine = make_engine(compute)
+    gone, waiting = make_row(branch, 1), make_row(branch, 2)
+    gone.future.cancel()
+    engine.start()
 
-        engine.submit([gone, waiting])
-        await waiting.future
-        await engine.aclose()
+    engine.submit([gone, waiting])
+    await waiting.future
+    await engine.aclose()
 
-        assert compute.batches == [[2]]
-
-    asyncio.run(scenario())
+    assert compute.batches == [[2]]
 
 
-def test_a_caller_that_leaves_during_the_batch_disturbs_nobody(branch: Branch) -> None:
-    async def scenario() -> None:
-        compute = FakeCompute()
-        compute.may_finish.clear()
-        engine = make_engine(compute)
-        gone, waiting = make_row(branch, 1), make_row(branch, 2)
-        engine.start()
-        engine.submit([gone, waiting])
-        await asyncio.to_thread(compute.has_begun.wait, 60)
+async def test_a_caller_that_leaves_during_the_batch_disturbs_nobody(branch: Branch) -> None:
+    compute = FakeCompute()
+    compute.may_finish.clear()
+    engine = make_engine(compute)
+    gone, waiting = make_row(branch, 1), make_row(branch, 2)
+    engine.start()
+    engine.submit([gone, waiting])
+    await asyncio.to_thread(compute.has_begun.wait, 60)
 
-        gone.future.cancel()
-        compute.may_finish.set()
+    gone.future.cancel()
+    compute.may_finish.set()
 
-        assert logits_of(await waiting.future)[0] == 2
-        await engine.aclose()
-
-    asyncio.run(scenario())
+    assert logits_of(await waiting.future)[0] == 2
+    await engine.aclose()
 
 
-def test_a_task_that_breaks_a_batch_fails_alone(branch: Branch) -> None:
-    async def scenario() -> None:
-        compute = FakeCompute(failure=RuntimeError("shape mismatch"))
-        engine = make_engine(compute)
-        good, bad = make_row(branch, 1, task="good"), make_row(branch, POISON, task="bad")
-        engine.start()
+async def test_a_task_that_breaks_a_batch_fails_alone(branch: Branch) -> None:
+    compute = FakeCompute(failure=RuntimeError("shape mismatch"))
+    engine = make_engine(compute)
+    good, bad = make_row(branch, 1, task="good"), make_row(branch, POISON, task="bad")
+    engine.start()
 
-        engine.submit([good, bad])
-        outcomes = [await good.future, await bad.future]
-        again = make_row(branch, 3)
-        engine.submit([again])
+    engine.submit([good, bad])
+    outcomes = [await good.future, await bad.future]
+    again = make_row(branch, 3)
+    engine.submit([again])
 
-        assert logits_of(outcomes[0])[0] == 1
-        assert isinstance(outcomes[1], TaskUnhealthyError)
-        assert "shape mismatch" not in str(outcomes[1])
-        assert logits_of(await again.future)[0] == 3
-        await engine.aclose()
-
-    asyncio.run(scenario())
+    assert logits_of(outcomes[0])[0] == 1
+    assert isinstance(outcomes[1], TaskUnhealthyError)
+    assert "shape mismatch" not in str(outcomes[1])
+    assert logits_of(await again.future)[0] == 3
+    await engine.aclose()
 
 
-def test_a_batch_without_memory_is_computed_version_by_version_and_is_no_versions_fault(
+async def test_a_batch_without_memory_is_computed_version_by_version_and_is_no_versions_fault(
     branch: Branch,
 ) -> None:
-    async def scenario() -> None:
-        engine = make_engine(FakeCompute(failure=OutOfMemoryError()))
-        small, large = make_row(branch, 1, task="small"), make_row(branch, POISON, task="large")
-        engine.start()
+    engine = make_engine(FakeCompute(failure=OutOfMemoryError()))
+    small, large = make_row(branch, 1, task="small"), make_row(branch, POISON, task="large")
+    engine.start()
 
-        engine.submit([small, large])
-        outcome = await large.future
+    engine.submit([small, large])
+    outcome = await large.future
 
-        assert logits_of(await small.future)[0] == 1
-        assert isinstance(outcome, OutOfMemoryError)
-        # It would keep what the batch had made for as long as somebody has the answer.
-        assert (outcome.__traceback__, outcome.__cause__) == (None, None)
-        await engine.aclose()
-
-    asyncio.run(scenario())
+    assert logits_of(await small.future)[0] == 1
+    assert isinstance(outcome, OutOfMemoryError)
+    # It would keep what the batch had made for as long as somebody has the answer.
+    assert (outcome.__traceback__, outcome.__cause__) == (None, None)
+    await engine.aclose()
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_logits_that_are_not_finite_fail_their_row_alone(branch: Branch, value: float) -> None:
+async def test_logits_that_are_not_finite_fail_their_row_alone(
+    branch: Branch, value: float
+) -> None:
     class Poisoned(FakeCompute):
         def __call__(
             self, rows: Sequence[Row], *, between_layers: BetweenLayers | None = None
@@ -302,99 +276,84 @@ def test_logits_that_are_not_finite_fail_their_row_alone(branch: Branch, value: 
             answers = super().__call__(rows, between_layers=between_layers)
             return [[value if token == POISON else token, 0.0] for token, _ in answers]
 
-    async def scenario() -> None:
-        engine = make_engine(Poisoned())
-        good, bad = make_row(branch, 1), make_row(branch, POISON)
-        engine.start()
+    engine = make_engine(Poisoned())
+    good, bad = make_row(branch, 1), make_row(branch, POISON)
+    engine.start()
 
-        engine.submit([good, bad])
+    engine.submit([good, bad])
 
-        assert logits_of(await good.future)[0] == 1
-        outcome = await bad.future
-        assert isinstance(outcome, TaskUnhealthyError)
-        assert outcome.code == "task_unhealthy"
-        await engine.aclose()
-
-    asyncio.run(scenario())
+    assert logits_of(await good.future)[0] == 1
+    outcome = await bad.future
+    assert isinstance(outcome, TaskUnhealthyError)
+    assert outcome.code == "task_unhealthy"
+    await engine.aclose()
 
 
-def test_a_lost_device_answers_everybody_and_is_reported_once(branch: Branch) -> None:
-    async def scenario() -> None:
-        compute = FakeCompute(failure=EngineFailedError("AcceleratorError"))
-        compute.may_finish.clear()
-        fatal: list[EngineFailedError] = []
-        engine = make_engine(compute, fatal=fatal)
-        in_batch, queued = make_row(branch, POISON), make_row(branch, 1)
-        engine.start()
-        engine.submit([in_batch])
-        await asyncio.to_thread(compute.has_begun.wait, 60)
-        engine.submit([queued])
+async def test_a_lost_device_answers_everybody_and_is_reported_once(branch: Branch) -> None:
+    compute = FakeCompute(failure=EngineFailedError("AcceleratorError"))
+    compute.may_finish.clear()
+    fatal: list[EngineFailedError] = []
+    engine = make_engine(compute, fatal=fatal)
+    in_batch, queued = make_row(branch, POISON), make_row(branch, 1)
+    engine.start()
+    engine.submit([in_batch])
+    await asyncio.to_thread(compute.has_begun.wait, 60)
+    engine.submit([queued])
 
-        compute.may_finish.set()
-        outcomes = [await in_batch.future, await queued.future]
-        await engine.aclose()
+    compute.may_finish.set()
+    outcomes = [await in_batch.future, await queued.future]
+    await engine.aclose()
 
-        assert all(isinstance(outcome, NotReadyError) for outcome in outcomes)
-        assert [error.reason for error in fatal] == ["AcceleratorError"]
-        with pytest.raises(NotReadyError):
-            engine.submit([make_row(branch, 2)])
-
-    asyncio.run(scenario())
+    assert all(isinstance(outcome, NotReadyError) for outcome in outcomes)
+    assert [error.reason for error in fatal] == ["AcceleratorError"]
+    with pytest.raises(NotReadyError):
+        engine.submit([make_row(branch, 2)])
 
 
-def test_a_failure_of_the_engine_itself_is_never_silent(branch: Branch) -> None:
+async def test_a_failure_of_the_engine_itself_is_never_silent(branch: Branch) -> None:
     class BrokenClock(ManualClock):
         def __call__(self) -> float:
             if threading.current_thread() is not threading.main_thread():
                 raise ArithmeticError
             return super().__call__()
 
-    async def scenario() -> None:
-        fatal: list[EngineFailedError] = []
-        engine = make_engine(FakeCompute(), fatal=fatal, clock=BrokenClock())
-        row = make_row(branch, 1)
-        engine.start()
+    fatal: list[EngineFailedError] = []
+    engine = make_engine(FakeCompute(), fatal=fatal, clock=BrokenClock())
+    row = make_row(branch, 1)
+    engine.start()
 
-        engine.submit([row])
-        outcome = await row.future
-        await engine.aclose()
+    engine.submit([row])
+    outcome = await row.future
+    await engine.aclose()
 
-        assert isinstance(outcome, NotReadyError)
-        assert [error.reason for error in fatal] == ["ArithmeticError"]
-
-    asyncio.run(scenario())
+    assert isinstance(outcome, NotReadyError)
+    assert [error.reason for error in fatal] == ["ArithmeticError"]
 
 
-def test_the_trunk_cache_is_used_on_the_engine_thread_alone(branch: Branch) -> None:
-    async def scenario() -> None:
-        cache = WatchedCache()
-        engine = make_engine(BatchCompute(tiny_backbone(num_layers=1), trunk=cache))
-        engine.start()
+async def test_the_trunk_cache_is_used_on_the_engine_thread_alone(branch: Branch) -> None:
+    cache = WatchedCache()
+    engine = make_engine(BatchCompute(tiny_backbone(num_layers=1), trunk=cache))
+    engine.start()
 
-        for token in (5, 6, 5, 6, 5):
-            rows = [make_row(branch, token) for _ in range(3)]
-            engine.submit(rows)
-            outcomes = await asyncio.gather(*(row.future for row in rows))
-            assert all(isinstance(outcome, RowAnswer) for outcome in outcomes)
-        await engine.aclose()
-
-        assert cache.threads == {"nunatak-engine"}
-        assert (cache.stats.hits, cache.stats.misses) == (3, 2)
-
-    asyncio.run(scenario())
-
-
-def test_closing_answers_what_was_accepted_and_refuses_the_rest(branch: Branch) -> None:
-    async def scenario() -> None:
-        engine = make_engine(FakeCompute())
-        rows = [make_row(branch, token) for token in range(20)]
-        engine.start()
+    for token in (5, 6, 5, 6, 5):
+        rows = [make_row(branch, token) for _ in range(3)]
         engine.submit(rows)
+        outcomes = await asyncio.gather(*(row.future for row in rows))
+        assert all(isinstance(outcome, RowAnswer) for outcome in outcomes)
+    await engine.aclose()
 
-        await engine.aclose()
+    assert cache.threads == {"nunatak-engine"}
+    assert (cache.stats.hits, cache.stats.misses) == (3, 2)
 
-        assert [logits_of(await row.future)[0] for row in rows] == list(range(20))
-        with pytest.raises(NotReadyError):
-            engine.submit([make_row(branch, 1)])
 
-    asyncio.run(scenario())
+async def test_closing_answers_what_was_accepted_and_refuses_the_rest(branch: Branch) -> None:
+    engine = make_engine(FakeCompute())
+    rows = [make_row(branch, token) for token in range(20)]
+    engine.start()
+    engine.submit(rows)
+
+    await engine.aclose()
+
+    assert [logits_of(await row.future)[0] for row in rows] == list(range(20))
+    with pytest.raises(NotReadyError):
+        engine.submit([make_row(branch, 1)])

@@ -20,15 +20,11 @@ from doubles.serving import ManualClock, RecordingObserver
 from nunatak_model import (
     Branch,
 )
-from nunatak_server.batching.batch_report import BatchReport
-from nunatak_server.batching.pace import Pace
-from nunatak_server.batching.rows import PendingRow
-from nunatak_server.batching.usage import HALF_LIFE_S
-from nunatak_server.errors import (
-    DeadlineExceededError,
-    EngineFailedError,
-    NotReadyError,
-)
+from nunatak_server.engine.outcomes import BatchReport
+from nunatak_server.errors import DeadlineExceededError, EngineFailedError, NotReadyError
+from nunatak_server.scheduler.fairness import HALF_LIFE_S
+from nunatak_server.scheduler.pace import Pace
+from nunatak_server.scheduler.rows import PendingRow
 
 
 @pytest.fixture(name="branch", scope="module")
@@ -41,300 +37,267 @@ def make_flood(branch: Branch) -> list[PendingRow]:
     return [make_row(branch, token, task="flood") for token in range(6)]
 
 
-def test_rows_go_before_the_layers_of_a_flood_that_are_left(branch: Branch) -> None:
-    async def scenario() -> None:
-        flood = make_flood(branch)
-        quiet, late = make_row(branch, 100, task="quiet"), make_row(branch, 101, task="late")
-        compute = LayeredCompute(lambda: engine.submit([quiet]), lambda: engine.submit([late]))
-        observer = RecordingObserver()
-        engine = make_engine(compute, observer=observer)
-        engine.submit(flood)
-        engine.start()
-        compute.may_begin.set()
+async def test_rows_go_before_the_layers_of_a_flood_that_are_left(branch: Branch) -> None:
+    flood = make_flood(branch)
+    quiet, late = make_row(branch, 100, task="quiet"), make_row(branch, 101, task="late")
+    compute = LayeredCompute(lambda: engine.submit([quiet]), lambda: engine.submit([late]))
+    observer = RecordingObserver()
+    engine = make_engine(compute, observer=observer)
+    engine.submit(flood)
+    engine.start()
+    compute.may_begin.set()
 
-        outcomes = await asyncio.gather(*(row.future for row in (*flood, quiet, late)))
-        await engine.aclose()
+    outcomes = await asyncio.gather(*(row.future for row in (*flood, quiet, late)))
+    await engine.aclose()
 
-        assert [logits_of(outcome)[0] for outcome in outcomes] == [*range(6), 100, 101]
-        assert compute.ended == [[100], [101], [0, 1, 2, 3], [4, 5]]
-        assert [batch.has_overtaken for batch in observer.batches] == [True, True, False, False]
-
-    asyncio.run(scenario())
+    assert [logits_of(outcome)[0] for outcome in outcomes] == [*range(6), 100, 101]
+    assert compute.ended == [[100], [101], [0, 1, 2, 3], [4, 5]]
+    assert [batch.has_overtaken for batch in observer.batches] == [True, True, False, False]
 
 
-def test_a_device_that_does_not_stop_computes_quiet_rows_with_the_flood(branch: Branch) -> None:
-    async def scenario() -> None:
-        flood, quiet = make_flood(branch), make_row(branch, 100, task="quiet")
-        compute = FakeCompute()
-        engine = make_engine(compute)
-        engine.submit([*flood, quiet])
-        engine.start()
-
-        await asyncio.gather(*(row.future for row in (*flood, quiet)))
-        await engine.aclose()
-
-        assert compute.batches == [[0, 100, 1, 2], [3, 4, 5]]
-
-    asyncio.run(scenario())
-
-
-def test_who_comes_while_others_overtake_waits_for_no_layer(branch: Branch) -> None:
-    async def scenario() -> None:
-        flood = make_flood(branch)
-        quiet, late = make_row(branch, 100, task="quiet"), make_row(branch, 101, task="late")
-        coming = [[late]]
-
-        def come(num_rows: int) -> None:
-            if num_rows == 1 and coming:
-                engine.submit(coming.pop())
-
-        compute = LayeredCompute(lambda: engine.submit([quiet]), on_batch=come)
-        engine = make_engine(compute)
-        engine.submit(flood)
-        engine.start()
-        compute.may_begin.set()
-
-        await asyncio.gather(*(row.future for row in (*flood, quiet, late)))
-        await engine.aclose()
-
-        assert compute.ended == [[100], [101], [0, 1, 2, 3], [4, 5]]
-
-    asyncio.run(scenario())
-
-
-def test_who_stays_behind_goes_later_and_a_batch_is_overtaken_by_four_times_its_work(
+async def test_a_device_that_does_not_stop_computes_quiet_rows_with_the_flood(
     branch: Branch,
 ) -> None:
-    async def scenario() -> None:
-        flood = make_flood(branch)
-        quiet = [make_row(branch, 100 + number, task=f"quiet-{number}") for number in range(20)]
-        compute = LayeredCompute(lambda: engine.submit(quiet), lambda: None, lambda: None)
-        engine = make_engine(compute)
-        engine.submit(flood)
-        engine.start()
-        compute.may_begin.set()
+    flood, quiet = make_flood(branch), make_row(branch, 100, task="quiet")
+    compute = FakeCompute()
+    engine = make_engine(compute)
+    engine.submit([*flood, quiet])
+    engine.start()
 
-        await asyncio.gather(*(row.future for row in (*flood, *quiet)))
-        await engine.aclose()
+    await asyncio.gather(*(row.future for row in (*flood, quiet)))
+    await engine.aclose()
 
-        before = list(itertools.takewhile(lambda tokens: tokens != [0, 1, 2, 3], compute.ended))
-        assert sum(map(len, before)) == 4 * 4
-        assert sorted(chain.from_iterable(compute.ended)) == [*range(6), *range(100, 120)]
+    assert compute.batches == [[0, 100, 1, 2], [3, 4, 5]]
 
-    asyncio.run(scenario())
+
+async def test_who_comes_while_others_overtake_waits_for_no_layer(branch: Branch) -> None:
+    flood = make_flood(branch)
+    quiet, late = make_row(branch, 100, task="quiet"), make_row(branch, 101, task="late")
+    coming = [[late]]
+
+    def come(num_rows: int) -> None:
+        if num_rows == 1 and coming:
+            engine.submit(coming.pop())
+
+    compute = LayeredCompute(lambda: engine.submit([quiet]), on_batch=come)
+    engine = make_engine(compute)
+    engine.submit(flood)
+    engine.start()
+    compute.may_begin.set()
+
+    await asyncio.gather(*(row.future for row in (*flood, quiet, late)))
+    await engine.aclose()
+
+    assert compute.ended == [[100], [101], [0, 1, 2, 3], [4, 5]]
+
+
+async def test_who_stays_behind_goes_later_and_a_batch_is_overtaken_by_four_times_its_work(
+    branch: Branch,
+) -> None:
+    flood = make_flood(branch)
+    quiet = [make_row(branch, 100 + number, task=f"quiet-{number}") for number in range(20)]
+    compute = LayeredCompute(lambda: engine.submit(quiet), lambda: None, lambda: None)
+    engine = make_engine(compute)
+    engine.submit(flood)
+    engine.start()
+    compute.may_begin.set()
+
+    await asyncio.gather(*(row.future for row in (*flood, *quiet)))
+    await engine.aclose()
+
+    before = list(itertools.takewhile(lambda tokens: tokens != [0, 1, 2, 3], compute.ended))
+    assert sum(map(len, before)) == 4 * 4
+    assert sorted(chain.from_iterable(compute.ended)) == [*range(6), *range(100, 120)]
 
 
 @pytest.mark.parametrize("pause_s", [0.0, 20 * HALF_LIFE_S])
-def test_who_was_given_much_overtakes_again_after_a_pause(branch: Branch, pause_s: float) -> None:
-    async def scenario() -> None:
-        busy = [make_row(branch, 200 + number, task="busy") for number in range(40)]
-        flood, back = make_flood(branch), make_row(branch, 100, task="busy")
-        compute, clock = LayeredCompute(), ManualClock()
-        engine = make_engine(compute, clock=clock)
-        engine.submit(busy)
-        engine.start()
-        compute.may_begin.set()
-        await asyncio.gather(*(row.future for row in busy))
+async def test_who_was_given_much_overtakes_again_after_a_pause(
+    branch: Branch, pause_s: float
+) -> None:
+    busy = [make_row(branch, 200 + number, task="busy") for number in range(40)]
+    flood, back = make_flood(branch), make_row(branch, 100, task="busy")
+    compute, clock = LayeredCompute(), ManualClock()
+    engine = make_engine(compute, clock=clock)
+    engine.submit(busy)
+    engine.start()
+    compute.may_begin.set()
+    await asyncio.gather(*(row.future for row in busy))
 
-        clock.now += pause_s
-        compute.events = [lambda: engine.submit([back])]
-        engine.submit(flood)
-        await asyncio.gather(*(row.future for row in (*flood, back)))
-        await engine.aclose()
+    clock.now += pause_s
+    compute.events = [lambda: engine.submit([back])]
+    engine.submit(flood)
+    await asyncio.gather(*(row.future for row in (*flood, back)))
+    await engine.aclose()
 
-        order = [tokens[0] for tokens in compute.ended if tokens[0] < 200]
-        assert order[0] == (100 if pause_s else 0)
-
-    asyncio.run(scenario())
-
-
-def test_rows_of_one_text_stay_behind_together_at_every_layer(branch: Branch) -> None:
-    async def scenario() -> None:
-        flood = make_flood(branch)
-        text = [
-            replace(make_row(branch, 100 + number, task=task), group=-1)
-            for number, task in enumerate(("flood", "quiet"))
-        ]
-        compute = LayeredCompute(lambda: engine.submit(text), lambda: None, lambda: None)
-        engine = make_engine(compute)
-        engine.submit(flood)
-        engine.start()
-        compute.may_begin.set()
-
-        await asyncio.gather(*(row.future for row in (*flood, *text)))
-        await engine.aclose()
-
-        assert compute.ended[0] == [0, 1, 2, 3]
-
-    asyncio.run(scenario())
+    order = [tokens[0] for tokens in compute.ended if tokens[0] < 200]
+    assert order[0] == (100 if pause_s else 0)
 
 
-def test_who_stays_behind_and_is_given_up_is_forgotten(branch: Branch) -> None:
-    async def scenario() -> None:
-        flood = make_flood(branch)
-        quiet = [make_row(branch, 100 + number, task=f"quiet-{number}") for number in range(20)]
+async def test_rows_of_one_text_stay_behind_together_at_every_layer(branch: Branch) -> None:
+    flood = make_flood(branch)
+    text = [
+        replace(make_row(branch, 100 + number, task=task), group=-1)
+        for number, task in enumerate(("flood", "quiet"))
+    ]
+    compute = LayeredCompute(lambda: engine.submit(text), lambda: None, lambda: None)
+    engine = make_engine(compute)
+    engine.submit(flood)
+    engine.start()
+    compute.may_begin.set()
 
-        def give_up() -> None:
-            for row in quiet:
-                row.future.cancel()
+    await asyncio.gather(*(row.future for row in (*flood, *text)))
+    await engine.aclose()
 
-        compute = LayeredCompute(lambda: engine.submit(quiet), give_up, lambda: None, lambda: None)
-        engine = make_engine(compute)
-        engine.submit(flood)
-        engine.start()
-        compute.may_begin.set()
+    assert compute.ended[0] == [0, 1, 2, 3]
 
-        outcomes = await asyncio.gather(*(row.future for row in flood))
-        await engine.aclose()
 
-        assert [logits_of(outcome)[0] for outcome in outcomes] == [*range(6)]
-        assert sum(map(len, compute.ended)) < len(flood) + len(quiet)
+async def test_who_stays_behind_and_is_given_up_is_forgotten(branch: Branch) -> None:
+    flood = make_flood(branch)
+    quiet = [make_row(branch, 100 + number, task=f"quiet-{number}") for number in range(20)]
 
-    asyncio.run(scenario())
+    def give_up() -> None:
+        for row in quiet:
+            row.future.cancel()
+
+    compute = LayeredCompute(lambda: engine.submit(quiet), give_up, lambda: None, lambda: None)
+    engine = make_engine(compute)
+    engine.submit(flood)
+    engine.start()
+    compute.may_begin.set()
+
+    outcomes = await asyncio.gather(*(row.future for row in flood))
+    await engine.aclose()
+
+    assert [logits_of(outcome)[0] for outcome in outcomes] == [*range(6)]
+    assert sum(map(len, compute.ended)) < len(flood) + len(quiet)
 
 
 @pytest.mark.parametrize("num_layers", [0, 1])
-def test_a_row_that_waits_beside_a_flood_is_computed_first_also_if_that_runs_no_layer(
+async def test_a_row_that_waits_beside_a_flood_is_computed_first_also_if_that_runs_no_layer(
     branch: Branch, num_layers: int
 ) -> None:
-    async def scenario() -> None:
-        compute = LayeredCompute(*[lambda: None] * num_layers)
-        engine = make_engine(compute)
-        rows = [*make_flood(branch), make_row(branch, 100, task="quiet")]
-        engine.submit(rows)
-        engine.start()
-        compute.may_begin.set()
+    compute = LayeredCompute(*[lambda: None] * num_layers)
+    engine = make_engine(compute)
+    rows = [*make_flood(branch), make_row(branch, 100, task="quiet")]
+    engine.submit(rows)
+    engine.start()
+    compute.may_begin.set()
 
-        await asyncio.gather(*(row.future for row in rows))
-        await engine.aclose()
+    await asyncio.gather(*(row.future for row in rows))
+    await engine.aclose()
 
-        assert compute.ended[0] == [100]
-
-    asyncio.run(scenario())
+    assert compute.ended[0] == [100]
 
 
 @pytest.mark.parametrize("dropped", ["shadow", "cancelled", "expired"])
-def test_a_row_that_is_dropped_keeps_none_of_its_flow_from_going_first(
+async def test_a_row_that_is_dropped_keeps_none_of_its_flow_from_going_first(
     branch: Branch, dropped: str
 ) -> None:
-    async def scenario() -> None:
-        compute = LayeredCompute(lambda: None)
-        engine = make_engine(compute)
-        flood, quiet = make_flood(branch), make_row(branch, 100, task="quiet")
-        other = make_row(branch, 101, task="quiet", deadline=-1 if dropped == "expired" else 10)
-        if dropped == "shadow":
-            other = replace(other, is_shadow=True)
-        if dropped == "cancelled":
-            other.future.cancel()
-        engine.submit([*flood, quiet, other])
-        engine.start()
-        compute.may_begin.set()
+    compute = LayeredCompute(lambda: None)
+    engine = make_engine(compute)
+    flood, quiet = make_flood(branch), make_row(branch, 100, task="quiet")
+    other = make_row(branch, 101, task="quiet", deadline=-1 if dropped == "expired" else 10)
+    if dropped == "shadow":
+        other = replace(other, is_shadow=True)
+    if dropped == "cancelled":
+        other.future.cancel()
+    engine.submit([*flood, quiet, other])
+    engine.start()
+    compute.may_begin.set()
 
-        await asyncio.gather(*(row.future for row in (*flood, quiet)))
-        await engine.aclose()
+    await asyncio.gather(*(row.future for row in (*flood, quiet)))
+    await engine.aclose()
 
-        assert compute.ended[0] == [100]
-
-    asyncio.run(scenario())
+    assert compute.ended[0] == [100]
 
 
-def test_a_shadow_keeps_no_later_row_of_its_flow_from_overtaking(branch: Branch) -> None:
-    async def scenario() -> None:
-        first, later = make_row(branch, 100, task="quiet"), make_row(branch, 101, task="quiet")
-        shadow = replace(make_row(branch, 102, task="quiet"), is_shadow=True)
-        compute = LayeredCompute(
-            lambda: engine.submit([first, shadow]), lambda: engine.submit([later])
-        )
-        engine = make_engine(compute)
-        flood = make_flood(branch)
+async def test_a_shadow_keeps_no_later_row_of_its_flow_from_overtaking(branch: Branch) -> None:
+    first, later = make_row(branch, 100, task="quiet"), make_row(branch, 101, task="quiet")
+    shadow = replace(make_row(branch, 102, task="quiet"), is_shadow=True)
+    compute = LayeredCompute(lambda: engine.submit([first, shadow]), lambda: engine.submit([later]))
+    engine = make_engine(compute)
+    flood = make_flood(branch)
+    engine.submit(flood)
+    engine.start()
+    compute.may_begin.set()
+
+    await asyncio.gather(*(row.future for row in (*flood, first, later)))
+    await engine.aclose()
+
+    assert compute.ended[:2] == [[100], [101]]
+
+
+async def test_a_shadow_is_dropped_with_the_last_row_it_could_be_computed_beside(
+    branch: Branch,
+) -> None:
+    clock = ManualClock()
+    running, late = make_row(branch, 1), make_row(branch, 2, task="late", deadline=5)
+    shadow = replace(make_row(branch, 3, task="late"), is_shadow=True)
+
+    def pass_deadline() -> None:
+        clock.now = 5
+
+    compute = LayeredCompute(lambda: engine.submit([late, shadow]), pass_deadline)
+    engine = make_engine(compute, clock=clock)
+    engine.submit([running])
+    engine.start()
+    compute.may_begin.set()
+
+    outcome = await asyncio.wait_for(shadow.future, timeout=10)
+
+    assert isinstance(await late.future, DeadlineExceededError)
+    assert isinstance(outcome, DeadlineExceededError)
+    assert compute.ended == [[1]]
+    await engine.aclose()
+
+
+async def test_what_overtakes_a_batch_is_not_counted_as_its_time(branch: Branch) -> None:
+    stopwatch = ManualClock()
+
+    def quiet_arrives() -> None:
+        stopwatch.now += 1.0
+        engine.submit([quiet])
+
+    def take_time(num_rows: int) -> None:
+        stopwatch.now += num_rows
+
+    compute = LayeredCompute(quiet_arrives, on_batch=take_time)
+    engine = make_engine(compute, stopwatch=stopwatch)
+    paces: list[float] = []
+    after = Pace.after
+    flood, quiet = make_flood(branch), make_row(branch, 100, task="quiet")
+
+    def remember(pace: Pace, *, seconds: float, **batch: Any) -> Pace:  # noqa: ANN401 - the rest
+        paces.append(seconds)
+        return after(pace, seconds=seconds, **batch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Pace, "after", remember)
         engine.submit(flood)
         engine.start()
         compute.may_begin.set()
-
-        await asyncio.gather(*(row.future for row in (*flood, first, later)))
+        await asyncio.gather(*(row.future for row in (*flood, quiet)))
         await engine.aclose()
 
-        assert compute.ended[:2] == [[100], [101]]
-
-    asyncio.run(scenario())
+    assert paces == [1.0, 5.0, 2.0]
 
 
-def test_a_shadow_is_dropped_with_the_last_row_it_could_be_computed_beside(branch: Branch) -> None:
-    async def scenario() -> None:
-        clock = ManualClock()
-        running, late = make_row(branch, 1), make_row(branch, 2, task="late", deadline=5)
-        shadow = replace(make_row(branch, 3, task="late"), is_shadow=True)
-
-        def pass_deadline() -> None:
-            clock.now = 5
-
-        compute = LayeredCompute(lambda: engine.submit([late, shadow]), pass_deadline)
-        engine = make_engine(compute, clock=clock)
-        engine.submit([running])
-        engine.start()
-        compute.may_begin.set()
-
-        outcome = await asyncio.wait_for(shadow.future, timeout=10)
-
-        assert isinstance(await late.future, DeadlineExceededError)
-        assert isinstance(outcome, DeadlineExceededError)
-        assert compute.ended == [[1]]
-        await engine.aclose()
-
-    asyncio.run(scenario())
-
-
-def test_what_overtakes_a_batch_is_not_counted_as_its_time(branch: Branch) -> None:
-    async def scenario() -> None:
-        stopwatch = ManualClock()
-
-        def quiet_arrives() -> None:
-            stopwatch.now += 1.0
-            engine.submit([quiet])
-
-        def take_time(num_rows: int) -> None:
-            stopwatch.now += num_rows
-
-        compute = LayeredCompute(quiet_arrives, on_batch=take_time)
-        engine = make_engine(compute, stopwatch=stopwatch)
-        paces: list[float] = []
-        after = Pace.after
-        flood, quiet = make_flood(branch), make_row(branch, 100, task="quiet")
-
-        def remember(pace: Pace, *, seconds: float, **batch: Any) -> Pace:  # noqa: ANN401 - the rest
-            paces.append(seconds)
-            return after(pace, seconds=seconds, **batch)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Pace, "after", remember)
-            engine.submit(flood)
-            engine.start()
-            compute.may_begin.set()
-            await asyncio.gather(*(row.future for row in (*flood, quiet)))
-            await engine.aclose()
-
-        assert paces == [1.0, 5.0, 2.0]
-
-    asyncio.run(scenario())
-
-
-def test_a_failure_while_overtaking_is_the_engine_s_and_answers_everybody(branch: Branch) -> None:
+async def test_a_failure_while_overtaking_is_the_engine_s_and_answers_everybody(
+    branch: Branch,
+) -> None:
     class BrokenObserver(RecordingObserver):
         def observe_batch(self, report: BatchReport) -> None:
             raise ArithmeticError
 
-    async def scenario() -> None:
-        flood, quiet = make_flood(branch), make_row(branch, 100, task="quiet")
-        fatal: list[EngineFailedError] = []
-        compute = LayeredCompute(lambda: engine.submit([quiet]))
-        engine = make_engine(compute, fatal=fatal, observer=BrokenObserver())
-        engine.submit(flood)
-        engine.start()
-        compute.may_begin.set()
+    flood, quiet = make_flood(branch), make_row(branch, 100, task="quiet")
+    fatal: list[EngineFailedError] = []
+    compute = LayeredCompute(lambda: engine.submit([quiet]))
+    engine = make_engine(compute, fatal=fatal, observer=BrokenObserver())
+    engine.submit(flood)
+    engine.start()
+    compute.may_begin.set()
 
-        outcomes = await asyncio.gather(*(row.future for row in (*flood, quiet)))
+    outcomes = await asyncio.gather(*(row.future for row in (*flood, quiet)))
 
-        assert all(isinstance(outcome, NotReadyError) for outcome in outcomes)
-        assert [error.reason for error in fatal] == ["ArithmeticError"]
-
-    asyncio.run(scenario())
+    assert all(isinstance(outcome, NotReadyError) for outcome in outcomes)
+    assert [error.reason for error in fatal] == ["ArithmeticError"]

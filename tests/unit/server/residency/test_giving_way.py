@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from nunatak_server.residency.giving_way import MAX_REST_S, GivingWay
+from nunatak_server.residency.loads import MAX_REST_S, GivingWay
 
 
 @dataclass

@@ -1,5 +1,4 @@
-from nunatak_server.residency.history import MIN_HALF_LIFE, UseHistory
-from nunatak_server.residency.keys import VersionKey
+from nunatak_server.residency.resident_set import MIN_HALF_LIFE, UseHistory, VersionKey
 
 
 def key(task: str, version: int = 1) -> VersionKey:

@@ -2,7 +2,7 @@ import pytest
 
 from doubles.drafts import make_draft
 from nunatak_registry import CorruptBlobError, TaskManifest
-from nunatak_server.residency.host import HostTier
+from nunatak_server.residency.memory import HostTier
 
 DATA = b"0123456789"
 

@@ -13,9 +13,9 @@ from doubles.tasks import publish_tiny_task, tiny_task
 from nunatak_artifact import ProbeFailedError
 from nunatak_model import Backbone
 from nunatak_registry import Registry, TaskManifest
-from nunatak_server.residency.giving_way import GivingWay
-from nunatak_server.residency.host import HostTier
 from nunatak_server.residency.loading import VersionLoading
+from nunatak_server.residency.loads import GivingWay
+from nunatak_server.residency.memory import HostTier
 
 
 @pytest.fixture(name="two_threads", autouse=True)

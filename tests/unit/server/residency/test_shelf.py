@@ -12,8 +12,7 @@ from nunatak_artifact import LoadedTask
 from nunatak_model import Branch, HeadOnly, build_branch
 from nunatak_registry import TaskManifest
 from nunatak_server.errors import TaskDoesNotFitError, TaskInUseError, TaskPinnedError
-from nunatak_server.residency.keys import VersionKey, key_of
-from nunatak_server.residency.shelf import Shelf
+from nunatak_server.residency.resident_set import Shelf, VersionKey, key_of
 
 BUDGET = 100
 TASKS = "abcdefgh"

@@ -4,7 +4,7 @@ from doubles.backbones import tiny_backbone
 from doubles.tasks import tiny_task
 from nunatak_artifact import load_task
 from nunatak_registry import TaskManifest, TensorDtype
-from nunatak_server.residency.sizes import (
+from nunatak_server.residency.memory import (
     free_memory,
     host_memory_budget,
     size_in_memory,

@@ -1,0 +1,280 @@
+"""Writing a folder whole or not at all.
+
+Reading the weights of a whole model: one safetensors file, or shards with an index.
+
+What the logits of a foreign model mean: its labels, its kind of problem, its longest input.
+
+Reading adapter folders that other programs wrote: each file once, bounded, and suspicious.
+"""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Final, TypeVar
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
+from torch import Tensor
+
+from nunatak_artifact.errors import (
+    CorruptFileError,
+    EscapingFileError,
+    FolderInUseError,
+    InvalidFolderError,
+    PickledWeightsError,
+    TensorMismatchError,
+    UnknownLabelsError,
+    UnsupportedImportError,
+)
+from nunatak_model import Backbone, HeadKind, HeadSpec, InvalidTensorsError, tensors_from_bytes
+from nunatak_model.checkpoint import WEIGHTS, WEIGHTS_INDEX
+from nunatak_registry import InvalidArtifactError, ProblemType
+from nunatak_registry.blobs.tensors import read_header
+
+
+def check_new(target: Path) -> None:
+    """Raise `FolderInUseError` if there is a file, or a folder that holds something."""
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise FolderInUseError(str(target))
+
+
+@contextmanager
+def new_folder(target: Path) -> Generator[Path]:
+    """Yield a folder to fill, which takes its place at `target` if nothing goes wrong.
+
+    Raises:
+        FolderInUseError: `target` is a file, or a folder that holds something.
+    """
+    check_new(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # Beside its target, so that the move at the end stays within one file system.
+    made = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        yield made
+        for path in made.iterdir():
+            path.chmod(0o644)
+        made.chmod(0o755)
+        made.replace(target)
+    except BaseException:
+        shutil.rmtree(made, ignore_errors=True)
+        raise
+
+
+def write_json(folder: Path, name: str, fields: Mapping[str, object]) -> None:
+    """Write a JSON file that reads well."""
+    text = json.dumps(fields, indent=2, sort_keys=True, ensure_ascii=False)
+    (folder / name).write_text(text + "\n", encoding="utf-8")
+
+
+FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16)
+PICKLE_ADVICE: Final = (
+    "if you trust it, load it once with transformers and save it with save_pretrained, which "
+    "writes safetensors"
+)
+
+
+class _Index(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    weight_map: dict[str, str]
+
+
+def read_checkpoint(folder: Path) -> dict[str, Tensor]:
+    """Read every floating-point tensor, in the format it is stored in.
+
+    Raises:
+        InvalidFolderError: a file is missing, leads out of the folder, or is not sound.
+        UnsupportedImportError: the weights are pickled, or numbers of another format.
+    """
+    tensors = dict[str, Tensor]()
+    for name in _weight_files(folder):
+        data = read_bytes(folder, name, limit=MAX_WEIGHT_BYTES)
+        try:
+            tensors |= tensors_from_bytes(data)
+        except InvalidTensorsError as error:
+            raise CorruptFileError(folder.name, name, f"is no safetensors: {error}") from error
+    # Old checkpoints carry the numbers of the positions as integers.
+    floats = {name: it for name, it in tensors.items() if not name.endswith(".position_ids")}
+    for name, tensor in floats.items():
+        if tensor.dtype not in FLOATS:
+            raise UnsupportedImportError(
+                folder.name,
+                f"tensor {name!r} is {tensor.dtype}",
+                "save the model in float32, float16 or bfloat16",
+            )
+    return floats
+
+
+def _weight_files(folder: Path) -> Iterable[str]:
+    if has_file(folder, WEIGHTS):
+        return [WEIGHTS]
+    if has_file(folder, WEIGHTS_INDEX):
+        return sorted(set(read_model(folder, WEIGHTS_INDEX, _Index).weight_map.values()))
+    pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLE_SUFFIXES)
+    if pickles:
+        raise PickledWeightsError(folder.name, pickles[0], PICKLE_ADVICE)
+    raise InvalidFolderError(folder.name, f"it has no file {WEIGHTS}")
+
+
+class ModelConfigFile(BaseModel):
+    """What we read of the `config.json` of a trained model: what its logits mean."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id2label: dict[NonNegativeInt, str] | None = None
+    problem_type: ProblemType | None = None
+
+
+class TokenizerConfigFile(BaseModel):
+    """What we read of `tokenizer_config.json`; "no limit" is a float of about 1e30."""
+
+    model_config = ConfigDict(frozen=True)
+
+    model_max_length: Annotated[float, Field(ge=1)] | None = None
+
+
+def read_model_config(folder: Path) -> ModelConfigFile:
+    """Read the `config.json` beside the adapter, if there is one."""
+    if not has_file(folder, "config.json"):
+        return ModelConfigFile()
+    return read_model(folder, "config.json", ModelConfigFile)
+
+
+def read_max_length(folder: Path, backbone: Backbone) -> int | None:
+    """The longest input that the tokenizer's settings in the folder ask for, if they say."""
+    if not has_file(folder, "tokenizer_config.json"):
+        return None
+    length = read_model(folder, "tokenizer_config.json", TokenizerConfigFile).model_max_length
+    return int(length) if length is not None and length <= backbone.config.max_tokens else None
+
+
+def problem_type_of(head: HeadSpec, said: ProblemType | None) -> ProblemType | None:
+    """What decides the scores, by the rule of transformers' text classification pipeline.
+
+    One logit is a number only where that is said; else it is the logit of a label, for sigmoid.
+    """
+    if head.kind is not HeadKind.SEQUENCE_CLASSIFICATION:
+        return None
+    default = ProblemType.MULTI_LABEL if head.num_labels == 1 else ProblemType.SINGLE_LABEL
+    return said or default
+
+
+def labels_in_order(
+    folder: Path,
+    head: HeadSpec,
+    *,
+    given: tuple[str, ...] | None,
+    stored: Mapping[int, str] | None,
+) -> tuple[str, ...]:
+    """The labels of the logits: those that the caller names, else those of the folder.
+
+    Heads whose kind decides what they give, such as question answering, have none.
+
+    Raises:
+        UnknownLabelsError: there are none, too few, too many, or two that are equal.
+    """
+    if head.kind.fixed_outputs is not None:
+        return ()
+    if given is None and stored is None:
+        raise UnknownLabelsError(folder.name, head.num_labels, "the folder names none")
+    numbered = dict(enumerate(given)) if given is not None else dict(stored or {})
+    labels = tuple(numbered[index] for index in sorted(numbered))
+    if sorted(numbered) != list(range(head.num_labels)) or len(set(labels)) != len(labels):
+        found = ", ".join(f"{index}: {label}" for index, label in sorted(numbered.items()))
+        raise UnknownLabelsError(folder.name, head.num_labels, f"got {found[:200]!r}")
+    return labels
+
+
+MAX_JSON_BYTES = 4 * 1024 * 1024
+MAX_WEIGHT_BYTES = 4 * 1024**3
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+Shapes = Mapping[str, tuple[int, ...]]
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def has_file(folder: Path, name: str) -> bool:
+    """Whether the folder has an entry of this name, of whatever kind."""
+    return (folder / name).is_symlink() or (folder / name).exists()
+
+
+def read_bytes(folder: Path, name: str, *, limit: int = MAX_JSON_BYTES) -> bytes:
+    """Read a regular file of the folder.
+
+    Raises:
+        InvalidFolderError: there is no such file.
+        EscapingFileError: it is a link out of the folder.
+        CorruptFileError: it is no regular file, or longer than `limit` bytes.
+    """
+    path = folder / name
+    if not has_file(folder, name):
+        raise InvalidFolderError(folder.name, f"it has no file {name}")
+    target = path.resolve()
+    if not target.is_relative_to(folder.resolve()):
+        raise EscapingFileError(folder.name, name)
+    # A pipe would be waited for without end.
+    if not target.is_file():
+        raise CorruptFileError(folder.name, name, "must be a regular file")
+    size = target.stat().st_size
+    if size > limit:
+        raise CorruptFileError(folder.name, name, f"has {size} bytes, at most {limit} are read")
+    return target.read_bytes()
+
+
+def read_model(folder: Path, name: str, model: type[Model]) -> Model:
+    """Read a JSON file of the folder as `model`.
+
+    Raises:
+        InvalidFolderError: as `read_bytes`; a file that does not fit the model is corrupt.
+    """
+    data = read_bytes(folder, name)
+    try:
+        return model.model_validate_json(data)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "document"
+        raise CorruptFileError(folder.name, name, f"does not read: {where}: {first['msg']}") from (
+            error
+        )
+
+
+def read_weights(folder: Path, stem: str, *, advice: str) -> dict[str, Tensor]:
+    """Read `stem`.safetensors as float32 tensors that own their memory.
+
+    The limits are those of what the registry stores. `advice` says how to get such a file where
+    there is only a pickle.
+
+    Raises:
+        PickledWeightsError: there are only pickled weights.
+        InvalidFolderError: as `read_bytes`; a file that is no safetensors is corrupt.
+    """
+    name = f"{stem}.safetensors"
+    if not has_file(folder, name):
+        for suffix in PICKLE_SUFFIXES:
+            if has_file(folder, f"{stem}{suffix}"):
+                raise PickledWeightsError(folder.name, f"{stem}{suffix}", advice)
+    data = read_bytes(folder, name, limit=MAX_WEIGHT_BYTES)
+    try:
+        read_header(data)
+    except InvalidArtifactError as error:
+        raise CorruptFileError(folder.name, name, f"is no sound safetensors: {error}") from error
+    return {key: tensor.to(torch.float32) for key, tensor in tensors_from_bytes(data).items()}
+
+
+def check_tensors(folder: Path, tensors: Mapping[str, Tensor], expected: Shapes) -> None:
+    """Refuse tensors that are not exactly `expected`.
+
+    Raises:
+        TensorMismatchError: they are not.
+    """
+    wrong = [
+        f"{name} is {list(tensor.shape)}, expected {list(expected[name])}"
+        for name, tensor in tensors.items()
+        if name in expected and tuple(tensor.shape) != expected[name]
+    ]
+    missing, unused = expected.keys() - tensors.keys(), tensors.keys() - expected.keys()
+    if missing or unused or wrong:
+        raise TensorMismatchError(folder.name, missing=missing, unused=unused, wrong=wrong)

@@ -1,0 +1,416 @@
+"""Tables in Markdown.
+
+What parts of a manifest are called when people read them.
+
+The confusion matrix of a version, as it is shown.
+
+Two versions side by side.
+
+The task card: a manifest as a page of Markdown.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final, assert_never
+
+from pydantic import JsonValue
+
+from nunatak_registry.manifest import (
+    BottleneckRecord,
+    FullRecord,
+    HeadKind,
+    HeadOnlyRecord,
+    HeadRecord,
+    LoraRecord,
+    MethodRecord,
+    MetricRecord,
+    OnLong,
+    RankingScore,
+    TaskManifest,
+    TopKRecord,
+)
+from nunatak_registry.plain_text import visible, visible_lines
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return rows as a table, a line for each; cells hold no line break and no bare `|`."""
+    lines = (f"| {' | '.join(line)} |\n" for line in (header, *rows))
+    return next(lines) + f"|{'---|' * len(header)}\n" + "".join(lines)
+
+
+LONG_SHARE_TO_WARN_OF: Final = 0.01
+"""From so many examples on that do not fit, what is not read of them matters."""
+
+
+def method_text(method: MethodRecord) -> str:
+    """A method with the one setting that tells it from its like."""
+    match method:
+        case TopKRecord():
+            return f"topk, {method.num_layers} layer{'s' if method.num_layers > 1 else ''}"
+        case HeadOnlyRecord():
+            return "head"
+        case BottleneckRecord():
+            return f"bottleneck, size {method.size}"
+        case LoraRecord():
+            return f"lora, rank {method.rank}"
+        case FullRecord():
+            return "full"
+        case _:
+            assert_never(method)
+
+
+def head_text(head: HeadRecord) -> str:
+    """What is predicted: `token classification`, `regression`."""
+    if head.score is RankingScore.NONE:
+        return "ranking, scored by its logits"
+    return (head.problem_type or head.kind).value.replace("_", " ")
+
+
+def shared_text(manifest: TaskManifest) -> str:
+    """How much of the forward pass the version shares with other tasks."""
+    if manifest.split_depth is None:
+        return "none"
+    return f"{manifest.split_depth} of {manifest.backbone.num_layers}"
+
+
+def score_text(metric: MetricRecord) -> str:
+    """A score, with its interval at 95 % if it was measured."""
+    value = f"{metric.value:.4f}"
+    if metric.interval is None:
+        return value
+    low, high = metric.interval
+    return f"{value} [{low:.4f}, {high:.4f}]"
+
+
+def own_parameters(manifest: TaskManifest) -> int:
+    """Parameters that the version owns, its head included."""
+    return manifest.parameter_counts.branch + manifest.parameter_counts.head
+
+
+def saved_share(manifest: TaskManifest) -> float | None:
+    """Share of a dedicated model's parameters that the version does without.
+
+    None for versions that do not record the size of their backbone.
+    """
+    backbone = manifest.backbone.num_parameters
+    if backbone is None:
+        return None
+    return 1.0 - own_parameters(manifest) / (backbone + manifest.parameter_counts.head)
+
+
+def stored_bytes(manifest: TaskManifest) -> int:
+    """Bytes of all blobs."""
+    return sum(blob.size_bytes for blob in manifest.blobs)
+
+
+def long_text(manifest: TaskManifest) -> str:
+    """What becomes of an input that is longer than the longest that is read at once."""
+    match manifest.reads_long:
+        case OnLong.WINDOWS:
+            return "what is longer is read in overlapping windows"
+        case OnLong.REFUSE:
+            return "what is longer is refused"
+        case OnLong.CUT:
+            return "what is longer is cut"
+
+
+def long_examples_text(manifest: TaskManifest) -> str | None:
+    """How many examples did not fit, with a warning if they are many; None if nobody counted."""
+    data = manifest.data
+    if data is None or data.num_train_long is None or data.num_dev_long is None:
+        return None
+    told = (
+        f"{data.num_train_long:,} of {data.num_train:,} train examples and "
+        f"{data.num_dev_long:,} of {data.num_dev:,} dev examples "
+        f"have more than {manifest.max_length} tokens"
+    )
+    share = max(data.num_train_long / data.num_train, data.num_dev_long / data.num_dev)
+    if share <= LONG_SHARE_TO_WARN_OF or manifest.head.kind.reads_tokens:
+        return f"{told}."
+    return (
+        f"{told}. Warning: that is {share:.1%} of one part, and training and scoring read only "
+        "the beginning of those examples; a larger max_length reads more of them."
+    )
+
+
+SHOWN_CONFUSED_LABELS = 12
+"""More columns than this no page and no terminal holds."""
+SHOWN_MISTAKES = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matrix:
+    """Counts of all pairs of labels; row = true label, column = predicted label."""
+
+    labels: tuple[str, ...]
+    rows: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mistake:
+    """How often a label was predicted in place of the true one."""
+
+    truth: str
+    predicted: str
+    count: int
+
+
+def confusion_matrix(manifest: TaskManifest) -> Matrix | None:
+    """The whole matrix, in the order of the labels; None if there is none or it is too wide."""
+    labels = manifest.head.labels
+    if manifest.confusion is None or len(labels) > SHOWN_CONFUSED_LABELS:
+        return None
+    counts = manifest.confusion.counts
+    return Matrix(
+        labels=labels,
+        rows=tuple(
+            tuple(counts.get((truth, predicted), 0) for predicted in labels) for truth in labels
+        ),
+    )
+
+
+def worst_mistakes(manifest: TaskManifest) -> tuple[Mistake, ...]:
+    """The most frequent mistakes, at most `SHOWN_MISTAKES`; none if nothing is recorded."""
+    if manifest.confusion is None:
+        return ()
+    mistakes = [
+        Mistake(truth=cell.truth, predicted=cell.predicted, count=cell.count)
+        for cell in manifest.confusion.cells
+        if cell.truth != cell.predicted
+    ]
+    ordered = sorted(mistakes, key=lambda it: (-it.count, it.truth, it.predicted))
+    return tuple(islice(ordered, SHOWN_MISTAKES))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """One property of both versions; None: that version does not have it."""
+
+    name: str
+    left: JsonValue
+    right: JsonValue
+
+    @property
+    def differs(self) -> bool:
+        """Whether the versions differ in it."""
+        return self.left != self.right
+
+    @property
+    def change(self) -> float | None:
+        """Right minus left, of numbers."""
+        match self.left, self.right:
+            case (bool(), _) | (_, bool()):
+                return None
+            case ((int() | float() as left), (int() | float() as right)):
+                return right - left
+            case _:
+                return None
+
+
+def compare(left: TaskManifest, right: TaskManifest) -> tuple[Compared, ...]:
+    """Compare what tells versions apart: method, labels, scores, data, recipe and sizes.
+
+    Of the recipes only the settings that differ are named.
+    """
+    settings = _merged("recipe", _settings(left), _settings(right))
+    return (
+        *_merged("", _facts_of_both(left), _facts_of_both(right)),
+        *_merged("metric", _metrics(left), _metrics(right)),
+        *(row for row in settings if row.differs),
+    )
+
+
+def _facts_of_both(manifest: TaskManifest) -> dict[str, JsonValue]:
+    data = manifest.data
+    return {
+        "head": head_text(manifest.head),
+        "labels": list[JsonValue](manifest.head.labels),
+        "method": method_text(manifest.method),
+        "shared layers": shared_text(manifest),
+        "split depth": manifest.split_depth,
+        "backbone": f"{manifest.backbone.name} {manifest.backbone.digest[:12]}",
+        "longest input": manifest.max_length,
+        "own parameters": own_parameters(manifest),
+        "stored bytes": stored_bytes(manifest),
+        "train data": None if data is None else f"{data.name} {data.train_digest[:12]}",
+        "dev data": None if data is None else f"{data.name} {data.dev_digest[:12]}",
+    }
+
+
+def _metrics(manifest: TaskManifest) -> dict[str, JsonValue]:
+    return {metric.name: metric.value for metric in manifest.metrics}
+
+
+def _settings(manifest: TaskManifest) -> dict[str, JsonValue]:
+    # The method has a line of its own already.
+    recipe = manifest.recipe
+    return {} if recipe is None else {k: v for k, v in recipe.settings.items() if k != "method"}
+
+
+def _merged(
+    group: str, left: Mapping[str, JsonValue], right: Mapping[str, JsonValue]
+) -> Iterator[Compared]:
+    for name in dict.fromkeys([*left, *right]):
+        shown = f"{group} {name}".strip()
+        yield Compared(name=shown, left=left.get(name), right=right.get(name))
+
+
+SHOWN_LABELS = 100
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|!~&$])")
+_LIST_OR_RULE = re.compile(r"^(\d*)([-+=.)])")
+"""What begins a list, a rule or the underline of a heading at the start of a line."""
+
+
+def task_card(manifest: TaskManifest, *, source: str | None = None) -> str:
+    """Write the card of a version.
+
+    Args:
+        manifest: of the version.
+        source: where `nunatak task pull` finds it, if it is to be found somewhere.
+    """
+    sections = (
+        _head(manifest),
+        _scores(manifest),
+        _confusion(manifest),
+        _data(manifest),
+        _recipe(manifest),
+        _usage(manifest, source),
+    )
+    page = "\n\n".join("\n".join(lines) for section in sections if (lines := list(section)))
+    return visible_lines(page) + "\n"
+
+
+def _head(manifest: TaskManifest) -> Iterator[str]:
+    yield f"# {_text(manifest.task)}"
+    yield ""
+    yield (
+        f"Version {manifest.version}: {head_text(manifest.head)} on the frozen backbone "
+        f"{_text(manifest.backbone.name)}, for Nunatak."
+    )
+    if manifest.note:
+        yield from ("", _text(manifest.note))
+    yield ""
+    yield from _table(("", ""), _facts(manifest))
+
+
+def _facts(manifest: TaskManifest) -> Iterator[tuple[str, str]]:
+    counts, saved = manifest.parameter_counts, saved_share(manifest)
+    if manifest.head.labels:
+        yield f"labels ({len(manifest.head.labels)})", _labels(manifest.head.labels)
+    yield "method", method_text(manifest.method)
+    yield "shared layers", shared_text(manifest)
+    depth = "none (a full copy)" if manifest.split_depth is None else str(manifest.split_depth)
+    yield "split depth", depth
+    yield (
+        "own parameters",
+        f"{own_parameters(manifest):,} ({counts.branch:,} branch, {counts.head:,} head)",
+    )
+    if saved is not None:
+        yield "saved against a model of its own", f"{saved:.1%} of the parameters"
+    yield "stored", f"{stored_bytes(manifest):,} bytes ({manifest.dtype})"
+    if manifest.head.default_label is not None:
+        yield "default label", _text(manifest.head.default_label)
+    yield "longest input", f"{manifest.max_length} tokens; {long_text(manifest)}"
+    yield "backbone digest", f"`{manifest.backbone.digest}`"
+    yield "tokenizer digest", f"`{manifest.tokenizer_digest}`"
+    yield "created", manifest.created_at.strftime("%Y-%m-%d %H:%M:%S %Z").strip()
+
+
+def _scores(manifest: TaskManifest) -> Iterator[str]:
+    yield from ("## Scores", "")
+    if not manifest.metrics:
+        yield "None recorded."
+        return
+    rows = (
+        (
+            _text(metric.name),
+            score_text(metric),
+            f"{metric.num_examples:,}",
+            f"`{metric.data_digest}`",
+        )
+        for metric in manifest.metrics
+    )
+    yield from _table(("metric", "value [95 % interval]", "examples", "data digest"), rows)
+
+
+def _confusion(manifest: TaskManifest) -> Iterator[str]:
+    matrix, mistakes = confusion_matrix(manifest), worst_mistakes(manifest)
+    if manifest.confusion is None:
+        return
+    yield from ("## Confusion on the dev examples", "")
+    if matrix is not None:
+        header = ("true \\\\ predicted", *map(_text, matrix.labels))
+        rows = zip(matrix.labels, matrix.rows, strict=True)
+        yield from _table(header, ((_text(label), *map(str, row)) for label, row in rows))
+    elif mistakes:
+        found = ((_text(it.truth), _text(it.predicted), str(it.count)) for it in mistakes)
+        yield from _table(("true", "predicted instead", "times"), found)
+    else:
+        yield "No mistakes."
+
+
+def _data(manifest: TaskManifest) -> Iterator[str]:
+    yield from ("## Data", "")
+    data = manifest.data
+    if data is None:
+        yield "Not recorded."
+        return
+    yield _text(data.name)
+    yield ""
+    yield from _table(
+        ("part", "examples", "SHA-256"),
+        (
+            ("train", f"{data.num_train:,}", f"`{data.train_digest}`"),
+            ("dev", f"{data.num_dev:,}", f"`{data.dev_digest}`"),
+        ),
+    )
+    if told := long_examples_text(manifest):
+        yield from ("", told)
+
+
+def _recipe(manifest: TaskManifest) -> Iterator[str]:
+    yield from ("## Recipe", "")
+    recipe = manifest.recipe
+    if recipe is None:
+        yield "Not recorded."
+        return
+    settings = ((_text(name), _text(json.dumps(it))) for name, it in recipe.settings.items())
+    yield from _table(("setting", "value"), settings)
+    yield from ("", f"SHA-256 of the recipe: `{recipe.digest}`")
+
+
+def _usage(manifest: TaskManifest, source: str | None) -> Iterator[str]:
+    task, text = manifest.task, '"some text"'
+    options = ""
+    match manifest.head.kind:
+        case HeadKind.QUESTION_ANSWERING:
+            options = ' --question "who?"'
+        case HeadKind.RANKING:
+            options = ' --document "one" --document "another"'
+        case HeadKind.SEQUENCE_CLASSIFICATION | HeadKind.TOKEN_CLASSIFICATION:
+            pass
+    yield from ("## How to call it", "", "```sh")
+    if source is not None:
+        yield f"nunatak task pull {source} --task {task}"
+    yield f"nunatak predict {text} --task {task}{options}"
+    yield "nunatak serve --port 8080"
+    yield "```"
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    yield from markdown_table(header, rows).splitlines()
+
+
+def _labels(labels: Sequence[str]) -> str:
+    shown = ", ".join(map(_text, labels[:SHOWN_LABELS]))
+    more = len(labels) - SHOWN_LABELS
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def _text(value: str) -> str:
+    """Somebody's text on one line, with nothing in it that Markdown or HTML would read."""
+    plain = _SPECIAL.sub(r"\\\1", visible(" ".join(value.split())))
+    return _LIST_OR_RULE.sub(r"\1\\\2", plain)

@@ -1,1 +1,0 @@
-"""Cards: versions as people read them."""

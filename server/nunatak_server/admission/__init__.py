@@ -1,1 +1,0 @@
-"""Admission: how much may be queued at once, and what is queued of whom."""

@@ -1,0 +1,293 @@
+"""The Open Inference Protocol, version 2, as KServe and Triton speak it: a task is a model.
+
+Tensors come and go as JSON; the extension that puts them behind it in binary is not offered, and a
+request that asks for it is refused.
+"""
+
+import math
+from importlib.metadata import version as version_of
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic import Field, ValidationError
+
+from nunatak_server.compat.tensors import (
+    BINARY,
+    PARAMETERS,
+    InputName,
+    OutputName,
+    RequestParameters,
+    Scalar,
+    Tensor,
+    TensorParameters,
+    input_metadata,
+    inputs_of,
+    output_metadata,
+    output_tensors,
+)
+from nunatak_server.compat.translation import (
+    Problem,
+    TranslatedRoute,
+    explained,
+    find_task,
+)
+from nunatak_server.errors import InvalidRequestError
+from nunatak_server.http.endpoints import (
+    DeadlineHeader,
+    PriorityHeader,
+    RoutingKeyHeader,
+    Wishes,
+    ask_task,
+    catalog_of,
+    reference_text,
+    runtime_of,
+)
+from nunatak_server.http.replies import reply
+from nunatak_server.http.requests import MAX_ITEMS, Message, Parameters, Text
+from nunatak_server.outputs.outputs import PredictionOptions
+from nunatak_server.scheduler.rows import Priority
+
+Extent = Annotated[int, Field(ge=1, le=MAX_ITEMS)]
+Column = Annotated[list[Text], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
+Single = Annotated[list[Text], Field(min_length=1, max_length=1)]
+Rows = Annotated[list[Single], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
+
+
+class OpenInferenceProblem(Message):
+    """An error as the protocol has it."""
+
+    error: str
+
+
+class OpenInferenceRoute(TranslatedRoute):
+    """Fails as the protocol says."""
+
+    @classmethod
+    def shape(cls, problem: Problem) -> dict[str, Any]:
+        """Return a problem as one line."""
+        return {"error": explained(problem)}
+
+
+class InputTensor(Message):
+    """Texts, as BYTES of shape [n] or [n, 1]."""
+
+    name: InputName
+    shape: Annotated[list[Extent], Field(min_length=1, max_length=2)]
+    datatype: Literal["BYTES"]
+    parameters: TensorParameters | None = None
+    data: Column | Rows
+
+
+class WantedOutput(Message):
+    """An output that is wanted, where not all are."""
+
+    name: OutputName
+    parameters: TensorParameters | None = None
+
+
+class InferRequest(Message):
+    """Named tensors for one task."""
+
+    id: str | None = None
+    parameters: RequestParameters | None = None
+    inputs: Annotated[list[InputTensor], Field(min_length=1, max_length=2)]
+    outputs: Annotated[list[WantedOutput], Field(min_length=1, max_length=4)] | None = None
+
+
+class TensorMetadata(Message):
+    """What is said of a tensor before there is any data."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class OutputTensor(TensorMetadata):
+    """A tensor, its data row after row."""
+
+    data: list[str] | list[float] | list[int]
+
+
+class InferResponse(Message):
+    """Named tensors from the version that answered."""
+
+    model_name: str
+    model_version: str
+    id: str | None = None
+    outputs: list[OutputTensor]
+
+
+class ServerMetadata(Message):
+    """What this server is."""
+
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class ModelMetadata(Message):
+    """What a task reads and answers."""
+
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[TensorMetadata]
+    outputs: list[TensorMetadata]
+
+
+class ModelReady(Message):
+    """Whether a task can be asked."""
+
+    name: str
+    ready: bool
+
+
+class Live(Message):
+    """Whether the process lives."""
+
+    live: bool
+
+
+class Ready(Message):
+    """Whether requests are taken."""
+
+    ready: bool
+
+
+router = APIRouter(
+    prefix="/v2",
+    route_class=OpenInferenceRoute,
+    tags=["Open Inference Protocol"],
+    responses={"default": {"model": OpenInferenceProblem}, 422: {"model": OpenInferenceProblem}},
+)
+
+
+@router.get("", response_model=ServerMetadata)
+async def server_metadata() -> Response:
+    """Tell what this server is."""
+    return reply({"name": "nunatak", "version": version_of("nunatak"), "extensions": []})
+
+
+@router.get("/health/live", response_model=Live)
+async def live() -> Response:
+    """Answer as long as the event loop turns."""
+    return reply({"live": True})
+
+
+@router.get("/health/ready", response_model=Ready)
+async def ready(request: Request) -> Response:
+    """Answer 200 while more requests should be sent."""
+    runtime_of(request).readiness.check_ready()
+    return reply({"ready": True})
+
+
+@router.get("/models/{task}", response_model=ModelMetadata)
+@router.get("/models/{task}/versions/{version}", response_model=ModelMetadata)
+async def model_metadata(request: Request, task: str, version: str | None = None) -> Response:
+    """Tell what a task reads and answers; `{task}` may name an alias."""
+    manifest = await find_task(request, task, version)
+    summary = await catalog_of(request).task(manifest.task)
+    head = manifest.head
+    return reply(
+        {
+            "name": manifest.task,
+            "versions": [str(it) for it in summary.versions],
+            "platform": "nunatak",
+            "inputs": input_metadata(head.kind),
+            "outputs": output_metadata(head.kind, len(head.labels)),
+        }
+    )
+
+
+@router.get("/models/{task}/ready", response_model=ModelReady)
+@router.get("/models/{task}/versions/{version}/ready", response_model=ModelReady)
+async def model_ready(request: Request, task: str, version: str | None = None) -> Response:
+    """Answer 200 while a task should be asked; one that is not in memory is loaded when it is."""
+    runtime_of(request).readiness.check_ready()
+    manifest = await find_task(request, task, version)
+    return reply({"name": manifest.task, "ready": True})
+
+
+@router.post("/models/{task}/infer", response_model=InferResponse)
+@router.post("/models/{task}/versions/{version}/infer", response_model=InferResponse)
+async def infer(
+    request: Request,
+    task: str,
+    body: InferRequest,
+    version: str | None = None,
+    deadline_ms: DeadlineHeader = None,
+    priority: PriorityHeader = Priority.NORMAL,
+    routing_key: RoutingKeyHeader = None,
+) -> Response:
+    """Ask a task."""
+    columns = _columns(body.inputs)
+    wishes = Wishes(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
+    result, headers = await ask_task(
+        request,
+        reference_text(task, version),
+        inputs_of(columns),
+        options=_options(body.parameters or {}, frozenset(columns)),
+        wishes=wishes,
+    )
+    tensors = _wanted(output_tensors(result.head, result.outputs), body.outputs)
+    answer = {"model_name": result.task, "model_version": str(result.version)}
+    if body.id is not None:
+        answer["id"] = body.id
+    return reply({**answer, "outputs": [it.fields for it in tensors]}, headers=headers)
+
+
+def _columns(tensors: list[InputTensor]) -> dict[str, list[str]]:
+    columns = {tensor.name: _texts(tensor) for tensor in tensors}
+    if len(columns) < len(tensors):
+        raise InvalidRequestError("every input tensor must come once; remove the repetitions")
+    return columns
+
+
+def _texts(tensor: InputTensor) -> list[str]:
+    """Return the elements of a tensor.
+
+    Raises:
+        InvalidRequestError: they are not as many as its shape says, or it comes in binary.
+    """
+    _refuse_unknown(tensor.parameters or {}, known=frozenset())
+    texts = [it if isinstance(it, str) else it[0] for it in tensor.data]
+    if math.prod(tensor.shape) != len(texts) or tensor.shape[0] != len(texts):
+        raise InvalidRequestError(
+            f"a tensor of {len(texts)} texts has shape [{len(texts)}] or [{len(texts)}, 1], "
+            f"got {tensor.shape}"
+        )
+    return texts
+
+
+def _options(parameters: dict[str, Scalar], columns: frozenset[str]) -> PredictionOptions:
+    _refuse_unknown(parameters, known=PARAMETERS[columns])
+    heeded = {name: value for name, value in parameters.items() if name not in BINARY}
+    try:
+        return Parameters.model_validate(heeded).options()
+    except ValidationError as error:
+        raise RequestValidationError(
+            [{**it, "loc": ("parameters", *it["loc"])} for it in error.errors()]
+        ) from None
+
+
+def _refuse_unknown(parameters: dict[str, Scalar], *, known: frozenset[str]) -> None:
+    for name, value in parameters.items():
+        if name in BINARY and value is not False:
+            raise InvalidRequestError(
+                "tensors travel as JSON here; ask for data that is not binary, in and out"
+            )
+        if name not in known | BINARY:
+            allowed = ", ".join(sorted(known)) or "none"
+            raise InvalidRequestError(f"parameters here may be: {allowed}")
+
+
+def _wanted(tensors: list[Tensor], wanted: list[WantedOutput] | None) -> list[Tensor]:
+    if wanted is None:
+        return tensors
+    named = {tensor.name: tensor for tensor in tensors}
+    for output in wanted:
+        _refuse_unknown(output.parameters or {}, known=frozenset())
+        if output.name not in named:
+            raise InvalidRequestError(f"outputs here are: {', '.join(named)}")
+    return [named[output.name] for output in wanted]

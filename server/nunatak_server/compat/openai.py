@@ -1,0 +1,172 @@
+"""OpenAI's `/v1/embeddings` and `/v1/models`: the backbone as an embedding model.
+
+Tasks are no models here, for nothing that OpenAI's clients can ask is what a task answers.
+"""
+
+import struct
+from base64 import b64encode
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Request, Response
+from pydantic import Field
+
+from nunatak_server.compat.translation import (
+    Problem,
+    TranslatedRoute,
+    embed_texts,
+    explained,
+)
+from nunatak_server.errors import InvalidRequestError, ModelNotFoundError
+from nunatak_server.http.endpoints import DeadlineHeader, PriorityHeader, Wishes, runtime_of
+from nunatak_server.http.replies import reply
+from nunatak_server.http.requests import MAX_ITEMS, Message, Text
+from nunatak_server.runtime import Runtime
+from nunatak_server.scheduler.rows import Priority
+
+
+class OpenAIError(Message):
+    """What is inside of an error of OpenAI's."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class OpenAIProblem(Message):
+    """An error as OpenAI's clients read it."""
+
+    error: OpenAIError
+
+
+class OpenAIRoute(TranslatedRoute):
+    """Fails as OpenAI does."""
+
+    @classmethod
+    def shape(cls, problem: Problem) -> dict[str, Any]:
+        """Return a problem as an OpenAI error."""
+        match problem["status"]:
+            case 429:
+                kind = "rate_limit_error"
+            case status if status >= 500:
+                kind = "server_error"
+            case _:
+                kind = "invalid_request_error"
+        fields = {"type": kind, "param": None, "code": problem["code"]}
+        return {"error": {"message": explained(problem), **fields}}
+
+
+class EmbeddingsRequest(Message):
+    """Texts to embed; token ids are refused, for they would be those of another tokenizer."""
+
+    input: Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
+    model: str
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+    user: str | None = Field(None, description="changes nothing, here as there")
+
+
+class EmbeddingItem(Message):
+    """One vector: numbers, or base64 of little-endian float32."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class Usage(Message):
+    """Tokens that were read."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingsResponse(Message):
+    """One vector for each text, in order."""
+
+    object: Literal["list"]
+    data: list[EmbeddingItem]
+    model: str
+    usage: Usage
+
+
+class ModelResponse(Message):
+    """A model; when it was made is not known, so `created` is 0."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+
+
+class ModelsResponse(Message):
+    """All models."""
+
+    object: Literal["list"]
+    data: list[ModelResponse]
+
+
+router = APIRouter(
+    route_class=OpenAIRoute,
+    tags=["OpenAI"],
+    responses={"default": {"model": OpenAIProblem}, 422: {"model": OpenAIProblem}},
+)
+
+
+@router.post("/v1/embeddings", response_model=EmbeddingsResponse)
+async def embeddings(
+    request: Request,
+    body: EmbeddingsRequest,
+    deadline_ms: DeadlineHeader = None,
+    priority: PriorityHeader = Priority.NORMAL,
+) -> Response:
+    """Embed texts with the backbone: pooled, at length one."""
+    runtime = runtime_of(request)
+    model = _model(runtime, body.model)
+    width = runtime.backbone.config.hidden_width
+    if body.dimensions not in {None, width}:
+        raise InvalidRequestError(
+            f"dimensions must be {width} or absent, got {body.dimensions}: "
+            "the backbone was not trained to have its vectors cut"
+        )
+    texts = (body.input,) if isinstance(body.input, str) else tuple(body.input)
+    wishes = Wishes(deadline_ms=deadline_ms, priority=priority)
+    found, headers = await embed_texts(
+        request, texts, truncates=False, normalises=True, wishes=wishes
+    )
+    encode = _base64 if body.encoding_format == "base64" else list[float]
+    data = [
+        {"object": "embedding", "index": index, "embedding": encode(vector)}
+        for index, vector in enumerate(found.vectors)
+    ]
+    usage = {"prompt_tokens": found.num_tokens, "total_tokens": found.num_tokens}
+    return reply(
+        {"object": "list", "data": data, "model": model["id"], "usage": usage}, headers=headers
+    )
+
+
+@router.get("/v1/models", response_model=ModelsResponse)
+async def models(request: Request) -> Response:
+    """List what `/v1/embeddings` takes as `model`."""
+    return reply({"object": "list", "data": [_card(runtime_of(request))]})
+
+
+@router.get("/v1/models/{model:path}", response_model=ModelResponse)
+async def show_model(request: Request, model: str) -> Response:
+    """Show a model."""
+    return reply(_model(runtime_of(request), model))
+
+
+def _card(runtime: Runtime) -> dict[str, Any]:
+    return {"id": runtime.backbone.name, "object": "model", "created": 0, "owned_by": "nunatak"}
+
+
+def _model(runtime: Runtime, name: str) -> dict[str, Any]:
+    card = _card(runtime)
+    if name != card["id"]:
+        raise ModelNotFoundError(card["id"])
+    return card
+
+
+def _base64(vector: list[float]) -> str:
+    return b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

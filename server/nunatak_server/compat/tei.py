@@ -1,0 +1,331 @@
+"""text-embeddings-inference: `/predict`, `/rerank` and `/embed`, with `/info` and `/health`.
+
+A server of theirs holds one model, so a base URL stands for a model here too:
+
+    /tei/tasks/{task}              a classification or ranking task; `name`, `name@alias`
+    /tei/tasks/{task}/{version}    one version of it
+    /tei/backbone                  the backbone, which embeds
+"""
+
+from collections.abc import Sequence
+from importlib.metadata import version as version_of
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Request, Response
+from pydantic import Field
+
+from nunatak_registry import HeadKind, OnLong, TaskManifest
+from nunatak_server.compat.translation import (
+    Problem,
+    TranslatedRoute,
+    embed_texts,
+    explained,
+    find_task,
+)
+from nunatak_server.errors import InvalidRequestError
+from nunatak_server.http.endpoints import (
+    DeadlineHeader,
+    PriorityHeader,
+    RoutingKeyHeader,
+    Wishes,
+    ask_task,
+    reference_text,
+    runtime_of,
+)
+from nunatak_server.http.replies import reply
+from nunatak_server.http.requests import MAX_ITEMS, Message, Text
+from nunatak_server.http.schemas import ScoredLabel
+from nunatak_server.inputs import Query
+from nunatak_server.outputs.outputs import PredictionOptions
+from nunatak_server.outputs.scores import RankingOptions, ScoreFunction, ScoreOptions
+from nunatak_server.runtime import Runtime
+from nunatak_server.scheduler.rows import Priority
+
+Words = Annotated[list[Text], Field(min_length=1, max_length=2)]
+"""A text, or a pair of texts."""
+Texts = Annotated[list[Text], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
+Batch = Annotated[list[Words], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
+Direction = Literal["right", "Right"]
+"""Texts are cut at their end alone."""
+
+
+class TeiProblem(Message):
+    """An error as clients of text-embeddings-inference read it."""
+
+    error: str
+    error_type: Literal["unhealthy", "overloaded", "backend", "validation", "empty"]
+
+
+class TeiRoute(TranslatedRoute):
+    """Fails as text-embeddings-inference does."""
+
+    @classmethod
+    def shape(cls, problem: Problem) -> dict[str, Any]:
+        """Return a problem with the kind of error that it is there."""
+        match problem["status"], problem["code"]:
+            case _, "empty_text":
+                kind = "empty"
+            case 429, _:
+                kind = "overloaded"
+            case 503, _:
+                kind = "unhealthy"
+            case status, _ if status >= 500:
+                kind = "backend"
+            case _:
+                kind = "validation"
+        return {"error": explained(problem), "error_type": kind}
+
+
+class TeiPredictRequest(Message):
+    """A text, a pair `[a, b]`, or a batch `[[a], [a, b], ...]`."""
+
+    inputs: Text | Words | Batch
+    raw_scores: bool = False
+    truncate: bool = False
+    truncation_direction: Direction = "right"
+
+
+class TeiRerankRequest(Message):
+    """A query, and the texts to order."""
+
+    query: Text
+    texts: Texts
+    raw_scores: bool = False
+    return_text: bool = False
+    truncate: bool = False
+    truncation_direction: Direction = "right"
+
+
+class TeiEmbedRequest(Message):
+    """Texts to embed; prompts and cut vectors are nothing that the backbone knows."""
+
+    inputs: Text | Texts
+    normalize: bool = True
+    truncate: bool = False
+    truncation_direction: Direction = "right"
+    prompt_name: None = None
+    dimensions: None = None
+
+
+class TeiRank(Message):
+    """A text by its place in the request."""
+
+    index: int
+    score: float
+    text: str | None = None
+
+
+class TeiInfo(Message):
+    """What answers under a base URL."""
+
+    model_id: str
+    model_sha: str | None
+    model_dtype: str
+    model_type: dict[str, Any]
+    max_concurrent_requests: int
+    max_input_length: int
+    max_batch_tokens: int
+    max_batch_requests: int
+    max_client_batch_size: int
+    auto_truncate: bool
+    tokenization_workers: int
+    version: str
+    sha: str | None
+    docker_label: str | None
+
+
+router = APIRouter(
+    prefix="/tei",
+    route_class=TeiRoute,
+    tags=["text-embeddings-inference"],
+    responses={"default": {"model": TeiProblem}, 422: {"model": TeiProblem}},
+)
+PredictResponse = list[ScoredLabel] | list[list[ScoredLabel]]
+
+
+@router.post("/tasks/{task}/predict", response_model=PredictResponse)
+@router.post("/tasks/{task}/{version}/predict", response_model=PredictResponse)
+async def predict(
+    request: Request,
+    task: str,
+    body: TeiPredictRequest,
+    version: str | None = None,
+    deadline_ms: DeadlineHeader = None,
+    priority: PriorityHeader = Priority.NORMAL,
+    routing_key: RoutingKeyHeader = None,
+) -> Response:
+    """Classify; raw scores are logits."""
+    function = ScoreFunction.NONE if body.raw_scores else None
+    wishes = Wishes(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
+    result, headers = await ask_task(
+        request,
+        reference_text(task, version),
+        _inputs(body.inputs),
+        options=PredictionOptions(
+            scores=ScoreOptions(function=function), on_long=_on_long(body.truncate)
+        ),
+        wishes=wishes,
+    )
+    if result.head is not HeadKind.SEQUENCE_CLASSIFICATION:
+        raise _no_such_model(result.task, result.head)
+    outputs = list(result.outputs) if _is_batch(body.inputs) else result.outputs[0]
+    return reply(outputs, headers=headers)
+
+
+@router.post("/tasks/{task}/rerank", response_model=list[TeiRank], response_model_exclude_none=True)
+@router.post(
+    "/tasks/{task}/{version}/rerank", response_model=list[TeiRank], response_model_exclude_none=True
+)
+async def rerank(
+    request: Request,
+    task: str,
+    body: TeiRerankRequest,
+    version: str | None = None,
+    deadline_ms: DeadlineHeader = None,
+    priority: PriorityHeader = Priority.NORMAL,
+    routing_key: RoutingKeyHeader = None,
+) -> Response:
+    """Order texts by how well they answer a query, best first."""
+    function = ScoreFunction.NONE if body.raw_scores else ScoreFunction.SIGMOID
+    wishes = Wishes(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
+    result, headers = await ask_task(
+        request,
+        reference_text(task, version),
+        (Query(query=body.query, documents=tuple(body.texts)),),
+        options=PredictionOptions(
+            ranking=RankingOptions(function=function), on_long=_on_long(body.truncate)
+        ),
+        wishes=wishes,
+    )
+    (ranked,) = result.outputs
+    return reply([_rank(dict(it), body) for it in ranked], headers=headers)
+
+
+@router.post("/backbone", response_model=list[list[float]])
+@router.post("/backbone/embed", response_model=list[list[float]])
+async def embed(
+    request: Request,
+    body: TeiEmbedRequest,
+    deadline_ms: DeadlineHeader = None,
+    priority: PriorityHeader = Priority.NORMAL,
+) -> Response:
+    """Embed texts, always as a list of vectors."""
+    texts = (body.inputs,) if isinstance(body.inputs, str) else tuple(body.inputs)
+    found, headers = await embed_texts(
+        request,
+        texts,
+        truncates=body.truncate,
+        normalises=body.normalize,
+        wishes=Wishes(deadline_ms=deadline_ms, priority=priority),
+    )
+    return reply(found.vectors, headers=headers)
+
+
+@router.get("/tasks/{task}/info", response_model=TeiInfo)
+@router.get("/tasks/{task}/{version}/info", response_model=TeiInfo)
+async def task_info(request: Request, task: str, version: str | None = None) -> Response:
+    """Tell what a task is, in the words for a model."""
+    runtime = runtime_of(request)
+    manifest = await find_task(request, task, version)
+    kind = {_model_kind(manifest): _labels(manifest.head.labels)}
+    return reply(_info(runtime, manifest.reference, None, kind, manifest.max_length))
+
+
+@router.get("/backbone/info", response_model=TeiInfo)
+async def backbone_info(request: Request) -> Response:
+    """Tell what the backbone is."""
+    runtime = runtime_of(request)
+    backbone = runtime.backbone
+    kind = {"embedding": {"pooling": str(backbone.pooling)}}
+    return reply(
+        _info(runtime, backbone.name, backbone.digest, kind, backbone.max_embedding_tokens)
+    )
+
+
+@router.get("/tasks/{task}/health", response_class=Response)
+@router.get("/tasks/{task}/{version}/health", response_class=Response)
+async def task_health(request: Request, task: str, version: str | None = None) -> Response:
+    """Answer 200 while more requests should be sent and the task exists."""
+    runtime_of(request).readiness.check_ready()
+    await find_task(request, task, version)
+    return Response()
+
+
+@router.get("/backbone/health", response_class=Response)
+async def backbone_health(request: Request) -> Response:
+    """Answer 200 while more requests should be sent."""
+    runtime_of(request).readiness.check_ready()
+    return Response()
+
+
+def _on_long(truncate: bool) -> OnLong:  # noqa: FBT001 - as it stands in the request
+    return OnLong.CUT if truncate else OnLong.REFUSE
+
+
+def _is_batch(inputs: str | Words | Batch) -> bool:
+    return isinstance(inputs, list) and isinstance(inputs[0], list)
+
+
+def _inputs(inputs: str | Words | Batch) -> tuple[str | tuple[str, str], ...]:
+    if isinstance(inputs, str):
+        return (inputs,)
+    words = [it for it in inputs if isinstance(it, list)]
+    if words:
+        return tuple(map(_input, words))
+    return (_input([it for it in inputs if isinstance(it, str)]),)
+
+
+def _input(words: Sequence[str]) -> str | tuple[str, str]:
+    return words[0] if len(words) == 1 else (words[0], words[1])
+
+
+def _rank(ranked: dict[str, Any], body: TeiRerankRequest) -> dict[str, Any]:
+    index = ranked["index"]
+    fields = {"index": index, "score": ranked["score"]}
+    return {**fields, "text": body.texts[index]} if body.return_text else fields
+
+
+def _model_kind(manifest: TaskManifest) -> str:
+    match manifest.head.kind:
+        case HeadKind.SEQUENCE_CLASSIFICATION:
+            return "classifier"
+        case HeadKind.RANKING:
+            return "reranker"
+        case kind:
+            raise _no_such_model(manifest.task, kind)
+
+
+def _no_such_model(task: str, kind: HeadKind) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"text-embeddings-inference has no route for {kind.replace('_', ' ')}; "
+        f"ask {task} at /v1/tasks/{task}/predict"
+    )
+
+
+def _labels(labels: Sequence[str]) -> dict[str, Any]:
+    return {
+        "id2label": {str(index): label for index, label in enumerate(labels)},
+        "label2id": {label: index for index, label in enumerate(labels)},
+    }
+
+
+def _info(
+    runtime: Runtime, model: str, digest: str | None, kind: dict[str, Any], max_tokens: int
+) -> dict[str, Any]:
+    settings = runtime.settings
+    return {
+        "model_id": model,
+        "model_sha": digest,
+        "model_dtype": str(runtime.backbone.dtype).removeprefix("torch."),
+        "model_type": kind,
+        "max_concurrent_requests": settings.max_queued_requests,
+        "max_input_length": max_tokens,
+        "max_batch_tokens": settings.max_batch_tokens,
+        "max_batch_requests": settings.max_batch_rows,
+        "max_client_batch_size": settings.max_inputs,
+        "auto_truncate": False,
+        "tokenization_workers": settings.tokenizer_threads,
+        "version": version_of("nunatak"),
+        "sha": None,
+        "docker_label": None,
+    }

@@ -1,0 +1,207 @@
+"""Tensors of the Open Inference Protocol: what tasks read and answer, as named columns.
+
+Text travels as BYTES, element after element. What one kind of head answers has one form:
+
+    head                     reads                     answers, for n inputs
+    sequence classification  text, text_pair if pairs  label [n, k], score [n, k], best first
+    token classification     text                      entities [n]: each a JSON list
+    question answering       question, context         answer, score, start, end, each [n]
+    ranking                  query [1], documents [n]  score [n], in the order of the documents
+
+What requests of the Open Inference Protocol may say of tensors, as far as a schema can tell.
+
+Only described here: what is outside is refused by the route, which says what may be there instead.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, cast
+
+import orjson
+from pydantic import WithJsonSchema
+
+from nunatak_registry import HeadKind
+from nunatak_server.errors import InvalidRequestError
+from nunatak_server.http.requests import Parameters
+from nunatak_server.inputs import Query, Question, TaskInput
+from nunatak_server.outputs.answers import Answer
+from nunatak_server.outputs.outputs import Output
+from nunatak_server.outputs.scores import LabelScore, RankedDocument
+
+Columns = Mapping[str, Sequence[str]]
+
+TEXT_PARAMETERS: Final = frozenset(
+    {"top_k", "function_to_apply", "aggregation_strategy", "on_long", "stride"}
+)
+PARAMETERS: Final[Mapping[frozenset[str], frozenset[str]]] = {
+    frozenset({"text"}): TEXT_PARAMETERS,
+    frozenset({"text", "text_pair"}): TEXT_PARAMETERS,
+    frozenset({"question", "context"}): frozenset(
+        {"max_answer_len", "handle_impossible_answer", "align_to_words", "doc_stride"}
+    ),
+    frozenset({"query", "documents"}): frozenset({"function_to_apply", "on_long"}),
+}
+"""Which tensors may come together, and which parameters with them: those that keep the form."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """A named tensor, its data row after row; -1 is an extent that the request decides."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: tuple[Any, ...] = ()
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What is said of it before there is any data."""
+        return {"name": self.name, "datatype": self.datatype, "shape": list(self.shape)}
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """All of it."""
+        return {**self.metadata, "data": list(self.data)}
+
+
+def inputs_of(columns: Columns) -> tuple[TaskInput, ...]:
+    """Turn named columns into inputs.
+
+    Raises:
+        InvalidRequestError: these columns do not belong together.
+    """
+    if frozenset(columns) not in PARAMETERS:
+        known = "; ".join(" and ".join(sorted(names)) for names in PARAMETERS)
+        raise InvalidRequestError(f"inputs must be the tensors {known}; see the task's metadata")
+    if "documents" in columns:
+        if len(columns["query"]) != 1:
+            raise InvalidRequestError("query must have one element; send a request per query")
+        return (Query(query=columns["query"][0], documents=tuple(columns["documents"])),)
+    if len({len(column) for column in columns.values()}) > 1:
+        raise InvalidRequestError("all input tensors must have as many elements")
+    if "question" in columns:
+        return tuple(
+            Question(question=question, context=context)
+            for question, context in zip(columns["question"], columns["context"], strict=True)
+        )
+    if "text_pair" in columns:
+        return tuple(zip(columns["text"], columns["text_pair"], strict=True))
+    return tuple(columns["text"])
+
+
+def input_metadata(kind: HeadKind) -> list[dict[str, Any]]:
+    """Say what a task reads; the second text of a pair may be left out."""
+    match kind:
+        case HeadKind.SEQUENCE_CLASSIFICATION:
+            names = ("text", "text_pair")
+        case HeadKind.TOKEN_CLASSIFICATION:
+            names = ("text",)
+        case HeadKind.QUESTION_ANSWERING:
+            names = ("question", "context")
+        case HeadKind.RANKING:
+            query = Tensor(name="query", datatype="BYTES", shape=(1,))
+            return [
+                query.metadata,
+                Tensor(name="documents", datatype="BYTES", shape=(-1,)).metadata,
+            ]
+    return [Tensor(name=name, datatype="BYTES", shape=(-1,)).metadata for name in names]
+
+
+def output_metadata(kind: HeadKind, num_labels: int) -> list[dict[str, Any]]:
+    """Say what a task answers."""
+    match kind:
+        case HeadKind.SEQUENCE_CLASSIFICATION:
+            tensors = _classified((-1, num_labels), (), ())
+        case HeadKind.TOKEN_CLASSIFICATION:
+            tensors = [Tensor(name="entities", datatype="BYTES", shape=(-1,))]
+        case HeadKind.QUESTION_ANSWERING:
+            tensors = _answered((-1,), ())
+        case HeadKind.RANKING:
+            tensors = [Tensor(name="score", datatype="FP32", shape=(-1,))]
+    return [tensor.metadata for tensor in tensors]
+
+
+def output_tensors(kind: HeadKind, outputs: Sequence[Output]) -> list[Tensor]:
+    """Turn what a task says of each input into tensors."""
+    shape = (len(outputs),)
+    match kind:
+        case HeadKind.SEQUENCE_CLASSIFICATION:
+            rows = cast("Sequence[list[LabelScore]]", outputs)
+            labels = tuple(it["label"] for row in rows for it in row)
+            scores = tuple(it["score"] for row in rows for it in row)
+            return _classified((*shape, len(rows[0])), labels, scores)
+        case HeadKind.TOKEN_CLASSIFICATION:
+            found = tuple(orjson.dumps(it).decode() for it in outputs)
+            return [Tensor(name="entities", datatype="BYTES", shape=shape, data=found)]
+        case HeadKind.QUESTION_ANSWERING:
+            answers = cast("Sequence[list[Answer]]", outputs)
+            return _answered(shape, [row[0] if row else NOTHING for row in answers])
+        case HeadKind.RANKING:
+            (ranked,) = cast("Sequence[list[RankedDocument]]", outputs)
+            ordered = tuple(it["score"] for it in sorted(ranked, key=lambda it: it["index"]))
+            return [Tensor(name="score", datatype="FP32", shape=(len(ordered),), data=ordered)]
+
+
+NOTHING: Final = Answer(answer="", score=0.0, start=0, end=0)
+"""In the place of an answer where the context has nothing to choose."""
+
+
+def _classified(
+    shape: tuple[int, ...], labels: tuple[str, ...], scores: tuple[float, ...]
+) -> list[Tensor]:
+    return [
+        Tensor(name="label", datatype="BYTES", shape=shape, data=labels),
+        Tensor(name="score", datatype="FP32", shape=shape, data=scores),
+    ]
+
+
+def _answered(shape: tuple[int, ...], answers: Sequence[Answer]) -> list[Tensor]:
+    return [
+        Tensor(
+            name="answer", datatype="BYTES", shape=shape, data=tuple(it["answer"] for it in answers)
+        ),
+        Tensor(
+            name="score", datatype="FP32", shape=shape, data=tuple(it["score"] for it in answers)
+        ),
+        Tensor(
+            name="start", datatype="INT64", shape=shape, data=tuple(it["start"] for it in answers)
+        ),
+        Tensor(name="end", datatype="INT64", shape=shape, data=tuple(it["end"] for it in answers)),
+    ]
+
+
+Scalar = bool | int | float | str
+BINARY: Final = frozenset({"binary_data", "binary_data_output", "binary_data_size"})
+"""Parameters of the extension that is not offered: all that they may say is no."""
+
+
+def _one_of(names: Iterable[str]) -> WithJsonSchema:
+    # Once each, in the order in which they are met.
+    return WithJsonSchema({"type": "string", "enum": list(dict.fromkeys(names))})
+
+
+def _parameters(names: Iterable[str]) -> WithJsonSchema:
+    refusals = {name: {"type": "boolean", "const": False} for name in sorted(BINARY)}
+    whole = Parameters.model_json_schema()
+    properties = {name: _plain(whole["properties"][name], whole["$defs"]) for name in sorted(names)}
+    return WithJsonSchema(
+        {"type": "object", "properties": properties | refusals, "additionalProperties": False}
+    )
+
+
+def _plain(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema that refers to no other and has no null, for parameters are scalars."""
+    (chosen,) = (one for one in schema.get("anyOf", [schema]) if one != {"type": "null"})
+    named = chosen.get("$ref")
+    return chosen if named is None else definitions[named.rpartition("/")[2]]
+
+
+InputName = Annotated[str, _one_of(name for names in PARAMETERS for name in sorted(names))]
+OutputName = Annotated[
+    str, _one_of(tensor["name"] for kind in HeadKind for tensor in output_metadata(kind, 1))
+]
+RequestParameters = Annotated[
+    dict[str, Scalar], _parameters(frozenset[str]().union(*PARAMETERS.values()))
+]
+"""Which of them are heeded depends on the tensors that come with them."""
+TensorParameters = Annotated[dict[str, Scalar], _parameters(())]

@@ -1,0 +1,102 @@
+"""What all translators share: routes that fail in the neighbour's shape, and one way to embed."""
+
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+import orjson
+from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.types import Scope
+
+from nunatak_registry import TaskManifest, TaskReference
+from nunatak_server.failures import KNOWN_ERRORS, KnownError
+from nunatak_server.http.access import caller_of
+from nunatak_server.http.endpoints import Wishes, catalog_of, reference_text, runtime_of
+from nunatak_server.http.limits import StrictRoute
+from nunatak_server.http.problems import headers_of, problem_of, problem_of_invalid
+from nunatak_server.http.replies import read_headers, timing_headers
+from nunatak_server.http.state import request_id_of
+from nunatak_server.predict.embedding import EmbeddingRequest, Embeddings
+
+Problem = Mapping[str, Any]
+
+
+class TranslatedRoute(StrictRoute):
+    """A route whose failures have the shape that the neighbour's clients read."""
+
+    @classmethod
+    def shape(cls, problem: Problem) -> dict[str, Any]:
+        """Return a problem as the neighbour would put it."""
+        raise NotImplementedError
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Wrap the handler of the base class."""
+        handle = super().get_route_handler()
+
+        async def handle_in_shape(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except RequestValidationError as error:
+                problem = problem_of_invalid(error, request_id=request_id_of(request.scope))
+                return self._shaped(problem, headers={})
+            except KNOWN_ERRORS as error:
+                return self.answer_failure(request.scope, error)
+
+        return handle_in_shape
+
+    def answer_failure(self, scope: Scope, error: KnownError) -> Response:
+        """Answer a request with an error of the project, in the neighbour's shape."""
+        problem = problem_of(error, request_id=request_id_of(scope))
+        return self._shaped(problem, headers=headers_of(error))
+
+    def _shaped(self, problem: Problem, *, headers: Mapping[str, str]) -> Response:
+        return Response(
+            orjson.dumps(self.shape(problem)),
+            status_code=problem["status"],
+            media_type="application/json",
+            headers=headers,
+        )
+
+
+def explained(problem: Problem) -> str:
+    """Return what a problem says in one line, for neighbours that have no list of fields."""
+    fields = "; ".join(f"{it['location']}: {it['message']}" for it in problem.get("errors", ()))
+    return f"the request does not follow its schema: {fields}" if fields else problem["detail"]
+
+
+async def find_task(request: Request, task: str, version: str | None) -> TaskManifest:
+    """Return the manifest of the version that a path means.
+
+    Raises:
+        RegistryError: no such task, version or alias, or the store cannot be read.
+    """
+    reference = TaskReference.parse(reference_text(task, version))
+    return await catalog_of(request).resolve(reference)
+
+
+async def embed_texts(
+    request: Request,
+    texts: tuple[str, ...],
+    *,
+    truncates: bool,
+    normalises: bool,
+    wishes: Wishes,
+) -> tuple[Embeddings, dict[str, str]]:
+    """Embed texts through the service; returns vectors and the headers that go with them.
+
+    Raises:
+        ServerError: the service cannot answer.
+    """
+    runtime = runtime_of(request)
+    embeddings = await runtime.embedding.embed(
+        EmbeddingRequest(
+            texts=texts,
+            truncates=truncates,
+            normalises=normalises,
+            deadline_s=wishes.deadline_s(runtime.settings),
+            caller=caller_of(request.scope).name,
+            priority=wishes.priority,
+        )
+    )
+    read = read_headers(embeddings.num_tokens, is_cut=embeddings.is_cut)
+    return embeddings, {**timing_headers(embeddings.timings), **read}

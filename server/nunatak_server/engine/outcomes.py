@@ -1,0 +1,190 @@
+"""What is told of every batch, and to whom.
+
+From the rows of a batch to their logits; a task version that fails spares all others.
+"""
+
+import logging
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from nunatak_model import BetweenLayers, Branch, Row
+from nunatak_server.errors import (
+    EngineFailedError,
+    OutOfMemoryError,
+    ServerError,
+    TaskUnhealthyError,
+)
+from nunatak_server.scheduler.planner import BatchPlan
+from nunatak_server.scheduler.rows import PendingRow, RowAnswer, RowOutcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchReport:
+    """What one batch held and how long it took."""
+
+    number: int
+    num_rows: int
+    num_tokens: int
+    num_tasks: int
+    num_shared_rows: int
+    num_padding_saved: int
+    """Tokens that the same trunk and branch rows would have cost more, had each been padded to
+    the longest of its kind."""
+    started_at: float
+    compute_s: float
+    """With the time of what overtook it."""
+    has_overtaken: bool
+    """Whether it ran between two layers of another batch."""
+
+
+class BatchObserver(Protocol):
+    """Is told about each batch, on the engine thread."""
+
+    def observe_batch(self, report: BatchReport) -> None:
+        """Record one batch."""
+        ...
+
+
+class BatchObservers:
+    """Tells several observers, in their order."""
+
+    def __init__(self, *observers: BatchObserver) -> None:
+        self._observers = observers
+
+    def observe_batch(self, report: BatchReport) -> None:
+        """Record one batch with each."""
+        for observer in self._observers:
+            observer.observe_batch(report)
+
+
+def report_of(
+    plan: BatchPlan[PendingRow],
+    *,
+    number: int,
+    started_at: float,
+    compute_s: float,
+    has_overtaken: bool,
+) -> BatchReport:
+    """Report a batch by its plan."""
+    num_on_trunk = sum(row.trunk_tokens > 0 for row in plan.batch)
+    num_branch_rows = sum(row.branch_tokens > 0 for row in plan.batch)
+    longest_trunk = max((row.trunk_tokens for row in plan.batch), default=0)
+    longest_branch = max((row.branch_tokens for row in plan.batch), default=0)
+    padded = plan.num_trunk_rows * longest_trunk + num_branch_rows * longest_branch
+    return BatchReport(
+        number=number,
+        num_rows=len(plan.batch),
+        num_tokens=plan.num_tokens,
+        num_tasks=len({(row.task, row.version) for row in plan.batch}),
+        num_shared_rows=num_on_trunk - plan.num_trunk_rows - plan.num_held_rows,
+        num_padding_saved=padded - plan.num_tokens,
+        started_at=started_at,
+        compute_s=compute_s,
+        has_overtaken=has_overtaken,
+    )
+
+
+RowLogits = list[float] | ServerError
+
+logger = logging.getLogger(__name__)
+
+
+class Compute(Protocol):
+    """Runs batches on a device, on the engine thread."""
+
+    @property
+    def stops_between_layers(self) -> bool:
+        """Whether it calls `between_layers`, which may then call it again."""
+        ...
+
+    def __call__(
+        self, rows: Sequence[Row], *, between_layers: BetweenLayers | None = None
+    ) -> list[list[float]]:
+        """Return the logits of each row."""
+        ...
+
+
+def compute_rows(
+    compute: Compute, rows: Sequence[PendingRow], between_layers: BetweenLayers | None = None
+) -> Sequence[RowLogits]:
+    """Run rows as one batch; if that fails, each task version of it alone.
+
+    Raises:
+        EngineFailedError: no later batch can succeed.
+    """
+    # By branch too: after a restore of the registry, one number may stand for two contents.
+    versions: dict[tuple[str, int, Branch], list[int]] = defaultdict(list)
+    for index, row in enumerate(rows):
+        versions[row.task, row.version, row.branch].append(index)
+    if len(versions) > 1:
+        try:
+            return _forward(compute, rows, between_layers)
+        except EngineFailedError:
+            raise
+        except Exception:
+            logger.exception("a batch of %d tasks failed; trying each alone", len(versions))
+            # How much of it is left to overtake is not known any more.
+            between_layers = None
+    if len({row.is_shadow for row in rows}) > 1:
+        return _compute_apart(compute, rows)
+    computed: dict[int, RowLogits] = {}
+    for indices in versions.values():
+        outputs = _compute_version(compute, [rows[index] for index in indices], between_layers)
+        computed.update(zip(indices, outputs, strict=True))
+    return [computed[index] for index in range(len(rows))]
+
+
+def outcome_of(row: PendingRow, logits: RowLogits, batch: BatchReport) -> RowOutcome:
+    """What the caller of a row is told."""
+    if isinstance(logits, ServerError):
+        return logits
+    if not all(map(math.isfinite, logits)):
+        return TaskUnhealthyError(row.task, row.version, "gives outputs that are not finite")
+    return RowAnswer(
+        logits=logits,
+        queue_s=batch.started_at - row.submitted_at,
+        compute_s=batch.compute_s,
+        batch_rows=batch.num_rows,
+        load_s=row.load_s,
+        started_at=batch.started_at,
+        batch=batch.number,
+    )
+
+
+def _compute_apart(compute: Compute, rows: Sequence[PendingRow]) -> Sequence[RowLogits]:
+    """Run what callers wait for as if it had no shadows, and then the shadows."""
+    computed: dict[int, RowLogits] = {}
+    for is_shadow in (False, True):
+        indices = [index for index, row in enumerate(rows) if row.is_shadow is is_shadow]
+        outputs = compute_rows(compute, [rows[index] for index in indices])
+        computed.update(zip(indices, outputs, strict=True))
+    return [computed[index] for index in range(len(rows))]
+
+
+def _compute_version(
+    compute: Compute, rows: Sequence[PendingRow], between_layers: BetweenLayers | None
+) -> Sequence[RowLogits]:
+    """Run rows of one task version; its failure is its own and spares all others."""
+    try:
+        return _forward(compute, rows, between_layers)
+    except EngineFailedError:
+        raise
+    except OutOfMemoryError:
+        logger.exception("there was no memory for a batch of %d rows", len(rows))
+        # A new one: the frames of what was raised hold what the batch had made.
+        return [OutOfMemoryError()] * len(rows)
+    except Exception as error:
+        task, version = rows[0].task, rows[0].version
+        logger.exception("the forward pass of %s/%d failed", task, version)
+        reason = f"fails in its forward pass ({type(error).__name__})"
+        return [TaskUnhealthyError(task, version, reason)] * len(rows)
+
+
+def _forward(
+    compute: Compute, rows: Sequence[PendingRow], between_layers: BetweenLayers | None
+) -> list[list[float]]:
+    inputs = [Row(encoding=row.encoding, branch=row.branch) for row in rows]
+    return compute(inputs, between_layers=between_layers)

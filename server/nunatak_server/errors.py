@@ -1,0 +1,435 @@
+"""The root of the tree, and what an operator or a key does not allow.
+
+Errors of what a caller sent.
+
+Errors of what cannot be served: nothing now, or one task version.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+
+class ServerError(Exception):
+    """Base of every error this package raises on purpose."""
+
+    code: ClassVar[str] = "server_error"
+
+
+class InvalidSettingsError(ServerError):
+    """The settings contradict each other or the machine they run on."""
+
+    code = "invalid_settings"
+
+
+class KeyFileError(ServerError):
+    """The file of API keys cannot be read, trusted or changed."""
+
+    code = "invalid_key_file"
+
+    def __init__(self, path: Path, reason: str) -> None:
+        self.path = path
+        self.reason = reason
+        super().__init__(f"the file of API keys {path}: {reason}")
+
+
+class AccessError(ServerError):
+    """Base: the caller may not do this."""
+
+    code = "access_denied"
+
+
+class UnauthenticatedError(AccessError):
+    """No key, or none that is valid; one answer for every reason tells nothing."""
+
+    code = "unauthenticated"
+
+    def __init__(self, *, was_presented: bool) -> None:
+        self.was_presented = was_presented
+        super().__init__(
+            "this needs a valid API key; send it as 'Authorization: Bearer KEY' "
+            "(the client and the command read NUNATAK_API_KEY)"
+        )
+
+
+class InsufficientScopeError(AccessError):
+    """The key is valid, but not for this."""
+
+    code = "insufficient_scope"
+
+    def __init__(self, scope: str, *, spans_tasks: bool) -> None:
+        self.scope = scope
+        self.spans_tasks = spans_tasks
+        tasks = " and with all tasks" if spans_tasks else ""
+        super().__init__(
+            f"this needs a key with the scope '{scope}'{tasks}; ask the operator of the server"
+        )
+
+
+class CrossSiteError(AccessError):
+    """A browser sends it for a page of another site, whose reader did not ask for it."""
+
+    code = "cross_site"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "a page of another site may not change or ask anything here; send the request from a "
+            "program, or from a page of this server"
+        )
+
+
+class RequestError(ServerError):
+    """Base: what the caller sent cannot be answered as it stands."""
+
+    code = "invalid_request"
+
+
+class InvalidHttpError(RequestError):
+    """What came cannot be read as a request, or its head is beyond the limits."""
+
+    code = "invalid_http"
+
+    def __init__(self, *, max_headers: int, max_head_bytes: int) -> None:
+        self.max_headers = max_headers
+        self.max_head_bytes = max_head_bytes
+        super().__init__(
+            "this cannot be read as an HTTP/1.1 request with a head of at most "
+            f"{max_headers} headers and {max_head_bytes} bytes; the connection is closed"
+        )
+
+
+class InvalidJsonError(RequestError):
+    """The body is not strict JSON in UTF-8."""
+
+    code = "invalid_json"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the body must be JSON in UTF-8 (RFC 8259: no NaN, no Infinity, no lone surrogates), "
+            "and no object may name a field twice"
+        )
+
+
+class InvalidRequestError(RequestError):
+    """A well-formed request with an impossible value."""
+
+
+class BodyTooLargeError(RequestError):
+    """More bytes than the server takes, whether declared or counted."""
+
+    code = "body_too_large"
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        super().__init__(f"the body may have at most {limit_bytes} bytes; send fewer texts")
+
+
+class ReceiveTimeoutError(RequestError):
+    """The body did not arrive in time."""
+
+    code = "receive_timeout"
+
+    def __init__(self, limit_s: float) -> None:
+        self.limit_s = limit_s
+        super().__init__(f"the body must arrive within {limit_s:g} seconds")
+
+
+class UnsupportedMediaTypeError(RequestError):
+    """The body is not declared as JSON."""
+
+    code = "unsupported_media_type"
+
+    def __init__(self) -> None:
+        super().__init__("the body must be declared as 'content-type: application/json'")
+
+
+class TooManyInputsError(RequestError):
+    """More texts than one request may carry."""
+
+    code = "too_many_inputs"
+
+    def __init__(self, count: int, limit: int) -> None:
+        self.count = count
+        self.limit = limit
+        super().__init__(
+            f"a request carries at most {limit} inputs, documents of queries included, "
+            f"got {count}; split it"
+        )
+
+
+class TooManyTasksError(RequestError):
+    """More tasks than one request may name."""
+
+    code = "too_many_tasks"
+
+    def __init__(self, count: int, limit: int) -> None:
+        self.count = count
+        self.limit = limit
+        super().__init__(f"a request names at most {limit} tasks, got {count}; split it")
+
+
+class RequestTooLargeError(RequestError):
+    """More work than one request may bring: no queue would leave room for others beside it."""
+
+    code = "request_too_large"
+
+    def __init__(self, num_tokens: float, limit: float, *, holder: str) -> None:
+        self.num_tokens = num_tokens
+        self.limit = limit
+        super().__init__(
+            f"the rows of one request for one {holder} may take {limit:.0f} tokens of the queue, "
+            f"got {num_tokens:.0f}; ask fewer texts or fewer tasks at a time"
+        )
+
+
+class TextTooLongError(RequestError):
+    """More characters than one text may have; checked before any tokenization."""
+
+    code = "text_too_long"
+
+    def __init__(self, position: int, num_chars: int, limit_chars: int) -> None:
+        self.position = position
+        self.num_chars = num_chars
+        self.limit_chars = limit_chars
+        super().__init__(
+            f"input {position} has {num_chars} characters, at most {limit_chars} are read; "
+            "send the part that matters"
+        )
+
+
+class TooManyTokensError(RequestError):
+    """A text of more tokens than are read at once, where long texts are refused."""
+
+    code = "too_many_tokens"
+
+    def __init__(self, position: int, num_tokens: int, limit: int) -> None:
+        self.position = position
+        self.num_tokens = num_tokens
+        self.limit = limit
+        super().__init__(
+            f"text {position} has {num_tokens} tokens, at most {limit} are read at once, and "
+            "on_long is refuse; shorten the text, or ask for on_long windows or cut, or for "
+            "truncation, where the route offers it"
+        )
+
+
+class EmptyTextError(RequestError):
+    """A text with nothing to read in it."""
+
+    code = "empty_text"
+
+    def __init__(self, position: int) -> None:
+        self.position = position
+        super().__init__(f"input {position} is empty or only white space; leave it out")
+
+
+class InvalidTextError(RequestError):
+    """A text that no tokenizer can take."""
+
+    code = "invalid_text"
+
+    def __init__(self, position: int, reason: str) -> None:
+        self.position = position
+        self.reason = reason
+        super().__init__(f"input {position} contains {reason}; remove it")
+
+
+class ModelNotFoundError(RequestError):
+    """An embedding model other than the backbone."""
+
+    code = "model_not_found"
+
+    def __init__(self, served: str) -> None:
+        self.served = served
+        super().__init__(
+            f"the one embedding model here is {served!r}; tasks are asked at /v1/tasks"
+        )
+
+
+class WrongInputKindError(RequestError):
+    """An input of a kind that the task's head does not answer; other tasks of the request may."""
+
+    code = "wrong_input_kind"
+
+    def __init__(self, position: int, kind: str, *, head: str, wanted: Sequence[str]) -> None:
+        self.position = position
+        self.kind = kind
+        self.head = head
+        self.wanted = tuple(wanted)
+        super().__init__(
+            f"input {position} is a {kind}, a {head.replace('_', ' ')} task answers "
+            f"{' or '.join(wanted)}; send what it reads, or ask another task"
+        )
+
+
+class UnavailableError(ServerError):
+    """Base: the request is fine, the server cannot serve it now."""
+
+    code = "unavailable"
+
+
+class OverloadedError(UnavailableError):
+    """Too much is queued already: refused at once rather than answered late."""
+
+    code = "overloaded"
+
+    def __init__(self, resource: str, limit: int, *, retry_after_s: int) -> None:
+        self.resource = resource
+        self.limit = limit
+        self.retry_after_s = retry_after_s
+        super().__init__(
+            f"the queue is full ({limit} {resource}); retry after {retry_after_s} seconds"
+        )
+
+
+class ShareExceededError(OverloadedError):
+    """Too much of one caller, or of its requests for one task, is queued; others find room."""
+
+    code = "share_exceeded"
+
+    def __init__(self, resource: str, limit: int, *, holder: str, retry_after_s: int) -> None:
+        super().__init__(resource, limit, retry_after_s=retry_after_s)
+        self.holder = holder
+        message = (
+            f"this {holder} holds its share of the queue ({limit} {resource} for all); wait for "
+            f"answers, or retry after {retry_after_s} seconds"
+        )
+        self.args = (message,)
+
+
+class DeadlineExceededError(UnavailableError):
+    """The deadline passed before the answer; rows still queued were never computed."""
+
+    code = "deadline_exceeded"
+
+    def __init__(
+        self, message: str = "the deadline passed before the answer; allow more time or send less"
+    ) -> None:
+        super().__init__(message)
+
+
+class DeadlineTooShortError(DeadlineExceededError):
+    """The deadline would pass while what is queued already is computed: refused at once."""
+
+    code = "deadline_too_short"
+
+    def __init__(self, *, deadline_s: float, wait_s: float) -> None:
+        self.deadline_s = deadline_s
+        self.wait_s = wait_s
+        super().__init__(
+            f"what is queued before it takes about {1000 * wait_s:.0f} ms, the deadline is "
+            f"{1000 * deadline_s:.0f} ms; allow more time or retry later"
+        )
+
+
+class NotReadyError(UnavailableError):
+    """The server is still starting, or its engine has stopped."""
+
+    code = "not_ready"
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(f"the server is not ready: {reason}")
+
+
+class DrainingError(UnavailableError):
+    """The server finishes what it has accepted and takes nothing new."""
+
+    code = "draining"
+
+    def __init__(self) -> None:
+        super().__init__("the server is shutting down; send the request to another one")
+
+
+class EngineFailedError(UnavailableError):
+    """What every answer needs is lost, such as the device; only a new process can serve again."""
+
+    code = "engine_failed"
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(f"the server has failed ({reason}); restart it")
+
+
+class OutOfMemoryError(UnavailableError):
+    """The device, or the host, had no memory left for a batch, or to load a version."""
+
+    code = "out_of_memory"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the server had no memory left for this; retry later, or lower "
+            "NUNATAK_MAX_BATCH_TOKENS or NUNATAK_TASK_MEMORY_BYTES"
+        )
+
+
+class BackboneUnhealthyError(UnavailableError):
+    """A backbone whose forward pass fails, or gives outputs that are not finite, by itself."""
+
+    code = "backbone_unhealthy"
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(f"the backbone {reason}; see the log, or try another NUNATAK_DTYPE")
+
+
+class TaskError(ServerError):
+    """Base: one task version cannot be served; its neighbours can."""
+
+    code = "task_error"
+
+
+class TaskUnhealthyError(TaskError):
+    """A version whose forward pass fails or gives outputs that are not finite."""
+
+    code = "task_unhealthy"
+
+    def __init__(self, task: str, version: int, reason: str) -> None:
+        self.task = task
+        self.version = version
+        self.reason = reason
+        super().__init__(f"{task}/{version} {reason}; roll it back")
+
+
+class TaskDoesNotFitError(TaskError):
+    """A version that needs more memory than the budget has beside what is pinned."""
+
+    code = "task_does_not_fit"
+
+    def __init__(
+        self, task: str, version: int, *, needed_bytes: int, budget_bytes: int, pinned_bytes: int
+    ) -> None:
+        self.task = task
+        self.version = version
+        self.needed_bytes = needed_bytes
+        self.budget_bytes = budget_bytes
+        self.pinned_bytes = pinned_bytes
+        super().__init__(
+            f"{task}/{version} needs {needed_bytes} bytes; of {budget_bytes} for task versions "
+            f"{pinned_bytes} are pinned; raise NUNATAK_TASK_MEMORY_BYTES or unpin others"
+        )
+
+
+class TaskInUseError(TaskError):
+    """An eviction of a version that answers requests right now."""
+
+    code = "task_in_use"
+
+    def __init__(self, task: str, version: int, num_leases: int) -> None:
+        self.task = task
+        self.version = version
+        self.num_leases = num_leases
+        super().__init__(
+            f"{task}/{version} is answering {num_leases} requests; retry when they are done"
+        )
+
+
+class TaskPinnedError(TaskError):
+    """An eviction of a version that an operator wants to stay."""
+
+    code = "task_pinned"
+
+    def __init__(self, task: str, version: int) -> None:
+        self.task = task
+        self.version = version
+        super().__init__(f"{task}/{version} is pinned; unpin it before it is evicted")

@@ -1,0 +1,389 @@
+"""Waits for versions to come into memory, for as long as an operator wants to wait.
+
+Routes of the machinery around the server: health, identity, memory, metrics.
+
+Routes of operators: canaries and shadows beside aliases.
+
+Routes of operators: which version an alias means, and which versions are in memory.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from functools import partial
+from importlib.metadata import version
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Query, Request, Response
+
+from nunatak_artifact import LoadedTask
+from nunatak_registry import (
+    DEFAULT_ALIAS,
+    AliasEvent,
+    Candidate,
+    CandidateEvent,
+    CandidateEventKind,
+    CandidateNotFoundError,
+    CandidateRole,
+    TaskReference,
+    check_alias_name,
+    check_task_name,
+)
+from nunatak_server.errors import DeadlineExceededError
+from nunatak_server.http.endpoints import (
+    PROBLEMS,
+    DeadlineHeader,
+    VersionQuery,
+    catalog_of,
+    reference_text,
+    runtime_of,
+)
+from nunatak_server.http.limits import StrictRoute
+from nunatak_server.http.replies import backbone_fields, memory_fields, reply
+from nunatak_server.http.schemas import (
+    AliasResponse,
+    CandidateEndRequest,
+    CandidateRequest,
+    CandidateResponse,
+    EvictResponse,
+    InfoResponse,
+    MemoryResponse,
+    PreloadResponse,
+    PromoteRequest,
+    ReadyResponse,
+    RollbackRequest,
+    ShadowResponse,
+    StatusResponse,
+    UnpinResponse,
+)
+from nunatak_server.rollouts.comparison import DRIFT_BOUNDS, ShadowReport
+from nunatak_server.runtime import Runtime
+from nunatak_server.settings import ServerSettings
+from nunatak_server.telemetry.memory import measure_process, peak_activations, take_stock
+from nunatak_server.telemetry.metrics import CONTENT_TYPE
+from nunatak_server.time_limits import within
+
+LOAD_DEADLINE_S: Final = 120.0
+"""Where the caller does not say."""
+TOO_LATE: Final = (
+    "the version was not in memory in time, and nothing was changed: the store is slow, or "
+    "versions in use leave no room; ask again, evict others, or allow more time"
+)
+
+
+async def in_time(load: Coroutine[Any, Any, LoadedTask], deadline_ms: int | None) -> LoadedTask:
+    """Return the version that a load brings; one that has begun goes on for whoever asks next.
+
+    Raises:
+        DeadlineExceededError: it has not come by then.
+    """
+    seconds = LOAD_DEADLINE_S if deadline_ms is None else deadline_ms / 1000
+    return await within(seconds, load, late=partial(DeadlineExceededError, TOO_LATE))
+
+
+router = APIRouter(route_class=StrictRoute, responses=PROBLEMS)
+
+PUBLISHED_LIMITS = {
+    "max_body_bytes",
+    "max_inputs",
+    "max_tasks_per_request",
+    "max_text_chars",
+    "max_batch_tokens",
+    "max_batch_rows",
+    "max_queued_requests",
+    "max_queued_tokens",
+    "default_deadline_ms",
+}
+
+
+@router.get("/livez", response_model=StatusResponse)
+async def live() -> Response:
+    """Answer as long as the event loop turns."""
+    return reply({"status": "alive"})
+
+
+@router.get("/readyz", response_model=ReadyResponse)
+@router.get("/health", response_model=ReadyResponse)
+async def ready(request: Request) -> Response:
+    """Answer 200 while requests are taken: a forward pass has run, and the engine is well.
+
+    What is wrong with the registry meanwhile is told by `warnings`.
+    """
+    runtime = runtime_of(request)
+    runtime.readiness.check_ready()
+    return reply({"status": "ready", "warnings": runtime.warnings()})
+
+
+@router.get("/info", response_model=InfoResponse)
+async def info(request: Request) -> Response:
+    """Tell what this server is; of the registry only its kind, for its URL may hold secrets."""
+    runtime = runtime_of(request)
+    backbone = runtime.backbone
+    return reply(
+        {
+            "name": "nunatak",
+            "version": version("nunatak"),
+            "backbone": {
+                **backbone_fields(runtime),
+                "num_layers": backbone.config.num_layers,
+                "num_layers_held": len(backbone.layers),
+                "hidden_width": backbone.config.hidden_width,
+                "max_tokens": backbone.config.max_tokens,
+            },
+            "device": str(backbone.device),
+            "dtype": str(backbone.dtype).removeprefix("torch."),
+            "registry": registry_kind(runtime.settings),
+            "limits": runtime.settings.model_dump(include=PUBLISHED_LIMITS),
+        }
+    )
+
+
+def registry_kind(settings: ServerSettings) -> str:
+    """Return `folder`, or the kind of database."""
+    scheme, separator, _ = settings.registry.partition("://")
+    return scheme.partition("+")[0] if separator else "folder"
+
+
+@router.get("/v1/memory", response_model=MemoryResponse)
+async def memory(request: Request) -> Response:
+    """Tell what is in memory, and what one full model per task would take."""
+    runtime = runtime_of(request)
+    process = await asyncio.to_thread(measure_process)
+    resident = runtime.residency.resident()
+    ledger = take_stock(runtime.backbone, resident)
+    held = ledger.shared_bytes + runtime.trunk_cache.stats.num_bytes
+    activations = peak_activations(runtime.backbone, held_bytes=held)
+    return reply(memory_fields(runtime, resident, ledger, process, activations))
+
+
+@router.get("/metrics", response_class=Response)
+async def metrics(request: Request) -> Response:
+    """Give all metrics in the Prometheus text format."""
+    runtime = runtime_of(request)
+    text = await asyncio.to_thread(runtime.metrics.render, runtime.state())
+    return Response(text, media_type=CONTENT_TYPE)
+
+
+AliasQuery = Annotated[str, Query(description="the alias that it runs beside")]
+
+
+@router.put("/v1/tasks/{task}/aliases/{alias}/{role}", response_model=CandidateResponse)
+async def set_candidate(
+    request: Request,
+    task: str,
+    alias: str,
+    role: CandidateRole,
+    body: CandidateRequest,
+    deadline_ms: DeadlineHeader = None,
+) -> Response:
+    """Let a version run beside the one an alias points to, as `canary` or `shadow`.
+
+    The version is loaded and probed first: one that cannot be served gets no traffic.
+    """
+    runtime = runtime_of(request)
+    wanted = TaskReference(task=check_task_name(task), version=body.version)
+    check_alias_name(alias)
+    manifest = await catalog_of(request).resolve(wanted)
+    await in_time(runtime.residency.preload(manifest), deadline_ms)
+    candidate = Candidate(task=task, alias=alias, role=role, version=body.version, share=body.share)
+    event = await runtime.catalog.set_candidate(candidate, expected_version=body.expected_version)
+    runtime.residency.invalidate()
+    return reply(_candidate_fields(event))
+
+
+@router.post("/v1/tasks/{task}/aliases/{alias}/{role}/end", response_model=CandidateResponse)
+async def end_candidate(
+    request: Request,
+    task: str,
+    alias: str,
+    role: CandidateRole,
+    body: CandidateEndRequest | None = None,
+) -> Response:
+    """Let an alias's requests be its own version's alone; seen by the next request."""
+    runtime = runtime_of(request)
+    check_alias_name(alias)
+    await catalog_of(request).task(check_task_name(task))
+    expected = body.expected_version if body else None
+    event = await runtime.catalog.end_candidate(task, alias, role, expected_version=expected)
+    runtime.residency.invalidate()
+    return reply(_candidate_fields(event))
+
+
+@router.get("/v1/tasks/{task}/shadow", response_model=ShadowResponse)
+async def show_shadow(request: Request, task: str, alias: AliasQuery = DEFAULT_ALIAS) -> Response:
+    """Tell how the shadow beside an alias has done on this server since it started."""
+    runtime = runtime_of(request)
+    reference = TaskReference(task=check_task_name(task), alias=check_alias_name(alias))
+    traffic = await catalog_of(request).traffic(reference)
+    shadow = traffic.shadow
+    if shadow is None:
+        raise CandidateNotFoundError(task, alias, CandidateRole.SHADOW)
+    report = runtime.traffic.report(traffic.manifest, shadow.manifest)
+    return reply(
+        {
+            "task": task,
+            "alias": alias,
+            "version": traffic.manifest.version,
+            "shadow_version": shadow.manifest.version,
+            "share": shadow.share,
+            **_report_fields(report),
+        }
+    )
+
+
+def _candidate_fields(event: CandidateEvent) -> dict[str, Any]:
+    candidate = event.candidate
+    return {
+        "task": candidate.task,
+        "alias": candidate.alias,
+        "role": candidate.role,
+        "version": candidate.version,
+        "share": candidate.share,
+        "active": event.kind is CandidateEventKind.SET,
+    }
+
+
+def _report_fields(report: ShadowReport) -> dict[str, Any]:
+    return {
+        "compared": report.compared,
+        "agreement": report.agreement,
+        "errors": report.errors,
+        "dropped": report.dropped,
+        "mean_drift": report.mean_drift,
+        "max_drift": report.max_drift,
+        "drift_histogram": [
+            {"up_to": bound, "inputs": count}
+            for bound, count in zip((*DRIFT_BOUNDS, None), report.drift_counts, strict=True)
+        ],
+    }
+
+
+@router.put("/v1/tasks/{task}/aliases/{alias}", response_model=AliasResponse)
+async def promote(
+    request: Request,
+    task: str,
+    alias: str,
+    body: PromoteRequest,
+    deadline_ms: DeadlineHeader = None,
+) -> Response:
+    """Point an alias to a version.
+
+    The version is loaded and probed first: one that cannot be served never gets the alias.
+    """
+    runtime = runtime_of(request)
+    wanted = TaskReference(task=check_task_name(task), version=body.version)
+    check_alias_name(alias)
+    manifest = await catalog_of(request).resolve(wanted)
+    await in_time(runtime.residency.preload(manifest), deadline_ms)
+    event = await runtime.catalog.promote(
+        task, alias, body.version, expected_version=body.expected_version
+    )
+    runtime.residency.invalidate()
+    return reply(_alias_fields(event))
+
+
+@router.post("/v1/tasks/{task}/aliases/{alias}/rollback", response_model=AliasResponse)
+async def roll_back(
+    request: Request,
+    task: str,
+    alias: str,
+    body: RollbackRequest | None = None,
+    deadline_ms: DeadlineHeader = None,
+) -> Response:
+    """Point an alias to the version it was promoted from; seen by the next request.
+
+    That version is loaded and probed first, as one that is promoted.
+    """
+    runtime = runtime_of(request)
+    check_task_name(task)
+    check_alias_name(alias)
+    await catalog_of(request).task(task)
+    expected = body.expected_version if body else None
+    current, target = await runtime.catalog.next_rollback(task, alias, expected_version=expected)
+    wanted = TaskReference(task=task, version=target)
+    manifest = await runtime.catalog.resolve(wanted)
+    await in_time(runtime.residency.preload(manifest), deadline_ms)
+    # An alias that moved meanwhile would go back to another version than the one just loaded.
+    event = await runtime.catalog.rollback(task, alias, expected_version=current)
+    runtime.residency.invalidate()
+    return reply(_alias_fields(event))
+
+
+@router.post("/v1/tasks/{task}/preload", response_model=PreloadResponse)
+async def preload(
+    request: Request, task: str, version: VersionQuery = None, deadline_ms: DeadlineHeader = None
+) -> Response:
+    """Load a version, so that the first request for it need not wait."""
+    runtime = runtime_of(request)
+    reference = TaskReference.parse(reference_text(task, version))
+    manifest = await catalog_of(request).resolve(reference)
+    loaded = await in_time(runtime.residency.preload(manifest), deadline_ms)
+    return reply(_residency_fields(runtime, loaded))
+
+
+@router.post("/v1/tasks/{task}/pin", response_model=PreloadResponse)
+async def pin(
+    request: Request, task: str, version: VersionQuery = None, deadline_ms: DeadlineHeader = None
+) -> Response:
+    """Load a version and keep it in memory, whatever else is asked for.
+
+    What is pinned is the version that the reference means now, not the alias.
+    """
+    runtime = runtime_of(request)
+    reference = TaskReference.parse(reference_text(task, version))
+    manifest = await catalog_of(request).resolve(reference)
+    loaded = await in_time(runtime.residency.pin(manifest), deadline_ms)
+    return reply(_residency_fields(runtime, loaded))
+
+
+@router.post("/v1/tasks/{task}/unpin", response_model=UnpinResponse)
+async def unpin(request: Request, task: str, version: VersionQuery = None) -> Response:
+    """Let one version of a task, or all, be evicted again; what is not pinned is left alone.
+
+    An alias means the version that it points to now.
+    """
+    meant = await _versions_meant(request, reference_text(task, version))
+    versions = runtime_of(request).residency.unpin(meant.task, meant.version)
+    return reply({"task": meant.task, "versions": versions})
+
+
+@router.post("/v1/tasks/{task}/evict", response_model=EvictResponse)
+async def evict(request: Request, task: str, version: VersionQuery = None) -> Response:
+    """Drop one version of a task, or all, from memory; refused while one is in use or pinned.
+
+    An alias means the version that it points to now.
+    """
+    meant = await _versions_meant(request, reference_text(task, version))
+    versions = runtime_of(request).residency.evict(meant.task, meant.version)
+    return reply({"task": meant.task, "versions": versions})
+
+
+async def _versions_meant(request: Request, text: str) -> TaskReference:
+    """Return a version, or the task itself where all of its versions are meant.
+
+    Raises `RegistryError` if there is no such task, or no such alias.
+    """
+    reference = TaskReference.parse(text)
+    if reference.alias is None:
+        await catalog_of(request).task(reference.task)
+        return reference
+    manifest = await catalog_of(request).resolve(reference)
+    return TaskReference(task=manifest.task, version=manifest.version)
+
+
+def _residency_fields(runtime: Runtime, task: LoadedTask) -> dict[str, object]:
+    return {
+        "task": task.manifest.task,
+        "version": task.manifest.version,
+        "resident": True,
+        "pinned": runtime.residency.is_pinned(task),
+        "bytes": task.num_bytes,
+    }
+
+
+def _alias_fields(event: AliasEvent) -> dict[str, object]:
+    return {
+        "task": event.task,
+        "alias": event.alias,
+        "version": event.to_version,
+        "previous_version": event.from_version,
+    }

@@ -1,0 +1,115 @@
+"""What endpoints share: the headers that they take, and how they ask a task."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+from fastapi import Header, Query, Request
+
+from nunatak_server.catalog import VisibleCatalog
+from nunatak_server.http.access import caller_of
+from nunatak_server.http.replies import TASK_VERSION_HEADER, read_headers, timing_headers
+from nunatak_server.http.schemas import Problem
+from nunatak_server.http.state import state_of
+from nunatak_server.inputs import TaskInput
+from nunatak_server.outputs.outputs import PredictionOptions
+from nunatak_server.predict.types import PredictionRequest, TaskFailure, TaskPrediction
+from nunatak_server.runtime import Runtime
+from nunatak_server.scheduler.rows import Priority
+from nunatak_server.settings import ServerSettings
+
+_PROBLEM: Final = {"model": Problem, "description": "Any failure, as application/problem+json"}
+# 422 is named too, or else the schema would show the framework's own shape for it.
+PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {"default": _PROBLEM, 422: _PROBLEM}
+
+DeadlineHeader = Annotated[
+    int | None, Header(alias="x-deadline-ms", ge=1, le=600_000, description="milliseconds")
+]
+PriorityHeader = Annotated[
+    Priority, Header(alias="x-priority", description="among the requests of the same caller")
+]
+RoutingKeyHeader = Annotated[
+    str | None,
+    Header(
+        alias="x-routing-key",
+        min_length=1,
+        max_length=256,
+        description="requests of one key get one version while a canary runs",
+    ),
+]
+VersionQuery = Annotated[str | None, Query(description="a version, instead of what the name means")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What the headers say about how a request is to be answered."""
+
+    deadline_ms: int | None
+    priority: Priority
+    routing_key: str | None = None
+
+    def deadline_s(self, settings: ServerSettings) -> float:
+        """Return after how many seconds the answer is of no use; the settings say by default."""
+        return (self.deadline_ms or settings.default_deadline_ms) / 1000
+
+
+def runtime_of(request: Request) -> Runtime:
+    """Return what the application answers with."""
+    return state_of(request.scope).runtime
+
+
+def catalog_of(request: Request) -> VisibleCatalog:
+    """Return the catalog as the caller of a request sees it."""
+    return VisibleCatalog(runtime_of(request).catalog, caller_of(request.scope).tasks)
+
+
+def prediction_request(
+    request: Request,
+    references: tuple[str, ...],
+    inputs: tuple[TaskInput, ...],
+    *,
+    options: PredictionOptions,
+    wishes: Wishes,
+) -> PredictionRequest:
+    """Return what the caller of a request asks of the service."""
+    caller = caller_of(request.scope)
+    return PredictionRequest(
+        references=references,
+        inputs=inputs,
+        options=options,
+        deadline_s=wishes.deadline_s(runtime_of(request).settings),
+        caller=caller.name,
+        tasks=caller.tasks,
+        priority=wishes.priority,
+        routing_key=wishes.routing_key,
+    )
+
+
+async def ask_task(
+    request: Request,
+    reference: str,
+    inputs: tuple[TaskInput, ...],
+    *,
+    options: PredictionOptions,
+    wishes: Wishes,
+) -> tuple[TaskPrediction, dict[str, str]]:
+    """Ask one task through the service; returns its answer and the headers that go with it.
+
+    Raises:
+        ServerError: or any other error of the project: the task cannot answer.
+    """
+    wanted = prediction_request(request, (reference,), inputs, options=options, wishes=wishes)
+    prediction = await runtime_of(request).service.predict(wanted)
+    (result,) = prediction.results
+    if isinstance(result, TaskFailure):
+        raise result.error
+    read = read_headers(
+        sum(extent.num_tokens for extent in result.extents),
+        is_cut=any(extent.is_cut for extent in result.extents),
+    )
+    headers = {**timing_headers(prediction.timings), **read}
+    return result, {**headers, TASK_VERSION_HEADER: f"{result.task}/{result.version}"}
+
+
+def reference_text(task: str, version: str | None) -> str:
+    """Return the reference that a path and a query spell together."""
+    return task if version is None else f"{task}/{version}"

@@ -1,0 +1,226 @@
+"""Limits on what is read from a caller: bytes, time and media type.
+
+Room: refuses predictions by their heads while there is no room for them.
+
+A refusal must cost little, or refusing takes the processor from those who are answered. So it is
+made before the framework does any work for a request, and before its body comes.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
+from typing import Any, Final
+
+from fastapi import FastAPI, Request, Response
+from starlette.types import Scope
+
+from nunatak_registry import TaskReference
+from nunatak_server.errors import (
+    BodyTooLargeError,
+    DeadlineExceededError,
+    DrainingError,
+    ReceiveTimeoutError,
+    UnsupportedMediaTypeError,
+)
+from nunatak_server.failures import KNOWN_ERRORS, KnownError
+from nunatak_server.http.access import (
+    ADMIN,
+    ADMIN_ALL,
+    PREDICT,
+    Access,
+    access_to,
+    admit,
+    caller_of,
+)
+from nunatak_server.http.middleware import RequestObserver
+from nunatak_server.http.problems import problem_response
+from nunatak_server.http.protocol import is_given_up
+from nunatak_server.http.reading import ReadingRoute
+from nunatak_server.http.replies import LinesResponse
+from nunatak_server.http.requests import parse_json
+from nunatak_server.http.state import header_of, state_of
+from nunatak_server.scheduler.admission import HeldBytes
+from nunatak_server.settings import ServerSettings
+from nunatak_server.time_limits import within
+
+METHODS_WITH_BODY: Final = frozenset({"POST", "PUT"})
+MAX_BYTES_ON_LOOP: Final = 64 * 1024
+"""Of JSON: to parse more could hold up the event loop for milliseconds."""
+UNKNOWN_END: Final = (
+    "the server has ended before it was done; whether anything was changed must be looked up"
+)
+
+
+class StrictRequest(Request):
+    """A request whose body has been read and parsed under our limits."""
+
+    def __init__(self, request: Request, *, body: bytes, parsed: object) -> None:
+        super().__init__(request.scope, request.receive)
+        self._strict_body = body
+        self._strict_json = parsed
+
+    async def body(self) -> bytes:
+        """Return the bytes that were read."""
+        return self._strict_body
+
+    async def json(self) -> Any:  # noqa: ANN401 - the signature of the base class
+        """Return the value that was parsed."""
+        return self._strict_json
+
+
+class StrictRoute(ReadingRoute):
+    """A route for those who may use it; reads bodies under limits."""
+
+    @property
+    def needed(self) -> Access | None:
+        """What a caller must have."""
+        return access_to(self.methods or set(), self.path_format)
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Wrap the handler of the base class."""
+        handle = super().get_route_handler()
+        needed = self.needed
+
+        async def handle_strictly(request: Request) -> Response:
+            # Before anything of the body is read: strangers get no work done.
+            scope = request.scope
+            admit(scope, needed)
+            if scope["method"] not in METHODS_WITH_BODY:
+                return await handle(request)
+            state = state_of(scope)
+            with state.runtime.admission.hold_bytes(caller_of(scope).name) as held:
+                strict = await read_strictly(request, state.settings, held=held)
+                response = await handle(strict)
+                if isinstance(response, LinesResponse):
+                    # Its lines are still to be made, from the body.
+                    response.hold(held.moved())
+                return response
+
+        async def handle_until_given_up(request: Request) -> Response:
+            try:
+                return await handle_strictly(request)
+            except asyncio.CancelledError:
+                if not is_given_up(request.scope):
+                    raise
+                if needed in {ADMIN, ADMIN_ALL} and request.method in METHODS_WITH_BODY:
+                    # Who is told to retry would make a change twice that is being made.
+                    raise DeadlineExceededError(UNKNOWN_END) from None
+                raise DrainingError from None
+
+        return handle_until_given_up
+
+    def parameters_in(self, scope: Scope) -> dict[str, str] | None:
+        """Return the parameters in the path of a request to this route; None: it is to another.
+
+        As the framework finds them, but for what no route of ours has: converted parameters, and a
+        root path before all others.
+        """
+        found = self.path_regex.match(scope["path"])
+        is_to_this = found is not None and scope["method"] in (self.methods or ())
+        return found.groupdict() if found and is_to_this else None
+
+    def answer_failure(self, scope: Scope, error: KnownError) -> Response:
+        """Answer a request with an error of the project, as callers of this route read it."""
+        return problem_response(scope, error)
+
+
+def declared_bytes(scope: Scope) -> int | None:
+    """Return how long the body is by its header, if that is said."""
+    declared = header_of(scope, b"content-length") or b""
+    return int(declared[:20]) if declared.isdigit() else None
+
+
+async def read_strictly(
+    request: Request, settings: ServerSettings, *, held: HeldBytes
+) -> StrictRequest:
+    """Read the whole body and parse it, if there is one; its bytes are counted as they come.
+
+    Raises:
+        OverloadedError: too many bytes of other bodies are held.
+        BodyTooLargeError: more bytes than allowed are declared or come.
+        ReceiveTimeoutError: they do not come in time.
+        UnsupportedMediaTypeError: the body is not declared as JSON.
+        InvalidJsonError: it is not strict JSON.
+    """
+    limit_s = settings.receive_timeout_s
+    reading = _read(request, settings.max_body_bytes, held)
+    body = await within(limit_s, reading, late=partial(ReceiveTimeoutError, limit_s))
+    if not body:
+        return StrictRequest(request, body=body, parsed=None)
+    content_type = header_of(request.scope, b"content-type") or b""
+    if content_type.partition(b";")[0].strip().lower() != b"application/json":
+        raise UnsupportedMediaTypeError
+    is_long = len(body) > MAX_BYTES_ON_LOOP
+    parsed = await asyncio.to_thread(parse_json, body) if is_long else parse_json(body)
+    return StrictRequest(request, body=body, parsed=parsed)
+
+
+async def _read(request: Request, limit_bytes: int, held: HeldBytes) -> bytes:
+    if (declared_bytes(request.scope) or 0) > limit_bytes:
+        raise BodyTooLargeError(limit_bytes)
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > limit_bytes:
+            raise BodyTooLargeError(limit_bytes)
+        held.take(len(chunk))
+    return bytes(body)
+
+
+class RoomCheck:
+    """Looks at the heads of requests to routes that predict, before the application does.
+
+    It refuses, and lets nobody in: the route that the framework finds checks the caller itself.
+    """
+
+    def __init__(
+        self, app: FastAPI, *, routes: Iterable[StrictRoute], observer: RequestObserver
+    ) -> None:
+        """Look at requests to those of these routes of `app` that predict."""
+        self._app = app
+        self._routes = [route for route in routes if route.needed == PREDICT]
+        self._observer = observer
+
+    def refusal_of(self, scope: Scope) -> Response | None:
+        """Return the answer to a request that is refused, which is then as good as sent."""
+        started = time.perf_counter()
+        scope["app"] = self._app
+        state = state_of(scope)
+        if state.runtime.service.has_plenty_of_room(state.settings.max_body_bytes):
+            return None
+        for route in self._routes:
+            parameters = route.parameters_in(scope)
+            if parameters is not None:
+                matched = {**scope, "route": route, "path_params": parameters}
+                try:
+                    admit(matched, PREDICT)
+                    check_room(matched)
+                except KNOWN_ERRORS as error:
+                    # Without a name here, which the traceback of the error would hold in a cycle.
+                    return self._observer.answer_early(
+                        matched, partial(route.answer_failure, error=error), started=started
+                    )
+                return None
+        return None
+
+
+def check_room(scope: Scope) -> None:
+    """Refuse a prediction for which there is no room, before anything of its body is read.
+
+    The protocol throws away what then comes of the body, and the connection stays in use: closing
+    it would reset it under callers that still send, and make each of them open another. So this is
+    only for bodies that are certain to come, and to end soon: others are read first.
+
+    Raises:
+        OverloadedError: the queue, or the share that the caller or the task has of it, is full.
+        NotReadyError: the server takes no requests.
+    """
+    num_bytes, state = declared_bytes(scope), state_of(scope)
+    if num_bytes is None or num_bytes > state.settings.max_body_bytes:
+        return
+    if header_of(scope, b"expect") is not None:
+        return
+    task = scope["path_params"].get("task")
+    tasks = () if task is None else (TaskReference.task_in(task),)
+    state.runtime.service.check_room(caller_of(scope).name, tasks=tasks, num_bytes=num_bytes)

@@ -1,0 +1,183 @@
+"""Observes every HTTP request: counts and times it, traces it, and writes its line in the log.
+
+Of the request itself only its method, the template of its route and its id are kept: paths, texts
+and keys are the caller's. A key's name is the operator's.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from nunatak_server.http.access import find_caller
+from nunatak_server.http.protocol import caller_has_gone, is_given_up
+from nunatak_server.http.state import give_id, request_id_of, state_of
+from nunatak_server.telemetry.logs import fields
+from nunatak_server.telemetry.records import (
+    OK,
+    PredictionRecord,
+    RequestNotes,
+    current_notes,
+)
+from nunatak_server.telemetry.tracing import RequestSpan
+
+NO_ROUTE: Final = "none"
+"""Stands for the route of requests that no route answers."""
+KNOWN_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+OTHER_METHOD: Final = "other"
+CLIENT_CLOSED_REQUEST: Final = 499
+"""Nobody reads it; it is what proxies log for a caller that has gone."""
+GIVEN_UP: Final = 503
+"""Also of an answer that had begun."""
+PROBES: Final = frozenset({"/livez", "/readyz", "/health", "/metrics"})
+"""Asked every few seconds by machines: written only at the level of debugging."""
+
+logger = logging.getLogger("nunatak_server.access")
+
+
+@dataclass(slots=True, kw_only=True)
+class Exchange:
+    """One request, and what is known of its answer so far."""
+
+    method: str
+    span: RequestSpan | None
+    started: float = field(default_factory=time.perf_counter)
+    notes: RequestNotes = field(default_factory=RequestNotes)
+    # That of what fails before there is an answer.
+    status: int = 500
+
+
+class RequestObserver:
+    """Tells of requests, in the metrics, in traces and in the log."""
+
+    def __init__(self, *, access_log: bool) -> None:
+        self._access_log = access_log
+
+    def begin(self, scope: Scope) -> Exchange:
+        """Begin to time a request."""
+        method = scope["method"] if scope["method"] in KNOWN_METHODS else OTHER_METHOD
+        tracing = state_of(scope).runtime.tracing
+        span = tracing.begin(method=method, headers=scope["headers"]) if tracing else None
+        return Exchange(method=method, span=span)
+
+    def answer_early(
+        self, scope: Scope, answer: Callable[[Scope], Response], *, started: float | None = None
+    ) -> Response:
+        """Answer a request before all layers, with what they would add, and tell of it."""
+        exchange = self.begin(scope)
+        if started is not None:
+            exchange.started = started
+        header = give_id(scope)
+        response = answer(scope)
+        response.raw_headers.append(header)
+        exchange.status = response.status_code
+        self.conclude(scope, exchange)
+        return response
+
+    def conclude(self, scope: Scope, exchange: Exchange) -> None:
+        """Tell of a request that has been answered."""
+        route = _route_of(scope)
+        seconds = time.perf_counter() - exchange.started
+        state_of(scope).runtime.metrics.observe_http(
+            route=route, method=exchange.method, status=exchange.status, seconds=seconds
+        )
+        if exchange.span is not None:
+            exchange.span.end(route=route, status=exchange.status)
+        level = logging.DEBUG if route in PROBES else logging.INFO
+        if self._access_log and logger.isEnabledFor(level):
+            values: dict[str, object] = {
+                "request_id": request_id_of(scope),
+                "method": exchange.method,
+                "route": route,
+                "status": exchange.status,
+                "duration_ms": _ms(seconds),
+            }
+            if exchange.span is not None:
+                values["trace_id"] = exchange.span.trace_id
+            caller = find_caller(scope)
+            if caller is not None:
+                values["caller"] = caller.name
+            values |= note_fields(exchange.notes)
+            logger.log(level, "request", extra=fields(**values))
+
+
+class ObservingMiddleware:
+    """The outermost layer of the application; pure ASGI, as that of a request's context."""
+
+    def __init__(self, app: ASGIApp, *, observer: RequestObserver) -> None:
+        self._app = app
+        self._observer = observer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass one request on, and tell of it when it has been answered."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        exchange = self._observer.begin(scope)
+        token = current_notes.set(exchange.notes)
+
+        async def send_watched(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                exchange.status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_watched)
+        except asyncio.CancelledError:
+            if caller_has_gone(scope):
+                exchange.status = CLIENT_CLOSED_REQUEST
+            elif is_given_up(scope):
+                exchange.status = GIVEN_UP
+            else:
+                raise
+        finally:
+            current_notes.reset(token)
+            self._observer.conclude(scope, exchange)
+
+
+def note_fields(notes: RequestNotes) -> dict[str, object]:
+    """Return what the log says of what a request was about."""
+    if notes.predictions:
+        return prediction_fields(notes.predictions)
+    return {} if notes.task is None else {"task": notes.task}
+
+
+def prediction_fields(parts: Sequence[PredictionRecord]) -> dict[str, object]:
+    """Return what the log says of a prediction; times are those of its slowest version."""
+    tasks, failed = list[str](), dict[str, str]()
+    tokenize_s = load_s = queue_s = compute_s = 0.0
+    batch_rows = 0
+    for part in parts:
+        tokenize_s = max(tokenize_s, part.tokenize_s)
+        for version in part.versions:
+            name, row = f"{version.task}/{version.version}", version.slowest
+            tasks.append(name)
+            if version.outcome != OK:
+                failed[name] = version.outcome
+            if row is not None:
+                load_s, queue_s = max(load_s, row.load_s), max(queue_s, row.queue_s)
+                compute_s = max(compute_s, row.compute_s)
+                batch_rows = max(batch_rows, row.batch_rows)
+    values: dict[str, object] = {
+        "tasks": tasks,
+        "tokenize_ms": _ms(tokenize_s),
+        "load_ms": _ms(load_s),
+        "queue_ms": _ms(queue_s),
+        "compute_ms": _ms(compute_s),
+        "batch_rows": batch_rows,
+    }
+    return values | {"failed": failed} if failed else values
+
+
+def _route_of(scope: Scope) -> str:
+    route: Any = scope.get("route")
+    return getattr(route, "path", NO_ROUTE)
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 3)

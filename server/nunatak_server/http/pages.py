@@ -1,0 +1,181 @@
+"""What describes the API: its OpenAPI schema, which the page at `/docs` shows.
+
+Pages for people: the overview at `/`, the API at `/docs`, and the files they are made of.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import Any, Final
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+
+from nunatak_registry.names import MAX_NAME_LENGTH, MAX_VERSION, NAME_PATTERN
+from nunatak_server import page
+from nunatak_server.http.access import access_to
+from nunatak_server.http.limits import StrictRoute
+from nunatak_server.http.problems import PROBLEM_TYPE
+from nunatak_server.http.replies import reply
+
+SCHEMA_PATH: Final = "/openapi.json"
+KEY_SCHEME: Final = "key"
+PROBLEM_SCHEMA: Final = {"$ref": "#/components/schemas/Problem"}
+
+
+def integers_up_to(limit: int) -> str:
+    """Return a pattern of the integers from 1 to `limit`, a number of two digits or more."""
+    digits = str(limit)
+    after = len(digits) - 1
+    fewer_digits = f"[1-9][0-9]{{0,{after - 1}}}"
+    # As many digits: the same up to a place, there a smaller one, then any.
+    smaller = [
+        f"{digits[:place]}[{int(place == 0)}-{int(digit) - 1}][0-9]{{{after - place}}}"
+        for place, digit in enumerate(digits)
+        if int(digit) > int(place == 0)
+    ]
+    return f"(?:{'|'.join([fewer_digits, *smaller, digits])})"
+
+
+_NAME: Final = NAME_PATTERN.strip("^$")
+_TOO_LONG: Final = f"[^@]{{{MAX_NAME_LENGTH + 1}}}"
+NAME: Final = {"type": "string", "pattern": NAME_PATTERN, "maxLength": MAX_NAME_LENGTH}
+REFERENCE: Final = {
+    "type": "string",
+    "pattern": f"^(?!{_TOO_LONG}|[^@]*@{_TOO_LONG}){_NAME}(?:@{_NAME})?$",
+}
+VERSION: Final = {"type": "string", "pattern": f"^{integers_up_to(MAX_VERSION)}$"}
+
+
+class DescribedApp(FastAPI):
+    """An application whose schema says what each route needs; made once, at the first request."""
+
+    def openapi(self) -> dict[str, Any]:
+        """Return the OpenAPI schema."""
+        if self.openapi_schema is None:
+            self.openapi_schema = completed(super().openapi())
+        return self.openapi_schema
+
+
+router = APIRouter(route_class=StrictRoute, include_in_schema=False)
+
+
+@router.get(SCHEMA_PATH)
+async def schema(request: Request) -> Response:
+    """Give the OpenAPI schema."""
+    return reply(request.app.openapi())
+
+
+def completed(description: dict[str, Any]) -> dict[str, Any]:
+    """Add what the framework does not see: scopes, the type of problems, the grammar of names.
+
+    Servers without keys ask for no scope.
+    """
+    components = description.get("components", {})
+    return {
+        **description,
+        "components": {
+            **components,
+            "securitySchemes": {KEY_SCHEME: {"type": "http", "scheme": "bearer"}},
+        },
+        "paths": {
+            path: {
+                method: _completed(path, method, operation) for method, operation in item.items()
+            }
+            for path, item in description["paths"].items()
+        },
+    }
+
+
+def _completed(path: str, method: str, operation: dict[str, Any]) -> dict[str, Any]:
+    needed = access_to({method.upper()}, path)
+    security = [] if needed is None else [{KEY_SCHEME: [needed.scope.value]}, {}]
+    listed = operation.get("parameters", [])
+    grammar = _grammar({(parameter["name"], parameter["in"]) for parameter in listed})
+    parameters = [_named(parameter, grammar.get(parameter["name"])) for parameter in listed]
+    responses = {status: _typed(answer) for status, answer in operation["responses"].items()}
+    return {
+        **operation,
+        "security": security,
+        "parameters": parameters,
+        "responses": responses,
+    }
+
+
+def _grammar(places: set[tuple[str, str]]) -> dict[str, dict[str, Any]]:
+    """Return the grammar of the parameters that are names, wherever a route has them."""
+    # A task beside an alias, or beside a version that is always there, cannot name an alias too.
+    is_alone = places.isdisjoint({("alias", "path"), ("alias", "query"), ("version", "path")})
+    return {"task": REFERENCE if is_alone else NAME, "alias": NAME, "version": VERSION}
+
+
+def _named(parameter: dict[str, Any], name: dict[str, Any] | None) -> dict[str, Any]:
+    schema = name or parameter["schema"]
+    if "anyOf" in schema:
+        # One that is left out is null to Python, but nobody can send null outside of a body.
+        schema = next(one for one in schema["anyOf"] if one != {"type": "null"})
+    return {**parameter, "schema": schema}
+
+
+def _typed(answer: dict[str, Any]) -> dict[str, Any]:
+    """Give the answer of a failure its own media type."""
+    content = answer.get("content", {})
+    as_json = content.get("application/json", {})
+    if as_json.get("schema") != PROBLEM_SCHEMA:
+        return answer
+    return {**answer, "content": {PROBLEM_TYPE: as_json}}
+
+
+HTML: Final = "text/html; charset=utf-8"
+SCRIPT: Final = "text/javascript; charset=utf-8"
+
+MEDIA_TYPES: Final[Mapping[str, str]] = {
+    "answers.js": SCRIPT,
+    "asking.js": SCRIPT,
+    "docs.js": SCRIPT,
+    "dom.js": SCRIPT,
+    "icon.svg": "image/svg+xml",
+    "metrics.js": SCRIPT,
+    "panels.js": SCRIPT,
+    "page.css": "text/css; charset=utf-8",
+    "page.js": SCRIPT,
+    "server.js": SCRIPT,
+}
+"""Every file that may be asked for by name: no path is ever made of what a caller sends."""
+
+HEADERS: Final[Mapping[str, str]] = {
+    # Names of tasks, labels and texts come from others: whatever they say, no script but ours runs.
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    # A new version of the server must not meet the scripts of an old one.
+    "cache-control": "no-cache",
+}
+
+
+@router.get("/")
+async def overview() -> Response:
+    """Show tasks, memory and speed, and a box to ask in."""
+    return await _file("index.html", HTML)
+
+
+@router.get("/docs")
+async def docs() -> Response:
+    """Show the API, without the scripts from elsewhere that the framework's own page loads."""
+    return await _file("docs.html", HTML)
+
+
+@router.get("/page/{name}")
+async def asset(name: str) -> Response:
+    """Send one of the files of the pages."""
+    if name not in MEDIA_TYPES:
+        raise HTTPException(404)
+    return await _file(name, MEDIA_TYPES[name])
+
+
+async def _file(name: str, media_type: str) -> Response:
+    content = await asyncio.to_thread(files(page).joinpath(name).read_bytes)
+    return Response(content, media_type=media_type, headers=dict(HEADERS))

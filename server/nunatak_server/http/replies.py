@@ -1,0 +1,289 @@
+"""Replies: results of the service and the registry in the shape of the wire format.
+
+Answers line by line: `application/x-ndjson`, each line sent as soon as it is there.
+"""
+
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, aclosing, nullcontext
+from typing import Any, Final, TypeVar
+
+import orjson
+from fastapi.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from nunatak_artifact import LoadedTask
+from nunatak_model import TrunkCacheStats
+from nunatak_registry import TaskSummary
+from nunatak_server.http.problems import problem_of
+from nunatak_server.http.requests import Inputs, Item, QueryInput, QuestionInput, TextPair
+from nunatak_server.inputs import Query, Question, TaskInput
+from nunatak_server.predict.stream import StreamedResult
+from nunatak_server.predict.types import TaskFailure, TaskPrediction, Timings
+from nunatak_server.residency.memory import HostStats
+from nunatak_server.residency.resident_set import ShelfStats
+from nunatak_server.runtime import Runtime
+from nunatak_server.telemetry.memory import MemoryLedger, ProcessMemory, saved_by_formula
+
+QUEUE_HEADER: Final = "x-queue-ms"
+TOKENIZE_HEADER: Final = "x-tokenize-ms"
+COMPUTE_HEADER: Final = "x-compute-ms"
+BATCH_SIZE_HEADER: Final = "x-batch-size"
+TASK_VERSION_HEADER: Final = "x-task-version"
+TOKENS_READ_HEADER: Final = "x-tokens-read"
+TRUNCATED_HEADER: Final = "x-truncated"
+
+T = TypeVar("T")
+
+
+def reply(content: object, *, headers: Mapping[str, str] | None = None) -> Response:
+    """Return a JSON response; what is sent was made here and needs no second validation."""
+    return Response(
+        orjson.dumps(content), media_type="application/json", headers=dict(headers or {})
+    )
+
+
+def inputs_of(inputs: Inputs) -> tuple[TaskInput, ...]:
+    """Return the inputs in the terms of the service, one or many alike."""
+    items = inputs if isinstance(inputs, list) else [inputs]
+    return tuple(map(_input, items))
+
+
+def _input(item: Item) -> TaskInput:
+    match item:
+        case str():
+            return item
+        case TextPair():
+            return item.text if item.text_pair is None else (item.text, item.text_pair)
+        case QuestionInput():
+            return Question(question=item.question, context=item.context)
+        case QueryInput():
+            return Query(query=item.query, documents=tuple(item.documents))
+
+
+def as_sent(values: Sequence[T], inputs: Inputs) -> T | list[T]:
+    """Return what is told of each input as a list if a list was sent, else the one value."""
+    return list(values) if isinstance(inputs, list) else values[0]
+
+
+def prediction_fields(result: TaskPrediction, inputs: Inputs) -> dict[str, Any]:
+    """Return one task's answer."""
+    return {
+        "task": result.task,
+        "version": result.version,
+        "head": result.head,
+        "outputs": as_sent(result.outputs, inputs),
+        "tokens": as_sent([extent.num_tokens for extent in result.extents], inputs),
+        "truncated": as_sent([extent.is_cut for extent in result.extents], inputs),
+    }
+
+
+def result_fields(
+    result: TaskPrediction | TaskFailure, inputs: Inputs, *, request_id: str | None
+) -> dict[str, Any]:
+    """Return one task's answer or failure within a request for several."""
+    if isinstance(result, TaskPrediction):
+        return {"reference": result.reference, **prediction_fields(result, inputs)}
+    problem = problem_of(result.error, request_id=request_id)
+    return {"reference": result.reference, "error": problem}
+
+
+def timing_headers(timings: Timings) -> dict[str, str]:
+    """Return where the time of a request went, in milliseconds."""
+    return {
+        QUEUE_HEADER: f"{timings.queue_s * 1000:.3f}",
+        TOKENIZE_HEADER: f"{timings.tokenize_s * 1000:.3f}",
+        COMPUTE_HEADER: f"{timings.compute_s * 1000:.3f}",
+        BATCH_SIZE_HEADER: str(timings.batch_rows),
+    }
+
+
+def read_headers(num_tokens: int, *, is_cut: bool) -> dict[str, str]:
+    """Return how many tokens of all inputs were read, and whether one was cut."""
+    return {TOKENS_READ_HEADER: str(num_tokens), TRUNCATED_HEADER: "true" if is_cut else "false"}
+
+
+def summaries_fields(
+    summaries: Iterable[TaskSummary], resident: Iterable[LoadedTask]
+) -> list[dict[str, Any]]:
+    """Return tasks, and which of their versions are in memory."""
+    # Thousands of tasks are listed beside thousands of versions in memory: each is looked at once.
+    versions = defaultdict[str, list[int]](list)
+    for loaded in resident:
+        manifest = loaded.manifest
+        versions[manifest.task].append(manifest.version)
+    return [_summary_fields(summary, versions.get(summary.name, ())) for summary in summaries]
+
+
+def _summary_fields(summary: TaskSummary, resident_versions: Sequence[int]) -> dict[str, Any]:
+    manifest = summary.manifest
+    return {
+        "name": summary.name,
+        "version": manifest.version,
+        "versions": summary.versions,
+        "aliases": summary.aliases,
+        "candidates": [
+            {"alias": it.alias, "role": it.role, "version": it.version, "share": it.share}
+            for it in summary.candidates
+        ],
+        "head": manifest.head.kind,
+        "labels": manifest.head.labels,
+        "method": manifest.method.kind,
+        "split_depth": manifest.split_depth,
+        "resident_versions": resident_versions,
+    }
+
+
+def backbone_fields(runtime: Runtime) -> dict[str, Any]:
+    """Return the backbone in memory."""
+    backbone = runtime.backbone
+    return {
+        "name": backbone.name,
+        "digest": backbone.digest,
+        "dtype": str(backbone.dtype).removeprefix("torch."),
+        "bytes": backbone.num_bytes,
+        "parameters": backbone.num_parameters,
+    }
+
+
+def memory_fields(
+    runtime: Runtime,
+    resident: Sequence[LoadedTask],
+    ledger: MemoryLedger,
+    process: ProcessMemory,
+    peak_activations: int | None,
+) -> dict[str, Any]:
+    """Return the memory ledger."""
+    return {
+        "backbone": backbone_fields(runtime),
+        "tasks": [
+            {**_task_memory(task), "pinned": runtime.residency.is_pinned(task)} for task in resident
+        ],
+        "shared_bytes": ledger.shared_bytes,
+        "dedicated_bytes": ledger.dedicated_bytes,
+        "saved_share": ledger.saved_share,
+        "saved_share_formula": saved_by_formula(
+            runtime.backbone.config, [task.branch for task in resident]
+        ),
+        "tiers": _tiers_memory(runtime.residency.stats(), runtime.host_tier.stats()),
+        "trunk_cache": _trunk_cache_memory(runtime.trunk_cache.stats),
+        "activations": {"peak_bytes": peak_activations},
+        "process": {
+            "rss_bytes": process.rss_bytes,
+            "peak_rss_bytes": process.peak_rss_bytes,
+            "pss_bytes": process.pss_bytes,
+            "uss_bytes": process.uss_bytes,
+        },
+    }
+
+
+def _tiers_memory(device: ShelfStats, host: HostStats) -> dict[str, Any]:
+    return {
+        "device": {
+            "bytes": device.resident_bytes,
+            "budget_bytes": device.budget_bytes,
+            "pinned_bytes": device.pinned_bytes,
+            "loading_bytes": device.loading_bytes,
+            "versions": device.num_resident,
+        },
+        "host": {
+            "bytes": host.num_bytes,
+            "budget_bytes": host.budget_bytes,
+            "blobs": host.num_blobs,
+            "hits": host.hits,
+            "misses": host.misses,
+        },
+    }
+
+
+def _trunk_cache_memory(stats: TrunkCacheStats) -> dict[str, Any]:
+    return {
+        "bytes": stats.num_bytes,
+        "max_bytes": stats.max_bytes,
+        "states": stats.num_states,
+        "hits": stats.hits,
+        "misses": stats.misses,
+        "evictions": stats.evictions,
+        "saved_tokens": stats.saved_tokens,
+    }
+
+
+def _task_memory(task: LoadedTask) -> dict[str, Any]:
+    branch = task.branch
+    return {
+        "task": task.manifest.task,
+        "version": task.manifest.version,
+        "method": task.manifest.method.kind,
+        "split_depth": branch.split_depth,
+        "bytes": task.num_bytes,
+        "parameters": branch.branch_parameters + branch.head_parameters,
+    }
+
+
+LINES_TYPE: Final = "application/x-ndjson"
+NO_BUFFERING: Final = {"cache-control": "no-store", "x-accel-buffering": "no"}
+"""For proxies, which would hold lines back until there are many."""
+
+
+class LinesResponse(StreamingResponse):
+    """Sends lines as they come; ends what makes them once all are sent or the caller has gone."""
+
+    media_type = LINES_TYPE
+
+    def __init__(self, lines: AsyncGenerator[bytes]) -> None:
+        super().__init__(lines, headers=NO_BUFFERING)
+        self._lines = lines
+        self._held: AbstractContextManager[object] = nullcontext()
+
+    def hold(self, held: AbstractContextManager[object]) -> None:
+        """Keep what lines are made from until the last is sent or the caller has gone."""
+        self._held = held
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response."""
+        with self._held:
+            async with aclosing(self._lines):
+                await super().__call__(scope, receive, send)
+
+
+def wants_lines(accept: str | None) -> bool:
+    """Tell whether an `Accept` header asks for lines: by name, not by a wildcard."""
+    ranges = (item.partition(";") for item in (accept or "").split(","))
+    return any(
+        name.strip().lower() == LINES_TYPE and "q=0" not in parameters.replace(" ", "").split(";")
+        for name, _, parameters in ranges
+    )
+
+
+async def lines_response(
+    results: AsyncGenerator[StreamedResult], inputs: Inputs, *, request_id: str | None
+) -> LinesResponse:
+    """Return the response of a stream, once its first result is there.
+
+    What refuses the request as a whole is raised before anything is sent.
+    """
+    first = await anext(results)
+
+    async def lines() -> AsyncGenerator[bytes]:
+        async with aclosing(results):
+            yield _line(first, inputs, request_id=request_id)
+            async for streamed in results:
+                yield _line(streamed, inputs, request_id=request_id)
+
+    return LinesResponse(lines())
+
+
+def _line(streamed: StreamedResult, inputs: Inputs, *, request_id: str | None) -> bytes:
+    fields = result_fields(streamed.result, inputs, request_id=request_id)
+    timings = _timing_fields(streamed.timings)
+    return orjson.dumps({**fields, "timings": timings}, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def _timing_fields(timings: Timings) -> Mapping[str, Any]:
+    """Return where the time of one line went, as the headers of a whole answer do."""
+    return {
+        "queue_ms": round(timings.queue_s * 1000, 3),
+        "tokenize_ms": round(timings.tokenize_s * 1000, 3),
+        "compute_ms": round(timings.compute_s * 1000, 3),
+        "batch_size": timings.batch_rows,
+    }

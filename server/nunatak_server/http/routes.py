@@ -1,0 +1,143 @@
+"""Routes of callers: predictions and tasks."""
+
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Header, Request, Response
+
+from nunatak_registry import TaskReference
+from nunatak_server.errors import InvalidRequestError
+from nunatak_server.http.endpoints import (
+    PROBLEMS,
+    DeadlineHeader,
+    PriorityHeader,
+    RoutingKeyHeader,
+    VersionQuery,
+    Wishes,
+    ask_task,
+    catalog_of,
+    prediction_request,
+    reference_text,
+    runtime_of,
+)
+from nunatak_server.http.limits import StrictRoute
+from nunatak_server.http.replies import (
+    LINES_TYPE,
+    inputs_of,
+    lines_response,
+    prediction_fields,
+    reply,
+    result_fields,
+    summaries_fields,
+    timing_headers,
+    wants_lines,
+)
+from nunatak_server.http.schemas import (
+    PredictManyRequest,
+    PredictManyResponse,
+    PredictRequest,
+    PredictResponse,
+    TaskListResponse,
+    TaskResponse,
+)
+from nunatak_server.http.state import request_id_of
+from nunatak_server.outputs.outputs import DEFAULT_OPTIONS, PredictionOptions
+from nunatak_server.scheduler.rows import Priority
+
+LINES: Final[dict[int | str, dict[str, Any]]] = {
+    200: {"content": {LINES_TYPE: {"schema": {"type": "string", "description": "a line per task"}}}}
+}
+
+AcceptHeader = Annotated[str | None, Header(description=f"`{LINES_TYPE}`: line by line")]
+
+router = APIRouter(route_class=StrictRoute, responses=PROBLEMS)
+
+
+@router.post("/v1/tasks/{task}/predict", response_model=PredictResponse)
+async def predict(
+    request: Request,
+    task: str,
+    body: PredictRequest,
+    version: VersionQuery = None,
+    deadline_ms: DeadlineHeader = None,
+    priority: PriorityHeader = Priority.NORMAL,
+    routing_key: RoutingKeyHeader = None,
+) -> Response:
+    """Ask one task; `{task}` is `name` or `name@alias`."""
+    wishes = Wishes(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
+    return await _predict(request, reference_text(task, version), body, wishes)
+
+
+@router.post("/v1/tasks/{task}/{version}/predict", response_model=PredictResponse)
+async def predict_version(
+    request: Request,
+    task: str,
+    version: str,
+    body: PredictRequest,
+    deadline_ms: DeadlineHeader = None,
+    priority: PriorityHeader = Priority.NORMAL,
+) -> Response:
+    """Ask one version of a task."""
+    wishes = Wishes(deadline_ms=deadline_ms, priority=priority)
+    return await _predict(request, reference_text(task, version), body, wishes)
+
+
+@router.post("/v1/predict", response_model=PredictManyResponse, responses=LINES)
+async def predict_many(
+    request: Request,
+    body: PredictManyRequest,
+    deadline_ms: DeadlineHeader = None,
+    priority: PriorityHeader = Priority.NORMAL,
+    routing_key: RoutingKeyHeader = None,
+    accept: AcceptHeader = None,
+) -> Response:
+    """Ask several tasks about the same inputs; each answers or fails by itself.
+
+    With `Accept: application/x-ndjson` each task's result is a line, sent as soon as it is there.
+    """
+    if len(set(body.tasks)) != len(body.tasks):
+        raise InvalidRequestError("tasks must name each task once; remove the repetitions")
+    wishes = Wishes(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
+    wanted = prediction_request(
+        request, tuple(body.tasks), inputs_of(body.inputs), options=_options(body), wishes=wishes
+    )
+    service, request_id = runtime_of(request).service, request_id_of(request.scope)
+    if wants_lines(accept):
+        return await lines_response(service.stream(wanted), body.inputs, request_id=request_id)
+    prediction = await service.predict(wanted)
+    results = [
+        result_fields(result, body.inputs, request_id=request_id) for result in prediction.results
+    ]
+    return reply({"results": results}, headers=timing_headers(prediction.timings))
+
+
+@router.get("/v1/tasks", response_model=TaskListResponse)
+async def list_tasks(request: Request) -> Response:
+    """List the tasks of the registry, as far as the caller may know of them."""
+    runtime = runtime_of(request)
+    resident = runtime.residency.resident()
+    summaries = await catalog_of(request).tasks()
+    return reply({"tasks": summaries_fields(summaries, resident)})
+
+
+@router.get("/v1/tasks/{task}", response_model=TaskResponse)
+async def show_task(request: Request, task: str, version: VersionQuery = None) -> Response:
+    """Show one task, and the manifest of the version that is asked for."""
+    runtime = runtime_of(request)
+    reference = TaskReference.parse(reference_text(task, version))
+    manifest = await catalog_of(request).resolve(reference)
+    summary = await catalog_of(request).task(reference.task)
+    (fields,) = summaries_fields([summary], runtime.residency.resident())
+    return reply({**fields, "manifest": manifest.model_dump(mode="json")})
+
+
+async def _predict(
+    request: Request, reference: str, body: PredictRequest, wishes: Wishes
+) -> Response:
+    result, headers = await ask_task(
+        request, reference, inputs_of(body.inputs), options=_options(body), wishes=wishes
+    )
+    return reply(prediction_fields(result, body.inputs), headers=headers)
+
+
+def _options(body: PredictRequest) -> PredictionOptions:
+    return body.parameters.options() if body.parameters else DEFAULT_OPTIONS

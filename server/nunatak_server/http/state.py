@@ -1,0 +1,90 @@
+"""The state of an application: what every request to it is answered with.
+
+The context of a request: the id by which its answer and its line in the log are told.
+
+Pure ASGI: a middleware that wraps requests in tasks of its own would hide disconnects.
+"""
+
+import random
+import re
+from dataclasses import dataclass, field
+from typing import Final
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from nunatak_server.access.authenticators import Door
+from nunatak_server.runtime import Runtime
+from nunatak_server.settings import ServerSettings
+
+
+@dataclass(slots=True, kw_only=True)
+class AppState:
+    """Lies at `app.state`, with attributes that are its own and known, unlike the framework's."""
+
+    settings: ServerSettings
+    door: Door
+    runtime: Runtime = field(init=False)
+    """There once the application has started, before which it is given no requests."""
+
+
+def state_of(scope: Scope) -> AppState:
+    """Return the state of the application that answers a request."""
+    state: AppState = scope["app"].state
+    return state
+
+
+REQUEST_ID_HEADER: Final = "x-request-id"
+_HEADER: Final = REQUEST_ID_HEADER.encode()
+_STATE_KEY: Final = "nunatak_request_id"
+_ID_BITS: Final = 64
+# To ask the system for each would be to wait for it.
+_IDS: Final = random.Random()  # noqa: S311 - an id is no secret
+_SANE_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+
+
+def request_id_of(scope: Scope) -> str | None:
+    """Return the id of the request, if the middleware has seen it."""
+    return scope.get(_STATE_KEY)
+
+
+def header_of(scope: Scope, name: bytes) -> bytes | None:
+    """Return the value of a header, the first of those that were sent; names are small letters."""
+    for other, value in scope["headers"]:
+        if other == name:
+            return value
+    return None
+
+
+def give_id(scope: Scope) -> tuple[bytes, bytes]:
+    """Give a request an id, the caller's own if it is sane; returns the header that tells it."""
+    request_id = _sent_id(scope) or f"{_IDS.getrandbits(_ID_BITS):016x}"
+    scope[_STATE_KEY] = request_id
+    return _HEADER, request_id.encode()
+
+
+class RequestIdMiddleware:
+    """Gives every request an id, and returns it in a header."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass one request on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        header = give_id(scope)
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), header]
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+def _sent_id(scope: Scope) -> str | None:
+    for name, value in scope["headers"]:
+        if name == _HEADER and _SANE_ID.fullmatch(value):
+            return value.decode()
+    return None

@@ -1,1 +1,0 @@
-"""What an operator sees of the server beside its metrics: records, logs and traces."""

@@ -1,0 +1,114 @@
+"""Extractive question answering: the parts of a context that answer a question.
+
+A window gives each token of the context, and its own first token, a probability as the start and
+one as the end of the answer. A pair of tokens i <= j has the product of both as its score; "no
+answer" is the first token twice (Devlin et al. 2019, arXiv:1810.04805, sec. 4.2 and 4.3). These are
+the scores of transformers' pipeline.
+
+Where answers are whole words, an answer has the sum over the pairs that lie in these words. Of
+several windows, the largest score stands for an answer, and the least for "no answer".
+"""
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypedDict
+
+from nunatak_model import Alignment
+from nunatak_server.outputs.entities import Window
+from nunatak_server.outputs.scores import softmax
+
+CONTEXT = 1
+"""A question is read as a pair, in which the context comes second."""
+
+NO_ANSWER = (0, 0)
+
+Span = tuple[int, int]
+
+
+class Answer(TypedDict):
+    """A part of the context by its characters; empty for "no answer"."""
+
+    answer: str
+    score: float
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerOptions:
+    """What the caller wants to see; lengths are in tokens."""
+
+    top_k: int = 1
+    max_answer_tokens: int = 15
+    may_have_no_answer: bool = False
+    align_to_words: bool = False
+    """Whether an answer is extended to the words in which its first and last token lie."""
+    stride: int | None = None
+
+
+def best_answers(
+    windows: Sequence[Window], context: str, *, options: AnswerOptions
+) -> list[Answer]:
+    """Find the best parts of the context, best first; none if it has nothing to choose."""
+    scores = dict[Span, float]()
+    no_answer = 1.0
+    for window in windows:
+        starts, ends = _probabilities(window)
+        no_answer = min(no_answer, starts[0] * ends[0])
+        for span, score in _spans(window.alignment, starts, ends, options).items():
+            scores[span] = max(score, scores.get(span, score))
+    if options.may_have_no_answer:
+        scores[NO_ANSWER] = no_answer
+    best = heapq.nsmallest(options.top_k, scores, key=lambda span: (-scores[span], span))
+    return [
+        Answer(answer=context[begin:end], score=scores[begin, end], start=begin, end=end)
+        for begin, end in best
+    ]
+
+
+def _probabilities(window: Window) -> tuple[Mapping[int, float], Mapping[int, float]]:
+    """Return how probably the answer starts and ends at the first token and at the context's."""
+    texts = window.alignment.text_ids
+    tokens = [0, *(token for token, text in enumerate(texts) if text == CONTEXT)]
+    starts, ends = (
+        dict(zip(tokens, softmax([window.logits[token][side] for token in tokens]), strict=True))
+        for side in (0, 1)
+    )
+    return starts, ends
+
+
+def _spans(
+    alignment: Alignment,
+    starts: Mapping[int, float],
+    ends: Mapping[int, float],
+    options: AnswerOptions,
+) -> Mapping[Span, float]:
+    """Return the score of every part of the context, by its characters."""
+    _, *tokens = starts
+    places = _words(alignment) if options.align_to_words else alignment.offsets
+    found = dict[Span, float]()
+    for place, first in enumerate(tokens):
+        for last in tokens[place : place + options.max_answer_tokens]:
+            span = (places[first][0], places[last][1])
+            if span[0] < span[1]:
+                # Tokens may share words or characters, so that different tokens give one span.
+                known, score = found.get(span, 0.0), starts[first] * ends[last]
+                found[span] = known + score if options.align_to_words else max(known, score)
+    return found
+
+
+def _words(alignment: Alignment) -> Sequence[Span]:
+    """Return the characters of each token's word, as far as the window holds the word."""
+    keys = list(zip(alignment.text_ids, alignment.word_ids, strict=True))
+    first = {key: token for token, key in reversed(list(enumerate(keys)))}
+    last = {key: token for token, key in enumerate(keys)}
+    return [
+        alignment.offsets[token]
+        if word is None
+        else (
+            alignment.offsets[first[text, word]][0],
+            alignment.offsets[last[text, word]][1],
+        )
+        for token, (text, word) in enumerate(keys)
+    ]

@@ -1,0 +1,292 @@
+"""Windows: the logits of one stretch of a text, token by token.
+
+Token classification: labelled tokens, words or groups of them, with their place in the text.
+
+The strategies are those of transformers' `TokenClassificationPipeline`, to the last rule; `word`
+adds to them the labels of single words, each by its first token, as such models are trained.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import chain, groupby, pairwise
+from operator import itemgetter
+from typing import TypedDict
+
+from nunatak_model import Alignment, Encoding
+from nunatak_server.outputs.scores import softmax
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """Where the tokens of a window lie in its text, and the logits of each."""
+
+    alignment: Alignment
+    logits: tuple[Sequence[float], ...]
+
+
+def window_of(encoding: Encoding, logits: Sequence[float]) -> Window:
+    """Cut the logits of one row, which come token after token, into those of each token."""
+    alignment = encoding.alignment
+    assert alignment is not None, "heads that read tokens are given aligned encodings"  # noqa: S101
+    width = len(logits) // encoding.num_tokens
+    return Window(
+        alignment=alignment,
+        logits=tuple(logits[begin : begin + width] for begin in range(0, len(logits), width)),
+    )
+
+
+Join = Callable[[Sequence[str]], str]
+"""Spells tokens as running text."""
+
+
+class AggregationStrategy(StrEnum):
+    """What becomes of tokens that belong together."""
+
+    NONE = "none"
+    SIMPLE = "simple"
+    FIRST = "first"
+    AVERAGE = "average"
+    MAX = "max"
+    WORD = "word"
+
+
+class TokenEntity(TypedDict):
+    """One labelled token (or word) by its place among all of its window (or text)."""
+
+    entity: str
+    score: float
+    index: int
+    word: str
+    start: int
+    end: int
+
+
+class EntityGroup(TypedDict):
+    """Neighbouring tokens or words of one label, which is named without `B-` or `I-`."""
+
+    entity_group: str
+    score: float
+    word: str
+    start: int
+    end: int
+
+
+Entity = TokenEntity | EntityGroup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntityOptions:
+    """What the caller wants to see; the stride is in tokens."""
+
+    aggregation: AggregationStrategy = AggregationStrategy.NONE
+    ignored_labels: frozenset[str] = frozenset({"O"})
+    stride: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Token:
+    index: int
+    word_id: int | None
+    spelling: str
+    continues_word: bool
+    start: int
+    end: int
+    scores: list[float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Piece:
+    """A token or a word with its label."""
+
+    label: str
+    score: float
+    index: int
+    spelling: str
+    start: int
+    end: int
+
+
+def find_entities(
+    windows: Sequence[Window], *, labels: Sequence[str], join: Join, options: EntityOptions
+) -> list[Entity]:
+    """Label the tokens of a text, and put them together as the caller wants.
+
+    Where windows overlap, the longer of two entities stays, or else the one with the better score.
+    Tokens may share characters; so tokens and words are known by their numbers, not by characters.
+    """
+    found = [
+        [
+            entity
+            for entity in _entities(_tokens(window), labels, join, options.aggregation)
+            if _label_of(entity) not in options.ignored_labels
+        ]
+        for window in windows
+    ]
+    if len(windows) == 1:
+        return found[0]
+    match options.aggregation:
+        case AggregationStrategy.NONE:
+            return _each_once(found, _tokens_before(windows))
+        case AggregationStrategy.WORD:
+            return _each_once(found, [0] * len(windows))
+        case _:
+            return _without_overlaps(list(chain.from_iterable(found)))
+
+
+def _tokens(window: Window) -> list[_Token]:
+    alignment = window.alignment
+    return [
+        _Token(
+            index=index,
+            word_id=alignment.word_ids[index],
+            spelling=alignment.tokens[index],
+            continues_word=alignment.continues_word[index],
+            start=alignment.offsets[index][0],
+            end=alignment.offsets[index][1],
+            scores=softmax(logits),
+        )
+        for index, logits in enumerate(window.logits)
+        if alignment.text_ids[index] is not None
+    ]
+
+
+def _entities(
+    tokens: Sequence[_Token], labels: Sequence[str], join: Join, strategy: AggregationStrategy
+) -> Sequence[Entity]:
+    match strategy:
+        case AggregationStrategy.NONE:
+            return [_token_entity(_single(token, labels)) for token in tokens]
+        case AggregationStrategy.SIMPLE:
+            return _groups([_single(token, labels) for token in tokens], join)
+        case AggregationStrategy.WORD:
+            words = [list(group) for _, group in groupby(tokens, lambda token: token.word_id)]
+            return [_token_entity(_word(word, word[0].scores, labels, join)) for word in words]
+        case AggregationStrategy.FIRST | AggregationStrategy.AVERAGE | AggregationStrategy.MAX:
+            words = _running_words(tokens)
+            return _groups(
+                [_word(word, _word_scores(word, strategy), labels, join) for word in words], join
+            )
+
+
+def _single(token: _Token, labels: Sequence[str]) -> _Piece:
+    score = max(token.scores)
+    return _Piece(
+        label=labels[token.scores.index(score)],
+        score=score,
+        index=token.index,
+        spelling=token.spelling,
+        start=token.start,
+        end=token.end,
+    )
+
+
+def _word(
+    tokens: Sequence[_Token], scores: list[float], labels: Sequence[str], join: Join
+) -> _Piece:
+    score = max(scores)
+    first, last = tokens[0], tokens[-1]
+    return _Piece(
+        label=labels[scores.index(score)],
+        score=score,
+        index=first.index if first.word_id is None else first.word_id,
+        spelling=join([token.spelling for token in tokens]),
+        start=first.start,
+        end=last.end,
+    )
+
+
+def _word_scores(tokens: Sequence[_Token], strategy: AggregationStrategy) -> list[float]:
+    match strategy:
+        case AggregationStrategy.AVERAGE:
+            by_label = zip(*(token.scores for token in tokens), strict=True)
+            return [sum(scores) / len(tokens) for scores in by_label]
+        case AggregationStrategy.MAX:
+            return max(tokens, key=lambda token: max(token.scores)).scores
+        case _:
+            return tokens[0].scores
+
+
+def _running_words(tokens: Sequence[_Token]) -> list[list[_Token]]:
+    words: list[list[_Token]] = []
+    for token in tokens:
+        if words and token.continues_word:
+            words[-1].append(token)
+        else:
+            words.append([token])
+    return words
+
+
+def _groups(pieces: Sequence[_Piece], join: Join) -> list[EntityGroup]:
+    groups: list[list[_Piece]] = []
+    for piece in pieces:
+        is_begin, tag = _tag(piece.label)
+        if groups and not is_begin and tag == _tag(groups[-1][-1].label)[1]:
+            groups[-1].append(piece)
+        else:
+            groups.append([piece])
+    return [_group(group, join) for group in groups]
+
+
+def _tag(label: str) -> tuple[bool, str]:
+    """Whether a label begins an entity, and of which kind."""
+    return label.startswith("B-"), label[2:] if label.startswith(("B-", "I-")) else label
+
+
+def _group(pieces: Sequence[_Piece], join: Join) -> EntityGroup:
+    return EntityGroup(
+        entity_group=pieces[0].label.split("-", 1)[-1],
+        score=sum(piece.score for piece in pieces) / len(pieces),
+        word=join([piece.spelling for piece in pieces]),
+        start=pieces[0].start,
+        end=pieces[-1].end,
+    )
+
+
+def _token_entity(piece: _Piece) -> TokenEntity:
+    return TokenEntity(
+        entity=piece.label,
+        score=piece.score,
+        index=piece.index,
+        word=piece.spelling,
+        start=piece.start,
+        end=piece.end,
+    )
+
+
+def _label_of(entity: Entity) -> str:
+    return entity["entity_group"] if "entity_group" in entity else entity["entity"]
+
+
+def _tokens_before(windows: Sequence[Window]) -> list[int]:
+    """How many tokens of the text come before the tokens of each window."""
+    before = [0]
+    for window, following in pairwise(windows):
+        held = sum(text is not None for text in window.alignment.text_ids)
+        before.append(before[-1] + held - following.alignment.num_repeated)
+    return before
+
+
+def _each_once(found: Sequence[Sequence[Entity]], before: Sequence[int]) -> list[Entity]:
+    """Return one entity a token or word, by its index in a window and what comes before that."""
+    kept: dict[int, Entity] = {}
+    for entities, num_before in zip(found, before, strict=True):
+        for entity in entities:
+            if "index" in entity:
+                number = num_before + entity["index"]
+                kept[number] = max(kept.get(number, entity), entity, key=_claim)
+    return [entity for _, entity in sorted(kept.items(), key=itemgetter(0))]
+
+
+def _without_overlaps(entities: Sequence[Entity]) -> list[Entity]:
+    kept: list[Entity] = []
+    for entity in sorted(entities, key=lambda found: found["start"]):
+        if kept and entity["start"] < kept[-1]["end"]:
+            kept[-1] = max(kept[-1], entity, key=_claim)
+        else:
+            kept.append(entity)
+    return kept
+
+
+def _claim(entity: Entity) -> tuple[int, float]:
+    return entity["end"] - entity["start"], entity["score"]

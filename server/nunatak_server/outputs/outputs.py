@@ -1,0 +1,130 @@
+"""Outputs: from the logits of what was read for one input to what its task says, by head."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from nunatak_model import Encoding
+from nunatak_registry import HeadKind, HeadRecord, OnLong, TaskManifest
+from nunatak_server.inputs import Query, Question, TaskInput
+from nunatak_server.outputs.answers import Answer, AnswerOptions, best_answers
+from nunatak_server.outputs.combining import combine_windows
+from nunatak_server.outputs.entities import Entity, EntityOptions, Join, find_entities, window_of
+from nunatak_server.outputs.scores import (
+    LabelScore,
+    RankedDocument,
+    RankingOptions,
+    ScoreFunction,
+    ScoreOptions,
+    label_scores,
+    rank_documents,
+)
+from nunatak_server.tokenization import Encodings, Reading, default_stride
+
+Output = list[LabelScore] | list[Entity] | list[Answer] | list[RankedDocument]
+"""What one task says about one input, by the kind of its head."""
+
+MAX_LOGITS_ON_LOOP: Final = 500
+"""Making outputs of so many takes about a millisecond; more would hold up the event loop."""
+SPANS_PER_LOGIT: Final = 4
+"""To look at so many spans takes as long as to make outputs of one logit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictionOptions:
+    """What the caller wants to see; each kind of head heeds its own."""
+
+    scores: ScoreOptions = field(default_factory=ScoreOptions)
+    entities: EntityOptions = field(default_factory=EntityOptions)
+    answers: AnswerOptions = field(default_factory=AnswerOptions)
+    ranking: RankingOptions = field(default_factory=RankingOptions)
+    on_long: OnLong | None = None
+    """What becomes of texts of more tokens than the task reads at once, for heads that give one
+    answer for a text; None: as the task version says."""
+
+
+DEFAULT_OPTIONS: Final = PredictionOptions()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadRow:
+    """One row that was read for an input, and its logits: token after token, if it has such."""
+
+    encoding: Encoding
+    logits: Sequence[float]
+
+
+def reading_of(manifest: TaskManifest, options: PredictionOptions) -> Reading:
+    """Return how a task reads its inputs; what refuses long texts reads as what cuts them."""
+    match manifest.head.kind:
+        case HeadKind.SEQUENCE_CLASSIFICATION | HeadKind.RANKING:
+            is_windowed = on_long_of(manifest, options) is OnLong.WINDOWS
+            stride = default_stride(manifest.max_length) if is_windowed else None
+            return Reading(max_length=manifest.max_length, stride=stride)
+        case HeadKind.TOKEN_CLASSIFICATION:
+            stride = options.entities.stride
+        case HeadKind.QUESTION_ANSWERING:
+            stride = options.answers.stride
+    if stride is None:
+        stride = default_stride(manifest.max_length)
+    return Reading(max_length=manifest.max_length, stride=stride, is_aligned=True)
+
+
+def on_long_of(manifest: TaskManifest, options: PredictionOptions) -> OnLong:
+    """Return what becomes of texts of more tokens than a task reads at once."""
+    if manifest.head.kind.reads_tokens:
+        return OnLong.WINDOWS
+    return options.on_long or manifest.reads_long
+
+
+def work_of(head: HeadRecord, read: Sequence[Encodings], *, options: PredictionOptions) -> int:
+    """Return how much work it is to make outputs of what was read for inputs, in logits."""
+    if not head.kind.reads_tokens:
+        return head.num_outputs * sum(map(len, read))
+    sizes = [encoding.num_tokens for encodings in read for encoding in encodings]
+    num_logits = head.num_outputs * sum(sizes)
+    if head.kind is not HeadKind.QUESTION_ANSWERING:
+        return num_logits
+    num_spans = sum(size * min(size, options.answers.max_answer_tokens) for size in sizes)
+    return num_logits + num_spans // SPANS_PER_LOGIT
+
+
+def output_of(
+    head: HeadRecord,
+    item: TaskInput,
+    rows: Sequence[ReadRow],
+    *,
+    options: PredictionOptions,
+    join: Join,
+) -> Output:
+    """Return what a head says about one input that it can answer."""
+    match head.kind, item:
+        case HeadKind.TOKEN_CLASSIFICATION, str():
+            windows = [window_of(row.encoding, row.logits) for row in rows]
+            return find_entities(windows, labels=head.labels, join=join, options=options.entities)
+        case HeadKind.QUESTION_ANSWERING, Question():
+            windows = [window_of(row.encoding, row.logits) for row in rows]
+            return best_answers(windows, item.context, options=options.answers)
+        case HeadKind.RANKING, Query():
+            logits = [combine_windows(found, head)[0] for found in _by_text(rows)]
+            default = ScoreFunction(head.score.value)
+            return rank_documents(logits, item.documents, default=default, options=options.ranking)
+        case HeadKind.SEQUENCE_CLASSIFICATION, str() | tuple() if head.problem_type is not None:
+            return label_scores(
+                combine_windows([row.logits for row in rows], head),
+                labels=head.labels,
+                problem_type=head.problem_type,
+                options=options.scores,
+            )
+        case _:
+            raise AssertionError(f"a {head.kind} head was given an input that does not fit it")
+
+
+def _by_text(rows: Sequence[ReadRow]) -> list[list[Sequence[float]]]:
+    """Put the logits of the windows of each text together."""
+    found: list[list[Sequence[float]]] = []
+    for row in rows:
+        if row.encoding.part.index == 0:
+            found.append([])
+        found[-1].append(row.logits)
+    return found

@@ -1,0 +1,128 @@
+"""Scores: what logits become before they are shown.
+
+Sequence classification and regression: labelled scores, best first.
+
+Ranking: the documents of a query by how well they answer it.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NotRequired, TypedDict, assert_never
+
+from nunatak_registry import ProblemType
+
+
+class ScoreFunction(StrEnum):
+    """How logits become scores."""
+
+    SOFTMAX = "softmax"
+    SIGMOID = "sigmoid"
+    NONE = "none"
+
+
+def apply_function(function: ScoreFunction, logits: Sequence[float]) -> list[float]:
+    """Turn logits that belong together into scores; softmax makes them a distribution."""
+    match function:
+        case ScoreFunction.SOFTMAX:
+            return softmax(logits)
+        case ScoreFunction.SIGMOID:
+            return [_sigmoid(logit) for logit in logits]
+        case ScoreFunction.NONE:
+            return list(logits)
+        case _:
+            assert_never(function)
+
+
+def softmax(logits: Sequence[float]) -> list[float]:
+    """Return the distribution that at least one logit stands for."""
+    largest = max(logits)
+    weights = [math.exp(logit - largest) for logit in logits]
+    total = sum(weights)
+    return [weight / total for weight in weights]
+
+
+def _sigmoid(logit: float) -> float:
+    # exp never overflows for a non-positive argument.
+    if logit >= 0:
+        return 1 / (1 + math.exp(-logit))
+    weight = math.exp(logit)
+    return weight / (1 + weight)
+
+
+class LabelScore(TypedDict):
+    """One label and its score."""
+
+    label: str
+    score: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreOptions:
+    """What the caller wants to see: None means the default of the task, and every label."""
+
+    function: ScoreFunction | None = None
+    top_k: int | None = None
+
+
+def label_scores(
+    logits: Sequence[float],
+    *,
+    labels: Sequence[str],
+    problem_type: ProblemType,
+    options: ScoreOptions,
+) -> list[LabelScore]:
+    """Name and order the scores of one row, best first; equal scores keep the label order."""
+    scores = apply_function(options.function or default_function(problem_type), logits)
+    ranked = sorted(zip(labels, scores, strict=True), key=lambda pair: -pair[1])
+    return [LabelScore(label=label, score=score) for label, score in ranked[: options.top_k]]
+
+
+def default_function(problem_type: ProblemType) -> ScoreFunction:
+    """Return the function that fits how a task was trained."""
+    match problem_type:
+        case ProblemType.SINGLE_LABEL:
+            return ScoreFunction.SOFTMAX
+        case ProblemType.MULTI_LABEL:
+            return ScoreFunction.SIGMOID
+        case ProblemType.REGRESSION:
+            return ScoreFunction.NONE
+
+
+class RankedDocument(TypedDict):
+    """One document by its position in the query; its text only if it was asked for."""
+
+    index: int
+    score: float
+    document: NotRequired[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankingOptions:
+    """What the caller wants to see; softmax is over the documents of a query."""
+
+    function: ScoreFunction | None = None
+    """None: as the task says."""
+    top_k: int | None = None
+    return_documents: bool = False
+
+
+def rank_documents(
+    logits: Sequence[float],
+    documents: Sequence[str],
+    *,
+    default: ScoreFunction = ScoreFunction.SIGMOID,
+    options: RankingOptions,
+) -> list[RankedDocument]:
+    """Order documents by their logits, best first; equal scores keep the order of the query."""
+    scores = apply_function(options.function or default, logits)
+    # By logits, because scores far from zero round to the same number.
+    order = sorted(range(len(documents)), key=lambda index: -logits[index])
+    ranked: list[RankedDocument] = []
+    for index in order[: options.top_k]:
+        found = RankedDocument(index=index, score=scores[index])
+        if options.return_documents:
+            found["document"] = documents[index]
+        ranked.append(found)
+    return ranked

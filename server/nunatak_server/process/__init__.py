@@ -1,1 +1,0 @@
-"""The process: its settings, its start, whether it is ready, and its end."""

@@ -1,0 +1,286 @@
+"""Keys: what a version is known by in memory.
+
+Use history: how often each version was asked lately, whether it is in memory or not.
+
+A count halves with every so many uses of all versions together. So it needs no clock, follows
+tasks whose traffic moves, and what was evicted comes back with the rank that its use gives it.
+
+The shelf: the versions in memory under a budget of bytes; a state without threads or waiting.
+
+Every byte is of one of four kinds: leased (requests use the version now), pinned (an operator wants
+it to stay), claimed (a load that runs will need it), or free to go. A load may start when what
+cannot go leaves it room. What goes for it goes only after it has succeeded, the version first whose
+absence costs least: uses lately x seconds of its load / bytes.
+
+What is on the shelf can pass the budget by the claims of loads that end while their victims are
+leased again, until these leases end.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from nunatak_artifact import LoadedTask
+from nunatak_registry import TaskManifest
+from nunatak_server.errors import TaskDoesNotFitError, TaskInUseError, TaskPinnedError
+
+
+class VersionKey(NamedTuple):
+    """A version and its content: a registry that was restored may give a number out once more."""
+
+    task: str
+    version: int
+    content: str
+    """The content digest."""
+
+
+def key_of(manifest: TaskManifest) -> VersionKey:
+    """Return the key of a version."""
+    return VersionKey(manifest.task, manifest.version, manifest.content)
+
+
+USES_PER_HALF_LIFE = 8
+"""Of each version, on average, until a count has halved; decision 7 says how it was chosen."""
+MIN_HALF_LIFE = 256
+MAX_VERSIONS = 4096
+
+
+class UseHistory:
+    """Counts of uses that fade; bounded, the least used versions are forgotten first."""
+
+    def __init__(self, *, max_versions: int = MAX_VERSIONS) -> None:
+        self._max_versions = max_versions
+        self._now = 0
+        self._counts: dict[VersionKey, tuple[float, int]] = {}
+
+    def record(self, key: VersionKey) -> None:
+        """Count one use."""
+        self._now += 1
+        self._counts[key] = (self.count(key) + 1, self._now)
+        if len(self._counts) > self._max_versions:
+            self._forget_half()
+
+    def count(self, key: VersionKey) -> float:
+        """Return how often a version was used lately; 0 for one that is not known."""
+        count, at = self._counts.get(key, (0.0, self._now))
+        half_life = max(MIN_HALF_LIFE, USES_PER_HALF_LIFE * len(self._counts))
+        return count * 0.5 ** ((self._now - at) / half_life)
+
+    def _forget_half(self) -> None:
+        kept = sorted(self._counts, key=self.count, reverse=True)[: self._max_versions // 2]
+        self._counts = {key: self._counts[key] for key in kept}
+
+
+# No load is quicker; a clock too coarse to see it must not make a version worthless.
+MIN_LOAD_S = 0.001
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShelfStats:
+    """Bytes by kind, and how many versions; `pinned_bytes` are a part of `resident_bytes`."""
+
+    budget_bytes: int
+    resident_bytes: int
+    pinned_bytes: int
+    loading_bytes: int
+    num_resident: int
+    num_pinned: int
+
+
+@dataclass(slots=True, kw_only=True)
+class _Place:
+    task: LoadedTask
+    load_s: float
+    num_leases: int = 0
+    is_pinned: bool = False
+    goes_when_free: bool = False
+    """Whether the end of its last lease drops it."""
+
+    @property
+    def may_go(self) -> bool:
+        return not self.num_leases and not self.is_pinned
+
+
+class Shelf:
+    """Keeps count; what it returns as evicted is no longer referred to by it."""
+
+    def __init__(self, *, budget_bytes: int, history: UseHistory | None = None) -> None:
+        self._budget = budget_bytes
+        self._history = history or UseHistory()
+        self._places: dict[VersionKey, _Place] = {}
+        self._claims: dict[VersionKey, int] = {}
+        self._resident_bytes = 0
+        self._task_bytes = Counter[str]()
+
+    def stats(self) -> ShelfStats:
+        """Return what is held now."""
+        pinned = [place.task for place in self._places.values() if place.is_pinned]
+        return ShelfStats(
+            budget_bytes=self._budget,
+            resident_bytes=self._resident_bytes,
+            pinned_bytes=sum(task.num_bytes for task in pinned),
+            loading_bytes=sum(self._claims.values()),
+            num_resident=len(self._places),
+            num_pinned=len(pinned),
+        )
+
+    def task_bytes(self) -> Mapping[str, int]:
+        """Return the bytes that each task's versions in memory take together, as of now."""
+        return dict(self._task_bytes)
+
+    def resident(self) -> tuple[LoadedTask, ...]:
+        """Return the versions in memory, ordered by task and version."""
+        return tuple(self._places[key].task for key in sorted(self._places))
+
+    def get(self, key: VersionKey) -> LoadedTask | None:
+        """Return a version that is in memory."""
+        place = self._places.get(key)
+        return None if place is None else place.task
+
+    def is_pinned(self, key: VersionKey) -> bool:
+        """Tell whether a version is in memory and pinned."""
+        return key in self._places and self._places[key].is_pinned
+
+    def record_use(self, key: VersionKey) -> None:
+        """Count a request for a version, in memory or not."""
+        self._history.record(key)
+
+    def lease(self, key: VersionKey) -> LoadedTask | None:
+        """Keep a version until `release`, or return None if it is not in memory."""
+        place = self._places.get(key)
+        if place is None:
+            return None
+        place.num_leases += 1
+        return place.task
+
+    def release(self, key: VersionKey) -> tuple[VersionKey, ...]:
+        """End a lease; return the versions that went with it, or because the budget was passed."""
+        place = self._places[key]
+        place.num_leases -= 1
+        return (*self._drop_unwanted(key), *self._shrink())
+
+    def discard(self, key: VersionKey) -> tuple[VersionKey, ...]:
+        """Drop a version, pinned or not, once it is not in use; return it if it went now."""
+        place = self._places.get(key)
+        if place is None:
+            return ()
+        place.is_pinned, place.goes_when_free = False, True
+        return self._drop_unwanted(key)
+
+    def _drop_unwanted(self, key: VersionKey) -> tuple[VersionKey, ...]:
+        place = self._places[key]
+        if not place.goes_when_free or place.num_leases:
+            return ()
+        self._drop(key)
+        return (key,)
+
+    def check_fits(self, key: VersionKey, num_bytes: int) -> None:
+        """Return if there would be room for a version once all leases ended.
+
+        Raises:
+            TaskDoesNotFitError: it can never fit beside what is pinned.
+        """
+        pinned = sum(
+            place.task.num_bytes
+            for other, place in self._places.items()
+            if place.is_pinned and other != key
+        )
+        if num_bytes + pinned > self._budget:
+            raise TaskDoesNotFitError(
+                key.task,
+                key.version,
+                needed_bytes=num_bytes,
+                budget_bytes=self._budget,
+                pinned_bytes=pinned,
+            )
+
+    def claim(self, key: VersionKey, num_bytes: int) -> bool:
+        """Reserve room for a load, if what cannot go leaves it now, until `place` or `abandon`."""
+        fixed = sum(place.task.num_bytes for place in self._places.values() if not place.may_go)
+        if fixed + sum(self._claims.values()) + num_bytes > self._budget:
+            return False
+        self._claims[key] = num_bytes
+        return True
+
+    def abandon(self, key: VersionKey) -> None:
+        """Give back the room of a load that failed."""
+        del self._claims[key]
+
+    def place(self, task: LoadedTask, *, load_s: float) -> tuple[VersionKey, ...]:
+        """Put a loaded version in the room that was claimed for it; return those that went for it.
+
+        It comes leased once, so that it is there for those who wait for it.
+        """
+        key = key_of(task.manifest)
+        del self._claims[key]
+        self._places[key] = _Place(task=task, load_s=load_s, num_leases=1)
+        self._resident_bytes += task.num_bytes
+        self._task_bytes[task.manifest.task] += task.num_bytes
+        return self._shrink()
+
+    def pin(self, key: VersionKey) -> None:
+        """Keep a version in memory, whatever others need."""
+        self._places[key].is_pinned = True
+
+    def unpin(
+        self, task: str, version: int | None
+    ) -> tuple[tuple[int, ...], tuple[VersionKey, ...]]:
+        """Let one version of a task, or all, go again; return them, and the versions that went."""
+        keys = [key for key in self._matching(task, version) if self._places[key].is_pinned]
+        for key in keys:
+            self._places[key].is_pinned = False
+        return versions_of(keys), self._shrink()
+
+    def evict(self, task: str, version: int | None) -> tuple[VersionKey, ...]:
+        """Drop one version of a task, or all, and return them; all or nothing.
+
+        Raises:
+            TaskInUseError: a version answers requests right now.
+            TaskPinnedError: a version is pinned.
+        """
+        keys = self._matching(task, version)
+        for key in keys:
+            place = self._places[key]
+            if place.is_pinned:
+                raise TaskPinnedError(key.task, key.version)
+            if place.num_leases:
+                raise TaskInUseError(key.task, key.version, place.num_leases)
+        for key in keys:
+            self._drop(key)
+        return tuple(keys)
+
+    def _matching(self, task: str, version: int | None) -> list[VersionKey]:
+        return [key for key in self._places if key.task == task and version in (None, key.version)]
+
+    def _shrink(self) -> tuple[VersionKey, ...]:
+        """Drop versions, least worth first, until the rest fits the budget or is all in use."""
+        if self._resident_bytes <= self._budget:
+            return ()
+        free = sorted((key for key, it in self._places.items() if it.may_go), key=self._worth)
+        dropped: list[VersionKey] = []
+        for key in free:
+            if self._resident_bytes <= self._budget:
+                break
+            self._drop(key)
+            dropped.append(key)
+        return tuple(dropped)
+
+    def _worth(self, key: VersionKey) -> float:
+        """Seconds of loading that a byte of this version saves; only good to compare."""
+        place = self._places[key]
+        load_s = max(MIN_LOAD_S, place.load_s)
+        return self._history.count(key) * load_s / max(1, place.task.num_bytes)
+
+    def _drop(self, key: VersionKey) -> None:
+        task = self._places.pop(key).task
+        name = task.manifest.task
+        self._resident_bytes -= task.num_bytes
+        self._task_bytes[name] -= task.num_bytes
+        if not self._task_bytes[name]:
+            del self._task_bytes[name]
+
+
+def versions_of(keys: Iterable[VersionKey]) -> tuple[int, ...]:
+    """Return the numbers of versions, ascending, each once."""
+    return tuple(sorted({key.version for key in keys}))

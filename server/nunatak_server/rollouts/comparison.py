@@ -1,0 +1,224 @@
+"""Comparison: what a shadow would have answered against what was answered, for one input.
+
+Reports: what became of the shadows on this server since it started, by pair of versions.
+"""
+
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from nunatak_registry import HeadKind, HeadRecord, ProblemType, TaskManifest
+from nunatak_server.outputs.entities import EntityOptions, TokenEntity
+from nunatak_server.outputs.outputs import Output, PredictionOptions
+from nunatak_server.residency.resident_set import VersionKey, key_of
+
+FULL_OPTIONS: Final = PredictionOptions(entities=EntityOptions(ignored_labels=frozenset()))
+"""Everything that a head says: of each label its score, of each token its label."""
+CHOSEN_FROM: Final = 0.5
+"""The score from which a label of several counts as chosen."""
+
+Name = TypeVar("Name", str, int, tuple[int, int])
+Place = tuple[int, int]
+"""Where a part of a text begins and ends, in characters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """How far two answers to one input agree."""
+
+    agreement: float
+    """From 0 to 1: 1 for equal answers; of token labels the share of tokens labelled alike."""
+    drifts: tuple[float, ...]
+    """Absolute differences of the scores that both give."""
+
+    @property
+    def max_drift(self) -> float:
+        """The largest difference."""
+        return max(self.drifts, default=0.0)
+
+
+def compare_outputs(
+    head: HeadRecord, output: Output, shadow: Output, *, tolerance: float
+) -> Comparison:
+    """Compare two outputs made with `FULL_OPTIONS` by heads of one kind and problem.
+
+    Equal are answers with the same best label, the same chosen labels (several may be), values
+    at most `tolerance` apart (regression), the same best span, or the same first document. A label
+    that one of them does not know has the score 0 there.
+    """
+    match head.kind:
+        case HeadKind.SEQUENCE_CLASSIFICATION:
+            return _compare_labels(_labels(output), _labels(shadow), head.problem_type, tolerance)
+        case HeadKind.TOKEN_CLASSIFICATION:
+            return _compare_tokens(_tokens(output), _tokens(shadow))
+        case HeadKind.QUESTION_ANSWERING:
+            return _compare_spans(_spans(output), _spans(shadow))
+        case HeadKind.RANKING:
+            return _compare_rankings(_documents(output), _documents(shadow))
+
+
+def _compare_labels(
+    scores: Mapping[str, float],
+    shadow: Mapping[str, float],
+    problem: ProblemType | None,
+    tolerance: float,
+) -> Comparison:
+    match problem:
+        case ProblemType.REGRESSION:
+            # Each has one value, whatever it is called.
+            (value,), (other,) = scores.values(), shadow.values()
+            drift = abs(value - other)
+            return Comparison(agreement=float(drift <= tolerance), drifts=(drift,))
+        case ProblemType.MULTI_LABEL:
+            is_equal = _chosen(scores) == _chosen(shadow)
+        case ProblemType.SINGLE_LABEL | None:
+            is_equal = _first(scores) == _first(shadow)
+    return Comparison(agreement=float(is_equal), drifts=_drifts(scores, shadow))
+
+
+def _compare_tokens(
+    tokens: Mapping[Place, TokenEntity], shadow: Mapping[Place, TokenEntity]
+) -> Comparison:
+    """Compare by place in the text; versions may read it to different lengths."""
+    shared = tokens.keys() & shadow.keys()
+    num_equal = sum(tokens[place]["entity"] == shadow[place]["entity"] for place in shared)
+    num_tokens = len(tokens.keys() | shadow.keys())
+    return Comparison(
+        agreement=num_equal / num_tokens if num_tokens else 1.0,
+        drifts=tuple(abs(tokens[place]["score"] - shadow[place]["score"]) for place in shared),
+    )
+
+
+def _compare_spans(spans: Mapping[Place, float], shadow: Mapping[Place, float]) -> Comparison:
+    own, other = _first(spans), _first(shadow)
+    drifts = () if own is None or other is None else (abs(spans[own] - shadow[other]),)
+    return Comparison(agreement=float(own == other), drifts=drifts)
+
+
+def _compare_rankings(scores: Mapping[int, float], shadow: Mapping[int, float]) -> Comparison:
+    is_equal = _first(scores) == _first(shadow)
+    return Comparison(agreement=float(is_equal), drifts=_drifts(scores, shadow))
+
+
+def _labels(output: Output) -> dict[str, float]:
+    return {item["label"]: item["score"] for item in output if "label" in item}
+
+
+def _tokens(output: Output) -> dict[Place, TokenEntity]:
+    return {(item["start"], item["end"]): item for item in output if "entity" in item}
+
+
+def _spans(output: Output) -> dict[Place, float]:
+    return {(item["start"], item["end"]): item["score"] for item in output if "answer" in item}
+
+
+def _documents(output: Output) -> dict[int, float]:
+    return {
+        item["index"]: item["score"] for item in output if "index" in item and "entity" not in item
+    }
+
+
+def _first(scores: Mapping[Name, float]) -> Name | None:
+    return next(iter(scores), None)
+
+
+def _drifts(scores: Mapping[Name, float], shadow: Mapping[Name, float]) -> tuple[float, ...]:
+    names = {**scores, **shadow}
+    return tuple(abs(scores.get(name, 0.0) - shadow.get(name, 0.0)) for name in names)
+
+
+def _chosen(scores: Mapping[str, float]) -> set[str]:
+    return {label for label, score in scores.items() if score >= CHOSEN_FROM}
+
+
+DRIFT_BOUNDS: Final = (0.0, 0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+"""Upper bounds of the histogram of drifts; what is beyond the last is counted too."""
+MAX_PAIRS: Final = 1000
+"""Reports kept; the pair that was compared longest ago goes first."""
+
+Pair = tuple[VersionKey, VersionKey]
+"""The version that answered, and the shadow."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShadowReport:
+    """How one shadow did beside one version. Counts are of inputs."""
+
+    compared: int = 0
+    agreement: float | None = None
+    """The mean over what was compared."""
+    errors: int = 0
+    dropped: int = 0
+    mean_drift: float | None = None
+    """The mean over all scores of what was compared."""
+    max_drift: float | None = None
+    drift_counts: tuple[int, ...] = (0,) * (len(DRIFT_BOUNDS) + 1)
+    """Inputs by the largest drift of their scores; one count for each bound, one beyond."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Tally:
+    compared: int = 0
+    agreed: float = 0.0
+    errors: int = 0
+    dropped: int = 0
+    num_scores: int = 0
+    drift_sum: float = 0.0
+    max_drift: float = 0.0
+    drift_counts: list[int] = field(default_factory=lambda: [0] * (len(DRIFT_BOUNDS) + 1))
+
+    def report(self) -> ShadowReport:
+        return ShadowReport(
+            compared=self.compared,
+            agreement=self.agreed / self.compared if self.compared else None,
+            errors=self.errors,
+            dropped=self.dropped,
+            mean_drift=self.drift_sum / self.num_scores if self.num_scores else None,
+            max_drift=self.max_drift if self.num_scores else None,
+            drift_counts=tuple(self.drift_counts),
+        )
+
+
+def pair_of(answered: TaskManifest, shadow: TaskManifest) -> Pair:
+    """Return the key of a report."""
+    return key_of(answered), key_of(shadow)
+
+
+class Reports:
+    """Adds up; belongs to the event loop thread."""
+
+    def __init__(self) -> None:
+        self._tallies: OrderedDict[Pair, _Tally] = OrderedDict()
+
+    def report(self, pair: Pair) -> ShadowReport:
+        """Return the report of a pair; an empty one if nothing was compared yet."""
+        tally = self._tallies.get(pair)
+        return ShadowReport() if tally is None else tally.report()
+
+    def add_comparisons(self, pair: Pair, comparisons: Iterable[Comparison]) -> None:
+        """Count inputs that both versions answered."""
+        tally = self._tally(pair)
+        for comparison in comparisons:
+            tally.compared += 1
+            tally.agreed += comparison.agreement
+            tally.num_scores += len(comparison.drifts)
+            tally.drift_sum += sum(comparison.drifts)
+            tally.max_drift = max(tally.max_drift, comparison.max_drift)
+            tally.drift_counts[bisect_left(DRIFT_BOUNDS, comparison.max_drift)] += 1
+
+    def add_errors(self, pair: Pair, num_inputs: int) -> None:
+        """Count inputs on which the shadow failed."""
+        self._tally(pair).errors += num_inputs
+
+    def add_dropped(self, pair: Pair, num_inputs: int) -> None:
+        """Count inputs on which the shadow was not run, because others had the room."""
+        self._tally(pair).dropped += num_inputs
+
+    def _tally(self, pair: Pair) -> _Tally:
+        tally = self._tallies.setdefault(pair, _Tally())
+        self._tallies.move_to_end(pair)
+        if len(self._tallies) > MAX_PAIRS:
+            self._tallies.popitem(last=False)
+        return tally

@@ -1,0 +1,408 @@
+"""The backlog: what is queued of whom, and how much of it a newcomer must wait for; pure counts.
+
+Amounts are tokens through all layers, as the planner charges them.
+
+Admission: how much may be queued at once, in requests, in tokens and in bytes of bodies.
+
+A request takes one place at once and the tokens of its rows as soon as they are counted; both are
+given back when it is answered. Refusing early keeps the wait of what was accepted bounded.
+
+Nobody gets the whole queue: a caller may hold at most four times what is still free, and a task of
+a caller twice as much (dynamic thresholds, Choudhury and Hahne 1998). One caller alone fills four
+fifths and one task alone two thirds, and any number of them leave room for the next. Where there
+can be no other caller, there is nobody to leave room for, and only tasks have shares.
+"""
+
+import random
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable, Mapping
+from dataclasses import dataclass
+from math import ceil
+from typing import Final, Self, TypeVar
+
+from nunatak_server.errors import OverloadedError, RequestTooLargeError, ShareExceededError
+from nunatak_server.scheduler.fairness import Flow
+from nunatak_server.scheduler.pace import Pace
+from nunatak_server.scheduler.planner import TURN_SHARE
+from nunatak_server.scheduler.rows import ANONYMOUS, Priority
+
+Key = TypeVar("Key", bound=Hashable)
+Amount = TypeVar("Amount", int, float)
+Holder = tuple[str] | tuple[str, str]
+"""A caller, or a caller's task."""
+ROUNDING: Final = 1e-6
+
+
+class Backlog:
+    """Requests and tokens that are not answered yet: of all, of callers, of tasks, of flows."""
+
+    def __init__(self) -> None:
+        self.num_requests = 0
+        self.num_tokens = 0.0
+        self.flows: dict[Flow, float] = {}
+        self._requests: dict[Holder, int] = {}
+        self._tokens: dict[Holder, float] = {}
+
+    def requests_of(self, holder: Holder) -> int:
+        """Return how many requests of a caller, or for a caller's task, are queued."""
+        return self._requests.get(holder, 0)
+
+    def tokens_of(self, holder: Holder) -> float:
+        """Return how many tokens of a caller, or for a caller's task, are queued."""
+        return self._tokens.get(holder, 0.0)
+
+    def add_request(self, caller: str, tasks: Collection[str]) -> None:
+        """Count a request."""
+        self.num_requests += 1
+        for holder in holders(caller, tasks):
+            self._requests[holder] = self._requests.get(holder, 0) + 1
+
+    def remove_request(self, caller: str, tasks: Collection[str]) -> None:
+        """Count a request no more."""
+        self.num_requests -= 1
+        for holder in holders(caller, tasks):
+            _reduce(self._requests, holder, 1)
+
+    def add_tokens(self, flow: Flow, num_tokens: float) -> None:
+        """Count tokens; rows that cost nothing, as on a trunk that is paid for, count as none."""
+        if num_tokens < ROUNDING:
+            return
+        caller, _, task = flow
+        self.num_tokens += num_tokens
+        for holder in holders(caller, (task,)):
+            self._tokens[holder] = self._tokens.get(holder, 0.0) + num_tokens
+        self.flows[flow] = self.flows.get(flow, 0.0) + num_tokens
+
+    def remove_tokens(self, flow: Flow, num_tokens: float) -> None:
+        """Count tokens no more."""
+        if num_tokens < ROUNDING:
+            return
+        caller, _, task = flow
+        for holder in holders(caller, (task,)):
+            _reduce(self._tokens, holder, num_tokens)
+        _reduce(self.flows, flow, num_tokens)
+        # What rounding leaves would never be given back.
+        self.num_tokens = self.num_tokens - num_tokens if self.flows else 0.0
+
+
+def holders(caller: str, tasks: Collection[str]) -> list[Holder]:
+    """Return who holds what a request takes."""
+    return [(caller,), *[(caller, task) for task in tasks]]
+
+
+def _reduce(amounts: dict[Key, Amount], key: Key, amount: Amount) -> None:
+    amounts[key] -= amount
+    if amounts[key] < ROUNDING:
+        del amounts[key]
+
+
+def tokens_ahead(
+    queued: Mapping[Flow, float], flow: Flow, weights: Mapping[str, float], *, longest_turn: float
+) -> float:
+    """Return what is computed before a new row of `flow` at least, if rows are small.
+
+    What the flow itself has queued goes first, and meanwhile every other flow of the caller at the
+    same priority gets as much, those at higher ones all they want, and every other caller as much
+    by weight: generalised processor sharing (Parekh and Gallager 1993), with no later arrivals.
+    Each may be behind by two turns of so many tokens: one that it has had, and one of the flow.
+    """
+    caller, priority, _ = flow
+    mine = queued.get(flow, 0.0)
+    own, others = 0.0, defaultdict[str, float](float)
+    for other, tokens in queued.items():
+        if other[0] != caller:
+            others[other[0]] += tokens
+        elif other[1].rank < priority.rank:
+            own += tokens
+        elif other[1] is priority:
+            own += mine if other == flow else min(tokens, max(0.0, mine - 2 * longest_turn))
+    ahead, weight = own, weights.get(caller, 1.0)
+    for name, tokens in others.items():
+        part = weights.get(name, 1.0) / weight
+        ahead += min(tokens, max(0.0, part * own - (1 + part) * longest_turn))
+    return ahead
+
+
+CALLER_SHARE: Final = 4.0
+TASK_SHARE: Final = 2.0
+"""Of what is still free, at most."""
+MIN_RETRY_S: Final = 1
+MAX_RETRY_S: Final = 60
+JITTER: Final = (0.5, 1.5)
+"""Of the time that the queue needs to drain: those refused together should not return together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """How much of something bounded is held by all."""
+
+    resource: str
+    limit: int
+    total: float
+
+
+class Permit:
+    """One request, admitted while its `with` block runs; it belongs to the event loop thread."""
+
+    def __init__(
+        self, admission: "Admission", *, caller: str, priority: Priority, tasks: frozenset[str]
+    ) -> None:
+        self._admission = admission
+        self._caller = caller
+        self._priority = priority
+        self._tasks = tasks
+        self.tokens: dict[str, float] = {}
+        """By task."""
+
+    def __enter__(self) -> Self:
+        self._admission.take_place(self._caller, self._tasks)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._admission.give_back_tokens(self._caller, self._priority, self.tokens)
+        self._admission.give_back_place(self._caller, self._tasks)
+
+    def wait_s(self, task: str) -> float:
+        """Return the seconds that rows for a task wait at least, by what is known."""
+        return self._admission.wait_s(self._caller, self._priority, task)
+
+    def take_tokens(self, tokens: Mapping[str, float]) -> None:
+        """Count the tokens of the request's rows, by task.
+
+        Raises:
+            OverloadedError: they do not fit beside what others hold.
+            ShareExceededError: they do not fit beside what the caller, or its task, holds.
+            RequestTooLargeError: they never would.
+        """
+        self._admission.take_tokens(self._caller, self._priority, tokens)
+        for task, count in tokens.items():
+            self.tokens[task] = self.tokens.get(task, 0.0) + count
+
+
+class HeldBytes:
+    """The bytes of one body."""
+
+    def __init__(self, admission: "Admission", *, caller: str, num_bytes: int = 0) -> None:
+        self._admission = admission
+        self._caller = caller
+        self.num_bytes = num_bytes
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._admission.give_back_bytes(self._caller, self.num_bytes)
+
+    def moved(self) -> "HeldBytes":
+        """Return what holds the bytes from now on; this one then holds none."""
+        num_bytes, self.num_bytes = self.num_bytes, 0
+        return HeldBytes(self._admission, caller=self._caller, num_bytes=num_bytes)
+
+    def take(self, num_bytes: int) -> None:
+        """Count bytes that came.
+
+        Raises:
+            OverloadedError: they do not fit beside those of other bodies.
+            ShareExceededError: they do not fit beside those of the caller's other bodies.
+        """
+        self._admission.take_bytes(self._caller, num_bytes, held=self.num_bytes)
+        self.num_bytes += num_bytes
+
+
+class Admission:
+    """Counts what is admitted; not thread-safe, it belongs to the event loop thread."""
+
+    def __init__(
+        self,
+        *,
+        max_requests: int,
+        max_tokens: int,
+        max_bytes: int,
+        caller_share: float | None = CALLER_SHARE,
+        weights: Mapping[str, float] | None = None,
+        pace: Callable[[], Pace] = Pace,
+        draw: Callable[[float, float], float] = random.uniform,
+    ) -> None:
+        """Bound what is queued; `caller_share` is None where there is only one caller."""
+        self._max_requests = max_requests
+        self._max_tokens = max_tokens
+        self._max_bytes = max_bytes
+        self._caller_share = caller_share
+        self._smallest_share = min(TASK_SHARE, caller_share or TASK_SHARE)
+        self._weights = weights or {}
+        self._pace = pace
+        self._draw = draw
+        self._backlog = Backlog()
+        self._bytes: dict[str, int] = {}
+        """By caller."""
+        self.num_bytes = 0
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that are not answered yet."""
+        return self._backlog.num_requests
+
+    @property
+    def num_tokens(self) -> float:
+        """Tokens of their rows, through all layers."""
+        return self._backlog.num_tokens
+
+    def admit(
+        self,
+        caller: str = ANONYMOUS,
+        priority: Priority = Priority.NORMAL,
+        *,
+        tasks: Collection[str] = (),
+    ) -> Permit:
+        """Hold a place for one request, and the tokens it takes, while a `with` block runs.
+
+        Its beginning raises what `take_place` does.
+        """
+        return Permit(self, caller=caller, priority=priority, tasks=frozenset(tasks))
+
+    def has_plenty(self, num_bytes: int) -> bool:
+        """Tell whether anybody may hold another request, with a body of so many bytes."""
+        return self._has_plenty(self.num_requests, 1, self._max_requests) and (
+            not self.num_bytes or self._has_plenty(self.num_bytes, num_bytes, self._max_bytes)
+        )
+
+    def check_room(self, caller: str, *, tasks: Collection[str] = (), num_bytes: int) -> None:
+        """Refuse what would be refused once its body of so many bytes had come; takes nothing.
+
+        Tokens are not known before the body is, so what has room may still be refused for them.
+
+        Raises:
+            OverloadedError: every place, or all room for bytes, is taken.
+            ShareExceededError: what the caller, or its task, may have of them is taken.
+        """
+        self._check_place(caller, frozenset(tasks))
+        self._check_bytes(caller, num_bytes)
+
+    def hold_bytes(self, caller: str = ANONYMOUS) -> HeldBytes:
+        """Hold the bytes of one body while a `with` block runs."""
+        return HeldBytes(self, caller=caller)
+
+    def take_place(self, caller: str, tasks: frozenset[str]) -> None:
+        """Count a request.
+
+        Raises:
+            OverloadedError: every place is taken.
+            ShareExceededError: the places that the caller, or its task, may have are taken.
+        """
+        self._check_place(caller, tasks)
+        self._backlog.add_request(caller, tasks)
+
+    def give_back_place(self, caller: str, tasks: frozenset[str]) -> None:
+        """Count a request no more."""
+        self._backlog.remove_request(caller, tasks)
+
+    def take_bytes(self, caller: str, num_bytes: int, *, held: int) -> None:
+        """Count bytes of a body of which so many came before.
+
+        Raises `OverloadedError` if others hold too many, or the caller beside this body.
+        """
+        self._check_bytes(caller, held + num_bytes, held=held)
+        self.num_bytes += num_bytes
+        self._bytes[caller] = self._bytes.get(caller, 0) + num_bytes
+
+    def give_back_bytes(self, caller: str, num_bytes: int) -> None:
+        """Count bytes no more."""
+        self.num_bytes -= num_bytes
+        left = self._bytes.pop(caller, 0) - num_bytes
+        if left:
+            self._bytes[caller] = left
+
+    def take_tokens(self, caller: str, priority: Priority, tokens: Mapping[str, float]) -> None:
+        """Count tokens by task, or raise `OverloadedError` if others, or the caller, hold too many.
+
+        A request that finds nothing else queued is not told to retry, which it would do for ever.
+
+        Raises:
+            RequestTooLargeError: they are more than the caller, or its task, can ever hold: while
+                they were computed there would be no room for others.
+        """
+        backlog = self._backlog
+        wanted = sum(tokens.values())
+        self._check_size("caller", self._caller_share, wanted)
+        for count in tokens.values():
+            self._check_size("task", TASK_SHARE, count)
+        if backlog.num_tokens and not self._has_plenty(
+            backlog.num_tokens, wanted, self._max_tokens
+        ):
+            held = Held(resource="tokens", limit=self._max_tokens, total=backlog.num_tokens)
+            self._check_total(held, wanted)
+            self._check_share(held, (caller,), backlog.tokens_of((caller,)), wanted)
+            for task, count in tokens.items():
+                self._check_share(held, (caller, task), backlog.tokens_of((caller, task)), count)
+        for task, count in tokens.items():
+            backlog.add_tokens((caller, priority, task), count)
+
+    def give_back_tokens(
+        self, caller: str, priority: Priority, tokens: Mapping[str, float]
+    ) -> None:
+        """Count tokens no more."""
+        for task, count in tokens.items():
+            self._backlog.remove_tokens((caller, priority, task), count)
+
+    def wait_s(self, caller: str, priority: Priority, task: str) -> float:
+        """Return the seconds that new rows of a flow wait at least, by the fastest recent batches.
+
+        It is 0 while no more is queued than one batch takes, and until the first batch has run.
+        """
+        pace = self._pace()
+        if not pace.tokens_per_s or self._backlog.num_tokens <= pace.largest_tokens:
+            return 0.0
+        flows = self._backlog.flows
+        batch = max(pace.largest_tokens, pace.most_tokens(len({name for _, _, name in flows})))
+        ahead = tokens_ahead(
+            flows, (caller, priority, task), self._weights, longest_turn=TURN_SHARE * batch
+        )
+        # One batch may be as good as done.
+        return max(0.0, ahead - pace.largest_tokens) / pace.tokens_per_s
+
+    def retry_after_s(self) -> int:
+        """Return the whole seconds after which the queue will have drained, more or less."""
+        pace = self._pace()
+        drain_s = self._backlog.num_tokens / pace.tokens_per_s if pace.tokens_per_s else 0.0
+        return min(MAX_RETRY_S, max(MIN_RETRY_S, ceil(drain_s * self._draw(*JITTER))))
+
+    def _check_place(self, caller: str, tasks: Collection[str]) -> None:
+        backlog = self._backlog
+        if self._has_plenty(backlog.num_requests, 1, self._max_requests):
+            return
+        held = Held(resource="requests", limit=self._max_requests, total=backlog.num_requests)
+        self._check_total(held, 1)
+        for holder in holders(caller, tasks):
+            self._check_share(held, holder, backlog.requests_of(holder), 1)
+
+    def _check_bytes(self, caller: str, wanted: int, *, held: int = 0) -> None:
+        """Check a body of `wanted` bytes in all; one beside which there is none always passes."""
+        others = self.num_bytes - held
+        if others and not self._has_plenty(others, wanted, self._max_bytes):
+            beside = Held(resource="bytes of bodies", limit=self._max_bytes, total=others)
+            self._check_total(beside, wanted)
+            self._check_share(beside, (caller,), self._bytes.get(caller, 0) - held, wanted)
+
+    def _has_plenty(self, total: float, wanted: float, limit: int) -> bool:
+        """Tell whether even one holder of all that is held may have so much more."""
+        return total + wanted <= min(limit, self._smallest_share * (limit - total))
+
+    def _check_size(self, holder: str, share: float | None, wanted: float) -> None:
+        """Check what a request brings by what one holder can get of an empty queue bit by bit."""
+        most = self._max_tokens if share is None else self._max_tokens * share / (1 + share)
+        if wanted > most:
+            raise RequestTooLargeError(wanted, most, holder=holder)
+
+    def _check_total(self, held: Held, wanted: float) -> None:
+        if held.total + wanted > held.limit:
+            raise OverloadedError(held.resource, held.limit, retry_after_s=self.retry_after_s())
+
+    def _check_share(self, held: Held, holder: Holder, of_holder: float, wanted: float) -> None:
+        """Who holds nothing yet may always begin."""
+        kind, share = ("caller", self._caller_share) if len(holder) == 1 else ("task", TASK_SHARE)
+        if share is None or not of_holder:
+            return
+        if of_holder + wanted > share * (held.limit - held.total):
+            raise ShareExceededError(
+                held.resource, held.limit, holder=kind, retry_after_s=self.retry_after_s()
+            )

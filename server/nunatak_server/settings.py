@@ -1,0 +1,363 @@
+"""Settings of the server process: every limit, with its unit in the name.
+
+Read once from the environment (prefix `NUNATAK_`) or given by the caller, then frozen and handed
+down as values; no other module reads the environment.
+
+Configuration: what the operator chose, and where each value comes from.
+
+    flags  >  NUNATAK_* in the environment  >  a TOML file  >  defaults
+
+The file is the one of `--config`, or that which NUNATAK_CONFIG names; there is none otherwise. It
+holds the names of the settings, without sections. A name that is no setting is refused.
+"""
+
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Final
+
+from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
+
+from nunatak_model import DEFAULT_BACKBONE
+from nunatak_registry import InvalidNameError, TaskReference, default_location
+from nunatak_server.errors import InvalidSettingsError
+from nunatak_server.residency.loading import references_in
+from nunatak_server.scheduler.pace import FIXED_SHARE
+from nunatak_server.scheduler.planner import BatchLimits
+from nunatak_server.telemetry.logs import LogFormat
+
+Count = Annotated[int, Field(ge=1, le=2**31)]
+Milliseconds = Annotated[int, Field(ge=1, le=600_000)]
+Seconds = Annotated[int, Field(ge=1, le=86_400)]
+
+
+class ServingDtype(StrEnum):
+    """Number format of the forward pass; `auto` is float32 on a CPU and bfloat16 on CUDA."""
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+class ServerSettings(BaseSettings):
+    """Everything an operator may choose; each field is also `NUNATAK_<NAME>` in the environment."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="NUNATAK_", env_ignore_empty=True, frozen=True, extra="forbid"
+    )
+
+    registry: str = Field(
+        default_factory=default_location,
+        description="folder or database URL; a folder in the user's data directory if not set",
+    )
+    backbone: str = Field(
+        default=DEFAULT_BACKBONE,
+        description="`minilm` (built in), a local folder, or a hub id; suffix `+int8` quantizes",
+    )
+    backbone_layers: Annotated[int, Field(ge=1, le=1024)] | None = Field(
+        default=None,
+        description="how many of the lowest layers to keep in memory; all if not set. The server "
+        "refuses embeddings, and tasks that need a higher layer of the backbone",
+    )
+    host: str = Field(
+        default="127.0.0.1",
+        description="address to listen at; any address other than loopback needs API keys",
+    )
+    port: Annotated[
+        int, Field(ge=0, le=65_535, description="port to listen at; 0 = any free one")
+    ] = 8080
+    api_keys_file: Path | None = Field(
+        default=None,
+        description="file of API keys, made by `nunatak key create`; without it no key is needed",
+    )
+    insecure_open: bool = Field(
+        default=False, description="serve other machines without keys; keep callers out elsewhere"
+    )
+    device: str = Field(default="auto", description="`auto`, `cpu`, `cuda` or `cuda:1`")
+    dtype: ServingDtype = Field(
+        default=ServingDtype.AUTO,
+        description="number format; `auto` is float32 on a CPU and bfloat16 on CUDA",
+    )
+    cuda_graphs: bool = Field(
+        default=False,
+        description="replay recorded trunk stages as CUDA graphs; CUDA only. `make gpu` measures "
+        "the gain on a device",
+    )
+
+    max_body_bytes: Count = Field(default=1024 * 1024, description="body of one request")
+    max_inputs: Annotated[int, Field(ge=1, le=4096)] = Field(
+        default=64, description="inputs of one request; each document of a ranking counts"
+    )
+    max_tasks_per_request: Annotated[int, Field(ge=1, le=4096)] = Field(
+        default=64, description="tasks that one request may name"
+    )
+    max_text_chars: Count = Field(
+        default=32_768, description="characters of one text, checked before tokenization"
+    )
+
+    max_batch_tokens: Count = Field(
+        default=4096,
+        description="tokens of one forward pass: distinct texts plus (text, task) rows; at least "
+        "twice the longest text of the backbone",
+    )
+    max_batch_rows: Count = Field(default=64, description="(text, task) rows of one forward pass")
+    batch_overhead: Annotated[float, Field(gt=0, lt=1)] = Field(
+        default=FIXED_SHARE,
+        description="share of the peak throughput to give up for shorter batches. A lower value "
+        "raises throughput, a higher value shortens waits",
+    )
+    trunk_cache_bytes: Annotated[int, Field(ge=0, le=2**40)] = Field(
+        default=256 * 1024**2,
+        description="bytes on the device for trunk states of earlier texts; 0 = no cache",
+    )
+    task_memory_bytes: Annotated[int, Field(ge=1, le=2**50)] | None = Field(
+        default=None,
+        description="bytes on the device for task versions; if not set, half of the memory that is "
+        "free at the start",
+    )
+    host_memory_bytes: Annotated[int, Field(ge=0, le=2**50)] | None = Field(
+        default=None,
+        description="bytes of main memory for stored task versions; CUDA only. If not set, half of "
+        "the free main memory with CUDA, and 0 on a CPU",
+    )
+    pins: str = Field(
+        default="",
+        description="task references, separated by commas. The server loads them before it is "
+        "ready, and keeps them in memory. It looks up an alias once",
+    )
+    max_queued_requests: Count = Field(
+        default=1024, description="requests without an answer yet; further requests get 429"
+    )
+    max_queued_tokens: Count = Field(
+        default=262_144,
+        description="tokens of the rows of queued requests, counted through all layers; further "
+        "requests get 429",
+    )
+    max_held_bytes: Count = Field(
+        default=64 * 1024**2, description="bytes of queued bodies; further requests get 429"
+    )
+    default_deadline_ms: Milliseconds = Field(
+        default=30_000, description="deadline of requests without `x-deadline-ms`"
+    )
+
+    registry_poll_ms: Milliseconds = Field(
+        default=50,
+        description="time between two looks for changes that other processes made to the registry",
+    )
+    shadow_tolerance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        default=0.1, description="largest difference of regression values that counts as agreement"
+    )
+    tokenizer_threads: Annotated[int, Field(ge=1, le=256)] = Field(
+        default=1, description="threads that split long texts into tokens"
+    )
+    load_threads: Annotated[int, Field(ge=1, le=64)] = Field(
+        default=2, description="threads that load task versions, one version each"
+    )
+    compute_threads: Annotated[int, Field(ge=0, le=1024)] = Field(
+        default=0, description="threads of one forward pass on a CPU; 0 = torch's own choice"
+    )
+
+    keep_alive_s: Seconds = Field(
+        default=75, description="time an idle connection stays open; set it above the proxy's"
+    )
+    grace_s: Seconds = Field(
+        default=30, description="at shutdown, time for requests in flight to be answered"
+    )
+    stall_s: Seconds = Field(
+        default=60,
+        description="/readyz says 503 when requests have waited this long and no batch has ended",
+    )
+    drain_delay_s: Annotated[int, Field(ge=0, le=3600)] = Field(
+        default=0,
+        description="at shutdown, the server accepts requests for this long while /readyz says 503",
+    )
+    receive_timeout_s: Seconds = Field(
+        default=10, description="time to receive a whole request, and to send its answer"
+    )
+
+    log_format: LogFormat = Field(
+        default=LogFormat.TEXT, description="log lines for people (`text`) or for programs (`json`)"
+    )
+    access_log: bool = Field(default=True, description="write one line for each request")
+
+    @field_validator("pins")
+    @classmethod
+    def _check_pins(cls, pins: str) -> str:
+        try:
+            references_in(pins)
+        except InvalidNameError as error:
+            raise ValueError(str(error)) from error
+        return pins
+
+    def pinned(self) -> tuple[TaskReference, ...]:
+        """Return what `pins` names."""
+        return references_in(self.pins)
+
+    def batch_limits(self, *, longest_row_tokens: int) -> BatchLimits:
+        """Return the limits of one batch, once it is certain that every row can be served.
+
+        Raises:
+            InvalidSettingsError: a row of `longest_row_tokens`, counted as trunk and as branch,
+                would not fit an empty batch and so would block the queue for ever.
+        """
+        needed = 2 * longest_row_tokens
+        if self.max_batch_tokens < needed:
+            raise InvalidSettingsError(
+                f"max_batch_tokens must be at least {needed} (trunk and branch of one text of "
+                f"{longest_row_tokens} tokens), got {self.max_batch_tokens}; "
+                "raise NUNATAK_MAX_BATCH_TOKENS"
+            )
+        return BatchLimits(max_tokens=self.max_batch_tokens, max_rows=self.max_batch_rows)
+
+
+PREFIX: Final = "NUNATAK_"
+CONFIG_VARIABLE: Final = "NUNATAK_CONFIG"
+HIDDEN: Final = "***"
+
+
+class Origin(StrEnum):
+    """Where a value comes from, the strongest first."""
+
+    FLAG = "flag"
+    ENVIRONMENT = "environment"
+    FILE = "file"
+    DEFAULT = "default"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """Settings, and the origin of each."""
+
+    settings: ServerSettings
+    origins: Mapping[str, Origin]
+
+    def shown(self) -> Iterator[tuple[str, object, Origin]]:
+        """Yield name, value and origin of every setting, secrets hidden."""
+        for name, origin in self.origins.items():
+            yield name, shown_value(getattr(self.settings, name)), origin
+
+
+def configure(given: Mapping[str, object], *, file: Path | None = None) -> Configuration:
+    """Return the settings: `given` by flags, and for the rest the environment and the file.
+
+    Raises:
+        InvalidSettingsError: the file cannot be read, or a value is impossible; the message says
+            where it comes from.
+    """
+    path = file or _named_file()
+    sources: dict[Origin, Mapping[str, object]] = {
+        Origin.FLAG: given,
+        Origin.ENVIRONMENT: EnvSettingsSource(ServerSettings)(),
+        Origin.FILE: {} if path is None else _read(path),
+    }
+    origins = {name: _origin(name, sources) for name in ServerSettings.model_fields}
+    values = {
+        name: value for source in reversed(sources.values()) for name, value in source.items()
+    }
+    try:
+        settings = ServerSettings.model_validate(values)
+    except ValidationError as error:
+        raise _as_known(error, sources, path) from None
+    return Configuration(settings=settings, origins=origins)
+
+
+def as_toml(configuration: Configuration) -> str:
+    """Return the configuration as a file that would give it, each origin as a comment."""
+    return "".join(
+        f"{_assignment(name, value)}  # {origin}\n" for name, value, origin in configuration.shown()
+    )
+
+
+def shown_value(value: object) -> object:
+    """Return a value as it may be printed: user, password and query of a URL are hidden."""
+    match value:
+        case None | bool() | int() | float():
+            return value
+        case SecretStr():
+            return HIDDEN
+        case str() if "://" in value:
+            return _without_secrets(value)
+        case _:
+            return str(value)
+
+
+def unread_variables(environment: Mapping[str, str]) -> list[str]:
+    """Return the variables that look like settings and are none: misspelt, or another program's."""
+    known = {f"{PREFIX}{name}".lower() for name in ServerSettings.model_fields}
+    known.add(CONFIG_VARIABLE.lower())
+    return sorted(
+        name
+        for name in environment
+        if name.upper().startswith(PREFIX) and name.lower() not in known
+    )
+
+
+def _named_file() -> Path | None:
+    name = os.environ.get(CONFIG_VARIABLE)
+    return Path(name) if name else None
+
+
+def _read(path: Path) -> dict[str, object]:
+    try:
+        with path.open("rb") as lines:
+            return tomllib.load(lines)
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InvalidSettingsError(
+            f"the configuration file {path} cannot be read ({reason}); it must be TOML with one "
+            "setting a line, such as: port = 8080"
+        ) from None
+
+
+def _origin(name: str, sources: Mapping[Origin, Mapping[str, object]]) -> Origin:
+    return next((origin for origin, source in sources.items() if name in source), Origin.DEFAULT)
+
+
+def _as_known(
+    error: ValidationError, sources: Mapping[Origin, Mapping[str, object]], path: Path | None
+) -> InvalidSettingsError:
+    first = error.errors(include_url=False, include_input=False)[0]
+    name = ".".join(map(str, first["loc"])) or "settings"
+    message = first["msg"]
+    if first["type"] == "extra_forbidden":
+        message = "there is no such setting; `nunatak serve --show-config` lists them all"
+    match _origin(name, sources):
+        case Origin.ENVIRONMENT:
+            place = f"environment, {PREFIX}{name.upper()}"
+        case Origin.FILE:
+            place = f"file, {path}"
+        case other:
+            place = other.value
+    return InvalidSettingsError(f"{name}: {message} (from: {place})")
+
+
+def _assignment(name: str, value: object) -> str:
+    match value:
+        case None:
+            return f"# {name} is not set"
+        case bool():
+            return f"{name} = {str(value).lower()}"
+        case int() | float():
+            return f"{name} = {value}"
+        case _:
+            return f"{name} = {_quoted(str(value))}"
+
+
+def _quoted(text: str) -> str:
+    escaped = "".join(
+        character if character.isprintable() else f"\\U{ord(character):08x}"
+        for character in text.replace("\\", "\\\\").replace('"', '\\"')
+    )
+    return f'"{escaped}"'
+
+
+def _without_secrets(url: str) -> str:
+    # By its text: parsing and rendering would lose a slash of `sqlite:////path`.
+    named = re.sub(r"(?<=://).*@", f"{HIDDEN}@", url)
+    return re.sub(r"\?.*", f"?{HIDDEN}", named)

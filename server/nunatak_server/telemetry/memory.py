@@ -1,0 +1,232 @@
+"""The memory ledger: what is held, and what one full model per task would hold.
+
+The state of a server at one moment, as metrics: what is held, queued and promised.
+
+It is read on the event loop and turned into text on a thread, so the loop pays for no scrape.
+"""
+
+import resource
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import psutil
+import torch
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from nunatak_artifact import LoadedTask
+from nunatak_model import (
+    Backbone,
+    BackboneConfig,
+    Branch,
+    encoder_parameters,
+    model_size,
+)
+from nunatak_server.residency.memory import HostStats
+from nunatak_server.residency.resident_set import ShelfStats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryLedger:
+    """Parameters; activations, caches and the process itself are not in it."""
+
+    backbone_bytes: int
+    tasks_bytes: int
+    dedicated_bytes: int
+
+    @property
+    def shared_bytes(self) -> int:
+        """What is held: one backbone, and each resident task version's own parameters."""
+        return self.backbone_bytes + self.tasks_bytes
+
+    @property
+    def saved_share(self) -> float:
+        """The share of the dedicated bytes that sharing saves; negative where it costs."""
+        return 1 - self.shared_bytes / self.dedicated_bytes if self.dedicated_bytes else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessMemory:
+    """What the operating system counts; None where it does not count it."""
+
+    rss_bytes: int
+    peak_rss_bytes: int | None
+    pss_bytes: int | None
+    uss_bytes: int | None
+
+
+def take_stock(backbone: Backbone, tasks: Sequence[LoadedTask]) -> MemoryLedger:
+    """Add up the parameters held for `tasks`, and those of one full model for each.
+
+    A full model is a copy of the backbone with the task's head: what a server without sharing
+    would load per task, in the same numbers.
+    """
+    head_parameters = sum(task.branch.head_parameters for task in tasks)
+    return MemoryLedger(
+        backbone_bytes=backbone.num_bytes,
+        tasks_bytes=sum(task.num_bytes for task in tasks),
+        dedicated_bytes=len(tasks) * backbone.whole_bytes
+        + head_parameters * backbone.dtype.itemsize,
+    )
+
+
+def saved_by_formula(config: BackboneConfig, branches: Sequence[Branch]) -> float:
+    """Return the share of parameters that sharing saves, from the shapes of the modules alone.
+
+    `1 - (shared + sum of own) / (sum of full models)`, where `shared` is the part of the backbone
+    that any branch reads (Lee et al. 2019/2020, sec. 3). For branches of equal split depth that own
+    all layers above it, this is `parameters_saved`.
+    """
+    if not branches:
+        return 0.0
+    heads = sum(branch.head_parameters for branch in branches)
+    full = len(branches) * encoder_parameters(config) + heads
+    own = heads + sum(branch.branch_parameters for branch in branches)
+    size = model_size(config, branches[0].spec.head)
+    reads = [branch.num_frozen_layers_read(config) for branch in branches]
+    deepest = max((depth for depth in reads if depth is not None), default=None)
+    shared = 0.0 if deepest is None else size.embedding + deepest * size.per_layer
+    return 1.0 - (shared + own) / full
+
+
+def peak_activations(backbone: Backbone, *, held_bytes: int) -> int | None:
+    """Return the most bytes that forward passes held at once beside `held_bytes`.
+
+    None on a processor, where nothing counts them apart from all else.
+    """
+    if backbone.device.type != "cuda":
+        return None
+    return max(0, torch.cuda.max_memory_allocated(backbone.device) - held_bytes)
+
+
+def _peak_rss() -> int | None:
+    # Linux counts in KiB; elsewhere the unit is another, or there is no such count.
+    if sys.platform != "linux":
+        return None
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def measure_process() -> ProcessMemory:
+    """Ask the operating system about this process; takes milliseconds, so not on the event loop.
+
+    Several processes that map one file share its pages: only PSS and USS can be added up.
+    """
+    process = psutil.Process()
+    try:
+        full = process.memory_full_info()
+    except psutil.AccessDenied:
+        full = process.memory_info()
+    return ProcessMemory(
+        rss_bytes=full.rss,
+        peak_rss_bytes=_peak_rss(),
+        pss_bytes=getattr(full, "pss", None),
+        uss_bytes=getattr(full, "uss", None),
+    )
+
+
+DEVICE_TIER: Final = "device"
+HOST_TIER: Final = "host"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildInfo:
+    """What the process is, for the whole of its life."""
+
+    version: str
+    backbone: str
+    device: str
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerState:
+    """What a scrape shows beside what was counted."""
+
+    build: BuildInfo
+    is_ready: bool
+    reads_registry: bool
+    holds_versions: bool
+    num_admitted: int
+    num_admitted_tokens: float
+    num_body_bytes: int
+    ledger: MemoryLedger
+    device: ShelfStats
+    task_bytes: Mapping[str, int]
+    """Of each task's versions in memory, together."""
+    host: HostStats
+
+
+class StateCollector(Collector):
+    """Turns one state into metrics."""
+
+    def __init__(self, state: ServerState, *, task_label: Callable[[str], str]) -> None:
+        """`task_label` tells the label of a task, which several tasks may share."""
+        self._state = state
+        self._task_label = task_label
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield all metrics of the state."""
+        yield from self._process()
+        yield from self._tiers()
+        yield self._tasks()
+
+    def _process(self) -> Iterable[Metric]:
+        state = self._state
+        build = state.build
+        names = ("version", "backbone", "device", "dtype")
+        info = GaugeMetricFamily("nunatak_build_info", "1, with what the server is", labels=names)
+        info.add_metric((build.version, build.backbone, build.device, build.dtype), 1)
+        yield info
+        ready = "1 while /readyz answers 200"
+        yield GaugeMetricFamily("nunatak_ready", ready, value=float(state.is_ready))
+        reads = "1 while the registry can be read"
+        yield _gauge("registry_readable", reads, float(state.reads_registry))
+        held = "1 while the registry keeps the versions in memory from being deleted"
+        yield _gauge("versions_held", held, float(state.holds_versions))
+        yield _gauge("admitted_requests", "Requests being answered", state.num_admitted)
+        tokens = "Tokens of their rows, through all layers"
+        yield _gauge("admitted_tokens", tokens, state.num_admitted_tokens)
+        yield _gauge("held_body_bytes", "Bytes of their bodies", state.num_body_bytes)
+
+    def _tiers(self) -> Iterable[Metric]:
+        state, ledger = self._state, self._state.ledger
+        device, host = state.device, state.host
+        yield _gauge("backbone_bytes", "Bytes of the backbone", ledger.backbone_bytes)
+        yield _gauge("resident_bytes", "Bytes of backbone and task versions", ledger.shared_bytes)
+        dedicated = "Bytes that a full model for each resident task version would take"
+        yield _gauge("dedicated_bytes", dedicated, ledger.dedicated_bytes)
+        yield _gauge("resident_tasks", "Task versions in memory", device.num_resident)
+        yield _tiers("tier_bytes", "Bytes held, by tier", device.resident_bytes, host.num_bytes)
+        yield _tiers(
+            "tier_budget_bytes", "Budget of a tier", device.budget_bytes, host.budget_bytes
+        )
+        yield _gauge("pinned_bytes", "Bytes that are pinned", device.pinned_bytes)
+        yield _gauge("loading_bytes", "Bytes being loaded", device.loading_bytes)
+        hits, misses = "Loads that found their bytes", "Loads that read the store"
+        yield CounterMetricFamily("nunatak_host_tier_hits", hits, value=host.hits)
+        yield CounterMetricFamily("nunatak_host_tier_misses", misses, value=host.misses)
+
+    def _tasks(self) -> Metric:
+        bytes_by_label = Counter[str]()
+        for task, num_bytes in self._state.task_bytes.items():
+            bytes_by_label[self._task_label(task)] += num_bytes
+        family = GaugeMetricFamily(
+            "nunatak_task_resident_bytes", "Bytes of a task's versions in memory", labels=("task",)
+        )
+        for label, num_bytes in bytes_by_label.items():
+            family.add_metric((label,), num_bytes)
+        return family
+
+
+def _gauge(name: str, documentation: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"nunatak_{name}", documentation, value=value)
+
+
+def _tiers(name: str, documentation: str, device: int, host: int) -> Metric:
+    family = GaugeMetricFamily(f"nunatak_{name}", documentation, labels=("tier",))
+    family.add_metric((DEVICE_TIER,), device)
+    family.add_metric((HOST_TIER,), host)
+    return family

@@ -1,1 +1,0 @@
-"""Tokenization: what is asked about, and how it is read."""

@@ -1,1 +1,0 @@
-"""Versions in traffic: which version of an alias answers, and which one runs along unseen."""

@@ -1,0 +1,53 @@
+"""A running application with a task of every kind."""
+
+import asyncio
+from collections.abc import Callable, Generator
+
+import pytest
+
+from doubles.backbones import tiny_backbone
+from doubles.compat import (
+    TASKS,
+    Ask,
+)
+from doubles.serving import make_settings, running_client
+from doubles.tasks import publish_tiny_task
+from nunatak_model import Backbone, Pooling
+from nunatak_registry import Registry
+
+
+@pytest.fixture(scope="module")
+def backbone() -> Backbone:
+    return tiny_backbone(pooling=Pooling.MEAN)
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Generator[Registry]:
+    with Registry.open(tmp_path_factory.mktemp("registry")) as opened:
+        for name, (kind, method, labels, problem) in TASKS.items():
+            publish_tiny_task(
+                opened,
+                backbone,
+                task=name,
+                method=method,
+                labels=labels,
+                kind=kind,
+                problem_type=problem,
+            )
+        publish_tiny_task(opened, backbone, task="topic", labels=("calm", "urgent"), seed=1)
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def run(backbone: Backbone, registry: Registry) -> Callable[[Ask], None]:
+    """Give a scenario a client of the running application."""
+
+    def run_one(scenario: Ask) -> None:
+        async def connected() -> None:
+            settings = make_settings(max_inputs=8)
+            async with running_client(backbone, registry, settings) as client:
+                await scenario(client)
+
+        asyncio.run(connected())
+
+    return run_one

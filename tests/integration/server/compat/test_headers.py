@@ -1,0 +1,164 @@
+"""The headers of our own prediction routes say the same by every protocol."""
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from doubles.compat import DOCUMENTS, OTHER, TASKS, TEXT, Ask
+from doubles.held_layers import HeldLayers
+from doubles.serving import make_settings, running_client
+from doubles.tasks import publish_tiny_task
+from nunatak_model import Backbone
+from nunatak_registry import Registry
+from nunatak_server.http.access import ACCESS, PREDICT
+
+COMPUTING = [
+    path
+    for (_, path), needed in ACCESS.items()
+    if needed == PREDICT and not path.startswith(("/v1/predict", "/v1/tasks"))
+]
+"""Every route of a neighbour's that computes."""
+BY_NAME = [path for path in COMPUTING if "{task}" in path and "{version}" not in path]
+BY_VERSION = [path for path in COMPUTING if "{version}" in path]
+KEYS = [f"user-{number}" for number in range(16)]
+
+
+def task_of(path: str) -> str:
+    return "ranks" if path.endswith("/rerank") else "topic"
+
+
+def address_of(path: str) -> str:
+    return path.format(task=task_of(path), version=1)
+
+
+def body_about(text: str, path: str, backbone: Backbone) -> dict[str, Any]:
+    if path == "/v1/embeddings":
+        return {"input": text, "model": backbone.name}
+    if path.endswith("/rerank"):
+        return {"query": text, "texts": DOCUMENTS[:1]}
+    if path.endswith("/infer"):
+        return {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": [text]}]}
+    return {"inputs": text}
+
+
+@pytest.fixture(scope="module")
+def split(registry: Registry, backbone: Backbone) -> Registry:
+    """Two versions of each task that is asked; `prod` is the first."""
+    kind, method, _, _ = TASKS["ranks"]
+    publish_tiny_task(registry, backbone, task="ranks", kind=kind, method=method, seed=1)
+    for task in ("ranks", "topic"):
+        registry.promote(task, "prod", 1)
+    return registry
+
+
+async def versions_by_key(client: httpx.AsyncClient, path: str, body: object) -> dict[str, str]:
+    found = dict[str, str]()
+    for key in KEYS:
+        answer = await client.post(path, json=body, headers={"x-routing-key": key})
+        assert answer.status_code == 200, answer.text
+        found[key] = answer.headers["x-task-version"]
+    return found
+
+
+async def start_canary(client: httpx.AsyncClient, task: str) -> None:
+    path = f"/v1/tasks/{task}/aliases/prod/canary"
+    assert (await client.put(path, json={"version": 2, "share": 0.5})).status_code == 200
+
+
+@pytest.mark.usefixtures("split")
+@pytest.mark.parametrize("path", BY_NAME)
+def test_a_routing_key_gets_the_version_that_it_gets_by_our_own_route(
+    run: Callable[[Ask], None], backbone: Backbone, path: str
+) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        task = task_of(path)
+        await start_canary(client, task)
+        inputs = {"query": OTHER, "documents": DOCUMENTS} if task == "ranks" else TEXT
+
+        own = await versions_by_key(client, f"/v1/tasks/{task}/predict", {"inputs": inputs})
+        theirs = await versions_by_key(client, address_of(path), body_about(TEXT, path, backbone))
+
+        assert set(own.values()) == {f"{task}/1", f"{task}/2"}
+        assert theirs == own
+
+    run(scenario)
+
+
+@pytest.mark.usefixtures("split")
+@pytest.mark.parametrize("path", BY_VERSION)
+def test_a_version_that_the_path_names_answers_whatever_the_routing_key(
+    run: Callable[[Ask], None], backbone: Backbone, path: str
+) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        await start_canary(client, task_of(path))
+
+        found = await versions_by_key(client, address_of(path), body_about(TEXT, path, backbone))
+
+        assert set(found.values()) == {f"{task_of(path)}/1"}
+
+    run(scenario)
+
+
+async def admitted_tokens(client: httpx.AsyncClient) -> float:
+    lines = (await client.get("/metrics")).text.splitlines()
+    (value,) = [it.split()[1] for it in lines if it.startswith("nunatak_admitted_tokens ")]
+    return float(value)
+
+
+@pytest.mark.parametrize("path", COMPUTING)
+async def test_a_higher_priority_goes_before_its_callers_others(
+    backbone: Backbone, registry: Registry, path: str
+) -> None:
+    held = dataclasses.replace(backbone, layers=HeldLayers(backbone.layers))
+    answered: list[str] = []
+
+    async def ask(client: httpx.AsyncClient, number: int, priority: str) -> None:
+        body = body_about(f"text {number}", path, backbone)
+        headers = {"x-priority": priority}
+        answer = await client.post(address_of(path), json=body, headers=headers)
+        assert answer.status_code == 200, answer.text
+        answered.append(priority)
+
+    HeldLayers.may_compute.set()
+    settings = make_settings(max_batch_rows=1, trunk_cache_bytes=0)
+    async with running_client(held, registry, settings) as client:
+        await ask(client, 0, "normal")
+        answered.clear()
+        HeldLayers.may_compute.clear()
+        try:
+            asked = [asyncio.create_task(ask(client, 1, "low"))]
+            async with asyncio.timeout(30):
+                while not (each := await admitted_tokens(client)):
+                    pass
+                for number, priority in enumerate(("low", "low", "low", "low", "high"), 2):
+                    asked.append(asyncio.create_task(ask(client, number, priority)))
+                while await admitted_tokens(client) < 5.5 * each:
+                    pass
+        finally:
+            HeldLayers.may_compute.set()
+        await asyncio.gather(*asked)
+
+    # After the one that the device had begun with, and one that was the oldest of all.
+    assert answered.index("high") <= 2
+
+
+@pytest.mark.parametrize("path", COMPUTING)
+@pytest.mark.parametrize("value", ["urgent", ""])
+def test_an_unknown_priority_is_refused_in_the_neighbours_shape(
+    run: Callable[[Ask], None], backbone: Backbone, path: str, value: str
+) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        body = body_about(TEXT, path, backbone)
+
+        refused = await client.post(address_of(path), json=body, headers={"x-priority": value})
+
+        assert refused.status_code == 422
+        error = refused.json()["error"]
+        text = error["message"] if path == "/v1/embeddings" else error
+        assert text.startswith("the request does not follow its schema: header.x-priority: ")
+
+    run(scenario)

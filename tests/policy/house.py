@@ -1,0 +1,99 @@
+"""The measures of the house: how many files there are, and how many of them one request crosses.
+
+`python tests/policy/house.py` prints them; `test_house.py` holds them.
+"""
+
+import ast
+import sys
+import tempfile
+import threading
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from types import FrameType
+
+import httpx
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / "tests")]
+
+from doubles.backbones import tiny_backbone  # noqa: E402 - as a script, the path comes first
+from doubles.serving import make_settings, running_server  # noqa: E402
+from doubles.tasks import publish_tiny_task  # noqa: E402
+from nunatak_registry import Registry  # noqa: E402
+
+WARM_UP_REQUESTS = 3
+
+
+def product_files() -> dict[str, list[Path]]:
+    """Return the Python files of each package, by the package's name."""
+    folders = sorted(it.parent for it in ROOT.glob("**/nunatak_*/__init__.py"))
+    outer = [it for it in folders if not {".venv", "build"}.intersection(it.parts)]
+    return {it.name: sorted(it.rglob("*.py")) for it in outer}
+
+
+def num_lines(files: Iterable[Path]) -> int:
+    """Return the lines of all files together."""
+    return sum(len(it.read_text().splitlines()) for it in files)
+
+
+def shared_class_names() -> dict[str, set[str]]:
+    """Return the public class names that more than one package defines, with those packages."""
+    packages = defaultdict[str, set[str]](set)
+    for package, files in product_files().items():
+        for file in files:
+            for node in ast.parse(file.read_text()).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    packages[node.name].add(package)
+    return {name: found for name, found in packages.items() if len(found) > 1}
+
+
+def files_of_one_predict() -> set[Path]:
+    """Return the product files whose code runs between a warm request and its answer.
+
+    The server is a real one on a real port; calls are traced in all of its threads.
+    """
+    product = {str(file): file for files in product_files().values() for file in files}
+    crossed, is_on = set[Path](), False
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if is_on and event == "call" and frame.f_code.co_filename in product:
+            crossed.add(product[frame.f_code.co_filename])
+
+    # Polls of the registry belong to no request: the first one is over before the trace begins.
+    settings = make_settings(registry_poll_ms=60_000)
+    threading.setprofile(note)
+    try:
+        with tempfile.TemporaryDirectory() as folder, Registry.open(folder) as registry:
+            backbone = tiny_backbone()
+            publish_tiny_task(registry, backbone, task="tone")
+            with running_server(backbone, registry, settings) as address:
+                url, body = f"{address}/v1/tasks/tone/predict", {"inputs": "good morning"}
+                with httpx.Client() as client:
+                    for _ in range(WARM_UP_REQUESTS):
+                        client.post(url, json=body).raise_for_status()
+                    is_on = True
+                    client.post(url, json=body).raise_for_status()
+                    is_on = False
+    finally:
+        threading.setprofile(None)  # pyright: ignore[reportArgumentType] - documented as None
+    return crossed
+
+
+def main() -> None:
+    """Print the measures."""
+    packages = product_files()
+    for name, files in packages.items():
+        print(f"{name:22} {len(files):4} files {num_lines(files):6} lines")
+    files = [file for own in packages.values() for file in own]
+    print(f"{'product':22} {len(files):4} files {num_lines(files):6} lines")
+    crossed = sorted(files_of_one_predict())
+    print(f"one warm predict crosses {len(crossed)} files")
+    for file in crossed:
+        print(f"  {file.relative_to(ROOT)}")
+    shared = shared_class_names()
+    print(f"{len(shared)} class names stand in two packages: {', '.join(sorted(shared))}")
+
+
+if __name__ == "__main__":
+    main()

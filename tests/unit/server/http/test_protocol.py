@@ -1,0 +1,340 @@
+"""Deadlines judge the caller, not a loop that stands; who goes is let go; refusals are early."""
+
+import asyncio
+import http.client
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Generator
+
+import pytest
+import uvicorn
+from starlette.responses import Response
+from starlette.types import Scope as AnyScope
+from uvicorn._types import ASGIReceiveCallable, ASGISendCallable, Scope
+from uvicorn.server import ServerState
+
+from nunatak_server.http.protocol import (
+    MAX_HEAD_BYTES,
+    MAX_HEADERS,
+    BoundedProtocol,
+    bounded_protocol,
+    caller_has_gone,
+)
+
+DEADLINE_S = 0.3
+KEEP_ALIVE_S = 1
+HIGH_WATER = 10_000
+"""Bytes that are not taken, from which on no more should be sent."""
+REQUEST = b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"
+LONG_HEAD = (b"GET / HTTP/1.1\r\nx: " + b"y" * MAX_HEAD_BYTES)[:MAX_HEAD_BYTES]
+REFUSED = b"POST /refused HTTP/1.1\r\nHost: here\r\ncontent-length: 5\r\n\r\n"
+WAIT = b"POST /wait HTTP/1.1\r\nHost: here\r\ncontent-length: 5\r\n\r\n"
+CHUNKED_WAIT = (
+    b"POST /wait HTTP/1.1\r\nHost: here\r\ntransfer-encoding: chunked\r\n\r\n5\r\n12345\r\n"
+)
+TRAILER = b"0\r\nx-late: y\r\n"
+ended = deque[str]()
+"""How requests that wait came to their end."""
+seen = deque[bytes]()
+"""Names of the headers of a request, once its body had come."""
+calls = deque[str]()
+"""Requests that should have been refused before."""
+
+
+def refusal_of(scope: AnyScope) -> Response | None:
+    if scope["path"] == "/broken":
+        raise ZeroDivisionError
+    return Response(b"not now", 429, {"x-why": "full"}) if scope["path"] == "/refused" else None
+
+
+def answer_unreadable() -> Response:
+    return Response(b"unread", 400, {"x-why": "unread"})
+
+
+async def app(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+    assert scope["type"] == "http"
+    if scope["path"] == "/headers":
+        while (await receive()).get("more_body"):
+            pass
+        seen.extend(name for name, _ in scope["headers"])
+    if scope["path"] == "/refused":
+        calls.append(scope["path"])
+    if scope["path"] == "/stall":
+        time.sleep(3 * DEADLINE_S)  # noqa: ASYNC251 - it is to stand still
+    if scope["path"] == "/wait":
+        try:
+            await asyncio.sleep(DEADLINE_S)
+            ended.append("answered")
+        except asyncio.CancelledError:
+            ended.append("gone" if caller_has_gone(dict(scope)) else "cancelled")
+            return
+    await send({"type": "http.response.start", "status": 200, "headers": [], "trailers": False})
+    if scope["path"] == "/slow":
+        await send({"type": "http.response.body", "body": b"begun", "more_body": True})
+        await asyncio.sleep(DEADLINE_S)
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+@pytest.fixture(name="port", scope="module", params=["asyncio", "uvloop"])
+def serve(request: pytest.FixtureRequest) -> Generator[int]:
+    config = uvicorn.Config(
+        app,
+        port=0,
+        lifespan="off",
+        log_level="error",
+        loop=request.param,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        http=bounded_protocol(
+            receive_timeout_s=DEADLINE_S,
+            refusal_of=refusal_of,
+            answer_unreadable=answer_unreadable,
+        ),
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    yield server.servers[0].sockets[0].getsockname()[1]
+    server.should_exit = True
+    thread.join()
+
+
+def stalled(port: int) -> threading.Thread:
+    def stall() -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", port)
+        connection.request("GET", "/stall")
+        connection.getresponse().read()
+        connection.close()
+
+    thread = threading.Thread(target=stall)
+    thread.start()
+    return thread
+
+
+def test_a_head_that_came_while_the_loop_stood_still_is_read(port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as caller:
+        caller.sendall(REQUEST)
+        assert caller.recv(100).startswith(b"HTTP/1.1 200")
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as caller:
+        time.sleep(DEADLINE_S / 3)
+        stall = stalled(port)
+        time.sleep(DEADLINE_S / 3)
+        caller.sendall(REQUEST)
+        assert caller.recv(100).startswith(b"HTTP/1.1 200")
+        stall.join()
+
+
+def test_a_head_that_does_not_come_ends_the_connection(port: int) -> None:
+    began = time.monotonic()
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as caller:
+        caller.sendall(REQUEST[:10])
+        assert caller.recv(100) == b""
+    # The clock of an event loop stands while it works through what came.
+    assert time.monotonic() - began >= 0.9 * DEADLINE_S
+
+
+def end_of_next(count: int) -> list[str]:
+    until = time.monotonic() + 10
+    while len(ended) < count and time.monotonic() < until:
+        time.sleep(0.01)
+    return sorted(ended)
+
+
+@pytest.mark.parametrize("body", [b"", b"12345"])
+def test_what_is_done_for_a_caller_that_has_gone_is_cancelled(port: int, body: bytes) -> None:
+    ended.clear()
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=10) as staying,
+        socket.create_connection(("127.0.0.1", port), timeout=10) as going,
+    ):
+        staying.sendall(WAIT + b"12345")
+        going.sendall(WAIT + body)
+        time.sleep(DEADLINE_S / 3)
+        going.close()
+        assert end_of_next(2) == ["answered", "gone"]
+        assert staying.recv(100).startswith(b"HTTP/1.1 200")
+
+
+def test_a_caller_that_goes_after_its_answer_was_answered(port: int) -> None:
+    ended.clear()
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as caller:
+        caller.sendall(WAIT + b"12345")
+        assert caller.recv(100).startswith(b"HTTP/1.1 200")
+    time.sleep(DEADLINE_S / 3)
+    assert end_of_next(1) == ["answered"]
+
+
+def received(caller: socket.socket, *, until: bytes) -> bytes:
+    came = b""
+    while until not in came:
+        came += caller.recv(1000)
+    return came
+
+
+def test_a_refusal_waits_for_no_body_and_keeps_the_connection(port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as caller:
+        for _ in range(2):
+            caller.sendall(REFUSED)
+            answer = received(caller, until=b"not now")
+            assert answer.startswith(b"HTTP/1.1 429")
+            assert b"\r\nx-why: full\r\n" in answer
+            assert b"\r\ncontent-length: 7\r\n" in answer
+            assert b"\r\ndate: " in answer
+            caller.sendall(b"GET /")
+        caller.sendall(REQUEST)
+        assert caller.recv(1000).startswith(b"HTTP/1.1 200")
+    assert not calls
+
+
+def test_a_head_that_cannot_be_looked_at_is_left_to_the_application(port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as caller:
+        caller.sendall(REQUEST.replace(b"GET /", b"GET /broken"))
+        assert caller.recv(100).startswith(b"HTTP/1.1 200")
+
+
+def all_of(caller: socket.socket) -> bytes:
+    came = b""
+    while chunk := caller.recv(1000):
+        came += chunk
+    return came
+
+
+@pytest.mark.parametrize(
+    "unreadable",
+    [
+        pytest.param(b"\0", id="zero"),
+        pytest.param(REQUEST[:-2] + b"x: y\r\n" * MAX_HEADERS + b"\r\n", id="many-headers"),
+        # No byte after the one too many: one that is never read would reset the connection.
+        pytest.param(LONG_HEAD + b"y", id="large-head"),
+        pytest.param(LONG_HEAD + b"\0", id="bad-and-large"),
+        pytest.param(LONG_HEAD + b"y" * 100 + b"\r\n\r\n", id="large-and-whole"),
+    ],
+)
+def test_what_is_no_request_is_answered_once_and_ends_the_connection(
+    port: int, unreadable: bytes
+) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as caller:
+        caller.sendall(unreadable)
+        answer = all_of(caller)
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert answer.count(b"HTTP/1.1 ") == 1
+    assert answer.endswith(b"\r\n\r\nunread")
+    for line in (b"x-why: unread", b"connection: close", b"date: "):
+        assert b"\r\n" + line in answer
+
+
+@pytest.mark.parametrize(
+    "useless",
+    [
+        pytest.param(TRAILER + b"x: " + b"y" * MAX_HEAD_BYTES, id="large-trailer"),
+        pytest.param(TRAILER + b"x: y\r\n" * (MAX_HEAD_BYTES // 6), id="many-trailers"),
+        pytest.param(b"5;" + b"y" * MAX_HEAD_BYTES, id="large-extension"),
+    ],
+)
+def test_what_comes_around_a_body_is_bounded_as_heads_are(port: int, useless: bytes) -> None:
+    ended.clear()
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as caller:
+        caller.sendall(CHUNKED_WAIT)
+        time.sleep(DEADLINE_S / 10)
+        caller.sendall(useless[: MAX_HEAD_BYTES + 1])
+        assert all_of(caller).startswith(b"HTTP/1.1 400")
+        assert end_of_next(1) == ["gone"]
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_fields_after_a_body_are_no_headers(port: int, *, is_whole: bool) -> None:
+    seen.clear()
+    head, body = CHUNKED_WAIT.replace(b"/wait", b"/headers").split(b"5\r\n", maxsplit=1)
+    parts = [head, b"5\r\n" + body + TRAILER + b"\r\n"]
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as caller:
+        for _ in range(2):
+            for part in [b"".join(parts)] if is_whole else parts:
+                caller.sendall(part)
+                time.sleep(DEADLINE_S / 10)
+            assert received(caller, until=b"\r\n\r\n").startswith(b"HTTP/1.1 200")
+    assert list(seen) == [b"host", b"transfer-encoding"] * 2
+
+
+def test_what_is_no_request_is_not_answered_in_the_midst_of_an_answer(port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as caller:
+        caller.sendall(REQUEST.replace(b"GET /", b"GET /slow"))
+        received(caller, until=b"begun")
+        caller.sendall(b"\0")
+        assert all_of(caller) in {b"", b"\r\n"}
+
+
+def test_what_is_no_request_is_not_answered_before_what_came_first(port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as caller:
+        caller.sendall(WAIT + b"12345")
+        time.sleep(DEADLINE_S / 4)
+        caller.sendall(b"\0")
+        assert all_of(caller) == b""
+
+
+class UnreadTransport(asyncio.Transport):
+    """Whoever is at the other end takes nothing."""
+
+    def __init__(self, protocol: BoundedProtocol) -> None:
+        super().__init__()
+        self._protocol = protocol
+        self.num_bytes = 0
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.num_bytes += len(data)
+        if self.num_bytes > HIGH_WATER and not self._protocol.flow.write_paused:
+            self._protocol.pause_writing()
+
+    def is_closing(self) -> bool:
+        return False
+
+    def pause_reading(self) -> None:
+        """Nothing more is read."""
+
+    def close(self) -> None:
+        """Nothing is left open."""
+
+    def resume_reading(self) -> None:
+        """Nothing was held back."""
+
+
+async def test_refusals_that_nobody_takes_do_not_pile_up() -> None:
+    kind = bounded_protocol(receive_timeout_s=1, refusal_of=refusal_of)
+    config = uvicorn.Config(app, http=kind)
+    config.load()
+    protocol = kind(config, ServerState(), {})
+    transport = UnreadTransport(protocol)
+    protocol.connection_made(transport)
+    for _ in range(1000):
+        protocol.data_received(REFUSED + b"12345")
+    protocol.connection_lost(None)
+    assert transport.num_bytes <= 2 * HIGH_WATER
+
+
+def test_refusals_and_answers_of_one_connection_keep_their_order(port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as caller:
+        caller.sendall(WAIT + b"12345" + REFUSED + b"12345" + REQUEST)
+        answers = received(caller, until=b"not now")
+        while answers.count(b"HTTP/1.1") < 3:
+            answers += caller.recv(1000)
+    statuses = [part[:3] for part in answers.split(b"HTTP/1.1 ")[1:]]
+    assert statuses == [b"200", b"429", b"200"]
+
+
+def test_a_refused_caller_that_keeps_no_connection_is_told_of_its_end(port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as caller:
+        caller.sendall(REFUSED.replace(b"HTTP/1.1", b"HTTP/1.0") + b"12345")
+        assert b"\r\nconnection: close\r\n" in received(caller, until=b"not now")
+        assert caller.recv(100) == b""
+
+
+@pytest.mark.parametrize("body", [b"", b"123", b"12345"])
+def test_a_refused_caller_that_then_does_nothing_is_let_go(port: int, body: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as caller:
+        caller.sendall(REFUSED)
+        received(caller, until=b"not now")
+        time.sleep(DEADLINE_S / 3)
+        caller.sendall(body)
+        assert caller.recv(100) == b""

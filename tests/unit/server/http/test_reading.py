@@ -1,0 +1,140 @@
+"""Reading the arguments of endpoints, with the framework's own way as the oracle."""
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import pytest
+from fastapi import Cookie, Depends, FastAPI, Header, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute, APIRouter
+from fastapi.testclient import TestClient
+
+from nunatak_server.http.reading import ReadingRoute
+from nunatak_server.http.requests import Message
+from nunatak_server.scheduler.rows import Priority
+
+
+class Asked(Message):
+    inputs: str
+    top_k: int | None = None
+
+
+async def ask(
+    request: Request,
+    task: str,
+    body: Asked,
+    version: Annotated[int | None, Query(ge=1)] = None,
+    deadline_ms: Annotated[int | None, Header(alias="x-deadline-ms", ge=1)] = None,
+    priority: Annotated[Priority, Header(alias="x-priority")] = Priority.NORMAL,
+    accept: Annotated[str | None, Header()] = None,
+) -> Response:
+    values = [task, body.model_dump(), version, deadline_ms, priority, accept]
+    return JSONResponse([request.method, *values])
+
+
+async def may_ask(
+    task: str, wanted: Annotated[str, Query()], body: Asked | None = None
+) -> Response:
+    return JSONResponse([task, wanted, body.model_dump() if body else None])
+
+
+def client_of(route_class: type[APIRoute]) -> TestClient:
+    router = APIRouter(route_class=route_class)
+    router.post("/must/{task}")(ask)
+    router.post("/may/{task}")(may_ask)
+    app = FastAPI(routes=router.routes)
+
+    async def tell(_: Request, error: Exception) -> Response:
+        found: list[dict[str, Any]] = (
+            list(error.errors()) if isinstance(error, RequestValidationError) else []
+        )
+        return JSONResponse([[list(it["loc"]), it["msg"]] for it in found], status_code=422)
+
+    app.add_exception_handler(RequestValidationError, tell)
+    return TestClient(app)
+
+
+JSON = {"content-type": "application/json"}
+BODY = b'{"inputs": "x", "top_k": 2}'
+REQUESTS: dict[str, tuple[str, bytes, dict[str, str] | list[tuple[str, str]]]] = {
+    "all that may be sent": (
+        "/must/a?version=3",
+        BODY,
+        {"x-deadline-ms": "5", "x-priority": "high"},
+    ),
+    "only what must be sent": ("/must/a", b'{"inputs": "x"}', {}),
+    "a header in other letters": ("/must/a", BODY, {"X-DEADLINE-MS": "7"}),
+    "a name that is quoted": ("/must/a%40b%20c", BODY, {}),
+    "a parameter twice": ("/must/a?version=3&version=4", BODY, {}),
+    "an empty parameter": ("/must/a?version=", BODY, {}),
+    "an empty header": ("/must/a", BODY, {"x-deadline-ms": ""}),
+    "what nobody declared": ("/must/a?other=1", BODY, {"x-other": "1"}),
+    "a number that is none": ("/must/a?version=x", BODY, {"x-deadline-ms": "soon"}),
+    "a number out of range": ("/must/a?version=0", BODY, {"x-deadline-ms": "0"}),
+    "a choice there is not": ("/must/a", BODY, {"x-priority": "urgent"}),
+    "a body of another shape": ("/must/a", b'{"inputs": 1, "other": 2}', {}),
+    "faults in all places": ("/must/a?version=x", b"[]", {"x-deadline-ms": "x"}),
+    "a body that is null": ("/must/a", b"null", {}),
+    "no body": ("/must/a", b"", {}),
+    "no body where none must be": ("/may/a?wanted=1", b"", {}),
+    "null where no body must be": ("/may/a?wanted=1", b"null", {}),
+    "a parameter left out": ("/may/a", BODY, {}),
+    "a header twice": ("/must/a", BODY, [("x-deadline-ms", "5"), ("x-deadline-ms", "6")]),
+}
+
+
+def sent_headers(headers: dict[str, str] | list[tuple[str, str]]) -> list[tuple[str, str]]:
+    return [*JSON.items(), *(headers.items() if isinstance(headers, dict) else headers)]
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_arguments_and_faults_are_those_that_the_framework_finds(name: str) -> None:
+    path, body, headers = REQUESTS[name]
+
+    ours = client_of(ReadingRoute).post(path, content=body, headers=sent_headers(headers))
+    theirs = client_of(APIRoute).post(path, content=body, headers=sent_headers(headers))
+
+    assert (ours.status_code, ours.json()) == (theirs.status_code, theirs.json())
+
+
+def test_some_of_these_requests_are_refused_and_some_are_not() -> None:
+    client = client_of(ReadingRoute)
+
+    statuses = {
+        client.post(it[0], content=it[1], headers=sent_headers(it[2])).status_code
+        for it in REQUESTS.values()
+    }
+
+    assert statuses == {200, 422}
+
+
+def in_a_thread(task: str) -> Response:
+    return JSONResponse([task])
+
+
+async def with_a_cookie(session: Annotated[str, Cookie()]) -> Response:
+    return JSONResponse([session])
+
+
+async def with_a_dependency(found: Annotated[str, Depends(in_a_thread)]) -> Response:
+    return JSONResponse([found])
+
+
+async def with_a_response(response: Response) -> Response:
+    return response
+
+
+async def with_two_bodies(first: Asked, second: Asked) -> Response:
+    return JSONResponse([first.inputs, second.inputs])
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [in_a_thread, with_a_cookie, with_a_dependency, with_a_response, with_two_bodies],
+)
+def test_an_endpoint_that_asks_for_more_is_refused(endpoint: Callable[..., Any]) -> None:
+    router = APIRouter(route_class=ReadingRoute)
+
+    with pytest.raises(TypeError, match=f"expected a coroutine function .* {endpoint.__name__}"):
+        router.post("/{task}")(endpoint)

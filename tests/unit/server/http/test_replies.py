@@ -1,0 +1,56 @@
+"""What a list of tasks says, and how often it looks at what is in memory."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+
+from doubles.backbones import tiny_backbone
+from doubles.drafts import make_draft
+from doubles.watching import watched
+from nunatak_artifact import LoadedTask
+from nunatak_model import embedding_branch
+from nunatak_registry import TaskManifest, TaskSummary
+from nunatak_server.http.replies import summaries_fields
+
+BRANCH = embedding_branch(tiny_backbone(num_layers=1))
+VERSIONS = (1, 2)
+
+
+def manifest_of(task: str, version: int) -> TaskManifest:
+    return TaskManifest(**make_draft(task)[0].model_dump(), version=version)
+
+
+def summary_of(task: str) -> TaskSummary:
+    manifest = manifest_of(task, VERSIONS[-1])
+    return TaskSummary(name=task, versions=VERSIONS, aliases={}, manifest=manifest)
+
+
+def loaded(task: str, versions: Sequence[int] = VERSIONS) -> list[LoadedTask]:
+    return [
+        LoadedTask(manifest=manifest_of(task, version), branch=BRANCH, num_bytes=0)
+        for version in versions
+    ]
+
+
+def test_each_task_is_listed_with_its_own_versions_in_memory() -> None:
+    summaries = [summary_of(name) for name in "abc"]
+
+    listed = summaries_fields(summaries, [*loaded("a"), *loaded("c", [2]), *loaded("d")])
+
+    assert [it["name"] for it in listed] == ["a", "b", "c"]
+    assert [list(it["resident_versions"]) for it in listed] == [[1, 2], [], [2]]
+
+
+@pytest.mark.parametrize("num_tasks", [0, 1, 50])
+def test_a_version_in_memory_is_looked_at_once_however_many_tasks_are_listed(
+    num_tasks: int,
+) -> None:
+    looks = Counter[str]()
+    resident = [watched(it, looks) for name in "abc" for it in loaded(name)]
+    looks.clear()
+
+    summaries_fields([summary_of(f"task-{number}") for number in range(num_tasks)], resident)
+
+    assert looks["manifest"] == len(resident)
+    assert looks.keys() == {"manifest"}

@@ -1,0 +1,165 @@
+"""Laws of extractive answers, against a search that tries everything."""
+
+import math
+import random
+from itertools import combinations_with_replacement
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from doubles.backbones import tiny_backbone
+from nunatak_model import Encoding
+from nunatak_server.outputs.answers import AnswerOptions, best_answers
+from nunatak_server.outputs.entities import Window, window_of
+
+TOKENIZER = tiny_backbone(num_layers=1).tokenizer
+QUESTION, CONTEXT = "who?", "ann met bob, then bob met cy."
+
+
+def windows_of(context: str, *, max_length: int, seed: int) -> list[Window]:
+    chance = random.Random(seed)
+    encodings = encodings_of(context, max_length=max_length)
+    return [
+        window_of(encoding, [chance.gauss(0, 3) for _ in range(2 * encoding.num_tokens)])
+        for encoding in encodings
+    ]
+
+
+def encodings_of(context: str, *, max_length: int) -> tuple[Encoding, ...]:
+    (encodings,) = TOKENIZER.encode_windows(
+        [(QUESTION, context)], max_length=max_length, stride=max_length // 4
+    )
+    return encodings
+
+
+def search(windows: list[Window], *, options: AnswerOptions) -> list[tuple[float, int, int]]:
+    """Every pair of tokens of every window, tried one by one: (score, start, end), best first."""
+    found: dict[tuple[int, int], list[float]] = {}
+    no_answer: list[float] = []
+    for window in windows:
+        places, texts = window.alignment.offsets, window.alignment.text_ids
+        read = [token for token, text in enumerate(texts) if token == 0 or text == 1]
+        start_total, end_total = (
+            math.fsum(math.exp(window.logits[token][side]) for token in read) for side in (0, 1)
+        )
+        for first, last in combinations_with_replacement(read, 2):
+            start, end = math.exp(window.logits[first][0]), math.exp(window.logits[last][1])
+            score = start / start_total * end / end_total
+            if (first, last) == (0, 0):
+                no_answer.append(score)
+            elif first > 0 and last - first + 1 <= options.max_answer_tokens:
+                found.setdefault((places[first][0], places[last][1]), []).append(score)
+    best = {span: max(scores) for span, scores in found.items()}
+    if options.may_have_no_answer:
+        best[0, 0] = min(no_answer)
+    ranked = sorted(((score, *span) for span, score in best.items()), reverse=True)
+    return ranked[: options.top_k]
+
+
+@given(
+    seed=st.integers(0, 1000),
+    max_length=st.integers(14, 60),
+    top_k=st.integers(1, 12),
+    max_tokens=st.integers(1, 40),
+    may_have_no_answer=st.booleans(),
+)
+@settings(derandomize=True, deadline=None)
+def test_answers_are_those_of_a_search_that_tries_everything(
+    seed: int, max_length: int, top_k: int, max_tokens: int, *, may_have_no_answer: bool
+) -> None:
+    windows = windows_of(CONTEXT, max_length=max_length, seed=seed)
+    options = AnswerOptions(
+        top_k=top_k, max_answer_tokens=max_tokens, may_have_no_answer=may_have_no_answer
+    )
+
+    answers = best_answers(windows, CONTEXT, options=options)
+
+    expected = search(windows, options=options)
+    assert [(it["start"], it["end"]) for it in answers] == [it[1:] for it in expected]
+    assert [it["score"] for it in answers] == pytest.approx([it[0] for it in expected])
+    assert all(it["answer"] == CONTEXT[it["start"] : it["end"]] for it in answers)
+
+
+def sure_of(context: str, answer: str, *, max_length: int, null: float = -9.0) -> list[Window]:
+    """Windows that are sure of one answer where they hold it whole."""
+    begin = context.index(answer)
+    end = begin + len(answer)
+    windows: list[Window] = []
+    for encoding in encodings_of(context, max_length=max_length):
+        assert encoding.alignment is not None
+        logits = list[float]()
+        for text, (first, last) in zip(
+            encoding.alignment.text_ids, encoding.alignment.offsets, strict=True
+        ):
+            is_context = text == 1
+            logits.append(9.0 if is_context and first == begin else -9.0)
+            logits.append(9.0 if is_context and last == end else -9.0)
+        logits[:2] = [null, null]
+        windows.append(window_of(encoding, logits))
+    return windows
+
+
+@pytest.mark.parametrize("max_length", [22, 64])
+def test_an_answer_far_into_the_context_has_its_characters(max_length: int) -> None:
+    (answer,) = best_answers(
+        sure_of(CONTEXT, "cy", max_length=max_length), CONTEXT, options=AnswerOptions()
+    )
+
+    assert (answer["answer"], answer["start"], answer["end"]) == ("cy", 26, 28)
+    assert answer["score"] > 0.99
+
+
+def test_no_answer_wins_only_where_it_may_and_every_window_agrees() -> None:
+    may = AnswerOptions(may_have_no_answer=True)
+    sure = sure_of(CONTEXT, "cy", max_length=22, null=20.0)
+    unsure = [*sure, *sure_of(CONTEXT, "cy", max_length=22)]
+
+    (answer,) = best_answers(sure, CONTEXT, options=AnswerOptions())
+    (none,) = best_answers(sure, CONTEXT, options=may)
+    (other,) = best_answers(unsure, CONTEXT, options=may)
+
+    assert answer["answer"] == "cy"
+    assert (none["answer"], none["start"], none["end"]) == ("", 0, 0)
+    assert other["answer"] == "cy"
+
+
+def test_scores_of_no_answer_and_of_all_answers_of_a_window_are_at_most_one_together() -> None:
+    windows = windows_of("ab cd ef", max_length=64, seed=3)
+
+    for align_to_words in (False, True):
+        options = AnswerOptions(
+            top_k=99, max_answer_tokens=99, may_have_no_answer=True, align_to_words=align_to_words
+        )
+        answers = best_answers(windows, "ab cd ef", options=options)
+
+        assert len(answers) == (7 if align_to_words else 22)
+        assert 0 < sum(it["score"] for it in answers) <= 1
+
+
+def test_an_answer_of_whole_words_has_the_scores_of_all_that_lies_in_the_words() -> None:
+    windows = windows_of("ab cd", max_length=64, seed=4)
+    parts = best_answers(windows, "ab cd", options=AnswerOptions(top_k=99))
+
+    words = best_answers(windows, "ab cd", options=AnswerOptions(top_k=99, align_to_words=True))
+
+    expected = {
+        "ab": sum(it["score"] for it in parts if it["end"] <= 2),
+        "cd": sum(it["score"] for it in parts if it["start"] >= 3),
+        "ab cd": sum(it["score"] for it in parts if it["start"] < 2 and it["end"] > 3),
+    }
+    assert {it["answer"]: it["score"] for it in words} == pytest.approx(expected)
+
+
+def test_an_answer_is_never_part_of_the_question() -> None:
+    windows = windows_of("x", max_length=40, seed=1)
+
+    answers = best_answers(windows, "x", options=AnswerOptions(top_k=9))
+
+    assert [it["answer"] for it in answers] == ["x"]
+
+
+def test_a_context_without_tokens_has_no_answers() -> None:
+    windows = windows_of("\u200d", max_length=40, seed=1)
+
+    assert best_answers(windows, "\u200d", options=AnswerOptions()) == []

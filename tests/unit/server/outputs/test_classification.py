@@ -1,0 +1,88 @@
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nunatak_registry import ProblemType
+from nunatak_server.outputs.scores import (
+    LabelScore,
+    ScoreFunction,
+    ScoreOptions,
+    default_function,
+    label_scores,
+)
+
+finite = st.floats(allow_nan=False, allow_infinity=False)
+
+
+def scores_of(logits: list[float], options: ScoreOptions) -> list[LabelScore]:
+    labels = [f"label-{index}" for index in range(len(logits))]
+    return label_scores(
+        logits, labels=labels, problem_type=ProblemType.SINGLE_LABEL, options=options
+    )
+
+
+@given(st.lists(finite, min_size=2, max_size=8))
+@settings(derandomize=True)
+def test_softmax_gives_a_distribution_best_first_for_any_finite_logits(logits: list[float]) -> None:
+    scores = [item["score"] for item in scores_of(logits, ScoreOptions())]
+
+    assert math.isclose(sum(scores), 1.0)
+    assert scores == sorted(scores, reverse=True)
+
+
+@given(finite)
+@settings(derandomize=True)
+def test_sigmoid_stays_within_its_bounds_for_any_finite_logit(logit: float) -> None:
+    (first, _) = scores_of([logit, logit], ScoreOptions(function=ScoreFunction.SIGMOID))
+
+    assert 0.0 <= first["score"] <= 1.0
+
+
+def test_the_label_of_the_largest_logit_comes_first() -> None:
+    ranked = scores_of([0.0, 2.0, 1.0], ScoreOptions())
+
+    assert [item["label"] for item in ranked] == ["label-1", "label-2", "label-0"]
+
+
+def test_equal_scores_keep_the_order_of_the_labels() -> None:
+    ranked = scores_of([1.0, 1.0, 1.0], ScoreOptions())
+
+    assert [item["label"] for item in ranked] == ["label-0", "label-1", "label-2"]
+
+
+def test_none_shows_the_logits_themselves() -> None:
+    ranked = scores_of([-1.5, 3.0], ScoreOptions(function=ScoreFunction.NONE))
+
+    assert [item["score"] for item in ranked] == [3.0, -1.5]
+
+
+@pytest.mark.parametrize(("top_k", "count"), [(1, 1), (2, 2), (99, 3), (None, 3)])
+def test_top_k_bounds_the_labels(top_k: int | None, count: int) -> None:
+    assert len(scores_of([1.0, 2.0, 3.0], ScoreOptions(top_k=top_k))) == count
+
+
+def test_each_problem_type_has_its_own_function() -> None:
+    functions = [default_function(problem_type) for problem_type in ProblemType]
+
+    assert functions == [ScoreFunction.SOFTMAX, ScoreFunction.SIGMOID, ScoreFunction.NONE]
+
+
+def test_labels_of_a_multi_label_task_do_not_compete() -> None:
+    scores = label_scores(
+        [9.0, 8.0, -9.0],
+        labels=["a", "b", "c"],
+        problem_type=ProblemType.MULTI_LABEL,
+        options=ScoreOptions(),
+    )
+
+    assert [item["score"] > 0.99 for item in scores] == [True, True, False]
+
+
+def test_a_regression_gives_its_raw_value() -> None:
+    scores = label_scores(
+        [4.25], labels=["stars"], problem_type=ProblemType.REGRESSION, options=ScoreOptions()
+    )
+
+    assert scores == [{"label": "stars", "score": 4.25}]

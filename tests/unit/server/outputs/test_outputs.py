@@ -1,0 +1,118 @@
+"""Outputs that take long are made beside the event loop, whoever waits for them."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import ParamSpec, TypeVar
+
+import pytest
+
+from doubles.backbones import tiny_backbone
+from doubles.engines import tiny_branch
+from doubles.leases import until
+from doubles.serving import FakeStore
+from doubles.traffic import OWN, add_versions, ask_for, make_traffic_bench
+from nunatak_model import Encoding
+from nunatak_registry import (
+    HeadKind,
+    HeadRecord,
+    Pooling,
+    SharedTraffic,
+    TaskManifest,
+    Traffic,
+)
+from nunatak_server.inputs import Question
+from nunatak_server.outputs.answers import AnswerOptions
+from nunatak_server.outputs.outputs import PredictionOptions, work_of
+from nunatak_server.scheduler.rows import PendingRow, RowAnswer
+
+QUESTIONS = HeadRecord(
+    kind=HeadKind.QUESTION_ANSWERING, problem_type=None, labels=(), pooling=None, dense=False
+)
+LABELS = tuple(f"label {number}" for number in range(9))
+TAGS = QUESTIONS.model_copy(update={"kind": HeadKind.TOKEN_CLASSIFICATION, "labels": LABELS})
+CLASSES = HeadRecord(labels=LABELS, pooling=Pooling.MEAN, dense=False)
+QUESTION = Question(question="?", context="." * 60)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class QuestionEngine:
+    """Answers at once, with the logits of spans."""
+
+    def submit(self, rows: Sequence[PendingRow]) -> None:
+        for row in rows:
+            logits = [0.0] * 2 * row.encoding.num_tokens
+            row.future.set_result(
+                RowAnswer(logits=logits, queue_s=0.0, compute_s=0.0, batch_rows=1)
+            )
+
+
+class CountingExecutor(ThreadPoolExecutor):
+    """Counts what leaves the event loop for it."""
+
+    num_calls = 0
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        self.num_calls += 1
+        return super().submit(fn, *args, **kwargs)
+
+
+def options_of(max_tokens: int) -> PredictionOptions:
+    return PredictionOptions(answers=AnswerOptions(max_answer_tokens=max_tokens))
+
+
+def read_of(*sizes: int) -> list[tuple[Encoding, ...]]:
+    return [(Encoding(token_ids=(1,) * size, type_ids=(0,) * size),) for size in sizes]
+
+
+async def calls_for(*, max_tokens: int, is_shadowed: bool) -> int:
+    """What leaves the loop for an answer to a question, whose context has 60 tokens."""
+    executor = CountingExecutor(max_workers=1)
+    asyncio.get_running_loop().set_default_executor(executor)
+    store = FakeStore(tiny_branch())
+    bench = make_traffic_bench(tiny_backbone(num_layers=1), store, QuestionEngine())
+    own, shadow = (_asks_questions(each) for each in add_versions(store))
+    shared = SharedTraffic(manifest=shadow, share=1.0) if is_shadowed else None
+    store.traffic[OWN] = Traffic(manifest=own, shadow=shared)
+    for manifest in (own, shadow):
+        await bench.residency.preload(manifest)
+    asked = replace(ask_for("tone"), inputs=(QUESTION,), options=options_of(max_tokens))
+
+    await bench.service.predict(asked)
+    if is_shadowed:
+        await until(lambda: bench.traffic.report(own, shadow).compared == 1)
+    await bench.traffic.aclose()
+    await bench.residency.aclose()
+    return executor.num_calls
+
+
+def _asks_questions(manifest: TaskManifest) -> TaskManifest:
+    return manifest.model_copy(update={"head": QUESTIONS, "max_length": 100})
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "is_shadowed", "calls"),
+    [
+        pytest.param(1, False, 0, id="short-answers"),
+        pytest.param(60, False, 1, id="long-answers"),
+        pytest.param(1, True, 1, id="short-answers-and-a-shadow-with-its-own"),
+    ],
+)
+async def test_a_search_among_many_spans_leaves_the_event_loop(
+    max_tokens: int, calls: int, *, is_shadowed: bool
+) -> None:
+    found = await calls_for(max_tokens=max_tokens, is_shadowed=is_shadowed)
+
+    assert found == calls
+
+
+def test_work_is_that_of_logits_and_of_the_spans_that_are_looked_at() -> None:
+    any_length = options_of(100)
+
+    assert work_of(CLASSES, read_of(40, 60), options=any_length) == 9 * 2
+    assert work_of(TAGS, read_of(40, 60), options=any_length) == 9 * 100
+    assert work_of(QUESTIONS, read_of(40), options=options_of(10)) == 80 + 40 * 10 // 4
+    assert work_of(QUESTIONS, read_of(40), options=any_length) == 80 + 40 * 40 // 4

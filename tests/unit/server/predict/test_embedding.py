@@ -1,0 +1,239 @@
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+
+from doubles.backbones import tiny_backbone
+from doubles.rendering import rendered
+from doubles.serving import FakeStore, ManualClock, make_residency
+from nunatak_model import Backbone, embedding_branch
+from nunatak_server.errors import (
+    BackboneUnhealthyError,
+    DeadlineExceededError,
+    DeadlineTooShortError,
+    DrainingError,
+    OutOfMemoryError,
+    OverloadedError,
+    ServerError,
+    TaskUnhealthyError,
+    TooManyInputsError,
+    TooManyTokensError,
+)
+from nunatak_server.predict.embedding import (
+    BACKBONE,
+    EmbeddingRequest,
+    Embeddings,
+    EmbeddingService,
+    normalised,
+)
+from nunatak_server.predict.service import RequestLimits, Stages
+from nunatak_server.readiness import Readiness, State
+from nunatak_server.rollouts.rollouts import TrafficControl
+from nunatak_server.scheduler.admission import Admission
+from nunatak_server.scheduler.pace import Pace
+from nunatak_server.scheduler.rows import PendingRow, Priority, RowAnswer, RowOutcome
+from nunatak_server.telemetry.metrics import Metrics
+from nunatak_server.tokenization import Tokenization
+
+VECTOR = [3.0, 4.0]
+ANSWER = RowAnswer(logits=VECTOR, queue_s=0.1, compute_s=0.5, batch_rows=2)
+MAX_TOKENS = 120
+SLOW = replace(Pace(), tokens_per_s=10.0, largest_tokens=20.0)
+URGENT = EmbeddingRequest(
+    texts=("ab", "c"),
+    truncates=False,
+    normalises=False,
+    deadline_s=1,
+    caller="support",
+    priority=Priority.HIGH,
+)
+
+
+class FakeEngine:
+    """Gives every row the same outcome; or never answers."""
+
+    def __init__(self, outcome: RowOutcome | None) -> None:
+        self.outcome = outcome
+        self.rows: list[PendingRow] = []
+
+    def submit(self, rows: Sequence[PendingRow]) -> None:
+        self.rows.extend(rows)
+        for row in rows if self.outcome else ():
+            row.future.set_result(self.outcome)  # pyright: ignore[reportArgumentType] - not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    service: EmbeddingService
+    engine: FakeEngine
+    admission: Admission
+    readiness: Readiness
+    metrics: Metrics
+
+    async def embed(
+        self,
+        *texts: str,
+        truncates: bool = False,
+        normalises: bool = False,
+        deadline_s: float = 60,
+    ) -> Embeddings:
+        return await self.service.embed(
+            EmbeddingRequest(
+                texts=texts, truncates=truncates, normalises=normalises, deadline_s=deadline_s
+            )
+        )
+
+
+@pytest.fixture(scope="module")
+def backbone() -> Backbone:
+    return tiny_backbone(num_layers=2)
+
+
+def make_bench(
+    backbone: Backbone, outcome: RowOutcome | None = ANSWER, *, pace: Pace | None = None
+) -> Bench:
+    engine, metrics, readiness = FakeEngine(outcome), Metrics(), Readiness()
+    admission = Admission(
+        max_requests=4, max_tokens=MAX_TOKENS, max_bytes=1000, pace=lambda: pace or Pace()
+    )
+    residency = make_residency(FakeStore(embedding_branch(backbone)))
+    stages = Stages(
+        admission=admission,
+        residency=residency,
+        tokenization=Tokenization(backbone.tokenizer, num_threads=1),
+        engine=engine,
+        traffic=TrafficControl(
+            residency=residency, join=backbone.tokenizer.join, tolerance=0.1, clock=ManualClock()
+        ),
+    )
+    service = EmbeddingService(
+        readiness=readiness,
+        limits=RequestLimits(max_inputs=3, max_tasks=1, max_text_chars=1000),
+        stages=stages,
+        metrics=metrics,
+        backbone=backbone,
+    )
+    readiness.move_to(State.READY)
+    return Bench(
+        service=service, engine=engine, admission=admission, readiness=readiness, metrics=metrics
+    )
+
+
+def refusal(bench: Bench, *texts: str, deadline_s: float = 60) -> ServerError:
+    async def ask() -> ServerError:
+        with pytest.raises(ServerError) as refused:
+            await bench.embed(*texts, deadline_s=deadline_s)
+        return refused.value
+
+    return asyncio.run(ask())
+
+
+async def test_every_text_has_its_vector_and_all_tokens_are_counted(backbone: Backbone) -> None:
+    bench = make_bench(backbone)
+
+    found = await bench.embed("ab", "c")
+
+    assert found.vectors == (VECTOR, VECTOR)
+    assert found.num_tokens == sum(row.encoding.num_tokens for row in bench.engine.rows)
+    assert (found.timings.queue_s, found.timings.batch_rows) == (0.1, 2)
+    assert 'task="(backbone)"' in rendered(bench.metrics)
+
+
+async def test_rows_are_paid_on_the_trunk_alone_and_are_nobodys_siblings(
+    backbone: Backbone,
+) -> None:
+    bench = make_bench(backbone)
+
+    await bench.embed("ab", "c")
+    first, second = bench.engine.rows
+
+    assert (first.task, first.version) == (BACKBONE, 0)
+    assert (first.trunk_tokens, first.branch_tokens) == (first.encoding.num_tokens, 0)
+    assert max(first.group, second.group) < -1
+    assert first.group != second.group
+
+
+async def test_rows_are_their_callers_at_the_priority_of_the_request(backbone: Backbone) -> None:
+    bench = make_bench(backbone)
+
+    await bench.service.embed(URGENT)
+
+    assert len(bench.engine.rows) == 2
+    assert {(row.caller, row.priority) for row in bench.engine.rows} == {("support", Priority.HIGH)}
+
+
+async def test_an_urgent_text_does_not_wait_for_its_callers_others(backbone: Backbone) -> None:
+    bench = make_bench(backbone, pace=SLOW)
+
+    with bench.admission.admit(URGENT.caller) as waiting:
+        waiting.take_tokens({BACKBONE: 70})
+
+        found = await bench.service.embed(URGENT)
+        with pytest.raises(DeadlineTooShortError):
+            await bench.service.embed(replace(URGENT, priority=Priority.NORMAL))
+
+    assert found.vectors == (VECTOR, VECTOR)
+
+
+async def test_vectors_are_brought_to_length_one_on_request(backbone: Backbone) -> None:
+    found = await make_bench(backbone).embed("ab", normalises=True)
+
+    assert found.vectors == ([0.6, 0.8],)
+
+
+def test_a_vector_without_length_stays_as_it_is() -> None:
+    assert normalised([0.0, 0.0]) == [0.0, 0.0]
+
+
+async def test_a_long_text_is_cut_only_if_that_is_asked(backbone: Backbone) -> None:
+    bench = make_bench(backbone)
+    limit = backbone.config.max_tokens
+
+    assert isinstance(refusal(bench, "a", "a " * limit), TooManyTokensError)
+    found = await bench.embed("a " * limit, truncates=True)
+
+    assert found.num_tokens == limit
+
+
+def test_what_is_refused_takes_nothing(backbone: Backbone) -> None:
+    bench = make_bench(backbone)
+
+    assert isinstance(refusal(bench, "a", "b", "c", "d"), TooManyInputsError)
+    with bench.admission.admit() as other:
+        other.take_tokens({BACKBONE: 0.5 * MAX_TOKENS, "tone": 0.3 * MAX_TOKENS})
+        assert isinstance(refusal(bench, "a"), OverloadedError)
+    bench.readiness.move_to(State.DRAINING)
+    assert isinstance(refusal(bench, "a"), DrainingError)
+
+    assert bench.engine.rows == []
+    assert (bench.admission.num_requests, bench.admission.num_tokens) == (0, 0)
+
+
+def test_a_deadline_ends_the_wait_and_the_rows(backbone: Backbone) -> None:
+    bench = make_bench(backbone, outcome=None)
+
+    assert isinstance(refusal(bench, "a", deadline_s=0.2), DeadlineExceededError)
+
+    assert all(row.is_cancelled for row in bench.engine.rows)
+    assert (bench.admission.num_requests, bench.admission.num_tokens) == (0, 0)
+
+
+def test_a_row_that_fails_fails_the_request_and_is_no_version_that_is_rolled_back(
+    backbone: Backbone,
+) -> None:
+    sick = TaskUnhealthyError(BACKBONE, 0, "is sick")
+    bench = make_bench(backbone, outcome=sick)
+
+    failure = refusal(bench, "a", "b")
+
+    assert isinstance(failure, BackboneUnhealthyError)
+    assert str(failure).startswith("the backbone is sick; ")
+    assert "roll" not in str(failure)
+    assert 'outcome="backbone_unhealthy",task="(backbone)"' in rendered(bench.metrics)
+
+
+def test_a_row_that_is_not_computed_fails_the_request(backbone: Backbone) -> None:
+    refused = OutOfMemoryError()
+
+    assert refusal(make_bench(backbone, outcome=refused), "a", "b") is refused

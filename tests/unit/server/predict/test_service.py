@@ -1,0 +1,290 @@
+import asyncio
+
+import pytest
+
+from doubles.backbones import tiny_backbone
+from doubles.rendering import rendered
+from doubles.services import make_bench
+from doubles.tasks import random_parameters, spec_of
+from nunatak_model import Backbone, Branch, TopK, build_branch
+from nunatak_registry import StoreUnavailableError, TaskReference
+from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError, DrainingError
+from nunatak_server.outputs.outputs import PredictionOptions
+from nunatak_server.predict.types import (
+    PredictionRequest,
+    TaskFailure,
+    TaskPrediction,
+)
+from nunatak_server.readiness import State
+from nunatak_server.scheduler.pace import Pace
+from nunatak_server.scheduler.rows import Priority
+
+
+@pytest.fixture(scope="module")
+def backbone() -> Backbone:
+    return tiny_backbone(num_layers=2)
+
+
+@pytest.fixture(scope="module")
+def branch(backbone: Backbone) -> Branch:
+    spec = spec_of(backbone, TopK(num_layers=1), num_labels=2)
+    return build_branch(spec, backbone.config, random_parameters(spec, backbone, seed=0))
+
+
+async def test_results_come_in_the_order_of_the_references(
+    backbone: Backbone, branch: Branch
+) -> None:
+    bench = make_bench(backbone, branch, sick=frozenset({"sick"}))
+    for task in ("one", "two", "sick"):
+        bench.store.add(task)
+
+    prediction = await bench.ask("two", "nope", "sick", "one")
+
+    two, nope, sick, one = prediction.results
+    assert isinstance(two, TaskPrediction)
+    assert isinstance(one, TaskPrediction)
+    assert isinstance(nope, TaskFailure)
+    assert isinstance(sick, TaskFailure)
+    assert (two.task, one.task) == ("two", "one")
+    best = [output[0] for output in one.outputs]
+    assert [item["label"] for item in best if "label" in item] == ["yes", "yes"]
+    assert (nope.error.code, sick.error.code) == ("task_not_found", "task_unhealthy")
+
+
+async def test_rows_of_one_text_form_one_group_with_one_trunk(
+    backbone: Backbone, branch: Branch
+) -> None:
+    bench = make_bench(backbone, branch)
+    bench.store.add("one")
+    bench.store.add("two")
+    await bench.ask("one")
+    await bench.ask("two")
+    bench.engine.rows.clear()
+
+    await bench.ask("one", "two")
+    await bench.ask("one")
+
+    first, second, third, fourth, later, _ = bench.engine.rows
+    assert (first.task, second.task, third.task, fourth.task) == ("one", "one", "two", "two")
+    assert first.group == third.group != second.group == fourth.group
+    assert first.trunk_key == third.trunk_key == later.trunk_key
+    assert later.group not in {first.group, second.group}
+    assert (first.trunk_tokens, first.branch_tokens) == (3, 3)
+
+
+async def test_timings_are_those_of_the_slowest_row(backbone: Backbone, branch: Branch) -> None:
+    bench = make_bench(backbone, branch)
+    bench.store.add("one")
+
+    timings = (await bench.ask("one")).timings
+
+    assert (timings.queue_s, timings.compute_s, timings.batch_rows) == (0.1, 0.5, 2)
+
+
+async def test_a_caller_that_leaves_frees_everything_it_held(
+    backbone: Backbone, branch: Branch
+) -> None:
+    bench = make_bench(backbone, branch)
+    bench.store.add("one")
+    bench.engine.is_silent = True
+    asking = asyncio.create_task(bench.ask("one"))
+    await bench.engine.has_rows.wait()
+    assert bench.admission.num_requests == 1
+    assert bench.admission.num_tokens > 0
+
+    asking.cancel()
+    await asyncio.wait([asking])
+
+    assert all(row.is_cancelled for row in bench.engine.rows)
+    assert (bench.admission.num_requests, bench.admission.num_tokens) == (0, 0)
+    assert bench.residency.evict("one") == (1,)
+
+
+async def test_a_deadline_that_passes_frees_everything_too(
+    backbone: Backbone, branch: Branch
+) -> None:
+    bench = make_bench(backbone, branch)
+    bench.store.add("one")
+    await bench.ask("one")
+    bench.engine.rows.clear()
+    bench.engine.is_silent = True
+
+    with pytest.raises(DeadlineExceededError):
+        await bench.ask("one", deadline_s=0.05)
+
+    assert all(row.is_cancelled for row in bench.engine.rows)
+    assert (bench.admission.num_requests, bench.admission.num_tokens) == (0, 0)
+    assert bench.residency.evict("one") == (1,)
+
+
+async def test_a_cold_task_that_is_late_fails_alone(backbone: Backbone, branch: Branch) -> None:
+    bench = make_bench(backbone, branch)
+    bench.store.add("hot")
+    bench.store.add("cold")
+    await bench.ask("hot")
+    bench.store.may_load.clear()
+
+    hot, cold = (await bench.ask("hot", "cold", deadline_s=0.3)).results
+
+    bench.store.may_load.set()
+    assert isinstance(hot, TaskPrediction)
+    assert isinstance(cold, TaskFailure)
+    assert isinstance(cold.error, DeadlineExceededError)
+    assert bench.residency.evict("hot") == (1,)
+
+
+async def test_a_request_may_name_more_tasks_than_memory_has_room_for(
+    backbone: Backbone, branch: Branch
+) -> None:
+    bench = make_bench(backbone, branch, room_for=2)
+    names = [f"task-{index}" for index in range(6)]
+    for name in names:
+        bench.store.add(name)
+
+    for _ in range(2):
+        results = (await bench.ask(*names)).results
+        assert [getattr(result, "task", None) for result in results] == names
+
+    assert len(bench.residency.resident()) <= 2
+
+
+async def test_tasks_in_memory_answer_while_others_load(backbone: Backbone, branch: Branch) -> None:
+    bench = make_bench(backbone, branch)
+    bench.store.add("hot")
+    bench.store.add("cold")
+    await bench.ask("hot")
+    bench.engine.rows.clear()
+    bench.engine.has_rows.clear()
+    bench.store.may_load.clear()
+    asking = asyncio.create_task(bench.ask("cold", "hot"))
+
+    await bench.engine.has_rows.wait()
+    assert {row.task for row in bench.engine.rows} == {"hot"}
+    bench.store.may_load.set()
+
+    assert [getattr(result, "task", None) for result in (await asking).results] == [
+        "cold",
+        "hot",
+    ]
+
+
+async def test_cold_tasks_that_fit_are_asked_together_once_all_are_loaded(
+    backbone: Backbone, branch: Branch
+) -> None:
+    bench = make_bench(backbone, branch)
+    for name in ("hot", "first", "second", "third"):
+        bench.store.add(name)
+    await bench.ask("hot")
+    bench.engine.submissions.clear()
+
+    await bench.ask("first", "hot", "second", "third")
+
+    assert bench.engine.submissions == [{"hot"}, {"first", "second", "third"}]
+
+
+async def test_a_cold_task_that_fails_to_load_spares_those_loaded_beside_it(
+    backbone: Backbone, branch: Branch
+) -> None:
+    bench = make_bench(backbone, branch)
+    for name in ("one", "broken", "two"):
+        bench.store.add(name)
+    bench.store.broken["broken/1"] = StoreUnavailableError("gone")
+
+    one, broken, two = (await bench.ask("one", "broken", "two")).results
+
+    assert isinstance(broken, TaskFailure)
+    assert broken.error.code == "store_unavailable"
+    assert isinstance(one, TaskPrediction)
+    assert isinstance(two, TaskPrediction)
+    assert bench.store.loaded.count("broken/1") == 1
+
+
+async def test_a_deadline_that_cannot_be_met_is_refused_before_anything_is_done(
+    backbone: Backbone, branch: Branch
+) -> None:
+    pace = Pace(tokens_per_s=10.0)
+    bench = make_bench(backbone, branch, pace=pace)
+    bench.store.add("busy")
+    bench.store.add("free")
+    with bench.admission.admit() as queued:
+        queued.take_tokens({"busy": 300})
+
+        with pytest.raises(DeadlineTooShortError) as refused:
+            await bench.ask("busy", deadline_s=20)
+        assert refused.value.wait_s == 30
+        busy, free = (await bench.ask("busy", "free", deadline_s=20)).results
+        await bench.ask("busy", deadline_s=60)
+
+    assert isinstance(busy, TaskFailure)
+    assert isinstance(busy.error, DeadlineTooShortError)
+    assert isinstance(free, TaskPrediction)
+    assert [row.task for row in bench.engine.rows] == ["free"] * 2 + ["busy"] * 2
+    refusals = 'outcome="deadline_too_short",task="busy"} 2.0'
+    assert refusals in rendered(bench.metrics)
+
+
+async def test_rows_carry_who_sent_them_and_how_urgent_they_are(
+    backbone: Backbone, branch: Branch
+) -> None:
+    bench = make_bench(backbone, branch)
+    bench.store.add("one")
+    request = PredictionRequest(
+        references=("one@prod",),
+        inputs=("a",),
+        options=PredictionOptions(),
+        deadline_s=60,
+        caller="gold",
+        priority=Priority.HIGH,
+    )
+    bench.store.manifests[TaskReference(task="one", alias="prod")] = bench.store.manifests[
+        TaskReference(task="one")
+    ]
+
+    await bench.service.predict(request)
+
+    (row,) = bench.engine.rows
+    assert (row.caller, row.priority, row.task) == ("gold", Priority.HIGH, "one")
+    assert row.trunk_share == 0.5
+
+
+async def test_a_draining_process_takes_no_new_requests(backbone: Backbone, branch: Branch) -> None:
+    bench = make_bench(backbone, branch)
+    bench.store.add("one")
+    bench.readiness.move_to(State.DRAINING)
+
+    with pytest.raises(DrainingError):
+        await bench.ask("one")
+    assert bench.engine.rows == []
+
+
+async def test_a_request_that_is_late_as_a_whole_is_counted_for_each_of_its_tasks(
+    backbone: Backbone, branch: Branch
+) -> None:
+    bench = make_bench(backbone, branch)
+    bench.store.add("one")
+    bench.store.add("two")
+    bench.engine.is_silent = True
+
+    with pytest.raises(DeadlineExceededError):
+        await bench.ask("one", "two", deadline_s=0.05)
+
+    text = rendered(bench.metrics)
+    for task in ("one", "two"):
+        assert f'outcome="deadline_exceeded",task="{task}"}} 1.0' in text
+    assert 'task="unknown"' not in text
+
+
+async def test_only_tasks_that_exist_become_labels(backbone: Backbone, branch: Branch) -> None:
+    bench = make_bench(backbone, branch)
+    bench.store.add("one")
+    bench.store.add("broken")
+    bench.store.broken["broken/1"] = StoreUnavailableError("gone")
+
+    await bench.ask("one", "nope", "UPPER", "broken")
+
+    text = rendered(bench.metrics)
+    assert 'outcome="ok",task="one"} 1.0' in text
+    assert 'outcome="task_not_found",task="unknown"} 1.0' in text
+    assert 'outcome="invalid_name",task="unknown"} 1.0' in text
+    assert "nope" not in text
+    assert "UPPER" not in text

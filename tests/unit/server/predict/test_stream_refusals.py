@@ -1,0 +1,206 @@
+"""A stream is refused, or late, as a whole answer is: by a status, before its first line."""
+
+import asyncio
+from contextlib import ExitStack
+from dataclasses import replace
+
+import pytest
+
+from doubles.backbones import tiny_backbone
+from doubles.held_engine import make_held_bench, name_of
+from doubles.rendering import rendered
+from doubles.tasks import random_parameters, spec_of
+from doubles.traffic import TrafficBench, ask_for
+from nunatak_model import Backbone, Branch, TopK, build_branch
+from nunatak_registry import OnLong
+from nunatak_server.errors import (
+    DeadlineExceededError,
+    DeadlineTooShortError,
+    NotReadyError,
+    OverloadedError,
+    ServerError,
+)
+from nunatak_server.outputs.outputs import PredictionOptions
+from nunatak_server.predict.types import PredictionRequest
+from nunatak_server.scheduler.admission import Admission
+from nunatak_server.scheduler.pace import Pace
+from nunatak_server.tokenization import Tokenization
+
+NUM_TOKENS = 30
+"""Of a queue, where a text has three; two tasks read it for the price of one and a half."""
+MOST = {"other": 11.0, "another": 11.0}
+"""Tokens that leave room for one task about two texts, but not for two tasks."""
+
+
+@pytest.fixture(scope="module")
+def backbone() -> Backbone:
+    return tiny_backbone(num_layers=2)
+
+
+@pytest.fixture(scope="module")
+def branch(backbone: Backbone) -> Branch:
+    spec = spec_of(backbone, TopK(num_layers=1), num_labels=2)
+    return build_branch(spec, backbone.config, random_parameters(spec, backbone, seed=0))
+
+
+def admission_of(*, num_tokens: int, pace: Pace | None = None) -> Admission:
+    return Admission(
+        max_requests=10, max_tokens=num_tokens, max_bytes=1000, pace=lambda: pace or Pace()
+    )
+
+
+async def test_a_request_that_is_refused_whole_raises_before_its_first_line(
+    backbone: Backbone, branch: Branch
+) -> None:
+    bench, _, _ = await make_held_bench(backbone, branch, "one")
+    with ExitStack() as others:
+        for number in range(10):
+            others.enter_context(bench.admission.admit(f"caller {number}"))
+        with pytest.raises(OverloadedError):
+            await anext(bench.service.stream(ask_for("one")))
+
+
+async def refusals_of(bench: TrafficBench, asked: PredictionRequest) -> set[str]:
+    """What refuses a request that is answered whole, and one that is answered line by line."""
+    found = set[str]()
+    for answering in (bench.service.predict(asked), anext(bench.service.stream(asked))):
+        with pytest.raises(ServerError) as refusal:
+            await answering
+        found.add(str(refusal.value))
+    return found
+
+
+@pytest.mark.parametrize("tasks", [("one",), ("NOT A NAME", "one", "two")], ids=["one", "several"])
+async def test_what_refuses_a_whole_answer_refuses_a_stream_before_its_first_line(
+    backbone: Backbone, branch: Branch, tasks: tuple[str, ...]
+) -> None:
+    bench, _, engine = await make_held_bench(
+        backbone, branch, "one", "two", admission=admission_of(num_tokens=8)
+    )
+    asked = ask_for(*tasks)
+    uncut = PredictionOptions(on_long=OnLong.REFUSE)
+    long = replace(asked, inputs=("word " * 20,), options=uncut)
+
+    (too_large,) = await refusals_of(bench, asked)
+    (too_long,) = await refusals_of(bench, long)
+
+    assert "tokens of the queue" in too_large
+    assert "at most 16 are read at once" in too_long
+    assert engine.rows == []
+    assert (bench.admission.num_requests, bench.admission.num_tokens) == (0, 0)
+
+
+async def test_a_stream_without_room_for_its_rows_is_told_when_to_retry(
+    backbone: Backbone, branch: Branch
+) -> None:
+    small = admission_of(num_tokens=NUM_TOKENS)
+    bench, _, _ = await make_held_bench(backbone, branch, "one", "two", admission=small)
+    with bench.admission.admit("another") as permit:
+        permit.take_tokens(MOST)
+
+        with pytest.raises(OverloadedError) as refusal:
+            await anext(bench.service.stream(ask_for("one", "two")))
+
+    assert refusal.value.retry_after_s >= 1
+
+
+async def test_what_refuses_some_tasks_is_a_line_beside_the_answers_of_others(
+    backbone: Backbone, branch: Branch
+) -> None:
+    small = admission_of(num_tokens=NUM_TOKENS)
+    bench, store, _ = await make_held_bench(backbone, branch, "one", "two", admission=small)
+    store.add("new")
+
+    with bench.admission.admit("another") as permit:
+        permit.take_tokens(MOST)
+        found = [name_of(it) async for it in bench.service.stream(ask_for("one", "two", "new"))]
+
+    assert found == ["overloaded", "overloaded", "new"]
+
+
+async def test_an_engine_that_stops_refuses_a_stream(backbone: Backbone, branch: Branch) -> None:
+    bench, _, engine = await make_held_bench(backbone, branch, "one", "two")
+    engine.is_stopped = True
+
+    with pytest.raises(NotReadyError):
+        await anext(bench.service.stream(ask_for("one", "two")))
+
+    # A task that was looked up is the label of whatever fails it later.
+    assert 'outcome="not_ready",task="one"} 1.0' in rendered(bench.metrics)
+
+
+@pytest.mark.parametrize("tasks", [("hot", "warm"), ("hot", "cold")], ids=["hot", "cold"])
+async def test_a_stream_is_late_if_none_of_its_tasks_is_in_time(
+    backbone: Backbone, branch: Branch, tasks: tuple[str, ...]
+) -> None:
+    bench, store, engine = await make_held_bench(backbone, branch, "hot", "warm")
+    store.add("cold")
+    store.may_load.clear()
+    engine.answers_at_once = False
+
+    with pytest.raises(DeadlineExceededError):
+        await anext(bench.service.stream(replace(ask_for(*tasks), deadline_s=0.05)))
+
+    store.may_load.set()
+    text = rendered(bench.metrics)
+    assert all(f'outcome="deadline_exceeded",task="{task}"}} 1.0' in text for task in tasks)
+
+
+async def test_a_stream_is_too_late_at_once_only_if_all_of_its_tasks_are(
+    backbone: Backbone, branch: Branch
+) -> None:
+    paced = admission_of(num_tokens=1000, pace=Pace(tokens_per_s=10.0))
+    bench, _, _ = await make_held_bench(backbone, branch, "busy", "free", admission=paced)
+    with bench.admission.admit() as queued:
+        queued.take_tokens({"busy": 300})
+        hurried = replace(ask_for("busy"), deadline_s=20)
+
+        with pytest.raises(DeadlineTooShortError):
+            await anext(bench.service.stream(hurried))
+        both = replace(hurried, references=("busy", "free"))
+        found = [name_of(it) async for it in bench.service.stream(both)]
+
+    assert found == ["deadline_too_short", "free"]
+
+
+async def test_a_task_that_is_late_is_a_line_after_the_answers_of_others(
+    backbone: Backbone, branch: Branch
+) -> None:
+    bench, store, _ = await make_held_bench(backbone, branch, "hot")
+    store.add("cold")
+    store.may_load.clear()
+
+    asked = replace(ask_for("cold", "hot"), deadline_s=0.2)
+    found = [name_of(it) async for it in bench.service.stream(asked)]
+
+    store.may_load.set()
+    assert found == ["hot", "deadline_exceeded"]
+
+
+async def test_names_that_were_not_looked_up_in_time_become_no_labels(
+    backbone: Backbone, branch: Branch
+) -> None:
+    bench, store, _ = await make_held_bench(backbone, branch)
+    store.may_resolve.clear()
+    asked = replace(ask_for("made-up-1", "made-up-2"), deadline_s=0.05)
+
+    with pytest.raises(DeadlineExceededError):
+        await anext(bench.service.stream(asked))
+
+    text = rendered(bench.metrics)
+    assert "made-up" not in text
+    assert 'outcome="deadline_exceeded",task="unknown"} 2.0' in text
+
+
+async def test_a_name_that_is_none_breaks_no_stream_that_is_late(
+    backbone: Backbone, branch: Branch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(*_: object, **__: object) -> None:
+        await asyncio.Event().wait()
+
+    bench, _, _ = await make_held_bench(backbone, branch, "hot")
+    monkeypatch.setattr(Tokenization, "encode", never)
+    asked = replace(ask_for("hot", "NOT A NAME"), deadline_s=0.05)
+
+    with pytest.raises(DeadlineExceededError):
+        await anext(bench.service.stream(asked))

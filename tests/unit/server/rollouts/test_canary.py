@@ -1,0 +1,136 @@
+"""A canary answers its share, and nothing before it has been loaded and probed here."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from doubles.backbones import tiny_backbone
+from doubles.leases import settle, until
+from doubles.rendering import rendered
+from doubles.serving import FakeStore, ManualClock
+from doubles.tasks import random_parameters, spec_of
+from doubles.traffic import TrafficBench, add_versions, ask_for, make_traffic_bench
+from nunatak_model import Backbone, Branch, TopK, build_branch
+from nunatak_registry import CorruptBlobError
+from nunatak_server.errors import DeadlineExceededError
+from nunatak_server.predict.types import TaskPrediction
+from nunatak_server.rollouts.shadows import RETRY_S
+from nunatak_server.scheduler.rows import PendingRow, RowAnswer
+
+
+class InstantEngine:
+    """Answers at once."""
+
+    def submit(self, rows: Sequence[PendingRow]) -> None:
+        for row in rows:
+            row.future.set_result(
+                RowAnswer(logits=[0.0, 1.0], queue_s=0.0, compute_s=0.0, batch_rows=1)
+            )
+
+
+class SilentEngine:
+    """Never answers."""
+
+    def submit(self, rows: Sequence[PendingRow]) -> None:
+        """Take rows."""
+
+
+@pytest.fixture(scope="module")
+def backbone() -> Backbone:
+    return tiny_backbone(num_layers=2)
+
+
+@pytest.fixture(scope="module")
+def branch(backbone: Backbone) -> Branch:
+    spec = spec_of(backbone, TopK(num_layers=1), num_labels=2)
+    return build_branch(spec, backbone.config, random_parameters(spec, backbone, seed=0))
+
+
+async def version_for(bench: TrafficBench, routing_key: str | None = None) -> int:
+    prediction = await bench.service.predict(ask_for("tone", routing_key=routing_key))
+    (result,) = prediction.results
+    assert isinstance(result, TaskPrediction)
+    return result.version
+
+
+async def test_a_canary_gets_no_request_before_it_is_in_memory(
+    backbone: Backbone, branch: Branch
+) -> None:
+    store = FakeStore(branch)
+    own, canary = add_versions(store, canary=1.0)
+    bench = make_traffic_bench(backbone, store, InstantEngine())
+    await bench.residency.preload(own)
+    store.may_load.clear()
+
+    assert [await version_for(bench) for _ in range(5)] == [1] * 5
+
+    store.may_load.set()
+    await until(lambda: bench.residency.is_resident(canary))
+    assert await version_for(bench) == 2
+    assert store.loaded == ["tone/1", "tone/2"]
+
+
+async def test_a_canary_that_cannot_be_loaded_gets_no_request_and_is_tried_again_later(
+    backbone: Backbone, branch: Branch
+) -> None:
+    store, clock = FakeStore(branch), ManualClock()
+    own, canary = add_versions(store, canary=1.0)
+    store.broken[canary.reference] = CorruptBlobError("ab" * 32, "is gone")
+    bench = make_traffic_bench(backbone, store, InstantEngine(), clock=clock)
+    await bench.residency.preload(own)
+
+    assert await version_for(bench) == 1
+    await until(lambda: canary.reference in store.loaded)
+    await until(lambda: not bench.residency.stats().loading_bytes)
+    await settle()
+    assert [await version_for(bench) for _ in range(5)] == [1] * 5
+    assert store.loaded.count(canary.reference) == 1
+
+    clock.now = RETRY_S
+    del store.broken[canary.reference]
+    assert await version_for(bench) == 1
+    await until(lambda: bench.residency.is_resident(canary))
+    assert await version_for(bench) == 2
+
+
+async def test_a_canary_that_was_evicted_comes_back_for_its_requests(
+    backbone: Backbone, branch: Branch
+) -> None:
+    store = FakeStore(branch)
+    own, canary = add_versions(store, canary=1.0)
+    bench = make_traffic_bench(backbone, store, InstantEngine())
+    await bench.residency.preload(own)
+    await bench.residency.preload(canary)
+    assert await version_for(bench, "user-1") == 2
+
+    bench.residency.evict("tone", 2)
+
+    assert await version_for(bench, "user-1") == 2
+
+
+async def test_one_caller_gets_one_version_among_many_requests(
+    backbone: Backbone, branch: Branch
+) -> None:
+    store = FakeStore(branch)
+    own, canary = add_versions(store, canary=0.5)
+    bench = make_traffic_bench(backbone, store, InstantEngine())
+    await bench.residency.preload(own)
+    await bench.residency.preload(canary)
+
+    for key in ("anna", "ben", "cem", "dora", "eli"):
+        assert len({await version_for(bench, key) for _ in range(5)}) == 1
+    assert {await version_for(bench, f"user-{n}") for n in range(40)} == {1, 2}
+
+
+async def test_a_canary_that_is_late_is_counted_as_such(backbone: Backbone, branch: Branch) -> None:
+    store = FakeStore(branch)
+    _, canary = add_versions(store, canary=1.0)
+    bench = make_traffic_bench(backbone, store, SilentEngine())
+    await bench.residency.preload(canary)
+
+    with pytest.raises(DeadlineExceededError):
+        await bench.service.predict(replace(ask_for("tone"), deadline_s=0.05))
+
+    labels = 'arm="canary",outcome="deadline_exceeded",task="tone"'
+    assert f"nunatak_split_requests_total{{{labels}}} 1.0" in rendered(bench.metrics)

@@ -1,0 +1,230 @@
+"""What a shadow may never do to the answers, and what it shares with them."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from doubles.backbones import tiny_backbone
+from doubles.leases import until
+from doubles.serving import FakeStore, ManualClock, RecordingObserver
+from doubles.tasks import random_parameters, spec_of
+from doubles.traffic import TrafficBench, add_versions, ask_for, make_traffic_bench
+from nunatak_model import Backbone, BetweenLayers, Branch, Row, TopK, build_branch
+from nunatak_registry import TaskManifest
+from nunatak_server.engine.compute import BatchCompute
+from nunatak_server.engine.engine import Engine
+from nunatak_server.errors import DeadlineExceededError, OutOfMemoryError, TaskUnhealthyError
+from nunatak_server.predict.types import Prediction, TaskPrediction
+from nunatak_server.rollouts.comparison import ShadowReport
+from nunatak_server.rollouts.shadows import PAUSE_S
+from nunatak_server.scheduler.planner import BatchLimits
+from nunatak_server.scheduler.rows import PendingRow, RowAnswer, RowOutcome
+
+LIMITS = BatchLimits(max_tokens=256, max_rows=32)
+
+
+@pytest.fixture(scope="module")
+def backbone() -> Backbone:
+    return tiny_backbone(num_layers=2)
+
+
+def make_branch(backbone: Backbone, seed: int) -> Branch:
+    spec = spec_of(backbone, TopK(num_layers=1), num_labels=2)
+    return build_branch(spec, backbone.config, random_parameters(spec, backbone, seed=seed))
+
+
+class BreakingCompute:
+    """The real forward, which breaks on rows of one branch."""
+
+    stops_between_layers = True
+
+    def __init__(self, backbone: Backbone, broken: Branch | None) -> None:
+        self._compute = BatchCompute(backbone)
+        self._broken = broken
+        self.num_batches = 0
+
+    def __call__(
+        self, rows: Sequence[Row], *, between_layers: BetweenLayers | None = None
+    ) -> list[list[float]]:
+        self.num_batches += 1
+        if any(row.branch is self._broken for row in rows):
+            raise RuntimeError("this branch cannot be computed")
+        return self._compute(rows, between_layers=between_layers)
+
+
+class ScriptedEngine:
+    """Answers callers at once, and shadows with what it is told; None: never."""
+
+    def __init__(self, shadow: RowOutcome | None) -> None:
+        self.shadow = shadow
+        self.rows: list[PendingRow] = []
+
+    def submit(self, rows: Sequence[PendingRow]) -> None:
+        self.rows.extend(rows)
+        for row in rows:
+            if not row.is_shadow:
+                row.future.set_result(answer(0.0, 1.0))
+            elif self.shadow is not None:
+                row.future.set_result(self.shadow)
+
+    @property
+    def shadows(self) -> list[PendingRow]:
+        return [row for row in self.rows if row.is_shadow]
+
+
+def answer(*logits: float) -> RowAnswer:
+    return RowAnswer(logits=list(logits), queue_s=0.0, compute_s=0.0, batch_rows=1)
+
+
+def scores(prediction: Prediction) -> list[float]:
+    (result,) = prediction.results
+    assert isinstance(result, TaskPrediction)
+    assert result.version == 1
+    return [item["score"] for output in result.outputs for item in output]
+
+
+async def load(bench: TrafficBench, *manifests: TaskManifest) -> None:
+    for manifest in manifests:
+        await bench.residency.preload(manifest)
+
+
+async def settled_report(
+    bench: TrafficBench, pair: tuple[TaskManifest, TaskManifest]
+) -> ShadowReport:
+    """Return the report once it speaks of something."""
+    await until(lambda: bench.traffic.report(*pair) != ShadowReport())
+    return bench.traffic.report(*pair)
+
+
+async def ask_once(
+    backbone: Backbone, *, shadow: float | None, breaks: bool
+) -> tuple[list[float], ShadowReport, RecordingObserver, BreakingCompute]:
+    """Answer one request with the real engine and the real forward."""
+    own_branch, other = make_branch(backbone, 0), make_branch(backbone, 1)
+    store, observer = FakeStore(own_branch), RecordingObserver()
+    pair = add_versions(store, shadow=shadow)
+    store.branches[pair[1].reference] = other
+    compute = BreakingCompute(backbone, other if breaks else None)
+    engine = Engine(compute=compute, limits=LIMITS, observer=observer, on_fatal=lambda _: None)
+    bench = make_traffic_bench(backbone, store, engine)
+    engine.start()
+    await load(bench, *pair)
+    found = scores(await bench.service.predict(ask_for("tone")))
+    report = await settled_report(bench, pair) if shadow else ShadowReport()
+    await bench.traffic.aclose()
+    await engine.aclose()
+    await bench.residency.aclose()
+    return found, report, observer, compute
+
+
+async def test_answers_are_bit_equal_with_and_without_a_shadow_that_fails(
+    backbone: Backbone,
+) -> None:
+    alone, _, _, _ = await ask_once(backbone, shadow=None, breaks=False)
+    beside, report, _, compute = await ask_once(backbone, shadow=1.0, breaks=True)
+
+    assert beside == alone
+    assert (report.compared, report.errors) == (0, 2)
+    # Once with the shadow, once as if there were none, once the shadow alone.
+    assert compute.num_batches == 3
+
+
+async def test_a_shadow_meets_what_it_shadows_in_one_batch_on_one_trunk(backbone: Backbone) -> None:
+    alone, _, lonely, _ = await ask_once(backbone, shadow=None, breaks=False)
+    beside, report, observer, _ = await ask_once(backbone, shadow=1.0, breaks=False)
+
+    (before,), (batch,) = lonely.batches, observer.batches
+    assert (before.num_rows, before.num_shared_rows) == (2, 0)
+    assert (batch.num_rows, batch.num_shared_rows) == (4, 2)
+    # The price is the branch: as many tokens again as the branches of the answers took.
+    assert batch.num_tokens - before.num_tokens == before.num_tokens // 2
+    assert beside == pytest.approx(alone, abs=1e-5)
+    assert report.compared == 2
+    assert report.max_drift is not None
+    assert report.max_drift > 0
+
+
+@pytest.fixture(scope="module")
+def branch(backbone: Backbone) -> Branch:
+    return make_branch(backbone, 0)
+
+
+async def test_an_answer_does_not_wait_for_its_shadow(backbone: Backbone, branch: Branch) -> None:
+    store, engine = FakeStore(branch), ScriptedEngine(None)
+    pair = add_versions(store, shadow=1.0)
+    bench = make_traffic_bench(backbone, store, engine)
+    await load(bench, *pair)
+
+    await bench.service.predict(ask_for("tone"))
+
+    assert [row.future.done() for row in engine.shadows] == [False, False]
+    await bench.traffic.aclose()
+    assert all(row.is_cancelled for row in engine.shadows)
+    # Its lease has ended: it may go.
+    assert bench.residency.evict("tone") == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "compared", "errors", "dropped"),
+    [
+        (answer(0.0, 1.0), 2, 0, 0),
+        (TaskUnhealthyError("tone", 2, "is sick"), 0, 2, 0),
+        (OutOfMemoryError(), 0, 0, 2),
+        (DeadlineExceededError(), 0, 0, 2),
+    ],
+    ids=["answered", "failed", "without-memory", "dropped"],
+)
+async def test_each_input_is_compared_failed_or_dropped(
+    backbone: Backbone,
+    branch: Branch,
+    outcome: RowOutcome,
+    compared: int,
+    errors: int,
+    dropped: int,
+) -> None:
+    store = FakeStore(branch)
+    pair = add_versions(store, shadow=1.0)
+    bench = make_traffic_bench(backbone, store, ScriptedEngine(outcome))
+    await load(bench, *pair)
+
+    await bench.service.predict(ask_for("tone"))
+
+    report = await settled_report(bench, pair)
+    assert (report.compared, report.errors, report.dropped) == (compared, errors, dropped)
+    assert report.agreement == (1.0 if compared else None)
+
+
+async def test_a_shadow_that_failed_is_left_alone_for_a_while(
+    backbone: Backbone, branch: Branch
+) -> None:
+    store, clock = FakeStore(branch), ManualClock()
+    engine = ScriptedEngine(TaskUnhealthyError("tone", 2, "is sick"))
+    pair = add_versions(store, shadow=1.0)
+    bench = make_traffic_bench(backbone, store, engine, clock=clock)
+    await load(bench, *pair)
+    await bench.service.predict(ask_for("tone"))
+    await settled_report(bench, pair)
+
+    clock.now = PAUSE_S - 1
+    await bench.service.predict(ask_for("tone"))
+    assert (len(engine.shadows), bench.traffic.report(*pair).dropped) == (2, 2)
+
+    clock.now = PAUSE_S
+    await bench.service.predict(ask_for("tone"))
+    assert len(engine.shadows) == 4
+
+
+async def test_a_shadow_that_is_not_in_memory_is_dropped_and_loaded_meanwhile(
+    backbone: Backbone, branch: Branch
+) -> None:
+    store, engine = FakeStore(branch), ScriptedEngine(answer(0.0, 1.0))
+    own, candidate = add_versions(store, shadow=1.0)
+    bench = make_traffic_bench(backbone, store, engine)
+    await load(bench, own)
+
+    await bench.service.predict(ask_for("tone"))
+
+    assert (engine.shadows, bench.traffic.report(own, candidate).dropped) == ([], 2)
+    await until(lambda: bench.residency.is_resident(candidate))
+    await bench.service.predict(ask_for("tone"))
+    assert len(engine.shadows) == 2

@@ -1,0 +1,344 @@
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nunatak_server.errors import OverloadedError, RequestTooLargeError, ShareExceededError
+from nunatak_server.scheduler.admission import CALLER_SHARE, MAX_RETRY_S, Admission, Permit
+from nunatak_server.scheduler.pace import Pace
+from nunatak_server.scheduler.rows import Priority
+
+PACE = replace(Pace(), tokens_per_s=10.0, largest_tokens=20.0)
+
+
+def make_admission(
+    *,
+    max_requests: int = 100,
+    max_tokens: int = 100,
+    max_bytes: int = 100,
+    pace: Pace = PACE,
+    jitter: float = 1.0,
+    caller_share: float | None = CALLER_SHARE,
+) -> Admission:
+    return Admission(
+        max_requests=max_requests,
+        max_tokens=max_tokens,
+        max_bytes=max_bytes,
+        caller_share=caller_share,
+        pace=lambda: pace,
+        draw=lambda _, __: jitter,
+    )
+
+
+def test_a_request_without_a_place_is_refused_at_once() -> None:
+    admission = make_admission(max_requests=2)
+
+    with ExitStack() as stack:
+        stack.enter_context(admission.admit("a"))
+        stack.enter_context(admission.admit("b"))
+        with pytest.raises(OverloadedError, match="2 requests") as refused, admission.admit("c"):
+            pass
+
+    assert refused.value.retry_after_s >= 1
+    assert admission.num_requests == 0
+
+
+def test_tokens_beside_those_of_others_are_bounded() -> None:
+    admission = make_admission(max_tokens=100)
+
+    with admission.admit("a") as first, admission.admit("b") as second:
+        first.take_tokens({"tone": 60})
+        second.take_tokens({"tone": 40})
+        with pytest.raises(OverloadedError, match="100 tokens"):
+            second.take_tokens({"tone": 1})
+
+
+def test_bytes_beside_those_of_others_are_bounded() -> None:
+    admission = make_admission(max_bytes=100)
+
+    with admission.hold_bytes() as first, admission.hold_bytes() as second:
+        first.take(60)
+        second.take(40)
+        with pytest.raises(OverloadedError, match="100 bytes of bodies"):
+            second.take(1)
+
+    assert admission.num_bytes == 0
+
+
+def test_one_body_alone_is_never_told_to_retry() -> None:
+    admission = make_admission(max_bytes=100)
+
+    with admission.hold_bytes() as held:
+        held.take(5000)
+
+        assert admission.num_bytes == 5000
+
+
+def test_bytes_of_one_caller_are_bounded_before_those_of_all() -> None:
+    admission = make_admission(max_bytes=100)
+
+    with (
+        admission.hold_bytes("greedy") as first,
+        admission.hold_bytes("greedy") as second,
+        admission.hold_bytes("modest") as third,
+    ):
+        first.take(80)
+        with pytest.raises(ShareExceededError, match="this caller"):
+            second.take(1)
+        third.take(20)
+
+    with admission.hold_bytes("greedy") as held:
+        held.take(100)
+
+
+def test_a_body_that_comes_in_parts_is_never_refused_for_itself() -> None:
+    admission = make_admission(max_bytes=100)
+
+    with admission.hold_bytes() as held:
+        for _ in range(50):
+            held.take(10)
+
+        assert admission.num_bytes == 500
+
+
+def fill(admission: Admission, stack: ExitStack, caller: str) -> int:
+    """Send as many requests of a caller as are taken."""
+    for count in range(10_000):
+        try:
+            stack.enter_context(admission.admit(caller))
+        except ShareExceededError:
+            return count
+    raise AssertionError("a caller has filled the queue")
+
+
+def test_a_caller_alone_fills_no_more_than_its_share() -> None:
+    with ExitStack() as stack:
+        assert fill(make_admission(max_requests=100), stack, "greedy") == 80
+
+
+def test_callers_that_fill_their_shares_leave_room_for_the_next() -> None:
+    admission = make_admission(max_requests=1000)
+
+    with ExitStack() as stack:
+        counts = [fill(admission, stack, f"caller-{number}") for number in range(4)]
+
+        assert all(counts)
+        with admission.admit("next"):
+            assert admission.num_requests == sum(counts) + 1
+
+
+def test_the_only_caller_there_can_be_fills_the_queue_and_is_told_that_it_is_full() -> None:
+    admission = make_admission(max_requests=100, max_tokens=100, caller_share=None)
+
+    with ExitStack() as stack:
+        permits = [stack.enter_context(admission.admit(tasks=[str(n % 50)])) for n in range(100)]
+        with pytest.raises(OverloadedError, match="queue is full"), admission.admit():
+            pass
+        for number, permit in enumerate(permits):
+            permit.take_tokens({str(number % 50): 1})
+        with pytest.raises(OverloadedError, match="100 tokens"):
+            permits[0].take_tokens({"0": 1})
+
+
+HELD = st.lists(
+    st.tuples(st.sampled_from("abc"), st.sampled_from("xyz"), st.integers(0, 60)), max_size=14
+)
+
+
+@given(HELD, st.sampled_from("abc"), st.sampled_from("xyz"), st.integers(0, 60))
+@settings(derandomize=True)
+def test_what_is_refused_before_it_is_read_is_what_would_be_refused_after(
+    held: list[tuple[str, str, int]], caller: str, task: str, num_bytes: int
+) -> None:
+    admission = make_admission(max_requests=10, max_bytes=100)
+    with ExitStack() as stack:
+        for name, own_task, count in held:
+            with suppress(OverloadedError):
+                admission.check_room(name, tasks=[own_task], num_bytes=count)
+                stack.enter_context(admission.hold_bytes(name)).take(count)
+                stack.enter_context(admission.admit(name, tasks=[own_task]))
+
+        assert refusal_of(
+            lambda: admission.check_room(caller, tasks=[task], num_bytes=num_bytes)
+        ) == (refusal_of(lambda: enter(admission, caller, task, num_bytes)))
+
+
+class Searching(Admission):
+    """Looks at every holder of something, however little of it is held."""
+
+    def _has_plenty(self, total: float, wanted: float, limit: int) -> bool:
+        return False
+
+
+ASKED = st.tuples(st.sampled_from("abc"), st.sampled_from("xyz"), st.integers(0, 40))
+
+
+@given(st.lists(ASKED, max_size=14), st.sampled_from([None, 4.0]))
+@settings(derandomize=True)
+def test_that_there_is_plenty_is_never_said_where_somebody_would_be_refused(
+    asked: list[tuple[str, str, int]], caller_share: float | None
+) -> None:
+    told = list[list[str | None]]()
+    for kind in (Admission, Searching):
+        admission = kind(
+            max_requests=10,
+            max_bytes=100,
+            max_tokens=90,
+            caller_share=caller_share,
+            draw=lambda low, _: low,
+        )
+        with ExitStack() as stack:
+            told.append(
+                [
+                    refusal_of(partial(take, stack, admission, caller, task, amount))
+                    for caller, task, amount in asked
+                ]
+            )
+    assert told[0] == told[1]
+
+
+def take(stack: ExitStack, admission: Admission, caller: str, task: str, amount: int) -> None:
+    admission.check_room(caller, tasks=[task], num_bytes=amount)
+    stack.enter_context(admission.hold_bytes(caller)).take(amount)
+    permit = stack.enter_context(admission.admit(caller, tasks=[task]))
+    permit.take_tokens({task: amount, "other": amount / 2})
+
+
+def enter(admission: Admission, caller: str, task: str, num_bytes: int) -> None:
+    with admission.admit(caller, tasks=[task]), admission.hold_bytes(caller) as held:
+        held.take(num_bytes)
+
+
+def refusal_of(act: Callable[[], None]) -> str | None:
+    try:
+        act()
+    except OverloadedError as error:
+        return str(error)
+    return None
+
+
+def test_tokens_of_one_caller_are_bounded_before_those_of_all() -> None:
+    admission = make_admission(max_tokens=100)
+
+    with admission.admit("greedy") as greedy, admission.admit("modest") as modest:
+        greedy.take_tokens({"tone": 40, "other": 40})
+        with pytest.raises(ShareExceededError, match="this caller"):
+            greedy.take_tokens({"new": 1})
+        modest.take_tokens({"tone": 20})
+
+
+def test_a_task_alone_leaves_room_for_others_of_its_caller() -> None:
+    admission = make_admission(max_requests=90)
+
+    with ExitStack() as stack:
+        for _ in range(60):
+            stack.enter_context(admission.admit(tasks=["noisy"]))
+        with pytest.raises(ShareExceededError, match="this task"), admission.admit(tasks=["noisy"]):
+            pass
+
+        for _ in range(10):
+            stack.enter_context(admission.admit(tasks=["quiet"]))
+
+
+def test_tokens_for_one_task_leave_room_for_others_of_its_caller() -> None:
+    admission = make_admission(max_tokens=90)
+
+    with admission.admit() as permit:
+        permit.take_tokens({"noisy": 60})
+        with pytest.raises(ShareExceededError, match="this task"):
+            permit.take_tokens({"noisy": 1})
+        permit.take_tokens({"quiet": 10})
+
+
+@pytest.mark.parametrize(
+    ("tokens", "holder", "limit"),
+    [
+        ({"tone": 61}, "task", 60),
+        ({"tone": 40, "other": 33}, "caller", 72),
+        ({"tone": 5000}, "caller", 72),
+    ],
+)
+def test_a_request_alone_is_taken_unless_it_leaves_no_room_for_others(
+    tokens: dict[str, float], holder: str, limit: int
+) -> None:
+    """What its caller, or its task, can ever hold is a share of the queue."""
+    admission = make_admission(max_tokens=90)
+
+    with admission.admit("a") as permit:
+        with pytest.raises(RequestTooLargeError, match=f"{holder} may take {limit} tokens"):
+            permit.take_tokens(tokens)
+        assert admission.num_tokens == 0
+        permit.take_tokens({"tone": 60, "other": 12})
+
+
+def test_a_failing_request_gives_back_what_it_held() -> None:
+    admission = make_admission(max_tokens=100)
+
+    def fail() -> None:
+        with admission.admit() as permit:
+            permit.take_tokens({"tone": 60})
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+
+    assert (admission.num_requests, admission.num_tokens) == (0, 0)
+
+
+@pytest.mark.parametrize(("jitter", "seconds"), [(0.5, 4), (1.0, 8), (1.5, 12)])
+def test_who_is_refused_returns_when_the_queue_has_drained(jitter: float, seconds: int) -> None:
+    admission = make_admission(max_tokens=100, jitter=jitter)
+
+    with admission.admit() as permit:
+        permit.take_tokens({"tone": 40, "other": 40})
+
+        assert admission.retry_after_s() == seconds
+
+
+@pytest.mark.parametrize("pace", [Pace(), replace(PACE, tokens_per_s=1e9)])
+def test_who_is_refused_waits_a_second_at_least(pace: Pace) -> None:
+    admission = make_admission(pace=pace)
+
+    assert admission.retry_after_s() == 1
+
+
+def test_who_is_refused_waits_a_minute_at_most() -> None:
+    admission = make_admission(max_tokens=10_000)
+
+    with admission.admit() as permit:
+        permit.take_tokens({"tone": 4000, "other": 4000})
+
+        assert admission.retry_after_s() == MAX_RETRY_S
+
+
+def queue(admission: Admission, stack: ExitStack, caller: str, tokens: float) -> Permit:
+    permit = stack.enter_context(admission.admit(caller))
+    permit.take_tokens({"tone": tokens})
+    return permit
+
+
+def test_rows_wait_for_what_is_queued_before_them_less_one_batch() -> None:
+    admission = make_admission(max_tokens=200)
+
+    with ExitStack() as stack:
+        permit = queue(admission, stack, "a", 70)
+
+        assert permit.wait_s("tone") == (70 - 20) / 10
+        assert permit.wait_s("other") == 0
+
+
+def test_nothing_is_known_to_wait_while_the_server_idles() -> None:
+    admission = make_admission(pace=replace(PACE, tokens_per_s=1e-9))
+
+    assert admission.wait_s("a", Priority.NORMAL, "tone") == 0
+
+
+def test_nothing_is_known_to_wait_before_a_batch_has_run() -> None:
+    admission = make_admission(pace=Pace(), max_tokens=200)
+
+    with ExitStack() as stack:
+        assert queue(admission, stack, "a", 90).wait_s("tone") == 0

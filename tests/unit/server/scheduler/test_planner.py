@@ -1,0 +1,227 @@
+import itertools
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from doubles.waiting import WaitingRow, left_by
+from doubles.waiting import waiting_row as row
+from nunatak_server.scheduler.fairness import Queues, flow_of
+from nunatak_server.scheduler.planner import (
+    OLDEST_EVERY,
+    BatchLimits,
+    BatchPlan,
+    TurnOrder,
+    TurnRules,
+    lapsed_of,
+    plan_batch,
+)
+from nunatak_server.scheduler.rows import Priority
+
+NOW = 100.0
+LATER = 200.0
+LIMITS = BatchLimits(max_tokens=64, max_rows=6)
+
+
+def plan(rows: list[WaitingRow], limits: BatchLimits = LIMITS) -> BatchPlan[WaitingRow]:
+    return plan_batch(Queues(rows), limits=limits)
+
+
+def cost(rows: tuple[WaitingRow, ...]) -> int:
+    trunks = {r.trunk_key: r.trunk_tokens for r in rows if r.trunk_tokens}
+    return sum(trunks.values()) + sum(r.branch_tokens for r in rows)
+
+
+@st.composite
+def waiting_rows(draw: st.DrawFn) -> list[WaitingRow]:
+    rows: list[WaitingRow] = []
+    for group in range(draw(st.integers(0, 12))):
+        # A row may need up to half the budget as trunk and half as branch: the admissible most.
+        tokens = draw(st.integers(1, LIMITS.max_tokens // 2))
+        key = draw(st.sampled_from(["x", "y", "z"])) + str(tokens)
+        rows.extend(
+            WaitingRow(
+                task=draw(st.sampled_from("abcde")),
+                caller=draw(st.sampled_from("xy")),
+                priority=draw(st.sampled_from(Priority)),
+                group=group,
+                trunk_key=key,
+                trunk_tokens=draw(st.sampled_from([0, tokens])),
+                branch_tokens=draw(st.sampled_from([0, tokens])),
+                deadline=draw(st.sampled_from([NOW - 1, NOW, LATER])),
+                is_cancelled=draw(st.booleans()),
+            )
+            for _ in range(draw(st.integers(1, 4)))
+        )
+    return rows
+
+
+@given(waiting_rows())
+@settings(derandomize=True)
+def test_a_batch_takes_waiting_rows_once_and_tells_whose_others_are_left(
+    rows: list[WaitingRow],
+) -> None:
+    found = plan(rows)
+
+    left = left_by(found, rows)
+    assert sorted(map(id, (*found.batch, *left))) == sorted(map(id, rows))
+    assert found.backlog == set(map(flow_of, left))
+
+
+@given(waiting_rows())
+@settings(derandomize=True)
+def test_a_batch_never_exceeds_its_limits(rows: list[WaitingRow]) -> None:
+    found = plan(rows)
+
+    assert len(found.batch) <= LIMITS.max_rows
+    assert found.num_tokens == cost(found.batch) <= LIMITS.max_tokens
+
+
+@given(waiting_rows())
+@settings(derandomize=True)
+def test_rows_that_nobody_waits_for_or_that_are_too_late_have_lapsed(
+    rows: list[WaitingRow],
+) -> None:
+    found = lapsed_of(rows, now=NOW)
+
+    assert found.cancelled == tuple(r for r in rows if r.is_cancelled)
+    assert found.expired == tuple(r for r in rows if r.deadline <= NOW and not r.is_cancelled)
+
+
+@given(waiting_rows(), st.floats(0, 40))
+@settings(derandomize=True)
+def test_only_the_rows_of_one_text_exceed_the_work_of_a_batch(
+    rows: list[WaitingRow], max_work: float
+) -> None:
+    limits = BatchLimits(max_tokens=64, max_rows=6, max_work=max_work)
+
+    found = plan(rows, limits)
+
+    *earlier, last = [list(them) for _, them in itertools.groupby(found.batch, group_of)] or [[]]
+    before = sum((r.branch_tokens * (1 - r.trunk_share) for them in earlier for r in them), 0.0)
+    assert before <= max_work or len({r.group for r in found.batch}) == 1
+    assert last or not rows
+
+
+@given(waiting_rows(), st.integers(0, 11), st.integers(1, 3))
+@settings(derandomize=True)
+def test_a_row_behind_n_older_ones_is_computed_within_so_many_batches(
+    rows: list[WaitingRow], position: int, num_arriving: int
+) -> None:
+    """Whatever arrives: here callers that nobody has heard of before, at high priority."""
+    pending = list(rows) or [row("a", 0)]
+    wanted = pending[min(position, len(pending) - 1)]
+    num_older, order, fresh = pending.index(wanted), TurnOrder(), itertools.count(1000)
+
+    num_batches = 0
+    while wanted in pending:
+        found = plan_batch(Queues(pending), limits=LIMITS, order=order)
+        order, num_batches = found.order, num_batches + 1
+        pending = [
+            *left_by(found, pending),
+            *(newcomer(next(fresh)) for _ in range(num_arriving * 6)),
+        ]
+
+    assert num_batches <= OLDEST_EVERY * (num_older + 1)
+
+
+def group_of(waiting: WaitingRow) -> int:
+    return waiting.group
+
+
+def newcomer(number: int) -> WaitingRow:
+    return row("new", number, caller=f"new-{number}", priority=Priority.HIGH, tokens=5)
+
+
+@given(waiting_rows())
+@settings(derandomize=True)
+def test_planning_again_and_again_serves_everybody(rows: list[WaitingRow]) -> None:
+    pending, num_served, num_batches = list(rows), 0, 0
+
+    while pending:
+        found = plan(pending)
+        pending = left_by(found, pending)
+        num_served += len(found.batch)
+        num_batches += 1
+
+    assert num_served == len(rows)
+    assert num_batches <= len(rows)
+
+
+def test_a_hot_task_leaves_a_turn_to_a_quiet_one() -> None:
+    hot = [row("hot", group) for group in range(100)]
+    quiet = row("quiet", 100)
+
+    found = plan([*hot, quiet])
+
+    assert quiet in found.batch
+
+
+def test_tasks_take_turns() -> None:
+    rows = [row("a", 0), row("a", 1), row("a", 2), row("b", 3), row("b", 4), row("b", 5)]
+
+    found = plan(rows, BatchLimits(max_tokens=1000, max_rows=4))
+
+    assert [r.group for r in found.batch] == [0, 3, 1, 4]
+
+
+def test_rows_of_one_text_land_in_one_batch() -> None:
+    fan_out = [row(task, 7) for task in "abc"]
+    others = [row(task, group) for group, task in enumerate("ddd")]
+
+    found = plan([*others, *fan_out], BatchLimits(max_tokens=1000, max_rows=4))
+
+    assert [r.group for r in found.batch] == [0, 7, 7, 7]
+
+
+def test_a_shared_trunk_row_is_paid_for_once() -> None:
+    fan_out = [row(task, 7, tokens=10) for task in "abcde"]
+
+    found = plan(fan_out, BatchLimits(max_tokens=60, max_rows=10))
+
+    assert len(found.batch) == 5
+    assert found.num_tokens == 60
+    assert found.num_trunk_rows == 1
+
+
+def test_a_trunk_state_that_is_held_costs_nothing() -> None:
+    rows = [row("a", 1, tokens=20), row("a", 2, tokens=20), row("a", 3, tokens=20)]
+    rules: TurnRules[WaitingRow] = TurnRules(is_trunk_held=lambda r: r.group != 1)
+
+    found = plan_batch(Queues(rows), limits=BatchLimits(max_tokens=80, max_rows=9), rules=rules)
+
+    assert len(found.batch) == 3
+    assert (found.num_tokens, found.work, found.asked_work) == (80, 40, 60)
+    assert (found.num_trunk_rows, found.num_held_rows) == (1, 2)
+
+
+def test_work_counts_the_layers_that_a_row_passes() -> None:
+    deep = WaitingRow(task="a", group=1, trunk_key="x", trunk_share=0.75)
+    flat = WaitingRow(task="b", group=1, trunk_key="x", trunk_share=0.25)
+
+    assert (plan([deep]).work, plan([flat]).work) == (4, 4)
+    assert plan([flat, deep]).work == 4 * (0.75 + 0.25 + 0.75)
+
+
+def test_rows_of_a_higher_priority_go_first() -> None:
+    low, normal = row("a", 0, priority=Priority.LOW), row("b", 1)
+    high = row("c", 2, priority=Priority.HIGH)
+
+    found = plan([low, normal, high], BatchLimits(max_tokens=1000, max_rows=2))
+
+    assert found.batch == (high, normal)
+
+
+def test_a_priority_takes_nothing_from_other_callers() -> None:
+    urgent = [row("a", group, caller="x", priority=Priority.HIGH) for group in range(9)]
+    modest = [row("a", group, caller="y", priority=Priority.LOW) for group in range(9, 18)]
+
+    found = plan([*urgent, *modest])
+
+    assert [r.caller for r in found.batch] == ["x", "y"] * 3
+
+
+def test_a_row_without_room_keeps_the_order_of_its_task() -> None:
+    long, short = row("a", 1, tokens=32), row("a", 2, tokens=1)
+    first, other = row("b", 0, tokens=8), row("c", 3, tokens=1)
+
+    assert plan([first, long, short, other]).batch == (first, other)

@@ -1,0 +1,69 @@
+"""Queues are what a list of the rows would tell, at no look through that list."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from doubles.waiting import WaitingRow, waiting_row
+from nunatak_server.scheduler.fairness import Queues, flow_of
+from nunatak_server.scheduler.planner import BatchLimits, plan_batch
+from nunatak_server.scheduler.rows import Priority
+
+rows = st.builds(
+    waiting_row,
+    st.sampled_from("ab"),
+    st.integers(0, 4),
+    caller=st.sampled_from("xy"),
+    priority=st.sampled_from(list(Priority)),
+)
+
+
+@given(
+    arriving=st.lists(st.lists(rows, max_size=6), max_size=6),
+    leaving=st.lists(st.integers(0, 5), max_size=30),
+)
+@settings(derandomize=True)
+def test_queues_hold_what_came_and_did_not_leave_in_its_order(
+    arriving: list[list[WaitingRow]], leaving: list[int]
+) -> None:
+    queues, kept = Queues[WaitingRow](), list[WaitingRow]()
+
+    for number, batch in enumerate(arriving):
+        queues.add(batch)
+        kept += batch
+        gone = [row for place, row in enumerate(kept) if place in leaving[5 * number :][:5]]
+        queues.remove(gone)
+        kept = [row for row in kept if row not in gone]
+
+        assert (list(queues), len(queues)) == (kept, len(kept))
+        assert all(row in queues for row in kept)
+        assert not any(row in queues for row in gone)
+        assert queues.flows == set(map(flow_of, kept))
+        for row in kept:
+            flow = [other for other in kept if flow_of(other) == flow_of(row)]
+            assert list(queues.of_flow(flow_of(row))) == flow
+            assert list(queues.of_text(row.group)) == [o for o in kept if o.group == row.group]
+        by_age = sorted(queues.flows, key=queues.age_rank)
+        assert by_age == list(dict.fromkeys(map(flow_of, kept)))
+        assert queues.flows_beside(kept[:3]) == set(map(flow_of, kept[3:]))
+
+
+def test_planning_looks_at_no_row_beyond_those_it_takes_and_the_next_of_each_flow() -> None:
+    looks = 0
+
+    class Watched(WaitingRow):
+        def __getattribute__(self, name: str) -> object:
+            nonlocal looks
+            looks += 1
+            return super().__getattribute__(name)
+
+    def looks_of_a_plan(num_waiting: int) -> int:
+        nonlocal looks
+        queues = Queues(
+            Watched(task=f"task-{number % 9}", group=number, trunk_key=str(number))
+            for number in range(num_waiting)
+        )
+        looks = 0
+        plan_batch(queues, limits=BatchLimits(max_tokens=4096, max_rows=16))
+        return looks
+
+    assert looks_of_a_plan(9000) == looks_of_a_plan(900) > 0

@@ -1,0 +1,94 @@
+from collections import Counter
+
+import pytest
+
+from doubles.backbones import tiny_backbone
+from doubles.tasks import random_parameters, spec_of
+from doubles.watching import watched
+from nunatak_model import (
+    Backbone,
+    Branch,
+    Full,
+    HeadOnly,
+    Lora,
+    Method,
+    TopK,
+    build_branch,
+    model_size,
+    parameters_saved,
+)
+from nunatak_server.telemetry.memory import measure_process, peak_activations, saved_by_formula
+
+
+@pytest.fixture(scope="module")
+def backbone() -> Backbone:
+    return tiny_backbone()
+
+
+def branch_of(backbone: Backbone, method: Method) -> Branch:
+    spec = spec_of(backbone, method, num_labels=3)
+    return build_branch(spec, backbone.config, random_parameters(spec, backbone, seed=0))
+
+
+@pytest.mark.parametrize("num_layers", [1, 2, 4])
+@pytest.mark.parametrize("num_tasks", [1, 5])
+def test_the_formula_is_that_of_the_paper_where_all_split_alike(
+    backbone: Backbone, num_layers: int, num_tasks: int
+) -> None:
+    branch = branch_of(backbone, TopK(num_layers=num_layers))
+    size = model_size(backbone.config, branch.spec.head)
+
+    expected = parameters_saved(
+        size, num_tasks=num_tasks, num_frozen=backbone.config.num_layers - num_layers
+    )
+    assert saved_by_formula(backbone.config, [branch] * num_tasks) == pytest.approx(expected)
+
+
+def test_full_copies_save_nothing(backbone: Backbone) -> None:
+    branch = branch_of(backbone, Full())
+
+    assert saved_by_formula(backbone.config, [branch] * 3) == pytest.approx(0)
+
+
+def test_one_task_that_adds_to_all_layers_costs_more_than_its_own_model(backbone: Backbone) -> None:
+    branch = branch_of(backbone, Lora())
+
+    assert saved_by_formula(backbone.config, [branch]) < 0
+    assert saved_by_formula(backbone.config, [branch] * 10) > 0.5
+
+
+def test_the_deepest_reader_decides_what_is_shared(backbone: Backbone) -> None:
+    top = branch_of(backbone, TopK(num_layers=4))
+    head = branch_of(backbone, HeadOnly())
+    size = model_size(backbone.config, head.spec.head)
+
+    own = sum(it.branch_parameters + it.head_parameters for it in (top, head))
+    shared = size.embedding + size.num_layers * size.per_layer
+    assert saved_by_formula(backbone.config, [top, head]) == pytest.approx(
+        1 - (shared + own) / (2 * size.total)
+    )
+
+
+def test_nothing_is_saved_while_nothing_is_held(backbone: Backbone) -> None:
+    assert saved_by_formula(backbone.config, []) == 0
+
+
+def test_a_version_more_costs_the_formula_one_look_at_the_backbone(backbone: Backbone) -> None:
+    branch = branch_of(backbone, Lora())
+
+    def looks(num_branches: int) -> int:
+        counted = Counter[str]()
+        saved_by_formula(watched(backbone.config, counted), [branch] * num_branches)
+        return counted.total()
+
+    assert looks(50) - looks(1) == 49
+
+
+def test_a_processor_does_not_count_activations(backbone: Backbone) -> None:
+    assert peak_activations(backbone, held_bytes=0) is None
+
+
+def test_the_peak_is_no_less_than_what_is_held() -> None:
+    memory = measure_process()
+
+    assert memory.peak_rss_bytes is None or memory.peak_rss_bytes >= memory.rss_bytes * 0.99

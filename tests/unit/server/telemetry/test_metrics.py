@@ -1,0 +1,141 @@
+from collections import defaultdict
+from dataclasses import replace
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from doubles.rendering import STATE, rendered
+from nunatak_server.engine.outcomes import BatchReport
+from nunatak_server.telemetry.memory import ServerState
+from nunatak_server.telemetry.metrics import MAX_TASK_LABELS, Metrics
+
+LOADED, EVICTED, MOVED, HELD = (
+    "nunatak_loads_total",
+    "nunatak_evictions_total",
+    "nunatak_alias_moves_total",
+    "nunatak_task_resident_bytes",
+)
+
+
+def by_task(name: str, metrics: Metrics, state: ServerState = STATE) -> dict[str, float]:
+    """Return a metric summed by task."""
+    sums = defaultdict[str, float](float)
+    for family in text_string_to_metric_families(rendered(metrics, state)):
+        for sample in family.samples:
+            if sample.name == name:
+                sums[sample.labels["task"]] += sample.value
+    return dict(sums)
+
+
+def test_requests_are_counted_by_task_and_outcome() -> None:
+    metrics = Metrics()
+
+    metrics.observe_request("tone", "ok")
+    metrics.observe_request("tone", "ok")
+    metrics.observe_request(None, "overloaded")
+
+    text = rendered(metrics)
+    assert 'nunatak_requests_total{outcome="ok",task="tone"} 2.0' in text
+    assert 'nunatak_requests_total{outcome="overloaded",task="unknown"} 1.0' in text
+
+
+def test_task_labels_are_bounded() -> None:
+    metrics = Metrics()
+
+    for index in range(MAX_TASK_LABELS + 500):
+        metrics.observe_request(f"task-{index}", "ok")
+
+    text = rendered(metrics)
+    assert text.count("nunatak_requests_total{") == MAX_TASK_LABELS + 1
+    assert 'nunatak_requests_total{outcome="ok",task="other"} 500.0' in text
+
+
+def test_batches_and_memory_are_shown() -> None:
+    metrics = Metrics()
+    report = BatchReport(
+        number=1,
+        num_rows=5,
+        num_tokens=90,
+        num_tasks=3,
+        num_shared_rows=4,
+        num_padding_saved=30,
+        started_at=0.0,
+        compute_s=0.002,
+        has_overtaken=True,
+    )
+
+    metrics.observe_batch(report)
+    metrics.observe_batch(replace(report, has_overtaken=False, num_rows=0, num_shared_rows=0))
+
+    text = rendered(metrics)
+    assert "nunatak_shared_trunk_rows_total 4.0" in text
+    assert "nunatak_batch_rows_sum 5.0" in text
+    assert "nunatak_padding_saved_tokens_total 60.0" in text
+    assert "nunatak_overtaking_rows_total 5.0" in text
+    assert "nunatak_resident_tasks 2.0" in text
+    assert "nunatak_resident_bytes 300.0" in text
+    assert 'nunatak_tier_bytes{tier="device"} 200.0' in text
+    assert 'nunatak_tier_budget_bytes{tier="device"} 1000.0' in text
+    assert 'nunatak_tier_bytes{tier="host"} 700.0' in text
+    assert "nunatak_pinned_bytes 50.0" in text
+    assert "nunatak_loading_bytes 25.0" in text
+
+
+def test_loads_waits_evictions_and_moves_are_counted() -> None:
+    metrics = Metrics()
+
+    metrics.observe_load("tone", seconds=0.3, succeeded=True)
+    metrics.observe_load("tone", seconds=0.1, succeeded=False)
+    metrics.observe_load_wait(0.7)
+    metrics.observe_evictions(["tone", "intent", "tone"])
+    metrics.observe_alias_move("intent")
+
+    text = rendered(metrics)
+    assert 'nunatak_loads_total{outcome="ok",task="tone"} 1.0' in text
+    assert 'nunatak_loads_total{outcome="failed",task="tone"} 1.0' in text
+    assert "nunatak_load_seconds_sum 0.4" in text
+    assert "nunatak_load_seconds_count 2.0" in text
+    assert "nunatak_load_wait_seconds_sum 0.7" in text
+    assert by_task(EVICTED, metrics) == {"tone": 2, "intent": 1}
+    assert by_task(MOVED, metrics) == {"tone": 0, "intent": 1}
+
+
+def test_what_may_befall_a_task_is_counted_from_0_once_it_is_loaded() -> None:
+    metrics = Metrics()
+
+    metrics.observe_load("tone", seconds=0.3, succeeded=True)
+
+    assert by_task(EVICTED, metrics) == by_task(MOVED, metrics) == {"tone": 0}
+
+
+def test_a_task_out_of_memory_has_no_line() -> None:
+    metrics = Metrics()
+
+    assert by_task(HELD, metrics) == STATE.task_bytes
+    assert by_task(HELD, metrics, replace(STATE, task_bytes={"topic": 80})) == {"topic": 80}
+    assert by_task(HELD, metrics, replace(STATE, task_bytes={})) == {}
+
+
+def test_tasks_beyond_the_bound_are_one_sum_and_nothing_is_lost() -> None:
+    metrics = Metrics()
+    names = [f"task-{index}" for index in range(MAX_TASK_LABELS + 500)]
+
+    for name in names:
+        metrics.observe_load(name, seconds=0.0, succeeded=True)
+        metrics.observe_alias_move(name)
+    metrics.observe_evictions(names)
+
+    # In whatever order they are held: who has a label keeps it.
+    state = replace(STATE, task_bytes=dict.fromkeys(reversed(names), 3))
+    for name, each in ((LOADED, 1), (EVICTED, 1), (MOVED, 1), (HELD, 3)):
+        found = by_task(name, metrics, state)
+        assert found.pop("other") == 500 * each
+        assert found == dict.fromkeys(names[:MAX_TASK_LABELS], each)
+    assert rendered(metrics, state).count('nunatak_task_resident_bytes{task="other"}') == 1
+
+
+def test_two_applications_in_one_process_keep_their_own_metrics() -> None:
+    first, second = Metrics(), Metrics()
+
+    first.observe_request("tone", "ok")
+
+    assert "tone" not in rendered(second)

@@ -1,0 +1,37 @@
+import pytest
+
+from nunatak_registry import HeadKind
+from nunatak_server.inputs import (
+    Query,
+    Question,
+    TaskInput,
+    find_misfit,
+    texts_to_read,
+)
+
+QUESTION = Question(question="who?", context="ann")
+QUERY = Query(query="who?", documents=("ann", "bob"))
+FITTING: dict[HeadKind, list[TaskInput]] = {
+    HeadKind.SEQUENCE_CLASSIFICATION: ["ann", ("ann", "bob")],
+    HeadKind.TOKEN_CLASSIFICATION: ["ann"],
+    HeadKind.QUESTION_ANSWERING: [QUESTION],
+    HeadKind.RANKING: [QUERY],
+}
+ALL: list[TaskInput] = ["ann", ("ann", "bob"), QUESTION, QUERY]
+
+
+@pytest.mark.parametrize("head", HeadKind)
+def test_a_head_answers_its_own_kinds_of_input_and_no_other(head: HeadKind) -> None:
+    assert find_misfit(FITTING[head], head) is None
+    for item in ALL:
+        error = find_misfit([*FITTING[head], item], head)
+        assert (error is None) == (item in FITTING[head])
+        if error is not None:
+            assert error.position == len(FITTING[head])
+            assert error.head == head
+
+
+def test_a_query_is_read_once_for_each_document() -> None:
+    assert texts_to_read(QUERY) == (("who?", "ann"), ("who?", "bob"))
+    assert texts_to_read(QUESTION) == (("who?", "ann"),)
+    assert texts_to_read("ann") == ("ann",)

@@ -1,0 +1,43 @@
+import pytest
+
+from nunatak_server.errors import DrainingError, NotReadyError
+from nunatak_server.readiness import Readiness, State
+
+
+def test_a_process_takes_requests_only_while_it_is_ready() -> None:
+    readiness = Readiness()
+    with pytest.raises(NotReadyError, match="starting"):
+        readiness.check()
+
+    readiness.move_to(State.READY)
+    readiness.check()
+
+    readiness.move_to(State.DRAINING)
+    with pytest.raises(DrainingError):
+        readiness.check()
+
+
+def test_a_failed_process_stays_failed() -> None:
+    readiness = Readiness()
+    readiness.move_to(State.FAILED)
+
+    readiness.move_to(State.READY)
+
+    with pytest.raises(NotReadyError, match="failed"):
+        readiness.check()
+
+
+def test_a_process_that_gets_nothing_done_is_not_ready_until_it_does() -> None:
+    stalled_s = 0.0
+    readiness = Readiness(stalled_s=lambda: stalled_s, max_stall_s=60)
+    readiness.move_to(State.READY)
+
+    stalled_s = 61.0
+    with pytest.raises(NotReadyError, match="no batch has ended"):
+        readiness.check_ready()
+    assert not readiness.is_ready
+    readiness.check()
+
+    stalled_s = 0.0
+    readiness.check_ready()
+    assert readiness.is_ready

@@ -1,0 +1,58 @@
+import pytest
+from pydantic import ValidationError
+
+from nunatak_server.errors import InvalidSettingsError
+from nunatak_server.settings import ServerSettings, ServingDtype
+
+
+def test_the_environment_sets_every_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUNATAK_REGISTRY", "somewhere")
+    monkeypatch.setenv("NUNATAK_MAX_INPUTS", "7")
+    monkeypatch.setenv("NUNATAK_DTYPE", "bfloat16")
+
+    settings = ServerSettings()
+
+    assert settings.registry == "somewhere"
+    assert settings.max_inputs == 7
+    assert settings.dtype is ServingDtype.BFLOAT16
+
+
+def test_a_value_given_beats_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUNATAK_PORT", "1234")
+
+    assert ServerSettings(port=4321).port == 4321
+
+
+def test_settings_are_frozen() -> None:
+    settings = ServerSettings()
+
+    with pytest.raises(ValidationError):
+        settings.port = 1  # pyright: ignore[reportAttributeAccessIssue] - that is the point
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_inputs", 0),
+        ("port", 70_000),
+        ("dtype", "int4"),
+        ("default_deadline_ms", -1),
+        ("trunk_cache_bytes", -1),
+    ],
+)
+def test_impossible_values_are_refused(name: str, value: object) -> None:
+    with pytest.raises(ValidationError):
+        ServerSettings.model_validate({name: value})
+
+
+def test_a_batch_has_room_for_trunk_and_branch_of_the_longest_text() -> None:
+    settings = ServerSettings(max_batch_tokens=1024, max_batch_rows=3)
+
+    limits = settings.batch_limits(longest_row_tokens=512)
+
+    assert (limits.max_tokens, limits.max_rows) == (1024, 3)
+
+
+def test_a_text_that_could_never_be_served_is_found_at_start() -> None:
+    with pytest.raises(InvalidSettingsError, match="NUNATAK_MAX_BATCH_TOKENS"):
+        ServerSettings(max_batch_tokens=1023).batch_limits(longest_row_tokens=512)

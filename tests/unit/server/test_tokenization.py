@@ -1,0 +1,283 @@
+import asyncio
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from doubles.backbones import tiny_backbone
+from doubles.leases import settle
+from nunatak_model import Encoding, TextInput
+from nunatak_server.errors import EmptyTextError, InvalidTextError, ServerError, TextTooLongError
+from nunatak_server.inputs import Query, Question, TaskInput
+from nunatak_server.tokenization import (
+    MAX_CHARS_A_TURN,
+    MAX_CHARS_ON_LOOP,
+    Extent,
+    Reading,
+    Tokenization,
+    check_texts,
+    default_stride,
+    extent_of,
+    find_cut,
+)
+
+REFUSED = {
+    "empty": ("", EmptyTextError),
+    "white-space": (" \t\n\u00a0\u2003", EmptyTextError),
+    "nul": ("a\0b", InvalidTextError),
+    "lone-surrogate": ("a\ud800b", InvalidTextError),
+    "reversed-surrogates": ("\udc00\ud800", InvalidTextError),
+    "too-long": ("a" * 101, TextTooLongError),
+}
+
+
+class SpyEncoder:
+    """Encodes characters, and remembers where it was called."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int]] = []
+
+    def encode(self, inputs: Sequence[TextInput], *, max_length: int) -> list[Encoding]:
+        self.calls.append((threading.current_thread().name, max_length))
+        return [
+            Encoding(token_ids=tuple(range(max_length)), type_ids=(0,) * max_length) for _ in inputs
+        ]
+
+    def encode_all(
+        self, inputs: Sequence[TextInput], *, max_length: int, stride: int
+    ) -> list[tuple[Encoding, ...]]:
+        return self.encode_windows(inputs, max_length=max_length, stride=stride)
+
+    def encode_windows(
+        self, inputs: Sequence[TextInput], *, max_length: int, stride: int
+    ) -> list[tuple[Encoding, ...]]:
+        whole = self.encode(inputs, max_length=max_length)
+        return [(encoding,) * (stride + 1) for encoding in whole]
+
+
+@pytest.mark.parametrize(("text", "error"), REFUSED.values(), ids=REFUSED.keys())
+def test_texts_that_cannot_be_read_are_refused(text: str, error: type[ServerError]) -> None:
+    for item in (
+        text,
+        ("fine", text),
+        (text, "fine"),
+        Question(question=text, context="fine"),
+        Question(question="fine", context=text),
+        Query(query="fine", documents=("fine", text)),
+    ):
+        with pytest.raises(error, match="input 1"):
+            check_texts(["fine", item], max_chars=100)
+
+
+@pytest.mark.parametrize(
+    "text", ["a", "a" * 100, "\N{GRINNING FACE}", "\u200d", "\ufeffx", "e\u0301"]
+)
+def test_texts_that_can_be_read_pass(text: str) -> None:
+    check_texts([text, (text, text)], max_chars=100)
+
+
+@pytest.mark.parametrize(("text", "error"), REFUSED.values(), ids=REFUSED.keys())
+def test_errors_never_repeat_the_text(text: str, error: type[ServerError]) -> None:
+    canary = "swordfish"
+    with pytest.raises(error) as refused:
+        check_texts([text if not text.strip() else canary + text], max_chars=100)
+
+    assert canary not in str(refused.value)
+
+
+async def test_inputs_are_encoded_once_per_reading() -> None:
+    encoder = SpyEncoder()
+    tokenization = Tokenization(encoder, num_threads=1)
+    short, long = Reading(max_length=4, stride=None), Reading(max_length=8, stride=None)
+
+    encodings = await tokenization.encode(["x", "y"], readings=[short, long, short], caller="anna")
+    tokenization.close()
+
+    lengths = {
+        reading: [[encoding.num_tokens for encoding in item] for item in items]
+        for reading, items in encodings.items()
+    }
+    assert lengths == {short: [[4], [4]], long: [[8], [8]]}
+    assert sorted(length for _, length in encoder.calls) == [4, 8]
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        ["x" * (MAX_CHARS_ON_LOOP + 1)],
+        ["x"] * (MAX_CHARS_ON_LOOP + 1),
+        [("x" * MAX_CHARS_ON_LOOP, "x")],
+        [Query(query="x" * (MAX_CHARS_ON_LOOP // 2), documents=("a", "b"))],
+    ],
+    ids=["text", "texts", "pair", "query of each document"],
+)
+async def test_only_what_is_short_is_encoded_on_the_event_loop(inputs: Sequence[TaskInput]) -> None:
+    encoder = SpyEncoder()
+    tokenization = Tokenization(encoder, num_threads=1)
+    reading = Reading(max_length=4, stride=None)
+
+    await tokenization.encode(inputs, readings=[reading], caller="anna")
+    await tokenization.encode(["x" * MAX_CHARS_ON_LOOP], readings=[reading], caller="anna")
+    tokenization.close()
+
+    (long, _), (short, _) = encoder.calls
+    assert long.startswith("nunatak-tokenize")
+    assert short == threading.current_thread().name
+
+
+async def test_what_is_short_for_one_reading_may_be_long_for_several() -> None:
+    encoder = SpyEncoder()
+    tokenization = Tokenization(encoder, num_threads=1)
+    readings = [Reading(max_length=length, stride=None) for length in (4, 8)]
+
+    await tokenization.encode(["x" * MAX_CHARS_ON_LOOP], readings=readings, caller="anna")
+    tokenization.close()
+
+    assert all(name.startswith("nunatak-tokenize") for name, _ in encoder.calls)
+
+
+class HeldUpEncoder(SpyEncoder):
+    """Encodes when it may, and remembers the first character of every text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_go_on = threading.Event()
+        self.batches: list[str] = []
+
+    def encode(self, inputs: Sequence[TextInput], *, max_length: int) -> list[Encoding]:
+        self.may_go_on.wait(timeout=30)
+        self.batches.append("".join(text[0][0] for text in inputs))
+        return super().encode(inputs, max_length=max_length)
+
+
+async def test_a_text_waits_for_one_turn_of_each_other_caller_at_most() -> None:
+    async def scenario() -> None:
+        encoder = HeldUpEncoder()
+        tokenization = Tokenization(encoder, num_threads=1)
+        readings = [Reading(max_length=4, stride=None), Reading(max_length=4, stride=2)]
+
+        async def encode(caller: str, texts: Sequence[str]) -> None:
+            await tokenization.encode(texts, readings=readings, caller=caller)
+
+        def ask(caller: str, texts: Sequence[str]) -> asyncio.Task[None]:
+            return asyncio.create_task(encode(caller, texts))
+
+        loud = [ask(name, [name * MAX_CHARS_A_TURN] * 4) for name in "ab" for _ in range(3)]
+        await settle()
+        quiet = ask("quiet", ["q" * (MAX_CHARS_ON_LOOP + 1)])
+        await settle()
+        encoder.may_go_on.set()
+        await quiet
+        first = list(encoder.batches)
+        await asyncio.gather(*loud)
+        tokenization.close()
+
+        assert first.index("q") <= 2
+        assert sorted(encoder.batches) == sorted([*"ab" * 24, "q", "q"])
+
+    await scenario()
+
+
+async def test_a_request_that_is_given_up_is_encoded_no_further() -> None:
+    async def scenario() -> None:
+        encoder = HeldUpEncoder()
+        tokenization = Tokenization(encoder, num_threads=1)
+        reading = Reading(max_length=4, stride=None)
+        texts = ["g" * MAX_CHARS_A_TURN] * 50
+        asking = asyncio.create_task(tokenization.encode(texts, readings=[reading], caller="gone"))
+        await settle()
+
+        asking.cancel()
+        await settle()
+        encoder.may_go_on.set()
+        await tokenization.encode(["k" * MAX_CHARS_A_TURN], readings=[reading], caller="kept")
+        tokenization.close()
+
+        assert encoder.batches == ["g", "k"]
+
+    await scenario()
+
+
+@pytest.mark.parametrize("num_texts", [1, 7, 64])
+async def test_texts_encoded_in_turns_are_encoded_as_at_once(num_texts: int) -> None:
+    tokenizer = tiny_backbone().tokenizer
+    tokenization = Tokenization(tokenizer, num_threads=2)
+    texts = [" ".join(f"w{index}" for _ in range(300)) for index in range(num_texts)]
+    whole, windows = Reading(max_length=16, stride=None), Reading(max_length=16, stride=4)
+    aligned = replace(windows, is_aligned=True)
+
+    readings = [whole, windows, aligned]
+    found = await tokenization.encode(texts, readings=readings, caller="anna")
+    tokenization.close()
+
+    assert [item for (item,) in found[whole]] == tokenizer.encode(texts, max_length=16)
+    assert found[windows] == tokenizer.encode_all(texts, max_length=16, stride=4)
+    assert found[aligned] == tokenizer.encode_windows(texts, max_length=16, stride=4)
+    assert all(it.alignment is None for item in found[windows] for it in item)
+    assert all(it.alignment is not None for item in found[aligned] for it in item)
+
+
+async def test_the_position_of_a_text_that_is_too_long_counts_all_texts() -> None:
+    tokenizer = tiny_backbone().tokenizer
+    tokenization = Tokenization(tokenizer, num_threads=1)
+    reading = Reading(max_length=16, stride=None)
+    long = "a " * 40
+    inputs = ["a", "a", Query(query="q", documents=("a", long))]
+
+    found = await tokenization.encode(inputs, readings=[reading], caller="anna")
+    tokenization.close()
+    refused = find_cut(found[reading], max_length=16)
+
+    assert refused is not None
+    (whole,) = tokenizer.encode([("q", long)], max_length=500)
+    assert (refused.position, refused.num_tokens, refused.limit) == (3, whole.num_tokens, 16)
+    for told in (f"{whole.num_tokens} tokens", "at most 16", "on_long"):
+        assert told in str(refused)
+
+
+def test_what_just_fits_is_not_too_long() -> None:
+    tokenizer = tiny_backbone().tokenizer
+
+    def cut_at(max_length: int) -> bool:
+        found = [(it,) for it in tokenizer.encode(["a", "a b"], max_length=max_length)]
+        return find_cut(found, max_length=max_length) is not None
+
+    assert [cut_at(length) for length in (3, 4, 5)] == [True, False, False]
+
+
+@pytest.mark.parametrize("max_length", [9, 16, 40, 200])
+@pytest.mark.parametrize("windows_are", ["plain", "aligned"])
+def test_the_extent_of_an_input_counts_each_token_once(max_length: int, windows_are: str) -> None:
+    tokenizer = tiny_backbone().tokenizer
+    text, pair = "some words " * 9, ("who?", "some words " * 9)
+    for item in (text, pair):
+        encode = tokenizer.encode_windows if windows_are == "aligned" else tokenizer.encode_all
+        (windows,) = encode([item], max_length=max_length, stride=max_length // 2)
+        (whole,) = tokenizer.encode([item], max_length=500)
+        (cut,) = tokenizer.encode([item], max_length=max_length)
+        left_out = whole.num_tokens - cut.num_tokens
+
+        extent = extent_of(windows)
+        assert extent.num_tokens + extent.num_left_out == whole.num_tokens
+        assert extent.is_windowed == (len(windows) > 1)
+        assert extent_of((cut,)) == Extent(
+            num_tokens=cut.num_tokens, num_left_out=left_out, is_windowed=False
+        )
+        assert extent_of((cut,)).is_cut == (left_out > 0)
+
+
+async def test_each_input_keeps_its_documents_and_its_windows() -> None:
+    tokenization = Tokenization(SpyEncoder(), num_threads=1)
+    whole, windows = Reading(max_length=4, stride=None), Reading(max_length=4, stride=2)
+    query = Query(query="q", documents=("a", "b", "c"))
+
+    encodings = await tokenization.encode(["x", query], readings=[whole, windows], caller="anna")
+    tokenization.close()
+
+    assert [len(item) for item in encodings[whole]] == [1, 3]
+    assert [len(item) for item in encodings[windows]] == [3, 9]
+
+
+def test_windows_share_at_most_half_of_their_length_by_default() -> None:
+    assert [default_stride(length) for length in (8, 64, 256, 512)] == [4, 32, 128, 128]
