@@ -17,10 +17,12 @@ from torch import Tensor
 from nunatak_artifact.errors import BackboneMismatchError, NoEffectError, UnservableTaskError
 from nunatak_artifact.probing import run_probe
 from nunatak_artifact.records import branch_spec
+from nunatak_contract.enums import TensorDtype
+from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.methods import HeadOnly
 from nunatak_model import (
     Backbone,
     Branch,
-    HeadOnly,
     LayerNotHeldError,
     TrunkStates,
     build_branch,
@@ -34,7 +36,6 @@ from nunatak_model.layer import (
     LoraLayer,
     LoraUpdate,
 )
-from nunatak_registry import TaskManifest, TensorDtype
 
 
 def check_effect(reference: str, branch: Branch, backbone: Backbone) -> None:

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
+from nunatak_contract.manifest import TaskManifest
 from nunatak_registry.errors import CandidateConflictError, InvalidCandidateError
-from nunatak_registry.manifest import TaskManifest
 
 
 class AliasEventKind(StrEnum):

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import datetime
 
+from nunatak_contract.names import TaskReference, check_alias_name, check_task_name
 from nunatak_registry.aliases import (
     Candidate,
     CandidateEvent,
@@ -14,7 +15,6 @@ from nunatak_registry.aliases import (
 )
 from nunatak_registry.errors import CandidateNotFoundError
 from nunatak_registry.index.index import Change, Index, find_version, require_alias, require_task
-from nunatak_registry.names import TaskReference, check_alias_name, check_task_name
 
 
 class Rollouts:

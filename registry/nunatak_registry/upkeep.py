@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from itertools import islice
 
+from nunatak_contract.manifest import BlobRecord
 from nunatak_registry.blobs.blobs import BlobStore, FileKind, StoredFile, blob_key
 from nunatak_registry.blobs.tensors import read_header
 from nunatak_registry.errors import (
@@ -25,7 +26,6 @@ from nunatak_registry.errors import (
 )
 from nunatak_registry.index.index import Change, Index
 from nunatak_registry.index.snapshot import Snapshot, VersionRecord
-from nunatak_registry.manifest import BlobRecord
 
 
 class FindingKind(StrEnum):

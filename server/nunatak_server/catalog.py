@@ -12,6 +12,9 @@ from functools import partial
 from typing import NoReturn, ParamSpec, TypeVar
 from uuid import uuid4
 
+from nunatak_contract.errors import ContractError
+from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.names import TaskReference
 from nunatak_registry import (
     AliasEvent,
     Candidate,
@@ -21,9 +24,7 @@ from nunatak_registry import (
     Registry,
     RegistryError,
     StoreUnavailableError,
-    TaskManifest,
     TaskNotFoundError,
-    TaskReference,
     TaskSummary,
     Traffic,
 )
@@ -205,6 +206,6 @@ async def deny(task: str, lookup: Awaitable[object]) -> NoReturn:
         await lookup
     except StoreUnavailableError:
         raise
-    except RegistryError:
+    except (ContractError, RegistryError):
         pass
     raise TaskNotFoundError(task)

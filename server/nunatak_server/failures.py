@@ -13,13 +13,14 @@ from typing import Final
 import torch
 
 from nunatak_artifact import ArtifactError
+from nunatak_contract.errors import ContractError
 from nunatak_model import ModelError
 from nunatak_registry import RegistryError
 from nunatak_server.errors import EngineFailedError, OutOfMemoryError, ServerError
 
-KnownError = RegistryError | ModelError | ArtifactError | ServerError
+KnownError = ContractError | RegistryError | ModelError | ArtifactError | ServerError
 """Raised on purpose: it has a code, and its message may go to a caller and to the log."""
-KNOWN_ERRORS: Final = (RegistryError, ModelError, ArtifactError, ServerError)
+KNOWN_ERRORS: Final = (ContractError, RegistryError, ModelError, ArtifactError, ServerError)
 """The same, as `except` takes them."""
 
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from nunatak_contract.enums import HeadKind
 from nunatak_model import TextInput
-from nunatak_registry import HeadKind
 from nunatak_server.errors import WrongInputKindError
 
 

@@ -17,12 +17,12 @@ from importlib.metadata import version
 import torch
 
 from nunatak_artifact import PARAMETERS_ROLE
+from nunatak_contract.methods import TopK
 from nunatak_model import (
     Backbone,
     Branch,
     BranchSpec,
     Encoding,
-    TopK,
     TrunkCache,
     embedding_branch,
     keep_lowest_layers,

@@ -23,8 +23,10 @@ from typing import Annotated, Final
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
 
+from nunatak_contract.errors import InvalidNameError
+from nunatak_contract.names import TaskReference
 from nunatak_model import DEFAULT_BACKBONE
-from nunatak_registry import InvalidNameError, TaskReference, default_location
+from nunatak_registry import default_location
 from nunatak_server.errors import InvalidSettingsError
 from nunatak_server.residency.loading import references_in
 from nunatak_server.scheduler.pace import FIXED_SHARE

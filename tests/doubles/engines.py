@@ -8,14 +8,8 @@ from collections.abc import Callable, Sequence
 from doubles.backbones import tiny_backbone
 from doubles.serving import ManualClock, RecordingObserver
 from doubles.tasks import random_parameters, spec_of
-from nunatak_model import (
-    BetweenLayers,
-    Branch,
-    Encoding,
-    HeadOnly,
-    Row,
-    build_branch,
-)
+from nunatak_contract.methods import HeadOnly
+from nunatak_model import BetweenLayers, Branch, Encoding, Row, build_branch
 from nunatak_server.engine.engine import Engine
 from nunatak_server.engine.outcomes import Compute
 from nunatak_server.errors import EngineFailedError

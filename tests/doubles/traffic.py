@@ -4,8 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from doubles.serving import FakeStore, ManualClock, make_residency
+from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.names import TaskReference
 from nunatak_model import Backbone
-from nunatak_registry import SharedTraffic, TaskManifest, TaskReference, Traffic
+from nunatak_registry import SharedTraffic, Traffic
 from nunatak_server.outputs.outputs import PredictionOptions
 from nunatak_server.predict.ask import RowSink
 from nunatak_server.predict.service import PredictionService, RequestLimits, Stages

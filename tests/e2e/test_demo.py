@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from nunatak_contract.enums import OnLong
 from nunatak_model import load_backbone
-from nunatak_registry import OnLong, Registry
+from nunatak_registry import Registry
 from nunatak_server.local import LocalPredictor
 from nunatak_server.outputs.outputs import PredictionOptions
 from nunatak_server.predict.types import TaskPrediction

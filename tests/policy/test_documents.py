@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from nunatak_artifact import ArtifactError
 from nunatak_cli.errors import CliError
 from nunatak_cli.main import app
+from nunatak_contract.errors import ContractError
 from nunatak_model import ModelError
 from nunatak_registry import RegistryError
 from nunatak_server.errors import ServerError
@@ -27,12 +28,21 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 INTERCHANGE = (ROOT / "docs" / "interchange.md").read_text(encoding="utf-8")
 TROUBLESHOOTING = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
-SOURCES = ("artifact", "clients", "model", "registry", "server", "tests", "training")
-TREES = (ArtifactError, CliError, ModelError, RegistryError, ServerError, TrainingError)
+SOURCES = ("artifact", "clients", "contract", "model", "registry", "server", "tests", "training")
+TREES = (
+    ArtifactError,
+    CliError,
+    ContractError,
+    ModelError,
+    RegistryError,
+    ServerError,
+    TrainingError,
+)
 HTTP = (ROOT / "docs" / "http.md").read_text(encoding="utf-8")
 LOADTEST = (ROOT / "docs" / "loadtest.md").read_text(encoding="utf-8")
 MAKE_TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
 PUBLIC_BASES = {
+    "contract_error",
     "registry_error",
     "model_error",
     "artifact_error",

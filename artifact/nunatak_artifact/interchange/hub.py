@@ -21,16 +21,12 @@ from nunatak_artifact.drafting import PARAMETERS_ROLE, Draft
 from nunatak_artifact.errors import CorruptFileError, HubUnavailableError, InvalidFolderError
 from nunatak_artifact.interchange.folders import new_folder, read_bytes, read_model
 from nunatak_artifact.loading import load_task
+from nunatak_contract.enums import HeadKind
+from nunatak_contract.manifest import BlobRecord, TaskDraft, TaskManifest
+from nunatak_contract.names import check_task_name
+from nunatak_contract.plain_text import visible_lines
 from nunatak_model import Backbone
-from nunatak_registry import (
-    BlobRecord,
-    HeadKind,
-    TaskDraft,
-    TaskManifest,
-    check_task_name,
-    task_card,
-)
-from nunatak_registry.plain_text import visible_lines
+from nunatak_registry import task_card
 
 LIBRARY = "nunatak"
 

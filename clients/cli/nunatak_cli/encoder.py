@@ -7,7 +7,8 @@ from pydantic import JsonValue
 from rich.table import Table
 
 from nunatak_cli.training import kind_named
-from nunatak_model import DEFAULT_BACKBONE, Full, load_backbone
+from nunatak_contract.methods import Full
+from nunatak_model import DEFAULT_BACKBONE, load_backbone
 from nunatak_training import ProgressBar, default_cache_folder, default_recipe
 from nunatak_training.multitask import (
     MultitaskOutcome,

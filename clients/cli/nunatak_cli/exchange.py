@@ -23,8 +23,11 @@ from nunatak_artifact.interchange import (
     write_hub_folder,
 )
 from nunatak_cli.options import ExportFormat, ImportFormat, OnLongName
+from nunatak_contract.enums import OnLong
+from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.names import check_alias_name, check_task_name
 from nunatak_model import DEFAULT_BACKBONE, Backbone, load_backbone
-from nunatak_registry import OnLong, Registry, TaskManifest, check_alias_name, check_task_name
+from nunatak_registry import Registry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

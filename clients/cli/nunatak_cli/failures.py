@@ -23,6 +23,7 @@ OUR_PACKAGES = frozenset(
         "nunatak_artifact",
         "nunatak_cli",
         "nunatak_client",
+        "nunatak_contract",
         "nunatak_loadtest",
         "nunatak_model",
         "nunatak_registry",

@@ -71,7 +71,7 @@ def _json(value: Mapping[str, JsonValue], *, indent: int | None) -> str:
     document = json.dumps(value, indent=indent, ensure_ascii=False)
     if _is_printable(document):
         return document
-    from nunatak_registry.plain_text import visible_json
+    from nunatak_contract.plain_text import visible_json
 
     return visible_json(document)
 
@@ -80,7 +80,7 @@ def plain(text: str) -> str:
     """Spell out the control characters of a text, except line ends."""
     if _is_printable(text):
         return text
-    from nunatak_registry.plain_text import visible_lines
+    from nunatak_contract.plain_text import visible_lines
 
     return visible_lines(text)
 

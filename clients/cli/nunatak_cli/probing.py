@@ -4,8 +4,10 @@ from collections.abc import Collection
 
 from nunatak_artifact import ArtifactError, load_task
 from nunatak_cli.views.checks import Check
+from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.names import TaskReference
 from nunatak_model import DEFAULT_BACKBONE, Backbone, ModelError, load_backbone
-from nunatak_registry import Registry, RegistryError, TaskManifest, TaskReference
+from nunatak_registry import Registry, RegistryError
 
 
 def prove_version(registry: Registry, reference: TaskReference, *, source: str | None) -> None:

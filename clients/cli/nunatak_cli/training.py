@@ -9,8 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from nunatak_cli.errors import InvalidOptionError
+from nunatak_contract.names import check_alias_name, check_task_name
 from nunatak_model import DEFAULT_BACKBONE, Backbone, load_backbone
-from nunatak_registry import Registry, check_alias_name
+from nunatak_registry import Registry
 from nunatak_registry.cards import (
     long_examples_text,
     long_text,
@@ -18,7 +19,6 @@ from nunatak_registry.cards import (
     shared_text,
     stored_bytes,
 )
-from nunatak_registry.names import check_task_name
 from nunatak_training import (
     DiskTrunkStore,
     LayerChoice,

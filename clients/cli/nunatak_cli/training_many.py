@@ -19,7 +19,8 @@ from nunatak_cli.errors import TaskFileError
 from nunatak_cli.failures import error_code
 from nunatak_cli.output import error_console
 from nunatak_cli.training import TrainRequest, check_names, outcome_json, train_and_promote
-from nunatak_model import DEFAULT_BACKBONE, Backbone, ModelError, load_backbone
+from nunatak_contract.errors import ContractError
+from nunatak_model import DEFAULT_BACKBONE, Backbone, ModelError, load_backbone, maths_of
 from nunatak_registry import Registry, RegistryError
 from nunatak_training import (
     DiskTrunkStore,
@@ -143,7 +144,7 @@ def requests_of(listed: TaskFile, file: Path, *, cache: bool, resume: bool) -> R
                 resume=resume,
             )
             check_names(requests[task])
-        except (TrainingError, RegistryError) as error:
+        except (TrainingError, ContractError, RegistryError) as error:
             raise TaskFileError(file, f"tasks.{task}", str(error)) from error
     backbone = load_backbone(name)
     depths = dict[str, int]()
@@ -197,7 +198,7 @@ def _split_depth(request: TrainRequest, backbone: Backbone) -> int:
     default_recipe(method, backbone=backbone.name, changes=settings.changes)
     if settings.layer_target is not None:
         return 0
-    return method.split_depth(backbone.config) or 0
+    return maths_of(method).split_depth(backbone.config) or 0
 
 
 def _trained(

@@ -1,8 +1,7 @@
-"""What every method declares."""
+"""What the maths of every method declare."""
 
 from collections.abc import Mapping
-from enum import StrEnum
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,20 +13,8 @@ from nunatak_model.layer import LayerOverride
 from nunatak_model.weights import Shapes
 
 
-class MethodKind(StrEnum):
-    """Names of the methods, as in manifests and on the command line."""
-
-    TOPK = "topk"
-    HEAD = "head"
-    BOTTLENECK = "bottleneck"
-    LORA = "lora"
-    FULL = "full"
-
-
-class MethodContract(Protocol):
-    """What every member of the union `Method` provides."""
-
-    kind: ClassVar[MethodKind]
+class MethodMaths(Protocol):
+    """What a backbone's layers become by a method: one class for each member of `Method`."""
 
     def check(self, config: BackboneConfig) -> None:
         """Raise `InvalidMethodError` unless the settings fit this backbone."""

@@ -23,6 +23,8 @@ from sqlalchemy import (
     select,
 )
 
+from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.names import DEFAULT_ALIAS, MAX_VERSION
 from nunatak_registry.aliases import (
     AliasEvent,
     AliasEventKind,
@@ -45,8 +47,6 @@ from nunatak_registry.index.schema import (
     TaskRow,
     VersionRow,
 )
-from nunatak_registry.manifest import TaskManifest
-from nunatak_registry.names import DEFAULT_ALIAS, MAX_VERSION
 
 VersionQuery: TypeAlias = "Select[str, int, str, str]"
 

@@ -17,7 +17,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from nunatak_registry.names import MAX_NAME_LENGTH, NAME_PATTERN, Digest
+from nunatak_contract.names import MAX_NAME_LENGTH, NAME_PATTERN, Digest
 
 EVERY_TASK: Final = "*"
 

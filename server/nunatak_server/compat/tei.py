@@ -14,7 +14,8 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
-from nunatak_registry import HeadKind, OnLong, TaskManifest
+from nunatak_contract.enums import HeadKind, OnLong
+from nunatak_contract.manifest import TaskManifest
 from nunatak_server.compat.translation import (
     Problem,
     TranslatedRoute,

@@ -8,7 +8,8 @@ from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.types import Scope
 
-from nunatak_registry import TaskManifest, TaskReference
+from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.names import TaskReference
 from nunatak_server.failures import KNOWN_ERRORS, KnownError
 from nunatak_server.http.access import caller_of
 from nunatak_server.http.endpoints import Wishes, catalog_of, reference_text, runtime_of

@@ -16,17 +16,14 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Query, Request, Response
 
 from nunatak_artifact import LoadedTask
+from nunatak_contract.names import DEFAULT_ALIAS, TaskReference, check_alias_name, check_task_name
 from nunatak_registry import (
-    DEFAULT_ALIAS,
     AliasEvent,
     Candidate,
     CandidateEvent,
     CandidateEventKind,
     CandidateNotFoundError,
     CandidateRole,
-    TaskReference,
-    check_alias_name,
-    check_task_name,
 )
 from nunatak_server.errors import DeadlineExceededError
 from nunatak_server.http.endpoints import (

@@ -15,7 +15,7 @@ from typing import Any, Final
 from fastapi import FastAPI, Request, Response
 from starlette.types import Scope
 
-from nunatak_registry import TaskReference
+from nunatak_contract.names import TaskReference
 from nunatak_server.errors import (
     BodyTooLargeError,
     DeadlineExceededError,

@@ -11,7 +11,7 @@ from typing import Any, Final
 from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
-from nunatak_registry.names import MAX_NAME_LENGTH, MAX_VERSION, NAME_PATTERN
+from nunatak_contract.names import MAX_NAME_LENGTH, MAX_VERSION, NAME_PATTERN
 from nunatak_server import page
 from nunatak_server.http.access import access_to
 from nunatak_server.http.limits import StrictRoute

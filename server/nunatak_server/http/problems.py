@@ -17,6 +17,7 @@ from starlette.types import Message as Sent
 import nunatak_artifact as artifact
 import nunatak_model as model
 import nunatak_registry as registry
+from nunatak_contract import errors as contract
 from nunatak_server import errors as server
 from nunatak_server.failures import KnownError
 from nunatak_server.http.requests import Message
@@ -31,8 +32,9 @@ RETRY_AFTER_S: Final = (1, 3)
 """Drawn at random between these: those refused together should not return together."""
 
 STATUS_OF: Mapping[type[Exception], HTTPStatus] = {
+    contract.ContractError: HTTPStatus.INTERNAL_SERVER_ERROR,
+    contract.InvalidNameError: HTTPStatus.UNPROCESSABLE_ENTITY,
     registry.RegistryError: HTTPStatus.INTERNAL_SERVER_ERROR,
-    registry.InvalidNameError: HTTPStatus.UNPROCESSABLE_ENTITY,
     registry.InvalidManifestError: HTTPStatus.SERVICE_UNAVAILABLE,
     registry.InvalidArtifactError: HTTPStatus.SERVICE_UNAVAILABLE,
     registry.TaskNotFoundError: HTTPStatus.NOT_FOUND,
@@ -174,7 +176,7 @@ class FailureMiddleware:
 
 
 def _detail(error: KnownError) -> str:
-    if isinstance(error, registry.InvalidNameError):
+    if isinstance(error, contract.InvalidNameError):
         # What came is no name, and may be anything; nothing that was sent is repeated.
         return f"{error.kind} must be {error.expected}"
     return str(error)

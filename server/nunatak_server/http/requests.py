@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from nunatak_registry import OnLong
+from nunatak_contract.enums import OnLong
 from nunatak_server.errors import InvalidJsonError
 from nunatak_server.outputs.answers import AnswerOptions
 from nunatak_server.outputs.entities import AggregationStrategy, EntityOptions

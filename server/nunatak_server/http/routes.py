@@ -4,7 +4,7 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Header, Request, Response
 
-from nunatak_registry import TaskReference
+from nunatak_contract.names import TaskReference
 from nunatak_server.errors import InvalidRequestError
 from nunatak_server.http.endpoints import (
     PROBLEMS,

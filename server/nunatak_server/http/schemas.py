@@ -4,7 +4,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from nunatak_registry import CandidateRole, HeadKind, TaskManifest
+from nunatak_contract.enums import HeadKind
+from nunatak_contract.manifest import TaskManifest
+from nunatak_registry import CandidateRole
 from nunatak_server.http.requests import MAX_ITEMS, Inputs, Message, Parameters
 
 Reference = Annotated[str, Field(min_length=1, max_length=200, examples=["tone", "tone@prod"])]

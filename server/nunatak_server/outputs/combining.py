@@ -18,7 +18,8 @@ tokens would differ little, and the plain mean is easier to check.
 import math
 from collections.abc import Sequence
 
-from nunatak_registry import HeadRecord, ProblemType
+from nunatak_contract.enums import ProblemType
+from nunatak_contract.heads import HeadRecord
 
 Logits = Sequence[float]
 

@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from nunatak_contract.enums import HeadKind, OnLong
+from nunatak_contract.heads import HeadRecord
+from nunatak_contract.manifest import TaskManifest
 from nunatak_model import Encoding
-from nunatak_registry import HeadKind, HeadRecord, OnLong, TaskManifest
 from nunatak_server.inputs import Query, Question, TaskInput
 from nunatak_server.outputs.answers import Answer, AnswerOptions, best_answers
 from nunatak_server.outputs.combining import combine_windows

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NotRequired, TypedDict, assert_never
 
-from nunatak_registry import ProblemType
+from nunatak_contract.enums import ProblemType
 
 
 class ScoreFunction(StrEnum):

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
-from nunatak_registry import TaskManifest
+from nunatak_contract.manifest import TaskManifest
 from nunatak_server.errors import DeadlineExceededError
 from nunatak_server.failures import KNOWN_ERRORS, KnownError
 from nunatak_server.residency.residency import Lease, Residency

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from nunatak_contract.enums import OnLong
 from nunatak_model import Backbone, Encoding, LayerNotHeldError, embedding_branch
-from nunatak_registry import OnLong
 from nunatak_server.errors import (
     DeadlineExceededError,
     DeadlineTooShortError,

@@ -9,16 +9,12 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from nunatak_contract.enums import OnLong
+from nunatak_contract.errors import InvalidNameError
+from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.names import TaskReference
 from nunatak_model import Encoding
-from nunatak_registry import (
-    InvalidNameError,
-    OnLong,
-    StoreUnavailableError,
-    TaskManifest,
-    TaskNotFoundError,
-    TaskReference,
-    Traffic,
-)
+from nunatak_registry import StoreUnavailableError, TaskNotFoundError, Traffic
 from nunatak_server.access.keys import TaskList
 from nunatak_server.catalog import deny
 from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError, TooManyTokensError

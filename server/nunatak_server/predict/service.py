@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 
-from nunatak_registry import TaskReference
+from nunatak_contract.names import TaskReference
 from nunatak_server.errors import (
     DeadlineExceededError,
     DeadlineTooShortError,

@@ -7,7 +7,8 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from nunatak_registry import HeadKind, TaskManifest
+from nunatak_contract.enums import HeadKind
+from nunatak_contract.manifest import TaskManifest
 from nunatak_server.access.keys import ALL_TASKS, TaskList
 from nunatak_server.errors import ServerError
 from nunatak_server.failures import KnownError

@@ -8,8 +8,9 @@ import threading
 from collections.abc import Awaitable, Callable, Sequence
 
 from nunatak_artifact import LoadedTask, load_task
+from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.names import TaskReference
 from nunatak_model import Backbone, BesideCompute, TrunkCache, compute_without_helpers
-from nunatak_registry import TaskManifest, TaskReference
 from nunatak_server.failures import KNOWN_ERRORS
 from nunatak_server.residency.loads import GivingWay
 from nunatak_server.residency.memory import HostTier

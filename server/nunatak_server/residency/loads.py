@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from nunatak_artifact import LoadedTask
-from nunatak_registry import TaskManifest
+from nunatak_contract.manifest import TaskManifest
 from nunatak_server.errors import (
     DrainingError,
     EngineFailedError,

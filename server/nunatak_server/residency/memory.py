@@ -25,7 +25,8 @@ import psutil
 import torch
 
 from nunatak_artifact import PARAMETERS_ROLE
-from nunatak_registry import TaskManifest, TensorDtype
+from nunatak_contract.enums import TensorDtype
+from nunatak_contract.manifest import TaskManifest
 
 INTERVAL_S = 5.0
 """At least this long between two returns: they cost well below a percent of a core."""

@@ -13,14 +13,9 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from nunatak_artifact import LoadedTask
-from nunatak_registry import (
-    RegistryError,
-    TaskManifest,
-    TaskNotFoundError,
-    TaskReference,
-    Traffic,
-    VersionNotFoundError,
-)
+from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.names import TaskReference
+from nunatak_registry import RegistryError, TaskNotFoundError, Traffic, VersionNotFoundError
 from nunatak_server.residency.loads import Loader, Loads, ResidencyObserver
 from nunatak_server.residency.resident_set import Shelf, ShelfStats, VersionKey, key_of, versions_of
 

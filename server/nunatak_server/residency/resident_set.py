@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from nunatak_artifact import LoadedTask
-from nunatak_registry import TaskManifest
+from nunatak_contract.manifest import TaskManifest
 from nunatak_server.errors import TaskDoesNotFitError, TaskInUseError, TaskPinnedError
 
 

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from nunatak_registry import TaskManifest, Traffic
+from nunatak_contract.manifest import TaskManifest
+from nunatak_registry import Traffic
 
 POINT_BYTES = 6
 """As many bits as a float holds exactly, so that no point rounds up to 1."""

@@ -9,7 +9,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
-from nunatak_registry import HeadKind, HeadRecord, ProblemType, TaskManifest
+from nunatak_contract.enums import HeadKind, ProblemType
+from nunatak_contract.heads import HeadRecord
+from nunatak_contract.manifest import TaskManifest
 from nunatak_server.outputs.entities import EntityOptions, TokenEntity
 from nunatak_server.outputs.outputs import Output, PredictionOptions
 from nunatak_server.residency.resident_set import VersionKey, key_of

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client.registry import Collector
 
-from nunatak_registry import TaskManifest, Traffic
+from nunatak_contract.manifest import TaskManifest
+from nunatak_registry import Traffic
 from nunatak_server.outputs.entities import Join
 from nunatak_server.residency.residency import Residency
 from nunatak_server.rollouts.choice import Arm, Chosen, choose

@@ -14,8 +14,8 @@ from enum import StrEnum
 from typing import Final, Protocol
 
 from nunatak_artifact import LoadedTask
+from nunatak_contract.manifest import TaskManifest
 from nunatak_model import Branch, Encoding
-from nunatak_registry import TaskManifest
 from nunatak_server.errors import BackboneUnhealthyError, ServerError, TaskUnhealthyError
 
 ANONYMOUS: Final = "anonymous"

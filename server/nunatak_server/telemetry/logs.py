@@ -24,7 +24,7 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Any, Final, TextIO, assert_never
 
-from nunatak_registry.plain_text import visible, visible_json
+from nunatak_contract.plain_text import visible, visible_json
 
 DELAY_S: Final = 0.1
 MAX_EVENTS: Final = 1000

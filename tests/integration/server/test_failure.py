@@ -14,7 +14,8 @@ from doubles.access import add_key
 from doubles.backbones import tiny_backbone
 from doubles.serving import make_settings, running_client
 from doubles.tasks import publish_tiny_task
-from nunatak_model import Backbone, Method, TopK
+from nunatak_contract.methods import Method, TopK
+from nunatak_model import Backbone
 from nunatak_model.weights import LayerWeights
 from nunatak_registry import Registry
 from nunatak_server.access.authenticators import KeyedDoor

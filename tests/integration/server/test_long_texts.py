@@ -16,19 +16,10 @@ from doubles.backbones import tiny_backbone
 from doubles.compat import Ask
 from doubles.serving import running_client
 from doubles.tasks import MAX_LENGTH, random_parameters, spec_of, tiny_task
-from nunatak_model import (
-    Backbone,
-    HeadKind,
-    HeadOnly,
-    Lora,
-    Method,
-    Row,
-    TextInput,
-    TopK,
-    build_branch,
-    forward,
-)
-from nunatak_registry import OnLong, ProblemType, Registry
+from nunatak_contract.enums import HeadKind, OnLong, ProblemType
+from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Lora, Method, TopK
+from nunatak_model import Backbone, Row, TextInput, build_branch, forward
+from nunatak_registry import Registry
 from nunatak_server.outputs.scores import ScoreFunction, apply_function
 
 LONG = "ann met bob in oslo, and cy came. " * 9
@@ -88,7 +79,10 @@ def largest(windows: Windows) -> list[float]:
 TASKS = {
     "guard": Sort(labels=("benign", "attack"), default="benign", combined=of_strongest(0)),
     "three": Sort(
-        labels=("x", "none", "y"), default="none", method=Lora(rank=2), combined=of_strongest(1)
+        labels=("x", "none", "y"),
+        default="none",
+        method=Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
+        combined=of_strongest(1),
     ),
     "topic": Sort(labels=("a", "b", "c"), combined=mean_of(SOFTMAX)),
     "tags": Sort(

@@ -18,7 +18,8 @@ from doubles.backbones import tiny_backbone
 from doubles.held_layers import HeldLayers
 from doubles.serving import make_settings, running_client, running_server
 from doubles.tasks import publish_tiny_task
-from nunatak_model import Backbone, HeadOnly
+from nunatak_contract.methods import HeadOnly
+from nunatak_model import Backbone
 from nunatak_registry import Registry
 from nunatak_server.http.access import ACCESS
 from nunatak_server.http.access import PREDICT as PREDICTING

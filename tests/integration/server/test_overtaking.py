@@ -9,7 +9,8 @@ import pytest
 
 from doubles.serving import make_settings, running_client
 from doubles.tasks import publish_tiny_task
-from nunatak_model import DEFAULT_BACKBONE, Backbone, Lora, load_backbone
+from nunatak_contract.methods import QUERY_AND_VALUE, Lora
+from nunatak_model import DEFAULT_BACKBONE, Backbone, load_backbone
 from nunatak_registry import Registry
 
 NUM_TEXTS, NUM_QUESTIONS = 64, 8
@@ -25,7 +26,13 @@ def backbone() -> Backbone:
 def registry(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Generator[Registry]:
     with Registry.open(tmp_path_factory.mktemp("registry")) as opened:
         for seed, task in enumerate(("bulk", "short")):
-            publish_tiny_task(opened, backbone, task=task, method=Lora(rank=2), seed=seed)
+            publish_tiny_task(
+                opened,
+                backbone,
+                task=task,
+                method=Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
+                seed=seed,
+            )
         yield opened
 
 

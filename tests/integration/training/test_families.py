@@ -5,7 +5,7 @@ import pytest
 from doubles.backbones import Family, tiny_backbone
 from doubles.examples import name_questions
 from doubles.trained_tokenizers import TokenizerFamily, published
-from nunatak_model import Full
+from nunatak_contract.methods import Full
 from nunatak_training import Metric, SilentReport, default_recipe, fit_task
 
 SHAPES: dict[TokenizerFamily, Family] = {

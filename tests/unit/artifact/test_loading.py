@@ -11,24 +11,26 @@ from nunatak_artifact import (
     load_task,
     probe_tolerance,
 )
+from nunatak_contract.enums import HeadKind, TensorDtype
+from nunatak_contract.evidence import ProbeRecord
+from nunatak_contract.manifest import TaskDraft, TaskManifest
+from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
 from nunatak_model import (
     Backbone,
-    Bottleneck,
-    Full,
-    HeadKind,
-    HeadOnly,
-    Lora,
-    Method,
     NonFiniteParameterError,
     ParameterMismatchError,
-    TopK,
     quantize_backbone,
     tensors_from_bytes,
     tensors_to_bytes,
 )
-from nunatak_registry import ProbeRecord, TaskDraft, TaskManifest, TensorDtype
 
-METHODS = [TopK(num_layers=2), HeadOnly(), Bottleneck(size=4), Lora(rank=2), Full()]
+METHODS = [
+    TopK(num_layers=2),
+    HeadOnly(),
+    Bottleneck(size=4),
+    Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
+    Full(),
+]
 
 
 @pytest.fixture(scope="module")

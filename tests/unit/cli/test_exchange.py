@@ -13,8 +13,9 @@ from doubles.checkpoints import save_checkpoint
 from doubles.published import TwinFactory
 from doubles.tasks import publish_tiny_task
 from doubles.terminals import nunatak
-from nunatak_model import HeadOnly, Lora, TopK
-from nunatak_registry import HeadKind, ProblemType, Registry
+from nunatak_contract.enums import HeadKind, ProblemType
+from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Lora, TopK
+from nunatak_registry import Registry
 
 # Typed partly.
 BERT: Any = BertForSequenceClassification
@@ -28,7 +29,12 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     factory = TwinFactory(folder / "backbone", family="bert")
     save_checkpoint(factory, folder / "tuned", method=TopK(num_layers=2))
     with Registry.open(folder / "registry") as registry:
-        publish_tiny_task(registry, factory.backbone, task="tone", method=Lora(rank=2))
+        publish_tiny_task(
+            registry,
+            factory.backbone,
+            task="tone",
+            method=Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
+        )
     return folder
 
 

@@ -9,13 +9,8 @@ import pytest
 from doubles.drafts import make_draft
 from doubles.terminals import nunatak
 from nunatak_cli.commands.task import collect
-from nunatak_registry import (
-    DEFAULT_GRACE_S,
-    ConfusionCell,
-    ConfusionRecord,
-    Registry,
-    task_card,
-)
+from nunatak_contract.evidence import ConfusionCell, ConfusionRecord
+from nunatak_registry import DEFAULT_GRACE_S, Registry, task_card
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from doubles.backbones import save_tiny_backbone
-from nunatak_artifact import method_of
 from nunatak_cli.errors import TaskFileError
 from nunatak_cli.training_many import TaskSettings, read_task_file, requests_of
 from nunatak_training import Recipe, default_recipe, read_settings
@@ -35,7 +34,7 @@ dev = "dev.jsonl"
 
 def recipe_of(task: TaskSettings) -> Recipe:
     settings = read_settings(task.named)
-    return default_recipe(method_of(settings.record), changes=settings.changes)
+    return default_recipe(settings.record, changes=settings.changes)
 
 
 def written(tmp_path: Path, text: str, name: str = "tasks.yaml") -> Path:

@@ -99,7 +99,7 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
         from nunatak_artifact.interchange import ImportChoices, LogitUse
         from nunatak_cli.exchange import ImportRequest, import_task
         from nunatak_cli.views.exchange import published_json, published_lines
-        from nunatak_registry import ProblemType
+        from nunatak_contract.enums import ProblemType
     choices = ImportChoices(
         labels=None if labels is None else tuple(label.strip() for label in labels.split(",")),
         problem_type=None if problem_type is None else ProblemType(problem_type.value),

@@ -147,7 +147,7 @@ def _set(
 
 
 def _prove(registry: "Registry", candidate: "Candidate", backbone: str | None) -> None:
-    from nunatak_registry import TaskReference
+    from nunatak_contract.names import TaskReference
 
     with needs_extra("server"):
         from nunatak_cli.probing import prove_version

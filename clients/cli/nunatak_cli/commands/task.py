@@ -185,7 +185,7 @@ def promote(  # noqa: PLR0913 - one parameter per option is how typer works
 ) -> None:
     """Point an alias at a version that runs as recorded; servers follow within moments."""
     from nunatak_cli.views.tasks import event_json, moved_line
-    from nunatak_registry import TaskReference
+    from nunatak_contract.names import TaskReference
 
     with existing_registry(registry) as opened:
         if not unprobed:
@@ -211,7 +211,7 @@ def rollback(
 ) -> None:
     """Point an alias back at the version before, if that runs; again goes further back."""
     from nunatak_cli.views.tasks import event_json, moved_line
-    from nunatak_registry import TaskReference
+    from nunatak_contract.names import TaskReference
 
     with existing_registry(registry) as opened:
         if not unprobed:

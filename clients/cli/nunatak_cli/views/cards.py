@@ -7,7 +7,8 @@ from rich.table import Table
 from rich.text import Text
 
 from nunatak_cli.views.tasks import labels_text, moment
-from nunatak_registry import Matrix, TaskManifest, confusion_matrix, worst_mistakes
+from nunatak_contract.manifest import TaskManifest
+from nunatak_registry import Matrix, confusion_matrix, worst_mistakes
 from nunatak_registry.cards import (
     head_text,
     method_text,

@@ -6,7 +6,8 @@ from pydantic import JsonValue
 from rich.table import Table
 
 from nunatak_cli.views.tasks import labels_text
-from nunatak_registry import Compared, TaskManifest
+from nunatak_contract.manifest import TaskManifest
+from nunatak_registry import Compared
 
 
 def comparison_table(left: TaskManifest, right: TaskManifest, rows: Iterable[Compared]) -> Table:

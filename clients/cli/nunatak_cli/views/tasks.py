@@ -7,13 +7,8 @@ from pydantic import JsonValue
 from rich.table import Table
 from rich.text import Text
 
-from nunatak_registry import (
-    AliasEvent,
-    CandidateEvent,
-    CandidateEventKind,
-    TaskManifest,
-    TaskSummary,
-)
+from nunatak_contract.manifest import TaskManifest
+from nunatak_registry import AliasEvent, CandidateEvent, CandidateEventKind, TaskSummary
 from nunatak_registry.cards import method_text, shared_text
 
 SHOWN_LABELS = 5

@@ -6,18 +6,8 @@ import torch
 from doubles.backbones import tiny_backbone
 from doubles.serving_kernels import Recorder, with_gpu_kernels
 from doubles.tasks import random_parameters, spec_of
-from nunatak_model import (
-    Backbone,
-    Branch,
-    HeadOnly,
-    Lora,
-    Row,
-    TopK,
-    TrunkCache,
-    TrunkGraphs,
-    build_branch,
-    forward,
-)
+from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Lora, TopK
+from nunatak_model import Backbone, Branch, Row, TrunkCache, TrunkGraphs, build_branch, forward
 from nunatak_server.engine.compute import BatchCompute
 from nunatak_server.errors import EngineFailedError, OutOfMemoryError
 from nunatak_server.failures import device_failure
@@ -42,7 +32,7 @@ def branches(backbone: Backbone) -> list[Branch]:
     specs = [
         spec_of(backbone, TopK(num_layers=1), num_labels=3),
         spec_of(backbone, HeadOnly(), num_labels=5),
-        spec_of(backbone, Lora(rank=2), num_labels=2),
+        spec_of(backbone, Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE), num_labels=2),
     ]
     return [
         build_branch(spec, backbone.config, random_parameters(spec, backbone, seed=seed))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nunatak_registry import ProblemType
+from nunatak_contract.enums import ProblemType
 from nunatak_server.outputs.scores import (
     LabelScore,
     ScoreFunction,

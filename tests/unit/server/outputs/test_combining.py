@@ -5,7 +5,8 @@ import random
 
 import pytest
 
-from nunatak_registry import HeadKind, HeadRecord, Pooling, ProblemType
+from nunatak_contract.enums import HeadKind, Pooling, ProblemType
+from nunatak_contract.heads import HeadRecord
 from nunatak_server.outputs.combining import combine_windows
 from nunatak_server.outputs.scores import ScoreFunction, apply_function
 

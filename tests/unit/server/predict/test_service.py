@@ -6,8 +6,10 @@ from doubles.backbones import tiny_backbone
 from doubles.rendering import rendered
 from doubles.services import make_bench
 from doubles.tasks import random_parameters, spec_of
-from nunatak_model import Backbone, Branch, TopK, build_branch
-from nunatak_registry import StoreUnavailableError, TaskReference
+from nunatak_contract.methods import TopK
+from nunatak_contract.names import TaskReference
+from nunatak_model import Backbone, Branch, build_branch
+from nunatak_registry import StoreUnavailableError
 from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError, DrainingError
 from nunatak_server.outputs.outputs import PredictionOptions
 from nunatak_server.predict.types import (

@@ -11,8 +11,9 @@ from doubles.held_engine import make_held_bench, name_of
 from doubles.rendering import rendered
 from doubles.tasks import random_parameters, spec_of
 from doubles.traffic import TrafficBench, ask_for
-from nunatak_model import Backbone, Branch, TopK, build_branch
-from nunatak_registry import OnLong
+from nunatak_contract.enums import OnLong
+from nunatak_contract.methods import TopK
+from nunatak_model import Backbone, Branch, build_branch
 from nunatak_server.errors import (
     DeadlineExceededError,
     DeadlineTooShortError,

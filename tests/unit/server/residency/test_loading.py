@@ -11,8 +11,9 @@ import torch
 from doubles.backbones import tiny_backbone
 from doubles.tasks import publish_tiny_task, tiny_task
 from nunatak_artifact import ProbeFailedError
+from nunatak_contract.manifest import TaskManifest
 from nunatak_model import Backbone
-from nunatak_registry import Registry, TaskManifest
+from nunatak_registry import Registry
 from nunatak_server.residency.loading import VersionLoading
 from nunatak_server.residency.loads import GivingWay
 from nunatak_server.residency.memory import HostTier

@@ -9,8 +9,9 @@ from doubles.backbones import tiny_backbone
 from doubles.drafts import make_draft
 from doubles.tasks import random_parameters, spec_of
 from nunatak_artifact import LoadedTask
-from nunatak_model import Branch, HeadOnly, build_branch
-from nunatak_registry import TaskManifest
+from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.methods import HeadOnly
+from nunatak_model import Branch, build_branch
 from nunatak_server.errors import TaskDoesNotFitError, TaskInUseError, TaskPinnedError
 from nunatak_server.residency.resident_set import Shelf, VersionKey, key_of
 

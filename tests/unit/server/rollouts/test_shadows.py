@@ -9,8 +9,9 @@ from doubles.leases import until
 from doubles.serving import FakeStore, ManualClock, RecordingObserver
 from doubles.tasks import random_parameters, spec_of
 from doubles.traffic import TrafficBench, add_versions, ask_for, make_traffic_bench
-from nunatak_model import Backbone, BetweenLayers, Branch, Row, TopK, build_branch
-from nunatak_registry import TaskManifest
+from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.methods import TopK
+from nunatak_model import Backbone, BetweenLayers, Branch, Row, build_branch
 from nunatak_server.engine.compute import BatchCompute
 from nunatak_server.engine.engine import Engine
 from nunatak_server.errors import DeadlineExceededError, OutOfMemoryError, TaskUnhealthyError

@@ -1,66 +1,46 @@
-"""How a branch differs from the backbone: one record a method."""
+"""The methods by which a task's branch differs from the backbone, with their settings.
 
-from enum import StrEnum
+A manifest stores a method as it stands here, and `nunatak_model` runs it. What fits a backbone is
+for `nunatak_model` to check.
+"""
+
 from typing import Annotated, Literal
 
 from pydantic import Field, FiniteFloat
 
-from nunatak_registry.manifest.base import Record
-from nunatak_registry.manifest.heads import Activation
+from nunatak_contract.enums import (
+    Activation,
+    AdaptedBlocks,
+    AdapterInput,
+    LoraTarget,
+    MethodKind,
+    Norms,
+)
+from nunatak_contract.record import Record
 
 FirstLayer = Annotated[int, Field(ge=0, le=1000, description="layers below stay shared")]
 
-
-class LoraTarget(StrEnum):
-    """The linear maps of a layer that can carry a low-rank update."""
-
-    QUERY = "query"
-    KEY = "key"
-    VALUE = "value"
-    ATTENTION_OUTPUT = "attention_output"
-    FEEDFORWARD_IN = "feedforward_in"
-    FEEDFORWARD_OUT = "feedforward_out"
+QUERY_AND_VALUE = (LoraTarget.QUERY, LoraTarget.VALUE)
+"""The maps that Hu et al. 2021 update."""
 
 
-class TopKRecord(Record):
+class TopK(Record, frozen=True):
     """Own copies of the top `num_layers` layers (Lee et al. 2019, arXiv:1911.03090)."""
 
-    kind: Literal["topk"] = "topk"
+    kind: Literal[MethodKind.TOPK] = MethodKind.TOPK
     num_layers: Annotated[int, Field(ge=1, le=1000)]
 
 
-class HeadOnlyRecord(Record):
+class HeadOnly(Record, frozen=True):
     """Nothing but a head; the whole backbone is trunk."""
 
-    kind: Literal["head"] = "head"
+    kind: Literal[MethodKind.HEAD] = MethodKind.HEAD
 
 
-class AdaptedBlocks(StrEnum):
-    """Which blocks of a layer have a bottleneck adapter."""
-
-    BOTH = "both"
-    ATTENTION = "attention"
-    FEEDFORWARD = "feedforward"
-
-
-class AdapterInput(StrEnum):
-    """What a bottleneck adapter reads."""
-
-    BLOCK = "block"
-    NORMED_SUM = "normed_sum"
-
-
-class Norms(StrEnum):
-    """Whose the layer norms after adapted blocks are: the task's own or the backbone's."""
-
-    OWN = "own"
-    FROZEN = "frozen"
-
-
-class BottleneckRecord(Record):
+class Bottleneck(Record, frozen=True):
     """Bottleneck adapters from `first_layer` up; by default those of He et al. 2021, eq. 1."""
 
-    kind: Literal["bottleneck"] = "bottleneck"
+    kind: Literal[MethodKind.BOTTLENECK] = MethodKind.BOTTLENECK
     size: Annotated[int, Field(ge=1, le=65_536, description="width of the adapters")]
     first_layer: FirstLayer = 0
     blocks: AdaptedBlocks = Field(default=AdaptedBlocks.BOTH, description="that have an adapter")
@@ -69,10 +49,10 @@ class BottleneckRecord(Record):
     norms: Norms = Field(default=Norms.OWN, description="layer norms after adapted blocks")
 
 
-class LoraRecord(Record):
+class Lora(Record, frozen=True):
     """Low-rank updates of attention and feed-forward projections (Hu et al. 2021)."""
 
-    kind: Literal["lora"] = "lora"
+    kind: Literal[MethodKind.LORA] = MethodKind.LORA
     rank: Annotated[int, Field(ge=1, le=65_536, description="of the updates")]
     alpha: Annotated[FiniteFloat, Field(gt=0, description="scale of the updates, times rank")]
     targets: Annotated[
@@ -81,14 +61,19 @@ class LoraRecord(Record):
     ]
     first_layer: FirstLayer = 0
 
+    @property
+    def scale(self) -> float:
+        """Factor of the updates."""
+        return self.alpha / self.rank
 
-class FullRecord(Record):
+
+class Full(Record, frozen=True):
     """A full copy: embeddings and every layer are the task's own."""
 
-    kind: Literal["full"] = "full"
+    kind: Literal[MethodKind.FULL] = MethodKind.FULL
 
 
-MethodRecord = Annotated[
-    TopKRecord | HeadOnlyRecord | BottleneckRecord | LoraRecord | FullRecord,
+Method = Annotated[
+    TopK | HeadOnly | Bottleneck | Lora | Full,
     Field(discriminator="kind"),
 ]

@@ -1,12 +1,19 @@
 """What a head is made of and what its outputs stand for."""
 
-from enum import StrEnum
 from typing import Annotated
 
 from pydantic import AfterValidator, Field, model_validator
 
-from nunatak_registry.manifest.base import Record
-from nunatak_registry.plain_text import visible
+from nunatak_contract.enums import (
+    Activation,
+    HeadKind,
+    HeadNorm,
+    Pooling,
+    ProblemType,
+    RankingScore,
+)
+from nunatak_contract.plain_text import visible
+from nunatak_contract.record import Record
 
 MAX_LABELS = 10_000
 
@@ -24,82 +31,19 @@ def _check_label(label: str) -> str:
 Label = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_check_label)]
 
 
-class HeadKind(StrEnum):
-    """What the head predicts."""
-
-    SEQUENCE_CLASSIFICATION = "sequence_classification"
-    TOKEN_CLASSIFICATION = "token_classification"  # noqa: S105 - a kind, no secret
-    QUESTION_ANSWERING = "question_answering"
-    RANKING = "ranking"
-
-    @property
-    def reads_tokens(self) -> bool:
-        """Whether logits are given for every token, rather than once for a text."""
-        return self in {HeadKind.TOKEN_CLASSIFICATION, HeadKind.QUESTION_ANSWERING}
-
-
-class ProblemType(StrEnum):
-    """What sequence classification predicts (names as in transformers' `problem_type`)."""
-
-    SINGLE_LABEL = "single_label_classification"
-    MULTI_LABEL = "multi_label_classification"
-    REGRESSION = "regression"
-
-
-class OnLong(StrEnum):
-    """What becomes of a text of more tokens than a task reads at once."""
-
-    WINDOWS = "windows"
-    REFUSE = "refuse"
-    CUT = "cut"
-
-
-class RankingScore(StrEnum):
-    """What the logit of a document becomes (names as in requests' `function_to_apply`)."""
-
-    SIGMOID = "sigmoid"
-    NONE = "none"
-
-
-class Pooling(StrEnum):
-    """How the token vectors of a text become one vector."""
-
-    MEAN = "mean"
-    FIRST = "first"
-
-
-class Activation(StrEnum):
-    """Non-linearity of an adapter or of a head's dense block (names as in transformers)."""
-
-    GELU = "gelu"
-    GELU_TANH = "gelu_new"
-    RELU = "relu"
-    TANH = "tanh"
-    SILU = "silu"
-    LEAKY_RELU = "leaky_relu"
-
-
-class HeadNorm(StrEnum):
-    """Layer norm of a head's dense block."""
-
-    NONE = "none"
-    GAIN = "gain"
-    GAIN_AND_OFFSET = "gain_and_offset"
-
-
-class DenseBlockRecord(Record):
-    """What stands between pooling and output of a head."""
+class DenseBlock(Record, frozen=True):
+    """What stands between pooling and output of a head: `norm(activation(dense(x)))`."""
 
     activation: Activation
     bias: bool
     norm: HeadNorm
 
 
-TANH_BLOCK = DenseBlockRecord(activation=Activation.TANH, bias=True, norm=HeadNorm.NONE)
+TANH_BLOCK = DenseBlock(activation=Activation.TANH, bias=True, norm=HeadNorm.NONE)
 """BERT's pooler and RoBERTa's `classifier.dense`."""
 
 
-class HeadRecord(Record):
+class HeadRecord(Record, frozen=True):
     """The head: labels in the order of its logits, and how it reads the encoder's output.
 
     Only classification has labels; regression names its one value by one. Only sequence
@@ -112,7 +56,7 @@ class HeadRecord(Record):
     pooling: Pooling | None
     dense: bool = Field(description="a dense block stands between pooling and output")
     # Left out where default: equal content has the digest that it had before this field.
-    block: DenseBlockRecord = Field(
+    block: DenseBlock = Field(
         default=TANH_BLOCK,
         exclude_if=TANH_BLOCK.__eq__,
         description="what the dense block is made of",
@@ -132,13 +76,7 @@ class HeadRecord(Record):
     @property
     def num_outputs(self) -> int:
         """Logits of a text, or of each token."""
-        match self.kind:
-            case HeadKind.SEQUENCE_CLASSIFICATION | HeadKind.TOKEN_CLASSIFICATION:
-                return len(self.labels)
-            case HeadKind.QUESTION_ANSWERING:
-                return 2
-            case HeadKind.RANKING:
-                return 1
+        return self.kind.fixed_outputs or len(self.labels)
 
     @model_validator(mode="after")
     def _labels_are_unique(self) -> "HeadRecord":

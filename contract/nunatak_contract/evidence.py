@@ -4,9 +4,9 @@ from typing import Annotated
 
 from pydantic import Field, FiniteFloat, JsonValue, model_validator
 
-from nunatak_registry.manifest.base import Record
-from nunatak_registry.manifest.heads import Label
-from nunatak_registry.names import Digest
+from nunatak_contract.heads import Label
+from nunatak_contract.names import Digest
+from nunatak_contract.record import Record
 
 MAX_CONFUSION_CELLS = 100_000
 
@@ -15,7 +15,7 @@ ProbeInput = ProbeText | tuple[ProbeText, ProbeText]
 ProbeLogits = tuple[FiniteFloat, ...] | tuple[tuple[FiniteFloat, ...], ...]
 
 
-class DataRecord(Record):
+class DataRecord(Record, frozen=True):
     """The examples a version was trained and chosen on."""
 
     name: Annotated[str, Field(min_length=1, max_length=200)]
@@ -41,14 +41,14 @@ class DataRecord(Record):
         return (self.num_train_long + self.num_dev_long) / (self.num_train + self.num_dev)
 
 
-class RecipeRecord(Record):
+class RecipeRecord(Record, frozen=True):
     """How a version was trained: the settings in full, and their digest."""
 
     settings: dict[str, JsonValue]
     digest: Digest
 
 
-class MetricRecord(Record):
+class MetricRecord(Record, frozen=True):
     """One score and the data it was measured on."""
 
     name: Annotated[str, Field(min_length=1, max_length=64)]
@@ -63,7 +63,7 @@ class MetricRecord(Record):
     num_examples: Annotated[int, Field(ge=1)]
 
 
-class ConfusionCell(Record):
+class ConfusionCell(Record, frozen=True):
     """How often one label was predicted where another, or the same, was true."""
 
     truth: Label
@@ -71,7 +71,7 @@ class ConfusionCell(Record):
     count: Annotated[int, Field(ge=1)]
 
 
-class ConfusionRecord(Record):
+class ConfusionRecord(Record, frozen=True):
     """The confusion matrix of a data set; pairs of labels that never met are left out."""
 
     data_digest: Digest
@@ -89,7 +89,7 @@ class ConfusionRecord(Record):
         return self
 
 
-class ProbeRecord(Record):
+class ProbeRecord(Record, frozen=True):
     """A few inputs with the logits they must give: run before a version is served.
 
     A pair is a question with its context, or a query with a document, where the head reads such.

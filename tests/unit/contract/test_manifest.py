@@ -5,20 +5,13 @@ from pydantic import ValidationError
 
 from doubles.drafts import make_draft
 from doubles.hostile_texts import HOSTILE, obeyed
+from nunatak_contract.enums import OnLong, Pooling, ProblemType
+from nunatak_contract.evidence import ConfusionCell, ConfusionRecord, ProbeRecord
+from nunatak_contract.heads import HeadRecord
+from nunatak_contract.manifest import TaskDraft, TaskManifest
+from nunatak_contract.methods import Lora
+from nunatak_contract.plain_text import visible
 from nunatak_registry.cards import head_text
-from nunatak_registry.manifest import (
-    ConfusionCell,
-    ConfusionRecord,
-    HeadRecord,
-    LoraRecord,
-    OnLong,
-    Pooling,
-    ProbeRecord,
-    ProblemType,
-    TaskDraft,
-    TaskManifest,
-)
-from nunatak_registry.plain_text import visible
 
 
 def make_manifest(version: int = 3) -> TaskManifest:
@@ -152,7 +145,7 @@ def test_probe_refuses_logits_that_are_no_numbers() -> None:
 @pytest.mark.parametrize("target", ["imports.os", "QUERY", "query ", ""])
 def test_a_lora_target_that_no_layer_has_is_refused(target: str) -> None:
     with pytest.raises(ValidationError):
-        LoraRecord.model_validate({"rank": 2, "alpha": 4.0, "targets": [target]})
+        Lora.model_validate({"rank": 2, "alpha": 4.0, "targets": [target]})
 
 
 def head(**changes: object) -> dict[str, object]:

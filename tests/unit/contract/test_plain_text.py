@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from doubles.hostile_texts import HOSTILE, MARKUP, is_obeyed, obeyed
-from nunatak_registry.plain_text import visible, visible_json, visible_lines
+from nunatak_contract.plain_text import visible, visible_json, visible_lines
 
 READABLE = "Füße 12\N{NO-BREAK SPACE}€, שלום, 東京\N{IDEOGRAPHIC SPACE}都, 👩\u200d💻, न\u200cक"
 

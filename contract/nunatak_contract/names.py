@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import StringConstraints
 
-from nunatak_registry.errors import InvalidNameError
+from nunatak_contract.errors import InvalidNameError
 
 NAME_PATTERN = r"^[a-z0-9](?:\.?[a-z0-9_-])*$"
 MAX_NAME_LENGTH = 64

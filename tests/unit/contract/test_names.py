@@ -4,8 +4,8 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from doubles.names import HOSTILE_NAMES
-from nunatak_registry.errors import InvalidNameError
-from nunatak_registry.names import (
+from nunatak_contract.errors import InvalidNameError
+from nunatak_contract.names import (
     MAX_VERSION,
     AliasName,
     TaskName,

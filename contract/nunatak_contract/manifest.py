@@ -3,23 +3,23 @@
 import hashlib
 from collections.abc import Mapping
 from datetime import datetime
-from enum import StrEnum
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from nunatak_registry.manifest.base import Record
-from nunatak_registry.manifest.evidence import (
+from nunatak_contract.enums import HeadKind, OnLong, TensorDtype
+from nunatak_contract.evidence import (
     ConfusionRecord,
     DataRecord,
     MetricRecord,
     ProbeRecord,
     RecipeRecord,
 )
-from nunatak_registry.manifest.heads import HeadKind, HeadRecord, OnLong
-from nunatak_registry.manifest.methods import MethodRecord
-from nunatak_registry.names import Digest, TaskName
+from nunatak_contract.heads import HeadRecord
+from nunatak_contract.methods import Method
+from nunatak_contract.names import Digest, TaskName
+from nunatak_contract.record import Record
 
 MIN_WINDOW_TOKENS = 8
 """Special tokens of a pair, and a few to share between a question and its context."""
@@ -29,15 +29,7 @@ Note = Annotated[str, Field(max_length=4096)]
 """A remark to keep with a version."""
 
 
-class TensorDtype(StrEnum):
-    """Number format of the stored parameters, in safetensors' spelling of torch's names."""
-
-    FLOAT32 = "float32"
-    FLOAT16 = "float16"
-    BFLOAT16 = "bfloat16"
-
-
-class BackboneRecord(Record):
+class BackboneRecord(Record, frozen=True):
     """The backbone a task version was trained on; the digest decides, the name is for people."""
 
     name: Annotated[str, Field(min_length=1, max_length=200)]
@@ -49,7 +41,7 @@ class BackboneRecord(Record):
     )
 
 
-class BlobRecord(Record):
+class BlobRecord(Record, frozen=True):
     """One content-addressed file."""
 
     role: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,31}$")] = "parameters"
@@ -57,20 +49,20 @@ class BlobRecord(Record):
     size_bytes: Annotated[int, Field(ge=1)]
 
 
-class ParameterCounts(Record):
+class ParameterCounts(Record, frozen=True):
     """Numbers of parameters (not bytes) the task version owns."""
 
     branch: Annotated[int, Field(ge=0)]
     head: Annotated[int, Field(ge=0)]
 
 
-class TaskDraft(Record):
+class TaskDraft(Record, frozen=True):
     """A task version before the registry has numbered it."""
 
     schema_version: Literal[1] = 1
     task: TaskName
     head: HeadRecord
-    method: MethodRecord
+    method: Method
     split_depth: Annotated[int, Field(ge=0, le=1000)] | None = Field(
         description="first layer that differs from the backbone; null for a full copy"
     )
@@ -137,7 +129,7 @@ class TaskDraft(Record):
         return hashlib.sha256(self.model_dump_json(exclude=left_out).encode()).hexdigest()
 
 
-class TaskManifest(TaskDraft):
+class TaskManifest(TaskDraft, frozen=True):
     """One published, immutable task version."""
 
     version: Annotated[int, Field(ge=1)]
