@@ -1,4 +1,4 @@
-"""The asyncio client: the blocking one with `await`; both run the same calls and retries."""
+"""The asyncio client; `make client` makes the blocking client from this file."""
 
 import asyncio
 import time

@@ -1,4 +1,7 @@
-"""The blocking client."""
+"""The blocking client; generated from `async_client.py`.
+
+Change `async_client.py` instead, and run `make client`.
+"""
 
 import time
 from collections.abc import Callable, Generator, Sequence
