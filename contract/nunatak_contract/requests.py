@@ -182,7 +182,7 @@ class PredictManyRequest(PredictRequest):
 
 
 class PromoteRequest(Message):
-    """Where an alias shall point, and where it is expected to point now."""
+    """The version an alias is to name, and the version the alias is expected to name now."""
 
     version: Version
     expected_version: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
@@ -191,13 +191,13 @@ class PromoteRequest(Message):
 
 
 class RollbackRequest(Message):
-    """Where an alias is expected to point now."""
+    """The version that an alias is expected to name now."""
 
     expected_version: Version | None = None
 
 
 class CandidateRequest(Message):
-    """What shall run beside an alias, and which version is expected to do so now."""
+    """The version to run next to an alias, and the version expected to run there now."""
 
     version: Version
     share: Annotated[float, Field(gt=0, le=1)] = Field(
@@ -209,6 +209,6 @@ class CandidateRequest(Message):
 
 
 class CandidateEndRequest(Message):
-    """Which version is expected to run beside an alias now."""
+    """The version expected to run next to an alias now."""
 
     expected_version: Version | None = None

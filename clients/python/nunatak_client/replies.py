@@ -1,4 +1,4 @@
-"""Replies: what tasks say about inputs, read against the contract, or the error it stands for.
+"""Replies: an answer is read against the contract, and a refusal becomes an error.
 
 Each kind of head has one class of results. Every part of an answer that the server names is a
 class of `nunatak_contract`; the classes here put those parts together for the caller.

@@ -1,7 +1,4 @@
-"""How requests travel: the address, the key, and when to try again.
-
-Both clients decide nothing of this themselves.
-"""
+"""How requests travel, for both clients: the address, the key, and when to try again."""
 
 import os
 import random
