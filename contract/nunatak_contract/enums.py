@@ -131,3 +131,29 @@ class TensorDtype(StrEnum):
     FLOAT32 = "float32"
     FLOAT16 = "float16"
     BFLOAT16 = "bfloat16"
+
+
+class FunctionToApply(StrEnum):
+    """How logits become scores."""
+
+    SOFTMAX = "softmax"
+    SIGMOID = "sigmoid"
+    NONE = "none"
+
+
+class AggregationStrategy(StrEnum):
+    """What becomes of labelled tokens that belong together."""
+
+    NONE = "none"
+    SIMPLE = "simple"
+    FIRST = "first"
+    AVERAGE = "average"
+    MAX = "max"
+    WORD = "word"
+
+
+class CandidateRole(StrEnum):
+    """What a version does next to an alias: answer a share of its requests, or run unseen."""
+
+    CANARY = "canary"
+    SHADOW = "shadow"

@@ -1,12 +1,12 @@
 """The versioned store of tasks."""
 
+from nunatak_contract.enums import CandidateRole
 from nunatak_registry.aliases import (
     AliasEvent,
     AliasEventKind,
     Candidate,
     CandidateEvent,
     CandidateEventKind,
-    CandidateRole,
     SharedTraffic,
     Traffic,
 )

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
+from nunatak_contract.enums import CandidateRole
 from nunatak_contract.manifest import TaskManifest
 from nunatak_registry.errors import CandidateConflictError, InvalidCandidateError
 
@@ -64,13 +65,6 @@ def _promotions(history: Sequence[AliasEvent]) -> list[int]:
                 while stack[-1] != event.to_version:
                     stack.pop()
     return stack
-
-
-class CandidateRole(StrEnum):
-    """What a candidate does with the requests it is given."""
-
-    CANARY = "canary"
-    SHADOW = "shadow"
 
 
 class CandidateEventKind(StrEnum):

@@ -4,12 +4,12 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import datetime
 
+from nunatak_contract.enums import CandidateRole
 from nunatak_contract.names import TaskReference, check_alias_name, check_task_name
 from nunatak_registry.aliases import (
     Candidate,
     CandidateEvent,
     CandidateEventKind,
-    CandidateRole,
     check_candidate,
     check_expected_candidate,
 )

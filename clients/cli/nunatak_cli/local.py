@@ -7,10 +7,11 @@ from pydantic import JsonValue, TypeAdapter
 from nunatak_cli.registries import existing_location
 from nunatak_cli.views.answers import Answer
 from nunatak_client import Input, Parameters, Query, Question
+from nunatak_contract import requests
 from nunatak_model import DEFAULT_BACKBONE, load_backbone
 from nunatak_registry import Registry
 from nunatak_server import inputs
-from nunatak_server.http import requests
+from nunatak_server.http.requests import options_of
 from nunatak_server.local import LocalPredictor
 from nunatak_server.predict.types import TaskFailure, TaskPrediction
 
@@ -24,7 +25,7 @@ def ask_here(
     backbone: str | None,
 ) -> list[Answer]:
     """Load the tasks and ask them."""
-    options = requests.Parameters.model_validate(parameters.wire()).options()
+    options = options_of(requests.Parameters.model_validate(parameters.wire()))
     with Registry.open(existing_location(registry)) as opened:
         loaded = load_backbone(backbone or DEFAULT_BACKBONE)
         with LocalPredictor(opened, loaded) as predictor:

@@ -13,13 +13,13 @@ from typing import Self
 
 from sqlalchemy import URL, ColumnElement, delete, insert, or_, select, update
 
+from nunatak_contract.enums import CandidateRole
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import DEFAULT_ALIAS, TaskReference, check_alias_name, check_task_name
 from nunatak_registry.aliases import (
     AliasEvent,
     Candidate,
     CandidateEvent,
-    CandidateRole,
     SharedTraffic,
     Traffic,
     rollback_target,

@@ -23,6 +23,7 @@ from sqlalchemy import (
     select,
 )
 
+from nunatak_contract.enums import CandidateRole
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import DEFAULT_ALIAS, MAX_VERSION
 from nunatak_registry.aliases import (
@@ -31,7 +32,6 @@ from nunatak_registry.aliases import (
     Candidate,
     CandidateEvent,
     CandidateEventKind,
-    CandidateRole,
 )
 from nunatak_registry.blobs.blobs import digest_of
 from nunatak_registry.errors import InvalidManifestError, StoreUnavailableError

@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import Field, ValidationError
 
+from nunatak_contract.requests import MAX_ITEMS, Message, Parameters, Text
 from nunatak_server.compat.tensors import (
     BINARY,
     PARAMETERS,
@@ -44,7 +45,7 @@ from nunatak_server.http.endpoints import (
     runtime_of,
 )
 from nunatak_server.http.replies import reply
-from nunatak_server.http.requests import MAX_ITEMS, Message, Parameters, Text
+from nunatak_server.http.requests import options_of
 from nunatak_server.outputs.outputs import PredictionOptions
 from nunatak_server.scheduler.rows import Priority
 
@@ -264,7 +265,7 @@ def _options(parameters: dict[str, Scalar], columns: frozenset[str]) -> Predicti
     _refuse_unknown(parameters, known=PARAMETERS[columns])
     heeded = {name: value for name, value in parameters.items() if name not in BINARY}
     try:
-        return Parameters.model_validate(heeded).options()
+        return options_of(Parameters.model_validate(heeded))
     except ValidationError as error:
         raise RequestValidationError(
             [{**it, "loc": ("parameters", *it["loc"])} for it in error.errors()]

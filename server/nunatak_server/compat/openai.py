@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
+from nunatak_contract.requests import MAX_ITEMS, Message, Text
 from nunatak_server.compat.translation import (
     Problem,
     TranslatedRoute,
@@ -19,7 +20,6 @@ from nunatak_server.compat.translation import (
 from nunatak_server.errors import InvalidRequestError, ModelNotFoundError
 from nunatak_server.http.endpoints import DeadlineHeader, PriorityHeader, Wishes, runtime_of
 from nunatak_server.http.replies import reply
-from nunatak_server.http.requests import MAX_ITEMS, Message, Text
 from nunatak_server.runtime import Runtime
 from nunatak_server.scheduler.rows import Priority
 

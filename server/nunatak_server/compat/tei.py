@@ -14,8 +14,10 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
-from nunatak_contract.enums import HeadKind, OnLong
+from nunatak_contract.enums import FunctionToApply, HeadKind, OnLong
 from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.requests import MAX_ITEMS, Message, Text
+from nunatak_contract.wire import Score
 from nunatak_server.compat.translation import (
     Problem,
     TranslatedRoute,
@@ -34,11 +36,9 @@ from nunatak_server.http.endpoints import (
     runtime_of,
 )
 from nunatak_server.http.replies import reply
-from nunatak_server.http.requests import MAX_ITEMS, Message, Text
-from nunatak_server.http.schemas import ScoredLabel
 from nunatak_server.inputs import Query
 from nunatak_server.outputs.outputs import PredictionOptions
-from nunatak_server.outputs.scores import RankingOptions, ScoreFunction, ScoreOptions
+from nunatak_server.outputs.scores import RankingOptions, ScoreOptions
 from nunatak_server.runtime import Runtime
 from nunatak_server.scheduler.rows import Priority
 
@@ -141,7 +141,7 @@ router = APIRouter(
     tags=["text-embeddings-inference"],
     responses={"default": {"model": TeiProblem}, 422: {"model": TeiProblem}},
 )
-PredictResponse = list[ScoredLabel] | list[list[ScoredLabel]]
+PredictResponse = list[Score] | list[list[Score]]
 
 
 @router.post("/tasks/{task}/predict", response_model=PredictResponse)
@@ -156,7 +156,7 @@ async def predict(
     routing_key: RoutingKeyHeader = None,
 ) -> Response:
     """Classify; raw scores are logits."""
-    function = ScoreFunction.NONE if body.raw_scores else None
+    function = FunctionToApply.NONE if body.raw_scores else None
     wishes = Wishes(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
     result, headers = await ask_task(
         request,
@@ -187,7 +187,7 @@ async def rerank(
     routing_key: RoutingKeyHeader = None,
 ) -> Response:
     """Order texts by how well they answer a query, best first."""
-    function = ScoreFunction.NONE if body.raw_scores else ScoreFunction.SIGMOID
+    function = FunctionToApply.NONE if body.raw_scores else FunctionToApply.SIGMOID
     wishes = Wishes(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
     result, headers = await ask_task(
         request,

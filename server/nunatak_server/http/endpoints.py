@@ -5,10 +5,10 @@ from typing import Annotated, Any, Final
 
 from fastapi import Header, Query, Request
 
+from nunatak_contract.wire import DEADLINE_HEADER, ROUTING_KEY_HEADER, Problem
 from nunatak_server.catalog import VisibleCatalog
 from nunatak_server.http.access import caller_of
 from nunatak_server.http.replies import TASK_VERSION_HEADER, read_headers, timing_headers
-from nunatak_server.http.schemas import Problem
 from nunatak_server.http.state import state_of
 from nunatak_server.inputs import TaskInput
 from nunatak_server.outputs.outputs import PredictionOptions
@@ -22,7 +22,7 @@ _PROBLEM: Final = {"model": Problem, "description": "Any failure, as application
 PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {"default": _PROBLEM, 422: _PROBLEM}
 
 DeadlineHeader = Annotated[
-    int | None, Header(alias="x-deadline-ms", ge=1, le=600_000, description="milliseconds")
+    int | None, Header(alias=DEADLINE_HEADER, ge=1, le=600_000, description="milliseconds")
 ]
 PriorityHeader = Annotated[
     Priority, Header(alias="x-priority", description="among the requests of the same caller")
@@ -30,7 +30,7 @@ PriorityHeader = Annotated[
 RoutingKeyHeader = Annotated[
     str | None,
     Header(
-        alias="x-routing-key",
+        alias=ROUTING_KEY_HEADER,
         min_length=1,
         max_length=256,
         description="requests of one key get one version while a canary runs",

@@ -18,9 +18,9 @@ import nunatak_artifact as artifact
 import nunatak_model as model
 import nunatak_registry as registry
 from nunatak_contract import errors as contract
+from nunatak_contract.requests import Message
 from nunatak_server import errors as server
 from nunatak_server.failures import KnownError
-from nunatak_server.http.requests import Message
 from nunatak_server.http.state import request_id_of
 
 PROBLEM_TYPE: Final = "application/problem+json"

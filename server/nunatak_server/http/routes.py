@@ -5,6 +5,8 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Header, Request, Response
 
 from nunatak_contract.names import TaskReference
+from nunatak_contract.requests import PredictManyRequest, PredictRequest
+from nunatak_contract.wire import LINES_TYPE, PredictManyResponse, PredictResponse, TaskList
 from nunatak_server.errors import InvalidRequestError
 from nunatak_server.http.endpoints import (
     PROBLEMS,
@@ -21,7 +23,7 @@ from nunatak_server.http.endpoints import (
 )
 from nunatak_server.http.limits import StrictRoute
 from nunatak_server.http.replies import (
-    LINES_TYPE,
+    TaskResponse,
     inputs_of,
     lines_response,
     prediction_fields,
@@ -31,14 +33,7 @@ from nunatak_server.http.replies import (
     timing_headers,
     wants_lines,
 )
-from nunatak_server.http.schemas import (
-    PredictManyRequest,
-    PredictManyResponse,
-    PredictRequest,
-    PredictResponse,
-    TaskListResponse,
-    TaskResponse,
-)
+from nunatak_server.http.requests import options_of
 from nunatak_server.http.state import request_id_of
 from nunatak_server.outputs.outputs import DEFAULT_OPTIONS, PredictionOptions
 from nunatak_server.scheduler.rows import Priority
@@ -110,7 +105,7 @@ async def predict_many(
     return reply({"results": results}, headers=timing_headers(prediction.timings))
 
 
-@router.get("/v1/tasks", response_model=TaskListResponse)
+@router.get("/v1/tasks", response_model=TaskList)
 async def list_tasks(request: Request) -> Response:
     """List the tasks of the registry, as far as the caller may know of them."""
     runtime = runtime_of(request)
@@ -140,4 +135,4 @@ async def _predict(
 
 
 def _options(body: PredictRequest) -> PredictionOptions:
-    return body.parameters.options() if body.parameters else DEFAULT_OPTIONS
+    return options_of(body.parameters) if body.parameters else DEFAULT_OPTIONS

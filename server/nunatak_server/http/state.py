@@ -12,6 +12,7 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from nunatak_contract.wire import REQUEST_ID_HEADER
 from nunatak_server.access.authenticators import Door
 from nunatak_server.runtime import Runtime
 from nunatak_server.settings import ServerSettings
@@ -33,7 +34,6 @@ def state_of(scope: Scope) -> AppState:
     return state
 
 
-REQUEST_ID_HEADER: Final = "x-request-id"
 _HEADER: Final = REQUEST_ID_HEADER.encode()
 _STATE_KEY: Final = "nunatak_request_id"
 _ID_BITS: Final = 64

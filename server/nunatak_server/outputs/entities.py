@@ -8,11 +8,11 @@ adds to them the labels of single words, each by its first token, as such models
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from itertools import chain, groupby, pairwise
 from operator import itemgetter
 from typing import TypedDict
 
+from nunatak_contract.enums import AggregationStrategy
 from nunatak_model import Alignment, Encoding
 from nunatak_server.outputs.scores import softmax
 
@@ -38,17 +38,6 @@ def window_of(encoding: Encoding, logits: Sequence[float]) -> Window:
 
 Join = Callable[[Sequence[str]], str]
 """Spells tokens as running text."""
-
-
-class AggregationStrategy(StrEnum):
-    """What becomes of tokens that belong together."""
-
-    NONE = "none"
-    SIMPLE = "simple"
-    FIRST = "first"
-    AVERAGE = "average"
-    MAX = "max"
-    WORD = "word"
 
 
 class TokenEntity(TypedDict):

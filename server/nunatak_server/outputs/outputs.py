@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from nunatak_contract.enums import HeadKind, OnLong
+from nunatak_contract.enums import FunctionToApply, HeadKind, OnLong
 from nunatak_contract.heads import HeadRecord
 from nunatak_contract.manifest import TaskManifest
 from nunatak_model import Encoding
@@ -16,7 +16,6 @@ from nunatak_server.outputs.scores import (
     LabelScore,
     RankedDocument,
     RankingOptions,
-    ScoreFunction,
     ScoreOptions,
     label_scores,
     rank_documents,
@@ -109,7 +108,7 @@ def output_of(
             return best_answers(windows, item.context, options=options.answers)
         case HeadKind.RANKING, Query():
             logits = [combine_windows(found, head)[0] for found in _by_text(rows)]
-            default = ScoreFunction(head.score.value)
+            default = FunctionToApply(head.score.value)
             return rank_documents(logits, item.documents, default=default, options=options.ranking)
         case HeadKind.SEQUENCE_CLASSIFICATION, str() | tuple() if head.problem_type is not None:
             return label_scores(

@@ -8,28 +8,19 @@ Ranking: the documents of a query by how well they answer it.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import NotRequired, TypedDict, assert_never
 
-from nunatak_contract.enums import ProblemType
+from nunatak_contract.enums import FunctionToApply, ProblemType
 
 
-class ScoreFunction(StrEnum):
-    """How logits become scores."""
-
-    SOFTMAX = "softmax"
-    SIGMOID = "sigmoid"
-    NONE = "none"
-
-
-def apply_function(function: ScoreFunction, logits: Sequence[float]) -> list[float]:
+def apply_function(function: FunctionToApply, logits: Sequence[float]) -> list[float]:
     """Turn logits that belong together into scores; softmax makes them a distribution."""
     match function:
-        case ScoreFunction.SOFTMAX:
+        case FunctionToApply.SOFTMAX:
             return softmax(logits)
-        case ScoreFunction.SIGMOID:
+        case FunctionToApply.SIGMOID:
             return [_sigmoid(logit) for logit in logits]
-        case ScoreFunction.NONE:
+        case FunctionToApply.NONE:
             return list(logits)
         case _:
             assert_never(function)
@@ -62,7 +53,7 @@ class LabelScore(TypedDict):
 class ScoreOptions:
     """What the caller wants to see: None means the default of the task, and every label."""
 
-    function: ScoreFunction | None = None
+    function: FunctionToApply | None = None
     top_k: int | None = None
 
 
@@ -79,15 +70,15 @@ def label_scores(
     return [LabelScore(label=label, score=score) for label, score in ranked[: options.top_k]]
 
 
-def default_function(problem_type: ProblemType) -> ScoreFunction:
+def default_function(problem_type: ProblemType) -> FunctionToApply:
     """Return the function that fits how a task was trained."""
     match problem_type:
         case ProblemType.SINGLE_LABEL:
-            return ScoreFunction.SOFTMAX
+            return FunctionToApply.SOFTMAX
         case ProblemType.MULTI_LABEL:
-            return ScoreFunction.SIGMOID
+            return FunctionToApply.SIGMOID
         case ProblemType.REGRESSION:
-            return ScoreFunction.NONE
+            return FunctionToApply.NONE
 
 
 class RankedDocument(TypedDict):
@@ -102,7 +93,7 @@ class RankedDocument(TypedDict):
 class RankingOptions:
     """What the caller wants to see; softmax is over the documents of a query."""
 
-    function: ScoreFunction | None = None
+    function: FunctionToApply | None = None
     """None: as the task says."""
     top_k: int | None = None
     return_documents: bool = False
@@ -112,7 +103,7 @@ def rank_documents(
     logits: Sequence[float],
     documents: Sequence[str],
     *,
-    default: ScoreFunction = ScoreFunction.SIGMOID,
+    default: FunctionToApply = FunctionToApply.SIGMOID,
     options: RankingOptions,
 ) -> list[RankedDocument]:
     """Order documents by their logits, best first; equal scores keep the order of the query."""

@@ -16,8 +16,6 @@ def memory_table(report: MemoryReport) -> Table:
 
 def tiers_line(report: MemoryReport) -> str:
     """How much of the budgets is used, in one sentence."""
-    if report.tiers is None:
-        return f"{len(report.tasks)} task versions; this server has no budgets"
     device, host = report.tiers.device, report.tiers.host
     return (
         f"{device.bytes} of {device.budget_bytes} bytes on the device, "

@@ -4,11 +4,11 @@ import pytest
 
 import nunatak_server.errors
 from nunatak_contract.errors import ContractError
+from nunatak_contract.requests import PredictRequest
 from nunatak_model import ModelError
 from nunatak_registry import RegistryError, TaskNotFoundError
 from nunatak_server.errors import OverloadedError, ServerError
 from nunatak_server.http.problems import STATUS_OF, error_items, problem_of
-from nunatak_server.http.schemas import PredictRequest
 
 TREES = (ContractError, RegistryError, ModelError, ServerError)
 

@@ -10,8 +10,8 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute, APIRouter
 from fastapi.testclient import TestClient
 
+from nunatak_contract.requests import Message
 from nunatak_server.http.reading import ReadingRoute
-from nunatak_server.http.requests import Message
 from nunatak_server.scheduler.rows import Priority
 
 
