@@ -39,7 +39,6 @@ from nunatak_server.engine.engine import Engine
 from nunatak_server.engine.outcomes import BatchObservers
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.following import RegistryWatch, VersionHolding
-from nunatak_server.predict.embedding import EmbeddingService
 from nunatak_server.predict.service import PredictionService, RequestLimits, Stages
 from nunatak_server.readiness import Readiness, State
 from nunatak_server.residency.loading import VersionLoading, pin_at_start
@@ -57,7 +56,7 @@ from nunatak_server.rollouts.rollouts import TrafficControl
 from nunatak_server.scheduler.admission import CALLER_SHARE, Admission
 from nunatak_server.scheduler.pace import Pace
 from nunatak_server.scheduler.planner import TurnRules
-from nunatak_server.scheduler.rows import PendingRow, backbone_answer
+from nunatak_server.scheduler.rows import PendingRow, RowSpec, backbone_answer
 from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry.memory import BuildInfo, ServerState, take_stock
 from nunatak_server.telemetry.metrics import Metrics, TrunkCacheCollector
@@ -209,37 +208,27 @@ class Runtime:
         )
         for collector in self.traffic.collectors():
             self.metrics.include(collector)
-        request_limits = RequestLimits(
-            max_inputs=settings.max_inputs,
-            max_tasks=settings.max_tasks_per_request,
-            max_text_chars=settings.max_text_chars,
-        )
-        stages = Stages(
-            admission=self.admission,
-            residency=self.residency,
-            tokenization=self._tokenization,
-            engine=self._engine,
-            traffic=self.traffic,
-        )
-        self.embedding = EmbeddingService(
-            readiness=self.readiness,
-            limits=request_limits,
-            stages=stages,
-            metrics=self.metrics,
-            backbone=backbone,
-        )
         self.service = PredictionService(
             readiness=self.readiness,
-            limits=request_limits,
-            stages=stages,
+            limits=RequestLimits(
+                max_inputs=settings.max_inputs,
+                max_tasks=settings.max_tasks_per_request,
+                max_text_chars=settings.max_text_chars,
+            ),
+            stages=Stages(
+                admission=self.admission,
+                residency=self.residency,
+                tokenization=self._tokenization,
+                engine=self._engine,
+                traffic=self.traffic,
+            ),
             metrics=self.metrics,
             observers=(
                 self.metrics.observe_prediction,
                 note_prediction,
                 *([tracing.observe_prediction] if tracing else []),
             ),
-            num_layers=backbone.config.num_layers,
-            join=backbone.tokenizer.join,
+            backbone=backbone,
         )
         self._watch = RegistryWatch(
             generation=self.catalog.generation,
@@ -362,17 +351,19 @@ class Runtime:
 
     async def _warm_up_with(self, encoding: Encoding, branch: Branch) -> None:
         row = PendingRow(
+            spec=RowSpec(
+                encoding=encoding,
+                group=-1,
+                trunk_tokens=encoding.num_tokens,
+                branch_tokens=0,
+                trunk_share=1.0,
+            ),
             task="warm-up",
             version=0,
             branch=branch,
-            encoding=encoding,
-            group=-1,
-            trunk_tokens=encoding.num_tokens,
-            branch_tokens=0,
             deadline=math.inf,
             submitted_at=0.0,
             future=asyncio.get_running_loop().create_future(),
-            trunk_share=1.0,
         )
         self._engine.submit([row])
         backbone_answer(await row.future)

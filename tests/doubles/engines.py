@@ -20,7 +20,7 @@ from nunatak_server.engine.engine import Engine
 from nunatak_server.engine.outcomes import Compute
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.scheduler.planner import BatchLimits
-from nunatak_server.scheduler.rows import PendingRow, RowAnswer, RowOutcome
+from nunatak_server.scheduler.rows import PendingRow, RowAnswer, RowOutcome, RowSpec
 
 LIMITS = BatchLimits(max_tokens=64, max_rows=4)
 POISON = 666
@@ -110,13 +110,16 @@ def make_engine(
 def make_row(branch: Branch, token: int, *, task: str = "tone", deadline: float = 10) -> PendingRow:
     future: asyncio.Future[RowOutcome] = asyncio.get_running_loop().create_future()
     return PendingRow(
+        spec=RowSpec(
+            encoding=Encoding(token_ids=(token, 2), type_ids=(0, 0)),
+            group=next(_counter),
+            trunk_tokens=2,
+            branch_tokens=0,
+            trunk_share=0.0,
+        ),
         task=task,
         version=1,
         branch=branch,
-        encoding=Encoding(token_ids=(token, 2), type_ids=(0, 0)),
-        group=next(_counter),
-        trunk_tokens=2,
-        branch_tokens=0,
         deadline=deadline,
         submitted_at=0.0,
         future=future,

@@ -96,8 +96,7 @@ def make_bench(
         limits=RequestLimits(max_inputs=8, max_tasks=8, max_text_chars=100),
         stages=stages,
         metrics=metrics,
-        num_layers=backbone.config.num_layers,
-        join=backbone.tokenizer.join,
+        backbone=backbone,
     )
     readiness.move_to(State.READY)
     return Bench(

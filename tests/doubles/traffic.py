@@ -63,8 +63,7 @@ def make_traffic_bench(
             traffic=traffic,
         ),
         metrics=metrics,
-        num_layers=backbone.config.num_layers,
-        join=backbone.tokenizer.join,
+        backbone=backbone,
     )
     readiness.move_to(State.READY)
     return TrafficBench(

@@ -16,7 +16,7 @@ from nunatak_server.http.limits import StrictRoute
 from nunatak_server.http.problems import headers_of, problem_of, problem_of_invalid
 from nunatak_server.http.replies import read_headers, timing_headers
 from nunatak_server.http.state import request_id_of
-from nunatak_server.predict.embedding import EmbeddingRequest, Embeddings
+from nunatak_server.predict.types import EmbeddingRequest, Embeddings
 
 Problem = Mapping[str, Any]
 
@@ -88,9 +88,9 @@ async def embed_texts(
         ServerError: the service cannot answer.
     """
     runtime = runtime_of(request)
-    embeddings = await runtime.embedding.embed(
+    embeddings = await runtime.service.embed(
         EmbeddingRequest(
-            texts=texts,
+            inputs=texts,
             truncates=truncates,
             normalises=normalises,
             deadline_s=wishes.deadline_s(runtime.settings),

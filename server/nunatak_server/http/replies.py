@@ -18,8 +18,7 @@ from nunatak_registry import TaskSummary
 from nunatak_server.http.problems import problem_of
 from nunatak_server.http.requests import Inputs, Item, QueryInput, QuestionInput, TextPair
 from nunatak_server.inputs import Query, Question, TaskInput
-from nunatak_server.predict.stream import StreamedResult
-from nunatak_server.predict.types import TaskFailure, TaskPrediction, Timings
+from nunatak_server.predict.types import StreamedResult, TaskFailure, TaskPrediction, Timings
 from nunatak_server.residency.memory import HostStats
 from nunatak_server.residency.resident_set import ShelfStats
 from nunatak_server.runtime import Runtime

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
-from nunatak_model import Encoding
 from nunatak_registry import HeadKind, HeadRecord, OnLong, TaskManifest
 from nunatak_server.inputs import Query, Question, TaskInput
 from nunatak_server.outputs.answers import Answer, AnswerOptions, best_answers
@@ -46,14 +46,6 @@ class PredictionOptions:
 DEFAULT_OPTIONS: Final = PredictionOptions()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadRow:
-    """One row that was read for an input, and its logits: token after token, if it has such."""
-
-    encoding: Encoding
-    logits: Sequence[float]
-
-
 def reading_of(manifest: TaskManifest, options: PredictionOptions) -> Reading:
     """Return how a task reads its inputs; what refuses long texts reads as what cuts them."""
     match manifest.head.kind:
@@ -89,29 +81,51 @@ def work_of(head: HeadRecord, read: Sequence[Encodings], *, options: PredictionO
     return num_logits + num_spans // SPANS_PER_LOGIT
 
 
-def output_of(
+def outputs_of(
     head: HeadRecord,
-    item: TaskInput,
-    rows: Sequence[ReadRow],
+    inputs: Sequence[TaskInput],
+    read: Sequence[Encodings],
+    logits: Sequence[Sequence[float]],
     *,
     options: PredictionOptions,
     join: Join,
+) -> tuple[Output, ...]:
+    """Return what a head says about each input.
+
+    `read` holds the encodings of each input. `logits` holds one row for each encoding of all
+    inputs, in order: token after token if the head reads tokens.
+    """
+    num_rows = sum(map(len, read))
+    assert len(logits) == num_rows, f"{len(logits)} rows of logits for {num_rows} encodings"  # noqa: S101
+    rows = iter(logits)
+    return tuple(
+        _output(head, item, encodings, list(islice(rows, len(encodings))), options, join)
+        for item, encodings in zip(inputs, read, strict=True)
+    )
+
+
+def _output(
+    head: HeadRecord,
+    item: TaskInput,
+    encodings: Encodings,
+    logits: Sequence[Sequence[float]],
+    options: PredictionOptions,
+    join: Join,
 ) -> Output:
-    """Return what a head says about one input that it can answer."""
     match head.kind, item:
         case HeadKind.TOKEN_CLASSIFICATION, str():
-            windows = [window_of(row.encoding, row.logits) for row in rows]
+            windows = [window_of(*it) for it in zip(encodings, logits, strict=True)]
             return find_entities(windows, labels=head.labels, join=join, options=options.entities)
         case HeadKind.QUESTION_ANSWERING, Question():
-            windows = [window_of(row.encoding, row.logits) for row in rows]
+            windows = [window_of(*it) for it in zip(encodings, logits, strict=True)]
             return best_answers(windows, item.context, options=options.answers)
         case HeadKind.RANKING, Query():
-            logits = [combine_windows(found, head)[0] for found in _by_text(rows)]
+            scores = [combine_windows(it, head)[0] for it in _by_text(encodings, logits)]
             default = ScoreFunction(head.score.value)
-            return rank_documents(logits, item.documents, default=default, options=options.ranking)
+            return rank_documents(scores, item.documents, default=default, options=options.ranking)
         case HeadKind.SEQUENCE_CLASSIFICATION, str() | tuple() if head.problem_type is not None:
             return label_scores(
-                combine_windows([row.logits for row in rows], head),
+                combine_windows(logits, head),
                 labels=head.labels,
                 problem_type=head.problem_type,
                 options=options.scores,
@@ -120,11 +134,13 @@ def output_of(
             raise AssertionError(f"a {head.kind} head was given an input that does not fit it")
 
 
-def _by_text(rows: Sequence[ReadRow]) -> list[list[Sequence[float]]]:
+def _by_text(
+    encodings: Encodings, logits: Sequence[Sequence[float]]
+) -> list[list[Sequence[float]]]:
     """Put the logits of the windows of each text together."""
     found: list[list[Sequence[float]]] = []
-    for row in rows:
-        if row.encoding.part.index == 0:
+    for encoding, row in zip(encodings, logits, strict=True):
+        if encoding.part.index == 0:
             found.append([])
-        found[-1].append(row.logits)
+        found[-1].append(row)
     return found

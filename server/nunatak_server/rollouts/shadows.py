@@ -11,10 +11,9 @@ Nobody waits for a shadow: what becomes of it is awaited by a task of its own, b
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, islice
 
 from nunatak_registry import TaskManifest
 from nunatak_server.errors import OutOfMemoryError, TaskError
@@ -24,8 +23,7 @@ from nunatak_server.outputs.entities import Join
 from nunatak_server.outputs.outputs import (
     MAX_LOGITS_ON_LOOP,
     Output,
-    ReadRow,
-    output_of,
+    outputs_of,
     work_of,
 )
 from nunatak_server.residency.residency import Lease, Residency
@@ -38,7 +36,7 @@ from nunatak_server.rollouts.comparison import (
     pair_of,
 )
 from nunatak_server.rollouts.metrics import TrafficMetrics
-from nunatak_server.scheduler.rows import PendingRow, PlannedRow, RowAnswer, RowOutcome, pending_row
+from nunatak_server.scheduler.rows import PendingRow, RowAnswer, RowOutcome, RowSpec, pending_row
 from nunatak_server.tokenization import Encodings
 
 RETRY_S = 5.0
@@ -124,7 +122,7 @@ class ShadowRun:
     encodings: Sequence[Encodings]
     """What the version that answers reads, by input."""
     shadow_encodings: Sequence[Encodings]
-    rows: tuple[PlannedRow, ...]
+    rows: tuple[RowSpec, ...]
     deadline: float
 
 
@@ -254,14 +252,11 @@ class Shadows:
         inputs: Sequence[TaskInput],
         encodings: Sequence[Encodings],
         answers: Sequence[RowAnswer],
-    ) -> Iterator[Output]:
-        rows = (
-            ReadRow(encoding=encoding, logits=answer.logits)
-            for encoding, answer in zip(chain.from_iterable(encodings), answers, strict=True)
+    ) -> tuple[Output, ...]:
+        logits = [answer.logits for answer in answers]
+        return outputs_of(
+            manifest.head, inputs, encodings, logits, options=FULL_OPTIONS, join=self._join
         )
-        for item, read in zip(inputs, encodings, strict=True):
-            own = list(islice(rows, len(read)))
-            yield output_of(manifest.head, item, own, options=FULL_OPTIONS, join=self._join)
 
     def _drop(self, run: ShadowRun) -> None:
         self.drop(run.answered, run.shadow, num_inputs=len(run.inputs))
