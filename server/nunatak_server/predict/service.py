@@ -15,6 +15,7 @@ from collections.abc import (
     Awaitable,
     Callable,
     Collection,
+    Generator,
     Iterable,
     Iterator,
     Sequence,
@@ -195,7 +196,7 @@ class PredictionService:
         )
 
     @contextmanager
-    def _admitted(self, request: PredictionRequest | EmbeddingRequest) -> Iterator[Permit]:
+    def _admitted(self, request: PredictionRequest | EmbeddingRequest) -> Generator[Permit]:
         """Hold a place in the queue while the block runs; count what refuses the whole request."""
         is_embedding = isinstance(request, EmbeddingRequest)
         try:
