@@ -101,12 +101,19 @@ def make_engine(
     )
 
 
-def make_row(branch: Branch, token: int, *, task: str = "tone", deadline: float = 10) -> PendingRow:
+def make_row(
+    branch: Branch,
+    token: int,
+    *,
+    task: str = "tone",
+    deadline: float = 10,
+    group: int | None = None,
+) -> PendingRow:
     future: asyncio.Future[RowOutcome] = asyncio.get_running_loop().create_future()
     return PendingRow(
         spec=RowSpec(
             encoding=Encoding(token_ids=(token, 2), type_ids=(0, 0)),
-            group=next(_counter),
+            group=next(_counter) if group is None else group,
             trunk_tokens=2,
             branch_tokens=0,
             trunk_share=0.0,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
-from nunatak_contract.enums import FunctionToApply, HeadKind, OnLong
+from nunatak_contract.enums import HeadKind, OnLong
 from nunatak_contract.heads import HeadRecord
 from nunatak_contract.manifest import TaskManifest
 from nunatak_server.inputs import Query, Question, TaskInput
@@ -13,6 +13,7 @@ from nunatak_server.outputs.answers import Answer, AnswerOptions, best_answers
 from nunatak_server.outputs.combining import combine_windows
 from nunatak_server.outputs.entities import Entity, EntityOptions, Join, find_entities, window_of
 from nunatak_server.outputs.scores import (
+    FunctionToApply,
     LabelScore,
     RankedDocument,
     RankingOptions,

@@ -219,6 +219,8 @@ def lateness_of(outcomes: Sequence[TaskOutcome]) -> DeadlineExceededError | None
     It is late if no task can answer before the deadline, or if tasks were asked and none of their
     rows was in time.
     """
+    if any(isinstance(row, RowAnswer) for it in outcomes for row in it.rows):
+        return None
     unasked = [it.asked.error for it in outcomes if isinstance(it.asked, TaskFailure)]
     too_short = [error for error in unasked if isinstance(error, DeadlineTooShortError)]
     if len(too_short) == len(outcomes):

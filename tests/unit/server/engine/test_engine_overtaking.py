@@ -136,7 +136,7 @@ async def test_who_was_given_much_overtakes_again_after_a_pause(
 async def test_rows_of_one_text_stay_behind_together_at_every_layer(branch: Branch) -> None:
     flood = make_flood(branch)
     text = [
-        replace(make_row(branch, 100 + number, task=task), group=-1)
+        make_row(branch, 100 + number, task=task, group=-1)
         for number, task in enumerate(("flood", "quiet"))
     ]
     compute = LayeredCompute(lambda: engine.submit(text), lambda: None, lambda: None)
