@@ -19,7 +19,7 @@ from nunatak_server.settings import ServerSettings
 
 _PROBLEM: Final = {
     "description": "Any failure, as application/problem+json",
-    # By its name, because the framework gives the type of the answer itself to what it models.
+    # By its name: the framework would give a `model` the media type of successful answers.
     "content": {PROBLEM_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
 }
 # 422 is named too: clients are generated from what is named.
