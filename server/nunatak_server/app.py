@@ -8,9 +8,10 @@ from importlib.metadata import version
 from itertools import chain
 from typing import Any
 
+from starlette.middleware import Middleware
 from starlette.responses import Response
 from starlette.routing import BaseRoute
-from starlette.types import ASGIApp, Scope
+from starlette.types import Scope
 
 from nunatak_model import Backbone
 from nunatak_registry import Registry
@@ -21,7 +22,7 @@ from nunatak_server.http import admin, pages, routes
 from nunatak_server.http.limits import RoomCheck, StrictRoute
 from nunatak_server.http.middleware import ObservingMiddleware, RequestObserver
 from nunatak_server.http.pages import DescribedApp
-from nunatak_server.http.problems import FailureMiddleware, problem_response
+from nunatak_server.http.problems import ANSWERS, problem_response
 from nunatak_server.http.protocol import MAX_HEAD_BYTES, MAX_HEADERS
 from nunatak_server.http.state import AppState, RequestIdMiddleware
 from nunatak_server.runtime import Runtime, load_serving_backbone
@@ -30,14 +31,20 @@ from nunatak_server.telemetry.tracing import Tracing
 
 
 class Application(DescribedApp):
-    """Our routes behind our own layers, and nothing of the framework's between the two."""
+    """The routes, the layers around them, and the answers to failures."""
 
     state: AppState  # pyright: ignore[reportIncompatibleVariableOverride] - the framework takes any
 
     def __init__(self, state: AppState, *, routes: Sequence[BaseRoute], **options: Any) -> None:  # noqa: ANN401 - those of the base class
-        super().__init__(routes=list(routes), **options)
-        self.state = state  # pyright: ignore[reportIncompatibleVariableOverride] - as above
         self._observer = RequestObserver(access_log=state.settings.access_log)
+        layers = [
+            Middleware(ObservingMiddleware, observer=self._observer),
+            Middleware(RequestIdMiddleware),
+        ]
+        super().__init__(
+            routes=list(routes), middleware=layers, exception_handlers=ANSWERS, **options
+        )
+        self.state = state  # pyright: ignore[reportIncompatibleVariableOverride] - as above
         strict_routes = [route for route in routes if isinstance(route, StrictRoute)]
         self.room = RoomCheck(self, routes=strict_routes, observer=self._observer)
         """For the transport, which asks it before all layers."""
@@ -47,12 +54,6 @@ class Application(DescribedApp):
         scope: Scope = {"type": "http", "app": self, "method": "", "headers": []}
         error = InvalidHttpError(max_headers=MAX_HEADERS, max_head_bytes=MAX_HEAD_BYTES)
         return self._observer.answer_early(scope, partial(problem_response, error=error))
-
-    def build_middleware_stack(self) -> ASGIApp:
-        """Return the layers that a request passes, each around the one before."""
-        answering = FailureMiddleware(self.router)
-        with_id = RequestIdMiddleware(answering)
-        return ObservingMiddleware(with_id, observer=self._observer)
 
 
 def create_app(

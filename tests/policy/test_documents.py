@@ -11,6 +11,7 @@ from typing import TypeVar
 import pytest
 from typer.testing import CliRunner
 
+from doubles.access import access_by_route
 from nunatak_artifact import ArtifactError
 from nunatak_cli.errors import CliError
 from nunatak_cli.main import app
@@ -18,7 +19,6 @@ from nunatak_contract.errors import ContractError
 from nunatak_model import ModelError
 from nunatak_registry import RegistryError
 from nunatak_server.errors import ServerError
-from nunatak_server.http.access import ACCESS
 from nunatak_server.http.problems import STATUS_OF
 from nunatak_training.errors import TrainingError
 
@@ -95,7 +95,7 @@ def real_access() -> dict[tuple[str, str], str]:
         route: "nothing"
         if needed is None
         else f"{needed.scope}{', all tasks' if needed.spans_tasks else ''}"
-        for route, needed in ACCESS.items()
+        for route, needed in access_by_route().items()
     }
 
 

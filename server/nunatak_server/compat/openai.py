@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from nunatak_contract.requests import MAX_ITEMS, Message, Text
+from nunatak_server.access.keys import Scope
 from nunatak_server.compat.translation import (
     Problem,
     TranslatedRoute,
@@ -18,6 +19,7 @@ from nunatak_server.compat.translation import (
     explained,
 )
 from nunatak_server.errors import InvalidRequestError, ModelNotFoundError
+from nunatak_server.http.access import needs
 from nunatak_server.http.endpoints import DeadlineHeader, PriorityHeader, Wishes, runtime_of
 from nunatak_server.http.replies import reply
 from nunatak_server.runtime import Runtime
@@ -113,7 +115,9 @@ router = APIRouter(
 )
 
 
-@router.post("/v1/embeddings", response_model=EmbeddingsResponse)
+@router.post(
+    "/v1/embeddings", dependencies=[needs(Scope.PREDICT)], response_model=EmbeddingsResponse
+)
 async def embeddings(
     request: Request,
     body: EmbeddingsRequest,
@@ -145,13 +149,15 @@ async def embeddings(
     )
 
 
-@router.get("/v1/models", response_model=ModelsResponse)
+@router.get("/v1/models", dependencies=[needs(Scope.READ)], response_model=ModelsResponse)
 async def models(request: Request) -> Response:
     """List what `/v1/embeddings` takes as `model`."""
     return reply({"object": "list", "data": [_card(runtime_of(request))]})
 
 
-@router.get("/v1/models/{model:path}", response_model=ModelResponse)
+@router.get(
+    "/v1/models/{model:path}", dependencies=[needs(Scope.READ)], response_model=ModelResponse
+)
 async def show_model(request: Request, model: str) -> Response:
     """Show a model."""
     return reply(_model(runtime_of(request), model))

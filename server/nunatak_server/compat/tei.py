@@ -18,6 +18,7 @@ from nunatak_contract.enums import FunctionToApply, HeadKind, OnLong
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.requests import MAX_ITEMS, Message, Text
 from nunatak_contract.wire import Score
+from nunatak_server.access.keys import Scope
 from nunatak_server.compat.translation import (
     Problem,
     TranslatedRoute,
@@ -26,6 +27,7 @@ from nunatak_server.compat.translation import (
     find_task,
 )
 from nunatak_server.errors import InvalidRequestError
+from nunatak_server.http.access import PUBLIC, needs
 from nunatak_server.http.endpoints import (
     DeadlineHeader,
     PriorityHeader,
@@ -144,8 +146,14 @@ router = APIRouter(
 PredictResponse = list[Score] | list[list[Score]]
 
 
-@router.post("/tasks/{task}/predict", response_model=PredictResponse)
-@router.post("/tasks/{task}/{version}/predict", response_model=PredictResponse)
+@router.post(
+    "/tasks/{task}/predict", dependencies=[needs(Scope.PREDICT)], response_model=PredictResponse
+)
+@router.post(
+    "/tasks/{task}/{version}/predict",
+    dependencies=[needs(Scope.PREDICT)],
+    response_model=PredictResponse,
+)
 async def predict(
     request: Request,
     task: str,
@@ -173,9 +181,17 @@ async def predict(
     return reply(outputs, headers=headers)
 
 
-@router.post("/tasks/{task}/rerank", response_model=list[TeiRank], response_model_exclude_none=True)
 @router.post(
-    "/tasks/{task}/{version}/rerank", response_model=list[TeiRank], response_model_exclude_none=True
+    "/tasks/{task}/rerank",
+    dependencies=[needs(Scope.PREDICT)],
+    response_model=list[TeiRank],
+    response_model_exclude_none=True,
+)
+@router.post(
+    "/tasks/{task}/{version}/rerank",
+    dependencies=[needs(Scope.PREDICT)],
+    response_model=list[TeiRank],
+    response_model_exclude_none=True,
 )
 async def rerank(
     request: Request,
@@ -202,8 +218,10 @@ async def rerank(
     return reply([_rank(dict(it), body) for it in ranked], headers=headers)
 
 
-@router.post("/backbone", response_model=list[list[float]])
-@router.post("/backbone/embed", response_model=list[list[float]])
+@router.post("/backbone", dependencies=[needs(Scope.PREDICT)], response_model=list[list[float]])
+@router.post(
+    "/backbone/embed", dependencies=[needs(Scope.PREDICT)], response_model=list[list[float]]
+)
 async def embed(
     request: Request,
     body: TeiEmbedRequest,
@@ -222,8 +240,10 @@ async def embed(
     return reply(found.vectors, headers=headers)
 
 
-@router.get("/tasks/{task}/info", response_model=TeiInfo)
-@router.get("/tasks/{task}/{version}/info", response_model=TeiInfo)
+@router.get("/tasks/{task}/info", dependencies=[needs(Scope.READ)], response_model=TeiInfo)
+@router.get(
+    "/tasks/{task}/{version}/info", dependencies=[needs(Scope.READ)], response_model=TeiInfo
+)
 async def task_info(request: Request, task: str, version: str | None = None) -> Response:
     """Tell what a task is, in the words for a model."""
     runtime = runtime_of(request)
@@ -232,7 +252,7 @@ async def task_info(request: Request, task: str, version: str | None = None) -> 
     return reply(_info(runtime, manifest.reference, None, kind, manifest.max_length))
 
 
-@router.get("/backbone/info", response_model=TeiInfo)
+@router.get("/backbone/info", dependencies=[needs(Scope.READ)], response_model=TeiInfo)
 async def backbone_info(request: Request) -> Response:
     """Tell what the backbone is."""
     runtime = runtime_of(request)
@@ -243,8 +263,10 @@ async def backbone_info(request: Request) -> Response:
     )
 
 
-@router.get("/tasks/{task}/health", response_class=Response)
-@router.get("/tasks/{task}/{version}/health", response_class=Response)
+@router.get("/tasks/{task}/health", dependencies=[needs(Scope.READ)], response_class=Response)
+@router.get(
+    "/tasks/{task}/{version}/health", dependencies=[needs(Scope.READ)], response_class=Response
+)
 async def task_health(request: Request, task: str, version: str | None = None) -> Response:
     """Answer 200 while more requests should be sent and the task exists."""
     runtime_of(request).readiness.check_ready()
@@ -252,7 +274,7 @@ async def task_health(request: Request, task: str, version: str | None = None) -
     return Response()
 
 
-@router.get("/backbone/health", response_class=Response)
+@router.get("/backbone/health", dependencies=[PUBLIC], response_class=Response)
 async def backbone_health(request: Request) -> Response:
     """Answer 200 while more requests should be sent."""
     runtime_of(request).readiness.check_ready()

@@ -5,9 +5,10 @@ from typing import Annotated, Any, Final
 
 from fastapi import Header, Query, Request
 
-from nunatak_contract.wire import DEADLINE_HEADER, ROUTING_KEY_HEADER, Problem
+from nunatak_contract.wire import DEADLINE_HEADER, ROUTING_KEY_HEADER
 from nunatak_server.catalog import VisibleCatalog
 from nunatak_server.http.access import caller_of
+from nunatak_server.http.problems import PROBLEM_TYPE
 from nunatak_server.http.replies import TASK_VERSION_HEADER, read_headers, timing_headers
 from nunatak_server.http.state import state_of
 from nunatak_server.inputs import TaskInput
@@ -17,8 +18,12 @@ from nunatak_server.runtime import Runtime
 from nunatak_server.scheduler.rows import Priority
 from nunatak_server.settings import ServerSettings
 
-_PROBLEM: Final = {"model": Problem, "description": "Any failure, as application/problem+json"}
-# 422 is named too, or else the schema would show the framework's own shape for it.
+_PROBLEM: Final = {
+    "description": "Any failure, as application/problem+json",
+    # By its name: the framework would give a `model` the media type of successful answers.
+    "content": {PROBLEM_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+}
+# 422 is named too: clients are generated from what is named.
 PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {"default": _PROBLEM, 422: _PROBLEM}
 
 DeadlineHeader = Annotated[

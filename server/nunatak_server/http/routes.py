@@ -6,8 +6,10 @@ from fastapi import APIRouter, Header, Request, Response
 
 from nunatak_contract.names import TaskReference
 from nunatak_contract.requests import PredictManyRequest, PredictRequest
-from nunatak_contract.wire import LINES_TYPE, PredictManyResponse, PredictResponse, TaskList
+from nunatak_contract.wire import LINES_TYPE, PredictManyResponse, PredictResponse
+from nunatak_server.access.keys import Scope
 from nunatak_server.errors import InvalidRequestError
+from nunatak_server.http.access import needs
 from nunatak_server.http.endpoints import (
     PROBLEMS,
     DeadlineHeader,
@@ -47,7 +49,9 @@ AcceptHeader = Annotated[str | None, Header(description=f"`{LINES_TYPE}`: line b
 router = APIRouter(route_class=StrictRoute, responses=PROBLEMS)
 
 
-@router.post("/v1/tasks/{task}/predict", response_model=PredictResponse)
+@router.post(
+    "/v1/tasks/{task}/predict", dependencies=[needs(Scope.PREDICT)], response_model=PredictResponse
+)
 async def predict(
     request: Request,
     task: str,
@@ -62,7 +66,11 @@ async def predict(
     return await _predict(request, reference_text(task, version), body, wishes)
 
 
-@router.post("/v1/tasks/{task}/{version}/predict", response_model=PredictResponse)
+@router.post(
+    "/v1/tasks/{task}/{version}/predict",
+    dependencies=[needs(Scope.PREDICT)],
+    response_model=PredictResponse,
+)
 async def predict_version(
     request: Request,
     task: str,
@@ -76,7 +84,12 @@ async def predict_version(
     return await _predict(request, reference_text(task, version), body, wishes)
 
 
-@router.post("/v1/predict", response_model=PredictManyResponse, responses=LINES)
+@router.post(
+    "/v1/predict",
+    dependencies=[needs(Scope.PREDICT)],
+    response_model=PredictManyResponse,
+    responses=LINES,
+)
 async def predict_many(
     request: Request,
     body: PredictManyRequest,
@@ -105,7 +118,7 @@ async def predict_many(
     return reply({"results": results}, headers=timing_headers(prediction.timings))
 
 
-@router.get("/v1/tasks", response_model=TaskList)
+@router.get("/v1/tasks", dependencies=[needs(Scope.READ)], response_model=TaskListing)
 async def list_tasks(request: Request) -> Response:
     """List the tasks of the registry, as far as the caller may know of them."""
     runtime = runtime_of(request)
@@ -114,7 +127,7 @@ async def list_tasks(request: Request) -> Response:
     return reply({"tasks": summaries_fields(summaries, resident)})
 
 
-@router.get("/v1/tasks/{task}", response_model=TaskResponse)
+@router.get("/v1/tasks/{task}", dependencies=[needs(Scope.READ)], response_model=TaskResponse)
 async def show_task(request: Request, task: str, version: VersionQuery = None) -> Response:
     """Show one task, and the manifest of the version that is asked for."""
     runtime = runtime_of(request)

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from doubles.access import access_by_route
 from doubles.backbones import tiny_backbone
 from doubles.held_layers import HeldLayers
 from doubles.serving import make_settings, running_client, running_server
@@ -21,7 +22,6 @@ from doubles.tasks import publish_tiny_task
 from nunatak_contract.methods import HeadOnly
 from nunatak_model import Backbone
 from nunatak_registry import Registry
-from nunatak_server.http.access import ACCESS
 from nunatak_server.http.access import PREDICT as PREDICTING
 
 PREDICT = "/v1/tasks/tone/predict"
@@ -125,7 +125,7 @@ def test_a_flood_is_refused_before_its_bodies_come_and_keeps_its_connections(
 def test_every_prediction_is_refused_by_its_head_in_the_shape_of_its_protocol(
     backbone: Backbone, registry: Registry
 ) -> None:
-    predicting = [path for (_, path), needed in ACCESS.items() if needed == PREDICTING]
+    predicting = [path for (_, path), needed in access_by_route().items() if needed == PREDICTING]
     with full_server(backbone, registry, "tone", "tone", "other") as (address, refused):
         for path in predicting:
             refused.sendall(head(LENGTH, path=path))
