@@ -6,7 +6,7 @@ from fastapi import APIRouter, Header, Request, Response
 
 from nunatak_contract.names import TaskReference
 from nunatak_contract.requests import PredictManyRequest, PredictRequest
-from nunatak_contract.wire import LINES_TYPE, PredictManyResponse, PredictResponse, TaskList
+from nunatak_contract.wire import LINES_TYPE, PredictManyResponse, PredictResponse, TaskListing
 from nunatak_server.errors import InvalidRequestError
 from nunatak_server.http.endpoints import (
     PROBLEMS,
@@ -105,7 +105,7 @@ async def predict_many(
     return reply({"results": results}, headers=timing_headers(prediction.timings))
 
 
-@router.get("/v1/tasks", response_model=TaskList)
+@router.get("/v1/tasks", response_model=TaskListing)
 async def list_tasks(request: Request) -> Response:
     """List the tasks of the registry, as far as the caller may know of them."""
     runtime = runtime_of(request)
