@@ -136,7 +136,7 @@ class TaskAnswer(PredictResponse):
     reference: str
 
 
-class TaskError(Result):
+class FailedTask(Result):
     """Why one task of several has no answer."""
 
     reference: str
@@ -146,7 +146,7 @@ class TaskError(Result):
 class PredictManyResponse(Result):
     """Results in the order of the request's tasks."""
 
-    results: tuple[TaskAnswer | TaskError, ...]
+    results: tuple[TaskAnswer | FailedTask, ...]
 
 
 class Timings(Result):
@@ -185,7 +185,7 @@ class TaskSummary(Result):
     resident_versions: tuple[int, ...]
 
 
-class TaskList(Result):
+class TaskListing(Result):
     """All tasks of the registry."""
 
     tasks: tuple[TaskSummary, ...]

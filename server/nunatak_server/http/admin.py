@@ -16,8 +16,8 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Query, Request, Response
 
 from nunatak_artifact import LoadedTask
-from nunatak_contract.memory import MemoryReport
 from nunatak_contract import wire
+from nunatak_contract.memory import MemoryReport
 from nunatak_contract.names import DEFAULT_ALIAS, TaskReference, check_alias_name, check_task_name
 from nunatak_contract.requests import (
     CandidateEndRequest,

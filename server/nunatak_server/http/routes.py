@@ -6,7 +6,7 @@ from fastapi import APIRouter, Header, Request, Response
 
 from nunatak_contract.names import TaskReference
 from nunatak_contract.requests import PredictManyRequest, PredictRequest
-from nunatak_contract.wire import LINES_TYPE, PredictManyResponse, PredictResponse
+from nunatak_contract.wire import LINES_TYPE, PredictManyResponse, PredictResponse, TaskListing
 from nunatak_server.access.keys import Scope
 from nunatak_server.errors import InvalidRequestError
 from nunatak_server.http.access import needs
