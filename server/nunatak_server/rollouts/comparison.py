@@ -4,10 +4,11 @@ Reports: what became of the shadows on this server since it started, by pair of 
 """
 
 from bisect import bisect_left
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
+
+from cachetools import LRUCache
 
 from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.heads import HeadRecord
@@ -192,7 +193,7 @@ class Reports:
     """Adds up; belongs to the event loop thread."""
 
     def __init__(self) -> None:
-        self._tallies: OrderedDict[Pair, _Tally] = OrderedDict()
+        self._tallies = LRUCache[Pair, _Tally](MAX_PAIRS)
 
     def report(self, pair: Pair) -> ShadowReport:
         """Return the report of a pair; an empty one if nothing was compared yet."""
@@ -219,8 +220,4 @@ class Reports:
         self._tally(pair).dropped += num_inputs
 
     def _tally(self, pair: Pair) -> _Tally:
-        tally = self._tallies.setdefault(pair, _Tally())
-        self._tallies.move_to_end(pair)
-        if len(self._tallies) > MAX_PAIRS:
-            self._tallies.popitem(last=False)
-        return tally
+        return self._tallies.setdefault(pair, _Tally())

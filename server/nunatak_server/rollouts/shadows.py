@@ -15,6 +15,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from cachetools import LRUCache, TTLCache
+
 from nunatak_contract.manifest import TaskManifest
 from nunatak_server.errors import OutOfMemoryError, TaskError
 from nunatak_server.failures import KNOWN_ERRORS
@@ -57,9 +59,8 @@ class Proving:
     ) -> None:
         self._is_resident = is_resident
         self._preload = preload
-        self._clock = clock
-        self._proven: set[VersionKey] = set()
-        self._retry_at: dict[VersionKey, float] = {}
+        self._proven = LRUCache[VersionKey, None](MAX_PROVEN)
+        self._tried = TTLCache[VersionKey, None](MAX_PROVEN, RETRY_S, clock)
         self._loading: dict[VersionKey, asyncio.Task[None]] = {}
 
     def is_proven(self, manifest: TaskManifest) -> bool:
@@ -70,17 +71,15 @@ class Proving:
         if not self._is_resident(manifest):
             self.warm(manifest)
             return False
-        self._remember(key)
+        self._proven[key] = None
         return True
 
     def warm(self, manifest: TaskManifest) -> None:
         """Load a candidate in the background, unless that was tried a moment ago."""
-        key, now = key_of(manifest), self._clock()
-        if key in self._loading or now < self._retry_at.get(key, now):
+        key = key_of(manifest)
+        if key in self._loading or key in self._tried:
             return
-        if len(self._retry_at) >= MAX_PROVEN:
-            self._retry_at.clear()
-        self._retry_at[key] = now + RETRY_S
+        self._tried[key] = None
         loading = asyncio.create_task(self._load(manifest))
         self._loading[key] = loading
         loading.add_done_callback(lambda _: self._loading.pop(key))
@@ -98,12 +97,7 @@ class Proving:
         except KNOWN_ERRORS:
             # The loads have logged why; it is tried again, for its blob may be healed.
             return
-        self._remember(key_of(manifest))
-
-    def _remember(self, key: VersionKey) -> None:
-        if len(self._proven) >= MAX_PROVEN:
-            self._proven.clear()
-        self._proven.add(key)
+        self._proven[key_of(manifest)] = None
 
 
 PAUSE_S = 60.0
