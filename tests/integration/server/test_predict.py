@@ -323,9 +323,7 @@ async def test_nothing_is_served_after_the_end(backbone: Backbone, registry: Reg
     assert (answer.status_code, answer.json()["code"]) == (503, "draining")
 
 
-async def test_the_local_predictor_answers_as_the_server(
-    backbone: Backbone, registry: Registry
-) -> None:
+def test_the_local_predictor_answers_as_the_server(backbone: Backbone, registry: Registry) -> None:
     async def ask() -> list[dict[str, Any]]:
         async with running_client(backbone, registry) as client:
             answer = await client.post("/v1/tasks/lora/predict", json={"inputs": "hello"})
@@ -337,7 +335,7 @@ async def test_the_local_predictor_answers_as_the_server(
 
     assert isinstance(lora, TaskPrediction)
     assert isinstance(nope, TaskFailure)
-    expected = {item["label"]: item["score"] for item in (await ask())}
+    expected = {item["label"]: item["score"] for item in asyncio.run(ask())}
     scores = {item["label"]: item["score"] for item in lora.outputs[0] if "label" in item}
     assert scores == pytest.approx(expected)
 

@@ -19,7 +19,7 @@ def test_answers_are_learned_on_every_shape(family: TokenizerFamily) -> None:
     tokenizer = published(family).backend_tokenizer
     backbone = tiny_backbone(num_layers=2, family=SHAPES[family], tokenizer=tokenizer)
     changes = {
-        "epochs": 12,
+        "epochs": 24,
         "min_steps": 0,
         "batch_size": 8,
         "max_length": 64,
