@@ -309,7 +309,7 @@ def train_backbone(
     Raises:
         TrainingError: the data, the recipe or the run is at fault.
         ArtifactError: the folder is in use, or the architecture cannot be written.
-        RegistryError: a task name is malformed.
+        InvalidNameError: a task name is malformed.
     """
     started = time.perf_counter()
     check_exportable(backbone)

@@ -164,7 +164,8 @@ def train(
     Raises:
         TrainingError: the data, the recipe or the run is at fault.
         ModelError: the backbone cannot be loaded or does not fit the method.
-        RegistryError: the task name is malformed, or the registry refuses the version.
+        InvalidNameError: the task name is malformed.
+        RegistryError: the registry refuses the version.
     """
     started = time.perf_counter()
     check_task_name(settings.task)

@@ -42,7 +42,7 @@ def hub_card(manifest: TaskManifest, *, source: str | None) -> str:
         model_name=manifest.task,
         library_name=LIBRARY,
         pipeline_tag=tag,
-        tags=[LIBRARY, manifest.method.kind],
+        tags=[LIBRARY, manifest.method.kind.value],
         # Only ids of the hub are allowed here; a folder's name is none.
         base_model=name if name.count("/") == 1 else None,
         metrics=[metric.name for metric in manifest.metrics] or None,

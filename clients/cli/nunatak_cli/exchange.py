@@ -22,7 +22,7 @@ from nunatak_artifact.interchange import (
     read_hub_folder,
     write_hub_folder,
 )
-from nunatak_cli.options import ExportFormat, ImportFormat, OnLongName
+from nunatak_cli.options import ExportFormat, ImportFormat
 from nunatak_contract.enums import OnLong
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import check_alias_name, check_task_name
@@ -42,7 +42,7 @@ class ImportRequest:
     backbone: str | None
     note: str
     default_label: str | None = None
-    on_long: OnLongName | None = None
+    on_long: OnLong | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ def import_task(request: ImportRequest, registry: Registry, *, alias: str | None
             created_at=datetime.now(UTC),
             note=request.note,
             default_label=request.default_label,
-            on_long=None if request.on_long is None else OnLong(request.on_long.value),
+            on_long=request.on_long,
         )
     return Published(manifest=_publish(draft, registry, alias), found=imported.source)
 

@@ -105,14 +105,6 @@ RevisionOption = Annotated[
 ]
 
 
-class OnLongName(StrEnum):
-    """What becomes of texts that are longer than a task reads at once."""
-
-    WINDOWS = "windows"
-    REFUSE = "refuse"
-    CUT = "cut"
-
-
 class ImportFormat(StrEnum):
     """Whose folders `task import` reads."""
 
@@ -127,14 +119,6 @@ class LogitUseName(StrEnum):
 
     CLASSIFICATION = "classification"
     RANKING = "ranking"
-
-
-class ProblemTypeName(StrEnum):
-    """How logits of a sequence classification become scores."""
-
-    SINGLE_LABEL = "single_label_classification"
-    MULTI_LABEL = "multi_label_classification"
-    REGRESSION = "regression"
 
 
 class ExportFormat(StrEnum):

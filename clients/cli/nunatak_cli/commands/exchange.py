@@ -15,13 +15,12 @@ from nunatak_cli.options import (
     JsonOption,
     LogitUseName,
     NewAliasOption,
-    OnLongName,
-    ProblemTypeName,
     RegistryOption,
     RevisionOption,
 )
 from nunatak_cli.output import console, print_json
 from nunatak_cli.registries import created_registry, existing_registry
+from nunatak_contract.enums import OnLong, ProblemType
 
 ReferenceArgument = Annotated[
     str, typer.Argument(metavar="REF", help="Task: name, name@alias or name/version.")
@@ -59,14 +58,14 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
         ),
     ] = None,
     on_long: Annotated[
-        OnLongName | None,
+        OnLong | None,
         typer.Option(
             help="What becomes of longer texts. Absent: windows, and cut for ranking.",
             show_default=False,
         ),
     ] = None,
     problem_type: Annotated[
-        ProblemTypeName | None,
+        ProblemType | None,
         typer.Option(
             help="How logits become scores: softmax, sigmoid, or as they are. Absent: as "
             "transformers does.",
@@ -99,10 +98,9 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
         from nunatak_artifact.interchange import ImportChoices, LogitUse
         from nunatak_cli.exchange import ImportRequest, import_task
         from nunatak_cli.views.exchange import published_json, published_lines
-        from nunatak_contract.enums import ProblemType
     choices = ImportChoices(
         labels=None if labels is None else tuple(label.strip() for label in labels.split(",")),
-        problem_type=None if problem_type is None else ProblemType(problem_type.value),
+        problem_type=problem_type,
         logit_use=None if head is None else LogitUse(head.value),
         allows_other_base=allow_other_base,
     )

@@ -12,10 +12,10 @@ from nunatak_cli.options import (
     AggregationName,
     BackboneOption,
     JsonOption,
-    OnLongName,
     RegistryOption,
 )
 from nunatak_cli.output import console, print_json
+from nunatak_contract.enums import OnLong
 
 
 def predict(  # noqa: PLR0913 - one parameter per option is how typer works
@@ -46,7 +46,7 @@ def predict(  # noqa: PLR0913 - one parameter per option is how typer works
         typer.Option(help="How token labels are put together. Absent: not at all."),
     ] = None,
     on_long: Annotated[
-        OnLongName | None,
+        OnLong | None,
         typer.Option(
             help="What becomes of a text of more tokens than the task reads at once. "
             "Absent: as the task version says."
