@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Scope
 
 from nunatak_model import Backbone
 from nunatak_registry import Registry
-from nunatak_server.access.authenticators import check_exposure, open_door
+from nunatak_server.access.authenticators import authenticator_for, check_exposure
 from nunatak_server.compat import open_inference, openai, tei
 from nunatak_server.errors import EngineFailedError, InvalidHttpError
 from nunatak_server.http import admin, pages, routes
@@ -74,7 +74,7 @@ def create_app(
         KeyFileError: the file of API keys cannot be read.
     """
     check_exposure(settings)
-    door = open_door(settings.api_keys_file)
+    authenticator = authenticator_for(settings.api_keys_file)
 
     @asynccontextmanager
     async def lifespan(app: Application) -> AsyncGenerator[None]:
@@ -87,13 +87,13 @@ def create_app(
                 backbone=backbone or await asyncio.to_thread(load_serving_backbone, settings),
                 registry=opened,
                 on_fatal=on_fatal or _leave_to_supervisor,
-                weights=door.weights,
+                weights=authenticator.weights,
                 tracing=tracing,
             )
             stack.push_async_callback(runtime.aclose)
             await runtime.start()
             app.state.runtime = runtime
-            following = asyncio.create_task(door.run(), name="the file of API keys")
+            following = asyncio.create_task(authenticator.run(), name="the file of API keys")
             runtime.depend_on(following)
             stack.callback(following.cancel)
             yield
@@ -101,7 +101,7 @@ def create_app(
     modules = (routes, admin, pages, tei, openai, open_inference)
     found = list(chain.from_iterable(module.router.routes for module in modules))
     return Application(
-        AppState(settings=settings, door=door),
+        AppState(settings=settings, authenticator=authenticator),
         title="Nunatak",
         summary="Many text tasks from one frozen transformer encoder.",
         version=version("nunatak"),

@@ -1,6 +1,6 @@
 """Exposure: a server without keys must not be reachable from other machines by accident.
 
-Doors: how an application finds out who asks, by keys or not at all.
+Authenticators: how an application finds out who asks, by keys or not at all.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ REREAD_S = 1.0
 logger = logging.getLogger(__name__)
 
 
-class Door(Protocol):
+class Authenticator(Protocol):
     """Tells who asks."""
 
     @property
@@ -69,7 +69,7 @@ class Door(Protocol):
         ...
 
 
-class OpenDoor:
+class OpenAuthenticator:
     """Everybody may do everything."""
 
     weights: Mapping[str, float] = MappingProxyType({})
@@ -82,7 +82,7 @@ class OpenDoor:
         """Nothing changes."""
 
 
-class KeyedDoor:
+class KeyAuthenticator:
     """The keys of a file, as it was when it could last be read.
 
     The file is read again when it changes. One that is missing or broken changes nothing: a slip
@@ -146,14 +146,14 @@ def _known(keys: StampedKeys) -> _Known:
     return _Known(stamp=keys.stamp, ring=Keyring(keys.keys), weights=weights)
 
 
-def open_door(path: Path | None) -> Door:
-    """Return the door of a file of keys, or the open one if there is none.
+def authenticator_for(path: Path | None) -> Authenticator:
+    """Return the authenticator of a file of keys, or the open one if there is none.
 
     Raises:
         KeyFileError: the file cannot be read.
     """
     if path is None:
-        return OpenDoor()
+        return OpenAuthenticator()
     keys = read_keys(path)
     logger.info("requests need one of %d API keys", len(keys.keys))
-    return KeyedDoor(path, keys)
+    return KeyAuthenticator(path, keys)
