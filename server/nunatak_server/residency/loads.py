@@ -30,7 +30,7 @@ from nunatak_server.errors import (
 )
 from nunatak_server.failures import KnownError, device_failure
 from nunatak_server.residency.memory import INTERVAL_S
-from nunatak_server.residency.resident_set import Shelf, VersionKey, key_of
+from nunatak_server.residency.resident_set import ResidentSet, VersionKey, key_of
 
 REST = 2.0
 """Seconds of rest for each of work; without rest stays what ends between two batches."""
@@ -146,12 +146,12 @@ class Loads:
         self,
         loader: Loader,
         *,
-        shelf: Shelf,
+        resident_set: ResidentSet,
         observer: ResidencyObserver,
         clock: Callable[[], float],
     ) -> None:
         self._loader = loader
-        self._shelf = shelf
+        self._resident_set = resident_set
         self._observer = observer
         self._clock = clock
         self._pool = ThreadPoolExecutor(loader.num_threads, thread_name_prefix="nunatak-load")
@@ -191,7 +191,7 @@ class Loads:
         try:
             # One caller that gives up must not take the load away from the others.
             await asyncio.shield(job.done)
-            task = self._shelf.lease(key)
+            task = self._resident_set.lease(key)
             if task is None:
                 raise AssertionError(f"{manifest.reference} is held for those who wait for it")
             return task
@@ -225,13 +225,13 @@ class Loads:
         """Start a load that waits, or refuse it for good; return False if it has no room now."""
         key = key_of(job.manifest)
         try:
-            self._shelf.check_fits(key, job.num_bytes)
+            self._resident_set.check_fits(key, job.num_bytes)
         except TaskDoesNotFitError as error:
             # Others were pinned while it waited.
             self._queue.remove(job)
             self._conclude(job, error)
             return True
-        if not self._shelf.claim(key, job.num_bytes):
+        if not self._resident_set.claim(key, job.num_bytes):
             return False
         self._queue.remove(job)
         running = asyncio.create_task(self._run(job))
@@ -251,7 +251,7 @@ class Loads:
 
     def _enqueue(self, manifest: TaskManifest) -> _Job:
         key, num_bytes = key_of(manifest), self._loader.size_of(manifest)
-        self._shelf.check_fits(key, num_bytes)
+        self._resident_set.check_fits(key, num_bytes)
         loop = asyncio.get_running_loop()
         job = _Job(manifest=manifest, num_bytes=num_bytes, done=loop.create_future())
         self._jobs[key] = job
@@ -288,7 +288,7 @@ class Loads:
             reference = job.manifest.reference
             logger.log(level, "cannot load %s: %s", reference, failure, exc_info=unforeseen)
             self._failures[key] = _Failure(error=failure, until=self._clock() + FAILURE_MEMORY_S)
-            self._shelf.abandon(key)
+            self._resident_set.abandon(key)
             seconds = self._clock() - started
             self._observer.observe_load(job.manifest.task, seconds=seconds, succeeded=False)
             if loss is not None:
@@ -298,7 +298,7 @@ class Loads:
         else:
             load_s = self._clock() - started
             self._observer.observe_load(job.manifest.task, seconds=load_s, succeeded=True)
-            self.count_evicted(self._shelf.place(task, load_s=load_s))
+            self.count_evicted(self._resident_set.add(task, load_s=load_s))
             # Stored bytes and converted tensors were held beside the version.
             self._return_soon()
             job.is_held = True
@@ -317,7 +317,7 @@ class Loads:
 
     def _let_go(self, job: _Job) -> None:
         job.is_held = False
-        self.count_evicted(self._shelf.release(key_of(job.manifest)))
+        self.count_evicted(self._resident_set.release(key_of(job.manifest)))
 
     def _return_soon(self) -> None:
         if self._loader.give_back is not None and self._return is None:

@@ -22,7 +22,13 @@ from nunatak_registry import (
     VersionNotFoundError,
 )
 from nunatak_server.residency.loads import Loader, Loads, ResidencyObserver
-from nunatak_server.residency.resident_set import Shelf, ShelfStats, VersionKey, key_of, versions_of
+from nunatak_server.residency.resident_set import (
+    ResidentSet,
+    ResidentStats,
+    VersionKey,
+    key_of,
+    versions_of,
+)
 
 # Bounds a hostile stream of `name/1`, `name/2`, ... ; far above the references in real use.
 MAX_CACHED_REFERENCES = 10_000
@@ -119,8 +125,8 @@ class Residency:
     ) -> None:
         self._references = References(resolve, on_move=observer.observe_alias_move)
         self._size_of = loader.size_of
-        self._shelf = Shelf(budget_bytes=budget_bytes)
-        self._loads = Loads(loader, shelf=self._shelf, observer=observer, clock=clock)
+        self._resident_set = ResidentSet(budget_bytes=budget_bytes)
+        self._loads = Loads(loader, resident_set=self._resident_set, observer=observer, clock=clock)
 
     def known(self, reference: TaskReference) -> Traffic | None:
         """Return what a reference means if that is known; never waits."""
@@ -141,10 +147,10 @@ class Residency:
     def lease_resident(self, manifest: TaskManifest) -> Lease | None:
         """Lease a version for a request if it is in memory; never waits."""
         key = key_of(manifest)
-        task = self._shelf.lease(key)
+        task = self._resident_set.lease(key)
         if task is None:
             return None
-        self._shelf.record_use(key)
+        self._resident_set.record_use(key)
         return Lease(task, end=self._end_lease)
 
     async def lease(self, manifest: TaskManifest) -> Lease:
@@ -162,20 +168,20 @@ class Residency:
         if leased is not None:
             return leased
         # Counted before it is loaded, so that its use so far ranks it from the start.
-        self._shelf.record_use(key_of(manifest))
+        self._resident_set.record_use(key_of(manifest))
         task = await self._loads.lease(manifest, remember_failures=True)
         return Lease(task, end=self._end_lease)
 
     async def bring(self, manifest: TaskManifest) -> None:
         """Load a version for a request that will lease it before long; raises as `lease`."""
         # It may have come since the request looked; loaded again it would lose its leases.
-        if self._shelf.lease(key_of(manifest)) is None:
+        if self._resident_set.lease(key_of(manifest)) is None:
             await self._loads.lease(manifest, remember_failures=True)
         self._end_lease(manifest)
 
     def has_free_room(self, manifests: Sequence[TaskManifest]) -> bool:
         """Tell whether versions would fit in memory together with all that is there."""
-        stats = self._shelf.stats()
+        stats = self._resident_set.stats()
         needed = sum(map(self._size_of, manifests))
         return stats.resident_bytes + stats.loading_bytes + needed <= stats.budget_bytes
 
@@ -188,13 +194,13 @@ class Residency:
     async def pin(self, manifest: TaskManifest) -> LoadedTask:
         """Load a version and keep it in memory until `unpin`; raises as `preload`."""
         task = await self._lease_anew(manifest)
-        self._shelf.pin(key_of(manifest))
+        self._resident_set.pin(key_of(manifest))
         self._end_lease(manifest)
         return task
 
     def unpin(self, task: str, version: int | None = None) -> tuple[int, ...]:
         """Let one version of a task, or all, be evicted again; return those that were pinned."""
-        versions, evicted = self._shelf.unpin(task, version)
+        versions, evicted = self._resident_set.unpin(task, version)
         self._loads.count_evicted(evicted)
         self._loads.start_waiting()
         return versions
@@ -208,30 +214,30 @@ class Residency:
             TaskInUseError: a version answers requests right now.
             TaskPinnedError: a version is pinned.
         """
-        dropped = self._shelf.evict(task, version)
+        dropped = self._resident_set.evict(task, version)
         self._loads.count_evicted(dropped)
         self._loads.start_waiting()
         return versions_of(dropped)
 
     def is_resident(self, manifest: TaskManifest) -> bool:
         """Tell whether a version is in memory, which it comes into by passing its probe."""
-        return self._shelf.get(key_of(manifest)) is not None
+        return self._resident_set.get(key_of(manifest)) is not None
 
     def resident(self) -> tuple[LoadedTask, ...]:
         """Return the versions in memory, ordered by task and version."""
-        return self._shelf.resident()
+        return self._resident_set.resident()
 
     def is_pinned(self, task: LoadedTask) -> bool:
         """Tell whether a version is in memory and pinned."""
-        return self._shelf.is_pinned(key_of(task.manifest))
+        return self._resident_set.is_pinned(key_of(task.manifest))
 
-    def stats(self) -> ShelfStats:
+    def stats(self) -> ResidentStats:
         """Return how many bytes are held, and of how many may be."""
-        return self._shelf.stats()
+        return self._resident_set.stats()
 
     def task_bytes(self) -> Mapping[str, int]:
         """Return the bytes that each task's versions in memory take together, as of now."""
-        return self._shelf.task_bytes()
+        return self._resident_set.task_bytes()
 
     @property
     def num_waiting_for_loads(self) -> int:
@@ -247,10 +253,10 @@ class Residency:
 
         A registry that was restored may name none of a version, or another content.
         """
-        for task in self._shelf.resident():
+        for task in self._resident_set.resident():
             if await self._is_unnamed(task.manifest):
                 logger.warning("%s goes: the registry no longer has it", task.manifest.reference)
-                self._loads.count_evicted(self._shelf.discard(key_of(task.manifest)))
+                self._loads.count_evicted(self._resident_set.discard(key_of(task.manifest)))
         self._loads.start_waiting()
 
     async def _is_unnamed(self, manifest: TaskManifest) -> bool:
@@ -269,10 +275,10 @@ class Residency:
 
     async def _lease_anew(self, manifest: TaskManifest) -> LoadedTask:
         # Who asks for it to be in memory expects requests for it: not the first one to go again.
-        self._shelf.record_use(key_of(manifest))
-        task = self._shelf.lease(key_of(manifest))
+        self._resident_set.record_use(key_of(manifest))
+        task = self._resident_set.lease(key_of(manifest))
         return task or await self._loads.lease(manifest, remember_failures=False)
 
     def _end_lease(self, manifest: TaskManifest) -> None:
-        self._loads.count_evicted(self._shelf.release(key_of(manifest)))
+        self._loads.count_evicted(self._resident_set.release(key_of(manifest)))
         self._loads.start_waiting()

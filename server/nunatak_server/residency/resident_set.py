@@ -77,7 +77,7 @@ MIN_LOAD_S = 0.001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShelfStats:
+class ResidentStats:
     """Bytes by kind, and how many versions; `pinned_bytes` are a part of `resident_bytes`."""
 
     budget_bytes: int
@@ -89,7 +89,7 @@ class ShelfStats:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Place:
+class _Entry:
     task: LoadedTask
     load_s: float
     num_leases: int = 0
@@ -102,26 +102,26 @@ class _Place:
         return not self.num_leases and not self.is_pinned
 
 
-class Shelf:
+class ResidentSet:
     """Keeps count; what it returns as evicted is no longer referred to by it."""
 
     def __init__(self, *, budget_bytes: int, history: UseHistory | None = None) -> None:
         self._budget = budget_bytes
         self._history = history or UseHistory()
-        self._places: dict[VersionKey, _Place] = {}
+        self._entries: dict[VersionKey, _Entry] = {}
         self._claims: dict[VersionKey, int] = {}
         self._resident_bytes = 0
         self._task_bytes = Counter[str]()
 
-    def stats(self) -> ShelfStats:
+    def stats(self) -> ResidentStats:
         """Return what is held now."""
-        pinned = [place.task for place in self._places.values() if place.is_pinned]
-        return ShelfStats(
+        pinned = [entry.task for place in self._entries.values() if entry.is_pinned]
+        return ResidentStats(
             budget_bytes=self._budget,
             resident_bytes=self._resident_bytes,
             pinned_bytes=sum(task.num_bytes for task in pinned),
             loading_bytes=sum(self._claims.values()),
-            num_resident=len(self._places),
+            num_resident=len(self._entries),
             num_pinned=len(pinned),
         )
 
@@ -131,16 +131,16 @@ class Shelf:
 
     def resident(self) -> tuple[LoadedTask, ...]:
         """Return the versions in memory, ordered by task and version."""
-        return tuple(self._places[key].task for key in sorted(self._places))
+        return tuple(self._entries[key].task for key in sorted(self._entries))
 
     def get(self, key: VersionKey) -> LoadedTask | None:
         """Return a version that is in memory."""
-        place = self._places.get(key)
-        return None if place is None else place.task
+        entry = self._entries.get(key)
+        return None if entry is None else entry.task
 
     def is_pinned(self, key: VersionKey) -> bool:
         """Tell whether a version is in memory and pinned."""
-        return key in self._places and self._places[key].is_pinned
+        return key in self._entries and self._entries[key].is_pinned
 
     def record_use(self, key: VersionKey) -> None:
         """Count a request for a version, in memory or not."""
@@ -148,29 +148,29 @@ class Shelf:
 
     def lease(self, key: VersionKey) -> LoadedTask | None:
         """Keep a version until `release`, or return None if it is not in memory."""
-        place = self._places.get(key)
-        if place is None:
+        entry = self._entries.get(key)
+        if entry is None:
             return None
-        place.num_leases += 1
-        return place.task
+        entry.num_leases += 1
+        return entry.task
 
     def release(self, key: VersionKey) -> tuple[VersionKey, ...]:
         """End a lease; return the versions that went with it, or because the budget was passed."""
-        place = self._places[key]
-        place.num_leases -= 1
+        entry = self._entries[key]
+        entry.num_leases -= 1
         return (*self._drop_unwanted(key), *self._shrink())
 
     def discard(self, key: VersionKey) -> tuple[VersionKey, ...]:
         """Drop a version, pinned or not, once it is not in use; return it if it went now."""
-        place = self._places.get(key)
-        if place is None:
+        entry = self._entries.get(key)
+        if entry is None:
             return ()
-        place.is_pinned, place.goes_when_free = False, True
+        entry.is_pinned, entry.goes_when_free = False, True
         return self._drop_unwanted(key)
 
     def _drop_unwanted(self, key: VersionKey) -> tuple[VersionKey, ...]:
-        place = self._places[key]
-        if not place.goes_when_free or place.num_leases:
+        entry = self._entries[key]
+        if not entry.goes_when_free or entry.num_leases:
             return ()
         self._drop(key)
         return (key,)
@@ -182,9 +182,9 @@ class Shelf:
             TaskDoesNotFitError: it can never fit beside what is pinned.
         """
         pinned = sum(
-            place.task.num_bytes
-            for other, place in self._places.items()
-            if place.is_pinned and other != key
+            entry.task.num_bytes
+            for other, place in self._entries.items()
+            if entry.is_pinned and other != key
         )
         if num_bytes + pinned > self._budget:
             raise TaskDoesNotFitError(
@@ -196,8 +196,8 @@ class Shelf:
             )
 
     def claim(self, key: VersionKey, num_bytes: int) -> bool:
-        """Reserve room for a load, if what cannot go leaves it now, until `place` or `abandon`."""
-        fixed = sum(place.task.num_bytes for place in self._places.values() if not place.may_go)
+        """Reserve room for a load, if what cannot go leaves it now, until `add` or `abandon`."""
+        fixed = sum(entry.task.num_bytes for place in self._entries.values() if not entry.may_go)
         if fixed + sum(self._claims.values()) + num_bytes > self._budget:
             return False
         self._claims[key] = num_bytes
@@ -207,29 +207,29 @@ class Shelf:
         """Give back the room of a load that failed."""
         del self._claims[key]
 
-    def place(self, task: LoadedTask, *, load_s: float) -> tuple[VersionKey, ...]:
+    def add(self, task: LoadedTask, *, load_s: float) -> tuple[VersionKey, ...]:
         """Put a loaded version in the room that was claimed for it; return those that went for it.
 
         It comes leased once, so that it is there for those who wait for it.
         """
         key = key_of(task.manifest)
         del self._claims[key]
-        self._places[key] = _Place(task=task, load_s=load_s, num_leases=1)
+        self._entries[key] = _Entry(task=task, load_s=load_s, num_leases=1)
         self._resident_bytes += task.num_bytes
         self._task_bytes[task.manifest.task] += task.num_bytes
         return self._shrink()
 
     def pin(self, key: VersionKey) -> None:
         """Keep a version in memory, whatever others need."""
-        self._places[key].is_pinned = True
+        self._entries[key].is_pinned = True
 
     def unpin(
         self, task: str, version: int | None
     ) -> tuple[tuple[int, ...], tuple[VersionKey, ...]]:
         """Let one version of a task, or all, go again; return them, and the versions that went."""
-        keys = [key for key in self._matching(task, version) if self._places[key].is_pinned]
+        keys = [key for key in self._matching(task, version) if self._entries[key].is_pinned]
         for key in keys:
-            self._places[key].is_pinned = False
+            self._entries[key].is_pinned = False
         return versions_of(keys), self._shrink()
 
     def evict(self, task: str, version: int | None) -> tuple[VersionKey, ...]:
@@ -241,23 +241,23 @@ class Shelf:
         """
         keys = self._matching(task, version)
         for key in keys:
-            place = self._places[key]
-            if place.is_pinned:
+            entry = self._entries[key]
+            if entry.is_pinned:
                 raise TaskPinnedError(key.task, key.version)
-            if place.num_leases:
-                raise TaskInUseError(key.task, key.version, place.num_leases)
+            if entry.num_leases:
+                raise TaskInUseError(key.task, key.version, entry.num_leases)
         for key in keys:
             self._drop(key)
         return tuple(keys)
 
     def _matching(self, task: str, version: int | None) -> list[VersionKey]:
-        return [key for key in self._places if key.task == task and version in (None, key.version)]
+        return [key for key in self._entries if key.task == task and version in (None, key.version)]
 
     def _shrink(self) -> tuple[VersionKey, ...]:
         """Drop versions, least worth first, until the rest fits the budget or is all in use."""
         if self._resident_bytes <= self._budget:
             return ()
-        free = sorted((key for key, it in self._places.items() if it.may_go), key=self._worth)
+        free = sorted((key for key, it in self._entries.items() if it.may_go), key=self._worth)
         dropped: list[VersionKey] = []
         for key in free:
             if self._resident_bytes <= self._budget:
@@ -268,12 +268,12 @@ class Shelf:
 
     def _worth(self, key: VersionKey) -> float:
         """Seconds of loading that a byte of this version saves; only good to compare."""
-        place = self._places[key]
-        load_s = max(MIN_LOAD_S, place.load_s)
-        return self._history.count(key) * load_s / max(1, place.task.num_bytes)
+        entry = self._entries[key]
+        load_s = max(MIN_LOAD_S, entry.load_s)
+        return self._history.count(key) * load_s / max(1, entry.task.num_bytes)
 
     def _drop(self, key: VersionKey) -> None:
-        task = self._places.pop(key).task
+        task = self._entries.pop(key).task
         name = task.manifest.task
         self._resident_bytes -= task.num_bytes
         self._task_bytes[name] -= task.num_bytes

@@ -26,7 +26,7 @@ from nunatak_model import (
     model_size,
 )
 from nunatak_server.residency.memory import HostStats
-from nunatak_server.residency.resident_set import ShelfStats
+from nunatak_server.residency.resident_set import ResidentStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +153,7 @@ class ServerState:
     num_admitted_tokens: float
     num_body_bytes: int
     ledger: MemoryLedger
-    device: ShelfStats
+    device: ResidentStats
     task_bytes: Mapping[str, int]
     """Of each task's versions in memory, together."""
     host: HostStats
