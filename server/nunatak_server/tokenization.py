@@ -26,20 +26,20 @@ from nunatak_server.errors import (
 from nunatak_server.inputs import TaskInput, strings_in, texts_to_read
 
 
-class Turnstile:
+class FairSemaphore:
     """Lets so many go on at once; belongs to the event loop thread.
 
     A caller that has had a turn goes behind all others that wait (round-robin, Nagle 1987), so who
     comes waits for at most one turn of each of them. Those of one caller go in their order.
     """
 
-    def __init__(self, *, num_places: int) -> None:
-        self._num_free = num_places
+    def __init__(self, *, num_slots: int) -> None:
+        self._num_free = num_slots
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         """By caller, whose turn it is next first; nobody waits while a place is free."""
 
     @asynccontextmanager
-    async def turn(self, caller: str) -> AsyncGenerator[None]:
+    async def slot(self, caller: str) -> AsyncGenerator[None]:
         """Wait for a turn, and have it while the block runs."""
         await self._enter(caller)
         try:
@@ -221,7 +221,7 @@ class Tokenization:
     def __init__(self, encoder: Encoder, *, num_threads: int) -> None:
         self._encoder = encoder
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="nunatak-tokenize")
-        self._turnstile = Turnstile(num_places=num_threads)
+        self._semaphore = FairSemaphore(num_slots=num_threads)
 
     async def encode(
         self, inputs: Sequence[TaskInput], *, readings: Iterable[Reading], caller: str
@@ -251,7 +251,7 @@ class Tokenization:
         loop = asyncio.get_running_loop()
         encodings = list[Encodings]()
         for chunk in _chunks(pieces):
-            async with self._turnstile.turn(caller):
+            async with self._semaphore.slot(caller):
                 encodings += await loop.run_in_executor(self._pool, self._encode, chunk)
         return encodings
 
