@@ -115,7 +115,7 @@ class ResidentSet:
 
     def stats(self) -> ResidentStats:
         """Return what is held now."""
-        pinned = [entry.task for place in self._entries.values() if entry.is_pinned]
+        pinned = [entry.task for entry in self._entries.values() if entry.is_pinned]
         return ResidentStats(
             budget_bytes=self._budget,
             resident_bytes=self._resident_bytes,
@@ -183,7 +183,7 @@ class ResidentSet:
         """
         pinned = sum(
             entry.task.num_bytes
-            for other, place in self._entries.items()
+            for other, entry in self._entries.items()
             if entry.is_pinned and other != key
         )
         if num_bytes + pinned > self._budget:
@@ -197,7 +197,7 @@ class ResidentSet:
 
     def claim(self, key: VersionKey, num_bytes: int) -> bool:
         """Reserve room for a load, if what cannot go leaves it now, until `add` or `abandon`."""
-        fixed = sum(entry.task.num_bytes for place in self._entries.values() if not entry.may_go)
+        fixed = sum(entry.task.num_bytes for entry in self._entries.values() if not entry.may_go)
         if fixed + sum(self._claims.values()) + num_bytes > self._budget:
             return False
         self._claims[key] = num_bytes

@@ -166,7 +166,7 @@ class _Turn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Debts:
+class VirtualTimes:
     """What callers, and flows of a caller, were given beyond the one of them that has least.
 
     In tokens, divided by the weight of the caller; who is not named owes nothing.
@@ -176,14 +176,14 @@ class Debts:
     flows: Mapping[Flow, float] = field(default_factory=lambda: MappingProxyType({}))
 
 
-class Turns(Generic[QueuedRow]):
+class FairQueue(Generic[QueuedRow]):
     """The turns of one batch."""
 
     def __init__(
         self,
         queues: Queues[QueuedRow],
         *,
-        debts: Debts,
+        virtual_times: VirtualTimes,
         weights: Mapping[str, float],
         longest_turn: float = 0.0,
     ) -> None:
@@ -191,8 +191,8 @@ class Turns(Generic[QueuedRow]):
 
         `longest_turn` is in tokens through all layers; without it all turns are of one row.
         """
-        self._debts = defaultdict[str, float](float, debts.callers)
-        self._flow_debts = defaultdict[Flow, float](float, debts.flows)
+        self._caller_times = defaultdict[str, float](float, virtual_times.callers)
+        self._flow_times = defaultdict[Flow, float](float, virtual_times.flows)
         self._weights = weights
         self.given: dict[Flow, float] = {}
         """What each flow was given in these turns, in tokens through all layers."""
@@ -245,31 +245,31 @@ class Turns(Generic[QueuedRow]):
         """Put what a row costs, in tokens, on the account of its caller and its flow."""
         # A row that costs next to nothing takes a place all the same.
         cost, flow = max(cost, MIN_COST), flow_of(row)
-        self._debts[row.caller] += cost / self._weights.get(row.caller, 1.0)
-        self._flow_debts[flow] += cost
+        self._caller_times[row.caller] += cost / self._weights.get(row.caller, 1.0)
+        self._flow_times[flow] += cost
         self.given[flow] = self.given.get(flow, 0.0) + cost
         turn = self._turn
         if turn is not None and turn.flow == flow:
             turn.work_left -= cost
 
-    def settle(self, waiting: Iterable[Flow]) -> Debts:
-        """Return the debts after the batch, above the least of those who still wait.
+    def carry_over(self, waiting: Iterable[Flow]) -> VirtualTimes:
+        """Return the virtual_times after the batch, above the least of those who still wait.
 
         Who waits no more is forgotten as soon as the others have caught up.
         """
         levels: dict[Rank, float] = {}
         callers = set[str]()
         for flow in waiting:
-            debt = self._flow_debts[flow]
-            levels[flow[:2]] = min(debt, levels.get(flow[:2], debt))
+            time = self._flow_times[flow]
+            levels[flow[:2]] = min(time, levels.get(flow[:2], time))
             callers.add(flow[0])
-        level = min((self._debts[caller] for caller in callers), default=None)
-        return Debts(
-            callers={} if level is None else _above(self._debts, level),
+        level = min((self._caller_times[caller] for caller in callers), default=None)
+        return VirtualTimes(
+            callers={} if level is None else _above(self._caller_times, level),
             flows={
-                flow: debt - levels[flow[:2]]
-                for flow, debt in self._flow_debts.items()
-                if flow[:2] in levels and debt > levels[flow[:2]]
+                flow: time - levels[flow[:2]]
+                for flow, time in self._flow_times.items()
+                if flow[:2] in levels and time > levels[flow[:2]]
             },
         )
 
@@ -279,7 +279,7 @@ class Turns(Generic[QueuedRow]):
             flow = self._next_flow(self._flows[caller])
             if flow is None:
                 heappop(self._callers)
-            # Its debts, or its next flow, have changed; of others they have not, but for the one
+            # Its virtual_times, or its next flow, have changed; of others they have not, but for the one
             # that had the oldest row.
             elif due != self._caller_due(flow):
                 heapreplace(self._callers, (self._caller_due(flow), age, caller))
@@ -295,7 +295,7 @@ class Turns(Generic[QueuedRow]):
             rank, due, age, flow = flows[0]
             if flow in self._ended:
                 heappop(flows)
-            # Debts only grow, so an entry that is out of date is too far in front.
+            # VirtualTimes only grow, so an entry that is out of date is too far in front.
             elif due < self._flow_due(flow):
                 heapreplace(flows, (rank, self._flow_due(flow), age, flow))
             else:
@@ -305,10 +305,10 @@ class Turns(Generic[QueuedRow]):
     def _caller_due(self, flow: Flow) -> float:
         """What the caller of a flow owes with the turn of that flow."""
         weight = self._weights.get(flow[0], 1.0)
-        return self._debts[flow[0]] + self._long_turns.get(flow, 0.0) / weight
+        return self._caller_times[flow[0]] + self._long_turns.get(flow, 0.0) / weight
 
     def _flow_due(self, flow: Flow) -> float:
-        return self._flow_debts[flow] + self._long_turns.get(flow, 0.0)
+        return self._flow_times[flow] + self._long_turns.get(flow, 0.0)
 
     def _row_of(self, flow: Flow, taken: Collection[int]) -> QueuedRow | None:
         if flow in self._ended:
@@ -327,8 +327,8 @@ def _long_turns(queues: Queues[QueuedRow], longest: float) -> dict[Flow, float]:
     }
 
 
-def _above(debts: Mapping[Key, float], level: float) -> dict[Key, float]:
-    return {key: debt - level for key, debt in debts.items() if debt > level}
+def _above(virtual_times: Mapping[Key, float], level: float) -> dict[Key, float]:
+    return {key: time - level for key, time in virtual_times.items() if time > level}
 
 
 HALF_LIFE_S: Final = 0.25

@@ -27,12 +27,12 @@ from typing import Final, Generic, Protocol, TypeVar
 from nunatak_server.scheduler.fairness import (
     MANY_ROWS,
     MIN_COST,
-    Debts,
+    FairQueue,
     Flow,
     Queued,
     Queues,
-    Turns,
     Usage,
+    VirtualTimes,
     flow_of,
 )
 from nunatak_server.scheduler.rows import Extent, work_added
@@ -79,7 +79,7 @@ class BatchLimits:
 class TurnOrder:
     """What batches leave to the next one about whose turn it is."""
 
-    debts: Debts = field(default_factory=Debts)
+    virtual_times: VirtualTimes = field(default_factory=VirtualTimes)
     usage: Usage = field(default_factory=Usage)
     num_in_turn: int = 0
     """Batches since one began with the oldest row of all."""
@@ -160,7 +160,9 @@ def plan_batch(
     """
     order, rules = order or TurnOrder(), rules or TurnRules()
     longest_turn = _longest_turn(queues, limits, rules.turn_share)
-    turns = Turns(queues, debts=order.debts, weights=rules.weights, longest_turn=longest_turn)
+    turns = FairQueue(
+        queues, virtual_times=order.virtual_times, weights=rules.weights, longest_turn=longest_turn
+    )
     begins_with_oldest = order.num_in_turn + 1 >= OLDEST_EVERY
     draft = Draft[WaitingRow](
         limits=limits, is_trunk_held=rules.is_trunk_held, seen=set(map(id, apart))
@@ -176,7 +178,7 @@ def plan_batch(
         asked_work=draft.asked_work,
         charged=sum(turns.given.values()),
         order=TurnOrder(
-            debts=turns.settle({*backlog, *map(flow_of, apart), *beside}),
+            virtual_times=turns.carry_over({*backlog, *map(flow_of, apart), *beside}),
             usage=order.usage.plus(turns.given),
             num_in_turn=0 if begins_with_oldest else order.num_in_turn + 1,
         ),
@@ -279,7 +281,7 @@ class Draft(Generic[WaitingRow]):
 
 def _fill(
     draft: Draft[WaitingRow],
-    turns: Turns[WaitingRow],
+    turns: FairQueue[WaitingRow],
     queues: Queues[WaitingRow],
     *,
     begins_with_oldest: bool,

@@ -13,10 +13,10 @@ from doubles.waiting import WaitingRow, waiting_row
 from nunatak_server.scheduler.fairness import (
     MANY_ROWS,
     ROWS_OF_WHOLE_TURN,
-    Debts,
+    FairQueue,
     Flow,
     Queues,
-    Turns,
+    VirtualTimes,
     flow_of,
 )
 from nunatak_server.scheduler.planner import (
@@ -57,7 +57,7 @@ def test_a_turn_is_as_long_as_its_flow_and_the_longest_one_let_it_be(
     num_rows: int, longest: int, cost: int
 ) -> None:
     rows = [waiting_row(task, n) for n in range(num_rows) for task in ("first", "second")]
-    turns = Turns(Queues(rows), debts=Debts(), weights={}, longest_turn=longest)
+    turns = FairQueue(Queues(rows), virtual_times=VirtualTimes(), weights={}, longest_turn=longest)
 
     length = 0
     while (row := turns.next_row(())) is not None and row.task == "first":
@@ -88,8 +88,10 @@ def test_turns_begin_with_who_owes_least_with_the_long_turn_it_would_have(
             flow for flow, length in counts.items() for _ in range(length)
         )
     ]
-    turns = Turns(Queues(rows), debts=Debts(), weights=shares, longest_turn=LONGEST)
-    flows, debts = list(counts), defaultdict[object, float](float)
+    turns = FairQueue(
+        Queues(rows), virtual_times=VirtualTimes(), weights=shares, longest_turn=LONGEST
+    )
+    flows, virtual_times = list(counts), defaultdict[object, float](float)
     callers = list(dict.fromkeys(flow[0] for flow in flows))
     left, going_on, work_left = dict(counts), None, 0.0
 
@@ -99,10 +101,12 @@ def test_turns_begin_with_who_owes_least_with_the_long_turn_it_would_have(
 
     def best_of(caller: str) -> Flow:
         live = [flow for flow in flows if flow[0] == caller and left[flow]]
-        return min(live, key=lambda it: (it[1].rank, debts[it] + turn_of(it), flows.index(it)))
+        return min(
+            live, key=lambda it: (it[1].rank, virtual_times[it] + turn_of(it), flows.index(it))
+        )
 
     def due(caller: str) -> tuple[float, int]:
-        owed = debts[caller] + turn_of(best_of(caller)) / shares.get(caller, 1.0)
+        owed = virtual_times[caller] + turn_of(best_of(caller)) / shares.get(caller, 1.0)
         return owed, callers.index(caller)
 
     for cost, has_room in steps:
@@ -120,9 +124,9 @@ def test_turns_begin_with_who_owes_least_with_the_long_turn_it_would_have(
         left[flow] = left[flow] - 1 if has_room else 0
         if has_room:
             turns.charge(found, cost)
-            debts[flow] += cost
+            virtual_times[flow] += cost
             work_left -= cost
-            debts[flow[0]] += cost / shares.get(flow[0], 1.0)
+            virtual_times[flow[0]] += cost / shares.get(flow[0], 1.0)
         else:
             turns.end_turns(found)
 

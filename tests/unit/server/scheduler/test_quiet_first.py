@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from doubles.waiting import WaitingRow, flood, left_by, waiting_row, work_of
-from nunatak_server.scheduler.fairness import Debts, Flow, Queues, Usage, flow_of
+from nunatak_server.scheduler.fairness import Flow, Queues, Usage, VirtualTimes, flow_of
 from nunatak_server.scheduler.planner import (
     OLDEST_EVERY,
     BatchLimits,
@@ -36,13 +36,15 @@ def plan_of(
     pending: Sequence[WaitingRow],
     *,
     max_rows: int,
-    debts: Debts | None = None,
+    virtual_times: VirtualTimes | None = None,
     given: Mapping[Flow, float] | None = None,
 ) -> BatchPlan[WaitingRow]:
     return plan_quiet_first(
         Queues(pending),
         limits=replace(LIMITS, max_rows=max_rows),
-        order=TurnOrder(debts=debts or Debts(), usage=Usage().plus(given or {})),
+        order=TurnOrder(
+            virtual_times=virtual_times or VirtualTimes(), usage=Usage().plus(given or {})
+        ),
         rules=RULES,
     )
 
@@ -113,8 +115,8 @@ def test_whoever_comes_into_the_place_of_one_that_goes_first_goes_first_too(
     owed: float, max_rows: int
 ) -> None:
     quiet, owing = waiting_row("quiet", 1), waiting_row("owing", 2)
-    debts = Debts(flows={flow_of(owing): owed * work_of(owing)})
-    plan = plan_of([*flood(30), quiet, owing], max_rows=max_rows, debts=debts)
+    virtual_times = VirtualTimes(flows={flow_of(owing): owed * work_of(owing)})
+    plan = plan_of([*flood(30), quiet, owing], max_rows=max_rows, virtual_times=virtual_times)
 
     assert quiet in plan.going_first
     assert {row.task for row in plan.batch} == {"flood"}
@@ -123,9 +125,9 @@ def test_whoever_comes_into_the_place_of_one_that_goes_first_goes_first_too(
 def test_a_quiet_flow_goes_first_with_all_rows_that_find_a_place_whatever_it_owes() -> None:
     rows = [waiting_row("quiet", number) for number in range(5)]
     given = {flow_of(row): 1000.0 for row in flood(1)}
-    debts = Debts(flows={flow_of(rows[0]): 5 * work_of(rows[0])})
+    virtual_times = VirtualTimes(flows={flow_of(rows[0]): 5 * work_of(rows[0])})
 
-    plan = plan_of([*flood(20), *rows], max_rows=8, debts=debts, given=given)
+    plan = plan_of([*flood(20), *rows], max_rows=8, virtual_times=virtual_times, given=given)
 
     assert set(plan.going_first) == set(rows)
     assert len(plan.batch) == 8
@@ -142,9 +144,9 @@ def test_a_text_that_a_flood_is_asked_about_too_stays_in_the_batch() -> None:
 
 def test_no_more_rows_go_first_than_a_batch_holds() -> None:
     others = [waiting_row(f"task-{number}", number, tokens=1) for number in range(20)]
-    debts = Debts(flows={flow_of(row): 10 * work_of(row) for row in others[5:]})
+    virtual_times = VirtualTimes(flows={flow_of(row): 10 * work_of(row) for row in others[5:]})
 
-    plan = plan_of([*flood(30), *others], max_rows=8, debts=debts)
+    plan = plan_of([*flood(30), *others], max_rows=8, virtual_times=virtual_times)
 
     assert {row.task for row in plan.batch} > {"flood"}
     assert not plan.going_first
@@ -219,7 +221,7 @@ def test_every_row_is_in_one_place_and_something_always_runs(
 ) -> None:
     flows = sorted({flow_of(row) for row in (*pending, *arrived)})
     given, owed = dict(zip(flows, work, strict=False)), dict(zip(flows, work[::-1], strict=False))
-    plan = plan_of(pending, max_rows=max_rows, given=given, debts=Debts(flows=owed))
+    plan = plan_of(pending, max_rows=max_rows, given=given, virtual_times=VirtualTimes(flows=owed))
 
     assert plan.batch
     left = left_by(plan, pending)
