@@ -55,7 +55,7 @@ from nunatak_server.residency.residency import Residency
 from nunatak_server.residency.resident_set import key_of
 from nunatak_server.rollouts.rollouts import TrafficControl
 from nunatak_server.scheduler.admission import CALLER_SHARE, Admission
-from nunatak_server.scheduler.pace import Pace
+from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.planner import TurnRules
 from nunatak_server.scheduler.rows import PendingRow, backbone_answer
 from nunatak_server.settings import ServerSettings
@@ -164,7 +164,7 @@ class Runtime:
                 is_trunk_held=lambda row: compute.holds_trunk(row.encoding, row.branch.split_depth),
             ),
             limits=batch_limits,
-            pace=Pace(
+            time_model=BatchTimeModel(
                 fixed_share=settings.batch_overhead,
                 max_tokens=batch_limits.max_tokens,
                 max_rows=batch_limits.max_rows,
@@ -183,7 +183,7 @@ class Runtime:
             # Without keys everybody is one caller.
             caller_share=None if settings.api_keys_file is None else CALLER_SHARE,
             weights=weights or {},
-            pace=lambda: self._engine.pace,
+            time_model=lambda: self._engine.time_model,
         )
         give_way = GivingWay(self.should_loads_give_way)
         self.host_tier = HostTier(

@@ -27,7 +27,7 @@ from nunatak_model import DEFAULT_BACKBONE
 from nunatak_registry import InvalidNameError, TaskReference, default_location
 from nunatak_server.errors import InvalidSettingsError
 from nunatak_server.residency.loading import references_in
-from nunatak_server.scheduler.pace import FIXED_SHARE
+from nunatak_server.scheduler.batch_time import FIXED_SHARE
 from nunatak_server.scheduler.planner import BatchLimits
 from nunatak_server.telemetry.logs import LogFormat
 

@@ -1,12 +1,12 @@
-"""A simulated engine: the real planner and pace on a simulated clock, one batch at a time."""
+"""A simulated engine: the real planner and time_model on a simulated clock, one batch at a time."""
 
 import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from doubles.waiting import WaitingRow, waiting_row
+from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.fairness import Queues
-from nunatak_server.scheduler.pace import Pace
 from nunatak_server.scheduler.planner import (
     BatchLimits,
     BatchPlan,
@@ -73,13 +73,13 @@ class Simulation:
         self.queue = list[tuple[float, int, WaitingRow]]()
         self.pending: Queues[WaitingRow] = Queues()
         self.order = TurnOrder()
-        self.pace = _calibrated(machine)
+        self.time_model = _calibrated(machine)
         self.answered_at = dict[int, float]()
 
     @property
     def limits(self) -> BatchLimits:
         num_waiting = len({task for _, _, task in self.pending.flows})
-        return replace(LIMITS, max_work=self.pace.next_tokens(num_waiting))
+        return replace(LIMITS, max_work=self.time_model.next_tokens(num_waiting))
 
     def arrivals(self) -> list[WaitingRow]:
         """Take what has arrived by now."""
@@ -148,7 +148,7 @@ class Simulation:
 
     def answer(self, plan: BatchPlan[WaitingRow]) -> None:
         """Note the rows of a batch that has ended, and how long it took."""
-        self.pace = self.pace.after(
+        self.time_model = self.time_model.after(
             work=plan.work,
             asked_work=plan.asked_work,
             seconds=self.machine.seconds_of(plan),
@@ -182,14 +182,14 @@ def _num_tasks(plan: BatchPlan[WaitingRow]) -> int:
     return len({row.task for row in plan.batch})
 
 
-def _calibrated(machine: Machine) -> Pace:
-    pace = Pace(max_tokens=LIMITS.max_tokens, max_rows=LIMITS.max_rows)
+def _calibrated(machine: Machine) -> BatchTimeModel:
+    time_model = BatchTimeModel(max_tokens=LIMITS.max_tokens, max_rows=LIMITS.max_rows)
     for work, num_tasks in ((16, 1), (128, 1), (128, 8), (16, 1), (96, 3)):
-        pace = pace.after(
+        time_model = time_model.after(
             work=work,
             asked_work=work,
             seconds=machine.seconds(work, num_tasks),
             num_tasks=num_tasks,
             num_rows=work // 16,
         )
-    return pace
+    return time_model

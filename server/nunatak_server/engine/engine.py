@@ -33,8 +33,8 @@ from nunatak_server.engine.outcomes import (
     report_of,
 )
 from nunatak_server.errors import DeadlineExceededError, EngineFailedError, NotReadyError
+from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.fairness import Flow, Queues, Usage, flow_of
-from nunatak_server.scheduler.pace import Pace
 from nunatak_server.scheduler.planner import (
     BatchLimits,
     BatchPlan,
@@ -127,16 +127,16 @@ class Engine:
         observer: BatchObserver,
         on_fatal: Callable[[EngineFailedError], None],
         rules: TurnRules[PendingRow] | None = None,
-        pace: Pace | None = None,
+        time_model: BatchTimeModel | None = None,
         clock: Callable[[], float] = time.monotonic,
         stopwatch: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`stopwatch` times batches for the pace, and is read on the thread that computes them."""
+        """`stopwatch` times batches for the time_model, and is read on the thread that computes them."""
         self._compute = compute
         self._limits = limits
         self._rules = rules or TurnRules()
         self._order = TurnOrder()
-        self.pace = pace or Pace()
+        self.time_model = time_model or BatchTimeModel()
         """How long batches take; replaced after each, and so good to read from any thread."""
         self._observer = observer
         self._on_fatal = on_fatal
@@ -254,7 +254,7 @@ class Engine:
 
     def _limits_for(self, waiting: Iterable[Flow]) -> BatchLimits:
         num_tasks = len({task for _, _, task in waiting})
-        return replace(self._limits, max_work=self.pace.next_tokens(num_tasks))
+        return replace(self._limits, max_work=self.time_model.next_tokens(num_tasks))
 
     def _carry_out(
         self,
@@ -289,7 +289,7 @@ class Engine:
         computed = compute_rows(self._compute, plan.batch, between_layers)
         overtaking_s = 0.0 if progress is None else progress.overtaking_s
         seconds = self._stopwatch() - begun - overtaking_s
-        self.pace = self.pace.after(
+        self.time_model = self.time_model.after(
             work=plan.work,
             asked_work=plan.asked_work,
             seconds=seconds,

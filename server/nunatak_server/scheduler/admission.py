@@ -21,8 +21,8 @@ from math import ceil
 from typing import Final, Self, TypeVar
 
 from nunatak_server.errors import OverloadedError, RequestTooLargeError, ShareExceededError
+from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.fairness import Flow
-from nunatak_server.scheduler.pace import Pace
 from nunatak_server.scheduler.planner import TURN_SHARE
 from nunatak_server.scheduler.rows import ANONYMOUS, Priority
 
@@ -220,7 +220,7 @@ class Admission:
         max_bytes: int,
         caller_share: float | None = CALLER_SHARE,
         weights: Mapping[str, float] | None = None,
-        pace: Callable[[], Pace] = Pace,
+        time_model: Callable[[], BatchTimeModel] = BatchTimeModel,
         draw: Callable[[float, float], float] = random.uniform,
     ) -> None:
         """Bound what is queued; `caller_share` is None where there is only one caller."""
@@ -230,7 +230,7 @@ class Admission:
         self._caller_share = caller_share
         self._smallest_share = min(TASK_SHARE, caller_share or TASK_SHARE)
         self._weights = weights or {}
-        self._pace = pace
+        self._time_model = time_model
         self._draw = draw
         self._backlog = Backlog()
         self._bytes: dict[str, int] = {}
@@ -349,21 +349,25 @@ class Admission:
 
         It is 0 while no more is queued than one batch takes, and until the first batch has run.
         """
-        pace = self._pace()
-        if not pace.tokens_per_s or self._backlog.num_tokens <= pace.largest_tokens:
+        time_model = self._time_model()
+        if not time_model.tokens_per_s or self._backlog.num_tokens <= time_model.largest_tokens:
             return 0.0
         flows = self._backlog.flows
-        batch = max(pace.largest_tokens, pace.most_tokens(len({name for _, _, name in flows})))
+        batch = max(
+            time_model.largest_tokens, time_model.most_tokens(len({name for _, _, name in flows}))
+        )
         ahead = tokens_ahead(
             flows, (caller, priority, task), self._weights, longest_turn=TURN_SHARE * batch
         )
         # One batch may be as good as done.
-        return max(0.0, ahead - pace.largest_tokens) / pace.tokens_per_s
+        return max(0.0, ahead - time_model.largest_tokens) / time_model.tokens_per_s
 
     def retry_after_s(self) -> int:
         """Return the whole seconds after which the queue will have drained, more or less."""
-        pace = self._pace()
-        drain_s = self._backlog.num_tokens / pace.tokens_per_s if pace.tokens_per_s else 0.0
+        time_model = self._time_model()
+        drain_s = (
+            self._backlog.num_tokens / time_model.tokens_per_s if time_model.tokens_per_s else 0.0
+        )
         return min(MAX_RETRY_S, max(MIN_RETRY_S, ceil(drain_s * self._draw(*JITTER))))
 
     def _check_place(self, caller: str, tasks: Collection[str]) -> None:

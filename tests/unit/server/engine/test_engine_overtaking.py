@@ -22,8 +22,8 @@ from nunatak_model import (
 )
 from nunatak_server.engine.outcomes import BatchReport
 from nunatak_server.errors import DeadlineExceededError, EngineFailedError, NotReadyError
+from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.fairness import HALF_LIFE_S
-from nunatak_server.scheduler.pace import Pace
 from nunatak_server.scheduler.rows import PendingRow
 
 
@@ -264,15 +264,15 @@ async def test_what_overtakes_a_batch_is_not_counted_as_its_time(branch: Branch)
     compute = LayeredCompute(quiet_arrives, on_batch=take_time)
     engine = make_engine(compute, stopwatch=stopwatch)
     paces: list[float] = []
-    after = Pace.after
+    after = BatchTimeModel.after
     flood, quiet = make_flood(branch), make_row(branch, 100, task="quiet")
 
-    def remember(pace: Pace, *, seconds: float, **batch: Any) -> Pace:  # noqa: ANN401 - the rest
+    def remember(time_model: BatchTimeModel, *, seconds: float, **batch: Any) -> BatchTimeModel:  # noqa: ANN401 - the rest
         paces.append(seconds)
-        return after(pace, seconds=seconds, **batch)
+        return after(time_model, seconds=seconds, **batch)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Pace, "after", remember)
+        patch.setattr(BatchTimeModel, "after", remember)
         engine.submit(flood)
         engine.start()
         compute.may_begin.set()

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from nunatak_server.errors import OverloadedError, RequestTooLargeError, ShareExceededError
 from nunatak_server.scheduler.admission import CALLER_SHARE, MAX_RETRY_S, Admission, Permit
-from nunatak_server.scheduler.pace import Pace
+from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.rows import Priority
 
-PACE = replace(Pace(), tokens_per_s=10.0, largest_tokens=20.0)
+PACE = replace(BatchTimeModel(), tokens_per_s=10.0, largest_tokens=20.0)
 
 
 def make_admission(
@@ -20,7 +20,7 @@ def make_admission(
     max_requests: int = 100,
     max_tokens: int = 100,
     max_bytes: int = 100,
-    pace: Pace = PACE,
+    time_model: BatchTimeModel = PACE,
     jitter: float = 1.0,
     caller_share: float | None = CALLER_SHARE,
 ) -> Admission:
@@ -29,7 +29,7 @@ def make_admission(
         max_tokens=max_tokens,
         max_bytes=max_bytes,
         caller_share=caller_share,
-        pace=lambda: pace,
+        time_model=lambda: time_model,
         draw=lambda _, __: jitter,
     )
 
@@ -299,9 +299,9 @@ def test_who_is_refused_returns_when_the_queue_has_drained(jitter: float, second
         assert admission.retry_after_s() == seconds
 
 
-@pytest.mark.parametrize("pace", [Pace(), replace(PACE, tokens_per_s=1e9)])
-def test_who_is_refused_waits_a_second_at_least(pace: Pace) -> None:
-    admission = make_admission(pace=pace)
+@pytest.mark.parametrize("time_model", [BatchTimeModel(), replace(PACE, tokens_per_s=1e9)])
+def test_who_is_refused_waits_a_second_at_least(time_model: BatchTimeModel) -> None:
+    admission = make_admission(time_model=time_model)
 
     assert admission.retry_after_s() == 1
 
@@ -332,13 +332,13 @@ def test_rows_wait_for_what_is_queued_before_them_less_one_batch() -> None:
 
 
 def test_nothing_is_known_to_wait_while_the_server_idles() -> None:
-    admission = make_admission(pace=replace(PACE, tokens_per_s=1e-9))
+    admission = make_admission(time_model=replace(PACE, tokens_per_s=1e-9))
 
     assert admission.wait_s("a", Priority.NORMAL, "tone") == 0
 
 
 def test_nothing_is_known_to_wait_before_a_batch_has_run() -> None:
-    admission = make_admission(pace=Pace(), max_tokens=200)
+    admission = make_admission(time_model=BatchTimeModel(), max_tokens=200)
 
     with ExitStack() as stack:
         assert queue(admission, stack, "a", 90).wait_s("tone") == 0

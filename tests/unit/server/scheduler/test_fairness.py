@@ -1,4 +1,4 @@
-"""Laws of who waits for whom, on a simulated clock with the real planner and pace."""
+"""Laws of who waits for whom, on a simulated clock with the real planner and time_model."""
 
 import random
 from dataclasses import replace
@@ -8,7 +8,7 @@ import pytest
 
 from doubles.simulation import Arrival, Machine, rows_at, simulate
 from doubles.waiting import WaitingRow
-from nunatak_server.scheduler.pace import FIXED_SHARE
+from nunatak_server.scheduler.batch_time import FIXED_SHARE
 from nunatak_server.scheduler.planner import TurnRules
 
 TOKENS = 16

@@ -1,4 +1,4 @@
-"""Pace: how long batches take, learnt from those that ran; a pure value.
+"""BatchTimeModel: how long batches take, learnt from those that ran; a pure value.
 
 A batch takes a fixed time (launches, the trunk's weights read once), a time for each task in it
 (the weights of its branch) and a time per token. The longer a batch, the more of it is work; beyond
@@ -26,14 +26,14 @@ MIN_SPREAD: Final = 0.05
 """Variance over squared mean of batch sizes from which a fixed part can be told apart."""
 MIN_TASK_SPREAD: Final = 0.02
 """The same of the tasks of batches, without what the batches' sizes explain of it."""
-SWING: Final = 0.3
+SIZE_VARIATION: Final = 0.3
 """Part of its size by which one batch may be longer, and the next one must be shorter."""
 DELAY_SHARE: Final = 0.25
 """Of the time beyond the expected that is counted, so that a machine that stays so is believed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class LinearFit:
     """Seconds of a batch: `fixed_s + per_task_s * tasks + per_token_s * tokens`."""
 
     fixed_s: float
@@ -46,7 +46,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class BatchTimeModel:
     """Recent batches count more: sums of weights, tokens x, tasks t, seconds y; what follows."""
 
     fixed_share: float = FIXED_SHARE
@@ -65,7 +65,7 @@ class Pace:
     xy: float = 0.0
     ty: float = 0.0
     num_rows: float = 0.0
-    line: Line | None = None
+    fit: LinearFit | None = None
     """The newest that batches told; None until sizes have differed."""
     tokens_per_s: float | None = None
     """The fastest of recent batches, in tokens that were asked for; None before the first."""
@@ -75,12 +75,12 @@ class Pace:
 
     def most_tokens(self, num_tasks: int) -> float:
         """How long the longest of the next batches may be while rows for so many tasks wait."""
-        return (1 + SWING) * self.efficient_tokens(num_tasks)
+        return (1 + SIZE_VARIATION) * self.efficient_tokens(num_tasks)
 
     def next_tokens(self, num_tasks: int) -> float:
         """How long the next batch may be while rows for so many tasks wait."""
-        swing = SWING if self.num_batches % 2 else -SWING
-        return (1 + swing) * self.efficient_tokens(num_tasks)
+        variation = SIZE_VARIATION if self.num_batches % 2 else -SIZE_VARIATION
+        return (1 + variation) * self.efficient_tokens(num_tasks)
 
     def efficient_tokens(self, num_tasks: int) -> float:
         """The size that gives all but `fixed_share` of the throughput of the longest batch.
@@ -89,16 +89,16 @@ class Pace:
         batch has a row of each task before it has two of one; by longer ones it has fewer tasks,
         and gives up less than it may.
         """
-        line = self.line
-        if line is None:
+        fit = self.fit
+        if fit is None:
             return inf
         row = self.x / self.num_rows if self.num_rows else 1.0
         longest = min(self.max_tokens, self.max_rows * row)
-        wanted = (1 - self.fixed_share) * _throughput(line, longest, min(num_tasks, longest / row))
-        size = _size(wanted, line.fixed_s + line.per_task_s * num_tasks, line.per_token_s)
+        wanted = (1 - self.fixed_share) * _throughput(fit, longest, min(num_tasks, longest / row))
+        size = _size(wanted, fit.fixed_s + fit.per_task_s * num_tasks, fit.per_token_s)
         if size < num_tasks * row:
             # Reached before every task has a row: each row brings what its task takes.
-            size = _size(wanted, line.fixed_s, line.per_token_s + line.per_task_s / row)
+            size = _size(wanted, fit.fixed_s, fit.per_token_s + fit.per_task_s / row)
         return min(longest, max(MIN_EFFICIENT_TOKENS, size))
 
     def after(
@@ -109,8 +109,8 @@ class Pace:
         seconds: float,
         num_tasks: int,
         num_rows: int,
-    ) -> "Pace":
-        """Return the pace once a batch has run.
+    ) -> "BatchTimeModel":
+        """Return the time_model once a batch has run.
 
         `work` is what was computed, in tokens through all layers; `asked_work` counts trunk states
         that were held as well.
@@ -142,12 +142,12 @@ class Pace:
             ty=MEMORY * self.ty + num_tasks * counted_s,
             num_rows=MEMORY * self.num_rows + num_rows,
         )
-        return replace(sums, line=_line(sums) or self.line, num_batches=self.num_batches + 1)
+        return replace(sums, fit=_fit(sums) or self.fit, num_batches=self.num_batches + 1)
 
 
-def _throughput(line: Line, work: float, num_tasks: float) -> float:
+def _throughput(fit: LinearFit, work: float, num_tasks: float) -> float:
     """Return tokens per second of batches of one size, be it endless."""
-    return work / line.seconds(work, num_tasks) if work < inf else 1 / line.per_token_s
+    return work / fit.seconds(work, num_tasks) if work < inf else 1 / fit.per_token_s
 
 
 def _size(wanted: float, fixed_s: float, per_token_s: float) -> float:
@@ -156,20 +156,20 @@ def _size(wanted: float, fixed_s: float, per_token_s: float) -> float:
     return wanted * fixed_s / spare if spare > 0 else inf
 
 
-def _without_delay(sums: Pace, *, work: float, num_tasks: int, seconds: float) -> float:
+def _without_delay(sums: BatchTimeModel, *, work: float, num_tasks: int, seconds: float) -> float:
     """Return the seconds of a batch, of what is beyond the expected a part; at most twice that."""
     if not sums.weight:
         return seconds
-    # Without a line: what a batch of mean size takes, or as many times more as it is larger.
+    # Without a fit: what a batch of mean size takes, or as many times more as it is larger.
     expected = sums.y / sums.weight * max(1.0, work * sums.weight / sums.x) if sums.x else inf
-    line = _line(sums)
-    if line is not None:
-        expected = min(expected, line.seconds(work, num_tasks))
+    fit = _fit(sums)
+    if fit is not None:
+        expected = min(expected, fit.seconds(work, num_tasks))
     delay = min(seconds - expected, expected)
     return expected + DELAY_SHARE * delay if delay > 0 else seconds
 
 
-def _line(sums: Pace) -> Line | None:
+def _fit(sums: BatchTimeModel) -> LinearFit | None:
     """Fit the seconds of batches by least squares; None if sizes tell too little.
 
     What a task takes is told by what its number varies beside the size (Frisch and Waugh 1933);
@@ -182,11 +182,13 @@ def _line(sums: Pace) -> Line | None:
     with_tasks = sums.xt / sums.weight - mean * mean_t
     with_seconds = sums.xy / sums.weight - mean * mean_s
     tasks_alone = sums.tt / sums.weight - mean_t * mean_t - with_tasks**2 / variance
-    per_task_s = sums.line.per_task_s if sums.line is not None else 0.0
+    per_task_s = sums.fit.per_task_s if sums.fit is not None else 0.0
     if tasks_alone > MIN_TASK_SPREAD * mean_t * mean_t:
         seconds_of_tasks = sums.ty / sums.weight - mean_t * mean_s
         found = (seconds_of_tasks - with_tasks * with_seconds / variance) / tasks_alone
         per_task_s = max(0.0, found)
     slope = (with_seconds - per_task_s * with_tasks) / variance
     fixed_s = max(0.0, mean_s - slope * mean - per_task_s * mean_t)
-    return Line(fixed_s=fixed_s, per_task_s=per_task_s, per_token_s=slope) if slope > 0 else None
+    return (
+        LinearFit(fixed_s=fixed_s, per_task_s=per_task_s, per_token_s=slope) if slope > 0 else None
+    )
