@@ -43,7 +43,7 @@ from nunatak_server.predict.embedding import EmbeddingService
 from nunatak_server.predict.service import PredictionService, RequestLimits, Stages
 from nunatak_server.readiness import Readiness, State
 from nunatak_server.residency.loading import VersionLoading, pin_at_start
-from nunatak_server.residency.loads import GivingWay, Loader
+from nunatak_server.residency.loads import Loader, LoadThrottle
 from nunatak_server.residency.memory import (
     HostTier,
     find_memory_return,
@@ -185,15 +185,15 @@ class Runtime:
             weights=weights or {},
             time_model=lambda: self._engine.time_model,
         )
-        give_way = GivingWay(self.should_loads_give_way)
+        throttle = LoadThrottle(self.should_throttle_loads)
         self.host_tier = HostTier(
-            partial(registry.read_blob, role=PARAMETERS_ROLE, pause=give_way),
+            partial(registry.read_blob, role=PARAMETERS_ROLE, pause=throttle),
             budget_bytes=host_memory_budget(settings.host_memory_bytes, backbone.device),
         )
         self.residency = Residency(
             resolve=self.catalog.traffic,
             loader=Loader(
-                load=VersionLoading(backbone, self.host_tier, give_way=give_way),
+                load=VersionLoading(backbone, self.host_tier, throttle=throttle),
                 give_back=find_memory_return(),
                 size_of=partial(size_in_memory, dtype=backbone.dtype),
                 num_threads=settings.load_threads,
@@ -256,7 +256,7 @@ class Runtime:
             interval_s=POLLS_PER_HOLD * settings.registry_poll_ms / 1000,
         )
 
-    def should_loads_give_way(self) -> bool:
+    def should_throttle_loads(self) -> bool:
         """Whether a load that rests now helps more rows than leases wait for loads."""
         # Another device computes without the cores that a load takes.
         shares_cores = self.backbone.device.type == "cpu"

@@ -11,7 +11,7 @@ from nunatak_artifact import LoadedTask, load_task
 from nunatak_model import Backbone, BesideCompute, TrunkCache, compute_without_helpers
 from nunatak_registry import TaskManifest, TaskReference
 from nunatak_server.failures import KNOWN_ERRORS
-from nunatak_server.residency.loads import GivingWay
+from nunatak_server.residency.loads import LoadThrottle
 from nunatak_server.residency.memory import HostTier
 
 logger = logging.getLogger(__name__)
@@ -57,10 +57,10 @@ class VersionLoading:
     kept, per thread: versions of one task often have the same.
     """
 
-    def __init__(self, backbone: Backbone, host_tier: HostTier, *, give_way: GivingWay) -> None:
+    def __init__(self, backbone: Backbone, host_tier: HostTier, *, throttle: LoadThrottle) -> None:
         self._backbone = backbone
         self._host_tier = host_tier
-        self._give_way = give_way
+        self._throttle = throttle
         self._threads = threading.local()
         self._proven = set[str]()
         self._beside = BesideCompute(backbone.device)
@@ -83,7 +83,7 @@ class VersionLoading:
                 self._backbone,
                 is_proven=content in self._proven,
                 trunk=trunk,
-                pause=self._give_way,
+                pause=self._throttle,
             )
         if len(self._proven) >= MAX_PROVEN:
             self._proven.clear()
@@ -92,7 +92,7 @@ class VersionLoading:
 
     def _begin(self) -> TrunkCache:
         """Prepare the calling thread, and return what it keeps of probes."""
-        self._give_way.begin()
+        self._throttle.begin()
         held: TrunkCache | None = getattr(self._threads, "trunk", None)
         if held is None:
             if self._backbone.device.type == "cpu":

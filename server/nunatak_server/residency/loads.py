@@ -38,7 +38,7 @@ MAX_REST_S = 0.02
 """Of a long piece: the batch that it met has ended by then, as a rule."""
 
 
-class GivingWay:
+class LoadThrottle:
     """Keeps the calling thread to a part of a core beside batches; for threads of the loads.
 
     A batch on a processor takes all cores, so it waits where a load has one of them, and with it

@@ -14,7 +14,7 @@ from nunatak_artifact import ProbeFailedError
 from nunatak_model import Backbone
 from nunatak_registry import Registry, TaskManifest
 from nunatak_server.residency.loading import VersionLoading
-from nunatak_server.residency.loads import GivingWay
+from nunatak_server.residency.loads import LoadThrottle
 from nunatak_server.residency.memory import HostTier
 
 
@@ -34,11 +34,11 @@ def test_a_load_computes_on_its_own_thread_alone_and_gives_way_between_its_parts
     def rest(_seconds: float) -> None:
         pauses.append(torch.get_num_threads())
 
-    give_way = GivingWay(lambda: True, rest=rest)
+    throttle = LoadThrottle(lambda: True, rest=rest)
     with Registry.open(tmp_path) as registry, ThreadPoolExecutor(1) as threads:
         manifest = publish_tiny_task(registry, backbone)
-        read = partial(registry.read_blob, pause=give_way)
-        load = VersionLoading(backbone, HostTier(read, budget_bytes=0), give_way=give_way)
+        read = partial(registry.read_blob, pause=throttle)
+        load = VersionLoading(backbone, HostTier(read, budget_bytes=0), throttle=throttle)
 
         task = threads.submit(load, manifest).result()
 
@@ -85,4 +85,4 @@ def test_a_version_that_fails_its_probe_is_refused_however_often_it_is_asked(
 
 def loading_of(registry: Registry, backbone: Backbone) -> VersionLoading:
     host_tier = HostTier(registry.read_blob, budget_bytes=0)
-    return VersionLoading(backbone, host_tier, give_way=GivingWay(lambda: False))
+    return VersionLoading(backbone, host_tier, throttle=LoadThrottle(lambda: False))
