@@ -45,7 +45,7 @@ async def pin_at_start(
 
 # Room for the probes of some hundred task versions: a few short texts each.
 PROBE_TRUNK_BYTES = 8 * 1024**2
-MAX_PROVEN = 65_536
+MAX_VALIDATED = 65_536
 """Versions whose proof is remembered: some 200 bytes each."""
 
 
@@ -62,7 +62,7 @@ class VersionLoading:
         self._host_tier = host_tier
         self._throttle = throttle
         self._threads = threading.local()
-        self._proven = set[str]()
+        self._validated = set[str]()
         self._beside = BesideCompute(backbone.device)
 
     def __call__(self, manifest: TaskManifest) -> LoadedTask:
@@ -81,13 +81,13 @@ class VersionLoading:
                 manifest,
                 data,
                 self._backbone,
-                is_proven=content in self._proven,
+                is_validated=content in self._validated,
                 trunk=trunk,
                 pause=self._throttle,
             )
-        if len(self._proven) >= MAX_PROVEN:
-            self._proven.clear()
-        self._proven.add(content)
+        if len(self._validated) >= MAX_VALIDATED:
+            self._validated.clear()
+        self._validated.add(content)
         return task
 
     def _begin(self) -> TrunkCache:

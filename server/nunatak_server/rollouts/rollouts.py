@@ -12,7 +12,7 @@ from nunatak_server.residency.residency import Residency
 from nunatak_server.rollouts.choice import Arm, Chosen, choose
 from nunatak_server.rollouts.comparison import ShadowReport, pair_of
 from nunatak_server.rollouts.metrics import TrafficMetrics
-from nunatak_server.rollouts.shadows import Proving, ShadowRun, Shadows
+from nunatak_server.rollouts.shadows import CandidateValidation, ShadowRun, Shadows
 from nunatak_server.scheduler.rows import PendingRow
 
 
@@ -30,12 +30,12 @@ class TrafficControl:
     ) -> None:
         self._draw = draw
         self._metrics = TrafficMetrics()
-        self._proving = Proving(
+        self._validation = CandidateValidation(
             is_resident=residency.is_resident, preload=residency.preload, clock=clock
         )
         self._shadows = Shadows(
             residency=residency,
-            proving=self._proving,
+            validation=self._validation,
             metrics=self._metrics,
             join=join,
             tolerance=tolerance,
@@ -48,7 +48,7 @@ class TrafficControl:
             traffic,
             routing_key=routing_key,
             draw=self._draw,
-            may_answer=self._proving.is_proven,
+            may_answer=self._validation.is_validated,
         )
 
     def shadow(self, run: ShadowRun, answered: Sequence[PendingRow]) -> Sequence[PendingRow]:
@@ -73,5 +73,5 @@ class TrafficControl:
 
     async def aclose(self) -> None:
         """Let go of what runs in the background."""
-        await self._proving.aclose()
+        await self._validation.aclose()
         await self._shadows.aclose()

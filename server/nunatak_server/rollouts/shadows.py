@@ -1,4 +1,4 @@
-"""Proving: a candidate is loaded and probed on this server before any request goes to it.
+"""CandidateValidation: a candidate is loaded and probed on this server before any request goes to it.
 
 Whoever set it, on whatever server: here it is loaded when the first request asks for its alias,
 in the background, while the alias's own version answers. Once it has been in memory it is as good
@@ -43,11 +43,11 @@ from nunatak_server.tokenization import Encodings
 
 RETRY_S = 5.0
 """How long a candidate that could not be loaded, or that went again, is left alone."""
-MAX_PROVEN = 10_000
+MAX_VALIDATED = 10_000
 """Far above the candidates of a real registry; versions beyond it are proven again."""
 
 
-class Proving:
+class CandidateValidation:
     """Knows which candidates may answer; belongs to the event loop thread."""
 
     def __init__(
@@ -60,14 +60,14 @@ class Proving:
         self._is_resident = is_resident
         self._preload = preload
         self._clock = clock
-        self._proven: set[VersionKey] = set()
+        self._validated: set[VersionKey] = set()
         self._retry_at: dict[VersionKey, float] = {}
         self._loading: dict[VersionKey, asyncio.Task[None]] = {}
 
-    def is_proven(self, manifest: TaskManifest) -> bool:
+    def is_validated(self, manifest: TaskManifest) -> bool:
         """Tell whether a candidate may answer; if not, it is on its way."""
         key = key_of(manifest)
-        if key in self._proven:
+        if key in self._validated:
             return True
         if not self._is_resident(manifest):
             self.warm(manifest)
@@ -80,7 +80,7 @@ class Proving:
         key, now = key_of(manifest), self._clock()
         if key in self._loading or now < self._retry_at.get(key, now):
             return
-        if len(self._retry_at) >= MAX_PROVEN:
+        if len(self._retry_at) >= MAX_VALIDATED:
             self._retry_at.clear()
         self._retry_at[key] = now + RETRY_S
         loading = asyncio.create_task(self._load(manifest))
@@ -103,9 +103,9 @@ class Proving:
         self._remember(key_of(manifest))
 
     def _remember(self, key: VersionKey) -> None:
-        if len(self._proven) >= MAX_PROVEN:
-            self._proven.clear()
-        self._proven.add(key)
+        if len(self._validated) >= MAX_VALIDATED:
+            self._validated.clear()
+        self._validated.add(key)
 
 
 PAUSE_S = 60.0
@@ -135,7 +135,7 @@ class Shadows:
         self,
         *,
         residency: Residency,
-        proving: Proving,
+        validation: CandidateValidation,
         metrics: TrafficMetrics,
         join: Join,
         tolerance: float,
@@ -143,7 +143,7 @@ class Shadows:
     ) -> None:
         self.reports = Reports()
         self._residency = residency
-        self._proving = proving
+        self._validation = validation
         self._metrics = metrics
         self._join = join
         self._tolerance = tolerance
@@ -163,7 +163,7 @@ class Shadows:
             return ()
         lease = self._residency.lease_resident(run.shadow)
         if lease is None:
-            self._proving.warm(run.shadow)
+            self._validation.warm(run.shadow)
             self._drop(run)
             return ()
         rows = [

@@ -16,13 +16,13 @@ class Load:
     worked_s: float = 0.0
     rests: list[float] = field(default_factory=list[float])
 
-    def gives_way(self, is_wanted: Callable[[], bool] = lambda: True) -> LoadThrottle:
+    def throttle(self, is_wanted: Callable[[], bool] = lambda: True) -> LoadThrottle:
         return LoadThrottle(is_wanted, rest=self.rests.append, worked=lambda: self.worked_s)
 
 
 def test_each_piece_is_followed_by_a_rest_in_proportion() -> None:
     load = Load()
-    throttle = load.gives_way()
+    throttle = load.throttle()
 
     throttle.begin()
     for piece_s in (0.002, 0.005):
@@ -34,7 +34,7 @@ def test_each_piece_is_followed_by_a_rest_in_proportion() -> None:
 
 def test_nobody_rests_for_long() -> None:
     load = Load()
-    throttle = load.gives_way()
+    throttle = load.throttle()
 
     throttle.begin()
     load.worked_s += 60.0
@@ -45,7 +45,7 @@ def test_nobody_rests_for_long() -> None:
 
 def test_nobody_rests_where_that_is_not_wanted() -> None:
     load, batches = Load(), list[str]()
-    throttle = load.gives_way(lambda: bool(batches))
+    throttle = load.throttle(lambda: bool(batches))
 
     throttle.begin()
     load.worked_s += 1.0
@@ -59,7 +59,7 @@ def test_nobody_rests_where_that_is_not_wanted() -> None:
 
 def test_what_a_thread_did_before_a_load_is_no_part_of_it() -> None:
     load = Load(worked_s=100.0)
-    throttle = load.gives_way()
+    throttle = load.throttle()
 
     throttle()
     load.worked_s += 50.0

@@ -48,7 +48,7 @@ def test_a_load_computes_on_its_own_thread_alone_and_gives_way_between_its_parts
     assert torch.get_num_threads() == 2
 
 
-def test_a_version_is_proven_once_whatever_else_is_loaded_meanwhile(
+def test_a_version_is_validated_once_whatever_else_is_loaded_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backbone, proven = tiny_backbone(), list[str]()
