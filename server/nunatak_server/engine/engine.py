@@ -41,8 +41,8 @@ from nunatak_server.scheduler.planner import (
     TurnOrder,
     TurnRules,
     add_shadows,
-    lapsed_of,
     plan_batch,
+    stale_rows,
 )
 from nunatak_server.scheduler.preemption import (
     Running,
@@ -212,7 +212,7 @@ class Engine:
         if arrived is None and is_idle:
             return False
         self._take_in(arrived or ())
-        self._drop_lapsed(loop, self._queues)
+        self._drop_stale(loop, self._queues)
         limits = self._limits_for(self._queues.flows)
         plan = self._plan_next(limits)
         progress = _Progress(running=begin_batch(plan))
@@ -223,11 +223,11 @@ class Engine:
         self._queues.add(row for row in arrived if not row.is_shadow)
         self._shadows.extend(row for row in arrived if row.is_shadow)
 
-    def _drop_lapsed(self, loop: asyncio.AbstractEventLoop, rows: Iterable[PendingRow]) -> None:
+    def _drop_stale(self, loop: asyncio.AbstractEventLoop, rows: Iterable[PendingRow]) -> None:
         """Answer those of the rows whose deadline has passed, and forget those nobody waits for."""
-        lapsed = lapsed_of(rows, now=self._clock())
-        self._queues.remove((*lapsed.expired, *lapsed.cancelled))
-        _answer(loop, [(row, DeadlineExceededError()) for row in lapsed.expired])
+        stale = stale_rows(rows, now=self._clock())
+        self._queues.remove((*stale.expired, *stale.cancelled))
+        _answer(loop, [(row, DeadlineExceededError()) for row in stale.expired])
 
     def _with_shadows(
         self,
@@ -376,7 +376,7 @@ class Engine:
         self, loop: asyncio.AbstractEventLoop, rows: Sequence[PendingRow]
     ) -> list[PendingRow]:
         waiting = [row for row in rows if row in self._queues]
-        self._drop_lapsed(loop, waiting)
+        self._drop_stale(loop, waiting)
         return [row for row in waiting if row in self._queues]
 
 

@@ -124,7 +124,7 @@ class BatchPlan(Generic[WaitingRow]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lapsed(Generic[WaitingRow]):
+class StaleRows(Generic[WaitingRow]):
     """Rows that are not worth computing."""
 
     expired: tuple[WaitingRow, ...]
@@ -132,7 +132,7 @@ class Lapsed(Generic[WaitingRow]):
     cancelled: tuple[WaitingRow, ...]
 
 
-def lapsed_of(rows: Iterable[WaitingRow], *, now: float) -> Lapsed[WaitingRow]:
+def stale_rows(rows: Iterable[WaitingRow], *, now: float) -> StaleRows[WaitingRow]:
     """Return the rows that must be planned no more: they would hold up others of their flow."""
     expired, cancelled = list[WaitingRow](), list[WaitingRow]()
     for row in rows:
@@ -140,7 +140,7 @@ def lapsed_of(rows: Iterable[WaitingRow], *, now: float) -> Lapsed[WaitingRow]:
             cancelled.append(row)
         elif row.deadline <= now:
             expired.append(row)
-    return Lapsed(expired=tuple(expired), cancelled=tuple(cancelled))
+    return StaleRows(expired=tuple(expired), cancelled=tuple(cancelled))
 
 
 def plan_batch(
