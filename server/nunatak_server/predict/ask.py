@@ -135,9 +135,9 @@ class Asking:
                 _report_when_answered(group, each.report)
         try:
             beside = [
-                each.companion(group)
+                each.shadow_rows(group)
                 for (each, _), group in zip(asked, rows, strict=True)
-                if each.companion
+                if each.shadow_rows
             ]
             self._engine.submit([row for group in (*rows, *beside) for row in group])
             async with asyncio.timeout(deadline - self._clock()):

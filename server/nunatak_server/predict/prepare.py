@@ -32,7 +32,7 @@ from nunatak_server.rollouts.choice import Chosen
 from nunatak_server.rollouts.rollouts import TrafficControl
 from nunatak_server.rollouts.shadows import ShadowRun
 from nunatak_server.scheduler.admission import Permit
-from nunatak_server.scheduler.rows import Companion, PlannedRow, VersionRows, count_tokens
+from nunatak_server.scheduler.rows import PlannedRow, ShadowRows, VersionRows, count_tokens
 from nunatak_server.telemetry.metrics import Metrics
 from nunatak_server.time_limits import within
 from nunatak_server.tokenization import (
@@ -66,7 +66,7 @@ class RowMaking:
                 ),
                 caller=request.caller,
                 priority=request.priority,
-                companion=self._companion(request, each, groups, deadline),
+                shadow_rows=self._companion(request, each, groups, deadline),
             )
             for each in asked
         ]
@@ -77,7 +77,7 @@ class RowMaking:
         asked: AskedTask,
         groups: Mapping[Encoding, int],
         deadline: float,
-    ) -> Companion | None:
+    ) -> ShadowRows | None:
         if asked.shadow is None:
             return None
         run = ShadowRun(

@@ -148,7 +148,7 @@ def count_tokens(
     return trunk, own
 
 
-Companion = Callable[[Sequence[PendingRow]], Sequence[PendingRow]]
+ShadowRows = Callable[[Sequence[PendingRow]], Sequence[PendingRow]]
 """Given the rows of a version, returns rows to compute beside them, which nobody here waits for."""
 Report = Callable[[list[RowOutcome]], None]
 """Is given what became of the rows of a version, as soon as the last of them is answered."""
@@ -173,7 +173,7 @@ class VersionRows:
     rows: tuple[PlannedRow, ...]
     caller: str = ANONYMOUS
     priority: Priority = Priority.NORMAL
-    companion: Companion | None = None
+    shadow_rows: ShadowRows | None = None
     report: Report | None = None
 
 
