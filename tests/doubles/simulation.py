@@ -17,10 +17,10 @@ from nunatak_server.scheduler.planner import (
 from nunatak_server.scheduler.preemption import (
     Running,
     begin_batch,
-    may_overtake_later,
+    may_preempt_later,
     plan_before,
-    plan_overtaking,
-    plan_quiet_first,
+    plan_light_first,
+    plan_preemption,
 )
 
 LIMITS = BatchLimits(max_tokens=4096, max_rows=64)
@@ -34,7 +34,7 @@ class Machine:
     per_token_s: float
     per_task_s: float = 0.0
     num_layers: int = 1
-    """Between which batches can be overtaken."""
+    """Between which batches can be preempted."""
 
     def seconds(self, work: float, num_tasks: int = 1) -> float:
         """Of a batch of so many tokens through all layers, and of rows of so many tasks."""
@@ -91,7 +91,7 @@ class Simulation:
     def run_batch(self) -> None:
         """Run one batch, and between its layers what goes before it."""
         num_layers, order = self.machine.num_layers, self.order.at(self.now)
-        plan_next = plan_quiet_first if num_layers > 1 else plan_batch
+        plan_next = plan_light_first if num_layers > 1 else plan_batch
         plan = plan_next(self.pending, limits=self.limits, order=order, rules=self.rules)
         running = begin_batch(plan)
         self.take(plan)
@@ -108,7 +108,7 @@ class Simulation:
             running = self.run_before(running, first)
         for _ in range(num_layers):
             if num_layers > 1:
-                running, candidates = self.overtake(running, candidates)
+                running, candidates = self.preempt(running, candidates)
             self.now += seconds / num_layers
         self.answer(plan)
 
@@ -117,7 +117,7 @@ class Simulation:
         self.pending.remove(plan.batch)
         self.order = plan.order
 
-    def overtake(
+    def preempt(
         self, running: Running[WaitingRow], candidates: Sequence[WaitingRow]
     ) -> tuple[Running[WaitingRow], list[WaitingRow]]:
         """Run what goes before the rest of a batch; returns who stays behind, too."""
@@ -127,13 +127,13 @@ class Simulation:
             self.pending.add(arrived)
             behind += arrived
             running = running.beside(self.pending)
-            plan = plan_overtaking(
+            plan = plan_preemption(
                 behind, running=running, queues=self.pending,
                 limits=self.limits, order=self.order, rules=self.rules,
             )  # fmt: skip
             if plan is not None:
                 running = self.run_before(running, plan)
-            behind = may_overtake_later(behind, running=running, queues=self.pending)
+            behind = may_preempt_later(behind, running=running, queues=self.pending)
             if plan is None:
                 return running, behind
 

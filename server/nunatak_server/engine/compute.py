@@ -38,7 +38,7 @@ class BatchCompute:
         self._graphs = graphs
         # An accelerator is given the kernels of a whole batch ahead, so that nothing goes before.
         self.stops_between_layers = backbone.device.type == "cpu"
-        """Whether a batch that has begun can be overtaken."""
+        """Whether a batch that has begun can be preempted."""
 
     def __call__(
         self, rows: Sequence[Row], *, between_layers: BetweenLayers | None = None

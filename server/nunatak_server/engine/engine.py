@@ -9,8 +9,8 @@ The engine: one thread, one device, one loop.
                                              forward of the mixed batch
     future.set_result <- call_soon_threadsafe - answers, one call per batch
 
-While a batch runs, what arrives gathers for the next one: there is no artificial waiting. Quiet
-rows go before the rest of a batch of floods, between two layers, where the device allows that.
+While a batch runs, what arrives gathers for the next one: there is no artificial waiting. Light
+rows go before the rest of a batch of heavy_flows, between two layers, where the device allows that.
 Every row is answered exactly once. A failure the engine cannot attribute to a task stops it for
 good: `on_fatal` is called, and all rows are answered.
 """
@@ -47,10 +47,10 @@ from nunatak_server.scheduler.planner import (
 from nunatak_server.scheduler.preemption import (
     Running,
     begin_batch,
-    may_overtake_later,
+    may_preempt_later,
     plan_before,
-    plan_overtaking,
-    plan_quiet_first,
+    plan_light_first,
+    plan_preemption,
 )
 from nunatak_server.scheduler.rows import PendingRow, RowOutcome
 
@@ -107,12 +107,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class _Progress:
-    """A batch that runs, and what has overtaken it."""
+    """A batch that runs, and what has preempted it."""
 
     running: Running[PendingRow]
     candidates: Sequence[PendingRow] = ()
-    """Rows that came since it began, and may still overtake it."""
-    overtaking_s: float = 0.0
+    """Rows that came since it began, and may still preempt it."""
+    preemption_s: float = 0.0
     """By the stopwatch."""
 
 
@@ -246,9 +246,9 @@ class Engine:
         return filled
 
     def _plan_next(self, limits: BatchLimits) -> BatchPlan[PendingRow]:
-        plan_next, order = plan_quiet_first, self._order.at(self._clock())
+        plan_next, order = plan_light_first, self._order.at(self._clock())
         if not self._compute.stops_between_layers:
-            # Where nobody can overtake, nobody asks who was given little.
+            # Where nobody can preempt, nobody asks who was given little.
             plan_next, order = plan_batch, replace(self._order, usage=Usage())
         return plan_next(self._queues, limits=limits, order=order, rules=self._rules)
 
@@ -262,7 +262,7 @@ class Engine:
         plan: BatchPlan[PendingRow],
         progress: _Progress | None,
     ) -> None:
-        """Compute the batch of a plan, and answer it; no `progress`: nothing overtakes."""
+        """Compute the batch of a plan, and answer it; no `progress`: nothing preempts."""
         self._order = plan.order
         if not plan.batch:
             return
@@ -281,14 +281,14 @@ class Engine:
     ) -> Answers:
         between_layers = None
         if progress is not None and self._compute.stops_between_layers:
-            between_layers = partial(self._overtake_or_fail, loop, progress)
+            between_layers = partial(self._preempt_or_fail, loop, progress)
         started, begun = self._clock(), self._stopwatch()
         if progress is not None:
             # Not left to the first layer: a batch whose states are all held runs none.
             self._run_first(loop, plan.going_first, progress)
         computed = compute_rows(self._compute, plan.batch, between_layers)
-        overtaking_s = 0.0 if progress is None else progress.overtaking_s
-        seconds = self._stopwatch() - begun - overtaking_s
+        preemption_s = 0.0 if progress is None else progress.preemption_s
+        seconds = self._stopwatch() - begun - preemption_s
         self.time_model = self.time_model.after(
             work=plan.work,
             asked_work=plan.asked_work,
@@ -301,7 +301,7 @@ class Engine:
             number=next(self._numbers),
             started_at=started,
             compute_s=self._clock() - started,
-            has_overtaken=progress is None,
+            has_preempted=progress is None,
         )
         self._observer.observe_batch(report)
         return [
@@ -309,16 +309,16 @@ class Engine:
             for row, logits in zip(plan.batch, computed, strict=True)
         ]
 
-    def _overtake_or_fail(self, loop: asyncio.AbstractEventLoop, progress: _Progress) -> None:
+    def _preempt_or_fail(self, loop: asyncio.AbstractEventLoop, progress: _Progress) -> None:
         try:
-            # Who comes while others overtake need not wait for a layer.
-            while self._overtake(loop, progress):
+            # Who comes while others preempt need not wait for a layer.
+            while self._preempt(loop, progress):
                 pass
         except Exception as error:
             # It must not pass for a failure of a task of the batch that runs.
             raise _as_failure(error) from error
 
-    def _overtake(self, loop: asyncio.AbstractEventLoop, progress: _Progress) -> bool:
+    def _preempt(self, loop: asyncio.AbstractEventLoop, progress: _Progress) -> bool:
         """Run what goes now before the layers of a batch that are left; False if nothing does."""
         arrived = self._inbox.take(block=False) or []
         self._take_in(arrived)
@@ -328,7 +328,7 @@ class Engine:
         if not candidates:
             return False
         progress.running = progress.running.beside(self._queues)
-        plan = plan_overtaking(
+        plan = plan_preemption(
             candidates,
             running=progress.running,
             queues=self._queues,
@@ -338,7 +338,7 @@ class Engine:
         )
         if plan is not None:
             self._run_before(loop, plan, progress)
-        progress.candidates = may_overtake_later(
+        progress.candidates = may_preempt_later(
             candidates, running=progress.running, queues=self._queues
         )
         return plan is not None
@@ -369,7 +369,7 @@ class Engine:
         """Run a batch before the rest of one that has begun."""
         begun = self._stopwatch()
         self._carry_out(loop, plan, None)
-        progress.overtaking_s += self._stopwatch() - begun
+        progress.preemption_s += self._stopwatch() - begun
         progress.running = progress.running.after(plan)
 
     def _worth_computing(

@@ -35,8 +35,8 @@ class BatchReport:
     the longest of its kind."""
     started_at: float
     compute_s: float
-    """With the time of what overtook it."""
-    has_overtaken: bool
+    """With the time of what preempted it."""
+    has_preempted: bool
     """Whether it ran between two layers of another batch."""
 
 
@@ -66,7 +66,7 @@ def report_of(
     number: int,
     started_at: float,
     compute_s: float,
-    has_overtaken: bool,
+    has_preempted: bool,
 ) -> BatchReport:
     """Report a batch by its plan."""
     num_on_trunk = sum(row.trunk_tokens > 0 for row in plan.batch)
@@ -83,7 +83,7 @@ def report_of(
         num_padding_saved=padded - plan.num_tokens,
         started_at=started_at,
         compute_s=compute_s,
-        has_overtaken=has_overtaken,
+        has_preempted=has_preempted,
     )
 
 
@@ -126,7 +126,7 @@ def compute_rows(
             raise
         except Exception:
             logger.exception("a batch of %d tasks failed; trying each alone", len(versions))
-            # How much of it is left to overtake is not known any more.
+            # How much of it is left to preempt is not known any more.
             between_layers = None
     if len({row.is_shadow for row in rows}) > 1:
         return _compute_apart(compute, rows)

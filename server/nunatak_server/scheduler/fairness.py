@@ -15,7 +15,7 @@ with deficit round-robin (Shreedhar and Varghese 1996), so that a batch is of fe
 the weights of its branch. A long turn counts as owed before it is taken, so that those with short
 turns do not wait for it, as with finish tags (Demers, Keshav and Shenker 1989).
 
-Usage: what was given lately, by which a flood is told from those who ask for little.
+Usage: what was given lately, by which a heavy flow is told from those who ask for little.
 
 Turns (`turns.py`) remember what a flow owes while others wait, and forgive it when nobody does. So
 they tell who goes next, and not who has asked for more in the last moments. That is told by usage
@@ -333,8 +333,8 @@ def _above(virtual_times: Mapping[Key, float], level: float) -> dict[Key, float]
 
 HALF_LIFE_S: Final = 0.25
 """Of what was given: a few batches of a processor."""
-MAX_QUIET_USAGE: Final = 2 / 3
-"""What a quiet flow may have been given, as a part of what the flood was."""
+MAX_LIGHT_USAGE: Final = 2 / 3
+"""What a light flow may have been given, as a part of what the heavy flow was."""
 NEXT_TO_NOTHING: Final = MIN_COST / 64
 """What has decayed to less is forgotten: 64 tokens after 3 s, 16,384 after 5."""
 
@@ -348,7 +348,7 @@ class Usage:
     as_of: float = 0.0
     """The clock reading, in seconds, up to which it has decayed: when the last batch began.
 
-    While that runs, what overtakes it weighs as much as the batch itself.
+    While that runs, what preempts it weighs as much as the batch itself.
     """
 
     def at(self, now: float) -> "Usage":
@@ -367,34 +367,34 @@ class Usage:
             flows[flow] = flows.get(flow, 0.0) + work
         return Usage(callers=callers, flows=flows, as_of=self.as_of)
 
-    def is_quiet(self, flow: Flow, *, beside: Flow, weights: Mapping[str, float]) -> bool:
+    def is_light(self, flow: Flow, *, beside: Flow, weights: Mapping[str, float]) -> bool:
         """Tell whether a flow asks for little beside another.
 
         Between callers: what the caller was given is little, by weight. Between priorities of one
-        caller: the higher one is quiet. Else: what the flow was given is little.
+        caller: the higher one is light. Else: what the flow was given is little.
         """
         (caller, priority, _), (other, other_priority, _) = flow, beside
         if caller != other:
             given, most = self._of_caller(caller, weights), self._of_caller(other, weights)
-            return given <= MAX_QUIET_USAGE * most
+            return given <= MAX_LIGHT_USAGE * most
         if priority is not other_priority:
             return priority.rank < other_priority.rank
-        return self._of_flow(flow) <= MAX_QUIET_USAGE * self._of_flow(beside)
+        return self._of_flow(flow) <= MAX_LIGHT_USAGE * self._of_flow(beside)
 
-    def loud(self, flows: Collection[Flow], *, weights: Mapping[str, float]) -> frozenset[Flow]:
-        """Return those of the flows that are quiet beside none of the others."""
+    def heaviest(self, flows: Collection[Flow], *, weights: Mapping[str, float]) -> frozenset[Flow]:
+        """Return those of the flows that are light beside none of the others."""
         callers = {flow[0]: self._of_caller(flow[0], weights) for flow in flows}
         ranks, most = dict[str, int](), dict[Rank, float]()
         for flow in flows:
             ranks[flow[0]] = max(flow[1].rank, ranks.get(flow[0], 0))
             most[flow[:2]] = max(self._of_flow(flow), most.get(flow[:2], 0.0))
-        loudest = max(callers.values(), default=0.0)
+        most_given = max(callers.values(), default=0.0)
         return frozenset(
             flow
             for flow in flows
-            if callers[flow[0]] > MAX_QUIET_USAGE * loudest
+            if callers[flow[0]] > MAX_LIGHT_USAGE * most_given
             and flow[1].rank == ranks[flow[0]]
-            and self._of_flow(flow) > MAX_QUIET_USAGE * most[flow[:2]]
+            and self._of_flow(flow) > MAX_LIGHT_USAGE * most[flow[:2]]
         )
 
     def _of_flow(self, flow: Flow) -> float:

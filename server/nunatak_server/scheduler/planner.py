@@ -7,13 +7,13 @@ quarter of the batch, so that the batch holds few tasks.
 
 Bounded wait: the first turn of every `OLDEST_EVERY`-th batch is that of the oldest row of all,
 whoever sent it at whatever priority. So a row that waits behind n older ones is computed within
-`OLDEST_EVERY * (n + 1)` batches, whatever arrives later; those that overtake one do not count.
+`OLDEST_EVERY * (n + 1)` batches, whatever arrives later; those that preempt one do not count.
 
 Shadow rows: computed in the room that a batch has left, or never.
 
 A shadow row comes with the row it shadows and is worth computing in the next batch only: that is
 where the two share a trunk row. As soon as a row that somebody waits for does not fit, no shadow
-row is taken; none of them waits beyond the next batch. The shadow of a row that overtakes a batch
+row is taken; none of them waits beyond the next batch. The shadow of a row that preempts a batch
 comes with the one after, on a trunk row of its own, or never.
 """
 

@@ -1,6 +1,6 @@
-"""Overtaking: quiet rows go before a batch of floods.
+"""Overtaking: light rows go before a batch of heavy_flows.
 
-A batch takes as many rows of a flood as it has room for. A row of somebody who asks for little
+A batch takes as many rows of a heavy flow as it has room for. A row of somebody who asks for little
 would wait for all of them: it goes first, when the batch is planned, and, as a batch of its own,
 between two layers of one that has begun. Who asks for little is told by what callers and flows were
 given lately (`usage.py`). Tasks that were given as much as each other go in turns, in batches that
@@ -25,8 +25,8 @@ from nunatak_server.scheduler.planner import (
     work_by_flow,
 )
 
-MAX_OVERTAKING: Final = 4.0
-"""Work that goes before one batch, as a multiple of its own: a flood, too, gets on."""
+MAX_PREEMPTION: Final = 4.0
+"""Work that goes before one batch, as a multiple of its own: a heavy flow, too, gets on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,46 +36,46 @@ class Running(Generic[WaitingRow]):
     batch: Sequence[WaitingRow]
     charged: float
     """What its rows are charged, in tokens through all layers."""
-    floods: frozenset[Flow]
+    heavy_flows: frozenset[Flow]
     """Flows that had more rows than it took, or of which as many have come since."""
-    overtaken_by: float = 0.0
+    preempted_by: float = 0.0
     """What the rows are charged that went before it."""
 
     @property
-    def is_all_floods(self) -> bool:
+    def is_all_heavy(self) -> bool:
         """Whether nobody in it asks for as little as it takes."""
-        return self.floods.issuperset(map(flow_of, self.batch))
+        return self.heavy_flows.issuperset(map(flow_of, self.batch))
 
     def after(self, plan: BatchPlan[WaitingRow]) -> "Running[WaitingRow]":
-        """Count a batch that has overtaken it."""
-        return replace(self, overtaken_by=self.overtaken_by + plan.charged)
+        """Count a batch that has preempted it."""
+        return replace(self, preempted_by=self.preempted_by + plan.charged)
 
     def beside(self, queues: Queues[WaitingRow]) -> "Running[WaitingRow]":
-        """Take for floods those of its flows, too, of which as many rows wait as it holds."""
-        if self.is_all_floods:
+        """Take for heavy_flows those of its flows, too, of which as many rows wait as it holds."""
+        if self.is_all_heavy:
             return self
         held = Counter(map(flow_of, self.batch))
         waiting = {flow: len(queues.of_flow(flow)) for flow in held if flow in queues.flows}
         grown = (flow for flow, count in waiting.items() if count >= held[flow])
-        return replace(self, floods=self.floods.union(grown))
+        return replace(self, heavy_flows=self.heavy_flows.union(grown))
 
 
 def begin_batch(plan: BatchPlan[WaitingRow]) -> Running[WaitingRow]:
     """Return the batch of a plan as it begins."""
-    return Running(batch=plan.batch, charged=plan.charged, floods=_backlog_in(plan))
+    return Running(batch=plan.batch, charged=plan.charged, heavy_flows=_backlog_in(plan))
 
 
-def plan_quiet_first(
+def plan_light_first(
     queues: Queues[WaitingRow],
     *,
     limits: BatchLimits,
     order: TurnOrder,
     rules: TurnRules[WaitingRow],
 ) -> BatchPlan[WaitingRow]:
-    """Plan the next batch without its quiet rows, if it holds floods beside them: they go first.
+    """Plan the next batch without its light rows, if it holds heavy_flows beside them: they go first.
 
-    A flow that has more rows than the batch takes is quiet, too, beside one that was given much
-    more: it goes first with those of its rows that find a place, if then no others but floods do.
+    A flow that has more rows than the batch takes is light, too, beside one that was given much
+    more: it goes first with those of its rows that find a place, if then no others but heavy_flows do.
     One that has more rows waiting than go first is not.
     """
     plan = partial(plan_batch, queues, limits=limits, order=order, rules=rules)
@@ -83,9 +83,9 @@ def plan_quiet_first(
     too_long = frozenset(
         flow for flow in _backlog_in(whole) if len(queues.of_flow(flow)) > len(whole.batch)
     )
-    loud_in = partial(_loud_in, weights=rules.weights, beside=too_long)
-    for floods_in in (loud_in, _backlog_in):
-        rest = _without_quiet(whole, plan, floods_in, rules)
+    heaviest_in = partial(_heaviest_in, weights=rules.weights, beside=too_long)
+    for heavy_in in (heaviest_in, _backlog_in):
+        rest = _without_light(whole, plan, heavy_in, rules)
         if rest is not None:
             return rest
     return whole
@@ -111,7 +111,7 @@ def plan_before(
     return replace(plan, order=replace(plan.order, num_in_turn=order.num_in_turn))
 
 
-def plan_overtaking(
+def plan_preemption(
     candidates: Sequence[WaitingRow],
     *,
     running: Running[WaitingRow],
@@ -122,11 +122,11 @@ def plan_overtaking(
 ) -> BatchPlan[WaitingRow] | None:
     """Plan a batch of rows that go before the rest of one that runs; None if no row does.
 
-    A batch is overtaken only if all of it is of floods: it would take longer for the others in it.
-    A row goes if it is quiet beside all of them that are loud, those that are quiet beside none of
-    the others, and no flood of its caller has a higher priority; if no row of its caller, task and
+    A batch is preempted only if all of it is of heavy_flows: it would take longer for the others in it.
+    A row goes if it is light beside all of them that are heaviest, those that are light beside none of
+    the others, and no heavy flow of its caller has a higher priority; if no row of its caller, task and
     priority runs or waits already; and while all that goes before the batch is at most four times
-    its work. It is quiet beside a flood of another caller that was lately given half as much again
+    its work. It is light beside a heavy flow of another caller that was lately given half as much again
     as its own, itself included, by weight; beside any of its caller that is of a lower priority;
     and beside one of its caller and priority that was given half as much again as its flow. Rows of
     one text that came together go together or not at all.
@@ -136,10 +136,10 @@ def plan_overtaking(
         running: the batch, as far as it is done.
         queues: what waits, the candidates among it and the running batch not.
         limits: what a batch may hold.
-        order: as the running batch, and what overtook it, have left it.
+        order: as the running batch, and what preempted it, have left it.
         rules: weights, and which trunk states are held.
     """
-    if not running.is_all_floods:
+    if not running.is_all_heavy:
         return None
     waiting = queues.flows_beside(candidates)
     going = _going(candidates, running, waiting, usage=order.usage, rules=rules)
@@ -148,41 +148,43 @@ def plan_overtaking(
     return plan_before(going, queues=queues, limits=limits, order=order, rules=rules)
 
 
-def may_overtake_later(
+def may_preempt_later(
     candidates: Sequence[WaitingRow],
     *,
     running: Running[WaitingRow],
     queues: Queues[WaitingRow],
 ) -> list[WaitingRow]:
-    """Return the candidates that still wait, without texts that a flood is asked about, too."""
+    """Return the candidates that still wait, without texts that a heavy flow is asked about, too."""
     waiting = [row for row in candidates if row in queues]
-    texts = {row.group for row in waiting if flow_of(row) in running.floods}
+    texts = {row.group for row in waiting if flow_of(row) in running.heavy_flows}
     return [row for row in waiting if row.group not in texts]
 
 
-def _without_quiet(
+def _without_light(
     whole: BatchPlan[WaitingRow],
     plan: Callable[..., BatchPlan[WaitingRow]],
-    floods_in: Callable[[BatchPlan[WaitingRow]], frozenset[Flow]],
+    heavy_in: Callable[[BatchPlan[WaitingRow]], frozenset[Flow]],
     rules: TurnRules[WaitingRow],
 ) -> BatchPlan[WaitingRow] | None:
-    """Return a plan of floods alone, before which all others of the batch go; None if none may.
+    """Return a plan of heavy_flows alone, before which all others of the batch go; None if none may.
 
-    One of them must be quiet beside all loud floods. The others go with it: they are computed now
-    in any case, and the rest can be overtaken. Who comes into their places must not keep others
+    One of them must be light beside all heaviest heavy_flows. The others go with it: they are computed now
+    in any case, and the rest can be preempted. Who comes into their places must not keep others
     from that either, and goes first as well. Where more rows would go first than the batch holds,
-    or four times the work that is left, nobody is quiet.
+    or four times the work that is left, nobody is light.
     """
     rest, first = whole, list[WaitingRow]()
-    while floods := floods_in(rest):
-        others = _rows_of_no(floods, rest.batch)
+    while heavy_flows := heavy_in(rest):
+        others = _rows_outside(heavy_flows, rest.batch)
         if not others:
-            is_alone = floods.issuperset(map(flow_of, rest.batch))
+            is_alone = heavy_flows.issuperset(map(flow_of, rest.batch))
             work = sum(work_by_flow(first, rules=rules).values())
-            may_go = is_alone and work <= MAX_OVERTAKING * rest.charged
+            may_go = is_alone and work <= MAX_PREEMPTION * rest.charged
             return replace(rest, going_first=tuple(first)) if may_go else None
-        quiet = partial(_is_quiet, floods=floods, usage=rest.order.usage, weights=rules.weights)
-        if not first and not any(map(quiet, set(map(flow_of, others)))):
+        light = partial(
+            _is_light, heavy_flows=heavy_flows, usage=rest.order.usage, weights=rules.weights
+        )
+        if not first and not any(map(light, set(map(flow_of, others)))):
             return None
         first += others
         if len(first) > len(whole.batch):
@@ -196,18 +198,18 @@ def _backlog_in(plan: BatchPlan[WaitingRow]) -> frozenset[Flow]:
     return plan.backlog.intersection(map(flow_of, plan.batch))
 
 
-def _loud_in(
+def _heaviest_in(
     plan: BatchPlan[WaitingRow], weights: Mapping[str, float], beside: frozenset[Flow]
 ) -> frozenset[Flow]:
-    """Those of them that are quiet beside none of the others, and those of `beside`."""
-    floods = _backlog_in(plan)
-    return plan.order.usage.loud(floods, weights=weights) | (floods & beside)
+    """Those of them that are light beside none of the others, and those of `beside`."""
+    heavy_flows = _backlog_in(plan)
+    return plan.order.usage.heaviest(heavy_flows, weights=weights) | (heavy_flows & beside)
 
 
-def _rows_of_no(floods: frozenset[Flow], batch: Sequence[WaitingRow]) -> list[WaitingRow]:
-    """Rows of texts that no flood is asked about: those of one text stay together."""
+def _rows_outside(heavy_flows: frozenset[Flow], batch: Sequence[WaitingRow]) -> list[WaitingRow]:
+    """Rows of texts that no heavy flow is asked about: those of one text stay together."""
     texts = _by_text(batch)
-    others = (rows for rows in texts if floods.isdisjoint(map(flow_of, rows)))
+    others = (rows for rows in texts if heavy_flows.isdisjoint(map(flow_of, rows)))
     return list(chain.from_iterable(others))
 
 
@@ -219,20 +221,22 @@ def _going(
     usage: Usage,
     rules: TurnRules[WaitingRow],
 ) -> list[WaitingRow]:
-    """Those of the candidates, earlier ones first, that overtake a running batch of floods.
+    """Those of the candidates, earlier ones first, that preempt a running batch of heavy_flows.
 
     Rows of the flows that have others waiting keep their order behind those.
     """
-    kept, going = {*running.floods, *waiting}, list[WaitingRow]()
-    room = MAX_OVERTAKING * running.charged - running.overtaken_by
+    kept, going = {*running.heavy_flows, *waiting}, list[WaitingRow]()
+    room = MAX_PREEMPTION * running.charged - running.preempted_by
     if room <= 0:
         return going
     for rows in _by_text(candidates):
         if kept.isdisjoint(map(flow_of, rows)):
             given = work_by_flow(rows, rules=rules)
             work, after = sum(given.values()), usage.plus(given)
-            quiet = partial(_is_quiet, floods=running.floods, usage=after, weights=rules.weights)
-            if work <= room and all(map(quiet, given)):
+            light = partial(
+                _is_light, heavy_flows=running.heavy_flows, usage=after, weights=rules.weights
+            )
+            if work <= room and all(map(light, given)):
                 going.extend(rows)
                 usage, room = after, room - work
                 continue
@@ -240,15 +244,15 @@ def _going(
     return going
 
 
-def _is_quiet(
-    flow: Flow, *, floods: Collection[Flow], usage: Usage, weights: Mapping[str, float]
+def _is_light(
+    flow: Flow, *, heavy_flows: Collection[Flow], usage: Usage, weights: Mapping[str, float]
 ) -> bool:
-    """Tell whether a flow is quiet beside all loud floods, and behind none of its caller's."""
+    """Tell whether a flow is light beside all heaviest heavy_flows, and behind none of its caller's."""
     caller, priority, _ = flow
-    if any(it[0] == caller and it[1].rank < priority.rank for it in floods):
+    if any(it[0] == caller and it[1].rank < priority.rank for it in heavy_flows):
         return False
-    loud = usage.loud(floods, weights=weights)
-    return all(usage.is_quiet(flow, beside=flood, weights=weights) for flood in loud)
+    heaviest = usage.heaviest(heavy_flows, weights=weights)
+    return all(usage.is_light(flow, beside=heavy, weights=weights) for heavy in heaviest)
 
 
 def _by_text(rows: Sequence[WaitingRow]) -> list[list[WaitingRow]]:

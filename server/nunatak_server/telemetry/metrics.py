@@ -118,7 +118,7 @@ class Metrics:
             "Rows that read a trunk row which another row of their batch had paid for",
             registry=registry,
         )
-        self._overtaking_rows = Counter(
+        self._preempting_rows = Counter(
             "nunatak_overtaking_rows",
             "Rows computed between the layers of a batch that had begun",
             registry=registry,
@@ -188,8 +188,8 @@ class Metrics:
         self._batch_tasks.observe(report.num_tasks)
         self._shared_rows.inc(report.num_shared_rows)
         self._padding_saved.inc(report.num_padding_saved)
-        if report.has_overtaken:
-            self._overtaking_rows.inc(report.num_rows)
+        if report.has_preempted:
+            self._preempting_rows.inc(report.num_rows)
 
     def observe_load(self, task: str, *, seconds: float, succeeded: bool) -> None:
         """Record one attempt to load a version of a task."""

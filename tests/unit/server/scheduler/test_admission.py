@@ -241,7 +241,7 @@ def test_a_task_alone_leaves_room_for_others_of_its_caller() -> None:
             pass
 
         for _ in range(10):
-            stack.enter_context(admission.admit(tasks=["quiet"]))
+            stack.enter_context(admission.admit(tasks=["light"]))
 
 
 def test_tokens_for_one_task_leave_room_for_others_of_its_caller() -> None:
@@ -251,7 +251,7 @@ def test_tokens_for_one_task_leave_room_for_others_of_its_caller() -> None:
         permit.take_tokens({"noisy": 60})
         with pytest.raises(ShareExceededError, match="this task"):
             permit.take_tokens({"noisy": 1})
-        permit.take_tokens({"quiet": 10})
+        permit.take_tokens({"light": 10})
 
 
 @pytest.mark.parametrize(

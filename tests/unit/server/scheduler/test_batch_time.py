@@ -80,9 +80,9 @@ def of_tasks(
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("overtaking", [0.0, 0.3])
+@pytest.mark.parametrize("preemption", [0.0, 0.3])
 def test_rows_that_go_alone_do_not_make_batches_of_many_tasks_short(
-    seed: int, overtaking: float
+    seed: int, preemption: float
 ) -> None:
     draw = random.Random(seed)
     time_model = BatchTimeModel(max_rows=64).after(
@@ -90,7 +90,7 @@ def test_rows_that_go_alone_do_not_make_batches_of_many_tasks_short(
     )
 
     for count in range(600):
-        goes_alone = count < 20 or draw.random() < overtaking
+        goes_alone = count < 20 or draw.random() < preemption
         limit = 0.0 if goes_alone else min(time_model.next_tokens(9), 64 * 25)
         tokens = [draw.randint(8, 42)]
         while sum(tokens) + 25 <= limit:

@@ -147,13 +147,13 @@ def test_planning_again_and_again_serves_everybody(rows: list[WaitingRow]) -> No
     assert num_batches <= len(rows)
 
 
-def test_a_hot_task_leaves_a_turn_to_a_quiet_one() -> None:
+def test_a_hot_task_leaves_a_turn_to_a_light_one() -> None:
     hot = [row("hot", group) for group in range(100)]
-    quiet = row("quiet", 100)
+    light = row("light", 100)
 
-    found = plan([*hot, quiet])
+    found = plan([*hot, light])
 
-    assert quiet in found.batch
+    assert light in found.batch
 
 
 def test_tasks_take_turns() -> None:
