@@ -53,7 +53,7 @@ from nunatak_server.residency.memory import (
 )
 from nunatak_server.residency.residency import Residency
 from nunatak_server.residency.resident_set import key_of
-from nunatak_server.rollouts.rollouts import TrafficControl
+from nunatak_server.rollouts.rollouts import Rollouts
 from nunatak_server.scheduler.admission import CALLER_SHARE, Admission
 from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.planner import TurnRules
@@ -202,12 +202,12 @@ class Runtime:
             budget_bytes=task_memory_budget(settings.task_memory_bytes, backbone.device),
             observer=self.metrics,
         )
-        self.traffic = TrafficControl(
+        self.rollouts = Rollouts(
             residency=self.residency,
             join=backbone.tokenizer.join,
             tolerance=settings.shadow_tolerance,
         )
-        for collector in self.traffic.collectors():
+        for collector in self.rollouts.metrics.collectors():
             self.metrics.include(collector)
         request_limits = RequestLimits(
             max_inputs=settings.max_inputs,
@@ -219,7 +219,7 @@ class Runtime:
             residency=self.residency,
             tokenization=self._tokenization,
             engine=self._engine,
-            traffic=self.traffic,
+            rollouts=self.rollouts,
         )
         self.embedding = EmbeddingService(
             readiness=self.readiness,
@@ -328,7 +328,7 @@ class Runtime:
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
-        await self.traffic.aclose()
+        await self.rollouts.aclose()
         await self.residency.aclose()
         await self._engine.aclose()
         await self._holding.release()

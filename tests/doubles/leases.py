@@ -29,7 +29,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0)
 
 
-async def carry_over() -> None:
+async def settle() -> None:
     """Let everything run that can run without a thread."""
     for _ in range(10):
         await asyncio.sleep(0)

@@ -15,7 +15,7 @@ from nunatak_server.predict.types import (
 )
 from nunatak_server.readiness import Readiness, State
 from nunatak_server.residency.residency import Residency
-from nunatak_server.rollouts.rollouts import TrafficControl
+from nunatak_server.rollouts.rollouts import Rollouts
 from nunatak_server.scheduler.admission import Admission
 from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.rows import PendingRow, RowAnswer
@@ -92,7 +92,7 @@ def make_bench(
         residency=residency,
         tokenization=Tokenization(backbone.tokenizer, num_threads=1),
         engine=engine,
-        traffic=TrafficControl(residency=residency, join=backbone.tokenizer.join, tolerance=0.1),
+        rollouts=Rollouts(residency=residency, join=backbone.tokenizer.join, tolerance=0.1),
     )
     service = PredictionService(
         readiness=readiness,

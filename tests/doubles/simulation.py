@@ -126,7 +126,7 @@ class Simulation:
             arrived = self.arrivals()
             self.pending.add(arrived)
             behind += arrived
-            running = running.beside(self.pending)
+            running = running.with_arrivals(self.pending)
             plan = plan_preemption(
                 behind, running=running, queues=self.pending,
                 limits=self.limits, order=self.order, rules=self.rules,

@@ -327,7 +327,7 @@ class Engine:
         progress.candidates = candidates
         if not candidates:
             return False
-        progress.running = progress.running.beside(self._queues)
+        progress.running = progress.running.with_arrivals(self._queues)
         plan = plan_preemption(
             candidates,
             running=progress.running,

@@ -195,7 +195,7 @@ class RoomCheck:
                 matched = {**scope, "route": route, "path_params": parameters}
                 try:
                     admit(matched, PREDICT)
-                    check_room(matched)
+                    check_capacity(matched)
                 except KNOWN_ERRORS as error:
                     # Without a name here, which the traceback of the error would hold in a cycle.
                     return self._observer.answer_early(
@@ -205,7 +205,7 @@ class RoomCheck:
         return None
 
 
-def check_room(scope: Scope) -> None:
+def check_capacity(scope: Scope) -> None:
     """Refuse a prediction for which there is no room, before anything of its body is read.
 
     The protocol throws away what then comes of the body, and the connection stays in use: closing
@@ -223,4 +223,4 @@ def check_room(scope: Scope) -> None:
         return
     task = scope["path_params"].get("task")
     tasks = () if task is None else (TaskReference.task_in(task),)
-    state.runtime.service.check_room(caller_of(scope).name, tasks=tasks, num_bytes=num_bytes)
+    state.runtime.service.check_capacity(caller_of(scope).name, tasks=tasks, num_bytes=num_bytes)

@@ -29,7 +29,7 @@ from nunatak_server.predict.types import AskedTask, PredictionRequest, TaskFailu
 from nunatak_server.residency.residency import Residency
 from nunatak_server.residency.resident_set import VersionKey, key_of
 from nunatak_server.rollouts.choice import Chosen
-from nunatak_server.rollouts.rollouts import TrafficControl
+from nunatak_server.rollouts.rollouts import Rollouts
 from nunatak_server.rollouts.shadows import ShadowRun
 from nunatak_server.scheduler.admission import Permit
 from nunatak_server.scheduler.rows import PlannedRow, ShadowRows, VersionRows, count_tokens
@@ -46,8 +46,8 @@ from nunatak_server.tokenization import (
 class RowMaking:
     """Makes the rows of requests; belongs to the event loop thread."""
 
-    def __init__(self, *, traffic: TrafficControl, num_layers: int) -> None:
-        self._traffic = traffic
+    def __init__(self, *, rollouts: Rollouts, num_layers: int) -> None:
+        self._rollouts = rollouts
         self._num_layers = num_layers
         self._groups = itertools.count()
 
@@ -92,7 +92,7 @@ class RowMaking:
             ),
             deadline=deadline,
         )
-        return partial(self._traffic.shadow, run)
+        return partial(self._rollouts.shadows.start, run)
 
     def _row(self, encoding: Encoding, group: int, split_depth: int | None) -> PlannedRow:
         trunk, own = count_tokens(encoding, split_depth, num_layers=self._num_layers)
@@ -117,13 +117,13 @@ class Preparation:
         *,
         residency: Residency,
         tokenization: Tokenization,
-        traffic: TrafficControl,
+        rollouts: Rollouts,
         metrics: Metrics,
         clock: Callable[[], float],
     ) -> None:
         self._residency = residency
         self._tokenization = tokenization
-        self._traffic = traffic
+        self._rollouts = rollouts
         self._metrics = metrics
         self._clock = clock
 
@@ -184,7 +184,7 @@ class Preparation:
         problem = problem or _find_lateness(request, manifest, permit)
         if problem:
             return TaskFailure(reference=text, error=problem, task=manifest.task)
-        return self._traffic.choose(traffic, routing_key=request.routing_key)
+        return self._rollouts.choose(traffic, routing_key=request.routing_key)
 
     def _asked(
         self,
@@ -201,7 +201,7 @@ class Preparation:
             return TaskFailure(reference=text, error=problem, task=manifest.task)
         if shadow is not None and _find_too_long(shadow, read[key_of(shadow)], request.options):
             # It would answer nothing that could be compared.
-            self._traffic.drop_shadow(manifest, shadow, num_inputs=len(request.inputs))
+            self._rollouts.shadows.drop(manifest, shadow, num_inputs=len(request.inputs))
             shadow = None
         return AskedTask(
             manifest=manifest,

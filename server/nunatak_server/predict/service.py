@@ -42,7 +42,7 @@ from nunatak_server.predict.types import (
 from nunatak_server.readiness import Readiness
 from nunatak_server.residency.residency import Residency
 from nunatak_server.rollouts.choice import Arm
-from nunatak_server.rollouts.rollouts import TrafficControl
+from nunatak_server.rollouts.rollouts import Rollouts
 from nunatak_server.scheduler.admission import Admission, Permit
 from nunatak_server.scheduler.rows import RowOutcome, VersionRows, work_by_task
 from nunatak_server.telemetry.metrics import Metrics
@@ -71,7 +71,7 @@ class Stages:
     residency: Residency
     tokenization: Tokenization
     engine: RowSink
-    traffic: TrafficControl
+    rollouts: Rollouts
 
 
 class PredictionService:
@@ -99,18 +99,18 @@ class PredictionService:
         self._preparation = Preparation(
             residency=stages.residency,
             tokenization=stages.tokenization,
-            traffic=stages.traffic,
+            rollouts=stages.rollouts,
             metrics=metrics,
             clock=clock,
         )
-        self._making = RowMaking(traffic=stages.traffic, num_layers=num_layers)
+        self._making = RowMaking(rollouts=stages.rollouts, num_layers=num_layers)
         self._clock = clock
 
     def has_plenty_of_room(self, num_bytes: int) -> bool:
-        """Tell whether `check_room` certainly lets in whoever sends a body of so many bytes."""
+        """Tell whether `check_capacity` certainly lets in whoever sends a body of so many bytes."""
         return self._readiness.takes_requests and self._stages.admission.has_plenty(num_bytes)
 
-    def check_room(self, caller: str, *, tasks: Collection[str], num_bytes: int) -> None:
+    def check_capacity(self, caller: str, *, tasks: Collection[str], num_bytes: int) -> None:
         """Refuse what would be refused once it was read; counted like any refusal.
 
         Raises:
@@ -118,7 +118,7 @@ class PredictionService:
         """
         try:
             self._readiness.check()
-            self._stages.admission.check_room(caller, tasks=tasks, num_bytes=num_bytes)
+            self._stages.admission.check_capacity(caller, tasks=tasks, num_bytes=num_bytes)
         except ServerError as error:
             self._metrics.observe_request(None, error.code)
             raise
@@ -296,7 +296,7 @@ class PredictionService:
     def _observe_arm(self, arm: Arm | None, result: TaskPrediction | TaskFailure) -> None:
         task, outcome = _metric_labels(result)
         if arm is not None and task is not None:
-            self._stages.traffic.observe_answer(task, arm, outcome)
+            self._stages.rollouts.metrics.observe_answer(task, arm, outcome)
 
 
 def _with_failures(

@@ -16,7 +16,7 @@ ERROR: Final = "error"
 DROPPED: Final = "dropped"
 
 
-class TrafficMetrics:
+class RolloutMetrics:
     """What is counted of split aliases; any thread may call it."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class TrafficMetrics:
         """Yield what is to be rendered."""
         yield from (self._split, self._shadow, self._drift)
 
-    def observe_split(self, task: str, arm: Arm, outcome: str) -> None:
+    def observe_answer(self, task: str, arm: Arm, outcome: str) -> None:
         """Count one answer of a task whose alias is split."""
         self._split.labels(self._label(task), arm.value, outcome).inc()
 

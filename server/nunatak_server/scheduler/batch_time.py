@@ -1,16 +1,14 @@
-"""BatchTimeModel: how long batches take, learnt from those that ran; a pure value.
+"""`BatchTimeModel`: the time that batches take, learnt from earlier batches; a pure value.
 
-A batch takes a fixed time (launches, the trunk's weights read once), a time for each task in it
-(the weights of its branch) and a time per token. The longer a batch, the more of it is work; beyond
-some size nothing is gained, and everybody only waits longer: on a processor that size is a few
-short texts, on an accelerator it is beyond the token budget.
+A batch takes a fixed time (kernel launches, one read of the trunk's weights), a time for each task
+(the weights of its branch) and a time for each token. Longer batches spend a larger part of their
+time on tokens. Above some size throughput hardly grows, and only the waits get longer: on a CPU
+this size is a few short texts, on an accelerator it is above the token budget.
 
-A machine that others use as well adds delays to batches, never the opposite. They have nothing to
-do with tokens, so that they would pass for a fixed part, and batches would grow many times too
-long. What a batch takes beyond what is expected of it is therefore counted in small part only.
-
-Batches that are all as long as they may be say nothing about their fixed part, and would keep a
-wrong size for ever. What they may be therefore swings around the size that is right.
+Other programs on the machine delay batches. A delay does not depend on tokens, so it would look
+like fixed time, and batches would grow far too long. The model therefore counts only a part of the
+time above its expectation. Batches of one size say nothing about the fixed time, so the allowed
+size varies around the best one.
 """
 
 from dataclasses import dataclass, replace
@@ -18,18 +16,19 @@ from math import inf
 from typing import Final
 
 FIXED_SHARE: Final = 0.06
-"""Of the throughput of the longest batches. Less gains throughput, more shortens every wait."""
+"""Share of the peak throughput to give up. A lower share raises throughput, a higher share shortens
+every wait."""
 MIN_EFFICIENT_TOKENS: Final = 32.0
 MEMORY: Final = 0.98
-"""What a batch still counts when the next one has run: about 50 batches are remembered."""
+"""Weight of a batch relative to the next one: the model remembers about 50 batches."""
 MIN_SPREAD: Final = 0.05
-"""Variance over squared mean of batch sizes from which a fixed part can be told apart."""
+"""Variance over squared mean of batch sizes from which the model can estimate the fixed time."""
 MIN_TASK_SPREAD: Final = 0.02
-"""The same of the tasks of batches, without what the batches' sizes explain of it."""
+"""The same for the number of tasks, without the part that batch sizes explain."""
 SIZE_VARIATION: Final = 0.3
-"""Part of its size by which one batch may be longer, and the next one must be shorter."""
+"""Share of the best size by which one batch may be longer and the next one must be shorter."""
 DELAY_SHARE: Final = 0.25
-"""Of the time beyond the expected that is counted, so that a machine that stays so is believed."""
+"""Share of the time above the expectation that the model counts. A lasting change is still learnt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,20 +40,20 @@ class LinearFit:
     per_token_s: float
 
     def seconds(self, work: float, num_tasks: float) -> float:
-        """Return how long a batch takes."""
+        """Return the time of a batch of `work` tokens for so many tasks."""
         return self.fixed_s + self.per_task_s * num_tasks + self.per_token_s * work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchTimeModel:
-    """Recent batches count more: sums of weights, tokens x, tasks t, seconds y; what follows."""
+    """Decaying sums over batches (tokens x, tasks t, seconds y), and the fit that follows."""
 
     fixed_share: float = FIXED_SHARE
     max_tokens: float = inf
     max_rows: float = inf
-    """Of the longest batch there may be."""
+    """Bounds of the longest batch."""
     is_warm: bool = False
-    """Whether a batch has run: the first pays for much that no other does, and is not counted."""
+    """Whether a batch has run. The model skips the first batch, which includes one-time costs."""
     weight: float = 0.0
     x: float = 0.0
     t: float = 0.0
@@ -66,28 +65,28 @@ class BatchTimeModel:
     ty: float = 0.0
     num_rows: float = 0.0
     fit: LinearFit | None = None
-    """The newest that batches told; None until sizes have differed."""
+    """The latest fit; None until batch sizes have differed."""
     tokens_per_s: float | None = None
-    """The fastest of recent batches, in tokens that were asked for; None before the first."""
+    """The fastest of recent batches, with cached trunk states counted; None before the first."""
     largest_tokens: float = 0.0
-    """The largest of recent batches, in tokens that were asked for."""
+    """The largest of recent batches, with cached trunk states counted."""
     num_batches: int = 0
 
     def most_tokens(self, num_tasks: int) -> float:
-        """How long the longest of the next batches may be while rows for so many tasks wait."""
+        """Return the largest size that a next batch may have while so many tasks wait."""
         return (1 + SIZE_VARIATION) * self.efficient_tokens(num_tasks)
 
     def next_tokens(self, num_tasks: int) -> float:
-        """How long the next batch may be while rows for so many tasks wait."""
+        """Return the size that the next batch may have while so many tasks wait."""
         variation = SIZE_VARIATION if self.num_batches % 2 else -SIZE_VARIATION
         return (1 + variation) * self.efficient_tokens(num_tasks)
 
     def efficient_tokens(self, num_tasks: int) -> float:
-        """The size that gives all but `fixed_share` of the throughput of the longest batch.
+        """Return the size that gives all but `fixed_share` of the throughput of the longest batch.
 
-        Unbounded until known. `num_tasks` is how many have rows waiting. By turns of one row a
-        batch has a row of each task before it has two of one; by longer ones it has fewer tasks,
-        and gives up less than it may.
+        The size is infinite until a fit is known. `num_tasks` tasks have waiting rows. With turns
+        of one row, a batch has a row of each task before a second row of any. With long turns a
+        batch has fewer tasks, and gives up less throughput than `fixed_share`.
         """
         fit = self.fit
         if fit is None:
@@ -97,7 +96,7 @@ class BatchTimeModel:
         wanted = (1 - self.fixed_share) * _throughput(fit, longest, min(num_tasks, longest / row))
         size = _size(wanted, fit.fixed_s + fit.per_task_s * num_tasks, fit.per_token_s)
         if size < num_tasks * row:
-            # Reached before every task has a row: each row brings what its task takes.
+            # The batch has this size before every task has a row: each row adds a task.
             size = _size(wanted, fit.fixed_s, fit.per_token_s + fit.per_task_s / row)
         return min(longest, max(MIN_EFFICIENT_TOKENS, size))
 
@@ -110,10 +109,10 @@ class BatchTimeModel:
         num_tasks: int,
         num_rows: int,
     ) -> "BatchTimeModel":
-        """Return the time_model once a batch has run.
+        """Return the model with one more batch.
 
-        `work` is what was computed, in tokens through all layers; `asked_work` counts trunk states
-        that were held as well.
+        `work` is the computed work, in tokens through all layers. `asked_work` includes cached
+        trunk states.
         """
         if not self.is_warm:
             return replace(self, is_warm=True)
@@ -125,8 +124,8 @@ class BatchTimeModel:
             ),
         )
         if not work:
-            # All of it was held: that tells nothing of tokens, and many such would leave a mean of
-            # none at all.
+            # Everything was cached. Such a batch says nothing about the time of a token, and many of
+            # them would bring the mean size to 0.
             return recent
         counted_s = _without_delay(self, work=work, num_tasks=num_tasks, seconds=seconds)
         sums = replace(
@@ -146,21 +145,21 @@ class BatchTimeModel:
 
 
 def _throughput(fit: LinearFit, work: float, num_tasks: float) -> float:
-    """Return tokens per second of batches of one size, be it endless."""
+    """Return tokens per second of batches of one size, which may be infinite."""
     return work / fit.seconds(work, num_tasks) if work < inf else 1 / fit.per_token_s
 
 
 def _size(wanted: float, fixed_s: float, per_token_s: float) -> float:
-    """Solve size = wanted * (fixed + slope * size): the size of a wanted throughput."""
+    """Return the size with a wanted throughput: size = wanted * (fixed_s + per_token_s * size)."""
     spare = 1 - wanted * per_token_s
     return wanted * fixed_s / spare if spare > 0 else inf
 
 
 def _without_delay(sums: BatchTimeModel, *, work: float, num_tasks: int, seconds: float) -> float:
-    """Return the seconds of a batch, of what is beyond the expected a part; at most twice that."""
+    """Return the seconds of a batch with only a part of its delay, which is capped."""
     if not sums.weight:
         return seconds
-    # Without a fit: what a batch of mean size takes, or as many times more as it is larger.
+    # Without a fit, expect the mean time, scaled up where the batch is above the mean size.
     expected = sums.y / sums.weight * max(1.0, work * sums.weight / sums.x) if sums.x else inf
     fit = _fit(sums)
     if fit is not None:
@@ -170,10 +169,10 @@ def _without_delay(sums: BatchTimeModel, *, work: float, num_tasks: int, seconds
 
 
 def _fit(sums: BatchTimeModel) -> LinearFit | None:
-    """Fit the seconds of batches by least squares; None if sizes tell too little.
+    """Fit the seconds of batches by least squares; None if batch sizes vary too little.
 
-    What a task takes is told by what its number varies beside the size (Frisch and Waugh 1933);
-    where it does not, it stays as it was.
+    The time of a task follows from the variation of the number of tasks that batch sizes do not
+    explain (Frisch and Waugh 1933). Without such variation the time of a task stays as it was.
     """
     mean, mean_t, mean_s = (value / sums.weight for value in (sums.x, sums.t, sums.y))
     variance = sums.xx / sums.weight - mean * mean

@@ -1,10 +1,7 @@
-"""Who sends rows and how they rank: what a turn in a batch is given to.
+"""Rows: one (text, task version) pair each, from a request to its answer.
 
-Work: what rows cost, in tokens through all layers; rows of one text pay for its trunk once.
-
-Rows on their way through the engine: one (text, task version) pair each.
-
-Planned rows: what a request is to compute, before its versions are in memory.
+In reading order: the priority of a row, its work in tokens through all layers, the answer of a row,
+`PendingRow` (a row in the engine), and `PlannedRow` (a row before its version is in memory).
 """
 
 import asyncio
@@ -19,11 +16,11 @@ from nunatak_registry import TaskManifest
 from nunatak_server.errors import BackboneUnhealthyError, ServerError, TaskUnhealthyError
 
 ANONYMOUS: Final = "anonymous"
-"""The caller of requests that name none."""
+"""The caller of requests without an API key."""
 
 
 class Priority(StrEnum):
-    """How a request ranks among those of its own caller; it takes nothing from other callers."""
+    """The rank of a request among the requests of its caller; other callers are not affected."""
 
     HIGH = "high"
     NORMAL = "normal"
@@ -39,29 +36,29 @@ _RANKS: Final = {Priority.HIGH: 0, Priority.NORMAL: 1, Priority.LOW: 2}
 
 
 class Extent(Protocol):
-    """How long a row is, and how far up it reads its trunk row."""
+    """The length of a row, and the share of the layers that its trunk row passes."""
 
     @property
     def trunk_tokens(self) -> int:
-        """Tokens of its trunk row, paid once per batch and key."""
+        """Tokens of the trunk row, counted once for all rows of a batch with one trunk key."""
         ...
 
     @property
     def branch_tokens(self) -> int:
-        """Tokens of its own branch row."""
+        """Tokens of the branch row."""
         ...
 
     @property
     def trunk_share(self) -> float:
-        """Part of the layers that its trunk row passes; its branch row passes the others."""
+        """Share of the layers that the trunk row passes; the branch row passes the others."""
         ...
 
 
 def work_added(row: Extent, *, paid_share: float = 0.0) -> float:
-    """Return the work of a row, in tokens through all layers.
+    """Return the work that a row adds to a batch, in tokens through all layers.
 
-    That of its branch row, and that of its trunk row above `paid_share`, the part of the layers
-    that others pay for.
+    The work has two parts: the branch row, and the trunk row above `paid_share`, the share of the
+    layers that other rows already pay for.
     """
     above = row.trunk_tokens * max(0.0, row.trunk_share - paid_share)
     return above + row.branch_tokens * (1.0 - row.trunk_share)
@@ -69,30 +66,32 @@ def work_added(row: Extent, *, paid_share: float = 0.0) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowAnswer:
-    """What the engine computed for one row (token after token), and how long that took."""
+    """The logits of one row, and the times of its batch."""
 
     logits: list[float]
+    """Of a head that reads tokens: token after token."""
     queue_s: float
     compute_s: float
     batch_rows: int
     load_s: float = 0.0
-    """How long its version took to come into memory; 0 if it was there."""
+    """Time that the row waited for the load of its version; 0 for a resident version."""
     started_at: float = 0.0
-    """When its batch began, by the engine's clock."""
+    """Start of the batch, by the engine's clock."""
     batch: int = 0
-    """The number of its batch."""
+    """Number of the batch."""
 
 
 RowOutcome = RowAnswer | ServerError
-"""Failures travel as values: a row nobody waits for any more then leaves no unread exception."""
+"""An error is a value here. A row that nobody awaits then leaves no unread exception."""
 
 
 def backbone_answer(outcome: RowOutcome) -> RowAnswer:
-    """Return what became of a row of the backbone alone, which is no version that is rolled back.
+    """Return the answer of a row of the backbone alone.
 
     Raises:
-        BackboneUnhealthyError: it fails in its forward pass, or its outputs are not finite.
-        ServerError: it was not computed.
+        BackboneUnhealthyError: the forward pass fails, or its outputs are not finite. A
+            `TaskUnhealthyError` would tell the operator to roll a version back.
+        ServerError: the row was not computed.
     """
     match outcome:
         case RowAnswer():
@@ -105,7 +104,7 @@ def backbone_answer(outcome: RowOutcome) -> RowAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PendingRow:
-    """A row that waits; its future is resolved once, on the event loop, by the engine."""
+    """A row in the engine. The engine resolves its future once, on the event loop."""
 
     task: str
     version: int
@@ -119,29 +118,29 @@ class PendingRow:
     load_s: float = 0.0
     future: asyncio.Future[RowOutcome]
     trunk_share: float = 0.0
-    """Part of the layers that its trunk row passes."""
+    """Share of the layers that the trunk row passes."""
     caller: str = ANONYMOUS
     priority: Priority = Priority.NORMAL
     is_shadow: bool = False
-    """Whether it is computed for comparison alone, in the room that is left."""
+    """Whether the row only serves a comparison, and runs only in a free place of a batch."""
 
     @property
     def trunk_key(self) -> Encoding:
-        """Rows of equal encodings share their trunk row."""
+        """Rows with equal keys share a trunk row."""
         return self.encoding
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether the caller has gone; may be read from any thread."""
+        """Whether the caller has gone; any thread may read this."""
         return self.future.cancelled()
 
 
 def count_tokens(
     encoding: Encoding, split_depth: int | None, *, num_layers: int
 ) -> tuple[int, int]:
-    """Return the tokens a row needs as trunk row and as branch row.
+    """Return the tokens of a row as trunk row and as branch row.
 
-    A branch that owns every layer reads no trunk; a head alone has no layers of its own.
+    A branch that owns every layer has no trunk row. A head alone has no branch row.
     """
     trunk = encoding.num_tokens if split_depth else 0
     own = encoding.num_tokens if split_depth != num_layers else 0
@@ -149,9 +148,9 @@ def count_tokens(
 
 
 ShadowRows = Callable[[Sequence[PendingRow]], Sequence[PendingRow]]
-"""Given the rows of a version, returns rows to compute beside them, which nobody here waits for."""
+"""From the rows of a version to the rows of its shadow, which the engine gets together with them."""
 Report = Callable[[list[RowOutcome]], None]
-"""Is given what became of the rows of a version, as soon as the last of them is answered."""
+"""Called with the outcomes of the rows of a version, once the last row is answered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,9 +177,10 @@ class VersionRows:
 
 
 def work_by_task(asked: Sequence[VersionRows]) -> dict[str, float]:
-    """Return the tokens through all layers of each task's rows; a text's trunk counts once.
+    """Return the work of the rows of each task, in tokens through all layers.
 
-    Its first task pays for it, up to its own split depth, and a deeper one for what is above.
+    The trunk row of a text counts once. The first task pays up to its split depth, and a task with
+    a higher split depth pays for the layers above.
     """
     found, shares = dict[str, float](), dict[int, float]()
     for each in asked:
@@ -194,7 +194,7 @@ def work_by_task(asked: Sequence[VersionRows]) -> dict[str, float]:
     return found
 
 
-def pending_row(  # noqa: PLR0913 - a row, and what its request says of it
+def pending_row(  # noqa: PLR0913 - a row, and the attributes of its request
     row: PlannedRow,
     task: LoadedTask,
     *,
@@ -205,9 +205,9 @@ def pending_row(  # noqa: PLR0913 - a row, and what its request says of it
     priority: Priority = Priority.NORMAL,
     is_shadow: bool = False,
 ) -> PendingRow:
-    """Return a planned row as the engine takes it, with a future of its own.
+    """Return a planned row for the engine, with a new future.
 
-    `task` is its version, which stays in memory until the row is answered.
+    The caller must keep the version `task` in memory until the row is answered.
     """
     manifest = task.manifest
     return PendingRow(

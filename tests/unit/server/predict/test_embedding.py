@@ -29,7 +29,7 @@ from nunatak_server.predict.embedding import (
 )
 from nunatak_server.predict.service import RequestLimits, Stages
 from nunatak_server.readiness import Readiness, State
-from nunatak_server.rollouts.rollouts import TrafficControl
+from nunatak_server.rollouts.rollouts import Rollouts
 from nunatak_server.scheduler.admission import Admission
 from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.rows import PendingRow, Priority, RowAnswer, RowOutcome
@@ -109,7 +109,7 @@ def make_bench(
         residency=residency,
         tokenization=Tokenization(backbone.tokenizer, num_threads=1),
         engine=engine,
-        traffic=TrafficControl(
+        rollouts=Rollouts(
             residency=residency, join=backbone.tokenizer.join, tolerance=0.1, clock=ManualClock()
         ),
     )

@@ -158,12 +158,12 @@ def test_what_is_refused_before_it_is_read_is_what_would_be_refused_after(
     with ExitStack() as stack:
         for name, own_task, count in held:
             with suppress(OverloadedError):
-                admission.check_room(name, tasks=[own_task], num_bytes=count)
+                admission.check_capacity(name, tasks=[own_task], num_bytes=count)
                 stack.enter_context(admission.hold_bytes(name)).take(count)
                 stack.enter_context(admission.admit(name, tasks=[own_task]))
 
         assert refusal_of(
-            lambda: admission.check_room(caller, tasks=[task], num_bytes=num_bytes)
+            lambda: admission.check_capacity(caller, tasks=[task], num_bytes=num_bytes)
         ) == (refusal_of(lambda: enter(admission, caller, task, num_bytes)))
 
 
@@ -202,7 +202,7 @@ def test_that_there_is_plenty_is_never_said_where_somebody_would_be_refused(
 
 
 def take(stack: ExitStack, admission: Admission, caller: str, task: str, amount: int) -> None:
-    admission.check_room(caller, tasks=[task], num_bytes=amount)
+    admission.check_capacity(caller, tasks=[task], num_bytes=amount)
     stack.enter_context(admission.hold_bytes(caller)).take(amount)
     permit = stack.enter_context(admission.admit(caller, tasks=[task]))
     permit.take_tokens({task: amount, "other": amount / 2})

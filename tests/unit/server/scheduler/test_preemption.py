@@ -94,7 +94,7 @@ def test_a_flow_of_which_as_many_rows_come_as_run_is_a_heavy_flow(num_waiting: i
     came = [waiting_row("heavy", 2000 + number) for number in range(num_waiting)]
     light, running = waiting_row("light", 1), running_of(heavy(8), is_heavy=False)
 
-    running = running.beside(Queues([*came, light]))
+    running = running.with_arrivals(Queues([*came, light]))
 
     assert bool(preemption([*came, light], running)) is (num_waiting == 8)
 
