@@ -277,7 +277,7 @@ class Admission:
         self._check_bytes(caller, num_bytes)
 
     def hold_bytes(self, caller: str = ANONYMOUS) -> HeldBytes:
-        """Return a holder for the bytes of one body; it gives them back as its `with` block ends."""
+        """Return a holder of the bytes of one body; it gives them back when its block ends."""
         return HeldBytes(self, caller=caller)
 
     def take_place(self, caller: str, tasks: frozenset[str]) -> None:
@@ -348,7 +348,7 @@ class Admission:
             self._backlog.remove_tokens((caller, priority, task), count)
 
     def wait_s(self, caller: str, priority: Priority, task: str) -> float:
-        """Return the seconds that new rows of a flow wait at least, by the fastest recent batches.
+        """Return the seconds that new rows of a flow wait at least, by recent fast batches.
 
         The result is 0 while one batch can take everything queued, and before the first batch.
         """

@@ -26,9 +26,9 @@ MIN_SPREAD: Final = 0.05
 MIN_TASK_SPREAD: Final = 0.02
 """The same for the number of tasks, without the part that batch sizes explain."""
 SIZE_VARIATION: Final = 0.3
-"""Share of the best size by which one batch may be longer and the next one must be shorter."""
+"""Share of the best size by which one batch may be longer, and the next must be shorter."""
 DELAY_SHARE: Final = 0.25
-"""Share of the time above the expectation that the model counts. A lasting change is still learnt."""
+"""Share of the time above the expectation that the model counts: it still learns lasting changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,8 +124,8 @@ class BatchTimeModel:
             ),
         )
         if not work:
-            # Everything was cached. Such a batch says nothing about the time of a token, and many of
-            # them would bring the mean size to 0.
+            # Everything was cached. Such a batch says nothing about the time of a token, and many
+            # of them would bring the mean size to 0.
             return recent
         counted_s = _without_delay(self, work=work, num_tasks=num_tasks, seconds=seconds)
         sums = replace(

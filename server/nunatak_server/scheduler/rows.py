@@ -148,7 +148,7 @@ def count_tokens(
 
 
 ShadowRows = Callable[[Sequence[PendingRow]], Sequence[PendingRow]]
-"""From the rows of a version to the rows of its shadow, which the engine gets together with them."""
+"""From the rows of a version to the rows of its shadow, for the same batch."""
 Report = Callable[[list[RowOutcome]], None]
 """Called with the outcomes of the rows of a version, once the last row is answered."""
 
