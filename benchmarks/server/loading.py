@@ -17,7 +17,7 @@ from benchmarks.server.tenants import publish
 from nunatak_artifact import PARAMETERS_ROLE, load_task
 from nunatak_model import DEFAULT_BACKBONE, Lora, Method, TopK, load_backbone, pack_backbone
 from nunatak_registry import Registry
-from nunatak_server.residency.loading import VersionLoading
+from nunatak_server.residency.loading import VersionLoader
 from nunatak_server.residency.loads import LoadThrottle
 from nunatak_server.residency.memory import HostTier
 
@@ -40,7 +40,7 @@ def main() -> None:
             read = partial(registry.read_blob, role=PARAMETERS_ROLE)
             tiers = (HostTier(read, budget_bytes=num_bytes) for num_bytes in (0, HOST_BYTES))
             from_store, from_host = (
-                VersionLoading(backbone, tier, throttle=LoadThrottle(lambda: False))
+                VersionLoader(backbone, tier, throttle=LoadThrottle(lambda: False))
                 for tier in tiers
             )
             ways: dict[str, Callable[[], object]] = {

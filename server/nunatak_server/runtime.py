@@ -42,7 +42,7 @@ from nunatak_server.following import RegistryWatch, VersionHolding
 from nunatak_server.predict.embedding import EmbeddingService
 from nunatak_server.predict.service import PredictionService, RequestLimits, Stages
 from nunatak_server.readiness import Readiness, State
-from nunatak_server.residency.loading import VersionLoading, pin_at_start
+from nunatak_server.residency.loading import VersionLoader, pin_at_start
 from nunatak_server.residency.loads import Loader, LoadThrottle
 from nunatak_server.residency.memory import (
     HostTier,
@@ -193,7 +193,7 @@ class Runtime:
         self.residency = Residency(
             resolve=self.catalog.traffic,
             loader=Loader(
-                load=VersionLoading(backbone, self.host_tier, throttle=throttle),
+                load=VersionLoader(backbone, self.host_tier, throttle=throttle),
                 give_back=find_memory_return(),
                 size_of=partial(size_in_memory, dtype=backbone.dtype),
                 num_threads=settings.load_threads,

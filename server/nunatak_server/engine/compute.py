@@ -43,7 +43,7 @@ class BatchCompute:
     def __call__(
         self, rows: Sequence[Row], *, between_layers: BetweenLayers | None = None
     ) -> list[list[float]]:
-        """Return the logits of each row, in order; a row with logits for each token has them in turn.
+        """Return the logits of each row, in order; token after token for heads that read tokens.
 
         `between_layers` needs `stops_between_layers`, and may call this again.
 

@@ -115,7 +115,7 @@ class _Progress:
 
 
 class Engine:
-    """Owns the engine thread. Call the methods on the event loop thread unless they say otherwise."""
+    """Owns the engine thread. Its methods belong to the event loop thread, unless they say more."""
 
     def __init__(  # noqa: PLR0913 - its collaborators, by name
         self,
@@ -263,7 +263,7 @@ class Engine:
         plan: BatchPlan[PendingRow],
         progress: _Progress | None,
     ) -> None:
-        """Compute and answer the batch of a plan. Without `progress` nothing may preempt the batch."""
+        """Compute and answer the batch of a plan; without `progress` nothing may preempt it."""
         self._order = plan.order
         if not plan.batch:
             return

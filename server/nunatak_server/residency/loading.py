@@ -1,6 +1,7 @@
-"""Versions that an operator wants in memory from the start on.
+"""Loading one version from the store to the device, and pinning versions at the start.
 
-Loading: one version from the store to the device, on a thread of the loads.
+`VersionLoader` runs on the load threads. `pin_at_start` loads the versions that the setting `pins`
+names before the server is ready.
 """
 
 import logging
@@ -17,44 +18,18 @@ from nunatak_server.residency.memory import HostTier
 logger = logging.getLogger(__name__)
 
 
-def references_in(text: str) -> tuple[TaskReference, ...]:
-    """Read task references that commas separate.
-
-    Raises:
-        InvalidNameError: one of them does not follow the grammar.
-    """
-    return tuple(TaskReference.parse(part.strip()) for part in text.split(",") if part.strip())
-
-
-async def pin_at_start(
-    references: Sequence[TaskReference],
-    *,
-    resolve: Callable[[TaskReference], Awaitable[TaskManifest]],
-    pin: Callable[[TaskManifest], Awaitable[object]],
-) -> None:
-    """Pin what each reference means now; one that cannot be served is logged, and spares the rest.
-
-    A server that would not start for one bad version would take all the others with it.
-    """
-    for reference in references:
-        try:
-            await pin(await resolve(reference))
-        except KNOWN_ERRORS as error:
-            logger.error("%s is not pinned: %s", reference, error)  # noqa: TRY400 - no bug of ours
-
-
-# Room for the probes of some hundred task versions: a few short texts each.
 PROBE_TRUNK_BYTES = 8 * 1024**2
+"""Trunk states of the probes of some hundred task versions, a few short texts each."""
 MAX_VALIDATED = 65_536
-"""Versions whose proof is remembered: some 200 bytes each."""
+"""Validated versions to remember, about 200 bytes each. At this number the set is cleared."""
 
 
-class VersionLoading:
-    """Loads versions onto a backbone; may be called on several threads at once.
+class VersionLoader:
+    """Loads versions onto a backbone; several threads may call it at once.
 
-    Where batches run on the processor, a thread that loads computes alone from then on, and gives
-    way to them. A version that comes back is not proven again, and the frozen part of probes is
-    kept, per thread: versions of one task often have the same.
+    Where batches run on the CPU, a load thread computes on one core and pauses for batches. The
+    probe of a version runs only at its first load. Each thread caches the trunk states of probes,
+    because versions of one task often share their probe texts.
     """
 
     def __init__(self, backbone: Backbone, host_tier: HostTier, *, throttle: LoadThrottle) -> None:
@@ -66,12 +41,12 @@ class VersionLoading:
         self._beside = BesideCompute(backbone.device)
 
     def __call__(self, manifest: TaskManifest) -> LoadedTask:
-        """Read, check and convert a version, and prove it if that was not done before.
+        """Read, check and convert a version; run its probe unless an earlier load has.
 
         Raises:
-            RegistryError: its bytes cannot be read or trusted.
-            ModelError: its parameters do not fit.
-            ArtifactError: it does not fit the backbone or fails its probe.
+            RegistryError: the bytes of the version cannot be read or trusted.
+            ModelError: the parameters do not fit.
+            ArtifactError: the version does not fit the backbone or fails its probe.
         """
         trunk = self._begin()
         data = self._host_tier.read(manifest)
@@ -91,7 +66,7 @@ class VersionLoading:
         return task
 
     def _begin(self) -> TrunkCache:
-        """Prepare the calling thread, and return what it keeps of probes."""
+        """Prepare the calling thread, and return its cache of trunk states."""
         self._throttle.begin()
         held: TrunkCache | None = getattr(self._threads, "trunk", None)
         if held is None:
@@ -99,3 +74,30 @@ class VersionLoading:
                 compute_without_helpers()
             held = self._threads.trunk = TrunkCache(max_bytes=PROBE_TRUNK_BYTES)
         return held
+
+
+def references_in(text: str) -> tuple[TaskReference, ...]:
+    """Parse task references separated by commas.
+
+    Raises:
+        InvalidNameError: a reference does not follow the grammar.
+    """
+    return tuple(TaskReference.parse(part.strip()) for part in text.split(",") if part.strip())
+
+
+async def pin_at_start(
+    references: Sequence[TaskReference],
+    *,
+    resolve: Callable[[TaskReference], Awaitable[TaskManifest]],
+    pin: Callable[[TaskManifest], Awaitable[object]],
+) -> None:
+    """Pin the version that each reference means now.
+
+    A version that cannot be loaded is logged and skipped: one bad version must not keep the server
+    from serving the others.
+    """
+    for reference in references:
+        try:
+            await pin(await resolve(reference))
+        except KNOWN_ERRORS as error:
+            logger.error("%s is not pinned: %s", reference, error)  # noqa: TRY400 - no bug of ours

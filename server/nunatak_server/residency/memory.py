@@ -1,16 +1,8 @@
-"""Memory return: what loads and evicted versions have freed goes back to the operating system.
+"""Memory for task versions: budgets, the host tier, and the return of freed memory.
 
-The allocator of glibc keeps freed memory for itself: after a while of loads and evictions about as
-much as the versions took, and after loads alone what they held for a moment. It gives it back when
-asked, in some 20 ms, so it is asked off the event loop, and not for every one. Other allocators are
-left alone.
-
-Sizes: what a version will take in memory, and how much there is for all of them.
-
-The host tier: stored bytes in main memory, already checked against their digest.
-
-It spares a load the store and the digest, never a check of what the bytes say: those run on every
-load. Where the device is the processor, a byte here is better spent on the version itself.
+- `size_in_memory` and the budgets say how much memory versions need and may take.
+- `HostTier` caches the stored bytes of versions in main memory.
+- `find_memory_return` finds the function that returns freed memory to the operating system.
 """
 
 import ctypes
@@ -27,37 +19,19 @@ import torch
 from nunatak_artifact import PARAMETERS_ROLE
 from nunatak_registry import TaskManifest, TensorDtype
 
-INTERVAL_S = 5.0
-"""At least this long between two returns: they cost well below a percent of a core."""
-
-
-def find_memory_return() -> Callable[[], None] | None:
-    """Return what gives freed memory back, blocking for milliseconds; None if nothing can."""
-    if sys.platform != "linux":
-        return None
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is None:
-        return None
-
-    def give_back() -> None:
-        trim(0)
-
-    return give_back
-
-
-# The rest is for activations, the trunk cache, and loads, which hold a version up to three times:
-# as stored, as tensors, and in the layout that serves.
 DEFAULT_SHARE = 0.5
+"""Share of the free memory for task versions. The rest is for activations, the trunk cache, and
+loads, which need a version up to three times: as stored, as tensors, and in the serving layout."""
 
 STORED_ITEMSIZE = {TensorDtype.FLOAT32: 4, TensorDtype.FLOAT16: 2, TensorDtype.BFLOAT16: 2}
 CGROUP = Path("/sys/fs/cgroup")
 
 
 def size_in_memory(manifest: TaskManifest, *, dtype: torch.dtype) -> int:
-    """Return the bytes that a version takes in `dtype`, before anything of it is read.
+    """Return the bytes that a version takes in `dtype`, before its blob is read.
 
-    From the size of its blob, which is checked when it is read, rather than from its parameter
-    counts, which only inform; too high by the blob's header.
+    The size of the blob decides, because the load checks it. Parameter counts in the manifest only
+    inform. The result is too high by the header of the blob.
     """
     blob = manifest.blob(PARAMETERS_ROLE)
     stored_bytes = 0 if blob is None else blob.size_bytes
@@ -65,14 +39,14 @@ def size_in_memory(manifest: TaskManifest, *, dtype: torch.dtype) -> int:
 
 
 def task_memory_budget(chosen_bytes: int | None, device: torch.device) -> int:
-    """Return the budget of task versions: the operator's, or half of what is free now."""
+    """Return the budget of task versions: as chosen, or half of the free memory."""
     return chosen_bytes or int(DEFAULT_SHARE * free_memory(device))
 
 
 def host_memory_budget(chosen_bytes: int | None, device: torch.device) -> int:
-    """Return the budget of the host tier: the operator's, or half of what is free now.
+    """Return the budget of the host tier: as chosen, or half of the free main memory.
 
-    On a processor none, for there the device tier is in the same memory.
+    On a CPU the default is 0, because the versions themselves are in main memory.
     """
     if chosen_bytes is not None:
         return chosen_bytes
@@ -80,7 +54,7 @@ def host_memory_budget(chosen_bytes: int | None, device: torch.device) -> int:
 
 
 def free_memory(device: torch.device) -> int:
-    """Return the bytes that are free on a device; on a processor, within the process's limit."""
+    """Return the free bytes of a device; on a CPU, within the control group of the process."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free
@@ -90,7 +64,7 @@ def free_memory(device: torch.device) -> int:
 
 
 def _cgroup_bytes(name: str) -> int | None:
-    """Return a number of the process's control group; None where there is none."""
+    """Return a number of the control group of the process, or None without a number."""
     try:
         text = (CGROUP / name).read_text(encoding="ascii").strip()
     except OSError:
@@ -100,7 +74,7 @@ def _cgroup_bytes(name: str) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostStats:
-    """What is held now, and what became of the reads so far."""
+    """The content of the host tier now, and its hits and misses so far."""
 
     budget_bytes: int
     num_bytes: int
@@ -110,7 +84,11 @@ class HostStats:
 
 
 class HostTier:
-    """Reads blobs, and keeps the least recently read ones last; safe to share between threads."""
+    """A cache of stored bytes, checked against their digest; safe to use from several threads.
+
+    A hit spares a load the read and the digest. Every load still checks the content. The least
+    recently read bytes are dropped first.
+    """
 
     def __init__(self, read: Callable[[TaskManifest], bytes], *, budget_bytes: int) -> None:
         self._read = read
@@ -125,7 +103,7 @@ class HostTier:
         """Return the parameters of a version as stored.
 
         Raises:
-            RegistryError: they are not held, and cannot be read or trusted.
+            RegistryError: the bytes are not cached, and cannot be read or trusted.
         """
         blob = manifest.blob(PARAMETERS_ROLE)
         digest = "" if blob is None else blob.sha256
@@ -136,13 +114,13 @@ class HostTier:
                 self._hits += 1
                 return held
             self._misses += 1
-        # Not under the lock: others may read other versions meanwhile.
+        # Outside the lock, so that other threads can read other versions.
         data = self._read(manifest)
         self._keep(digest, data)
         return data
 
     def stats(self) -> HostStats:
-        """Return what is held, and what became of the reads."""
+        """Return the content, hits and misses as of now."""
         with self._lock:
             return HostStats(
                 budget_bytes=self._budget,
@@ -161,3 +139,26 @@ class HostTier:
             while self._num_bytes > self._budget:
                 _, dropped = self._blobs.popitem(last=False)
                 self._num_bytes -= len(dropped)
+
+
+INTERVAL_S = 5.0
+"""Least time between two returns, so that returns cost well below a percent of a core."""
+
+
+def find_memory_return() -> Callable[[], None] | None:
+    """Return the function that returns freed memory to the operating system, or None.
+
+    The allocator of glibc keeps freed memory: after loads and evictions about as much as the
+    versions took. `malloc_trim` returns it in about 20 ms, so the caller runs it on a thread, and
+    not after every load. Other allocators need no such call.
+    """
+    if sys.platform != "linux":
+        return None
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is None:
+        return None
+
+    def give_back() -> None:
+        trim(0)
+
+    return give_back

@@ -1,19 +1,15 @@
-"""Keys: what a version is known by in memory.
+"""`ResidentSet`: the task versions in memory under a budget of bytes; no threads, no waiting.
 
-Use history: how often each version was asked lately, whether it is in memory or not.
+In reading order: `VersionKey` (a version and its content), `UseHistory` (how often each version was
+used lately), and `ResidentSet` itself.
 
-A count halves with every so many uses of all versions together. So it needs no clock, follows
-tasks whose traffic moves, and what was evicted comes back with the rank that its use gives it.
+Each byte is of one of four kinds: leased (a request uses the version), pinned (an operator wants
+the version to stay), claimed (a running load needs the bytes), or free to evict. A load may start
+when leased, pinned and claimed bytes leave it space. Evictions for the load happen only after it
+has succeeded. The version with the least worth goes first: recent uses x seconds to load / bytes.
 
-The shelf: the versions in memory under a budget of bytes; a state without threads or waiting.
-
-Every byte is of one of four kinds: leased (requests use the version now), pinned (an operator wants
-it to stay), claimed (a load that runs will need it), or free to go. A load may start when what
-cannot go leaves it room. What goes for it goes only after it has succeeded, the version first whose
-absence costs least: uses lately x seconds of its load / bytes.
-
-What is on the shelf can pass the budget by the claims of loads that end while their victims are
-leased again, until these leases end.
+The set can exceed the budget when a load ends while versions that were free at its start are leased
+again. The end of these leases brings the set back under the budget.
 """
 
 from collections import Counter
@@ -27,7 +23,7 @@ from nunatak_server.errors import TaskDoesNotFitError, TaskInUseError, TaskPinne
 
 
 class VersionKey(NamedTuple):
-    """A version and its content: a registry that was restored may give a number out once more."""
+    """A version and its content. A restored registry may use a version number a second time."""
 
     task: str
     version: int
@@ -41,13 +37,18 @@ def key_of(manifest: TaskManifest) -> VersionKey:
 
 
 USES_PER_HALF_LIFE = 8
-"""Of each version, on average, until a count has halved; decision 7 says how it was chosen."""
+"""Uses of each version, on average, until a count has halved. Decision 7 gives the reason."""
 MIN_HALF_LIFE = 256
 MAX_VERSIONS = 4096
 
 
 class UseHistory:
-    """Counts of uses that fade; bounded, the least used versions are forgotten first."""
+    """Decaying counts of uses, for versions in memory or not.
+
+    A count halves after so many uses of all versions together, so there is no clock, and the counts
+    follow traffic that moves. An evicted version that returns has the rank of its past uses. The
+    number of counts is bounded; the least used versions are forgotten first.
+    """
 
     def __init__(self, *, max_versions: int = MAX_VERSIONS) -> None:
         self._max_versions = max_versions
@@ -62,7 +63,7 @@ class UseHistory:
             self._forget_half()
 
     def count(self, key: VersionKey) -> float:
-        """Return how often a version was used lately; 0 for one that is not known."""
+        """Return the decayed number of uses of a version; 0 for an unknown version."""
         count, at = self._counts.get(key, (0.0, self._now))
         half_life = max(MIN_HALF_LIFE, USES_PER_HALF_LIFE * len(self._counts))
         return count * 0.5 ** ((self._now - at) / half_life)
@@ -72,13 +73,13 @@ class UseHistory:
         self._counts = {key: self._counts[key] for key in kept}
 
 
-# No load is quicker; a clock too coarse to see it must not make a version worthless.
 MIN_LOAD_S = 0.001
+"""No load is faster. A coarse clock must not make a version worthless."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResidentStats:
-    """Bytes by kind, and how many versions; `pinned_bytes` are a part of `resident_bytes`."""
+    """Bytes and numbers of versions; `pinned_bytes` are a part of `resident_bytes`."""
 
     budget_bytes: int
     resident_bytes: int
@@ -95,7 +96,7 @@ class _Entry:
     num_leases: int = 0
     is_pinned: bool = False
     goes_when_free: bool = False
-    """Whether the end of its last lease drops it."""
+    """Whether the end of the last lease evicts the version."""
 
     @property
     def may_go(self) -> bool:
@@ -103,7 +104,7 @@ class _Entry:
 
 
 class ResidentSet:
-    """Keeps count; what it returns as evicted is no longer referred to by it."""
+    """The versions in memory, with their leases, pins and the claims of loads."""
 
     def __init__(self, *, budget_bytes: int, history: UseHistory | None = None) -> None:
         self._budget = budget_bytes
@@ -114,7 +115,7 @@ class ResidentSet:
         self._task_bytes = Counter[str]()
 
     def stats(self) -> ResidentStats:
-        """Return what is held now."""
+        """Return the bytes and versions as of now."""
         pinned = [entry.task for entry in self._entries.values() if entry.is_pinned]
         return ResidentStats(
             budget_bytes=self._budget,
@@ -126,7 +127,7 @@ class ResidentSet:
         )
 
     def task_bytes(self) -> Mapping[str, int]:
-        """Return the bytes that each task's versions in memory take together, as of now."""
+        """Return the bytes of the versions in memory by task, as of now."""
         return dict(self._task_bytes)
 
     def resident(self) -> tuple[LoadedTask, ...]:
@@ -134,7 +135,7 @@ class ResidentSet:
         return tuple(self._entries[key].task for key in sorted(self._entries))
 
     def get(self, key: VersionKey) -> LoadedTask | None:
-        """Return a version that is in memory."""
+        """Return a version, or None if it is not in memory."""
         entry = self._entries.get(key)
         return None if entry is None else entry.task
 
@@ -147,7 +148,7 @@ class ResidentSet:
         self._history.record(key)
 
     def lease(self, key: VersionKey) -> LoadedTask | None:
-        """Keep a version until `release`, or return None if it is not in memory."""
+        """Lease a version until `release`; return None if the version is not in memory."""
         entry = self._entries.get(key)
         if entry is None:
             return None
@@ -155,13 +156,13 @@ class ResidentSet:
         return entry.task
 
     def release(self, key: VersionKey) -> tuple[VersionKey, ...]:
-        """End a lease; return the versions that went with it, or because the budget was passed."""
+        """End a lease; return the versions that are evicted with it."""
         entry = self._entries[key]
         entry.num_leases -= 1
         return (*self._drop_unwanted(key), *self._shrink())
 
     def discard(self, key: VersionKey) -> tuple[VersionKey, ...]:
-        """Drop a version, pinned or not, once it is not in use; return it if it went now."""
+        """Evict a version, pinned or not, once its leases end; return its key if that is now."""
         entry = self._entries.get(key)
         if entry is None:
             return ()
@@ -176,10 +177,10 @@ class ResidentSet:
         return (key,)
 
     def check_fits(self, key: VersionKey, num_bytes: int) -> None:
-        """Return if there would be room for a version once all leases ended.
+        """Return if a version would fit once all leases have ended.
 
         Raises:
-            TaskDoesNotFitError: it can never fit beside what is pinned.
+            TaskDoesNotFitError: the pinned versions leave too few bytes.
         """
         pinned = sum(
             entry.task.num_bytes
@@ -196,7 +197,7 @@ class ResidentSet:
             )
 
     def claim(self, key: VersionKey, num_bytes: int) -> bool:
-        """Reserve room for a load, if what cannot go leaves it now, until `add` or `abandon`."""
+        """Claim bytes for a load until `add` or `abandon`; return False without space for it."""
         fixed = sum(entry.task.num_bytes for entry in self._entries.values() if not entry.may_go)
         if fixed + sum(self._claims.values()) + num_bytes > self._budget:
             return False
@@ -204,13 +205,13 @@ class ResidentSet:
         return True
 
     def abandon(self, key: VersionKey) -> None:
-        """Give back the room of a load that failed."""
+        """Give back the claim of a load that failed."""
         del self._claims[key]
 
     def add(self, task: LoadedTask, *, load_s: float) -> tuple[VersionKey, ...]:
-        """Put a loaded version in the room that was claimed for it; return those that went for it.
+        """Add a loaded version in place of its claim; return the versions that are evicted for it.
 
-        It comes leased once, so that it is there for those who wait for it.
+        The version has one lease, so it stays until the requests that wait for it have leases.
         """
         key = key_of(task.manifest)
         del self._claims[key]
@@ -220,23 +221,23 @@ class ResidentSet:
         return self._shrink()
 
     def pin(self, key: VersionKey) -> None:
-        """Keep a version in memory, whatever others need."""
+        """Keep a version in memory until `unpin`."""
         self._entries[key].is_pinned = True
 
     def unpin(
         self, task: str, version: int | None
     ) -> tuple[tuple[int, ...], tuple[VersionKey, ...]]:
-        """Let one version of a task, or all, go again; return them, and the versions that went."""
+        """Unpin one version of a task, or all; return the unpinned and the evicted versions."""
         keys = [key for key in self._matching(task, version) if self._entries[key].is_pinned]
         for key in keys:
             self._entries[key].is_pinned = False
         return versions_of(keys), self._shrink()
 
     def evict(self, task: str, version: int | None) -> tuple[VersionKey, ...]:
-        """Drop one version of a task, or all, and return them; all or nothing.
+        """Evict one version of a task, or all, and return them; all or nothing.
 
         Raises:
-            TaskInUseError: a version answers requests right now.
+            TaskInUseError: a version is leased.
             TaskPinnedError: a version is pinned.
         """
         keys = self._matching(task, version)
@@ -254,7 +255,7 @@ class ResidentSet:
         return [key for key in self._entries if key.task == task and version in (None, key.version)]
 
     def _shrink(self) -> tuple[VersionKey, ...]:
-        """Drop versions, least worth first, until the rest fits the budget or is all in use."""
+        """Evict versions, least worth first, until the rest fits or cannot be evicted."""
         if self._resident_bytes <= self._budget:
             return ()
         free = sorted((key for key, it in self._entries.items() if it.may_go), key=self._worth)
@@ -267,7 +268,7 @@ class ResidentSet:
         return tuple(dropped)
 
     def _worth(self, key: VersionKey) -> float:
-        """Seconds of loading that a byte of this version saves; only good to compare."""
+        """Return the worth of a version: recent uses x seconds to load / bytes."""
         entry = self._entries[key]
         load_s = max(MIN_LOAD_S, entry.load_s)
         return self._history.count(key) * load_s / max(1, entry.task.num_bytes)
@@ -282,5 +283,5 @@ class ResidentSet:
 
 
 def versions_of(keys: Iterable[VersionKey]) -> tuple[int, ...]:
-    """Return the numbers of versions, ascending, each once."""
+    """Return the distinct version numbers, ascending."""
     return tuple(sorted({key.version for key in keys}))

@@ -28,7 +28,7 @@ MIN_TASK_SPREAD: Final = 0.02
 SIZE_VARIATION: Final = 0.3
 """Share of the best size by which one batch may be longer, and the next must be shorter."""
 DELAY_SHARE: Final = 0.25
-"""Share of the time above the expectation that the model counts: it still learns lasting changes."""
+"""Share of the time above the expectation that the model counts; lasting changes still count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,8 +34,8 @@ from nunatak_server.scheduler.rows import Extent, work_added
 
 OLDEST_EVERY: Final = 8
 TURN_SHARE: Final = 1 / 4
-"""Most work of one turn, as a share of the batch. A larger share makes batches of fewer tasks, which
-take less time, but a flow then waits more batches for its next turn."""
+"""Most work of one turn, as a share of the batch. A larger share makes batches of fewer tasks,
+which take less time, but a flow then waits more batches for its next turn."""
 
 
 class Waiting(Queued, Extent, Protocol):

@@ -1,19 +1,14 @@
-"""Spans of OpenTelemetry, made from records once the work is done.
+"""Tracing with OpenTelemetry: where the time of a request went. Off unless a collector is named.
 
-    POST /v1/predict                      one per request, linked to the batches it was part of
+    POST /v1/predict                      one for each request, linked to its batches
       +-- tokenize
-      +-- load        (cold versions)     one each per task version
+      +-- load        (cold versions)     one of each for each task version
       +-- queue
       +-- compute
-    batch                                 one per forward pass, a trace of its own
+    batch                                 one for each forward pass, a trace of its own
 
-Spans are written after the fact, with the times that were measured anyway: nothing on the way of a
-request knows of them. Attributes hold names and counts, never anything of the input.
-
-Tracing: where the time of a request went, told to a collector; off unless one is named.
-
-The standard `OTEL_*` variables say where to and how much. The libraries for it are an extra, and
-are imported only when they are needed.
+Spans are made from records after the work, with times that are measured anyway. Attributes hold
+names and counts, and nothing of the input. The standard `OTEL_*` variables name the collector.
 """
 
 import os
@@ -39,15 +34,15 @@ from nunatak_server.telemetry.records import PredictionRecord, VersionRecord
 
 PROPAGATED: Final = frozenset({b"traceparent", b"tracestate"})
 MAX_REMEMBERED_BATCHES: Final = 1024
-"""A request tells of its batch as soon as it is answered: within a few batches."""
+"""A request links to its batch once it is answered, which is within a few batches."""
 FIRST_SERVER_ERROR: Final = 500
 
 Attributes = dict[str, str | int]
 
 
 def otlp_tracing() -> "SpanTracing":
-    """Return tracing over OTLP and HTTP, as the standard variables of OpenTelemetry say."""
-    # The variables come last, so that an operator's name for the service wins.
+    """Return tracing over OTLP and HTTP, configured by the standard `OTEL_*` variables."""
+    # The variables come last, so that a service name of the operator wins.
     named = Resource.create({SERVICE_NAME: "nunatak"}).merge(OTELResourceDetector().detect())
     provider = TracerProvider(resource=named)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
@@ -55,7 +50,7 @@ def otlp_tracing() -> "SpanTracing":
 
 
 class OpenSpan:
-    """The span of a request that is being answered."""
+    """The span of a request without an answer yet."""
 
     def __init__(self, span: Span) -> None:
         self._span = span
@@ -78,7 +73,7 @@ class OpenSpan:
 
 
 class SpanTracing:
-    """Makes spans; batches are told on the engine thread, all else on the event loop."""
+    """Makes spans. `observe_batch` runs on the engine thread, all else on the event loop."""
 
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider
@@ -87,7 +82,7 @@ class SpanTracing:
         self._batches: OrderedDict[int, SpanContext] = OrderedDict()
 
     def begin(self, *, method: str, headers: Iterable[tuple[bytes, bytes]]) -> OpenSpan:
-        """Open the span of a request, below the caller's own if it names one."""
+        """Open the span of a request, below the span of the caller if the headers name one."""
         carrier = {name.decode(): value.decode("latin-1") for name, value in _trace_of(headers)}
         span = self._tracer.start_span(
             method,
@@ -98,7 +93,7 @@ class SpanTracing:
         return OpenSpan(span)
 
     def observe_prediction(self, record: PredictionRecord) -> None:
-        """Make spans of the stages of the current request, and link it to its batches."""
+        """Make spans of the stages of the current request, and link its span to its batches."""
         request = trace.get_current_span()
         if not request.is_recording():
             return
@@ -108,7 +103,7 @@ class SpanTracing:
             self._version(each, request)
 
     def observe_batch(self, report: BatchReport) -> None:
-        """Make a span of a batch, and remember it for the requests that it answers."""
+        """Make a span of a batch, and remember the span for the requests of the batch."""
         attributes: Attributes = {
             "nunatak.batch.rows": report.num_rows,
             "nunatak.batch.tokens": report.num_tokens,
@@ -121,7 +116,7 @@ class SpanTracing:
             self._batches.popitem(last=False)
 
     def close(self) -> None:
-        """Send what has not been sent."""
+        """Send the spans that have not been sent."""
         self._provider.shutdown()
 
     def _version(self, record: VersionRecord, request: Span) -> None:
@@ -169,48 +164,48 @@ def _epoch_ns(monotonic_s: float) -> int:
 
 
 ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-"""Any of these turns tracing on."""
+"""Each of these variables turns tracing on."""
 DISABLED: Final = "OTEL_SDK_DISABLED"
 
 
 class RequestSpan(Protocol):
-    """The time of one request, from its head to its answer."""
+    """The span of one request, from its head to its answer."""
 
     @property
     def trace_id(self) -> str:
-        """What finds the request at the collector: 32 hexadecimal digits."""
+        """The 32 hexadecimal digits by which a collector finds the request."""
         ...
 
     def end(self, *, route: str, status: int) -> None:
-        """Close it, in the context where it was begun."""
+        """End the span, in the context in which it began."""
         ...
 
 
 class Tracing(Protocol):
-    """Makes spans of what is observed."""
+    """Makes spans of requests and batches."""
 
     def begin(self, *, method: str, headers: Iterable[tuple[bytes, bytes]]) -> RequestSpan:
-        """Open the span of a request, below the caller's own if it names one (W3C traceparent)."""
+        """Open the span of a request, below the span of the caller (W3C traceparent) if any."""
         ...
 
     def observe_prediction(self, record: PredictionRecord) -> None:
-        """Make spans of the stages of the request in whose context this is called."""
+        """Make spans of the stages of the current request."""
         ...
 
     def observe_batch(self, report: BatchReport) -> None:
-        """Make a span of a batch; called on the engine thread, before its rows are answered."""
+        """Make a span of a batch; called on the engine thread, before the rows are answered."""
         ...
 
     def close(self) -> None:
-        """Send what has not been sent; may take seconds."""
+        """Send the spans that have not been sent; may take seconds."""
         ...
 
 
 def find_tracing(environment: Mapping[str, str] = os.environ) -> Tracing | None:
-    """Return tracing to the collector that the environment names, or None if it names none.
+    """Return tracing to the collector that the environment names, or None without one.
 
     Raises:
-        InvalidSettingsError: one is named, but the libraries are not installed.
+        InvalidSettingsError: a collector is named, but the libraries are not installed.
     """
     is_disabled = environment.get(DISABLED, "").strip().lower() == "true"
     if is_disabled or not any(environment.get(name) for name in ENDPOINTS):
