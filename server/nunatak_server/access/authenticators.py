@@ -33,7 +33,7 @@ def check_exposure(settings: ServerSettings) -> None:
         raise InvalidSettingsError(
             f"host must be a loopback address while there are no API keys, got "
             f"{settings.host!r}; make keys with `nunatak key create` and name their file in "
-            "NUNATAK_API_KEYS_FILE, or pass --insecure-open if a proxy or firewall keeps callers out"
+            "NUNATAK_API_KEYS_FILE, or pass --insecure-open if a proxy keeps callers out"
         )
 
 
@@ -58,7 +58,7 @@ class Authenticator(Protocol):
 
     @property
     def weights(self) -> Mapping[str, float]:
-        """Shares of callers by name; 1 for a caller without an entry. The mapping stays up to date."""
+        """Shares of callers by name, 1 without an entry; the mapping stays up to date."""
         ...
 
     def identify(self, presented: bytes | None) -> Caller | None:

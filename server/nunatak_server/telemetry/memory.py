@@ -2,8 +2,8 @@
 
 - `MemoryLedger` compares the parameters in memory with one full model for each task.
 - `ProcessMemory` is what the operating system counts.
-- `ServerState` is read on the event loop. `StateCollector` turns the state into metrics on a thread,
-  so a scrape costs the event loop nothing.
+- `ServerState` is read on the event loop. `StateCollector` turns the state into metrics on a
+  thread, so a scrape costs the event loop nothing.
 """
 
 import resource
@@ -180,7 +180,7 @@ class StateCollector(Collector):
         build = state.build
         names = ("version", "backbone", "device", "dtype")
         info = GaugeMetricFamily(
-            "nunatak_build_info", "1; the labels describe the server", labels=names
+            "nunatak_build_info", "1, with labels about the server", labels=names
         )
         info.add_metric((build.version, build.backbone, build.device, build.dtype), 1)
         yield info
@@ -193,9 +193,7 @@ class StateCollector(Collector):
         yield _gauge("admitted_requests", "Requests without an answer yet", state.num_admitted)
         tokens = "Tokens of the rows of admitted requests, through all layers"
         yield _gauge("admitted_tokens", tokens, state.num_admitted_tokens)
-        yield _gauge(
-            "held_body_bytes", "Bytes of the bodies of admitted requests", state.num_body_bytes
-        )
+        yield _gauge("held_body_bytes", "Bytes of admitted bodies", state.num_body_bytes)
 
     def _tiers(self) -> Iterable[Metric]:
         state, ledger = self._state, self._state.ledger
@@ -205,16 +203,12 @@ class StateCollector(Collector):
         dedicated = "Bytes that one full model for each task version in memory would take"
         yield _gauge("dedicated_bytes", dedicated, ledger.dedicated_bytes)
         yield _gauge("resident_tasks", "Task versions in memory", device.num_resident)
-        yield _tiers(
-            "tier_bytes", "Bytes in memory, by tier", device.resident_bytes, host.num_bytes
-        )
+        yield _tiers("tier_bytes", "Bytes by tier", device.resident_bytes, host.num_bytes)
         yield _tiers(
             "tier_budget_bytes", "Budget of a tier", device.budget_bytes, host.budget_bytes
         )
         yield _gauge("pinned_bytes", "Bytes of pinned task versions", device.pinned_bytes)
-        yield _gauge(
-            "loading_bytes", "Bytes of task versions that are loading", device.loading_bytes
-        )
+        yield _gauge("loading_bytes", "Bytes of loading versions", device.loading_bytes)
         hits, misses = "Loads that found their bytes in the host tier", "Loads that read the store"
         yield CounterMetricFamily("nunatak_host_tier_hits", hits, value=host.hits)
         yield CounterMetricFamily("nunatak_host_tier_misses", misses, value=host.misses)

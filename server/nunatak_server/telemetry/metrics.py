@@ -68,7 +68,7 @@ class Metrics:
         )
         self._task_queue = _by_task(
             "task_queue_seconds",
-            "Time that the rows of a task waited, slowest row of each request",
+            "Time that requests of a task waited",
             registry,
         )
         self._queue = _seconds("queue", "Time that the rows of a request waited", registry)

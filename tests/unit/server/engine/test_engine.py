@@ -139,7 +139,7 @@ async def test_an_engine_has_rows_until_they_are_answered(branch: Branch) -> Non
     assert engine.num_rows == 0
 
 
-async def test_time_that_others_take_on_the_same_cores_does_not_slow_the_pace(
+async def test_time_that_others_take_on_the_same_cores_does_not_count(
     branch: Branch,
 ) -> None:
     async def times_in(wall_s: float) -> BatchTimeModel:
@@ -160,7 +160,7 @@ async def test_time_that_others_take_on_the_same_cores_does_not_slow_the_pace(
         assert [report.compute_s for report in observer.batches] == [wall_s] * 3
         return engine.time_model
 
-    alone, crowded = (await times_in(0.5)), (await pace_in(5.0))
+    alone, crowded = (await times_in(0.5)), (await times_in(5.0))
 
     assert alone.tokens_per_s is not None
     assert crowded == alone
