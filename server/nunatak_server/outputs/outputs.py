@@ -1,4 +1,4 @@
-"""Outputs: from the logits of what was read for one input to what its task says, by head."""
+"""Outputs: from the logits of the rows of one input to its answer, by the kind of the head."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,25 +22,25 @@ from nunatak_server.outputs.scores import (
 from nunatak_server.tokenization import Encodings, Reading, default_stride
 
 Output = list[LabelScore] | list[Entity] | list[Answer] | list[RankedDocument]
-"""What one task says about one input, by the kind of its head."""
+"""The answer of one task to one input, by the kind of the head."""
 
 MAX_LOGITS_ON_LOOP: Final = 500
-"""Making outputs of so many takes about a millisecond; more would hold up the event loop."""
+"""Outputs of so many logits take about a millisecond. More would block the event loop."""
 SPANS_PER_LOGIT: Final = 4
-"""To look at so many spans takes as long as to make outputs of one logit."""
+"""So many spans take the time of one logit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionOptions:
-    """What the caller wants to see; each kind of head heeds its own."""
+    """Options of the caller; each kind of head reads its own field."""
 
     scores: ScoreOptions = field(default_factory=ScoreOptions)
     entities: EntityOptions = field(default_factory=EntityOptions)
     answers: AnswerOptions = field(default_factory=AnswerOptions)
     ranking: RankingOptions = field(default_factory=RankingOptions)
     on_long: OnLong | None = None
-    """What becomes of texts of more tokens than the task reads at once, for heads that give one
-    answer for a text; None: as the task version says."""
+    """The treatment of texts with more tokens than the task reads at once, for heads with one
+    answer for a text; None means the setting of the task version."""
 
 
 DEFAULT_OPTIONS: Final = PredictionOptions()
@@ -48,14 +48,14 @@ DEFAULT_OPTIONS: Final = PredictionOptions()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadRow:
-    """One row that was read for an input, and its logits: token after token, if it has such."""
+    """One row of an input, and its logits; token after token for heads that read tokens."""
 
     encoding: Encoding
     logits: Sequence[float]
 
 
 def reading_of(manifest: TaskManifest, options: PredictionOptions) -> Reading:
-    """Return how a task reads its inputs; what refuses long texts reads as what cuts them."""
+    """Return how a task reads its inputs. Tasks that refuse or cut long texts read alike."""
     match manifest.head.kind:
         case HeadKind.SEQUENCE_CLASSIFICATION | HeadKind.RANKING:
             is_windowed = on_long_of(manifest, options) is OnLong.WINDOWS
@@ -71,14 +71,14 @@ def reading_of(manifest: TaskManifest, options: PredictionOptions) -> Reading:
 
 
 def on_long_of(manifest: TaskManifest, options: PredictionOptions) -> OnLong:
-    """Return what becomes of texts of more tokens than a task reads at once."""
+    """Return the treatment of texts with more tokens than a task reads at once."""
     if manifest.head.kind.reads_tokens:
         return OnLong.WINDOWS
     return options.on_long or manifest.reads_long
 
 
 def work_of(head: HeadRecord, read: Sequence[Encodings], *, options: PredictionOptions) -> int:
-    """Return how much work it is to make outputs of what was read for inputs, in logits."""
+    """Return the work to make outputs from the rows of inputs, in logits."""
     if not head.kind.reads_tokens:
         return head.num_outputs * sum(map(len, read))
     sizes = [encoding.num_tokens for encodings in read for encoding in encodings]
@@ -97,7 +97,7 @@ def output_of(
     options: PredictionOptions,
     join: Join,
 ) -> Output:
-    """Return what a head says about one input that it can answer."""
+    """Return the answer of a head to one input of a kind that the head can answer."""
     match head.kind, item:
         case HeadKind.TOKEN_CLASSIFICATION, str():
             windows = [window_of(row.encoding, row.logits) for row in rows]
@@ -117,11 +117,11 @@ def output_of(
                 options=options.scores,
             )
         case _:
-            raise AssertionError(f"a {head.kind} head was given an input that does not fit it")
+            raise AssertionError(f"a {head.kind} head cannot answer this kind of input")
 
 
 def _by_text(rows: Sequence[ReadRow]) -> list[list[Sequence[float]]]:
-    """Put the logits of the windows of each text together."""
+    """Return the logits of the windows of each text together."""
     found: list[list[Sequence[float]]] = []
     for row in rows:
         if row.encoding.part.index == 0:

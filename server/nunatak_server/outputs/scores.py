@@ -1,8 +1,7 @@
-"""Scores: what logits become before they are shown.
+"""Scores: from logits to labelled scores, values and ranked documents.
 
-Sequence classification and regression: labelled scores, best first.
-
-Ranking: the documents of a query by how well they answer it.
+In reading order: the score functions, the scores of sequence classification and regression, and the
+ranking of the documents of a query.
 """
 
 import math
@@ -15,7 +14,7 @@ from nunatak_registry import ProblemType
 
 
 class ScoreFunction(StrEnum):
-    """How logits become scores."""
+    """The function from logits to scores."""
 
     SOFTMAX = "softmax"
     SIGMOID = "sigmoid"
@@ -23,7 +22,7 @@ class ScoreFunction(StrEnum):
 
 
 def apply_function(function: ScoreFunction, logits: Sequence[float]) -> list[float]:
-    """Turn logits that belong together into scores; softmax makes them a distribution."""
+    """Return the scores of logits; softmax makes the scores a distribution over the logits."""
     match function:
         case ScoreFunction.SOFTMAX:
             return softmax(logits)
@@ -36,7 +35,7 @@ def apply_function(function: ScoreFunction, logits: Sequence[float]) -> list[flo
 
 
 def softmax(logits: Sequence[float]) -> list[float]:
-    """Return the distribution that at least one logit stands for."""
+    """Return the softmax of one or more logits."""
     largest = max(logits)
     weights = [math.exp(logit - largest) for logit in logits]
     total = sum(weights)
@@ -60,7 +59,7 @@ class LabelScore(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreOptions:
-    """What the caller wants to see: None means the default of the task, and every label."""
+    """Options of the caller: None means the default of the task, and all labels."""
 
     function: ScoreFunction | None = None
     top_k: int | None = None
@@ -73,14 +72,14 @@ def label_scores(
     problem_type: ProblemType,
     options: ScoreOptions,
 ) -> list[LabelScore]:
-    """Name and order the scores of one row, best first; equal scores keep the label order."""
+    """Return the labelled scores of one row, best first; ties keep the order of the labels."""
     scores = apply_function(options.function or default_function(problem_type), logits)
     ranked = sorted(zip(labels, scores, strict=True), key=lambda pair: -pair[1])
     return [LabelScore(label=label, score=score) for label, score in ranked[: options.top_k]]
 
 
 def default_function(problem_type: ProblemType) -> ScoreFunction:
-    """Return the function that fits how a task was trained."""
+    """Return the score function for the training objective of a task."""
     match problem_type:
         case ProblemType.SINGLE_LABEL:
             return ScoreFunction.SOFTMAX
@@ -91,7 +90,7 @@ def default_function(problem_type: ProblemType) -> ScoreFunction:
 
 
 class RankedDocument(TypedDict):
-    """One document by its position in the query; its text only if it was asked for."""
+    """One document by its position in the query, with its text if the caller wants that."""
 
     index: int
     score: float
@@ -100,10 +99,10 @@ class RankedDocument(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankingOptions:
-    """What the caller wants to see; softmax is over the documents of a query."""
+    """Options of the caller; softmax is over the documents of a query."""
 
     function: ScoreFunction | None = None
-    """None: as the task says."""
+    """None means the function of the task."""
     top_k: int | None = None
     return_documents: bool = False
 
@@ -115,9 +114,9 @@ def rank_documents(
     default: ScoreFunction = ScoreFunction.SIGMOID,
     options: RankingOptions,
 ) -> list[RankedDocument]:
-    """Order documents by their logits, best first; equal scores keep the order of the query."""
+    """Return the documents by logit, best first; ties keep the order of the query."""
     scores = apply_function(options.function or default, logits)
-    # By logits, because scores far from zero round to the same number.
+    # By logits, because scores of large logits round to the same number.
     order = sorted(range(len(documents)), key=lambda index: -logits[index])
     ranked: list[RankedDocument] = []
     for index in order[: options.top_k]:

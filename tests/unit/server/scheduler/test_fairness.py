@@ -171,7 +171,7 @@ def test_with_long_turns_of_many_heavy_flows_light_tasks_wait_less(seed: int) ->
 def test_tasks_that_ask_for_as_much_as_each_other_preempt_next_to_nothing(
     num_tasks: int, load: float
 ) -> None:
-    """Chance makes a heavy flow of one now and then; short batches that go first cost all of them."""
+    """Chance makes one flow heavy now and then; short batches that go first cost all flows."""
     rate = load / (TOKENS * LAYERED.per_token_s)
     arrivals = [
         arrival

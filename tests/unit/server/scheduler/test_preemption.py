@@ -193,7 +193,7 @@ def test_a_high_priority_goes_before_a_lower_one_of_its_caller_and_no_other() ->
 
     assert preemption([urgent], running_of(batch)) == (urgent,)
     assert not preemption([replace(urgent, caller="else")], running_of(heavy(1)))
-    # Nor does one that is behind a heavy flow of its caller go because another heavy flow is behind it.
+    # A row behind a heavy flow of its caller stays, even if another heavy flow is behind the row.
     lowest = [replace(row, task="heavy", priority=Priority.LOW) for row in heavy(8)]
     both = running_of([*lowest, *heavy(1)])
     assert not preemption([waiting_row("light", 3, priority=Priority.LOW)], both)
