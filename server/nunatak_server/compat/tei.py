@@ -26,8 +26,8 @@ from nunatak_server.errors import InvalidRequestError
 from nunatak_server.http.endpoints import (
     DeadlineHeader,
     PriorityHeader,
+    RequestOptions,
     RoutingKeyHeader,
-    Wishes,
     ask_task,
     reference_text,
     runtime_of,
@@ -156,7 +156,9 @@ async def predict(
 ) -> Response:
     """Classify; raw scores are logits."""
     function = ScoreFunction.NONE if body.raw_scores else None
-    wishes = Wishes(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
+    request_options = RequestOptions(
+        deadline_ms=deadline_ms, priority=priority, routing_key=routing_key
+    )
     result, headers = await ask_task(
         request,
         reference_text(task, version),
@@ -164,7 +166,7 @@ async def predict(
         options=PredictionOptions(
             scores=ScoreOptions(function=function), on_long=_on_long(body.truncate)
         ),
-        wishes=wishes,
+        request_options=request_options,
     )
     if result.head is not HeadKind.SEQUENCE_CLASSIFICATION:
         raise _no_such_model(result.task, result.head)
@@ -187,7 +189,9 @@ async def rerank(
 ) -> Response:
     """Order texts by how well they answer a query, best first."""
     function = ScoreFunction.NONE if body.raw_scores else ScoreFunction.SIGMOID
-    wishes = Wishes(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
+    request_options = RequestOptions(
+        deadline_ms=deadline_ms, priority=priority, routing_key=routing_key
+    )
     result, headers = await ask_task(
         request,
         reference_text(task, version),
@@ -195,7 +199,7 @@ async def rerank(
         options=PredictionOptions(
             ranking=RankingOptions(function=function), on_long=_on_long(body.truncate)
         ),
-        wishes=wishes,
+        request_options=request_options,
     )
     (ranked,) = result.outputs
     return reply([_rank(dict(it), body) for it in ranked], headers=headers)
@@ -216,7 +220,7 @@ async def embed(
         texts,
         truncates=body.truncate,
         normalises=body.normalize,
-        wishes=Wishes(deadline_ms=deadline_ms, priority=priority),
+        request_options=RequestOptions(deadline_ms=deadline_ms, priority=priority),
     )
     return reply(found.vectors, headers=headers)
 

@@ -11,7 +11,7 @@ from starlette.types import Scope
 from nunatak_registry import TaskManifest, TaskReference
 from nunatak_server.failures import KNOWN_ERRORS, KnownError
 from nunatak_server.http.access import caller_of
-from nunatak_server.http.endpoints import Wishes, catalog_of, reference_text, runtime_of
+from nunatak_server.http.endpoints import RequestOptions, catalog_of, reference_text, runtime_of
 from nunatak_server.http.limits import StrictRoute
 from nunatak_server.http.problems import headers_of, problem_of, problem_of_invalid
 from nunatak_server.http.replies import read_headers, timing_headers
@@ -80,7 +80,7 @@ async def embed_texts(
     *,
     truncates: bool,
     normalises: bool,
-    wishes: Wishes,
+    request_options: RequestOptions,
 ) -> tuple[Embeddings, dict[str, str]]:
     """Embed texts through the service; returns vectors and the headers that go with them.
 
@@ -93,9 +93,9 @@ async def embed_texts(
             texts=texts,
             truncates=truncates,
             normalises=normalises,
-            deadline_s=wishes.deadline_s(runtime.settings),
+            deadline_s=request_options.deadline_s(runtime.settings),
             caller=caller_of(request.scope).name,
-            priority=wishes.priority,
+            priority=request_options.priority,
         )
     )
     read = read_headers(embeddings.num_tokens, is_cut=embeddings.is_cut)
