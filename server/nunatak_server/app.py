@@ -18,7 +18,7 @@ from nunatak_server.access.authenticators import authenticator_for, check_exposu
 from nunatak_server.compat import open_inference, openai, tei
 from nunatak_server.errors import EngineFailedError, InvalidHttpError
 from nunatak_server.http import admin, pages, routes
-from nunatak_server.http.limits import RoomCheck, StrictRoute
+from nunatak_server.http.limits import LoadShedder, StrictRoute
 from nunatak_server.http.middleware import ObservingMiddleware, RequestObserver
 from nunatak_server.http.pages import DescribedApp
 from nunatak_server.http.problems import FailureMiddleware, problem_response
@@ -39,7 +39,7 @@ class Application(DescribedApp):
         self.state = state  # pyright: ignore[reportIncompatibleVariableOverride] - as above
         self._observer = RequestObserver(access_log=state.settings.access_log)
         strict_routes = [route for route in routes if isinstance(route, StrictRoute)]
-        self.room = RoomCheck(self, routes=strict_routes, observer=self._observer)
+        self.load_shedder = LoadShedder(self, routes=strict_routes, observer=self._observer)
         """For the transport, which asks it before all layers."""
 
     def answer_unreadable(self) -> Response:

@@ -209,7 +209,7 @@ class DrainingServer(uvicorn.Server):
 def _config(app: Application, settings: ServerSettings) -> uvicorn.Config:
     protocol = bounded_protocol(
         receive_timeout_s=settings.receive_timeout_s,
-        refusal_of=app.room.refusal_of,
+        refusal_of=app.load_shedder.refusal_of,
         answer_unreadable=app.answer_unreadable,
     )
     return uvicorn.Config(

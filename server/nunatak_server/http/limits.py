@@ -168,7 +168,7 @@ async def _read(request: Request, limit_bytes: int, held: HeldBytes) -> bytes:
     return bytes(body)
 
 
-class RoomCheck:
+class LoadShedder:
     """Looks at the heads of requests to routes that predict, before the application does.
 
     It refuses, and lets nobody in: the route that the framework finds checks the caller itself.
