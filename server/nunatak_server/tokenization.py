@@ -1,8 +1,8 @@
 """Tokenization: the text checks, and the encoding of texts.
 
 Short texts are encoded on the event loop, all others on a thread pool. Work for the pool is cut
-into chunks, and `FairSemaphore` gives callers their chunks in turn: long texts of one caller delay the
-texts of another caller by at most one chunk.
+into chunks, and `FairSemaphore` gives callers their chunks in turn: long texts of one caller delay
+the texts of another caller by at most one chunk.
 """
 
 import asyncio

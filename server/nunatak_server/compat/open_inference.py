@@ -222,15 +222,13 @@ async def infer(
 ) -> Response:
     """Ask a task."""
     columns = _columns(body.inputs)
-    request_options = RequestOptions(
-        deadline_ms=deadline_ms, priority=priority, routing_key=routing_key
-    )
+    handling = RequestOptions(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
     result, headers = await ask_task(
         request,
         reference_text(task, version),
         inputs_of(columns),
         options=_options(body.parameters or {}, frozenset(columns)),
-        request_options=request_options,
+        handling=handling,
     )
     tensors = _wanted(output_tensors(result.head, result.outputs), body.outputs)
     answer = {"model_name": result.task, "model_version": str(result.version)}

@@ -130,9 +130,9 @@ async def embeddings(
             "the backbone was not trained to have its vectors cut"
         )
     texts = (body.input,) if isinstance(body.input, str) else tuple(body.input)
-    request_options = RequestOptions(deadline_ms=deadline_ms, priority=priority)
+    handling = RequestOptions(deadline_ms=deadline_ms, priority=priority)
     found, headers = await embed_texts(
-        request, texts, truncates=False, normalises=True, request_options=request_options
+        request, texts, truncates=False, normalises=True, handling=handling
     )
     encode = _base64 if body.encoding_format == "base64" else list[float]
     data = [

@@ -156,9 +156,7 @@ async def predict(
 ) -> Response:
     """Classify; raw scores are logits."""
     function = ScoreFunction.NONE if body.raw_scores else None
-    request_options = RequestOptions(
-        deadline_ms=deadline_ms, priority=priority, routing_key=routing_key
-    )
+    handling = RequestOptions(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
     result, headers = await ask_task(
         request,
         reference_text(task, version),
@@ -166,7 +164,7 @@ async def predict(
         options=PredictionOptions(
             scores=ScoreOptions(function=function), on_long=_on_long(body.truncate)
         ),
-        request_options=request_options,
+        handling=handling,
     )
     if result.head is not HeadKind.SEQUENCE_CLASSIFICATION:
         raise _no_such_model(result.task, result.head)
@@ -189,9 +187,7 @@ async def rerank(
 ) -> Response:
     """Order texts by how well they answer a query, best first."""
     function = ScoreFunction.NONE if body.raw_scores else ScoreFunction.SIGMOID
-    request_options = RequestOptions(
-        deadline_ms=deadline_ms, priority=priority, routing_key=routing_key
-    )
+    handling = RequestOptions(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
     result, headers = await ask_task(
         request,
         reference_text(task, version),
@@ -199,7 +195,7 @@ async def rerank(
         options=PredictionOptions(
             ranking=RankingOptions(function=function), on_long=_on_long(body.truncate)
         ),
-        request_options=request_options,
+        handling=handling,
     )
     (ranked,) = result.outputs
     return reply([_rank(dict(it), body) for it in ranked], headers=headers)
@@ -220,7 +216,7 @@ async def embed(
         texts,
         truncates=body.truncate,
         normalises=body.normalize,
-        request_options=RequestOptions(deadline_ms=deadline_ms, priority=priority),
+        handling=RequestOptions(deadline_ms=deadline_ms, priority=priority),
     )
     return reply(found.vectors, headers=headers)
 

@@ -80,7 +80,7 @@ async def embed_texts(
     *,
     truncates: bool,
     normalises: bool,
-    request_options: RequestOptions,
+    handling: RequestOptions,
 ) -> tuple[Embeddings, dict[str, str]]:
     """Embed texts through the service; returns vectors and the headers that go with them.
 
@@ -93,9 +93,9 @@ async def embed_texts(
             texts=texts,
             truncates=truncates,
             normalises=normalises,
-            deadline_s=request_options.deadline_s(runtime.settings),
+            deadline_s=handling.deadline_s(runtime.settings),
             caller=caller_of(request.scope).name,
-            priority=request_options.priority,
+            priority=handling.priority,
         )
     )
     read = read_headers(embeddings.num_tokens, is_cut=embeddings.is_cut)

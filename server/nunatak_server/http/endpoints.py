@@ -68,7 +68,7 @@ def prediction_request(
     inputs: tuple[TaskInput, ...],
     *,
     options: PredictionOptions,
-    request_options: RequestOptions,
+    handling: RequestOptions,
 ) -> PredictionRequest:
     """Return what the caller of a request asks of the service."""
     caller = caller_of(request.scope)
@@ -76,11 +76,11 @@ def prediction_request(
         references=references,
         inputs=inputs,
         options=options,
-        deadline_s=request_options.deadline_s(runtime_of(request).settings),
+        deadline_s=handling.deadline_s(runtime_of(request).settings),
         caller=caller.name,
         tasks=caller.tasks,
-        priority=request_options.priority,
-        routing_key=request_options.routing_key,
+        priority=handling.priority,
+        routing_key=handling.routing_key,
     )
 
 
@@ -90,16 +90,14 @@ async def ask_task(
     inputs: tuple[TaskInput, ...],
     *,
     options: PredictionOptions,
-    request_options: RequestOptions,
+    handling: RequestOptions,
 ) -> tuple[TaskPrediction, dict[str, str]]:
     """Ask one task through the service; returns its answer and the headers that go with it.
 
     Raises:
         ServerError: or any other error of the project: the task cannot answer.
     """
-    wanted = prediction_request(
-        request, (reference,), inputs, options=options, request_options=request_options
-    )
+    wanted = prediction_request(request, (reference,), inputs, options=options, handling=handling)
     prediction = await runtime_of(request).service.predict(wanted)
     (result,) = prediction.results
     if isinstance(result, TaskFailure):

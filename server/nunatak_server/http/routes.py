@@ -63,10 +63,8 @@ async def predict(
     routing_key: RoutingKeyHeader = None,
 ) -> Response:
     """Ask one task; `{task}` is `name` or `name@alias`."""
-    request_options = RequestOptions(
-        deadline_ms=deadline_ms, priority=priority, routing_key=routing_key
-    )
-    return await _predict(request, reference_text(task, version), body, request_options)
+    handling = RequestOptions(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
+    return await _predict(request, reference_text(task, version), body, handling)
 
 
 @router.post("/v1/tasks/{task}/{version}/predict", response_model=PredictResponse)
@@ -79,8 +77,8 @@ async def predict_version(
     priority: PriorityHeader = Priority.NORMAL,
 ) -> Response:
     """Ask one version of a task."""
-    request_options = RequestOptions(deadline_ms=deadline_ms, priority=priority)
-    return await _predict(request, reference_text(task, version), body, request_options)
+    handling = RequestOptions(deadline_ms=deadline_ms, priority=priority)
+    return await _predict(request, reference_text(task, version), body, handling)
 
 
 @router.post("/v1/predict", response_model=PredictManyResponse, responses=LINES)
@@ -98,15 +96,13 @@ async def predict_many(
     """
     if len(set(body.tasks)) != len(body.tasks):
         raise InvalidRequestError("tasks must name each task once; remove the repetitions")
-    request_options = RequestOptions(
-        deadline_ms=deadline_ms, priority=priority, routing_key=routing_key
-    )
+    handling = RequestOptions(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
     wanted = prediction_request(
         request,
         tuple(body.tasks),
         inputs_of(body.inputs),
         options=_options(body),
-        request_options=request_options,
+        handling=handling,
     )
     service, request_id = runtime_of(request).service, request_id_of(request.scope)
     if wants_lines(accept):
@@ -139,14 +135,14 @@ async def show_task(request: Request, task: str, version: VersionQuery = None) -
 
 
 async def _predict(
-    request: Request, reference: str, body: PredictRequest, request_options: RequestOptions
+    request: Request, reference: str, body: PredictRequest, handling: RequestOptions
 ) -> Response:
     result, headers = await ask_task(
         request,
         reference,
         inputs_of(body.inputs),
         options=_options(body),
-        request_options=request_options,
+        handling=handling,
     )
     return reply(prediction_fields(result, body.inputs), headers=headers)
 

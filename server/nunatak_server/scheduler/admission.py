@@ -386,9 +386,9 @@ class Admission:
         """Check a body of `wanted` bytes in all. A body always passes while there is no other."""
         others = self.num_bytes - held
         if others and not self._has_plenty(others, wanted, self._max_bytes):
-            beside = Held(resource="bytes of bodies", limit=self._max_bytes, total=others)
-            self._check_total(beside, wanted)
-            self._check_share(beside, (caller,), self._bytes.get(caller, 0) - held, wanted)
+            in_use = Held(resource="bytes of bodies", limit=self._max_bytes, total=others)
+            self._check_total(in_use, wanted)
+            self._check_share(in_use, (caller,), self._bytes.get(caller, 0) - held, wanted)
 
     def _has_plenty(self, total: float, wanted: float, limit: int) -> bool:
         """Tell whether a holder that held all of `total` could still add `wanted`."""

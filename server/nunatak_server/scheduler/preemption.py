@@ -38,7 +38,7 @@ class Running(Generic[WaitingRow]):
     charged: float
     """Charge of the rows, in tokens through all layers."""
     heavy_flows: frozenset[Flow]
-    """Flows with more rows than the batch took, and flows of which as many rows arrived since."""
+    """Flows with more rows than the batch took, or with as many new rows since."""
     preempted_by: float = 0.0
     """Charge of the rows that preempted the batch."""
 
