@@ -117,7 +117,7 @@ class KeyAuthenticator:
                 changed = await asyncio.to_thread(self._read_if_changed)
             except KeyFileError as error:
                 if is_readable:
-                    logger.error("the API keys stay as they were: %s", error)  # noqa: TRY400 - no bug
+                    logger.error("the keys stay as they were: %s", error)  # noqa: TRY400 - no bug
                 is_readable = False
                 continue
             is_readable = True

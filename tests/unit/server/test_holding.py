@@ -133,7 +133,7 @@ def test_holds_that_have_run_out_are_told_once(caplog: pytest.LogCaptureFixture)
 
     assert script.over == [False] * turns_per_hold + [True] * 5 + [False] * 3
     assert caplog.text.count("the registry takes no holds") == 1
-    assert caplog.text.count("no version is held any more") == 1
+    assert caplog.text.count("the holds have expired") == 1
 
 
 async def test_the_wait_between_two_turns_ends_when_the_registry_changes() -> None:
