@@ -5,6 +5,45 @@
 - `UnavailableError` and `TaskError`: the server, or one task version, cannot serve now.
 
 Each error has a stable `code`. Messages may go to callers.
+
+    ServerError
+        InvalidSettingsError
+        KeyFileError
+        AccessError
+            UnauthenticatedError
+            InsufficientScopeError
+            CrossSiteError
+        RequestError
+            InvalidHttpError
+            InvalidJsonError
+            InvalidRequestError
+            BodyTooLargeError
+            ReceiveTimeoutError
+            UnsupportedMediaTypeError
+            TooManyInputsError
+            TooManyTasksError
+            RequestTooLargeError
+            TextTooLongError
+            TooManyTokensError
+            EmptyTextError
+            InvalidTextError
+            ModelNotFoundError
+            WrongInputKindError
+        UnavailableError
+            OverloadedError
+                ShareExceededError
+            DeadlineExceededError
+                DeadlineTooShortError
+            NotReadyError
+            DrainingError
+            EngineFailedError
+            OutOfMemoryError
+            BackboneUnhealthyError
+        TaskError
+            TaskUnhealthyError
+            TaskDoesNotFitError
+            TaskInUseError
+            TaskPinnedError
 """
 
 from collections.abc import Sequence
