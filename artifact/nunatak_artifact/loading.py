@@ -90,13 +90,13 @@ def load_task(
     data: bytes,
     backbone: Backbone,
     *,
-    is_proven: bool = False,
+    is_validated: bool = False,
     trunk: TrunkStates | None = None,
     pause: Callable[[], None] = lambda: None,
 ) -> LoadedTask:
     """Build a task version on `backbone` from its parameters, and prove that it answers right.
 
-    What it answers depends on manifest, parameters and backbone alone: `is_proven` says that the
+    What it answers depends on manifest, parameters and backbone alone: `is_validated` says that the
     same three were loaded in this process before, and only what the bytes say is checked again.
     In slots, where others lay before it, a version is proven every time.
 
@@ -125,7 +125,7 @@ def load_task(
     pause()
     branch = convert_branch(stored, backbone)
     pause()
-    if not is_proven or branch.slots is not None:
+    if not is_validated or branch.slots is not None:
         check_effect(manifest.reference, stored, backbone)
         run_probe(manifest, branch, backbone, trunk=trunk)
     return LoadedTask(manifest=manifest, branch=branch, num_bytes=branch.num_bytes)

@@ -15,11 +15,11 @@ from starlette.types import Scope
 
 from nunatak_model import Backbone
 from nunatak_registry import Registry
-from nunatak_server.access.authenticators import check_exposure, open_door
+from nunatak_server.access.authenticators import authenticator_for, check_exposure
 from nunatak_server.compat import open_inference, openai, tei
 from nunatak_server.errors import EngineFailedError, InvalidHttpError
 from nunatak_server.http import admin, pages, routes
-from nunatak_server.http.limits import RoomCheck, StrictRoute
+from nunatak_server.http.limits import LoadShedder, StrictRoute
 from nunatak_server.http.middleware import ObservingMiddleware, RequestObserver
 from nunatak_server.http.pages import DescribedApp
 from nunatak_server.http.problems import ANSWERS, problem_response
@@ -46,7 +46,7 @@ class Application(DescribedApp):
         )
         self.state = state  # pyright: ignore[reportIncompatibleVariableOverride] - as above
         strict_routes = [route for route in routes if isinstance(route, StrictRoute)]
-        self.room = RoomCheck(self, routes=strict_routes, observer=self._observer)
+        self.load_shedder = LoadShedder(self, routes=strict_routes, observer=self._observer)
         """For the transport, which asks it before all layers."""
 
     def answer_unreadable(self) -> Response:
@@ -75,7 +75,7 @@ def create_app(
         KeyFileError: the file of API keys cannot be read.
     """
     check_exposure(settings)
-    door = open_door(settings.api_keys_file)
+    authenticator = authenticator_for(settings.api_keys_file)
 
     @asynccontextmanager
     async def lifespan(app: Application) -> AsyncGenerator[None]:
@@ -88,13 +88,13 @@ def create_app(
                 backbone=backbone or await asyncio.to_thread(load_serving_backbone, settings),
                 registry=opened,
                 on_fatal=on_fatal or _leave_to_supervisor,
-                weights=door.weights,
+                weights=authenticator.weights,
                 tracing=tracing,
             )
             stack.push_async_callback(runtime.aclose)
             await runtime.start()
             app.state.runtime = runtime
-            following = asyncio.create_task(door.run(), name="the file of API keys")
+            following = asyncio.create_task(authenticator.run(), name="the file of API keys")
             runtime.depend_on(following)
             stack.callback(following.cancel)
             yield
@@ -102,7 +102,7 @@ def create_app(
     modules = (routes, admin, pages, tei, openai, open_inference)
     found = list(chain.from_iterable(module.router.routes for module in modules))
     return Application(
-        AppState(settings=settings, door=door),
+        AppState(settings=settings, authenticator=authenticator),
         title="Nunatak",
         summary="Many text tasks from one frozen transformer encoder.",
         version=version("nunatak"),

@@ -117,7 +117,7 @@ def read_hub_folder(folder: Path) -> HubTask:
 
 
 def draft_pulled(found: HubTask, backbone: Backbone, *, task: str | None, origin: str) -> Draft:
-    """Describe a foreign version as one to publish here, after proving that it answers right.
+    """Describe a foreign version as one to publish here, after validation that it answers right.
 
     Args:
         found: what the folder holds.

@@ -39,8 +39,8 @@ from nunatak_server.http.access import PUBLIC, needs
 from nunatak_server.http.endpoints import (
     DeadlineHeader,
     PriorityHeader,
+    RequestOptions,
     RoutingKeyHeader,
-    Wishes,
     ask_task,
     catalog_of,
     reference_text,
@@ -239,13 +239,13 @@ async def infer(
 ) -> Response:
     """Ask a task."""
     columns = _columns(body.inputs)
-    wishes = Wishes(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
+    handling = RequestOptions(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
     result, headers = await ask_task(
         request,
         reference_text(task, version),
         inputs_of(columns),
         options=_options(body.parameters or {}, frozenset(columns)),
-        wishes=wishes,
+        handling=handling,
     )
     tensors = _wanted(output_tensors(result.head, result.outputs), body.outputs)
     answer = {"model_name": result.task, "model_version": str(result.version)}

@@ -20,7 +20,7 @@ from nunatak_server.compat.translation import (
 )
 from nunatak_server.errors import InvalidRequestError, ModelNotFoundError
 from nunatak_server.http.access import needs
-from nunatak_server.http.endpoints import DeadlineHeader, PriorityHeader, Wishes, runtime_of
+from nunatak_server.http.endpoints import DeadlineHeader, PriorityHeader, RequestOptions, runtime_of
 from nunatak_server.http.replies import reply
 from nunatak_server.runtime import Runtime
 from nunatak_server.scheduler.rows import Priority
@@ -134,9 +134,9 @@ async def embeddings(
             "the backbone was not trained to have its vectors cut"
         )
     texts = (body.input,) if isinstance(body.input, str) else tuple(body.input)
-    wishes = Wishes(deadline_ms=deadline_ms, priority=priority)
+    handling = RequestOptions(deadline_ms=deadline_ms, priority=priority)
     found, headers = await embed_texts(
-        request, texts, truncates=False, normalises=True, wishes=wishes
+        request, texts, truncates=False, normalises=True, handling=handling
     )
     encode = _base64 if body.encoding_format == "base64" else list[float]
     data = [

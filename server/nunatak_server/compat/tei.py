@@ -31,8 +31,8 @@ from nunatak_server.http.access import PUBLIC, needs
 from nunatak_server.http.endpoints import (
     DeadlineHeader,
     PriorityHeader,
+    RequestOptions,
     RoutingKeyHeader,
-    Wishes,
     ask_task,
     reference_text,
     runtime_of,
@@ -165,7 +165,7 @@ async def predict(
 ) -> Response:
     """Classify; raw scores are logits."""
     function = FunctionToApply.NONE if body.raw_scores else None
-    wishes = Wishes(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
+    handling = RequestOptions(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
     result, headers = await ask_task(
         request,
         reference_text(task, version),
@@ -173,7 +173,7 @@ async def predict(
         options=PredictionOptions(
             scores=ScoreOptions(function=function), on_long=_on_long(body.truncate)
         ),
-        wishes=wishes,
+        handling=handling,
     )
     if result.head is not HeadKind.SEQUENCE_CLASSIFICATION:
         raise _no_such_model(result.task, result.head)
@@ -204,7 +204,7 @@ async def rerank(
 ) -> Response:
     """Order texts by how well they answer a query, best first."""
     function = FunctionToApply.NONE if body.raw_scores else FunctionToApply.SIGMOID
-    wishes = Wishes(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
+    handling = RequestOptions(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
     result, headers = await ask_task(
         request,
         reference_text(task, version),
@@ -212,7 +212,7 @@ async def rerank(
         options=PredictionOptions(
             ranking=RankingOptions(function=function), on_long=_on_long(body.truncate)
         ),
-        wishes=wishes,
+        handling=handling,
     )
     (ranked,) = result.outputs
     return reply([_rank(dict(it), body) for it in ranked], headers=headers)
@@ -235,7 +235,7 @@ async def embed(
         texts,
         truncates=body.truncate,
         normalises=body.normalize,
-        wishes=Wishes(deadline_ms=deadline_ms, priority=priority),
+        handling=RequestOptions(deadline_ms=deadline_ms, priority=priority),
     )
     return reply(found.vectors, headers=headers)
 

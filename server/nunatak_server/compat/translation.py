@@ -12,7 +12,7 @@ from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import TaskReference
 from nunatak_server.failures import KNOWN_ERRORS, KnownError
 from nunatak_server.http.access import caller_of
-from nunatak_server.http.endpoints import Wishes, catalog_of, reference_text, runtime_of
+from nunatak_server.http.endpoints import RequestOptions, catalog_of, reference_text, runtime_of
 from nunatak_server.http.limits import StrictRoute
 from nunatak_server.http.problems import headers_of, problem_of, problem_of_invalid
 from nunatak_server.http.replies import read_headers, timing_headers
@@ -81,7 +81,7 @@ async def embed_texts(
     *,
     truncates: bool,
     normalises: bool,
-    wishes: Wishes,
+    handling: RequestOptions,
 ) -> tuple[Embeddings, dict[str, str]]:
     """Embed texts through the service; returns vectors and the headers that go with them.
 
@@ -94,9 +94,9 @@ async def embed_texts(
             inputs=texts,
             truncates=truncates,
             normalises=normalises,
-            deadline_s=wishes.deadline_s(runtime.settings),
+            deadline_s=handling.deadline_s(runtime.settings),
             caller=caller_of(request.scope).name,
-            priority=wishes.priority,
+            priority=handling.priority,
         )
     )
     read = read_headers(embeddings.num_tokens, is_cut=embeddings.is_cut)

@@ -101,7 +101,7 @@ def admit(scope: RequestScope, needed: Access | None) -> None:
     if scope["method"] != "GET" and is_of_another_site(headers):
         raise CrossSiteError
     presented = presented_key(headers)
-    caller = state_of(scope).door.identify(presented)
+    caller = state_of(scope).authenticator.identify(presented)
     if caller is None:
         raise UnauthenticatedError(was_presented=presented is not None)
     if needed.scope not in caller.scopes or (needed.spans_tasks and not caller.tasks.has_all):

@@ -220,7 +220,7 @@ async def show_shadow(request: Request, task: str, alias: AliasQuery = DEFAULT_A
     shadow = traffic.shadow
     if shadow is None:
         raise CandidateNotFoundError(task, alias, CandidateRole.SHADOW)
-    report = runtime.traffic.report(traffic.manifest, shadow.manifest)
+    report = runtime.rollouts.shadows.report(traffic.manifest, shadow.manifest)
     return reply(
         {
             "task": task,

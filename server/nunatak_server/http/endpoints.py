@@ -45,7 +45,7 @@ VersionQuery = Annotated[str | None, Query(description="a version, instead of wh
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class RequestOptions:
     """What the headers say about how a request is to be answered."""
 
     deadline_ms: int | None
@@ -73,7 +73,7 @@ def prediction_request(
     inputs: tuple[TaskInput, ...],
     *,
     options: PredictionOptions,
-    wishes: Wishes,
+    handling: RequestOptions,
 ) -> PredictionRequest:
     """Return what the caller of a request asks of the service."""
     caller = caller_of(request.scope)
@@ -81,11 +81,11 @@ def prediction_request(
         references=references,
         inputs=inputs,
         options=options,
-        deadline_s=wishes.deadline_s(runtime_of(request).settings),
+        deadline_s=handling.deadline_s(runtime_of(request).settings),
         caller=caller.name,
         tasks=caller.tasks,
-        priority=wishes.priority,
-        routing_key=wishes.routing_key,
+        priority=handling.priority,
+        routing_key=handling.routing_key,
     )
 
 
@@ -95,14 +95,14 @@ async def ask_task(
     inputs: tuple[TaskInput, ...],
     *,
     options: PredictionOptions,
-    wishes: Wishes,
+    handling: RequestOptions,
 ) -> tuple[TaskPrediction, dict[str, str]]:
     """Ask one task through the service; returns its answer and the headers that go with it.
 
     Raises:
         ServerError: or any other error of the project: the task cannot answer.
     """
-    wanted = prediction_request(request, (reference,), inputs, options=options, wishes=wishes)
+    wanted = prediction_request(request, (reference,), inputs, options=options, handling=handling)
     prediction = await runtime_of(request).service.predict(wanted)
     (result,) = prediction.results
     if isinstance(result, TaskFailure):

@@ -2,9 +2,9 @@
 
 `StrictRoute` checks the caller and reads the body before the framework reads any argument.
 
-`RoomCheck` refuses predictions by their heads while there is no room for them. A refusal must cost
-little, or refusing takes CPU time from the requests that are answered. So the framework has done no
-work for a request when it is refused, and the body of the request has not come.
+`LoadShedder` refuses predictions by their heads while there is no room for them. A refusal must
+cost little: refusals would take CPU time from the requests that are answered. So the server refuses
+a request before the framework works for the request, and before its body has come.
 """
 
 import asyncio
@@ -164,7 +164,7 @@ async def _read(request: Request, limit_bytes: int, held: HeldBytes) -> bytes:
     return bytes(body)
 
 
-class RoomCheck:
+class LoadShedder:
     """Looks at the heads of requests to routes that predict, before the application does.
 
     It refuses, and lets nobody in: the route that the framework finds checks the caller itself.
@@ -191,7 +191,7 @@ class RoomCheck:
                 matched = {**scope, "route": route, "path_params": parameters}
                 try:
                     admit(matched, PREDICT)
-                    check_room(matched)
+                    check_capacity(matched)
                 except KNOWN_ERRORS as error:
                     # Without a name here, which the traceback of the error would hold in a cycle.
                     return self._observer.answer_early(
@@ -201,7 +201,7 @@ class RoomCheck:
         return None
 
 
-def check_room(scope: Scope) -> None:
+def check_capacity(scope: Scope) -> None:
     """Refuse a prediction for which there is no room, before anything of its body is read.
 
     The protocol throws away what then comes of the body, and the connection stays in use: closing
@@ -219,4 +219,4 @@ def check_room(scope: Scope) -> None:
         return
     task = scope["path_params"].get("task")
     tasks = () if task is None else (TaskReference.task_in(task),)
-    state.runtime.service.check_room(caller_of(scope).name, tasks=tasks, num_bytes=num_bytes)
+    state.runtime.service.check_capacity(caller_of(scope).name, tasks=tasks, num_bytes=num_bytes)

@@ -79,11 +79,11 @@ def completed(description: dict[str, Any]) -> dict[str, Any]:
 
 
 def _completed(operation: dict[str, Any]) -> dict[str, Any]:
-    needed = operation.get("security")
+    needed: list[dict[str, list[str]]] = operation.get("security", [])
     listed = operation.get("parameters", [])
     grammar = _grammar({(parameter["name"], parameter["in"]) for parameter in listed})
     parameters = [_named(parameter, grammar.get(parameter["name"])) for parameter in listed]
-    security = [*needed, {}] if needed else []
+    security: list[dict[str, list[str]]] = [*needed, {}] if needed else []
     return {**operation, "security": security, "parameters": parameters}
 
 

@@ -19,9 +19,10 @@ import nunatak_model as model
 import nunatak_registry as registry
 from nunatak_contract import errors as contract
 from nunatak_contract.requests import Message
+from nunatak_contract.wire import REQUEST_ID_HEADER
 from nunatak_server import errors as server
 from nunatak_server.failures import KNOWN_ERRORS, KnownError
-from nunatak_server.http.state import REQUEST_ID_HEADER, request_id_of
+from nunatak_server.http.state import request_id_of
 
 PROBLEM_TYPE: Final = "application/problem+json"
 MAX_ERROR_ITEMS: Final = 10
@@ -174,7 +175,7 @@ async def _answer_unforeseen(request: Request, error: Exception) -> Response:
     return _response(problem, headers={REQUEST_ID_HEADER: request_id} if request_id else None)
 
 
-ANSWERS: Final[Mapping[Any, Callable[[Request, Any], Coroutine[Any, Any, Response]]]] = {
+ANSWERS: Final[dict[Any, Callable[[Request, Any], Coroutine[Any, Any, Response]]]] = {
     RequestValidationError: _answer_invalid,
     HTTPException: _answer_http_error,
     **dict.fromkeys(KNOWN_ERRORS, _answer_known),

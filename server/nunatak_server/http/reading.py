@@ -5,7 +5,7 @@ the CPU time of the whole application. For endpoints that take single values and
 to be decided. The framework itself reads the arguments of every other endpoint.
 """
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import iscoroutinefunction
 from types import NoneType, UnionType
@@ -66,7 +66,7 @@ class _Arguments:
             values[self._request_name] = request
         for each in self._path:
             each.read(request.path_params.get(each.alias, ABSENT), values, errors)
-        query = request.query_params if request.scope["query_string"] else {}
+        query: Mapping[str, str] = request.query_params if request.scope["query_string"] else {}
         for each in self._query:
             each.read(query.get(each.alias, ABSENT), values, errors)
         # Of a header that was sent several times the first counts.

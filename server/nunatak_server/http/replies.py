@@ -29,7 +29,7 @@ from nunatak_server.http.problems import problem_of
 from nunatak_server.inputs import Query, Question, TaskInput
 from nunatak_server.predict.types import StreamedResult, TaskFailure, TaskPrediction, Timings
 from nunatak_server.residency.memory import HostStats
-from nunatak_server.residency.resident_set import ShelfStats
+from nunatak_server.residency.resident_set import ResidentStats
 from nunatak_server.runtime import Runtime
 from nunatak_server.telemetry.memory import MemoryLedger, ProcessMemory, saved_by_formula
 
@@ -187,7 +187,7 @@ def memory_fields(
     }
 
 
-def _tiers_memory(device: ShelfStats, host: HostStats) -> dict[str, Any]:
+def _tiers_memory(device: ResidentStats, host: HostStats) -> dict[str, Any]:
     return {
         "device": {
             "bytes": device.resident_bytes,

@@ -14,9 +14,9 @@ from nunatak_server.http.endpoints import (
     PROBLEMS,
     DeadlineHeader,
     PriorityHeader,
+    RequestOptions,
     RoutingKeyHeader,
     VersionQuery,
-    Wishes,
     ask_task,
     catalog_of,
     prediction_request,
@@ -62,8 +62,8 @@ async def predict(
     routing_key: RoutingKeyHeader = None,
 ) -> Response:
     """Ask one task; `{task}` is `name` or `name@alias`."""
-    wishes = Wishes(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
-    return await _predict(request, reference_text(task, version), body, wishes)
+    handling = RequestOptions(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
+    return await _predict(request, reference_text(task, version), body, handling)
 
 
 @router.post(
@@ -80,8 +80,8 @@ async def predict_version(
     priority: PriorityHeader = Priority.NORMAL,
 ) -> Response:
     """Ask one version of a task."""
-    wishes = Wishes(deadline_ms=deadline_ms, priority=priority)
-    return await _predict(request, reference_text(task, version), body, wishes)
+    handling = RequestOptions(deadline_ms=deadline_ms, priority=priority)
+    return await _predict(request, reference_text(task, version), body, handling)
 
 
 @router.post(
@@ -104,9 +104,13 @@ async def predict_many(
     """
     if len(set(body.tasks)) != len(body.tasks):
         raise InvalidRequestError("tasks must name each task once; remove the repetitions")
-    wishes = Wishes(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
+    handling = RequestOptions(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
     wanted = prediction_request(
-        request, tuple(body.tasks), inputs_of(body.inputs), options=_options(body), wishes=wishes
+        request,
+        tuple(body.tasks),
+        inputs_of(body.inputs),
+        options=_options(body),
+        handling=handling,
     )
     service, request_id = runtime_of(request).service, request_id_of(request.scope)
     if wants_lines(accept):
@@ -139,10 +143,14 @@ async def show_task(request: Request, task: str, version: VersionQuery = None) -
 
 
 async def _predict(
-    request: Request, reference: str, body: PredictRequest, wishes: Wishes
+    request: Request, reference: str, body: PredictRequest, handling: RequestOptions
 ) -> Response:
     result, headers = await ask_task(
-        request, reference, inputs_of(body.inputs), options=_options(body), wishes=wishes
+        request,
+        reference,
+        inputs_of(body.inputs),
+        options=_options(body),
+        handling=handling,
     )
     return reply(prediction_fields(result, body.inputs), headers=headers)
 

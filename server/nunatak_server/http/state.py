@@ -13,7 +13,7 @@ from typing import Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nunatak_contract.wire import REQUEST_ID_HEADER
-from nunatak_server.access.authenticators import Door
+from nunatak_server.access.authenticators import Authenticator
 from nunatak_server.runtime import Runtime
 from nunatak_server.settings import ServerSettings
 
@@ -23,7 +23,7 @@ class AppState:
     """Lies at `app.state`, with attributes that are its own and known, unlike the framework's."""
 
     settings: ServerSettings
-    door: Door
+    authenticator: Authenticator
     runtime: Runtime = field(init=False)
     """There once the application has started, before which it is given no requests."""
 

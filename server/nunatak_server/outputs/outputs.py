@@ -1,11 +1,11 @@
-"""Outputs: from the logits of what was read for one input to what its task says, by head."""
+"""Outputs: from the logits of the rows of one input to its answer, by the kind of the head."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
-from nunatak_contract.enums import HeadKind, OnLong
+from nunatak_contract.enums import FunctionToApply, HeadKind, OnLong
 from nunatak_contract.heads import HeadRecord
 from nunatak_contract.manifest import TaskManifest
 from nunatak_server.inputs import Query, Question, TaskInput
@@ -13,7 +13,6 @@ from nunatak_server.outputs.answers import Answer, AnswerOptions, best_answers
 from nunatak_server.outputs.combining import combine_windows
 from nunatak_server.outputs.entities import Entity, EntityOptions, Join, find_entities, window_of
 from nunatak_server.outputs.scores import (
-    FunctionToApply,
     LabelScore,
     RankedDocument,
     RankingOptions,
@@ -24,32 +23,32 @@ from nunatak_server.outputs.scores import (
 from nunatak_server.tokenization import Encodings, Reading, default_stride
 
 Output = list[LabelScore] | list[Entity] | list[Answer] | list[RankedDocument]
-"""What one task says about one input, by the kind of its head."""
+"""The answer of one task to one input, by the kind of the head."""
 
 MAX_LOGITS_ON_LOOP: Final = 500
-"""Making outputs of so many takes about a millisecond; more would hold up the event loop."""
+"""Outputs of so many logits take about a millisecond. More would block the event loop."""
 SPANS_PER_LOGIT: Final = 4
-"""To look at so many spans takes as long as to make outputs of one logit."""
+"""So many spans take the time of one logit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionOptions:
-    """What the caller wants to see; each kind of head heeds its own."""
+    """Options of the caller; each kind of head reads its own field."""
 
     scores: ScoreOptions = field(default_factory=ScoreOptions)
     entities: EntityOptions = field(default_factory=EntityOptions)
     answers: AnswerOptions = field(default_factory=AnswerOptions)
     ranking: RankingOptions = field(default_factory=RankingOptions)
     on_long: OnLong | None = None
-    """What becomes of texts of more tokens than the task reads at once, for heads that give one
-    answer for a text; None: as the task version says."""
+    """The treatment of texts with more tokens than the task reads at once, for heads with one
+    answer for a text; None means the setting of the task version."""
 
 
 DEFAULT_OPTIONS: Final = PredictionOptions()
 
 
 def reading_of(manifest: TaskManifest, options: PredictionOptions) -> Reading:
-    """Return how a task reads its inputs; what refuses long texts reads as what cuts them."""
+    """Return how a task reads its inputs. Tasks that refuse or cut long texts read alike."""
     match manifest.head.kind:
         case HeadKind.SEQUENCE_CLASSIFICATION | HeadKind.RANKING:
             is_windowed = on_long_of(manifest, options) is OnLong.WINDOWS
@@ -65,14 +64,14 @@ def reading_of(manifest: TaskManifest, options: PredictionOptions) -> Reading:
 
 
 def on_long_of(manifest: TaskManifest, options: PredictionOptions) -> OnLong:
-    """Return what becomes of texts of more tokens than a task reads at once."""
+    """Return the treatment of texts with more tokens than a task reads at once."""
     if manifest.head.kind.reads_tokens:
         return OnLong.WINDOWS
     return options.on_long or manifest.reads_long
 
 
 def work_of(head: HeadRecord, read: Sequence[Encodings], *, options: PredictionOptions) -> int:
-    """Return how much work it is to make outputs of what was read for inputs, in logits."""
+    """Return the work to make outputs from the rows of inputs, in logits."""
     if not head.kind.reads_tokens:
         return head.num_outputs * sum(map(len, read))
     sizes = [encoding.num_tokens for encodings in read for encoding in encodings]
@@ -133,7 +132,7 @@ def _output(
                 options=options.scores,
             )
         case _:
-            raise AssertionError(f"a {head.kind} head was given an input that does not fit it")
+            raise AssertionError(f"a {head.kind} head cannot answer this kind of input")
 
 
 def _by_text(

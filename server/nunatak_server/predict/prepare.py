@@ -32,7 +32,7 @@ from nunatak_server.predict.types import (
 from nunatak_server.residency.residency import Residency
 from nunatak_server.residency.resident_set import VersionKey, key_of
 from nunatak_server.rollouts.choice import Chosen
-from nunatak_server.rollouts.rollouts import TrafficControl
+from nunatak_server.rollouts.rollouts import Rollouts
 from nunatak_server.rollouts.shadows import ShadowRun
 from nunatak_server.scheduler.admission import Permit
 from nunatak_server.scheduler.rows import ANONYMOUS, Priority, RowSpec, row_spec
@@ -111,14 +111,14 @@ class Preprocessor:
         *,
         residency: Residency,
         tokenization: Tokenization,
-        traffic: TrafficControl,
+        rollouts: Rollouts,
         metrics: Metrics,
         backbone: Backbone,
         clock: Callable[[], float],
     ) -> None:
         self._residency = residency
         self._tokenization = tokenization
-        self._traffic = traffic
+        self._rollouts = rollouts
         self._metrics = metrics
         self._num_layers = backbone.config.num_layers
         self._max_embedding_tokens = backbone.max_embedding_tokens
@@ -229,7 +229,7 @@ class Preprocessor:
         problem = problem or _find_lateness(request, manifest.task, permit)
         if problem:
             return TaskFailure(reference=text, error=problem, task=manifest.task)
-        return self._traffic.choose(traffic, routing_key=request.routing_key)
+        return self._rollouts.choose(traffic, routing_key=request.routing_key)
 
     def _asked(self, text: str, chosen: Chosen, read: _ReadInputs) -> AskedTask | TaskFailure:
         """Return what a task reads, or that it refuses a text as too long."""
@@ -239,7 +239,7 @@ class Preprocessor:
             return TaskFailure(reference=text, error=problem, task=manifest.task)
         if shadow is not None and read.find_too_long(shadow):
             # It would answer nothing that could be compared.
-            self._traffic.drop_shadow(manifest, shadow, num_inputs=len(read.request.inputs))
+            self._rollouts.shadows.drop(manifest, shadow, num_inputs=len(read.request.inputs))
             shadow = None
         return read.ask(text, chosen, shadow)
 

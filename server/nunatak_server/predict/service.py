@@ -56,7 +56,7 @@ from nunatak_server.predict.types import (
 )
 from nunatak_server.readiness import Readiness
 from nunatak_server.residency.residency import Residency
-from nunatak_server.rollouts.rollouts import TrafficControl
+from nunatak_server.rollouts.rollouts import Rollouts
 from nunatak_server.scheduler.admission import Admission, Permit
 from nunatak_server.scheduler.rows import RowAnswer, backbone_answer, work_by_task
 from nunatak_server.telemetry.metrics import Metrics
@@ -81,7 +81,7 @@ class Stages:
     residency: Residency
     tokenization: Tokenization
     engine: RowSink
-    traffic: TrafficControl
+    rollouts: Rollouts
 
 
 class PredictionService:
@@ -101,7 +101,7 @@ class PredictionService:
         self._readiness = readiness
         self._limits = limits
         self._admission = stages.admission
-        self._traffic = stages.traffic
+        self._rollouts = stages.rollouts
         self._metrics = metrics
         self._observers = observers
         self._backbone = backbone
@@ -109,7 +109,7 @@ class PredictionService:
         self._preprocessor = Preprocessor(
             residency=stages.residency,
             tokenization=stages.tokenization,
-            traffic=stages.traffic,
+            rollouts=stages.rollouts,
             metrics=metrics,
             backbone=backbone,
             clock=clock,
@@ -117,16 +117,16 @@ class PredictionService:
         self._dispatcher = Dispatcher(
             residency=stages.residency,
             engine=stages.engine,
-            shadow=stages.traffic.shadow,
+            shadow=stages.rollouts.shadows.start,
             clock=clock,
         )
         self._clock = clock
 
     def has_plenty_of_room(self, num_bytes: int) -> bool:
-        """Tell whether `check_room` certainly lets in whoever sends a body of so many bytes."""
+        """Tell whether `check_capacity` certainly lets in whoever sends a body of so many bytes."""
         return self._readiness.takes_requests and self._admission.has_plenty(num_bytes)
 
-    def check_room(self, caller: str, *, tasks: Collection[str], num_bytes: int) -> None:
+    def check_capacity(self, caller: str, *, tasks: Collection[str], num_bytes: int) -> None:
         """Refuse what would be refused once it was read; counted like any refusal.
 
         Raises:
@@ -134,7 +134,7 @@ class PredictionService:
         """
         try:
             self._readiness.check()
-            self._admission.check_room(caller, tasks=tasks, num_bytes=num_bytes)
+            self._admission.check_capacity(caller, tasks=tasks, num_bytes=num_bytes)
         except ServerError as error:
             self._metrics.observe_request(None, error.code)
             raise
@@ -328,7 +328,8 @@ class PredictionService:
         for outcome, result in zip(outcomes, results, strict=True):
             if isinstance(outcome.asked, AskedTask) and outcome.asked.arm is not None:
                 _, code = _metric_labels(result)
-                self._traffic.observe_answer(outcome.asked.manifest.task, outcome.asked.arm, code)
+                task = outcome.asked.manifest.task
+                self._rollouts.metrics.observe_answer(task, outcome.asked.arm, code)
         return results
 
     def _results(

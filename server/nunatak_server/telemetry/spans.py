@@ -1,14 +1,14 @@
-"""Spans of OpenTelemetry, made from records once the work is done.
+"""OpenTelemetry spans of requests and batches. Needs the extra `tracing`.
 
-    POST /v1/predict                      one per request, linked to the batches it was part of
+    POST /v1/predict                      one for each request, linked to its batches
       +-- tokenize
-      +-- load        (cold versions)     one each per task version
+      +-- load        (cold versions)     one of each for each task version
       +-- queue
       +-- compute
-    batch                                 one per forward pass, a trace of its own
+    batch                                 one for each forward pass, a trace of its own
 
-Spans are written after the fact, with the times that were measured anyway: nothing on the way of a
-request knows of them. Attributes hold names and counts, never anything of the input.
+Spans are made from records after the work, with times that are measured anyway. Attributes hold
+names and counts, and nothing of the input.
 """
 
 import time
@@ -32,15 +32,15 @@ from nunatak_server.telemetry.records import PredictionRecord, VersionRecord
 
 PROPAGATED: Final = frozenset({b"traceparent", b"tracestate"})
 MAX_REMEMBERED_BATCHES: Final = 1024
-"""A request tells of its batch as soon as it is answered: within a few batches."""
+"""A request links to its batch once it is answered, which is within a few batches."""
 FIRST_SERVER_ERROR: Final = 500
 
 Attributes = dict[str, str | int]
 
 
 def otlp_tracing() -> "SpanTracing":
-    """Return tracing over OTLP and HTTP, as the standard variables of OpenTelemetry say."""
-    # The variables come last, so that an operator's name for the service wins.
+    """Return tracing over OTLP and HTTP, configured by the standard `OTEL_*` variables."""
+    # The variables come last, so that a service name of the operator wins.
     named = Resource.create({SERVICE_NAME: "nunatak"}).merge(OTELResourceDetector().detect())
     provider = TracerProvider(resource=named)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
@@ -48,7 +48,7 @@ def otlp_tracing() -> "SpanTracing":
 
 
 class OpenSpan:
-    """The span of a request that is being answered."""
+    """The span of a request without an answer yet."""
 
     def __init__(self, span: Span) -> None:
         self._span = span
@@ -71,7 +71,7 @@ class OpenSpan:
 
 
 class SpanTracing:
-    """Makes spans; batches are told on the engine thread, all else on the event loop."""
+    """Makes spans. `observe_batch` runs on the engine thread, all else on the event loop."""
 
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider
@@ -80,7 +80,7 @@ class SpanTracing:
         self._batches: OrderedDict[int, SpanContext] = OrderedDict()
 
     def begin(self, *, method: str, headers: Iterable[tuple[bytes, bytes]]) -> OpenSpan:
-        """Open the span of a request, below the caller's own if it names one."""
+        """Open the span of a request, below the span of the caller if the headers name one."""
         carrier = {name.decode(): value.decode("latin-1") for name, value in _trace_of(headers)}
         span = self._tracer.start_span(
             method,
@@ -91,7 +91,7 @@ class SpanTracing:
         return OpenSpan(span)
 
     def observe_prediction(self, record: PredictionRecord) -> None:
-        """Make spans of the stages of the current request, and link it to its batches."""
+        """Make spans of the stages of the current request, and link its span to its batches."""
         request = trace.get_current_span()
         if not request.is_recording():
             return
@@ -101,7 +101,7 @@ class SpanTracing:
             self._version(each, request)
 
     def observe_batch(self, report: BatchReport) -> None:
-        """Make a span of a batch, and remember it for the requests that it answers."""
+        """Make a span of a batch, and remember the span for the requests of the batch."""
         attributes: Attributes = {
             "nunatak.batch.rows": report.num_rows,
             "nunatak.batch.tokens": report.num_tokens,
@@ -114,7 +114,7 @@ class SpanTracing:
             self._batches.popitem(last=False)
 
     def close(self) -> None:
-        """Send what has not been sent."""
+        """Send the spans that have not been sent."""
         self._provider.shutdown()
 
     def _version(self, record: VersionRecord, request: Span) -> None:

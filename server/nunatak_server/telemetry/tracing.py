@@ -1,7 +1,7 @@
-"""Tracing: where the time of a request went, told to a collector; off unless one is named.
+"""Tracing: what the server needs of it, and whether it is on.
 
-The standard `OTEL_*` variables say where to and how much. The libraries for it are an extra, and
-are imported only when they are needed.
+Tracing is off unless one of the standard `OTEL_*` variables names a collector. The spans are made
+in `spans.py`, whose libraries are an extra: this module imports them only when tracing is on.
 """
 
 import os
@@ -13,48 +13,48 @@ from nunatak_server.errors import InvalidSettingsError
 from nunatak_server.telemetry.records import PredictionRecord
 
 ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-"""Any of these turns tracing on."""
+"""Each of these variables turns tracing on."""
 DISABLED: Final = "OTEL_SDK_DISABLED"
 
 
 class RequestSpan(Protocol):
-    """The time of one request, from its head to its answer."""
+    """The span of one request, from its head to its answer."""
 
     @property
     def trace_id(self) -> str:
-        """What finds the request at the collector: 32 hexadecimal digits."""
+        """The 32 hexadecimal digits by which a collector finds the request."""
         ...
 
     def end(self, *, route: str, status: int) -> None:
-        """Close it, in the context where it was begun."""
+        """End the span, in the context in which it began."""
         ...
 
 
 class Tracing(Protocol):
-    """Makes spans of what is observed."""
+    """Makes spans of requests and batches."""
 
     def begin(self, *, method: str, headers: Iterable[tuple[bytes, bytes]]) -> RequestSpan:
-        """Open the span of a request, below the caller's own if it names one (W3C traceparent)."""
+        """Open the span of a request, below the span of the caller (W3C traceparent) if any."""
         ...
 
     def observe_prediction(self, record: PredictionRecord) -> None:
-        """Make spans of the stages of the request in whose context this is called."""
+        """Make spans of the stages of the current request."""
         ...
 
     def observe_batch(self, report: BatchReport) -> None:
-        """Make a span of a batch; called on the engine thread, before its rows are answered."""
+        """Make a span of a batch; called on the engine thread, before the rows are answered."""
         ...
 
     def close(self) -> None:
-        """Send what has not been sent; may take seconds."""
+        """Send the spans that have not been sent; may take seconds."""
         ...
 
 
 def find_tracing(environment: Mapping[str, str] = os.environ) -> Tracing | None:
-    """Return tracing to the collector that the environment names, or None if it names none.
+    """Return tracing to the collector that the environment names, or None without one.
 
     Raises:
-        InvalidSettingsError: one is named, but the libraries are not installed.
+        InvalidSettingsError: a collector is named, but the libraries are not installed.
     """
     is_disabled = environment.get(DISABLED, "").strip().lower() == "true"
     if is_disabled or not any(environment.get(name) for name in ENDPOINTS):

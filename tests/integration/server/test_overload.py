@@ -55,7 +55,7 @@ async def first_of(asked: Sequence[Awaitable[httpx.Response]], count: int) -> li
     return [await one for one in itertools.islice(asyncio.as_completed(asked), count)]
 
 
-async def test_a_task_that_floods_the_queue_is_refused_and_another_is_not(
+async def test_a_task_that_heavy_flows_the_queue_is_refused_and_another_is_not(
     backbone: Backbone, registry: Registry
 ) -> None:
     settings = make_settings(max_queued_requests=30)
@@ -63,21 +63,21 @@ async def test_a_task_that_floods_the_queue_is_refused_and_another_is_not(
         for task in ("tone", "other"):
             await client.post(f"/v1/tasks/{task}/predict", json={"inputs": "well?"})
         HeldLayers.may_compute.clear()
-        flood = [
+        heavy = [
             asyncio.create_task(client.post(PREDICT, json={"inputs": f"text {number}"}))
             for number in range(40)
         ]
-        refused = await first_of(flood, 20)
-        quiet = asyncio.create_task(
+        refused = await first_of(heavy, 20)
+        light = asyncio.create_task(
             client.post("/v1/tasks/other/predict", json={"inputs": "and me?"})
         )
         await asyncio.sleep(0)
         HeldLayers.may_compute.set()
 
-        assert (await quiet).status_code == 200
+        assert (await light).status_code == 200
         for answer in refused:
             check_refused(answer, 429, "share_exceeded")
-        assert [it.status_code for it in await asyncio.gather(*flood)].count(200) == 20
+        assert [it.status_code for it in await asyncio.gather(*heavy)].count(200) == 20
 
 
 @contextmanager
@@ -108,7 +108,7 @@ BODY = json.dumps({"inputs": "and this?"}).encode()
 LENGTH = f"content-length: {len(BODY)}"
 
 
-def test_a_flood_is_refused_before_its_bodies_come_and_keeps_its_connections(
+def test_a_heavy_flow_is_refused_before_its_bodies_come_and_keeps_its_connections(
     backbone: Backbone, registry: Registry
 ) -> None:
     with full_server(backbone, registry) as (address, refused):

@@ -139,7 +139,7 @@ def test_memory_that_torch_is_refused_on_a_processor_is_known_for_what_it_is() -
     assert isinstance(device_failure(refused.value), OutOfMemoryError)
 
 
-def test_a_batch_that_is_overtaken_gives_the_same_bits_and_so_does_what_overtakes(
+def test_a_batch_that_is_preempted_gives_the_same_bits_and_so_does_what_preempts(
     backbone: Backbone,
 ) -> None:
     one, other = backbone.tokenizer.encode(["one", "another text"], max_length=16)
@@ -148,10 +148,10 @@ def test_a_batch_that_is_overtaken_gives_the_same_bits_and_so_does_what_overtake
     compute = BatchCompute(backbone)
     found: list[list[list[float]]] = []
 
-    def overtake() -> None:
+    def preempt() -> None:
         found.append(compute(others))
 
-    logits = compute(rows, between_layers=overtake)
+    logits = compute(rows, between_layers=preempt)
 
     assert len(found) == backbone.config.num_layers
     assert logits == compute(rows)

@@ -79,8 +79,8 @@ async def calls_for(*, max_tokens: int, is_shadowed: bool) -> int:
 
     await bench.service.predict(asked)
     if is_shadowed:
-        await until(lambda: bench.traffic.report(own, shadow).compared == 1)
-    await bench.traffic.aclose()
+        await until(lambda: bench.rollouts.shadows.report(own, shadow).compared == 1)
+    await bench.rollouts.aclose()
     await bench.residency.aclose()
     return executor.num_calls
 

@@ -22,9 +22,9 @@ from nunatak_server.errors import (
 from nunatak_server.predict.service import PredictionService, RequestLimits, Stages
 from nunatak_server.predict.types import BACKBONE, EmbeddingRequest, Embeddings, normalised
 from nunatak_server.readiness import Readiness, State
-from nunatak_server.rollouts.rollouts import TrafficControl
+from nunatak_server.rollouts.rollouts import Rollouts
 from nunatak_server.scheduler.admission import Admission
-from nunatak_server.scheduler.pace import Pace
+from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.rows import PendingRow, Priority, RowAnswer, RowOutcome
 from nunatak_server.telemetry.metrics import Metrics
 from nunatak_server.tokenization import Tokenization
@@ -32,7 +32,7 @@ from nunatak_server.tokenization import Tokenization
 VECTOR = [3.0, 4.0]
 ANSWER = RowAnswer(logits=VECTOR, queue_s=0.1, compute_s=0.5, batch_rows=2)
 MAX_TOKENS = 120
-SLOW = replace(Pace(), tokens_per_s=10.0, largest_tokens=20.0)
+SLOW = replace(BatchTimeModel(), tokens_per_s=10.0, largest_tokens=20.0)
 URGENT = EmbeddingRequest(
     inputs=("ab", "c"),
     truncates=False,
@@ -84,11 +84,17 @@ def backbone() -> Backbone:
 
 
 def make_bench(
-    backbone: Backbone, outcome: RowOutcome | None = ANSWER, *, pace: Pace | None = None
+    backbone: Backbone,
+    outcome: RowOutcome | None = ANSWER,
+    *,
+    time_model: BatchTimeModel | None = None,
 ) -> Bench:
     engine, metrics, readiness = FakeEngine(outcome), Metrics(), Readiness()
     admission = Admission(
-        max_requests=4, max_tokens=MAX_TOKENS, max_bytes=1000, pace=lambda: pace or Pace()
+        max_requests=4,
+        max_tokens=MAX_TOKENS,
+        max_bytes=1000,
+        time_model=lambda: time_model or BatchTimeModel(),
     )
     residency = make_residency(FakeStore(embedding_branch(backbone)))
     stages = Stages(
@@ -96,7 +102,7 @@ def make_bench(
         residency=residency,
         tokenization=Tokenization(backbone.tokenizer, num_threads=1),
         engine=engine,
-        traffic=TrafficControl(
+        rollouts=Rollouts(
             residency=residency, join=backbone.tokenizer.join, tolerance=0.1, clock=ManualClock()
         ),
     )
@@ -154,7 +160,7 @@ async def test_rows_are_their_callers_at_the_priority_of_the_request(backbone: B
 
 
 async def test_an_urgent_text_does_not_wait_for_its_callers_others(backbone: Backbone) -> None:
-    bench = make_bench(backbone, pace=SLOW)
+    bench = make_bench(backbone, time_model=SLOW)
 
     with bench.admission.admit(URGENT.caller) as waiting:
         waiting.take_tokens({BACKBONE: 70})

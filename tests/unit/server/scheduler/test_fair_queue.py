@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from doubles.waiting import WaitingRow, left_by, waiting_row
-from nunatak_server.scheduler.fairness import Debts, Queues, Turns, flow_of
+from nunatak_server.scheduler.fairness import FairQueue, Queues, VirtualTimes, flow_of
 from nunatak_server.scheduler.planner import BatchLimits, TurnOrder, TurnRules, plan_batch
 from nunatak_server.scheduler.rows import Priority
 
@@ -16,9 +16,14 @@ weights = st.fixed_dictionaries({caller: st.sampled_from([0.5, 1.0, 4.0]) for ca
 
 
 def turns_of(
-    rows: list[WaitingRow], *, shares: dict[str, float] | None = None, debts: Debts | None = None
-) -> Turns[WaitingRow]:
-    return Turns(Queues(rows), debts=debts or Debts(), weights=shares or {})
+    rows: list[WaitingRow],
+    *,
+    shares: dict[str, float] | None = None,
+    virtual_times: VirtualTimes | None = None,
+) -> FairQueue[WaitingRow]:
+    return FairQueue(
+        Queues(rows), virtual_times=virtual_times or VirtualTimes(), weights=shares or {}
+    )
 
 
 @given(lengths, weights, st.integers(1, 60))
@@ -68,13 +73,13 @@ def test_turns_go_to_who_owes_least_and_then_to_the_oldest(
     rows: list[WaitingRow], costs: list[int], without_room: set[int]
 ) -> None:
     """The same as by looking for the least at each turn."""
-    turns, debts, left = turns_of(rows), Counter[object](), list(rows)
+    turns, virtual_times, left = turns_of(rows), Counter[object](), list(rows)
 
     def standing(row: WaitingRow) -> tuple[float, ...]:
         caller, flow = row.caller, flow_of(row)
         ages = [n for n, other in enumerate(rows) if other.caller == caller]
         own_ages = [n for n, other in enumerate(rows) if flow_of(other) == flow]
-        return debts[caller], ages[0], row.priority.rank, debts[flow], own_ages[0]
+        return virtual_times[caller], ages[0], row.priority.rank, virtual_times[flow], own_ages[0]
 
     for turn, cost in enumerate(costs):
         expected = min(left, key=standing, default=None)
@@ -88,7 +93,7 @@ def test_turns_go_to_who_owes_least_and_then_to_the_oldest(
             left = [row for row in left if flow_of(row) != flow_of(found)]
         else:
             turns.charge(found, cost)
-            debts.update({found.caller: cost, flow_of(found): cost})
+            virtual_times.update({found.caller: cost, flow_of(found): cost})
 
 
 @given(lengths)
@@ -145,13 +150,13 @@ def test_a_caller_that_pauses_saves_up_nothing() -> None:
 
 def test_debts_of_those_who_left_are_kept_until_others_have_caught_up() -> None:
     rows = [waiting_row("t", 0, caller="gone"), waiting_row("t", 1, caller="here")]
-    turns = turns_of(rows, debts=Debts(callers={"gone": 50.0, "old": 3.0}))
+    turns = turns_of(rows, virtual_times=VirtualTimes(callers={"gone": 50.0, "old": 3.0}))
     turns.charge(rows[1], 10)
 
-    debts = turns.settle({flow_of(rows[1])})
+    virtual_times = turns.carry_over({flow_of(rows[1])})
 
-    assert debts.callers == {"gone": 40.0}
-    assert debts.flows == {}
+    assert virtual_times.callers == {"gone": 40.0}
+    assert virtual_times.flows == {}
 
 
 def test_nobody_owes_anything_once_nobody_waits() -> None:
@@ -159,7 +164,7 @@ def test_nobody_owes_anything_once_nobody_waits() -> None:
     turns = turns_of(rows)
     turns.charge(rows[0], 10)
 
-    assert turns.settle(()) == Debts(callers={}, flows={})
+    assert turns.carry_over(()) == VirtualTimes(callers={}, flows={})
 
 
 def test_a_flow_keeps_its_order_behind_a_row_without_room() -> None:

@@ -1,4 +1,4 @@
-"""Turns at few places: one of each caller, however many of them one caller brings."""
+"""FairQueue at few places: one of each caller, however many of them one caller brings."""
 
 import asyncio
 import itertools
@@ -6,20 +6,20 @@ import itertools
 import pytest
 
 from doubles.leases import settle
-from nunatak_server.tokenization import Turnstile
+from nunatak_server.tokenization import FairSemaphore
 
 
 class Track:
     """Takes turns, and remembers who had one."""
 
-    def __init__(self, *, num_places: int = 1) -> None:
-        self.turnstile = Turnstile(num_places=num_places)
+    def __init__(self, *, num_slots: int = 1) -> None:
+        self.semaphore = FairSemaphore(num_slots=num_slots)
         self.began: list[str] = []
         self.may_end = asyncio.Event()
 
     async def pass_through(self, caller: str, *, num_turns: int = 1) -> None:
         for _ in range(num_turns):
-            async with self.turnstile.turn(caller):
+            async with self.semaphore.slot(caller):
                 self.began.append(caller)
                 await self.may_end.wait()
                 await asyncio.sleep(0)
@@ -46,10 +46,10 @@ async def test_who_comes_waits_for_one_turn_of_each_other_caller_at_most() -> No
     await scenario()
 
 
-@pytest.mark.parametrize("num_places", [1, 2])
-async def test_callers_that_stay_take_turns(num_places: int) -> None:
+@pytest.mark.parametrize("num_slots", [1, 2])
+async def test_callers_that_stay_take_turns(num_slots: int) -> None:
     async def scenario() -> None:
-        track = Track(num_places=num_places)
+        track = Track(num_slots=num_slots)
         track.may_end.set()
         many = [track.pass_through("many", num_turns=4) for _ in range(10)]
 
@@ -57,7 +57,7 @@ async def test_callers_that_stay_take_turns(num_places: int) -> None:
 
         positions = [index for index, caller in enumerate(track.began) if caller == "few"]
         gaps = [after - before for before, after in itertools.pairwise(positions)]
-        assert max(gaps) <= 1 + num_places
+        assert max(gaps) <= 1 + num_slots
 
     await scenario()
 
@@ -82,7 +82,7 @@ async def test_requests_of_one_caller_take_turns_as_well() -> None:
 
 async def test_as_many_go_on_at_once_as_there_are_places() -> None:
     async def scenario() -> None:
-        track = Track(num_places=2)
+        track = Track(num_slots=2)
         asking = [asyncio.create_task(track.pass_through("a")) for _ in range(3)]
         await settle()
         assert len(track.began) == 2
@@ -111,7 +111,7 @@ async def test_who_gives_up_leaves_its_turn_to_the_next() -> None:
         assert track.began == ["a", "d"]
         track.may_end.set()
         await last
-        async with asyncio.timeout(1), track.turnstile.turn("anybody"):
+        async with asyncio.timeout(1), track.semaphore.slot("anybody"):
             pass
 
     await scenario()

@@ -36,7 +36,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Ge
         yield opened
 
 
-async def test_short_questions_overtake_a_long_list_and_all_answers_stay_the_same(
+async def test_short_questions_preempt_a_long_list_and_all_answers_stay_the_same(
     backbone: Backbone, registry: Registry
 ) -> None:
     texts = [f"{number} {TEXT}" for number in range(NUM_TEXTS)]

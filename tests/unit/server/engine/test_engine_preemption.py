@@ -22,8 +22,8 @@ from nunatak_model import (
 )
 from nunatak_server.engine.outcomes import BatchReport
 from nunatak_server.errors import DeadlineExceededError, EngineFailedError, NotReadyError
+from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.fairness import HALF_LIFE_S
-from nunatak_server.scheduler.pace import Pace
 from nunatak_server.scheduler.rows import PendingRow
 
 
@@ -32,77 +32,77 @@ def make_branch() -> Branch:
     return tiny_branch()
 
 
-def make_flood(branch: Branch) -> list[PendingRow]:
+def make_heavy(branch: Branch) -> list[PendingRow]:
     """More rows of one task than one batch takes."""
-    return [make_row(branch, token, task="flood") for token in range(6)]
+    return [make_row(branch, token, task="heavy") for token in range(6)]
 
 
-async def test_rows_go_before_the_layers_of_a_flood_that_are_left(branch: Branch) -> None:
-    flood = make_flood(branch)
-    quiet, late = make_row(branch, 100, task="quiet"), make_row(branch, 101, task="late")
-    compute = LayeredCompute(lambda: engine.submit([quiet]), lambda: engine.submit([late]))
+async def test_rows_go_before_the_layers_of_a_heavy_flow_that_are_left(branch: Branch) -> None:
+    heavy = make_heavy(branch)
+    light, late = make_row(branch, 100, task="light"), make_row(branch, 101, task="late")
+    compute = LayeredCompute(lambda: engine.submit([light]), lambda: engine.submit([late]))
     observer = RecordingObserver()
     engine = make_engine(compute, observer=observer)
-    engine.submit(flood)
+    engine.submit(heavy)
     engine.start()
     compute.may_begin.set()
 
-    outcomes = await asyncio.gather(*(row.future for row in (*flood, quiet, late)))
+    outcomes = await asyncio.gather(*(row.future for row in (*heavy, light, late)))
     await engine.aclose()
 
     assert [logits_of(outcome)[0] for outcome in outcomes] == [*range(6), 100, 101]
     assert compute.ended == [[100], [101], [0, 1, 2, 3], [4, 5]]
-    assert [batch.has_overtaken for batch in observer.batches] == [True, True, False, False]
+    assert [batch.has_preempted for batch in observer.batches] == [True, True, False, False]
 
 
-async def test_a_device_that_does_not_stop_computes_quiet_rows_with_the_flood(
+async def test_a_device_that_does_not_stop_computes_light_rows_with_the_heavy_flow(
     branch: Branch,
 ) -> None:
-    flood, quiet = make_flood(branch), make_row(branch, 100, task="quiet")
+    heavy, light = make_heavy(branch), make_row(branch, 100, task="light")
     compute = FakeCompute()
     engine = make_engine(compute)
-    engine.submit([*flood, quiet])
+    engine.submit([*heavy, light])
     engine.start()
 
-    await asyncio.gather(*(row.future for row in (*flood, quiet)))
+    await asyncio.gather(*(row.future for row in (*heavy, light)))
     await engine.aclose()
 
     assert compute.batches == [[0, 100, 1, 2], [3, 4, 5]]
 
 
-async def test_who_comes_while_others_overtake_waits_for_no_layer(branch: Branch) -> None:
-    flood = make_flood(branch)
-    quiet, late = make_row(branch, 100, task="quiet"), make_row(branch, 101, task="late")
+async def test_who_comes_while_others_preempt_waits_for_no_layer(branch: Branch) -> None:
+    heavy = make_heavy(branch)
+    light, late = make_row(branch, 100, task="light"), make_row(branch, 101, task="late")
     coming = [[late]]
 
     def come(num_rows: int) -> None:
         if num_rows == 1 and coming:
             engine.submit(coming.pop())
 
-    compute = LayeredCompute(lambda: engine.submit([quiet]), on_batch=come)
+    compute = LayeredCompute(lambda: engine.submit([light]), on_batch=come)
     engine = make_engine(compute)
-    engine.submit(flood)
+    engine.submit(heavy)
     engine.start()
     compute.may_begin.set()
 
-    await asyncio.gather(*(row.future for row in (*flood, quiet, late)))
+    await asyncio.gather(*(row.future for row in (*heavy, light, late)))
     await engine.aclose()
 
     assert compute.ended == [[100], [101], [0, 1, 2, 3], [4, 5]]
 
 
-async def test_who_stays_behind_goes_later_and_a_batch_is_overtaken_by_four_times_its_work(
+async def test_who_stays_behind_goes_later_and_a_batch_is_preempted_by_four_times_its_work(
     branch: Branch,
 ) -> None:
-    flood = make_flood(branch)
-    quiet = [make_row(branch, 100 + number, task=f"quiet-{number}") for number in range(20)]
-    compute = LayeredCompute(lambda: engine.submit(quiet), lambda: None, lambda: None)
+    heavy = make_heavy(branch)
+    light = [make_row(branch, 100 + number, task=f"light-{number}") for number in range(20)]
+    compute = LayeredCompute(lambda: engine.submit(light), lambda: None, lambda: None)
     engine = make_engine(compute)
-    engine.submit(flood)
+    engine.submit(heavy)
     engine.start()
     compute.may_begin.set()
 
-    await asyncio.gather(*(row.future for row in (*flood, *quiet)))
+    await asyncio.gather(*(row.future for row in (*heavy, *light)))
     await engine.aclose()
 
     before = list(itertools.takewhile(lambda tokens: tokens != [0, 1, 2, 3], compute.ended))
@@ -111,11 +111,11 @@ async def test_who_stays_behind_goes_later_and_a_batch_is_overtaken_by_four_time
 
 
 @pytest.mark.parametrize("pause_s", [0.0, 20 * HALF_LIFE_S])
-async def test_who_was_given_much_overtakes_again_after_a_pause(
+async def test_who_was_given_much_preempts_again_after_a_pause(
     branch: Branch, pause_s: float
 ) -> None:
     busy = [make_row(branch, 200 + number, task="busy") for number in range(40)]
-    flood, back = make_flood(branch), make_row(branch, 100, task="busy")
+    heavy, back = make_heavy(branch), make_row(branch, 100, task="busy")
     compute, clock = LayeredCompute(), ManualClock()
     engine = make_engine(compute, clock=clock)
     engine.submit(busy)
@@ -125,8 +125,8 @@ async def test_who_was_given_much_overtakes_again_after_a_pause(
 
     clock.now += pause_s
     compute.events = [lambda: engine.submit([back])]
-    engine.submit(flood)
-    await asyncio.gather(*(row.future for row in (*flood, back)))
+    engine.submit(heavy)
+    await asyncio.gather(*(row.future for row in (*heavy, back)))
     await engine.aclose()
 
     order = [tokens[0] for tokens in compute.ended if tokens[0] < 200]
@@ -134,51 +134,51 @@ async def test_who_was_given_much_overtakes_again_after_a_pause(
 
 
 async def test_rows_of_one_text_stay_behind_together_at_every_layer(branch: Branch) -> None:
-    flood = make_flood(branch)
+    heavy = make_heavy(branch)
     text = [
         make_row(branch, 100 + number, task=task, group=-1)
-        for number, task in enumerate(("flood", "quiet"))
+        for number, task in enumerate(("heavy", "light"))
     ]
     compute = LayeredCompute(lambda: engine.submit(text), lambda: None, lambda: None)
     engine = make_engine(compute)
-    engine.submit(flood)
+    engine.submit(heavy)
     engine.start()
     compute.may_begin.set()
 
-    await asyncio.gather(*(row.future for row in (*flood, *text)))
+    await asyncio.gather(*(row.future for row in (*heavy, *text)))
     await engine.aclose()
 
     assert compute.ended[0] == [0, 1, 2, 3]
 
 
 async def test_who_stays_behind_and_is_given_up_is_forgotten(branch: Branch) -> None:
-    flood = make_flood(branch)
-    quiet = [make_row(branch, 100 + number, task=f"quiet-{number}") for number in range(20)]
+    heavy = make_heavy(branch)
+    light = [make_row(branch, 100 + number, task=f"light-{number}") for number in range(20)]
 
     def give_up() -> None:
-        for row in quiet:
+        for row in light:
             row.future.cancel()
 
-    compute = LayeredCompute(lambda: engine.submit(quiet), give_up, lambda: None, lambda: None)
+    compute = LayeredCompute(lambda: engine.submit(light), give_up, lambda: None, lambda: None)
     engine = make_engine(compute)
-    engine.submit(flood)
+    engine.submit(heavy)
     engine.start()
     compute.may_begin.set()
 
-    outcomes = await asyncio.gather(*(row.future for row in flood))
+    outcomes = await asyncio.gather(*(row.future for row in heavy))
     await engine.aclose()
 
     assert [logits_of(outcome)[0] for outcome in outcomes] == [*range(6)]
-    assert sum(map(len, compute.ended)) < len(flood) + len(quiet)
+    assert sum(map(len, compute.ended)) < len(heavy) + len(light)
 
 
 @pytest.mark.parametrize("num_layers", [0, 1])
-async def test_a_row_that_waits_beside_a_flood_is_computed_first_also_if_that_runs_no_layer(
+async def test_a_row_that_waits_beside_a_heavy_flow_is_computed_first_also_if_that_runs_no_layer(
     branch: Branch, num_layers: int
 ) -> None:
     compute = LayeredCompute(*[lambda: None] * num_layers)
     engine = make_engine(compute)
-    rows = [*make_flood(branch), make_row(branch, 100, task="quiet")]
+    rows = [*make_heavy(branch), make_row(branch, 100, task="light")]
     engine.submit(rows)
     engine.start()
     compute.may_begin.set()
@@ -195,33 +195,33 @@ async def test_a_row_that_is_dropped_keeps_none_of_its_flow_from_going_first(
 ) -> None:
     compute = LayeredCompute(lambda: None)
     engine = make_engine(compute)
-    flood, quiet = make_flood(branch), make_row(branch, 100, task="quiet")
-    other = make_row(branch, 101, task="quiet", deadline=-1 if dropped == "expired" else 10)
+    heavy, light = make_heavy(branch), make_row(branch, 100, task="light")
+    other = make_row(branch, 101, task="light", deadline=-1 if dropped == "expired" else 10)
     if dropped == "shadow":
         other = replace(other, is_shadow=True)
     if dropped == "cancelled":
         other.future.cancel()
-    engine.submit([*flood, quiet, other])
+    engine.submit([*heavy, light, other])
     engine.start()
     compute.may_begin.set()
 
-    await asyncio.gather(*(row.future for row in (*flood, quiet)))
+    await asyncio.gather(*(row.future for row in (*heavy, light)))
     await engine.aclose()
 
     assert compute.ended[0] == [100]
 
 
-async def test_a_shadow_keeps_no_later_row_of_its_flow_from_overtaking(branch: Branch) -> None:
-    first, later = make_row(branch, 100, task="quiet"), make_row(branch, 101, task="quiet")
-    shadow = replace(make_row(branch, 102, task="quiet"), is_shadow=True)
+async def test_a_shadow_keeps_no_later_row_of_its_flow_from_preemption(branch: Branch) -> None:
+    first, later = make_row(branch, 100, task="light"), make_row(branch, 101, task="light")
+    shadow = replace(make_row(branch, 102, task="light"), is_shadow=True)
     compute = LayeredCompute(lambda: engine.submit([first, shadow]), lambda: engine.submit([later]))
     engine = make_engine(compute)
-    flood = make_flood(branch)
-    engine.submit(flood)
+    heavy = make_heavy(branch)
+    engine.submit(heavy)
     engine.start()
     compute.may_begin.set()
 
-    await asyncio.gather(*(row.future for row in (*flood, first, later)))
+    await asyncio.gather(*(row.future for row in (*heavy, first, later)))
     await engine.aclose()
 
     assert compute.ended[:2] == [[100], [101]]
@@ -251,53 +251,53 @@ async def test_a_shadow_is_dropped_with_the_last_row_it_could_be_computed_beside
     await engine.aclose()
 
 
-async def test_what_overtakes_a_batch_is_not_counted_as_its_time(branch: Branch) -> None:
+async def test_what_preempts_a_batch_is_not_counted_as_its_time(branch: Branch) -> None:
     stopwatch = ManualClock()
 
-    def quiet_arrives() -> None:
+    def light_arrives() -> None:
         stopwatch.now += 1.0
-        engine.submit([quiet])
+        engine.submit([light])
 
     def take_time(num_rows: int) -> None:
         stopwatch.now += num_rows
 
-    compute = LayeredCompute(quiet_arrives, on_batch=take_time)
+    compute = LayeredCompute(light_arrives, on_batch=take_time)
     engine = make_engine(compute, stopwatch=stopwatch)
     paces: list[float] = []
-    after = Pace.after
-    flood, quiet = make_flood(branch), make_row(branch, 100, task="quiet")
+    after = BatchTimeModel.after
+    heavy, light = make_heavy(branch), make_row(branch, 100, task="light")
 
-    def remember(pace: Pace, *, seconds: float, **batch: Any) -> Pace:  # noqa: ANN401 - the rest
+    def remember(time_model: BatchTimeModel, *, seconds: float, **batch: Any) -> BatchTimeModel:  # noqa: ANN401 - the rest
         paces.append(seconds)
-        return after(pace, seconds=seconds, **batch)
+        return after(time_model, seconds=seconds, **batch)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Pace, "after", remember)
-        engine.submit(flood)
+        patch.setattr(BatchTimeModel, "after", remember)
+        engine.submit(heavy)
         engine.start()
         compute.may_begin.set()
-        await asyncio.gather(*(row.future for row in (*flood, quiet)))
+        await asyncio.gather(*(row.future for row in (*heavy, light)))
         await engine.aclose()
 
     assert paces == [1.0, 5.0, 2.0]
 
 
-async def test_a_failure_while_overtaking_is_the_engine_s_and_answers_everybody(
+async def test_a_failure_while_preemption_is_the_engine_s_and_answers_everybody(
     branch: Branch,
 ) -> None:
     class BrokenObserver(RecordingObserver):
         def observe_batch(self, report: BatchReport) -> None:
             raise ArithmeticError
 
-    flood, quiet = make_flood(branch), make_row(branch, 100, task="quiet")
+    heavy, light = make_heavy(branch), make_row(branch, 100, task="light")
     fatal: list[EngineFailedError] = []
-    compute = LayeredCompute(lambda: engine.submit([quiet]))
+    compute = LayeredCompute(lambda: engine.submit([light]))
     engine = make_engine(compute, fatal=fatal, observer=BrokenObserver())
-    engine.submit(flood)
+    engine.submit(heavy)
     engine.start()
     compute.may_begin.set()
 
-    outcomes = await asyncio.gather(*(row.future for row in (*flood, quiet)))
+    outcomes = await asyncio.gather(*(row.future for row in (*heavy, light)))
 
     assert all(isinstance(outcome, NotReadyError) for outcome in outcomes)
     assert [error.reason for error in fatal] == ["ArithmeticError"]

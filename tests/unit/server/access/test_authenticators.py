@@ -6,7 +6,12 @@ from pathlib import Path
 import pytest
 
 from doubles.access import add_key
-from nunatak_server.access.authenticators import KeyedDoor, OpenDoor, check_exposure, open_door
+from nunatak_server.access.authenticators import (
+    KeyAuthenticator,
+    OpenAuthenticator,
+    authenticator_for,
+    check_exposure,
+)
 from nunatak_server.access.files import change_keys, read_keys
 from nunatak_server.access.keys import ANYONE, Scope
 from nunatak_server.errors import InvalidSettingsError, KeyFileError
@@ -15,8 +20,8 @@ from nunatak_server.settings import ServerSettings
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
 
 
-def door_of(path: Path, steps: list[Callable[[], None]]) -> KeyedDoor:
-    """A door that takes one of the steps each time that it pauses."""
+def door_of(path: Path, steps: list[Callable[[], None]]) -> KeyAuthenticator:
+    """A authenticator that takes one of the steps each time that it pauses."""
     remaining = iter(steps)
 
     async def pause(seconds: float) -> None:
@@ -26,12 +31,12 @@ def door_of(path: Path, steps: list[Callable[[], None]]) -> KeyedDoor:
             raise asyncio.CancelledError
         step()
 
-    return KeyedDoor(path, read_keys(path), now=lambda: NOW, pause=pause)
+    return KeyAuthenticator(path, read_keys(path), now=lambda: NOW, pause=pause)
 
 
-def follow(door: KeyedDoor) -> None:
+def follow(authenticator: KeyAuthenticator) -> None:
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(door.run())
+        asyncio.run(authenticator.run())
 
 
 def sent(headers: dict[str, str]) -> bytes:
@@ -39,24 +44,24 @@ def sent(headers: dict[str, str]) -> bytes:
 
 
 def test_an_open_door_takes_everybody() -> None:
-    assert OpenDoor().identify(None) is ANYONE
-    assert OpenDoor().identify(b"whatever") is ANYONE
-    assert isinstance(open_door(None), OpenDoor)
+    assert OpenAuthenticator().identify(None) is ANYONE
+    assert OpenAuthenticator().identify(b"whatever") is ANYONE
+    assert isinstance(authenticator_for(None), OpenAuthenticator)
 
 
 def test_a_door_with_no_keys_takes_nobody(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     change_keys(path, lambda keys: keys)
 
-    door = open_door(path)
+    authenticator = authenticator_for(path)
 
-    assert door.identify(None) is None
-    assert door.identify(b"") is None
+    assert authenticator.identify(None) is None
+    assert authenticator.identify(b"") is None
 
 
 def test_a_file_of_keys_that_is_missing_at_the_start_is_told(tmp_path: Path) -> None:
     with pytest.raises(KeyFileError):
-        open_door(tmp_path / "keys.json")
+        authenticator_for(tmp_path / "keys.json")
 
 
 def test_keys_that_come_and_go_are_seen_without_a_restart(tmp_path: Path) -> None:
@@ -68,12 +73,12 @@ def test_keys_that_come_and_go_are_seen_without_a_restart(tmp_path: Path) -> Non
         change_keys(path, lambda _: ())
         new.update(add_key(path, "new"))
 
-    door = door_of(path, [exchange])
-    assert door.identify(sent(old)) is not None
-    follow(door)
+    authenticator = door_of(path, [exchange])
+    assert authenticator.identify(sent(old)) is not None
+    follow(authenticator)
 
-    assert door.identify(sent(old)) is None
-    caller = door.identify(sent(new))
+    assert authenticator.identify(sent(old)) is None
+    caller = authenticator.identify(sent(new))
     assert caller is not None
     assert caller.name == "new"
 
@@ -85,10 +90,10 @@ def test_a_file_that_breaks_or_goes_leaves_the_keys_as_they_were(tmp_path: Path)
     def spoil() -> None:
         path.write_text("{")
 
-    door = door_of(path, [spoil, path.unlink])
-    follow(door)
+    authenticator = door_of(path, [spoil, path.unlink])
+    follow(authenticator)
 
-    assert door.identify(sent(key)) is not None
+    assert authenticator.identify(sent(key)) is not None
 
 
 def test_a_file_that_is_mended_is_read_again(tmp_path: Path) -> None:
@@ -98,10 +103,10 @@ def test_a_file_that_is_mended_is_read_again(tmp_path: Path) -> None:
     def mend() -> None:
         change_keys(path, lambda keys: keys)
 
-    door = door_of(path, [path.unlink, mend])
-    follow(door)
+    authenticator = door_of(path, [path.unlink, mend])
+    follow(authenticator)
 
-    assert door.identify(sent(key)) is None
+    assert authenticator.identify(sent(key)) is None
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.3.2.1", "::1", "localhost"])
@@ -126,7 +131,7 @@ def test_time_passes_for_keys_without_the_file(tmp_path: Path) -> None:
     change_keys(path, lambda _: (record.model_copy(update={"expires_at": NOW}),))
     times = iter([NOW - timedelta(seconds=1), NOW])
 
-    door = KeyedDoor(path, read_keys(path), now=lambda: next(times))
+    authenticator = KeyAuthenticator(path, read_keys(path), now=lambda: next(times))
 
-    assert door.identify(sent(key)) is not None
-    assert door.identify(sent(key)) is None
+    assert authenticator.identify(sent(key)) is not None
+    assert authenticator.identify(sent(key)) is None

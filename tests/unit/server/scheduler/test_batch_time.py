@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nunatak_server.scheduler.pace import FIXED_SHARE, MIN_EFFICIENT_TOKENS, SWING, Line, Pace
+from nunatak_server.scheduler.batch_time import (
+    FIXED_SHARE,
+    MIN_EFFICIENT_TOKENS,
+    SIZE_VARIATION,
+    BatchTimeModel,
+    LinearFit,
+)
 
 sizes = st.lists(st.integers(10, 4000), min_size=2, max_size=30).filter(
     lambda them: max(them) > 4 * min(them)
@@ -17,12 +23,14 @@ sizes = st.lists(st.integers(10, 4000), min_size=2, max_size=30).filter(
 FIXED_S, PER_TOKEN_S = 1e-3, 0.15e-3
 
 
-def pace_of(batches: Sequence[tuple[float, float]]) -> Pace:
-    """Return the pace after batches of tokens and seconds."""
-    pace = Pace().after(work=1, asked_work=1, seconds=100, num_tasks=1, num_rows=1)
+def pace_of(batches: Sequence[tuple[float, float]]) -> BatchTimeModel:
+    """Return the time_model after batches of tokens and seconds."""
+    time_model = BatchTimeModel().after(work=1, asked_work=1, seconds=100, num_tasks=1, num_rows=1)
     for work, seconds in batches:
-        pace = pace.after(work=work, asked_work=work, seconds=seconds, num_tasks=1, num_rows=1)
-    return pace
+        time_model = time_model.after(
+            work=work, asked_work=work, seconds=seconds, num_tasks=1, num_rows=1
+        )
+    return time_model
 
 
 @given(sizes, st.floats(1e-3, 0.1), st.floats(1e-5, 1e-3))
@@ -45,13 +53,13 @@ def test_an_efficient_batch_has_all_but_a_share_of_the_throughput_of_the_longest
     fixed_s: float, per_task_s: float, per_token_s: float, num_tasks: int, max_rows: int
 ) -> None:
     row = 20.0
-    line = Line(fixed_s=fixed_s, per_task_s=per_task_s, per_token_s=per_token_s)
-    pace = Pace(line=line, max_rows=max_rows, x=row, num_rows=1)
+    fit = LinearFit(fixed_s=fixed_s, per_task_s=per_task_s, per_token_s=per_token_s)
+    time_model = BatchTimeModel(fit=fit, max_rows=max_rows, x=row, num_rows=1)
 
     def throughput(work: float) -> float:
-        return work / line.seconds(work, min(num_tasks, work / row))
+        return work / fit.seconds(work, min(num_tasks, work / row))
 
-    size = pace.efficient_tokens(num_tasks)
+    size = time_model.efficient_tokens(num_tasks)
 
     assert size <= max_rows * row
     if size > MIN_EFFICIENT_TOKENS:
@@ -72,43 +80,45 @@ def of_tasks(
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("overtaking", [0.0, 0.3])
+@pytest.mark.parametrize("preemption", [0.0, 0.3])
 def test_rows_that_go_alone_do_not_make_batches_of_many_tasks_short(
-    seed: int, overtaking: float
+    seed: int, preemption: float
 ) -> None:
     draw = random.Random(seed)
-    pace = Pace(max_rows=64).after(work=1, asked_work=1, seconds=1, num_tasks=1, num_rows=1)
+    time_model = BatchTimeModel(max_rows=64).after(
+        work=1, asked_work=1, seconds=1, num_tasks=1, num_rows=1
+    )
 
     for count in range(600):
-        goes_alone = count < 20 or draw.random() < overtaking
-        limit = 0.0 if goes_alone else min(pace.next_tokens(9), 64 * 25)
+        goes_alone = count < 20 or draw.random() < preemption
+        limit = 0.0 if goes_alone else min(time_model.next_tokens(9), 64 * 25)
         tokens = [draw.randint(8, 42)]
         while sum(tokens) + 25 <= limit:
             tokens.append(draw.randint(8, 42))
         work, tasks, rows, seconds = of_tasks(tokens, num_tasks=9, draw=draw)
-        pace = pace.after(
+        time_model = time_model.after(
             work=work, asked_work=work, seconds=seconds, num_tasks=tasks, num_rows=rows
         )
 
-    line = Line(fixed_s=3.5e-3, per_task_s=PER_TASK_S, per_token_s=PER_TOKEN_S)
-    size, longest = pace.efficient_tokens(9), 64 * 25
-    reached = size / line.seconds(size, 9) * line.seconds(longest, 9) / longest
+    fit = LinearFit(fixed_s=3.5e-3, per_task_s=PER_TASK_S, per_token_s=PER_TOKEN_S)
+    size, longest = time_model.efficient_tokens(9), 64 * 25
+    reached = size / fit.seconds(size, 9) * fit.seconds(longest, 9) / longest
     assert reached == pytest.approx(1 - FIXED_SHARE, abs=0.05)
 
 
 def test_what_a_task_takes_is_kept_while_batches_do_not_tell_it() -> None:
-    line = Line(fixed_s=1e-3, per_task_s=PER_TASK_S, per_token_s=PER_TOKEN_S)
-    pace = replace(
-        Pace().after(work=1, asked_work=1, seconds=1, num_tasks=1, num_rows=1), line=line
+    fit = LinearFit(fixed_s=1e-3, per_task_s=PER_TASK_S, per_token_s=PER_TOKEN_S)
+    time_model = replace(
+        BatchTimeModel().after(work=1, asked_work=1, seconds=1, num_tasks=1, num_rows=1), fit=fit
     )
 
     for work in (20, 400) * 50:
-        pace = pace.after(
-            work=work, asked_work=work, seconds=line.seconds(work, 1), num_tasks=1, num_rows=1
+        time_model = time_model.after(
+            work=work, asked_work=work, seconds=fit.seconds(work, 1), num_tasks=1, num_rows=1
         )
 
-    assert pace.line is not None
-    assert pace.line.per_task_s == PER_TASK_S
+    assert time_model.fit is not None
+    assert time_model.fit.per_task_s == PER_TASK_S
 
 
 def test_batches_of_one_size_tell_nothing_about_the_fixed_part() -> None:
@@ -127,14 +137,14 @@ def test_what_was_learnt_is_kept_while_all_batches_are_of_one_size() -> None:
 @pytest.mark.parametrize("wrong", [MIN_EFFICIENT_TOKENS, 5000.0])
 def test_a_wrong_size_is_found_out_though_all_rows_are_alike(wrong: float) -> None:
     row, fixed_s, per_token_s = 18, 6e-3, 0.3e-3
-    line = Line(fixed_s=wrong * FIXED_SHARE / (1 - FIXED_SHARE), per_token_s=1)
-    pace = replace(
-        Pace().after(work=1, asked_work=1, seconds=1, num_tasks=1, num_rows=1), line=line
+    fit = LinearFit(fixed_s=wrong * FIXED_SHARE / (1 - FIXED_SHARE), per_token_s=1)
+    time_model = replace(
+        BatchTimeModel().after(work=1, asked_work=1, seconds=1, num_tasks=1, num_rows=1), fit=fit
     )
 
     for _ in range(300):
-        work = row * max(1, int(pace.next_tokens(1) // row))
-        pace = pace.after(
+        work = row * max(1, int(time_model.next_tokens(1) // row))
+        time_model = time_model.after(
             work=work,
             asked_work=work,
             seconds=fixed_s + work * per_token_s,
@@ -143,16 +153,16 @@ def test_a_wrong_size_is_found_out_though_all_rows_are_alike(wrong: float) -> No
         )
 
     right = (1 / FIXED_SHARE - 1) * fixed_s / per_token_s
-    assert pace.efficient_tokens(1) == pytest.approx(right, rel=0.05)
+    assert time_model.efficient_tokens(1) == pytest.approx(right, rel=0.05)
 
 
 def test_sizes_swing_around_the_efficient_one() -> None:
-    pace = pace_of([(10, 1.01), (1000, 2.0)])
+    time_model = pace_of([(10, 1.01), (1000, 2.0)])
 
-    following = pace.after(work=100, asked_work=100, seconds=1.1, num_tasks=1, num_rows=1)
+    following = time_model.after(work=100, asked_work=100, seconds=1.1, num_tasks=1, num_rows=1)
 
-    swings = [it.next_tokens(1) / it.efficient_tokens(1) for it in (pace, following)]
-    assert sorted(swings) == pytest.approx([1 - SWING, 1 + SWING])
+    swings = [it.next_tokens(1) / it.efficient_tokens(1) for it in (time_model, following)]
+    assert sorted(swings) == pytest.approx([1 - SIZE_VARIATION, 1 + SIZE_VARIATION])
 
 
 def batches(draw: random.Random, *, delay_s: Callable[[], float]) -> list[tuple[float, float]]:
@@ -193,9 +203,13 @@ def test_a_machine_without_a_fixed_part_still_gets_a_few_rows() -> None:
 
 
 def test_the_first_batch_is_not_counted() -> None:
-    pace = Pace().after(work=9, asked_work=9, seconds=1, num_tasks=1, num_rows=1)
+    time_model = BatchTimeModel().after(work=9, asked_work=9, seconds=1, num_tasks=1, num_rows=1)
 
-    assert (pace.tokens_per_s, pace.largest_tokens, pace.efficient_tokens(1)) == (None, 0, inf)
+    assert (time_model.tokens_per_s, time_model.largest_tokens, time_model.efficient_tokens(1)) == (
+        None,
+        0,
+        inf,
+    )
 
 
 def test_the_pace_is_that_of_the_fastest_of_recent_batches() -> None:
@@ -207,9 +221,9 @@ def test_the_pace_is_that_of_the_fastest_of_recent_batches() -> None:
 
 def test_batches_whose_states_are_all_held_tell_nothing_of_tokens() -> None:
     learnt = pace_of([(tokens, FIXED_S + PER_TOKEN_S * tokens) for tokens in (20, 200) * 20])
-    pace = learnt
+    time_model = learnt
     for _ in range(100_000):
-        pace = pace.after(work=0, asked_work=20, seconds=1e-3, num_tasks=1, num_rows=1)
+        time_model = time_model.after(work=0, asked_work=20, seconds=1e-3, num_tasks=1, num_rows=1)
 
-    assert pace.next_tokens(1) == learnt.next_tokens(1)
-    assert pace.largest_tokens == 20
+    assert time_model.next_tokens(1) == learnt.next_tokens(1)
+    assert time_model.largest_tokens == 20

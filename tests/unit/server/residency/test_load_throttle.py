@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from nunatak_server.residency.loads import MAX_REST_S, GivingWay
+from nunatak_server.residency.loads import MAX_REST_S, LoadThrottle
 
 
 @dataclass
@@ -16,56 +16,56 @@ class Load:
     worked_s: float = 0.0
     rests: list[float] = field(default_factory=list[float])
 
-    def gives_way(self, is_wanted: Callable[[], bool] = lambda: True) -> GivingWay:
-        return GivingWay(is_wanted, rest=self.rests.append, worked=lambda: self.worked_s)
+    def throttle(self, is_wanted: Callable[[], bool] = lambda: True) -> LoadThrottle:
+        return LoadThrottle(is_wanted, rest=self.rests.append, worked=lambda: self.worked_s)
 
 
 def test_each_piece_is_followed_by_a_rest_in_proportion() -> None:
     load = Load()
-    give_way = load.gives_way()
+    throttle = load.throttle()
 
-    give_way.begin()
+    throttle.begin()
     for piece_s in (0.002, 0.005):
         load.worked_s += piece_s
-        give_way()
+        throttle()
 
     assert load.rests == pytest.approx([0.004, 0.01])
 
 
 def test_nobody_rests_for_long() -> None:
     load = Load()
-    give_way = load.gives_way()
+    throttle = load.throttle()
 
-    give_way.begin()
+    throttle.begin()
     load.worked_s += 60.0
-    give_way()
+    throttle()
 
     assert load.rests == [MAX_REST_S]
 
 
 def test_nobody_rests_where_that_is_not_wanted() -> None:
     load, batches = Load(), list[str]()
-    give_way = load.gives_way(lambda: bool(batches))
+    throttle = load.throttle(lambda: bool(batches))
 
-    give_way.begin()
+    throttle.begin()
     load.worked_s += 1.0
-    give_way()
+    throttle()
     batches.append("one")
     load.worked_s += 0.005
-    give_way()
+    throttle()
 
     assert load.rests == pytest.approx([0.01])
 
 
 def test_what_a_thread_did_before_a_load_is_no_part_of_it() -> None:
     load = Load(worked_s=100.0)
-    give_way = load.gives_way()
+    throttle = load.throttle()
 
-    give_way()
+    throttle()
     load.worked_s += 50.0
-    give_way.begin()
+    throttle.begin()
     load.worked_s += 0.005
-    give_way()
+    throttle()
 
     assert load.rests == pytest.approx([0.01])
 
@@ -77,7 +77,7 @@ def test_threads_rest_for_their_own_work() -> None:
     def name() -> str:
         return threading.current_thread().name
 
-    give_way = GivingWay(
+    throttle = LoadThrottle(
         lambda: True,
         rest=lambda seconds: rests.__setitem__(name(), seconds),
         worked=lambda: worked[name()],
@@ -86,10 +86,10 @@ def test_threads_rest_for_their_own_work() -> None:
     both_have_begun = threading.Barrier(2, timeout=10)
 
     def load(seconds: float) -> None:
-        give_way.begin()
+        throttle.begin()
         both_have_begun.wait()
         worked[name()] += seconds
-        give_way()
+        throttle()
 
     threads = [
         threading.Thread(target=load, args=(seconds,), name=thread)
