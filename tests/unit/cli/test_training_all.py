@@ -6,7 +6,7 @@ import pytest
 
 from doubles.backbones import save_tiny_backbone
 from nunatak_cli.errors import TaskFileError
-from nunatak_cli.training_many import TaskSettings, read_task_file, requests_of
+from nunatak_cli.training_all import TaskSettings, read_task_file, requests_of
 from nunatak_training import Recipe, default_recipe, read_settings
 
 YAML = """

@@ -1,6 +1,9 @@
-"""`nunatak train` and `nunatak train-all`: from files of examples to published versions."""
+"""`nunatak train` and `nunatak train-all`: their options.
 
-# ruff: noqa: PLC0415 - torch is imported when training starts, and for the list of settings
+`training` and `training_all` do the work; they import torch.
+"""
+
+# ruff: noqa: PLC0415 - a command imports torch when training starts, or to list all settings
 
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +11,6 @@ from typing import Annotated
 import typer
 from typer.core import TyperCommand
 
-from nunatak_cli.assignments import settings_given
 from nunatak_cli.errors import MissingExtraError
 from nunatak_cli.failures import needs_extra
 from nunatak_cli.options import (
@@ -23,20 +25,22 @@ from nunatak_cli.options import (
     ResumeOption,
     SeedOption,
     SetOption,
+    settings_given,
 )
 from nunatak_cli.output import console, print_json
 from nunatak_cli.registries import created_registry
+from nunatak_contract.enums import OnLong
 
 METHOD = "Method"
-RECIPE = "Recipe (absent: tuned defaults of the method)"
+RECIPE = "Recipe (absent: the tuned default of the method)"
 
 
 class TrainCommand(TyperCommand):
-    """A command whose help lists every setting of `--set`, read off their fields."""
+    """A command whose help lists every setting of `--set`, from the fields of the recipe."""
 
     # Typer hands in a typer.Context, but names its own private base class here.
     def format_help(self, ctx: typer.Context, formatter: object) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Print options and settings."""
+        """Print the options, then the settings."""
         super().format_help(ctx, formatter)  # pyright: ignore[reportArgumentType]
         try:
             with needs_extra("training"):
@@ -62,7 +66,7 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         Path | None,
         typer.Option(
             metavar="PATH",
-            help="Examples to choose the best epoch by. Absent: a tenth of the data.",
+            help="Examples that choose the best epoch. Absent: a tenth of the data.",
             show_default=False,
         ),
     ] = None,
@@ -78,7 +82,7 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         str | None,
         typer.Option(
             metavar="NAME",
-            help="What is the task's own: topk (default), head, bottleneck, lora or full.",
+            help="What the task owns: topk (default), head, bottleneck, lora or full.",
             rich_help_panel=METHOD,
         ),
     ] = None,
@@ -86,7 +90,7 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         str | None,
         typer.Option(
             metavar="N|auto",
-            help="topk: own top layers (2); auto: the fewest that keep the share `target`.",
+            help="topk: number of own top layers (2); auto: the fewest that reach `target`.",
             rich_help_panel=METHOD,
         ),
     ] = None,
@@ -94,7 +98,7 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         str | None,
         typer.Option(
             metavar="N",
-            help="topk: lowest layers that stay shared, in place of --layers.",
+            help="topk: number of lowest layers that stay shared, instead of --layers.",
             rich_help_panel=METHOD,
         ),
     ] = None,
@@ -108,12 +112,36 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         str | None,
         typer.Option(metavar="N", help="lora: rank of the updates (8).", rich_help_panel=METHOD),
     ] = None,
+    first_layer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N",
+            help="bottleneck, lora: first layer with adapters (0); the layers below stay shared.",
+            rich_help_panel=METHOD,
+        ),
+    ] = None,
     default_label: Annotated[
         str | None,
         typer.Option(
             metavar="LABEL",
-            help="The label that means that nothing was found (of two, the more frequent): a long "
+            help="The label that means that nothing was found (of two, the more frequent). A long "
             "text gets the answer of the window in which another label is most likely.",
+            rich_help_panel=RECIPE,
+        ),
+    ] = None,
+    max_length: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N",
+            help="Tokens of a text that the task reads at once.",
+            rich_help_panel=RECIPE,
+        ),
+    ] = None,
+    on_long: Annotated[
+        OnLong | None,
+        typer.Option(
+            help="What the task does with a text of more than --max-length tokens. Absent: "
+            "windows, and cut for ranking.",
             rich_help_panel=RECIPE,
         ),
     ] = None,
@@ -130,7 +158,10 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         frozen=frozen,
         size=size,
         rank=rank,
+        first_layer=first_layer,
         default_label=default_label,
+        max_length=max_length,
+        on_long=on_long,
         epochs=epochs,
         learning_rate=learning_rate,
         seed=seed,
@@ -171,7 +202,7 @@ def train_all(
     file: Annotated[
         Path,
         typer.Argument(
-            metavar="FILE", help="YAML or TOML: tasks by name, with the settings of train."
+            metavar="FILE", help="YAML or TOML: tasks by name, each with settings of `train`."
         ),
     ],
     *,
@@ -180,9 +211,9 @@ def train_all(
     cache: CacheOption = True,
     resume: ResumeOption = True,
 ) -> None:
-    """Train all tasks of a file and publish each; one that fails does not stop the others."""
+    """Train and publish all tasks of a file; a task that fails does not stop the others."""
     with needs_extra("training"):
-        from nunatak_cli.training_many import (
+        from nunatak_cli.training_all import (
             read_task_file,
             requests_of,
             results_json,

@@ -1,4 +1,6 @@
-"""Files that list tasks, and training them in turn, each trunk layer once for equal texts.
+"""Trains the tasks of a file in turn for `nunatak train-all`.
+
+A trunk layer runs once for equal texts of several tasks. A task file:
 
 backbone: minilm
 shared: {epochs: 3}
@@ -39,7 +41,7 @@ LAYER_SETTINGS = frozenset(method_settings("topk"))
 
 
 class SharedSettings(BaseModel):
-    """What a task may say, and what all may say together: also every setting of `train`."""
+    """Settings of one task or of all tasks, including every setting of `train`."""
 
     model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
 
@@ -49,19 +51,19 @@ class SharedSettings(BaseModel):
 
     @property
     def named(self) -> dict[str, JsonValue]:
-        """The settings of the run, by name."""
+        """Settings of the run, by name."""
         return self.model_extra or {}
 
 
 class TaskSettings(SharedSettings):
-    """One task; only its data must be named."""
+    """Settings of one task; only `data` is required."""
 
     data: str
     dev: Path | None = None
 
 
 class TaskFile(BaseModel):
-    """A whole file."""
+    """The content of a task file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -72,7 +74,7 @@ class TaskFile(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Why a task was not published."""
+    """The error that kept a task from being published."""
 
     code: str
     message: str
@@ -80,7 +82,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskResult:
-    """What became of one task: one of both."""
+    """The result of one task: either `outcome` or `failure`."""
 
     task: str
     alias: str | None
@@ -90,18 +92,20 @@ class TaskResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requests:
-    """All that a file asks for, checked before the first is trained."""
+    """All tasks of a file, checked before the first training."""
 
     backbone: Backbone
     items: tuple[TrainRequest, ...]
-    """Those that split lowest come first."""
+    """In order of split depth, the lowest first."""
 
 
 def read_task_file(path: Path) -> TaskFile:
-    """Return what a file says; its paths are relative to its folder, each task has all settings.
+    """Read a task file; merge the shared settings into each task.
+
+    Paths in the file are relative to its folder.
 
     Raises:
-        TaskFileError: there is no such file, or it breaks the format; the message names the place.
+        TaskFileError: the file does not exist, or breaks the format; the message names the place.
     """
     try:
         content = read_mapping(path)
@@ -121,11 +125,11 @@ def read_task_file(path: Path) -> TaskFile:
 def requests_of(listed: TaskFile, file: Path, *, cache: bool, resume: bool) -> Requests:
     """Check every task of a file against the backbone.
 
-    A store starts the states of a depth from those of a smaller one; so the tasks that split
-    lowest come first, and each layer of the trunk runs once for equal texts.
+    A store computes the states of one depth from the states of a smaller depth. So the tasks with
+    the lowest split depth come first, and each trunk layer runs once for equal texts.
 
     Raises:
-        TaskFileError: a task whose settings contradict each other; the message names it.
+        TaskFileError: the settings of a task contradict each other; the message names the task.
     """
     name = listed.backbone or DEFAULT_BACKBONE
     requests = dict[str, TrainRequest]()
@@ -158,13 +162,13 @@ def requests_of(listed: TaskFile, file: Path, *, cache: bool, resume: bool) -> R
 
 
 def train_in_turn(requests: Requests, registry: Registry) -> tuple[TaskResult, ...]:
-    """Train and publish each; a task that fails for a reason of ours fails alone."""
+    """Train and publish each task; an error of Nunatak fails only its own task."""
     memory = MemoryTrunkStore()
     results = list[TaskResult]()
     for number, request in enumerate(requests.items, start=1):
         result = _trained(request, requests.backbone, registry, memory)
         results.append(result)
-        _tell(result, number, len(requests.items))
+        _print_progress(result, number, len(requests.items))
     return tuple(results)
 
 
@@ -172,11 +176,11 @@ def _merged(shared: SharedSettings, task: TaskSettings, folder: Path) -> TaskSet
     common, own = overlaid(shared.named), overlaid(task.named)
     method = common.get(METHOD, "topk")
     if own.get(METHOD, method) != method:
-        # Settings of a method are for the tasks that have it.
+        # The shared settings of a method apply only to tasks of this method.
         of_methods = {name for kind in METHODS for name in method_settings(kind)}
         common = {name: value for name, value in common.items() if name not in of_methods}
     if {"layers", "frozen"} & own.keys():
-        # A share to keep is for layers that are chosen by it.
+        # The shared `target` applies only to tasks with `layers: auto`.
         dropped = {"layers", "frozen"} if own.get("layers") == "auto" else LAYER_SETTINGS
         common = {name: it for name, it in common.items() if name not in dropped}
     said = {**shared.model_dump(exclude_none=True), **task.model_dump(exclude_none=True)}
@@ -192,7 +196,7 @@ def _merged(shared: SharedSettings, task: TaskSettings, folder: Path) -> TaskSet
 
 
 def _split_depth(request: TrainRequest, backbone: Backbone) -> int:
-    """The depth from which a request needs trunk states; 0 where it needs none, or several."""
+    """Return the depth at which a request needs trunk states; 0 for none or for several depths."""
     settings = request.settings
     method = settings.method(backbone.config)
     default_recipe(method, backbone=backbone.name, changes=settings.changes)
@@ -213,7 +217,7 @@ def _trained(
     return TaskResult(task=request.task, alias=request.alias, outcome=outcome)
 
 
-def _tell(result: TaskResult, number: int, count: int) -> None:
+def _print_progress(result: TaskResult, number: int, count: int) -> None:
     if result.failure is not None:
         line = f"failed [{result.failure.code}]: {result.failure.message}"
     elif result.outcome is not None:
@@ -225,7 +229,7 @@ def _tell(result: TaskResult, number: int, count: int) -> None:
 
 
 def results_table(results: Sequence[TaskResult]) -> Table:
-    """What became of each task."""
+    """Return one row per task."""
     table = Table("task", "version", "dev score", "time", box=None)
     for result in results:
         if result.outcome is None:
@@ -239,7 +243,7 @@ def results_table(results: Sequence[TaskResult]) -> Table:
 
 
 def results_json(results: Sequence[TaskResult]) -> dict[str, JsonValue]:
-    """What became of each task, in the order in which they were trained."""
+    """Return the result of each task, in the order of training."""
     published = [result for result in results if result.outcome is not None]
     return {
         "published": len(published),

@@ -1,19 +1,20 @@
-"""`nunatak memory`: which task versions a running server holds, and which it is to keep."""
+"""`nunatak memory`: the task versions that a running server holds in memory."""
 
-# ruff: noqa: PLC0415 - heavy imports run when their command does, not for --help
+# ruff: noqa: PLC0415 - a command imports the client when it runs, not for --help
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
 
-from nunatak_cli.options import JsonOption, example
+from nunatak_cli.options import JsonOption, ReferenceArgument, example
 from nunatak_cli.output import console, print_json
+
+if TYPE_CHECKING:
+    from nunatak_client import MemoryReport
 
 ServerOption = Annotated[
     str, typer.Option("--server", metavar="URL", help="Address of the server.")
-]
-ReferenceArgument = Annotated[
-    str, typer.Argument(metavar="REF", help="Task: name, name@alias or name/version.")
 ]
 NameArgument = Annotated[
     str, typer.Argument(metavar="REF", help="name for all versions in memory, or name/version.")
@@ -29,7 +30,7 @@ EXAMPLES = {
 
 
 def memory_app() -> typer.Typer:
-    """Put the commands of the group together."""
+    """Return the group with its commands."""
     app = typer.Typer(
         name="memory",
         help="See and choose which task versions a server holds.",
@@ -43,8 +44,7 @@ def memory_app() -> typer.Typer:
 
 
 def show(*, server: ServerOption, as_json: JsonOption = False) -> None:
-    """Show what is in memory, and of how many bytes."""
-    from nunatak_cli.views.memory import memory_table, tiers_line
+    """Show the task versions in memory and the bytes of each."""
     from nunatak_client import Client
 
     with Client(server) as client:
@@ -52,12 +52,12 @@ def show(*, server: ServerOption, as_json: JsonOption = False) -> None:
     if as_json:
         print_json(report.model_dump(mode="json"))
         return
-    console().print(memory_table(report))
-    console().print(tiers_line(report))
+    console().print(_report_table(report))
+    console().print(_budgets_line(report))
 
 
 def preload(reference: ReferenceArgument, *, server: ServerOption) -> None:
-    """Load a version, so that the first request for it need not wait."""
+    """Load a version, so that its first request does not wait."""
     from nunatak_client import Client
 
     with Client(server) as client:
@@ -66,7 +66,7 @@ def preload(reference: ReferenceArgument, *, server: ServerOption) -> None:
 
 
 def pin(reference: ReferenceArgument, *, server: ServerOption) -> None:
-    """Load a version and keep it in memory, whatever else is asked."""
+    """Load a version and keep it in memory, whatever other requests need."""
     from nunatak_client import Client
 
     with Client(server) as client:
@@ -75,7 +75,7 @@ def pin(reference: ReferenceArgument, *, server: ServerOption) -> None:
 
 
 def unpin(reference: NameArgument, *, server: ServerOption) -> None:
-    """Let versions be evicted again."""
+    """Allow the server to evict pinned versions again."""
     from nunatak_client import Client
 
     with Client(server) as client:
@@ -84,7 +84,7 @@ def unpin(reference: NameArgument, *, server: ServerOption) -> None:
 
 
 def evict(reference: NameArgument, *, server: ServerOption) -> None:
-    """Drop versions from memory; refused while one is in use or pinned."""
+    """Drop versions from memory; the server refuses while one is in use or pinned."""
     from nunatak_client import Client
 
     with Client(server) as client:
@@ -94,3 +94,20 @@ def evict(reference: NameArgument, *, server: ServerOption) -> None:
 
 def _names(task: str, versions: tuple[int, ...]) -> str:
     return ", ".join(f"{task}/{version}" for version in versions) or "none"
+
+
+def _report_table(report: "MemoryReport") -> Table:
+    """Return one row per task version in memory."""
+    table = Table("version", "method", "bytes", "pinned")
+    for task in report.tasks:
+        pinned = "yes" if task.pinned else ""
+        table.add_row(f"{task.task}/{task.version}", task.method, f"{task.bytes}", pinned)
+    return table
+
+
+def _budgets_line(report: "MemoryReport") -> str:
+    device, host = report.tiers.device, report.tiers.host
+    return (
+        f"{device.bytes} of {device.budget_bytes} bytes on the device, "
+        f"{device.pinned_bytes} of them pinned; {host.bytes} of {host.budget_bytes} in host memory"
+    )

@@ -1,6 +1,6 @@
-"""`nunatak serve`: one server process in the foreground."""
+"""`nunatak serve`: run one server process in the foreground."""
 
-# ruff: noqa: PLC0415 - the server is imported when it starts, not for --help
+# ruff: noqa: PLC0415 - the command imports the server when it runs, not for --help
 
 import os
 from pathlib import Path
@@ -8,12 +8,17 @@ from typing import Annotated
 
 import typer
 
-from nunatak_cli.assignments import assignments
 from nunatak_cli.failures import needs_extra, print_failure
-from nunatak_cli.options import BackboneOption, DtypeName, LogFormatName, RegistryOption
+from nunatak_cli.options import (
+    BackboneOption,
+    DtypeName,
+    LogFormatName,
+    RegistryOption,
+    assignments,
+)
 from nunatak_cli.output import print_text
 
-LIMITS = "Limits (each also by environment: NUNATAK_MAX_INPUTS, ...)"
+LIMITS = "Limits (each also has an environment variable: NUNATAK_MAX_INPUTS, ...)"
 
 
 def serve(  # noqa: PLR0913 - one parameter per option is how typer works
@@ -23,13 +28,13 @@ def serve(  # noqa: PLR0913 - one parameter per option is how typer works
         typer.Option(
             metavar="FILE",
             envvar="NUNATAK_CONFIG",
-            help="Settings in TOML, for what neither options nor the environment set.",
+            help="Settings in TOML; options and environment variables override the file.",
             show_default=False,
         ),
     ] = None,
     show_config: Annotated[
         bool,
-        typer.Option("--show-config", help="Print the settings and their origins, and leave."),
+        typer.Option("--show-config", help="Print every setting with its origin, then exit."),
     ] = False,
     registry: RegistryOption = None,
     backbone: BackboneOption = None,
@@ -38,7 +43,7 @@ def serve(  # noqa: PLR0913 - one parameter per option is how typer works
         typer.Option(
             min=1,
             metavar="N",
-            help="Hold only the lowest N layers, for tasks that own all above (all).",
+            help="Load only the lowest N layers (all). Every task must own the layers above.",
         ),
     ] = None,
     host: Annotated[
@@ -47,23 +52,26 @@ def serve(  # noqa: PLR0913 - one parameter per option is how typer works
     ] = None,
     port: Annotated[
         int | None,
-        typer.Option(min=0, max=65_535, metavar="N", help="Port (8080); 0 = any free one."),
+        typer.Option(min=0, max=65_535, metavar="N", help="Port (8080); 0: any free port."),
     ] = None,
     api_keys_file: Annotated[
         Path | None,
-        typer.Option(metavar="PATH", help="Keys, made by `nunatak key create`; without: open."),
+        typer.Option(
+            metavar="PATH", help="File of keys (`nunatak key create`). Absent: no key is needed."
+        ),
     ] = None,
     insecure_open: Annotated[
         bool | None,
         typer.Option(
-            "--insecure-open", help="Serve other machines without keys: something else guards."
+            "--insecure-open",
+            help="Serve other machines without keys: only behind something that checks access.",
         ),
     ] = None,
     pin: Annotated[
         list[str] | None,
         typer.Option(
             metavar="REF",
-            help="Load this task before the first request, and keep it in memory. Repeatable.",
+            help="Load this task before the first request and keep it in memory. Repeatable.",
             show_default=False,
         ),
     ] = None,
@@ -72,16 +80,16 @@ def serve(  # noqa: PLR0913 - one parameter per option is how typer works
         typer.Option(
             "--set",
             metavar="NAME=VALUE",
-            help="Any setting of --show-config, as in batch_overhead=0.2. Repeatable.",
+            help="Any setting that --show-config lists, such as batch_overhead=0.2. Repeatable.",
             show_default=False,
         ),
     ] = None,
     device: Annotated[
-        str | None, typer.Option(metavar="auto|cpu|cuda", help="Where to compute (auto).")
+        str | None, typer.Option(metavar="auto|cpu|cuda", help="Device that computes (auto).")
     ] = None,
     dtype: Annotated[
         DtypeName | None,
-        typer.Option(help="Numbers (auto: float32 on a CPU, bfloat16 on CUDA)."),
+        typer.Option(help="Number format (auto: float32 on a CPU, bfloat16 on CUDA)."),
     ] = None,
     max_batch_tokens: Annotated[
         int | None,
@@ -96,12 +104,20 @@ def serve(  # noqa: PLR0913 - one parameter per option is how typer works
     ] = None,
     max_queued_requests: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Further ones get 429.", rich_help_panel=LIMITS),
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Requests that wait; further requests get 429.",
+            rich_help_panel=LIMITS,
+        ),
     ] = None,
     default_deadline_ms: Annotated[
         int | None,
         typer.Option(
-            min=1, metavar="N", help="For requests that set none.", rich_help_panel=LIMITS
+            min=1,
+            metavar="N",
+            help="Deadline of requests that set none.",
+            rich_help_panel=LIMITS,
         ),
     ] = None,
     task_memory_bytes: Annotated[
@@ -109,7 +125,7 @@ def serve(  # noqa: PLR0913 - one parameter per option is how typer works
         typer.Option(
             min=1,
             metavar="N",
-            help="For task versions, on the device (half of what is free there).",
+            help="Memory for task versions on the device (half of its free memory).",
             rich_help_panel=LIMITS,
         ),
     ] = None,
@@ -118,7 +134,8 @@ def serve(  # noqa: PLR0913 - one parameter per option is how typer works
         typer.Option(
             min=0,
             metavar="N",
-            help="For their stored bytes, in main memory (half of what is free; none on a CPU).",
+            help="Host memory for the stored bytes of task versions (half of the free memory; 0 on "
+            "a CPU).",
             rich_help_panel=LIMITS,
         ),
     ] = None,
@@ -127,42 +144,46 @@ def serve(  # noqa: PLR0913 - one parameter per option is how typer works
         typer.Option(
             min=0,
             metavar="N",
-            help="For what is frozen of texts asked before (256 MiB); 0 = none.",
+            help="Memory for trunk states of texts that were read before (256 MiB); 0: no cache.",
             rich_help_panel=LIMITS,
         ),
     ] = None,
     tokenizer_threads: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Threads that split texts.", rich_help_panel=LIMITS),
+        typer.Option(
+            min=1, metavar="N", help="Threads that tokenize texts.", rich_help_panel=LIMITS
+        ),
     ] = None,
     compute_threads: Annotated[
         int | None,
         typer.Option(
             min=0,
             metavar="N",
-            help="Threads of one forward pass; 0 = torch's choice.",
+            help="Threads of one forward pass; 0: torch decides.",
             rich_help_panel=LIMITS,
         ),
     ] = None,
     log_format: Annotated[
-        LogFormatName | None, typer.Option(help="Lines for people or for programs (text).")
+        LogFormatName | None,
+        typer.Option(help="Format of the log: for people or for programs (text)."),
     ] = None,
     access_log: Annotated[
         bool | None,
-        typer.Option("--access-log/--no-access-log", help="One line for each request (yes)."),
+        typer.Option("--access-log/--no-access-log", help="Log one line per request (yes)."),
     ] = None,
     drain_delay_s: Annotated[
         int | None,
         typer.Option(
             min=0,
             metavar="N",
-            help="After SIGTERM, requests are taken for this long while /readyz says 503 (0).",
+            help="Seconds after SIGTERM in which the server still takes requests while /readyz "
+            "answers 503 (0).",
             rich_help_panel=LIMITS,
         ),
     ] = None,
 ) -> None:
     """Serve all tasks of a registry over HTTP, until interrupted."""
-    # The shared option reads this variable itself; its origin is still the environment.
+    # The shared option --registry reads NUNATAK_REGISTRY too, but its origin is the environment.
     from_environment = registry == os.environ.get("NUNATAK_REGISTRY")
     given = {
         "registry": None if from_environment else registry,
@@ -194,7 +215,7 @@ def serve(  # noqa: PLR0913 - one parameter per option is how typer works
         from nunatak_server.serving import START_AGAIN
         from nunatak_server.serving import serve as run_server
         from nunatak_server.settings import as_toml, configure
-    # What has a flag of its own is given by that.
+    # An option of its own wins over --set.
     named = {name: value for name, value in given.items() if value is not None}
     others = assignments("--set", settings, may_be_empty=True)
     configuration = configure({**others, **named}, file=config)

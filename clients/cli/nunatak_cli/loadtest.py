@@ -1,6 +1,6 @@
-"""`nunatak loadtest`: how fast a running server is, and how much memory it takes."""
+"""`nunatak loadtest`: measure the speed and the memory of a running server."""
 
-# ruff: noqa: PLC0415 - heavy imports run when their command does, not for --help
+# ruff: noqa: PLC0415 - a command imports the load test when it runs, not for --help
 
 import json
 from pathlib import Path
@@ -15,35 +15,40 @@ from nunatak_cli.output import console, error_console, print_json
 ScenarioArgument = Annotated[
     str, typer.Argument(metavar="SCENARIO", help="Name of a scenario, or path of a TOML file.")
 ]
-ServerOption = Annotated[str, typer.Option(metavar="URL", help="The server to load.")]
+ServerOption = Annotated[str, typer.Option(metavar="URL", help="Address of the server.")]
 TasksOption = Annotated[
     list[str] | None,
     typer.Option(
         "--task",
         metavar="REF",
-        help="Task: name, name@alias or name/version. Repeat for several. Absent: the server's.",
+        help="Task: name, name@alias or name/version. Repeatable. Absent: all tasks of the server.",
         show_default=False,
     ),
 ]
 UsersOption = Annotated[
     int | None,
     typer.Option(
-        min=1, metavar="N", help="Instead of the scenario's arrivals: users who wait for answers."
+        min=1,
+        metavar="N",
+        help="N users, each of whom waits for an answer before the next request; replaces the "
+        "scenario's arrivals.",
     ),
 ]
 RateOption = Annotated[
     float | None,
     typer.Option(
-        min=0.01, metavar="PER_S", help="Instead of the scenario's arrivals: Poisson, so many."
+        min=0.01,
+        metavar="PER_S",
+        help="Requests per second, as a Poisson process; replaces the scenario's arrivals.",
     ),
 ]
 DurationOption = Annotated[
     float | None,
-    typer.Option(min=1, metavar="SECONDS", help="Instead of the scenario's duration."),
+    typer.Option(min=1, metavar="SECONDS", help="Replaces the scenario's duration."),
 ]
 TextFileOption = Annotated[
     Path | None,
-    typer.Option(metavar="PATH", help="Texts to send, one per line, instead of the scenario's."),
+    typer.Option(metavar="PATH", help="Texts to send, one per line; replaces the scenario's."),
 ]
 DEFAULT_SERVER = "http://127.0.0.1:8080"
 
@@ -54,7 +59,7 @@ EXAMPLES = {
 
 
 def loadtest_app() -> typer.Typer:
-    """Put the commands of the group together."""
+    """Return the group with its commands."""
     app = typer.Typer(
         name="loadtest",
         help="Measure throughput, latencies and memory of a server.",
@@ -66,7 +71,7 @@ def loadtest_app() -> typer.Typer:
     return app
 
 
-def run(  # noqa: PLR0913 - each is an option
+def run(  # noqa: PLR0913 - one parameter per option is how typer works
     *,
     scenario: ScenarioArgument = "users",
     server: ServerOption = DEFAULT_SERVER,
@@ -77,11 +82,11 @@ def run(  # noqa: PLR0913 - each is an option
     text_file: TextFileOption = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Keep the result and every request here."),
+        typer.Option(metavar="FOLDER", help="Write the result and every request to this folder."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Load a server as a scenario says; exit 1 if a request fails."""
+    """Send the requests of a scenario to a server; exit 1 if a request fails."""
     with needs_extra("loadtest"):
         from nunatak_loadtest import load_scenario, make_job, render, save_run
         from nunatak_loadtest import run as run_job
@@ -108,7 +113,7 @@ def scenarios(*, as_json: JsonOption = False) -> None:
         from nunatak_loadtest import load_scenario, scenario_names
     found = [load_scenario(name) for name in scenario_names()]
     if as_json:
-        print_json({it.name: json.loads(it.model_dump_json()) for it in found})
+        print_json({each.name: json.loads(each.model_dump_json()) for each in found})
         return
-    for it in found:
-        console().print(f"{it.name:<10} {it.title}")
+    for each in found:
+        console().print(f"{each.name:<10} {each.title}")
