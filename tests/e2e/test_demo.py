@@ -19,7 +19,7 @@ from nunatak_server.predict.types import TaskPrediction
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_the_demo_ends_by_itself_and_shows_its_four_tables(tmp_path: Path) -> None:
     finished = subprocess.run(  # noqa: S603 - our own interpreter and file; no shell
         [
