@@ -1,10 +1,12 @@
-"""Known errors of a task, and failures of the device.
+"""Known errors of a task, failures of the device, and time limits that fail as callers choose.
 
 Separate from `errors.py`, which must stay light: this module loads torch.
 """
 
+import asyncio
 import re
-from typing import Final
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, TypeVar
 
 import torch
 
@@ -49,3 +51,20 @@ def _library_failure(message: str) -> EngineFailedError | OutOfMemoryError | Non
     if found := LIBRARY_FAILURE.match(message):
         return EngineFailedError(found[1])
     return OutOfMemoryError() if NO_MEMORY.search(message) else None
+
+
+Result = TypeVar("Result")
+
+
+async def within(
+    seconds: float, work: Coroutine[Any, Any, Result], *, late: Callable[[], Exception]
+) -> Result:
+    """Await `work`, but cancel it and raise what `late` makes once so many seconds have passed."""
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            return await work
+    except TimeoutError:
+        if limit.expired():
+            raise late() from None
+        raise

@@ -35,6 +35,7 @@ from nunatak_registry import (
 )
 from nunatak_server.access.keys import Scope
 from nunatak_server.errors import DeadlineExceededError
+from nunatak_server.failures import within
 from nunatak_server.http.access import PUBLIC, needs
 from nunatak_server.http.endpoints import (
     PROBLEMS,
@@ -51,7 +52,6 @@ from nunatak_server.runtime import Runtime
 from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry.memory import measure_process, peak_activations, take_stock
 from nunatak_server.telemetry.metrics import CONTENT_TYPE
-from nunatak_server.time_limits import within
 
 LOAD_DEADLINE_S: Final = 120.0
 """Where the caller does not say."""

@@ -26,7 +26,7 @@ from nunatak_server.errors import (
     ReceiveTimeoutError,
     UnsupportedMediaTypeError,
 )
-from nunatak_server.failures import KNOWN_ERRORS, KnownError
+from nunatak_server.failures import KNOWN_ERRORS, KnownError, within
 from nunatak_server.http.access import PREDICT, Access, access_of, admit, caller_of
 from nunatak_server.http.middleware import RequestObserver
 from nunatak_server.http.problems import problem_response
@@ -37,7 +37,6 @@ from nunatak_server.http.requests import parse_json
 from nunatak_server.http.state import header_of, state_of
 from nunatak_server.scheduler.admission import HeldBytes
 from nunatak_server.settings import ServerSettings
-from nunatak_server.time_limits import within
 
 METHODS_WITH_BODY: Final = frozenset({"POST", "PUT"})
 MAX_BYTES_ON_LOOP: Final = 64 * 1024

@@ -18,7 +18,7 @@ from nunatak_registry import StoreUnavailableError, TaskNotFoundError, Traffic
 from nunatak_server.access.keys import TaskList
 from nunatak_server.catalog import deny
 from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError, TooManyTokensError
-from nunatak_server.failures import KNOWN_ERRORS
+from nunatak_server.failures import KNOWN_ERRORS, within
 from nunatak_server.inputs import find_misfit
 from nunatak_server.outputs.outputs import on_long_of, reading_of
 from nunatak_server.predict.types import (
@@ -37,7 +37,6 @@ from nunatak_server.rollouts.shadows import ShadowRun
 from nunatak_server.scheduler.admission import Permit
 from nunatak_server.scheduler.rows import ANONYMOUS, Priority, RowSpec, row_spec
 from nunatak_server.telemetry.metrics import Metrics
-from nunatak_server.time_limits import within
 from nunatak_server.tokenization import Encodings, Reading, Tokenization, extent_of, find_cut
 
 # A registry that fails a look-up in another way has found the task.
