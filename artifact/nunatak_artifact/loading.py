@@ -19,7 +19,6 @@ from nunatak_artifact.probing import run_probe
 from nunatak_artifact.records import branch_spec
 from nunatak_contract.enums import TensorDtype
 from nunatak_contract.manifest import TaskManifest
-from nunatak_contract.methods import HeadOnly
 from nunatak_model import (
     Backbone,
     Branch,
@@ -28,13 +27,6 @@ from nunatak_model import (
     build_branch,
     convert_branch,
     tensors_from_bytes,
-)
-from nunatak_model.layer import (
-    Adapter,
-    BottleneckLayer,
-    LayerOverride,
-    LoraLayer,
-    LoraUpdate,
 )
 
 
@@ -46,34 +38,15 @@ def check_effect(reference: str, branch: Branch, backbone: Backbone) -> None:
     Raises:
         NoEffectError: every layer computes exactly what the backbone's does.
     """
-    method = branch.spec.method
-    if isinstance(method, HeadOnly):
+    if not branch.layers:
         return
-    if not _owns_other_values(branch, backbone) and not any(map(_adds, branch.layers.values())):
-        raise NoEffectError(reference, method.kind.value)
+    has_additions = any(layer.has_additions for layer in branch.layers.values())
+    if not has_additions and not _owns_other_values(branch, backbone):
+        raise NoEffectError(reference, branch.spec.method.kind.value)
 
 
 def _owns_other_values(branch: Branch, backbone: Backbone) -> bool:
     return any(backbone.equals(name, tensor) is False for name, tensor in branch.parameters.items())
-
-
-def _adds(layer: LayerOverride) -> bool:
-    match layer:
-        case LoraLayer():
-            return any(map(_updates, layer.updates.values()))
-        case BottleneckLayer():
-            adapters = (layer.attention_adapter, layer.feedforward_adapter)
-            return any(_answers(adapter) for adapter in adapters if adapter is not None)
-        case _:
-            return False
-
-
-def _updates(update: LoraUpdate) -> bool:
-    return bool(update.up.any()) and bool(update.down.any())
-
-
-def _answers(adapter: Adapter) -> bool:
-    return any(bool(it.any()) for it in (adapter.up.weight, adapter.up.bias) if it is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

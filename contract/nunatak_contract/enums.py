@@ -87,8 +87,8 @@ class MethodKind(StrEnum):
     FULL = "full"
 
 
-class LoraTarget(StrEnum):
-    """The linear maps of a layer that can carry a low-rank update."""
+class LinearMap(StrEnum):
+    """The linear maps of a layer, which methods may change."""
 
     QUERY = "query"
     KEY = "key"

@@ -9,21 +9,20 @@ once, when a version is loaded.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import assert_never
 
 import torch
 from torch import Tensor
 
 from nunatak_contract.enums import HeadKind, Pooling
 from nunatak_contract.heads import TANH_BLOCK
-from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_contract.methods import HeadOnly, Method
 from nunatak_model.backbone import Backbone
 from nunatak_model.config import BackboneConfig
 from nunatak_model.errors import NonFiniteParameterError, ParameterMismatchError
 from nunatak_model.heads import Head, HeadSpec, head_from, head_shapes, initial_head, with_labels
-from nunatak_model.layer import LayerOverride
+from nunatak_model.layer import LayerOverride, OwnLayer
 from nunatak_model.methods import maths_of
-from nunatak_model.ops.grouped import ALIGNMENT_BYTES, Slot, SlotBanks
+from nunatak_model.ops.grouped import ALIGNMENT_BYTES, Slot, SlotBanks, rounded_up
 from nunatak_model.ops.linear import packed
 from nunatak_model.weights import EmbeddingWeights, Shapes, embeddings_from
 
@@ -79,14 +78,11 @@ class Branch:
 
     def num_frozen_layers_read(self, config: BackboneConfig) -> int | None:
         """How many of the lowest backbone layers it reads; None if not even the embeddings."""
-        match self.spec.method:
-            case Full():
-                return None
-            case TopK():
-                return self.split_depth
-            case _:
-                # What is added to a frozen layer leaves it in use.
-                return config.num_layers
+        if self.split_depth is None:
+            return None
+        # What is added to a frozen layer leaves it in use.
+        own = [index for index, layer in self.layers.items() if isinstance(layer, OwnLayer)]
+        return min(own, default=config.num_layers)
 
 
 def parameter_shapes(spec: BranchSpec, config: BackboneConfig) -> Shapes:
@@ -139,7 +135,7 @@ def convert_branch(branch: Branch, backbone: Backbone) -> Branch:
     Raises:
         NonFiniteParameterError: a parameter does not fit the number format.
     """
-    if backbone.ops.banks is not None and not isinstance(branch.spec.method, Full):
+    if backbone.ops.banks is not None and branch.split_depth is not None:
         return _in_slots(branch, backbone, backbone.ops.banks)
     parameters = {
         name: tensor.to(device=backbone.device, dtype=backbone.dtype)
@@ -159,7 +155,7 @@ def _in_slots(branch: Branch, backbone: Backbone, banks: SlotBanks) -> Branch:
     spec, config = branch.spec, backbone.config
     alignment = ALIGNMENT_BYTES // backbone.dtype.itemsize
     form = BranchSpec(
-        method=padded_method(spec.method, alignment), head=padded_head(spec.head, alignment)
+        method=maths_of(spec.method).padded(alignment), head=padded_head(spec.head, alignment)
     )
     layer_shapes = maths_of(form.method).parameter_shapes(config)
     head = head_shapes(form.head, config)
@@ -198,7 +194,7 @@ def _arrange(spec: BranchSpec, config: BackboneConfig, parameters: Mapping[str, 
         spec=spec,
         split_depth=split_depth,
         parameters=dict(parameters),
-        embeddings=embeddings_from(parameters) if isinstance(spec.method, Full) else None,
+        embeddings=embeddings_from(parameters) if split_depth is None else None,
         layers=_layers(spec, config, parameters),
         head=head_from(spec.head, config, parameters),
         head_parameters=of_head,
@@ -241,44 +237,23 @@ def _check_finite(parameters: Mapping[str, Tensor]) -> None:
             raise NonFiniteParameterError(name)
 
 
-def padded_method(method: Method, alignment: int) -> Method:
-    """The method with its widths rounded up to a multiple of `alignment`.
-
-    Updates of all scales share a form: theirs is part of `up` there, and 1 here.
-    """
-    match method:
-        case Lora():
-            rank = _rounded_up(method.rank, alignment)
-            return method.model_copy(update={"rank": rank, "alpha": float(rank)})
-        case Bottleneck():
-            return method.model_copy(update={"size": _rounded_up(method.size, alignment)})
-        case TopK() | HeadOnly() | Full():
-            return method
-        case _:
-            assert_never(method)
-
-
 def padded_head(head: HeadSpec, alignment: int) -> HeadSpec:
     """The head with its labels rounded up to a multiple of `alignment`; kinds share a form."""
     kind = HeadKind.TOKEN_CLASSIFICATION
     if isinstance(head.pooling, Pooling):
         kind = HeadKind.SEQUENCE_CLASSIFICATION
-    return replace(head, kind=kind, num_labels=_rounded_up(head.num_labels, alignment))
+    return replace(head, kind=kind, num_labels=rounded_up(head.num_labels, alignment))
 
 
 def padded_parameters(
     method: Method, parameters: Mapping[str, Tensor], shapes: Shapes, *, dtype: torch.dtype
 ) -> dict[str, Tensor]:
-    """Parameters of `method` and its head in the padded shapes, with scales of updates applied."""
-    scale = method.scale if isinstance(method, Lora) else 1.0
-    found = dict[str, Tensor]()
-    for name, shape in shapes.items():
-        tensor = parameters[name]
-        if ".lora." in name and name.endswith(".up"):
-            # Before it is rounded to the number format: the scale then costs no accuracy.
-            tensor = tensor.float() * scale
-        found[name] = _filled(tensor.to(dtype), shape)
-    return found
+    """Parameters of `method` and its head as a slot holds them, in the padded shapes."""
+    maths = maths_of(method)
+    return {
+        name: _filled(maths.in_slot(name, parameters[name]).to(dtype), shape)
+        for name, shape in shapes.items()
+    }
 
 
 def _filled(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -287,10 +262,6 @@ def _filled(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
     filled = tensor.new_zeros(shape)
     filled[tuple(slice(0, size) for size in tensor.shape)] = tensor
     return filled
-
-
-def _rounded_up(number: int, alignment: int) -> int:
-    return -(-number // alignment) * alignment
 
 
 def embedding_branch(backbone: Backbone) -> Branch:

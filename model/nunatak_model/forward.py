@@ -15,7 +15,6 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from nunatak_contract.enums import MethodKind
 from nunatak_model.architectures import architecture_of
 from nunatak_model.backbone import Backbone
 from nunatak_model.batch import in_slot_order, layer_spans, run_heads
@@ -28,15 +27,6 @@ from nunatak_model.text.encoding import Encoding
 from nunatak_model.trunk import TrunkActivations, TrunkSource, TrunkStates, trunk_source
 
 _num_tokens = attrgetter("num_tokens")
-
-LANES = {
-    MethodKind.HEAD: Lane.TRUNK,
-    MethodKind.LORA: Lane.LORA,
-    MethodKind.BOTTLENECK: Lane.BOTTLENECK,
-    MethodKind.TOPK: Lane.OWN,
-    MethodKind.FULL: Lane.OWN,
-}
-
 
 BetweenLayers = Callable[[], None]
 """Is called before each layer, the lowest among them."""
@@ -180,7 +170,8 @@ def _distinct(rows: Sequence[Row]) -> _Batch:
 
 
 def _traits(branch: Branch) -> BranchTraits:
-    return BranchTraits(lane=LANES[branch.spec.method.kind], split_depth=branch.split_depth)
+    lane = next((layer.lane for layer in branch.layers.values()), Lane.TRUNK)
+    return BranchTraits(lane=lane, split_depth=branch.split_depth)
 
 
 def _embed(

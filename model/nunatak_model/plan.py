@@ -11,7 +11,7 @@ the walk falls into stages. At the start of a stage each new branch row is copie
 trunk row, and trunk rows that nobody needs any more are dropped. Within a stage rows lie in lanes,
 ordered by what they share with the backbone:
 
-    trunk | lora | bottleneck | own
+    trunk | maps | bottleneck | own
     '----- frozen products ----'
     '- frozen norms -'
 
@@ -37,9 +37,12 @@ class Lane(IntEnum):
     """What a row shares with the backbone; rows of a stage are sorted by it."""
 
     TRUNK = 0
-    LORA = 1
+    MAPS = 1
+    """Frozen maps and norms; the task changes what some of the maps take or give."""
     BOTTLENECK = 2
+    """Frozen maps; adapters after the blocks, and often the task's own norms."""
     OWN = 3
+    """Nothing: the layer is the task's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

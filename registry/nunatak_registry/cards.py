@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Final, assert_never
+from typing import Final
 
 from pydantic import JsonValue
 
@@ -22,7 +22,6 @@ from nunatak_contract.enums import HeadKind, OnLong, RankingScore
 from nunatak_contract.evidence import MetricRecord
 from nunatak_contract.heads import HeadRecord
 from nunatak_contract.manifest import TaskManifest
-from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Lora, Method, TopK
 from nunatak_contract.plain_text import visible, visible_lines
 
 
@@ -34,23 +33,6 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 LONG_SHARE_TO_WARN_OF: Final = 0.01
 """From so many examples on that do not fit, what is not read of them matters."""
-
-
-def method_text(method: Method) -> str:
-    """A method with the one setting that tells it from its like."""
-    match method:
-        case TopK():
-            return f"topk, {method.num_layers} layer{'s' if method.num_layers > 1 else ''}"
-        case HeadOnly():
-            return "head"
-        case Bottleneck():
-            return f"bottleneck, size {method.size}"
-        case Lora():
-            return f"lora, rank {method.rank}"
-        case Full():
-            return "full"
-        case _:
-            assert_never(method)
 
 
 def head_text(head: HeadRecord) -> str:
@@ -219,7 +201,7 @@ def _facts_of_both(manifest: TaskManifest) -> dict[str, JsonValue]:
     return {
         "head": head_text(manifest.head),
         "labels": list[JsonValue](manifest.head.labels),
-        "method": method_text(manifest.method),
+        "method": manifest.method.text,
         "shared layers": shared_text(manifest),
         "split depth": manifest.split_depth,
         "backbone": f"{manifest.backbone.name} {manifest.backbone.digest[:12]}",
@@ -291,7 +273,7 @@ def _facts(manifest: TaskManifest) -> Iterator[tuple[str, str]]:
     counts, saved = manifest.parameter_counts, saved_share(manifest)
     if manifest.head.labels:
         yield f"labels ({len(manifest.head.labels)})", _labels(manifest.head.labels)
-    yield "method", method_text(manifest.method)
+    yield "method", manifest.method.text
     yield "shared layers", shared_text(manifest)
     depth = "none (a full copy)" if manifest.split_depth is None else str(manifest.split_depth)
     yield "split depth", depth

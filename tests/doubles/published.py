@@ -31,7 +31,7 @@ from transformers import (
 from transformers.modeling_outputs import QuestionAnsweringModelOutput
 
 from doubles.backbones import Family, tiny_config, tiny_tokenizer
-from nunatak_contract.enums import HeadKind, LoraTarget
+from nunatak_contract.enums import HeadKind, LinearMap
 from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Lora, Method, TopK
 from nunatak_model import (
     Backbone,
@@ -89,22 +89,22 @@ PEFT_TASKS = {
     HeadKind.RANKING: "SEQ_CLS",
 }
 BERT_TARGETS = {
-    LoraTarget.QUERY: "attention.self.query",
-    LoraTarget.KEY: "attention.self.key",
-    LoraTarget.VALUE: "attention.self.value",
-    LoraTarget.ATTENTION_OUTPUT: "attention.output.dense",
-    LoraTarget.FEEDFORWARD_IN: "intermediate.dense",
-    LoraTarget.FEEDFORWARD_OUT: "output.dense",
+    LinearMap.QUERY: "attention.self.query",
+    LinearMap.KEY: "attention.self.key",
+    LinearMap.VALUE: "attention.self.value",
+    LinearMap.ATTENTION_OUTPUT: "attention.output.dense",
+    LinearMap.FEEDFORWARD_IN: "intermediate.dense",
+    LinearMap.FEEDFORWARD_OUT: "output.dense",
 }
-FUSED = (LoraTarget.QUERY, LoraTarget.KEY, LoraTarget.VALUE)
-PEFT_TARGETS: dict[Family, dict[LoraTarget, str]] = {
+FUSED = (LinearMap.QUERY, LinearMap.KEY, LinearMap.VALUE)
+PEFT_TARGETS: dict[Family, dict[LinearMap, str]] = {
     "bert": BERT_TARGETS,
     "roberta": BERT_TARGETS,
     "modernbert": {
         **dict.fromkeys(FUSED, "attn.Wqkv"),
-        LoraTarget.ATTENTION_OUTPUT: "attn.Wo",
-        LoraTarget.FEEDFORWARD_IN: "mlp.Wi",
-        LoraTarget.FEEDFORWARD_OUT: "mlp.Wo",
+        LinearMap.ATTENTION_OUTPUT: "attn.Wo",
+        LinearMap.FEEDFORWARD_IN: "mlp.Wi",
+        LinearMap.FEEDFORWARD_OUT: "mlp.Wo",
     },
 }
 
@@ -306,9 +306,9 @@ def _find(stored: Mapping[str, Tensor], name: str, family: Family, spec: BranchS
             return stored[f"{_head_name(part, family, spec.head.kind)}.{kind}"]
         case ["layers", layer, "lora", target, side]:
             letter = "A" if side == "down" else "B"
-            path = f"{LAYERS[family]}.{layer}.{PEFT_TARGETS[family][LoraTarget(target)]}"
+            path = f"{LAYERS[family]}.{layer}.{PEFT_TARGETS[family][LinearMap(target)]}"
             tensor = stored[f"{path}.lora_{letter}.default.weight"]
-            return _third(tensor, LoraTarget(target), spec) if path.endswith("Wqkv") else tensor
+            return _third(tensor, LinearMap(target), spec) if path.endswith("Wqkv") else tensor
         case ["layers", layer, "attention_adapter", side, kind]:
             return stored[f"{LAYERS[family]}.{layer}.{BLOCKS[family][0]}.{side}.{kind}"]
         case ["layers", layer, "feedforward_adapter", side, kind]:
@@ -331,7 +331,7 @@ def _head_name(part: str, family: Family, kind: HeadKind) -> str:
             return {"dense": "classifier.dense", "output": "classifier.out_proj"}[part]
 
 
-def _third(update: Tensor, target: LoraTarget, spec: BranchSpec) -> Tensor:
+def _third(update: Tensor, target: LinearMap, spec: BranchSpec) -> Tensor:
     """What one of query, key and value has of an update of all three."""
     assert isinstance(spec.method, Lora)
     rank, part = spec.method.rank, FUSED.index(target)

@@ -8,7 +8,7 @@ import torch
 
 from doubles.backbones import Family
 from doubles.published import Twin, TwinFactory
-from nunatak_contract.enums import LoraTarget
+from nunatak_contract.enums import LinearMap
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
 from nunatak_model import Encoding, Row, forward
 
@@ -23,7 +23,7 @@ METHODS: dict[str, Method] = {
         f"lora-from-{n}": Lora(rank=4, alpha=8.0, first_layer=n, targets=QUERY_AND_VALUE)
         for n in range(NUM_LAYERS)
     },
-    "lora-all-targets": Lora(rank=3, alpha=6.0, targets=tuple(LoraTarget)),
+    "lora-all-targets": Lora(rank=3, alpha=6.0, targets=tuple(LinearMap)),
     **{f"bottleneck-from-{n}": Bottleneck(size=8, first_layer=n) for n in range(NUM_LAYERS)},
     "full": Full(),
 }

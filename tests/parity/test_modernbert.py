@@ -11,7 +11,7 @@ from transformers import ModernBertConfig, ModernBertForMaskedLM, ModernBertMode
 
 from doubles.backbones import WINDOW, tiny_config, tiny_tokenizer
 from doubles.published import TwinFactory
-from nunatak_contract.enums import HeadKind, LoraTarget, Pooling
+from nunatak_contract.enums import HeadKind, LinearMap, Pooling
 from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Lora, Method, TopK
 from nunatak_model import (
     Backbone,
@@ -30,7 +30,7 @@ METHODS: tuple[Method, ...] = (
     HeadOnly(),
     TopK(num_layers=1),
     TopK(num_layers=3),
-    Lora(rank=4, alpha=8.0, targets=tuple(LoraTarget)),
+    Lora(rank=4, alpha=8.0, targets=tuple(LinearMap)),
     Bottleneck(size=8),
     Full(),
 )

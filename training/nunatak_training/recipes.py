@@ -24,7 +24,7 @@ from pydantic import (
 )
 
 from nunatak_contract.enums import OnLong, Pooling
-from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
 from nunatak_model import DEFAULT_BACKBONE
 from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.kinds import Metric
@@ -273,11 +273,33 @@ class _Defaults:
     epochs: int
     batch_size: int
     learning_rate: float
-    head_learning_rate: float | None
+    head_learning_rate: float | None = None
 
 
 DEFAULTS_BY_METHOD = ("min_steps", *(field.name for field in fields(_Defaults)))
 """The settings whose defaults differ between methods, or follow from what else is named."""
+TOP_LAYERS = 2
+"""Layers that `topk` tunes unless a run says otherwise."""
+_TUNED: Mapping[Method, _Defaults] = {
+    TopK(num_layers=TOP_LAYERS): _Defaults(
+        epochs=2, batch_size=32, learning_rate=2e-4, head_learning_rate=1e-3
+    ),
+    HeadOnly(): _Defaults(epochs=10, batch_size=32, learning_rate=1e-2),
+    Bottleneck(size=64): _Defaults(
+        epochs=3, batch_size=16, learning_rate=5e-4, head_learning_rate=1e-3
+    ),
+    Lora(rank=8, alpha=16.0, targets=QUERY_AND_VALUE): _Defaults(
+        epochs=4, batch_size=16, learning_rate=1e-3, head_learning_rate=2e-3
+    ),
+    Full(): _Defaults(epochs=2, batch_size=32, learning_rate=5e-5, head_learning_rate=1e-3),
+}
+"""Each method as it is tuned unless a run says otherwise.
+
+The numbers were chosen on dev examples of SST-2, TREC, SUBJ, MRPC and CoLA with MiniLM (width 384);
+those of `full` were not tuned and follow common practice.
+"""
+METHODS: Mapping[str, Method] = {method.kind.value: method for method in _TUNED}
+"""All methods by name, each with its defaults."""
 
 
 def default_recipe(
@@ -295,7 +317,7 @@ def default_recipe(
         InvalidRecipeError: a change names no setting, or its value or one of the method's does not
             fit.
     """
-    defaults = _defaults_of(method)
+    defaults = _TUNED[METHODS[method.kind.value]]
     recipe = Recipe(
         backbone=backbone,
         method=method,
@@ -342,19 +364,3 @@ def _check_regularizer(changed: JsonValue) -> None:
 
 def _replaces_dropout(regularizer: JsonValue) -> bool:
     return isinstance(regularizer, dict) and regularizer.get("name") in REPLACES_DROPOUT
-
-
-def _defaults_of(method: Method) -> _Defaults:
-    # Chosen on dev examples of SST-2, TREC, SUBJ, MRPC and CoLA with MiniLM (width 384); `full`
-    # alone was not tuned and follows common practice.
-    match method:
-        case HeadOnly():
-            return _Defaults(epochs=10, batch_size=32, learning_rate=1e-2, head_learning_rate=None)
-        case TopK():
-            return _Defaults(epochs=2, batch_size=32, learning_rate=2e-4, head_learning_rate=1e-3)
-        case Bottleneck():
-            return _Defaults(epochs=3, batch_size=16, learning_rate=5e-4, head_learning_rate=1e-3)
-        case Lora():
-            return _Defaults(epochs=4, batch_size=16, learning_rate=1e-3, head_learning_rate=2e-3)
-        case Full():
-            return _Defaults(epochs=2, batch_size=32, learning_rate=5e-5, head_learning_rate=1e-3)

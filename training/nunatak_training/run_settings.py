@@ -11,25 +11,18 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator
 
 from nunatak_contract.enums import MethodKind
-from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_contract.methods import HeadOnly, Method, TopK
 from nunatak_model import BackboneConfig, InvalidMethodError, maths_of
 from nunatak_training.errors import InvalidRecipeError
-from nunatak_training.recipes import DEFAULTS_BY_METHOD, default_recipe, recipe_settings
+from nunatak_training.recipes import (
+    DEFAULTS_BY_METHOD,
+    METHODS,
+    TOP_LAYERS,
+    default_recipe,
+    recipe_settings,
+)
 from nunatak_training.settings import Setting, check_name, flattened, problems_in, settings_of
 
-TOP_LAYERS = 2
-"""Layers that `topk` tunes unless a run says otherwise."""
-METHODS: Mapping[str, Method] = {
-    method.kind.value: method
-    for method in (
-        TopK(num_layers=TOP_LAYERS),
-        HeadOnly(),
-        Bottleneck(size=64),
-        Lora(rank=8, alpha=16.0, targets=QUERY_AND_VALUE),
-        Full(),
-    )
-}
-"""All methods by name, each with its defaults."""
 TARGET = 0.95
 """The share of full fine-tuning's score that Lee et al. 2019 hold to be good enough."""
 

@@ -3,40 +3,39 @@
 A short pattern can keep `re` busy for years, and nothing in its process can stop it. What is more
 than a plain name is therefore matched in a process of its own, which is ended when it takes long.
 
-`adapter_config.json` of peft: what we read of it, and what we refuse by name.
-
-Read from peft 0.21 (`LoraConfig`); files of older releases lack fields, those of newer ones may
-have more. A field we do not know is accepted while it is off (null, false, empty), and refused
-otherwise, since it may change what the adapter computes.
+`adapter_config.json` of peft: what the configurations of all its methods say (peft 0.21).
 
 The modules of transformers' BERT and RoBERTa classes, as peft's configurations name them.
 
 A module's name is its path in the adapted model, `bert.encoder.layer.3.attention.self.query`.
 
-Which modules a peft configuration adapts, with which rank and scale.
+Which modules a peft configuration adapts, by whatever method.
 
 The rules are those of peft 0.21 (`check_target_module_exists`, `get_pattern_key`), of which
 configurations are an input; a test holds them against peft itself.
 """
 
 import json
-import math
 import re
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import ClassVar, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, JsonValue
+from torch import Tensor
 
 from nunatak_artifact.errors import CorruptFileError, UnsupportedImportError
-from nunatak_artifact.interchange.folders import read_model
-from nunatak_contract.enums import LoraTarget
-from nunatak_contract.methods import Lora
-from nunatak_model import BackboneConfig, maths_of
+from nunatak_contract.enums import LinearMap
+from nunatak_contract.methods import Method
+from nunatak_model import BackboneConfig
+from nunatak_model.layer import MapChange
+from nunatak_model.methods.base import map_widths
+from nunatak_model.weights import Shapes
 
 TIME_LIMIT_SECONDS = 10.0
 """Honest patterns take milliseconds, most of which go into starting the process."""
@@ -93,7 +92,6 @@ def matches(
 CONFIG_FILE, WEIGHTS_STEM = "adapter_config.json", "adapter_model"
 
 Names = tuple[str, ...] | str
-Positive = Annotated[int, Field(ge=1)]
 
 
 class TaskType(StrEnum):
@@ -111,34 +109,6 @@ CLASS_SUFFIXES = {
 }
 """How the class of the adapted model, recorded where no task type is, tells the task."""
 
-REFUSED = {
-    "use_dora": "DoRA",
-    "fan_in_fan_out": "transposed weights (fan_in_fan_out)",
-    "lora_bias": "biases in the low-rank maps (lora_bias)",
-    "megatron_config": "Megatron layers (megatron_config)",
-    "layer_replication": "replicated layers (layer_replication)",
-    "trainable_token_indices": "trained token embeddings (trainable_token_indices)",
-    "alora_invocation_tokens": "activated LoRA (alora_invocation_tokens)",
-    "target_parameters": "LoRA over bare parameters (target_parameters)",
-    "use_qalora": "QALoRA",
-    "use_bdlora": "block-diagonal LoRA (use_bdlora)",
-    "arrow_config": "Arrow routing (arrow_config)",
-}
-IDLE_ALONE = frozenset({"megatron_core", "qalora_group_size"})
-"""Settings with a value by default that only a refused feature reads."""
-
-PLAIN_STARTS = frozenset({"true", "false", "gaussian", "eva", "orthogonal"})
-"""Values of `init_lora_weights` that leave the base weights alone; others (PiSSA, OLoRA, CorDA,
-LoftQ, LoRA-GA) subtract from them, so that the adapter fits only a changed base."""
-START_SETTINGS = frozenset({"eva_config", "corda_config", "lora_ga_config", "loftq_config"})
-"""Read only while `init_lora_weights` names their method."""
-
-
-class _Kind(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
-    peft_type: str
-
 
 class ModelClass(BaseModel):
     """The class of the adapted model (`auto_mapping`)."""
@@ -148,10 +118,55 @@ class ModelClass(BaseModel):
     base_model_class: str | None = None
 
 
-class PeftConfig(BaseModel):
-    """A LoRA configuration; the fields are documented by peft's `LoraConfig`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Module:
+    """A linear map that an adapter can change."""
+
+    name: str
+    out: int
+    into: int
+    layer: int | None
+    """None for the pooler, which to us is part of the head."""
+    target: LinearMap | None
+
+
+class AdaptedModule(Protocol):
+    """A module, and how a method changes it."""
+
+    @property
+    def module(self) -> Module:
+        """The module."""
+        ...
+
+    def shapes(self) -> Shapes:
+        """Names, without prefix, and shapes of the stored tensors."""
+        ...
+
+    def difference(self, tensors: Mapping[str, Tensor]) -> str | None:
+        """In words: how the stored tensors fit another width than the module's, if they do."""
+        ...
+
+    def change(self, tensors: Mapping[str, Tensor]) -> MapChange:
+        """The change that the stored tensors make."""
+        ...
+
+
+Place = tuple[int, LinearMap]
+"""A layer, and a map of it."""
+
+
+class PeftConfig(BaseModel, ABC):
+    """What the configurations of all methods say; the fields are documented by peft's `PeftConfig`.
+
+    One subclass for each method of peft that is read and written.
+    """
 
     model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False, strict=True)
+
+    TITLE: ClassVar[str]
+    """The method as people call it."""
+    METHOD: ClassVar[type[Method]]
+    """Ours, of the same maths."""
 
     task_type: str | None = None
     auto_mapping: ModelClass | None = None
@@ -160,47 +175,56 @@ class PeftConfig(BaseModel):
     peft_type: str
     peft_version: str | None = None
     inference_mode: bool = True
-    r: Positive = 8
-    lora_alpha: float = 8.0
-    lora_dropout: float = 0.0
-    use_rslora: bool = False
-    bias: str = "none"
     target_modules: Names | None = None
     exclude_modules: Names | None = None
     modules_to_save: tuple[str, ...] | None = None
-    layers_to_transform: tuple[int, ...] | int | None = None
-    layers_pattern: Names | None = None
-    rank_pattern: dict[str, Positive] | None = None
-    alpha_pattern: dict[str, float] | None = None
-    init_lora_weights: bool | str = True
 
+    @abstractmethod
+    def check(self, folder: Path) -> None:
+        """Return if we can reproduce exactly what the configuration says.
 
-def read_peft_config(folder: Path) -> PeftConfig:
-    """Read a LoRA configuration that we can reproduce exactly.
+        Raises:
+            UnsupportedImportError: it uses what we refuse.
+        """
 
-    Raises:
-        InvalidFolderError: it cannot be read.
-        UnsupportedImportError: it is of another method, or uses what we refuse.
-    """
-    kind = read_model(folder, CONFIG_FILE, _Kind).peft_type
-    if kind != "LORA":
-        raise _unsupported(folder, f"it is a peft adapter of type {kind}")
-    config = read_model(folder, CONFIG_FILE, PeftConfig)
-    for name, value in _extra(config).items():
-        if value and name not in IDLE_ALONE | START_SETTINGS:
-            found = REFUSED.get(name, f"the unknown setting {name} = {str(value)[:80]!r}")
-            raise _unsupported(folder, f"it uses {found}")
-    if config.bias != "none":
-        raise _unsupported(folder, f"it has trained biases (bias={config.bias!r})")
-    start = str(config.init_lora_weights).lower()
-    if start not in PLAIN_STARTS:
-        raise _unsupported(
-            folder, f"it fits a base changed at the start (init_lora_weights={start!r})"
+    def chosen_layers(self, folder: Path, names: Sequence[str]) -> set[str]:
+        """Those of the module names that lie in a layer to adapt; all, unless a method chooses."""
+        del folder
+        return set(names)
+
+    @abstractmethod
+    def adapted(self, folder: Path, modules: Sequence[Module]) -> tuple[AdaptedModule, ...]:
+        """How the method changes each of the modules that it adapts."""
+
+    @classmethod
+    @abstractmethod
+    def normalised(
+        cls, changes: Mapping[Place, MapChange], config: BackboneConfig
+    ) -> tuple[Method, dict[str, Tensor]]:
+        """Changes that the method made, at least one, as one method of ours with its parameters.
+
+        Raises:
+            InvalidMethodError: a change is beyond what our method takes.
+        """
+
+    @classmethod
+    @abstractmethod
+    def fields(cls, method: Method, encoder: str, num_layers: int) -> dict[str, JsonValue]:
+        """The fields of a configuration that describe one of our methods."""
+
+    @classmethod
+    @abstractmethod
+    def stored(cls, name: str, tensor: Tensor, encoder: str) -> tuple[str, Tensor]:
+        """Name, without prefix, and shape in which peft stores a tensor of a layer of ours."""
+
+    def unsupported(self, folder: Path, found: str) -> UnsupportedImportError:
+        """An error for what the folder was found to use."""
+        return UnsupportedImportError(
+            folder.name,
+            found,
+            f"expected plain {self.TITLE}; merge the adapter (merge_and_unload) and import the "
+            "whole model, or train it again without",
         )
-    if isinstance(config.target_modules, str) and config.layers_to_transform:
-        # peft refuses the pair as well; all-linear is the one text that it could have meant.
-        raise _unsupported(folder, "it chooses layers both by pattern and by layers_to_transform")
-    return config
 
 
 def task_type_of(folder: Path, config: PeftConfig) -> TaskType:
@@ -232,19 +256,6 @@ def task_type_of_class(model_class: str) -> TaskType | None:
     )
 
 
-def _extra(config: PeftConfig) -> dict[str, JsonValue]:
-    return config.__pydantic_extra__ or {}
-
-
-def _unsupported(folder: Path, found: str) -> UnsupportedImportError:
-    return UnsupportedImportError(
-        folder.name,
-        found,
-        "expected plain LoRA; merge the adapter (merge_and_unload) and import the whole model, or "
-        "train it again without",
-    )
-
-
 ENCODERS: Mapping[str, str] = {
     "bert": "bert",
     "roberta": "roberta",
@@ -253,27 +264,15 @@ ENCODERS: Mapping[str, str] = {
 }
 """`model_type` -> what the classes with a head call their encoder."""
 
-TARGETS: Mapping[LoraTarget, str] = {
-    LoraTarget.QUERY: "attention.self.query",
-    LoraTarget.KEY: "attention.self.key",
-    LoraTarget.VALUE: "attention.self.value",
-    LoraTarget.ATTENTION_OUTPUT: "attention.output.dense",
-    LoraTarget.FEEDFORWARD_IN: "intermediate.dense",
-    LoraTarget.FEEDFORWARD_OUT: "output.dense",
+TARGETS: Mapping[LinearMap, str] = {
+    LinearMap.QUERY: "attention.self.query",
+    LinearMap.KEY: "attention.self.key",
+    LinearMap.VALUE: "attention.self.value",
+    LinearMap.ATTENTION_OUTPUT: "attention.output.dense",
+    LinearMap.FEEDFORWARD_IN: "intermediate.dense",
+    LinearMap.FEEDFORWARD_OUT: "output.dense",
 }
 EMBEDDINGS = ("word_embeddings", "position_embeddings", "token_type_embeddings")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Module:
-    """A linear map that can carry a low-rank update."""
-
-    name: str
-    out: int
-    into: int
-    layer: int | None
-    """None for the pooler, which to us is part of the head."""
-    target: LoraTarget | None
 
 
 def has_pooler(encoder: str, task_type: TaskType) -> bool:
@@ -282,20 +281,13 @@ def has_pooler(encoder: str, task_type: TaskType) -> bool:
 
 
 def modules_of(encoder: str, task_type: TaskType, config: BackboneConfig) -> tuple[Module, ...]:
-    """Every module of the adapted model that we can update."""
-    thinnest = Lora(rank=1, alpha=1.0, targets=tuple(TARGETS))
-    shapes = maths_of(thinnest).parameter_shapes(config)
-    modules = [
-        Module(
-            name=f"{encoder}.encoder.layer.{layer}.{path}",
-            out=shapes[f"layers.{layer}.lora.{target}.up"][0],
-            into=shapes[f"layers.{layer}.lora.{target}.down"][1],
-            layer=layer,
-            target=target,
-        )
-        for layer in range(config.num_layers)
-        for target, path in TARGETS.items()
-    ]
+    """Every module of the adapted model that we can change."""
+    modules = list[Module]()
+    for layer in range(config.num_layers):
+        for target, path in TARGETS.items():
+            out, into = map_widths(target, layer, config)
+            name = f"{encoder}.encoder.layer.{layer}.{path}"
+            modules.append(Module(name=name, out=out, into=into, layer=layer, target=target))
     if has_pooler(encoder, task_type):
         width = config.hidden_width
         name = f"{encoder}.pooler.dense"
@@ -315,15 +307,6 @@ HEAD_NAMES = {
     TaskType.QUESTION_ANSWERING: ("qa_outputs",),
 }
 """What peft adds to `modules_to_save` for a task type, whether or not it is written down."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdaptedModule:
-    """A module with the rank and the scale of its low-rank update."""
-
-    module: Module
-    rank: int
-    scale: float
 
 
 def saved_modules(folder: Path, config: PeftConfig, task_type: TaskType, encoder: str) -> set[str]:
@@ -349,7 +332,7 @@ def saved_modules(folder: Path, config: PeftConfig, task_type: TaskType, encoder
 def adapted_modules(
     folder: Path, config: PeftConfig, task_type: TaskType, encoder: str, shape: BackboneConfig
 ) -> tuple[AdaptedModule, ...]:
-    """The modules that a configuration adapts.
+    """The modules that a configuration adapts, each with its change.
 
     Raises:
         InvalidFolderError: a pattern cannot be matched.
@@ -369,21 +352,11 @@ def adapted_modules(
             "embeddings are shared by all tasks; merge the adapter (merge_and_unload) and import "
             "the whole model",
         )
-    adapted = [module for module in modules if module.name in chosen]
-    ranks = _by_pattern(folder, config.rank_pattern or {}, adapted, config.r)
-    alphas = _by_pattern(folder, config.alpha_pattern or {}, adapted, config.lora_alpha)
-    return tuple(
-        AdaptedModule(
-            module=module,
-            rank=int(rank),
-            scale=alpha / (math.sqrt(rank) if config.use_rslora else rank),
-        )
-        for module, rank, alpha in zip(adapted, ranks, alphas, strict=True)
-    )
+    return config.adapted(folder, [module for module in modules if module.name in chosen])
 
 
 def _excluded(folder: Path, config: PeftConfig, names: Sequence[str]) -> set[str]:
-    return set(_named(folder, config.exclude_modules or (), names))
+    return set(named(folder, config.exclude_modules or (), names))
 
 
 def _lies_in(name: str, modules: Iterable[str]) -> bool:
@@ -395,51 +368,36 @@ def _targeted(folder: Path, config: PeftConfig, names: Sequence[str]) -> set[str
     if isinstance(targets, str):
         if targets.lower() == ALL_LINEAR:
             return {name for name in names if ".embeddings." not in name}
-        return set(_named(folder, targets, names))
+        return set(named(folder, targets, names))
     # A full name stands for itself whatever its layer.
-    layers = _chosen_layers(folder, config, names)
-    return {name for name in _named(folder, targets, names) if name in targets or name in layers}
+    layers = config.chosen_layers(folder, names)
+    return {name for name in named(folder, targets, names) if name in targets or name in layers}
 
 
-def _chosen_layers(folder: Path, config: PeftConfig, names: Sequence[str]) -> set[str]:
-    layers = config.layers_to_transform
-    indexes = (layers,) if isinstance(layers, int) else layers
-    if not indexes:
-        return set(names)
-    patterns = config.layers_pattern or (r"[^.]*",)
-    patterns = (patterns,) if isinstance(patterns, str) else patterns
-    found = _match(folder, [rf"(?:(?:^|.*?\.){it}\.\d+\.).*" for it in patterns], names)
-    return {name for it in found for name in it if _layer_of(name) in indexes}
-
-
-def _layer_of(name: str) -> int | None:
-    return next((int(part) for part in name.split(".") if part.isdigit()), None)
-
-
-def _named(folder: Path, chosen: Names, names: Sequence[str]) -> frozenset[str]:
+def named(folder: Path, chosen: Names, names: Sequence[str]) -> frozenset[str]:
     """A list names modules by their last parts, a text by a pattern for the whole name."""
     if isinstance(chosen, str):
-        return _match(folder, [chosen], names)[0]
+        return match_names(folder, [chosen], names)[0]
     return frozenset(
         name for name in names if any(name == it or name.endswith(f".{it}") for it in chosen)
     )
 
 
-def _by_pattern(
-    folder: Path, values: dict[str, int] | dict[str, float], modules: Sequence[Module], usual: float
-) -> list[float]:
-    """Of each module the value of the first pattern that ends its name, or else the usual one."""
-    names = [module.name for module in modules]
-    found = _match(folder, [_ending(pattern) for pattern in values], names)
-    return [
-        next((value for value, it in zip(values.values(), found, strict=True) if name in it), usual)
-        for name in names
-    ]
+def match_names(
+    folder: Path, patterns: Sequence[str], names: Sequence[str]
+) -> list[frozenset[str]]:
+    """For each pattern of a configuration, the names that it matches as a whole.
 
-
-def _ending(pattern: str) -> str:
-    return rf"(.*\.)?({pattern})"
-
-
-def _match(folder: Path, patterns: Sequence[str], names: Sequence[str]) -> list[frozenset[str]]:
+    Raises:
+        CorruptFileError: a pattern is no regular expression, or takes too long.
+    """
     return matches(patterns, names, folder=folder.name, file=CONFIG_FILE)
+
+
+def target_pattern(
+    targets: Iterable[LinearMap], encoder: str, *, first_layer: int, num_layers: int
+) -> str:
+    """A pattern for whole names: a list of last parts could not tell the two `output.dense`."""
+    layers = "|".join(map(str, range(first_layer, num_layers)))
+    paths = "|".join(TARGETS[target].replace(".", r"\.") for target in targets)
+    return rf"{encoder}\.encoder\.layer\.({layers})\.({paths})"

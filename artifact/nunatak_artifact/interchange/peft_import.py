@@ -1,21 +1,12 @@
-"""Low-rank updates of unlike ranks and scales as one `Lora`, exactly.
-
-`Lora` has one rank and one scale, for all targets and every layer from its first. An adapter that
-gives each map its own, or adapts a map in some layers only, is written with the largest rank:
-zero rows of `down` and zero columns of `up` add nothing, and where scales differ they are
-multiplied into `up`. The zeros cost memory and time; in return a batch of tasks stays one product.
-
-Axes: rank, in, out = of one update.
-
-The heads of transformers' BERT and RoBERTa classes as ours.
+"""The heads of transformers' BERT and RoBERTa classes as ours.
 
 BERT reads sequences through its pooler, a dense layer with tanh over the first token that belongs
 to the checkpoint; RoBERTa's `classifier` has such a layer of its own. To us both are `head.dense`.
 
-Reading the LoRA folders of peft.
+Reading the adapter folders of peft.
 
-Ranks, scales and layers that differ within an adapter are brought to one (`lora_normalising`).
-LoRA over BERT's pooler is added to its weights, since to us the pooler is part of the head.
+What an adapter changes of BERT's pooler is merged into the pooler's weights, since to us the pooler
+is part of the head.
 """
 
 import re
@@ -23,6 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import torch
+from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from nunatak_artifact.errors import (
@@ -43,61 +35,26 @@ from nunatak_artifact.interchange.folders import (
     labels_in_order,
     problem_type_of,
     read_max_length,
+    read_model,
     read_model_config,
     read_weights,
 )
 from nunatak_artifact.interchange.peft_config import (
+    CONFIG_FILE,
     ENCODERS,
     WEIGHTS_STEM,
     AdaptedModule,
+    PeftConfig,
     TaskType,
     adapted_modules,
     has_pooler,
-    read_peft_config,
     saved_modules,
     task_type_of,
 )
-from nunatak_contract.enums import HeadKind, LoraTarget, Pooling, RankingScore
-from nunatak_contract.methods import HeadOnly, Lora
-from nunatak_model import Backbone, BackboneConfig, BranchSpec, HeadSpec, maths_of
-from nunatak_model.layer import LoraUpdate
-from nunatak_model.methods.lora import check_rank
-
-Updates = Mapping[tuple[int, LoraTarget], LoraUpdate]
-"""Layer and target -> its update; at least one."""
-
-
-def normalised_lora(updates: Updates, config: BackboneConfig) -> tuple[Lora, dict[str, Tensor]]:
-    """Write updates as one method with its float32 parameters.
-
-    Semantics:
-        for each (layer, target), x:
-            scale * (x @ down.T) @ up.T  is the same before and after, zero where there was none
-
-    Raises:
-        InvalidMethodError: a rank is beyond what our method takes.
-    """
-    rank = max(update.down.shape[0] for update in updates.values())
-    check_rank(rank, config)
-    scales = {update.scale for update in updates.values()}
-    scale = min(scales) if len(scales) == 1 and min(scales) > 0.0 else 1.0
-    method = Lora(
-        rank=rank,
-        alpha=scale * rank,
-        targets=tuple(target for target in LoraTarget if any(it == target for _, it in updates)),
-        first_layer=min(layer for layer, _ in updates),
-    )
-    maths = maths_of(method)
-    maths.check(config)
-    parameters = {
-        name: torch.zeros(shape) for name, shape in maths.parameter_shapes(config).items()
-    }
-    for (layer, target), update in updates.items():
-        prefix, own_rank = f"layers.{layer}.lora.{target}", update.down.shape[0]
-        parameters[f"{prefix}.down"][:own_rank] = update.down
-        parameters[f"{prefix}.up"][:, :own_rank] = update.up * (update.scale / scale)
-    return method, parameters
-
+from nunatak_artifact.interchange.peft_lora import LoraConfig
+from nunatak_contract.enums import HeadKind, Pooling, RankingScore
+from nunatak_contract.methods import HeadOnly, Method
+from nunatak_model import Backbone, BackboneConfig, BranchSpec, HeadSpec
 
 HEAD_KINDS = {
     TaskType.SEQUENCE_CLASSIFICATION: HeadKind.SEQUENCE_CLASSIFICATION,
@@ -173,13 +130,23 @@ def pooler_parameters(folder: Path, backbone: Backbone) -> dict[str, Tensor]:
 
 
 PREFIX = "base_model.model."
+PEFT_CONFIGS: Mapping[str, type[PeftConfig]] = {"LORA": LoraConfig}
+"""peft's name of each method that is read and written, and the method's configuration."""
+
+
+class _Kind(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    peft_type: str
+
+
 PICKLE_ADVICE = "save it again with a current peft (save_pretrained), which writes safetensors"
 
 
 def import_peft(
     folder: Path, backbone: Backbone, choices: ImportChoices = AS_THE_FOLDER_SAYS
 ) -> ImportedTask:
-    """Read a LoRA adapter with its head; it computes what peft computes, to rounding.
+    """Read an adapter with its head; it computes what peft computes, to rounding.
 
     Args:
         folder: holds `adapter_config.json` and `adapter_model.safetensors`, as peft writes them.
@@ -193,7 +160,7 @@ def import_peft(
             configuration differ; or nothing names the labels.
         UnsupportedImportError: what no method or head of ours computes.
         ForeignBackboneError: the adapter fits another shape of backbone.
-        InvalidMethodError: a rank is beyond what our method takes.
+        InvalidMethodError: an adapter is beyond what our method takes.
     """
     encoder = encoder_of(folder, backbone)
     config = read_peft_config(folder)
@@ -211,11 +178,11 @@ def import_peft(
     spec = head_spec(task_type, num_labels, ranks=ranks)
     _check_backbone(folder, tensors, adapted, backbone, encoder)
     check_tensors(folder, tensors, _shapes(adapted, head, spec, backbone.config))
-    method, parameters = _branch(adapted, tensors, backbone.config)
+    method, parameters = _branch(config, adapted, tensors, backbone.config)
     parameters |= head_parameters(head, tensors)
     if spec.dense and DENSE not in head:
         parameters |= pooler_parameters(folder, backbone)
-    parameters |= _updated_pooler(adapted, tensors, parameters)
+    parameters |= _changed_pooler(adapted, tensors, parameters)
     meaning, base = read_model_config(folder), config.base_model_name_or_path
     return ImportedTask(
         spec=BranchSpec(method=method, head=spec),
@@ -223,12 +190,30 @@ def import_peft(
         problem_type=problem_type_of(spec, choices.problem_type or meaning.problem_type),
         parameters=parameters,
         max_length=read_max_length(folder, backbone),
-        source=f"peft LoRA folder, trained on {base}"
-        if base
-        else "peft LoRA folder, no base named",
+        source=f"peft {config.TITLE} folder, {f'trained on {base}' if base else 'no base named'}",
         score=score_of(cross_encoder) if ranks else RankingScore.SIGMOID,
         base=base,
     )
+
+
+def read_peft_config(folder: Path) -> PeftConfig:
+    """Read a configuration that we can reproduce exactly.
+
+    Raises:
+        InvalidFolderError: it cannot be read.
+        UnsupportedImportError: it is of another method, or uses what we refuse.
+    """
+    kind = read_model(folder, CONFIG_FILE, _Kind).peft_type
+    if kind not in PEFT_CONFIGS:
+        raise UnsupportedImportError(
+            folder.name,
+            f"it is a peft adapter of type {kind}",
+            f"expected one of {', '.join(PEFT_CONFIGS)}; merge the adapter (merge_and_unload) and "
+            "import the whole model",
+        )
+    config = read_model(folder, CONFIG_FILE, PEFT_CONFIGS[kind])
+    config.check(folder)
+    return config
 
 
 def _check_types(folder: Path, task_type: TaskType, backbone: Backbone) -> None:
@@ -277,7 +262,7 @@ def _check_backbone(
     """Tell another base model apart from a damaged folder, as far as names and widths tell."""
     differences = [
         *(_foreign_name(name, encoder, backbone.config) for name in tensors),
-        *(_foreign_width(it, tensors) for it in adapted),
+        *(it.difference(tensors) for it in adapted),
     ]
     for difference in differences:
         if difference is not None:
@@ -295,21 +280,6 @@ def _foreign_name(name: str, encoder: str, config: BackboneConfig) -> str | None
     return None
 
 
-def _foreign_width(adapted: AdaptedModule, tensors: Mapping[str, Tensor]) -> str | None:
-    module = adapted.module
-    down, up = (tensors.get(name) for name in _names(adapted))
-    if down is None or up is None or not down.dim() == up.dim() == 2:
-        return None
-    found, wanted = (up.shape[0], down.shape[1]), (module.out, module.into)
-    return (
-        None if found == wanted else f"{module.name} maps {found[::-1]} there, {wanted[::-1]} here"
-    )
-
-
-def _names(adapted: AdaptedModule) -> tuple[str, str]:
-    return f"{adapted.module.name}.lora_A.weight", f"{adapted.module.name}.lora_B.weight"
-
-
 def _num_labels(tensors: Mapping[str, Tensor], task_type: TaskType, output: str) -> int:
     bias = tensors.get(f"{output}.bias")
     # Where there is none, the check of all tensors says so.
@@ -322,39 +292,36 @@ def _shapes(
     spec: HeadSpec,
     config: BackboneConfig,
 ) -> dict[str, tuple[int, ...]]:
-    shapes = dict[str, tuple[int, ...]]()
+    shapes = stored_shapes(head, spec, width=config.hidden_width)
     for it in adapted:
-        down, up = _names(it)
-        shapes[down], shapes[up] = (it.rank, it.module.into), (it.module.out, it.rank)
-    shapes |= stored_shapes(head, spec, width=config.hidden_width)
+        shapes |= it.shapes()
     return shapes
 
 
 def _branch(
-    adapted: Sequence[AdaptedModule], tensors: Mapping[str, Tensor], config: BackboneConfig
-) -> tuple[Lora | HeadOnly, dict[str, Tensor]]:
+    kind: PeftConfig,
+    adapted: Sequence[AdaptedModule],
+    tensors: Mapping[str, Tensor],
+    config: BackboneConfig,
+) -> tuple[Method, dict[str, Tensor]]:
     """The method with its parameters; one that adapts no layer is a head."""
-    updates = {
-        (it.module.layer, it.module.target): _update(it, tensors)
+    changes = {
+        (it.module.layer, it.module.target): it.change(tensors)
         for it in adapted
         if it.module.layer is not None and it.module.target is not None
     }
-    return normalised_lora(updates, config) if updates else (HeadOnly(), {})
+    return kind.normalised(changes, config) if changes else (HeadOnly(), {})
 
 
-def _updated_pooler(
+def _changed_pooler(
     adapted: Sequence[AdaptedModule],
     tensors: Mapping[str, Tensor],
     parameters: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
-    """The pooler's weights with its low-rank update, if it has one."""
+    """The pooler's weights with the change of the adapter, if there is one."""
     pooler = next((it for it in adapted if it.module.layer is None), None)
     if pooler is None:
         return {}
-    name, update = f"{DENSE}.weight", _update(pooler, tensors)
-    return {name: parameters[name] + update.scale * (update.up @ update.down)}
-
-
-def _update(adapted: AdaptedModule, tensors: Mapping[str, Tensor]) -> LoraUpdate:
-    down, up = _names(adapted)
-    return LoraUpdate(down=tensors[down], up=tensors[up], scale=adapted.scale)
+    weight, bias = (parameters[f"{DENSE}.{part}"].clone() for part in ("weight", "bias"))
+    pooler.change(tensors).merge(weight, bias)
+    return {f"{DENSE}.weight": weight, f"{DENSE}.bias": bias}

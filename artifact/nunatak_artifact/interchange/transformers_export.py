@@ -23,12 +23,12 @@ from nunatak_artifact.interchange.transformers_layout import (
     to_stored,
 )
 from nunatak_artifact.loading import LoadedTask
-from nunatak_contract.enums import HeadKind, LoraTarget, Pooling
+from nunatak_contract.enums import HeadKind, LinearMap, Pooling
 from nunatak_contract.manifest import TaskManifest
-from nunatak_contract.methods import Bottleneck
 from nunatak_model import Backbone
 from nunatak_model.architectures import architecture_of, encoder_shapes
-from nunatak_model.layer import LoraLayer
+from nunatak_model.branch import HEAD_PREFIX
+from nunatak_model.layer import BottleneckLayer, ChangedMaps
 from nunatak_model.weights import Linear
 
 
@@ -87,10 +87,10 @@ def _linear(name: str, linear: Linear) -> dict[str, Tensor]:
     }
 
 
-QKV_ROWS: Mapping[LoraTarget, int] = {
-    LoraTarget.QUERY: 0,
-    LoraTarget.KEY: 1,
-    LoraTarget.VALUE: 2,
+QKV_ROWS: Mapping[LinearMap, int] = {
+    LinearMap.QUERY: 0,
+    LinearMap.KEY: 1,
+    LinearMap.VALUE: 2,
 }
 """Which third of the stacked map a target is."""
 KEEP_IT = "write it with --format hub, which keeps every method and head"
@@ -99,8 +99,9 @@ KEEP_IT = "write it with --format hub, which keeps every method and head"
 def export_transformers(task: LoadedTask, folder: Path, backbone: Backbone) -> None:
     """Write the folder that `AutoModelFor...` and `AutoTokenizer` of transformers load.
 
-    The weights are the backbone's and the task's own, in float32; low-rank updates are merged into
-    them. Ranking becomes sequence classification with one output, as cross-encoders are stored.
+    The weights are the backbone's and the task's own, in float32; changes of maps are merged
+    into them. Ranking becomes sequence classification with one output, as cross-encoders are
+    stored.
 
     Args:
         task: loaded on `backbone`.
@@ -127,7 +128,7 @@ def _family(task: LoadedTask, backbone: Backbone) -> Family:
         raise UnsupportedExportError(
             task.manifest.reference, f"its backbone is a {model_type}", KEEP_IT
         )
-    if isinstance(spec.method, Bottleneck):
+    if any(isinstance(layer, BottleneckLayer) for layer in task.branch.layers.values()):
         raise UnsupportedExportError(
             task.manifest.reference, "no class of transformers has bottleneck adapters", KEEP_IT
         )
@@ -144,27 +145,34 @@ def _family(task: LoadedTask, backbone: Backbone) -> Family:
 
 def _merged(task: LoadedTask, backbone: Backbone) -> dict[str, Tensor]:
     """All weights of the model that the task is, under our names."""
-    own = {name: it for name, it in task.branch.parameters.items() if ".lora." not in name}
+    own = {
+        name: it
+        for name, it in task.branch.parameters.items()
+        if name in backbone.parameters or name.startswith(HEAD_PREFIX)
+    }
     weights = {name: it.to(torch.float32) for name, it in {**backbone.parameters, **own}.items()}
     for index, layer in task.branch.layers.items():
-        if isinstance(layer, LoraLayer):
-            weights |= _updated(layer, f"layers.{index}", weights)
+        if isinstance(layer, ChangedMaps):
+            weights |= _changed(layer, f"layers.{index}", weights)
     return weights
 
 
-def _updated(layer: LoraLayer, prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights of one layer with its updates merged in (Hu et al. 2021, sec. 4.1)."""
-    changed = dict[str, Tensor]()
-    for target, update in layer.updates.items():
+def _changed(layer: ChangedMaps, prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The maps of one layer with the changes merged in."""
+    # In float64: what is rounded is the result alone.
+    merged = dict[str, Tensor]()
+    for target, change in (*layer.outputs.items(), *layer.inputs.items()):
         part = "qkv" if target in QKV_ROWS else target.value
-        name = f"{prefix}.{part}.weight"
-        merged = changed.setdefault(name, weights[name].clone())
-        # Summed in float64: what is rounded is the result alone.
-        change = update.scale * (update.up.double() @ update.down.double())
-        start = QKV_ROWS.get(target, 0) * change.shape[0]
-        rows = merged[start : start + change.shape[0]]
-        rows.copy_(rows.double() + change)
-    return changed
+        for kind in ("weight", "bias"):
+            name = f"{prefix}.{part}.{kind}"
+            if name in weights and name not in merged:
+                merged[name] = weights[name].double()
+        weight, bias = merged[f"{prefix}.{part}.weight"], merged.get(f"{prefix}.{part}.bias")
+        if target in QKV_ROWS:
+            weight = weight.chunk(3)[QKV_ROWS[target]]
+            bias = None if bias is None else bias.chunk(3)[QKV_ROWS[target]]
+        change.merge(weight, bias)
+    return {name: tensor.float() for name, tensor in merged.items()}
 
 
 def _config(manifest: TaskManifest, family: Family, backbone: Backbone) -> dict[str, JsonValue]:

@@ -235,7 +235,7 @@ def collect(
 
 def _tasks_table(tasks: "Iterable[TaskSummary]") -> Table:
     """Return one row per task, about the version that the bare name serves."""
-    from nunatak_registry.cards import method_text, shared_text
+    from nunatak_registry.cards import shared_text
 
     table = Table(box=None, header_style="bold")
     table.add_column("task", style="cyan", no_wrap=True)
@@ -249,7 +249,7 @@ def _tasks_table(tasks: "Iterable[TaskSummary]") -> Table:
             task.name,
             f"{manifest.version} of {len(task.versions)}",
             _aliases(task.aliases),
-            method_text(manifest.method),
+            manifest.method.text,
             shared_text(manifest),
             _score(manifest),
             Text(labels_text(manifest.head.labels), no_wrap=True, overflow="ellipsis"),

@@ -325,13 +325,13 @@ def _show(published: Published, *, alias: str | None, as_json: bool) -> None:
 
 
 def _published_lines(published: Published, *, alias: str | None) -> Text:
-    from nunatak_registry.cards import method_text, shared_text
+    from nunatak_registry.cards import shared_text
 
     manifest = published.manifest
     default = manifest.head.default_label
     lines = [
         published.found,
-        f"method {method_text(manifest.method)}; shared layers {shared_text(manifest)}",
+        f"method {manifest.method.text}; shared layers {shared_text(manifest)}",
         f"published {manifest.reference}",
         *([] if default is None else [f"default label {default}"]),
         *([] if alias is None else [f"{manifest.task}@{alias} -> version {manifest.version}"]),

@@ -82,14 +82,14 @@ def moment(at: datetime) -> str:
 
 def _card(manifest: "TaskManifest", aliases: dict[str, int]) -> RenderableType:
     """Return a panel of facts, followed by the confusion matrix or the worst mistakes."""
-    from nunatak_registry.cards import head_text, method_text, shared_text, stored_bytes
+    from nunatak_registry.cards import head_text, shared_text, stored_bytes
 
     names = [alias for alias, version in aliases.items() if version == manifest.version]
     rows = [
         ("aliases", ", ".join(names) or "none"),
         ("head", head_text(manifest.head)),
         ("labels", labels_text(manifest.head.labels) or "none"),
-        ("method", method_text(manifest.method)),
+        ("method", manifest.method.text),
         ("shared layers", shared_text(manifest)),
         ("parameters", _parameters(manifest)),
         ("stored", f"{decimal(stored_bytes(manifest))} ({manifest.dtype})"),

@@ -29,7 +29,7 @@ from nunatak_cli.options import (
 )
 from nunatak_cli.output import console, print_json
 from nunatak_cli.registries import created_registry
-from nunatak_contract.enums import OnLong
+from nunatak_contract.enums import MethodKind, OnLong
 
 METHOD = "Method"
 RECIPE = "Recipe (absent: the tuned default of the method)"
@@ -82,7 +82,7 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         str | None,
         typer.Option(
             metavar="NAME",
-            help="What the task owns: topk (default), head, bottleneck, lora or full.",
+            help=f"What the task owns: {', '.join(MethodKind)} (default: topk).",
             rich_help_panel=METHOD,
         ),
     ] = None,
@@ -116,7 +116,7 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         str | None,
         typer.Option(
             metavar="N",
-            help="bottleneck, lora: first layer with adapters (0); the layers below stay shared.",
+            help="Methods with adapters: their first layer (0); the layers below stay shared.",
             rich_help_panel=METHOD,
         ),
     ] = None,

@@ -15,7 +15,6 @@ from nunatak_registry import Registry
 from nunatak_registry.cards import (
     long_examples_text,
     long_text,
-    method_text,
     shared_text,
     stored_bytes,
 )
@@ -137,7 +136,7 @@ def outcome_table(outcome: TrainOutcome) -> Table:
         table.add_row(f"dev {metric}", f"{value:.4f}  [{low:.4f}, {high:.4f}] at 95 %")
     if outcome.layer_choice is not None:
         table.add_row("layers chosen", _choice_text(outcome.layer_choice))
-    table.add_row("method", method_text(manifest.method))
+    table.add_row("method", manifest.method.text)
     table.add_row("shared layers", shared_text(manifest))
     table.add_row("labels", str(len(manifest.head.labels)))
     if manifest.head.default_label is not None:

@@ -33,7 +33,8 @@ from nunatak_training import (
     default_recipe,
     read_settings,
 )
-from nunatak_training.run_settings import METHODS, method_settings
+from nunatak_training.recipes import METHODS
+from nunatak_training.run_settings import method_settings
 from nunatak_training.settings import overlaid, read_mapping
 
 METHOD = "method"

@@ -29,7 +29,8 @@ from nunatak_model.backbone import Backbone
 from nunatak_model.config import BackboneConfig
 from nunatak_model.errors import InvalidMethodError
 from nunatak_model.layer import Adapter, BottleneckLayer, LayerOverride
-from nunatak_model.methods.base import check_first_layer, copies, normal
+from nunatak_model.methods.base import MethodMaths, check_first_layer, copies, normal
+from nunatak_model.ops.grouped import rounded_up
 from nunatak_model.weights import Norm, Shapes, linear_from, linear_shapes, norm_if_any
 
 INITIAL_DEVIATION = 0.01
@@ -41,10 +42,8 @@ FEEDFORWARD = ("feedforward_adapter", "output_norm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BottleneckMaths:
+class BottleneckMaths(MethodMaths[Bottleneck]):
     """Adapters of width `size` in every layer from `first_layer` up."""
-
-    method: Bottleneck
 
     def check(self, config: BackboneConfig) -> None:
         """Raise `InvalidMethodError` unless the settings make sense, alone and together."""
@@ -116,6 +115,10 @@ class BottleneckMaths:
             feedforward_adapter=adapters.get(FEEDFORWARD[0]),
             output_norm=norms.get(FEEDFORWARD[1]),
         )
+
+    def padded(self, alignment: int) -> Bottleneck:
+        """The method with the width of its adapters rounded up; what is added leads nowhere."""
+        return self.method.model_copy(update={"size": rounded_up(self.method.size, alignment)})
 
     def _places(self) -> tuple[tuple[str, str], ...]:
         match self.method.blocks:

@@ -12,21 +12,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nunatak_contract.methods import TopK
+from nunatak_contract.methods import Full, HeadOnly, TopK
 from nunatak_model.architectures import encoder_shapes, layer_shapes
 from nunatak_model.backbone import Backbone
 from nunatak_model.config import BackboneConfig
 from nunatak_model.errors import InvalidMethodError
 from nunatak_model.layer import LayerOverride, OwnLayer
-from nunatak_model.methods.base import copies
+from nunatak_model.methods.base import MethodMaths, copies
 from nunatak_model.weights import Shapes, layer_from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TopKMaths:
+class TopKMaths(MethodMaths[TopK]):
     """The top `num_layers` layers are the task's own."""
-
-    method: TopK
 
     def check(self, config: BackboneConfig) -> None:
         """Raise `InvalidMethodError` unless the backbone has that many layers."""
@@ -59,7 +57,7 @@ class TopKMaths:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FullMaths:
+class FullMaths(MethodMaths[Full]):
     """Embeddings and every layer are the task's own; nothing is shared."""
 
     def check(self, config: BackboneConfig) -> None:
@@ -84,7 +82,7 @@ class FullMaths:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeadOnlyMaths:
+class HeadOnlyMaths(MethodMaths[HeadOnly]):
     """Nothing but a head on the frozen backbone; the branch has no layers."""
 
     def check(self, config: BackboneConfig) -> None:

@@ -217,6 +217,11 @@ def grouped_layer_norm(
     return y.to(x.dtype)
 
 
+def rounded_up(number: int, alignment: int) -> int:
+    """The next multiple of `alignment`."""
+    return -(-number // alignment) * alignment
+
+
 def can_group(config: BackboneConfig, *, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether grouped products of this backbone's widths are one kernel on this device."""
     alignment = ALIGNMENT_BYTES // dtype.itemsize

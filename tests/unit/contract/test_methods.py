@@ -9,7 +9,7 @@ from nunatak_contract.enums import (
     Activation,
     AdaptedBlocks,
     AdapterInput,
-    LoraTarget,
+    LinearMap,
     MethodKind,
     Norms,
 )
@@ -19,7 +19,7 @@ METHODS: list[Method] = [
     TopK(num_layers=3),
     HeadOnly(),
     Full(),
-    Lora(rank=3, alpha=0.1, targets=(LoraTarget.KEY, LoraTarget.FEEDFORWARD_IN), first_layer=2),
+    Lora(rank=3, alpha=0.1, targets=(LinearMap.KEY, LinearMap.FEEDFORWARD_IN), first_layer=2),
     *(
         Bottleneck(
             size=5, first_layer=1, blocks=blocks, reads=reads, activation=activation, norms=norms
@@ -40,7 +40,7 @@ def test_every_method_comes_back_from_its_json() -> None:
 
 
 def test_the_json_of_a_method_is_the_one_that_stored_digests_were_made_of() -> None:
-    lora = Lora(rank=2, alpha=4.0, targets=(LoraTarget.QUERY, LoraTarget.VALUE))
+    lora = Lora(rank=2, alpha=4.0, targets=(LinearMap.QUERY, LinearMap.VALUE))
 
     assert lora.model_dump_json() == (
         '{"kind":"lora","rank":2,"alpha":4.0,"targets":["query","value"],"first_layer":0}'

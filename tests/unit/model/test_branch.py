@@ -3,7 +3,7 @@ import torch
 from torch import Tensor
 
 from doubles.backbones import tiny_backbone
-from nunatak_contract.enums import Activation, AdapterInput, HeadKind, HeadNorm, LoraTarget, Pooling
+from nunatak_contract.enums import Activation, AdapterInput, HeadKind, HeadNorm, LinearMap, Pooling
 from nunatak_contract.heads import DenseBlock
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
 from nunatak_model import (
@@ -127,7 +127,7 @@ def test_huge_but_finite_values_are_accepted() -> None:
         TopK(num_layers=5),
         Lora(first_layer=4, rank=8, alpha=16.0, targets=QUERY_AND_VALUE),
         Lora(rank=33, alpha=16.0, targets=QUERY_AND_VALUE),
-        Lora(rank=8, alpha=16.0, targets=(LoraTarget.QUERY, LoraTarget.QUERY)),
+        Lora(rank=8, alpha=16.0, targets=(LinearMap.QUERY, LinearMap.QUERY)),
         Bottleneck(size=65),
         Bottleneck(first_layer=4, size=64),
         Bottleneck(reads=AdapterInput.NORMED_SUM, size=64),

@@ -189,7 +189,7 @@ def test_states_held_for_every_split_depth_leave_no_trunk_to_run() -> None:
     plan = plan_batch(
         [(0, 0), (0, 1), (0, 2)],
         branches=[
-            BranchTraits(lane=Lane.LORA, split_depth=1),
+            BranchTraits(lane=Lane.MAPS, split_depth=1),
             BranchTraits(lane=Lane.OWN, split_depth=3),
             BranchTraits(lane=Lane.TRUNK, split_depth=NUM_LAYERS),
         ],

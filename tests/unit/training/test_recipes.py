@@ -1,7 +1,7 @@
 import pytest
 from pydantic import JsonValue
 
-from nunatak_contract.enums import LoraTarget
+from nunatak_contract.enums import LinearMap
 from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Lora, Method, TopK
 from nunatak_training import InvalidRecipeError, Metric, Recipe, default_recipe
 
@@ -9,7 +9,7 @@ METHODS = [
     pytest.param(TopK(num_layers=3), id="topk"),
     pytest.param(HeadOnly(), id="head"),
     pytest.param(Bottleneck(size=16, first_layer=2), id="bottleneck"),
-    pytest.param(Lora(rank=4, alpha=8.0, targets=(LoraTarget.KEY,), first_layer=1), id="lora"),
+    pytest.param(Lora(rank=4, alpha=8.0, targets=(LinearMap.KEY,), first_layer=1), id="lora"),
     pytest.param(Full(), id="full"),
 ]
 

@@ -4,11 +4,12 @@ import pytest
 from pydantic import JsonValue
 
 from doubles.backbones import tiny_backbone
-from nunatak_contract.enums import AdaptedBlocks, LoraTarget
+from nunatak_contract.enums import AdaptedBlocks, LinearMap
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
 from nunatak_model import InvalidMethodError
 from nunatak_training import InvalidRecipeError, default_recipe
-from nunatak_training.run_settings import METHODS, all_settings, read_settings
+from nunatak_training.recipes import METHODS
+from nunatak_training.run_settings import all_settings, read_settings
 from nunatak_training.settings import flattened, overlaid
 
 CONFIG = tiny_backbone(num_layers=3).config
@@ -34,11 +35,11 @@ CONFIG = tiny_backbone(num_layers=3).config
         ),
         (
             {"method": "lora", "targets": "query, feedforward_in"},
-            Lora(targets=(LoraTarget.QUERY, LoraTarget.FEEDFORWARD_IN), rank=8, alpha=16.0),
+            Lora(targets=(LinearMap.QUERY, LinearMap.FEEDFORWARD_IN), rank=8, alpha=16.0),
         ),
         (
             {"method": "lora", "targets": ["key"]},
-            Lora(targets=(LoraTarget.KEY,), rank=8, alpha=16.0),
+            Lora(targets=(LinearMap.KEY,), rank=8, alpha=16.0),
         ),
         ({"method": "full"}, Full()),
     ],

@@ -12,8 +12,8 @@ from nunatak_contract.names import TaskName
 from nunatak_model import DEFAULT_BACKBONE, BackboneConfig
 from nunatak_training.errors import InvalidRecipeError, InvalidSweepError
 from nunatak_training.kinds import TaskKind
-from nunatak_training.recipes import RegularizerName, TaptSettings
-from nunatak_training.run_settings import METHODS, method_settings, read_settings
+from nunatak_training.recipes import METHODS, RegularizerName, TaptSettings
+from nunatak_training.run_settings import method_settings, read_settings
 from nunatak_training.settings import Setting, problems_in, read_mapping
 
 Count = Annotated[int, Field(ge=1)]

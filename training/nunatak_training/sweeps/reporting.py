@@ -34,7 +34,7 @@ def _order(record: RunRecord) -> tuple[str, int, str, str, str, float, int]:
         run.task,
         run.data.num_train,
         method.kind,
-        f"{getattr(method, 'num_layers', 0):04}{getattr(method, 'size', 0):04}",
+        f"{getattr(method, 'num_layers', 0):04}{method.width or 0:04}",
         run.recipe.regularizer.name,
         run.recipe.learning_rate,
         run.recipe.seed,

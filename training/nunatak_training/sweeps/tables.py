@@ -6,9 +6,8 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
-from typing import assert_never
 
-from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Lora, TopK
+from nunatak_contract.methods import HeadOnly, TopK
 from nunatak_registry.cards import markdown_table
 from nunatak_training.recipes import Recipe
 from nunatak_training.sweeps.results import Failed, Finished, RunDescription, RunRecord
@@ -35,20 +34,12 @@ def method_label(run: RunDescription) -> str:
 
 
 def _plain_label(run: RunDescription) -> str:
-    method = run.recipe.method
-    match method:
-        case TopK():
-            return f"frozen {run.backbone.num_layers - method.num_layers}"
-        case HeadOnly():
-            return f"frozen {run.backbone.num_layers}"
-        case Bottleneck():
-            return f"bottleneck {method.size}{_from(method.first_layer)}"
-        case Lora():
-            return f"lora {method.rank}{_from(method.first_layer)}"
-        case Full():
-            return "full"
-        case _:
-            assert_never(method)
+    frozen, method = num_frozen(run), run.recipe.method
+    if frozen is not None:
+        return f"frozen {frozen}"
+    width = "" if method.width is None else f" {method.width}"
+    first_layer: int = getattr(method, "first_layer", 0)
+    return f"{method.kind}{width}" + (f" from layer {first_layer}" if first_layer else "")
 
 
 def regularizer_label(recipe: Recipe) -> str:
@@ -72,10 +63,6 @@ def num_frozen(run: RunDescription) -> int | None:
             return run.backbone.num_layers
         case _:
             return None
-
-
-def _from(first_layer: int) -> str:
-    return f" from layer {first_layer}" if first_layer else ""
 
 
 COLUMNS: dict[str, Callable[[RunDescription], str]] = {

@@ -23,7 +23,7 @@ from nunatak_artifact.errors import (
     UnsupportedImportError,
 )
 from nunatak_artifact.interchange import ImportChoices, import_peft
-from nunatak_contract.enums import LoraTarget
+from nunatak_contract.enums import LinearMap
 from nunatak_contract.methods import QUERY_AND_VALUE, Lora
 from nunatak_model import Backbone, tensors_from_bytes, tensors_to_bytes
 
@@ -320,7 +320,7 @@ def test_layers_below_the_lowest_adapted_stay_in_the_trunk(
     imported = import_peft(folder, backbone)
 
     assert imported.spec.method == Lora(
-        rank=2, alpha=4.0, targets=(LoraTarget.QUERY,), first_layer=3
+        rank=2, alpha=4.0, targets=(LinearMap.QUERY,), first_layer=3
     )
 
 

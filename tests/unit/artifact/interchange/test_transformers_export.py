@@ -19,7 +19,7 @@ from doubles.published import Twin, TwinFactory
 from doubles.tasks import MAX_LENGTH
 from nunatak_artifact.errors import FolderInUseError, UnsupportedExportError
 from nunatak_artifact.interchange import export_transformers, import_transformers
-from nunatak_contract.enums import HeadKind, LoraTarget, Pooling, ProblemType
+from nunatak_contract.enums import HeadKind, LinearMap, Pooling, ProblemType
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
 from nunatak_model import BranchSpec, HeadSpec, build_branch, initial_parameters
 
@@ -33,7 +33,7 @@ AUTO_CLASSES: dict[HeadKind, Any] = {
 METHODS: tuple[Method, ...] = (
     HeadOnly(),
     TopK(num_layers=2),
-    Lora(rank=3, alpha=5.0, targets=tuple(LoraTarget), first_layer=1),
+    Lora(rank=3, alpha=5.0, targets=tuple(LinearMap), first_layer=1),
     Full(),
 )
 

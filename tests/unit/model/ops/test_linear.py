@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nunatak_contract.enums import Activation, LoraTarget, Pooling
+from nunatak_contract.enums import Activation, LinearMap, Pooling
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
 from nunatak_model import (
     Backbone,
@@ -29,7 +29,7 @@ METHODS: list[Method] = [
     HeadOnly(),
     TopK(num_layers=2),
     Lora(rank=8, alpha=16.0, targets=QUERY_AND_VALUE),
-    Lora(rank=4, targets=tuple(LoraTarget), first_layer=2, alpha=16.0),
+    Lora(rank=4, targets=tuple(LinearMap), first_layer=2, alpha=16.0),
     Bottleneck(size=64),
     Bottleneck(size=512, first_layer=3),
     Full(),
