@@ -281,6 +281,11 @@ class Mixout(Unregularized):
             for tensor in layer.values()
             if tensor.ndim > 1
         ]
+        if not self._tensors:
+            raise InvalidRecipeError(
+                "regularizer mixout mixes matrices, and the method tunes none; choose another "
+                "method, or another regularizer"
+            )
         self._initial = [tensor.detach().clone() for tensor in self._tensors]
         self._rate = rate
         self._generator = generator

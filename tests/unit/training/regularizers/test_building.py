@@ -152,3 +152,11 @@ def test_settings_that_do_not_fit_are_named(
 ) -> None:
     with pytest.raises(InvalidRecipeError, match=problem):
         default_recipe(TopK(num_layers=2), changes={"regularizer": regularizer})
+
+
+def test_mixout_of_vectors_alone_is_refused() -> None:
+    vectors = {"layers.0.scale": torch.ones(4), "head.output.weight": torch.ones(2, 4)}
+    settings = recipe_of(RegularizerName.MIXOUT, TopK(num_layers=1)).regularizer
+
+    with pytest.raises(InvalidRecipeError, match="mixes matrices, and the method tunes none"):
+        build_regularizer(settings, vectors, num_epochs=2, generator=random_source(vectors, seed=0))
