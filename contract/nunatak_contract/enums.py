@@ -84,6 +84,7 @@ class MethodKind(StrEnum):
     HEAD = "head"
     BOTTLENECK = "bottleneck"
     LORA = "lora"
+    IA3 = "ia3"
     FULL = "full"
 
 

@@ -108,6 +108,25 @@ class Lora(_MethodRecord, frozen=True):
         return self.alpha / self.rank
 
 
+class Ia3(_MethodRecord, frozen=True):
+    """Learned scales of what linear maps give or take; by default those of Liu et al. 2022."""
+
+    kind: Literal[MethodKind.IA3] = MethodKind.IA3
+    scaled_outputs: Annotated[
+        tuple[LinearMap, ...], Field(max_length=6, description="maps whose output is scaled")
+    ] = (LinearMap.KEY, LinearMap.VALUE)
+    scaled_inputs: Annotated[
+        tuple[LinearMap, ...], Field(max_length=3, description="maps whose input is scaled")
+    ] = (LinearMap.FEEDFORWARD_OUT,)
+    first_layer: FirstLayer = 0
+
+    @property
+    def text(self) -> str:
+        """The method with the number of its vectors."""
+        number = len(self.scaled_outputs) + len(self.scaled_inputs)
+        return f"{self.kind}, {number} vector{'s' if number > 1 else ''} a layer"
+
+
 class Full(_MethodRecord, frozen=True):
     """A full copy: embeddings and every layer are the task's own."""
 
@@ -115,6 +134,6 @@ class Full(_MethodRecord, frozen=True):
 
 
 Method = Annotated[
-    TopK | HeadOnly | Bottleneck | Lora | Full,
+    TopK | HeadOnly | Bottleneck | Lora | Ia3 | Full,
     Field(discriminator="kind"),
 ]

@@ -10,7 +10,16 @@ from torch import Tensor
 from doubles.backbones import Family
 from doubles.published import Twin, TwinFactory
 from nunatak_contract.enums import HeadKind, LinearMap
-from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_contract.methods import (
+    QUERY_AND_VALUE,
+    Bottleneck,
+    Full,
+    HeadOnly,
+    Ia3,
+    Lora,
+    Method,
+    TopK,
+)
 from nunatak_model import (
     Backbone,
     Branch,
@@ -34,6 +43,8 @@ METHODS: dict[str, Method] = {
     "lora": Lora(rank=4, alpha=8.0, targets=QUERY_AND_VALUE),
     "lora-from-2": Lora(rank=3, alpha=6.0, first_layer=2, targets=QUERY_AND_VALUE),
     "lora-all-targets": Lora(rank=5, alpha=5.0, targets=tuple(LinearMap)),
+    "ia3": Ia3(),
+    "ia3-from-2": Ia3(first_layer=2, scaled_outputs=tuple(LinearMap), scaled_inputs=()),
     "bottleneck": Bottleneck(size=8),
     "bottleneck-from-3": Bottleneck(size=5, first_layer=3),
     "full": Full(),

@@ -9,7 +9,16 @@ import torch
 from doubles.backbones import Family
 from doubles.published import Twin, TwinFactory
 from nunatak_contract.enums import LinearMap
-from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_contract.methods import (
+    QUERY_AND_VALUE,
+    Bottleneck,
+    Full,
+    HeadOnly,
+    Ia3,
+    Lora,
+    Method,
+    TopK,
+)
 from nunatak_model import Encoding, Row, forward
 
 NUM_LAYERS = 4
@@ -24,6 +33,17 @@ METHODS: dict[str, Method] = {
         for n in range(NUM_LAYERS)
     },
     "lora-all-targets": Lora(rank=3, alpha=6.0, targets=tuple(LinearMap)),
+    "ia3": Ia3(),
+    **{f"ia3-from-{n}": Ia3(first_layer=n) for n in range(1, NUM_LAYERS)},
+    "ia3-all-outputs": Ia3(scaled_outputs=tuple(LinearMap), scaled_inputs=()),
+    "ia3-all-inputs": Ia3(
+        scaled_outputs=(LinearMap.QUERY,),
+        scaled_inputs=(
+            LinearMap.ATTENTION_OUTPUT,
+            LinearMap.FEEDFORWARD_IN,
+            LinearMap.FEEDFORWARD_OUT,
+        ),
+    ),
     **{f"bottleneck-from-{n}": Bottleneck(size=8, first_layer=n) for n in range(NUM_LAYERS)},
     "full": Full(),
 }

@@ -12,7 +12,7 @@ from transformers import ModernBertConfig, ModernBertForMaskedLM, ModernBertMode
 from doubles.backbones import WINDOW, tiny_config, tiny_tokenizer
 from doubles.published import TwinFactory
 from nunatak_contract.enums import HeadKind, LinearMap, Pooling
-from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Ia3, Lora, Method, TopK
 from nunatak_model import (
     Backbone,
     Encoding,
@@ -31,6 +31,8 @@ METHODS: tuple[Method, ...] = (
     TopK(num_layers=1),
     TopK(num_layers=3),
     Lora(rank=4, alpha=8.0, targets=tuple(LinearMap)),
+    Ia3(),
+    Ia3(scaled_outputs=tuple(LinearMap), scaled_inputs=()),
     Bottleneck(size=8),
     Full(),
 )

@@ -8,9 +8,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
-from peft import LoraConfig
+from peft import IA3Config, LoraConfig
 
-from doubles.adapter_folders import edit_json, loaded_task
+from doubles.adapter_folders import edit_json, edit_tensors, loaded_task
 from doubles.backbones import Family
 from doubles.peft_folders import NUM_LAYERS, PeftBase, id2label, logits_of, save
 from doubles.tasks import CREATED_AT
@@ -30,8 +30,8 @@ from nunatak_artifact.interchange import (
 )
 from nunatak_contract.enums import HeadKind, ProblemType, RankingScore
 from nunatak_contract.manifest import TaskManifest
-from nunatak_contract.methods import QUERY_AND_VALUE, Lora
-from nunatak_model import Backbone, Encoding, Row, forward
+from nunatak_contract.methods import QUERY_AND_VALUE, Ia3, Lora
+from nunatak_model import Backbone, Encoding, InvalidMethodError, Row, forward
 
 TOLERANCE = 1e-5
 ENCODINGS = [
@@ -60,6 +60,18 @@ HEADS = {
     "answers": ("QUESTION_ANS", 2, None),
 }
 
+IA3: dict[str, tuple[Any, Any]] = {
+    "paper": (
+        r".*(self\.(key|value)|layer\.\d+\.output\.dense)",
+        r".*layer\.\d+\.output\.dense",
+    ),
+    "default": (None, None),
+    "outputs": (["query", "key", "value", "dense"], []),
+    "pooler": (["value", "dense"], ["dense"]),
+    "one-layer": (r".*layer\.2\.(intermediate|output)\.dense", r".*layer\.2\.output\.dense"),
+    "some-layers": (r".*layer\.(1|3)\.attention\.self\.key", []),
+}
+"""Modules to scale, and those of them that are scaled at their input; None: as peft chooses."""
 SCORES = (
     (None, RankingScore.SIGMOID),
     ("torch.nn.modules.activation.Sigmoid", RankingScore.SIGMOID),
@@ -202,6 +214,97 @@ def test_an_adapter_answers_alike_in_peft_imported_and_exported_back(
     again = import_peft(folder / "ours", base.backbone)
     assert again.labels == task.manifest.head.labels
     assert again.problem_type == task.manifest.head.problem_type
+
+
+@pytest.mark.parametrize("name", IA3)
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_scales_answer_alike_in_peft_imported_and_exported_back(
+    bases: dict[str, PeftBase], tmp_path: Path, family: str, name: str
+) -> None:
+    base, (targets, at_input) = bases[family], IA3[name]
+    config = IA3Config(task_type="SEQ_CLS", target_modules=targets, feedforward_modules=at_input)
+    save(base.train(config, num_labels=3, seed=1), tmp_path / "theirs", meaning=id2label(3))
+    theirs = base.load(tmp_path / "theirs", "SEQ_CLS", 3)
+
+    task = loaded(import_peft(tmp_path / "theirs", base.backbone), base.backbone)
+    export_peft(task, tmp_path / "ours", base.backbone)
+    back = base.load(tmp_path / "ours", "SEQ_CLS", 3)
+
+    assert isinstance(task.branch.spec.method, Ia3)
+    assert difference(task, base.backbone, theirs) <= TOLERANCE
+    assert difference(task, base.backbone, back) <= TOLERANCE
+    again = import_peft(tmp_path / "ours", base.backbone)
+    assert again.spec == task.branch.spec
+    assert again.parameters.keys() == task.branch.parameters.keys()
+    for part, tensor in again.parameters.items():
+        assert torch.equal(tensor, task.branch.parameters[part])
+
+
+def test_the_oracle_of_scales_sees_a_scale_that_is_left_out(
+    bases: dict[str, PeftBase], tmp_path: Path
+) -> None:
+    """Guards the oracle: parity would be empty if a scale hardly moved the logits."""
+    base, (targets, at_input) = bases["bert"], IA3["paper"]
+    config = IA3Config(task_type="SEQ_CLS", target_modules=targets, feedforward_modules=at_input)
+    adapted = base.train(config, num_labels=3, seed=1)
+    imported = import_peft(save(adapted, tmp_path / "it", meaning=id2label(3)), base.backbone)
+
+    for map_name in ("key", "value", "feedforward_out"):
+        planted = {
+            name: torch.ones_like(tensor) if f".ia3.{map_name}." in name else tensor
+            for name, tensor in imported.parameters.items()
+        }
+        wrong = loaded(replace(imported, parameters=planted), base.backbone)
+        assert difference(wrong, base.backbone, adapted) > 10 * TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"feedforward_modules": None}, "feedforward_modules"),
+        ({"feedforward_modules": ["key"]}, "attention.self.key alone"),
+        ({"fan_in_fan_out": True}, "fan_in_fan_out"),
+        ({"spectral_gate": 0.5}, "spectral_gate"),
+    ],
+)
+def test_scales_that_are_not_exactly_ours_to_compute_are_refused_by_name(
+    bases: dict[str, PeftBase], tmp_path: Path, changes: dict[str, object], named: str
+) -> None:
+    base = bases["bert"]
+    config = IA3Config(task_type="SEQ_CLS", target_modules=["key"], feedforward_modules=[])
+    folder = save(base.train(config, num_labels=2, seed=1), tmp_path / "it", meaning=id2label(2))
+    edit_json(folder / "adapter_config.json", changes)
+
+    with pytest.raises(UnsupportedImportError, match=named):
+        import_peft(folder, base.backbone)
+
+
+def test_scales_of_another_width_are_of_another_backbone(
+    bases: dict[str, PeftBase], tmp_path: Path
+) -> None:
+    base = bases["bert"]
+    config = IA3Config(task_type="SEQ_CLS", target_modules=["key"], feedforward_modules=[])
+    folder = save(base.train(config, num_labels=2, seed=1), tmp_path / "it", meaning=id2label(2))
+    name = "base_model.model.bert.encoder.layer.0.attention.self.key.ia3_l"
+    edit_tensors(folder / "adapter_model.safetensors", {name: torch.ones(7, 1)})
+
+    with pytest.raises(ForeignBackboneError, match="has 7 scales of its output there"):
+        import_peft(folder, base.backbone)
+
+
+def test_a_map_that_is_scaled_on_both_sides_is_refused(
+    bases: dict[str, PeftBase], tmp_path: Path
+) -> None:
+    base = bases["bert"]
+    config = IA3Config(
+        task_type="SEQ_CLS",
+        target_modules=["intermediate.dense"],
+        feedforward_modules=r".*layer\.0\.intermediate\.dense",
+    )
+    folder = save(base.train(config, num_labels=2, seed=1), tmp_path / "it", meaning=id2label(2))
+
+    with pytest.raises(InvalidMethodError, match="each on one side"):
+        import_peft(folder, base.backbone)
 
 
 @pytest.mark.parametrize(("activation", "score"), SCORES)

@@ -24,7 +24,16 @@ from pydantic import (
 )
 
 from nunatak_contract.enums import OnLong, Pooling
-from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_contract.methods import (
+    QUERY_AND_VALUE,
+    Bottleneck,
+    Full,
+    HeadOnly,
+    Ia3,
+    Lora,
+    Method,
+    TopK,
+)
 from nunatak_model import DEFAULT_BACKBONE
 from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.kinds import Metric
@@ -291,6 +300,7 @@ _TUNED: Mapping[Method, _Defaults] = {
     Lora(rank=8, alpha=16.0, targets=QUERY_AND_VALUE): _Defaults(
         epochs=4, batch_size=16, learning_rate=1e-3, head_learning_rate=2e-3
     ),
+    Ia3(): _Defaults(epochs=6, batch_size=16, learning_rate=1e-2, head_learning_rate=2e-3),
     Full(): _Defaults(epochs=2, batch_size=32, learning_rate=5e-5, head_learning_rate=1e-3),
 }
 """Each method as it is tuned unless a run says otherwise.

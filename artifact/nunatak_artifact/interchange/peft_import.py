@@ -51,6 +51,7 @@ from nunatak_artifact.interchange.peft_config import (
     saved_modules,
     task_type_of,
 )
+from nunatak_artifact.interchange.peft_ia3 import Ia3Config
 from nunatak_artifact.interchange.peft_lora import LoraConfig
 from nunatak_contract.enums import HeadKind, Pooling, RankingScore
 from nunatak_contract.methods import HeadOnly, Method
@@ -130,7 +131,7 @@ def pooler_parameters(folder: Path, backbone: Backbone) -> dict[str, Tensor]:
 
 
 PREFIX = "base_model.model."
-PEFT_CONFIGS: Mapping[str, type[PeftConfig]] = {"LORA": LoraConfig}
+PEFT_CONFIGS: Mapping[str, type[PeftConfig]] = {"LORA": LoraConfig, "IA3": Ia3Config}
 """peft's name of each method that is read and written, and the method's configuration."""
 
 

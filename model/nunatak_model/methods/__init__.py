@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Ia3, Lora, Method, TopK
 from nunatak_model.methods.base import MethodMaths
 from nunatak_model.methods.bottleneck import BottleneckMaths
+from nunatak_model.methods.ia3 import Ia3Maths
 from nunatak_model.methods.lora import LoraMaths
 from nunatak_model.methods.own_layers import FullMaths, HeadOnlyMaths, TopKMaths
 
@@ -14,6 +15,7 @@ MATHS: Mapping[type[Method], type[MethodMaths[Any]]] = {
     HeadOnly: HeadOnlyMaths,
     Bottleneck: BottleneckMaths,
     Lora: LoraMaths,
+    Ia3: Ia3Maths,
     Full: FullMaths,
 }
 """Every method, and what computes with it."""

@@ -10,7 +10,16 @@ import pytest
 from doubles.backbones import tiny_backbone
 from doubles.serving import make_settings, running_client, running_transport
 from doubles.tasks import logits_alone, publish_tiny_task, random_parameters, spec_of
-from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_contract.methods import (
+    QUERY_AND_VALUE,
+    Bottleneck,
+    Full,
+    HeadOnly,
+    Ia3,
+    Lora,
+    Method,
+    TopK,
+)
 from nunatak_model import Backbone, TextInput
 from nunatak_registry import Registry
 from nunatak_server import runtime
@@ -23,6 +32,7 @@ METHODS: dict[str, Method] = {
     "head": HeadOnly(),
     "bottleneck": Bottleneck(size=4, first_layer=1),
     "lora": Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
+    "ia3": Ia3(),
     "full": Full(),
 }
 INPUTS: list[TextInput] = ["where is my parcel?", "hi", ("a question", "an answer"), "x" * 300]

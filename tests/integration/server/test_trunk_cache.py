@@ -10,7 +10,7 @@ import pytest
 from doubles.backbones import tiny_backbone
 from doubles.serving import make_settings, running_client
 from doubles.tasks import logits_alone, publish_tiny_task, random_parameters, spec_of
-from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Lora, Method, TopK
+from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Ia3, Lora, Method, TopK
 from nunatak_model import Backbone
 from nunatak_registry import Registry
 
@@ -19,6 +19,7 @@ METHODS: dict[str, Method] = {
     "deep": TopK(num_layers=3),
     "head": HeadOnly(),
     "lora": Lora(rank=2, first_layer=2, alpha=16.0, targets=QUERY_AND_VALUE),
+    "ia3": Ia3(first_layer=2),
 }
 TEXTS = ["where is my parcel?", "hi", "one more text", "x" * 300]
 LABELS = ("calm", "urgent", "other")

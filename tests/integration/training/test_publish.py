@@ -13,7 +13,16 @@ from doubles.examples import RecordingReport, rows_of, toy_examples, write_jsonl
 from nunatak_artifact import branch_spec
 from nunatak_contract.errors import InvalidNameError
 from nunatak_contract.manifest import TaskManifest
-from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_contract.methods import (
+    QUERY_AND_VALUE,
+    Bottleneck,
+    Full,
+    HeadOnly,
+    Ia3,
+    Lora,
+    Method,
+    TopK,
+)
 from nunatak_model import (
     Backbone,
     Row,
@@ -43,6 +52,7 @@ METHODS = [
     pytest.param(HeadOnly(), id="head"),
     pytest.param(Bottleneck(size=8), id="bottleneck"),
     pytest.param(Lora(rank=4, alpha=16.0, targets=QUERY_AND_VALUE), id="lora"),
+    pytest.param(Ia3(), id="ia3"),
     pytest.param(Full(), id="full"),
 ]
 QUICK: dict[str, JsonValue] = {"epochs": 3, "min_steps": 0, "batch_size": 16, "max_length": 32}

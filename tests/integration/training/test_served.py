@@ -12,7 +12,16 @@ from doubles.backbones import tiny_backbone
 from doubles.examples import toy_data
 from doubles.serving import running_client
 from nunatak_contract.enums import Pooling
-from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_contract.methods import (
+    QUERY_AND_VALUE,
+    Bottleneck,
+    Full,
+    HeadOnly,
+    Ia3,
+    Lora,
+    Method,
+    TopK,
+)
 from nunatak_model import Backbone, pack_backbone
 from nunatak_registry import Registry
 from nunatak_training import (
@@ -35,6 +44,7 @@ METHODS: dict[str, Method] = {
     "bottleneck": Bottleneck(size=4),
     "upper-bottleneck": Bottleneck(size=4, first_layer=2),
     "lora": Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
+    "ia3": Ia3(),
     "full": Full(),
 }
 

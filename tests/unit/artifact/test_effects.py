@@ -10,13 +10,23 @@ from doubles.backbones import tiny_backbone
 from doubles.tasks import CREATED_AT, LABELS, PROBE_INPUTS, random_parameters, spec_of, tiny_task
 from nunatak_artifact import Draft, NoEffectError, Provenance, draft_task, load_task
 from nunatak_contract.manifest import TaskManifest
-from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_contract.methods import (
+    QUERY_AND_VALUE,
+    Bottleneck,
+    Full,
+    HeadOnly,
+    Ia3,
+    Lora,
+    Method,
+    TopK,
+)
 from nunatak_model import Backbone, tensors_from_bytes, tensors_to_bytes
 
 METHODS = [
     TopK(num_layers=2),
     Bottleneck(size=4, first_layer=2),
     Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
+    Ia3(),
     Full(),
 ]
 
@@ -29,6 +39,8 @@ def backbone() -> Backbone:
 def without_effect(name: str, tensor: Tensor, backbone: Backbone) -> Tensor:
     if name in backbone.parameters:
         return backbone.parameters[name].clone()
+    if ".ia3." in name:
+        return torch.ones_like(tensor)
     is_added = name.endswith((".up", ".up.weight", ".up.bias"))
     return torch.zeros_like(tensor) if is_added else tensor
 
@@ -95,6 +107,8 @@ def nudge(parameters: dict[str, Tensor], matches: Callable[[str], bool]) -> dict
         (Bottleneck(size=4, first_layer=2), "output_norm.weight"),
         (Bottleneck(size=4, first_layer=2), "up.bias"),
         (Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE), ".up"),
+        (Ia3(), "key.output"),
+        (Ia3(), "feedforward_out.input"),
         (Full(), "layers.0.output_norm.bias"),
     ],
 )

@@ -14,7 +14,16 @@ from nunatak_artifact import (
 from nunatak_contract.enums import HeadKind, TensorDtype
 from nunatak_contract.evidence import ProbeRecord
 from nunatak_contract.manifest import TaskDraft, TaskManifest
-from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_contract.methods import (
+    QUERY_AND_VALUE,
+    Bottleneck,
+    Full,
+    HeadOnly,
+    Ia3,
+    Lora,
+    Method,
+    TopK,
+)
 from nunatak_model import (
     Backbone,
     NonFiniteParameterError,
@@ -29,6 +38,7 @@ METHODS = [
     HeadOnly(),
     Bottleneck(size=4),
     Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
+    Ia3(),
     Full(),
 ]
 

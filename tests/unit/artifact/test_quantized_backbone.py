@@ -9,7 +9,7 @@ from doubles.tasks import tiny_task
 from nunatak_artifact import BackboneMismatchError, load_task
 from nunatak_artifact.interchange import check_exportable, import_folder
 from nunatak_contract.manifest import TaskDraft, TaskManifest
-from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, HeadOnly, Lora, Method, TopK
+from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, HeadOnly, Ia3, Lora, Method, TopK
 from nunatak_model import Backbone, UnsupportedBackboneError, pack_backbone, quantize_backbone
 
 METHODS = [
@@ -17,6 +17,7 @@ METHODS = [
     HeadOnly(),
     Bottleneck(size=4),
     Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
+    Ia3(),
 ]
 
 

@@ -22,7 +22,7 @@ from nunatak_training import TaskKind, all_settings
         (("--learning-rate", "1", "--set", "learning_rate=1"), "--learning-rate and --set"),
         (("--max-length", "8", "--set", "max_length=8"), "--max-length and --set max_length"),
         (("--max-length", "3"), "max_length: Input should be greater than or equal to 4"),
-        (("--first-layer", "3"), "first_layer belongs to method bottleneck and lora, not to topk"),
+        (("--first-layer", "3"), "first_layer belongs to method bottleneck and lora and ia3, not"),
         (("--method", "lora", "--first-layer", "-1"), "first_layer: Input should be greater"),
         (("--on-long", "cut", "--set", "on_long=cut"), "--on-long and --set on_long"),
         (("--epochs", "0"), "epochs: Input should be greater than or equal to 1"),

@@ -13,13 +13,14 @@ from nunatak_contract.enums import (
     MethodKind,
     Norms,
 )
-from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Ia3, Lora, Method, TopK
 
 METHODS: list[Method] = [
     TopK(num_layers=3),
     HeadOnly(),
     Full(),
     Lora(rank=3, alpha=0.1, targets=(LinearMap.KEY, LinearMap.FEEDFORWARD_IN), first_layer=2),
+    Ia3(scaled_outputs=(LinearMap.QUERY,), scaled_inputs=(), first_layer=1),
     *(
         Bottleneck(
             size=5, first_layer=1, blocks=blocks, reads=reads, activation=activation, norms=norms

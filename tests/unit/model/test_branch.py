@@ -1,3 +1,5 @@
+from typing import get_args
+
 import pytest
 import torch
 from torch import Tensor
@@ -5,7 +7,16 @@ from torch import Tensor
 from doubles.backbones import tiny_backbone
 from nunatak_contract.enums import Activation, AdapterInput, HeadKind, HeadNorm, LinearMap, Pooling
 from nunatak_contract.heads import DenseBlock
-from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_contract.methods import (
+    QUERY_AND_VALUE,
+    Bottleneck,
+    Full,
+    HeadOnly,
+    Ia3,
+    Lora,
+    Method,
+    TopK,
+)
 from nunatak_model import (
     BranchSpec,
     HeadSpec,
@@ -21,17 +32,24 @@ from nunatak_model import (
     tensors_from_bytes,
     tensors_to_bytes,
 )
+from nunatak_model.methods import MATHS
 
 METHODS: list[Method] = [
     TopK(num_layers=2),
     HeadOnly(),
     Bottleneck(size=5),
     Lora(rank=3, alpha=16.0, targets=QUERY_AND_VALUE),
+    Ia3(),
     Full(),
 ]
 KINDS = [method.kind.value for method in METHODS]
 BACKBONE = tiny_backbone()
 GELU_BLOCK = DenseBlock(activation=Activation.GELU, bias=False, norm=HeadNorm.GAIN)
+
+
+def test_every_method_has_maths_of_its_own_and_is_tested_here() -> None:
+    members, _ = get_args(Method)
+    assert set(get_args(members)) == set(MATHS) == {type(method) for method in METHODS}
 
 
 def spec_of(method: Method) -> BranchSpec:
@@ -128,6 +146,11 @@ def test_huge_but_finite_values_are_accepted() -> None:
         Lora(first_layer=4, rank=8, alpha=16.0, targets=QUERY_AND_VALUE),
         Lora(rank=33, alpha=16.0, targets=QUERY_AND_VALUE),
         Lora(rank=8, alpha=16.0, targets=(LinearMap.QUERY, LinearMap.QUERY)),
+        Ia3(first_layer=4),
+        Ia3(scaled_outputs=(), scaled_inputs=()),
+        Ia3(scaled_outputs=(LinearMap.KEY, LinearMap.KEY)),
+        Ia3(scaled_outputs=(LinearMap.FEEDFORWARD_OUT,)),
+        Ia3(scaled_inputs=(LinearMap.QUERY,)),
         Bottleneck(size=65),
         Bottleneck(first_layer=4, size=64),
         Bottleneck(reads=AdapterInput.NORMED_SUM, size=64),

@@ -7,7 +7,16 @@ from torch import Tensor
 from doubles.backbones import tiny_backbone
 from doubles.tasks import random_parameters, spec_of
 from nunatak_contract.enums import HeadKind
-from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_contract.methods import (
+    QUERY_AND_VALUE,
+    Bottleneck,
+    Full,
+    HeadOnly,
+    Ia3,
+    Lora,
+    Method,
+    TopK,
+)
 from nunatak_model import (
     Backbone,
     Branch,
@@ -30,6 +39,7 @@ METHODS: list[Method] = [
     TopK(num_layers=4),
     Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
     Lora(rank=2, first_layer=2, alpha=16.0, targets=QUERY_AND_VALUE),
+    Ia3(first_layer=2),
     Bottleneck(size=4, first_layer=3),
     Full(),
 ]

@@ -10,7 +10,16 @@ from torch.profiler import ProfilerActivity, profile
 from doubles.backbones import Family, tiny_backbone
 from doubles.serving_kernels import banks_of, with_gpu_kernels
 from nunatak_contract.enums import AdapterInput, HeadKind, LinearMap, Norms
-from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_contract.methods import (
+    QUERY_AND_VALUE,
+    Bottleneck,
+    Full,
+    HeadOnly,
+    Ia3,
+    Lora,
+    Method,
+    TopK,
+)
 from nunatak_model import (
     Backbone,
     Branch,
@@ -32,6 +41,8 @@ METHODS: list[Method] = [
     Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
     Lora(rank=3, alpha=5.0, targets=QUERY_AND_VALUE),
     Lora(rank=5, first_layer=2, targets=tuple(LinearMap), alpha=16.0),
+    Ia3(),
+    Ia3(scaled_outputs=tuple(LinearMap), scaled_inputs=(), first_layer=2),
     Bottleneck(size=3),
     Bottleneck(size=4, first_layer=3),
     Full(),
@@ -136,7 +147,12 @@ def test_a_version_in_slots_takes_no_more_than_its_padded_parameters(method: Met
 
 @pytest.mark.parametrize(
     "method",
-    [Lora(rank=4, alpha=16.0, targets=QUERY_AND_VALUE), Bottleneck(size=4), TopK(num_layers=1)],
+    [
+        Lora(rank=4, alpha=16.0, targets=QUERY_AND_VALUE),
+        Ia3(),
+        Bottleneck(size=4),
+        TopK(num_layers=1),
+    ],
     ids=str,
 )
 def test_a_slot_that_is_reused_holds_the_new_version_only(method: Method) -> None:
@@ -171,6 +187,7 @@ def test_a_slot_that_is_reused_holds_the_new_version_only(method: Method) -> Non
     "method",
     [
         Lora(rank=8, alpha=16.0, targets=QUERY_AND_VALUE),
+        Ia3(),
         Bottleneck(size=4),
         TopK(num_layers=2),
         HeadOnly(),

@@ -5,7 +5,16 @@ from pydantic import JsonValue
 from doubles.backbones import tiny_backbone
 from doubles.examples import toy_data
 from nunatak_contract.enums import HeadKind, Pooling
-from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_contract.methods import (
+    QUERY_AND_VALUE,
+    Bottleneck,
+    Full,
+    HeadOnly,
+    Ia3,
+    Lora,
+    Method,
+    TopK,
+)
 from nunatak_model import (
     Backbone,
     InvalidMethodError,
@@ -32,6 +41,7 @@ METHODS = [
     pytest.param(Bottleneck(size=8), id="bottleneck"),
     pytest.param(Bottleneck(size=8, first_layer=1), id="bottleneck-upper"),
     pytest.param(Lora(rank=4, alpha=16.0, targets=QUERY_AND_VALUE), id="lora"),
+    pytest.param(Ia3(), id="ia3"),
     pytest.param(Full(), id="full"),
 ]
 

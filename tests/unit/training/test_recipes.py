@@ -2,7 +2,7 @@ import pytest
 from pydantic import JsonValue
 
 from nunatak_contract.enums import LinearMap
-from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Ia3, Lora, Method, TopK
 from nunatak_training import InvalidRecipeError, Metric, Recipe, default_recipe
 
 METHODS = [
@@ -10,6 +10,7 @@ METHODS = [
     pytest.param(HeadOnly(), id="head"),
     pytest.param(Bottleneck(size=16, first_layer=2), id="bottleneck"),
     pytest.param(Lora(rank=4, alpha=8.0, targets=(LinearMap.KEY,), first_layer=1), id="lora"),
+    pytest.param(Ia3(first_layer=1), id="ia3"),
     pytest.param(Full(), id="full"),
 ]
 

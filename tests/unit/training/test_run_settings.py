@@ -4,7 +4,7 @@ import pytest
 from pydantic import JsonValue
 
 from doubles.backbones import tiny_backbone
-from nunatak_contract.enums import AdaptedBlocks, LinearMap
+from nunatak_contract.enums import AdaptedBlocks, LinearMap, MethodKind
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
 from nunatak_model import InvalidMethodError
 from nunatak_training import InvalidRecipeError, default_recipe
@@ -46,6 +46,10 @@ CONFIG = tiny_backbone(num_layers=3).config
 )
 def test_names_become_the_method(named: dict[str, JsonValue], method: Method) -> None:
     assert read_settings(named).method(CONFIG) == method
+
+
+def test_every_method_has_defaults() -> None:
+    assert METHODS.keys() == {kind.value for kind in MethodKind}
 
 
 @pytest.mark.parametrize("name", METHODS)

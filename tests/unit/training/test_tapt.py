@@ -14,7 +14,16 @@ from transformers import BertConfig, BertForMaskedLM
 from doubles.backbones import tiny_backbone
 from doubles.examples import RecordingReport, toy_data
 from nunatak_contract.enums import HeadKind
-from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_contract.methods import (
+    QUERY_AND_VALUE,
+    Bottleneck,
+    Full,
+    HeadOnly,
+    Ia3,
+    Lora,
+    Method,
+    TopK,
+)
 from nunatak_model import (
     Backbone,
     BranchSpec,
@@ -39,6 +48,7 @@ METHODS = [
     TopK(num_layers=1),
     Bottleneck(size=8),
     Lora(rank=4, alpha=16.0, targets=QUERY_AND_VALUE),
+    Ia3(),
     Full(),
 ]
 

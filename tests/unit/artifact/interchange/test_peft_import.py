@@ -31,7 +31,7 @@ CONFIG, WEIGHTS, MEANING = "adapter_config.json", "adapter_model.safetensors", "
 QUERY = "base_model.model.bert.encoder.layer.{}.attention.self.query.lora_{}.weight"
 
 UNSUPPORTED: dict[str, tuple[dict[str, object], str]] = {
-    "ia3": ({"peft_type": "IA3"}, "IA3"),
+    "oft": ({"peft_type": "OFT"}, "OFT"),
     "loha": ({"peft_type": "LOHA"}, "LOHA"),
     "prefix": ({"peft_type": "PREFIX_TUNING"}, "PREFIX_TUNING"),
     "dora": ({"use_dora": True}, "DoRA"),

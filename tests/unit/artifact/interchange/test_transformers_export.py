@@ -20,7 +20,16 @@ from doubles.tasks import MAX_LENGTH
 from nunatak_artifact.errors import FolderInUseError, UnsupportedExportError
 from nunatak_artifact.interchange import export_transformers, import_transformers
 from nunatak_contract.enums import HeadKind, LinearMap, Pooling, ProblemType
-from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_contract.methods import (
+    QUERY_AND_VALUE,
+    Bottleneck,
+    Full,
+    HeadOnly,
+    Ia3,
+    Lora,
+    Method,
+    TopK,
+)
 from nunatak_model import BranchSpec, HeadSpec, build_branch, initial_parameters
 
 TOKENIZERS: Any = AutoTokenizer
@@ -34,6 +43,8 @@ METHODS: tuple[Method, ...] = (
     HeadOnly(),
     TopK(num_layers=2),
     Lora(rank=3, alpha=5.0, targets=tuple(LinearMap), first_layer=1),
+    Ia3(),
+    Ia3(scaled_outputs=tuple(LinearMap), scaled_inputs=(), first_layer=1),
     Full(),
 )
 

@@ -7,7 +7,16 @@ from torch import Tensor
 from doubles.backbones import tiny_backbone
 from doubles.tasks import random_parameters, spec_of
 from nunatak_contract.enums import LinearMap
-from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_contract.methods import (
+    QUERY_AND_VALUE,
+    Bottleneck,
+    Full,
+    HeadOnly,
+    Ia3,
+    Lora,
+    Method,
+    TopK,
+)
 from nunatak_model import (
     Branch,
     Encoding,
@@ -27,6 +36,7 @@ METHODS: list[Method] = [
     TopK(num_layers=3),
     Lora(rank=2, first_layer=2, alpha=16.0, targets=QUERY_AND_VALUE),
     Lora(rank=2, targets=tuple(LinearMap), alpha=16.0),
+    Ia3(),
     Bottleneck(size=4),
     Full(),
 ]

@@ -7,7 +7,16 @@ import torch
 from torch import Tensor
 
 from nunatak_contract.enums import Activation, LinearMap, Pooling
-from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_contract.methods import (
+    QUERY_AND_VALUE,
+    Bottleneck,
+    Full,
+    HeadOnly,
+    Ia3,
+    Lora,
+    Method,
+    TopK,
+)
 from nunatak_model import (
     Backbone,
     Branch,
@@ -30,6 +39,8 @@ METHODS: list[Method] = [
     TopK(num_layers=2),
     Lora(rank=8, alpha=16.0, targets=QUERY_AND_VALUE),
     Lora(rank=4, targets=tuple(LinearMap), first_layer=2, alpha=16.0),
+    Ia3(),
+    Ia3(scaled_outputs=tuple(LinearMap), scaled_inputs=(), first_layer=2),
     Bottleneck(size=64),
     Bottleneck(size=512, first_layer=3),
     Full(),
