@@ -40,6 +40,25 @@ def test_every_method_comes_back_from_its_json() -> None:
         assert READER.validate_python(method.model_dump(mode="json")) == method
 
 
+@pytest.mark.parametrize(
+    ("method", "text", "width"),
+    [
+        (TopK(num_layers=1), "topk, 1 layer", None),
+        (TopK(num_layers=2), "topk, 2 layers", None),
+        (HeadOnly(), "head", None),
+        (Bottleneck(size=8), "bottleneck, size 8", 8),
+        (Lora(rank=4, alpha=8.0, targets=(LinearMap.KEY,)), "lora, rank 4", 4),
+        (Ia3(), "ia3, 3 vectors a layer", None),
+        (Ia3(scaled_inputs=(), scaled_outputs=(LinearMap.KEY,)), "ia3, 1 vector a layer", None),
+        (Full(), "full", None),
+    ],
+)
+def test_a_method_says_what_tells_it_from_its_like(
+    method: Method, text: str, width: int | None
+) -> None:
+    assert (method.text, method.width) == (text, width)
+
+
 def test_the_json_of_a_method_is_the_one_that_stored_digests_were_made_of() -> None:
     lora = Lora(rank=2, alpha=4.0, targets=(LinearMap.QUERY, LinearMap.VALUE))
 

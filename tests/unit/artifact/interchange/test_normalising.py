@@ -59,6 +59,7 @@ def test_every_update_is_the_same_product_and_all_others_are_zero(
     for layer, override in branch.layers.items():
         assert isinstance(override, ChangedMaps)
         for target, update in override.outputs.items():
+            assert isinstance(update, LoraUpdate)
             original = updates.get((layer, target))
             if original is None:
                 assert not product(update).any()
