@@ -30,8 +30,8 @@ from doubles.access import add_key
 from doubles.backbones import save_tiny_backbone
 from doubles.processes import SCRIPT, server_process
 from doubles.raw_request import GOOD_BODY, PREDICT
-from doubles.raw_requests import corpus
-from doubles.raw_sockets import send_all
+from doubles.bad_requests import corpus
+from doubles.raw_request import send_all
 from doubles.schema_cases import TRIALS, Target
 from doubles.slow_clients import Tally, normal_traffic, slow_process
 from doubles.tasks import publish_tiny_task

@@ -172,3 +172,18 @@ def _random_weights(config: BackboneConfig, seed: int) -> dict[str, Tensor]:
     for name, shape in POOLER[config.model_type].items():
         stored[name] = torch.randn(shape, generator=generator) * 0.2
     return stored
+
+
+class HeldLayers(tuple[LayerWeights, ...]):
+    """The layers of a backbone on a device that waits until it may compute."""
+
+    __slots__ = ()
+    may_compute = threading.Event()
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> LayerWeights: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[LayerWeights, ...]: ...
+    def __getitem__(self, index: SupportsIndex | slice) -> LayerWeights | tuple[LayerWeights, ...]:
+        HeldLayers.may_compute.wait(timeout=60)
+        return super().__getitem__(index)

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from doubles.backbones import tiny_backbone
 from doubles.tasks import CREATED_AT, LABELS, PROBE_INPUTS, random_parameters, spec_of, tiny_task
 from nunatak_artifact import Draft, NoEffectError, Provenance, draft_task, load_task
 from nunatak_model import (
@@ -23,11 +22,6 @@ from nunatak_model import (
 from nunatak_registry import TaskManifest
 
 METHODS = [TopK(num_layers=2), Bottleneck(size=4, first_layer=2), Lora(rank=2), Full()]
-
-
-@pytest.fixture(scope="module")
-def backbone() -> Backbone:
-    return tiny_backbone()
 
 
 def without_effect(name: str, tensor: Tensor, backbone: Backbone) -> Tensor:

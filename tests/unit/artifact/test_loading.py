@@ -31,11 +31,6 @@ from nunatak_registry import ProbeRecord, TaskDraft, TaskManifest, TensorDtype
 METHODS = [TopK(num_layers=2), HeadOnly(), Bottleneck(size=4), Lora(rank=2), Full()]
 
 
-@pytest.fixture(scope="module")
-def backbone() -> Backbone:
-    return tiny_backbone()
-
-
 def numbered(draft: TaskDraft, **changes: object) -> TaskManifest:
     return TaskManifest.model_validate({**draft.model_dump(), "version": 1, **changes})
 

@@ -24,11 +24,6 @@ from nunatak_model import (
 )
 
 
-@pytest.fixture(scope="module")
-def backbone() -> Backbone:
-    return tiny_backbone()
-
-
 @pytest.mark.parametrize(
     "method", [TopK(num_layers=1), HeadOnly(), Bottleneck(size=4), Full()], ids=lambda it: it.kind
 )

@@ -8,7 +8,7 @@ import json
 import random
 from collections.abc import Iterator
 
-from doubles.raw_heads import bad_framing, bad_heads, bad_paths, odd_hosts
+from doubles.bad_heads import bad_framing, bad_heads, bad_paths, odd_hosts
 from doubles.raw_request import CANARY, END, GOOD_BODY, PREDICT, PREDICT_MANY, RawRequest, post
 
 
