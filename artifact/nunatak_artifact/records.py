@@ -1,4 +1,4 @@
-"""Branches as maths (`nunatak_model`) and as records (`nunatak_registry`), and back."""
+"""Methods and heads as the model's values (`nunatak_model`) and as registry records, both ways."""
 
 from nunatak_model import (
     Activation,

@@ -1,12 +1,7 @@
-"""Tables in Markdown.
+"""Manifests for people: facts in words, the confusion matrix, comparisons and the task card.
 
-What parts of a manifest are called when people read them.
-
-The confusion matrix of a version, as it is shown.
-
-Two versions side by side.
-
-The task card: a manifest as a page of Markdown.
+In reading order: Markdown tables, wordings for parts of a manifest, the confusion matrix of a
+version, the comparison of two versions, and the task card (a manifest as a page of Markdown).
 """
 
 import json
@@ -42,7 +37,7 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 LONG_SHARE_TO_WARN_OF: Final = 0.01
-"""From so many examples on that do not fit, what is not read of them matters."""
+"""From this share of cut examples on, a report warns that their unread parts matter."""
 
 
 def method_text(method: MethodRecord) -> str:
@@ -63,7 +58,7 @@ def method_text(method: MethodRecord) -> str:
 
 
 def head_text(head: HeadRecord) -> str:
-    """What is predicted: `token classification`, `regression`."""
+    """The kind of prediction: `token classification`, `regression`."""
     if head.score is RankingScore.NONE:
         return "ranking, scored by its logits"
     return (head.problem_type or head.kind).value.replace("_", " ")
@@ -195,7 +190,7 @@ class Compared:
 
     @property
     def differs(self) -> bool:
-        """Whether the versions differ in it."""
+        """Whether the versions differ in this fact."""
         return self.left != self.right
 
     @property

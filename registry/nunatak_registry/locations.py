@@ -1,4 +1,4 @@
-"""Where a registry is: a folder, or a database URL that names the root of the blobs."""
+"""The location of a registry: a folder, or a database URL that names the root of the blobs."""
 
 import os
 from dataclasses import dataclass

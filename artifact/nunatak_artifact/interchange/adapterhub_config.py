@@ -1,7 +1,8 @@
-"""`adapter_config.json` and `head_config.json` of AdapterHub: what we read, what we refuse by name.
+"""AdapterHub's `adapter_config.json` and `head_config.json`: fields read here, and fields refused.
 
-Read from `adapters` 1.3 (`BnConfig`, `PredictionHead`); older files have the same fields or fewer.
-A field we do not know is accepted while it is off (null, false, empty), and refused otherwise.
+The fields are those of `adapters` 1.3 (`BnConfig`, `PredictionHead`). Older files have the same
+fields or fewer. An unknown field is accepted while it is off (null, false, empty). An unknown field
+that is on is refused.
 """
 
 from enum import StrEnum
@@ -47,7 +48,7 @@ TRAINING_ALONE = frozenset(
         "adapter_residual_before_ln",
     }
 )
-"""Settings that say nothing about what a trained adapter computes, or only of refused features."""
+"""Settings without effect on a trained adapter's results, and settings of refused features."""
 
 
 class Scaling(StrEnum):
@@ -161,7 +162,7 @@ def size_at(folder: Path, config: BottleneckConfig, layer: int, width: int) -> i
 
 
 def unsupported(folder: Path, found: str) -> UnsupportedImportError:
-    """A refusal with what is read."""
+    """A refusal that lists the supported settings."""
     return UnsupportedImportError(
         folder.name,
         found,

@@ -1,22 +1,14 @@
-"""Regular expressions out of a stranger's file.
+"""`adapter_config.json` of peft: the fields read here, and the modules that an adapter changes.
 
-A short pattern can keep `re` busy for years, and nothing in its process can stop it. What is more
-than a plain name is therefore matched in a process of its own, which is ended when it takes long.
+The fields are those of peft 0.21 (`LoraConfig`); older and newer files have fewer or more. An
+unknown field is accepted while it is off (null, false, empty). An unknown field that is on is
+refused, since it may change the result.
 
-`adapter_config.json` of peft: what we read of it, and what we refuse by name.
-
-Read from peft 0.21 (`LoraConfig`); files of older releases lack fields, those of newer ones may
-have more. A field we do not know is accepted while it is off (null, false, empty), and refused
-otherwise, since it may change what the adapter computes.
-
-The modules of transformers' BERT and RoBERTa classes, as peft's configurations name them.
-
-A module's name is its path in the adapted model, `bert.encoder.layer.3.attention.self.query`.
-
-Which modules a peft configuration adapts, with which rank and scale.
-
-The rules are those of peft 0.21 (`check_target_module_exists`, `get_pattern_key`), of which
-configurations are an input; a test holds them against peft itself.
+The rules for modules, ranks and scales are peft 0.21's (`check_target_module_exists`,
+`get_pattern_key`); a test compares both. A module's name is its path in the adapted model, such as
+`bert.encoder.layer.3.attention.self.query`. A pattern from a stranger's file can keep `re` busy for
+years, so every pattern that is more than a plain name runs in a process of its own with a time
+limit.
 """
 
 import json
@@ -37,7 +29,7 @@ from nunatak_artifact.interchange.folders import read_model
 from nunatak_model import BackboneConfig, Lora, LoraTarget
 
 TIME_LIMIT_SECONDS = 10.0
-"""Honest patterns take milliseconds, most of which go into starting the process."""
+"""Time limit of the process. An honest pattern takes milliseconds, mostly to start the process."""
 
 _PLAIN = re.compile(r"[\w.-]*")
 """Names, in which a dot stands for any character: nothing to repeat, nothing to choose from."""
@@ -95,7 +87,7 @@ Positive = Annotated[int, Field(ge=1)]
 
 
 class TaskType(StrEnum):
-    """What the adapted model predicts, as far as we have heads for it (peft's names)."""
+    """Predictions of the adapted model for which there is a head here (peft's names)."""
 
     SEQUENCE_CLASSIFICATION = "SEQ_CLS"
     TOKEN_CLASSIFICATION = "TOKEN_CLS"  # noqa: S105 - a kind, no secret
@@ -202,7 +194,7 @@ def read_peft_config(folder: Path) -> PeftConfig:
 
 
 def task_type_of(folder: Path, config: PeftConfig) -> TaskType:
-    """What the adapted model predicts.
+    """Return the prediction of the adapted model.
 
     Raises:
         UnsupportedImportError: nothing that we have a head for, or it is not said.
@@ -224,7 +216,7 @@ def task_type_of(folder: Path, config: PeftConfig) -> TaskType:
 
 
 def task_type_of_class(model_class: str) -> TaskType | None:
-    """What a class of transformers predicts, as its name tells."""
+    """Return the prediction of a class of transformers, by the name of the class."""
     return next(
         (task for suffix, task in CLASS_SUFFIXES.items() if model_class.endswith(suffix)), None
     )
@@ -249,7 +241,7 @@ ENCODERS: Mapping[str, str] = {
     "xlm-roberta": "roberta",
     "camembert": "roberta",
 }
-"""`model_type` -> what the classes with a head call their encoder."""
+"""`model_type` -> the attribute that holds the encoder in the classes with a head."""
 
 TARGETS: Mapping[LoraTarget, str] = {
     LoraTarget.QUERY: "attention.self.query",
@@ -270,7 +262,7 @@ class Module:
     out: int
     into: int
     layer: int | None
-    """None for the pooler, which to us is part of the head."""
+    """None for the pooler, which belongs to the head here."""
     target: LoraTarget | None
 
 

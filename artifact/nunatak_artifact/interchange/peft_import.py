@@ -1,21 +1,15 @@
-"""Low-rank updates of unlike ranks and scales as one `Lora`, exactly.
+"""Import of the LoRA folders of peft.
 
-`Lora` has one rank and one scale, for all targets and every layer from its first. An adapter that
-gives each map its own, or adapts a map in some layers only, is written with the largest rank:
-zero rows of `down` and zero columns of `up` add nothing, and where scales differ they are
-multiplied into `up`. The zeros cost memory and time; in return a batch of tasks stays one product.
+`Lora` has one rank and one scale for all targets, and adapts every layer from its first. An adapter
+with several ranks, or with gaps between its layers, is padded to the largest rank: zero rows of
+`down` and zero columns of `up` add nothing. Where scales differ, they are multiplied into `up`.
+Padding costs memory and time, but it keeps a batch of tasks one product.
+
+BERT reads sequences through its pooler, a dense layer with tanh over the first token. RoBERTa's
+`classifier` has such a layer of its own. Both become `head.dense` here. A LoRA update of BERT's
+pooler is added to the pooler's weights.
 
 Axes: rank, in, out = of one update.
-
-The heads of transformers' BERT and RoBERTa classes as ours.
-
-BERT reads sequences through its pooler, a dense layer with tanh over the first token that belongs
-to the checkpoint; RoBERTa's `classifier` has such a layer of its own. To us both are `head.dense`.
-
-Reading the LoRA folders of peft.
-
-Ranks, scales and layers that differ within an adapter are brought to one (`lora_normalising`).
-LoRA over BERT's pooler is added to its weights, since to us the pooler is part of the head.
 """
 
 import re
@@ -189,15 +183,15 @@ def import_peft(
 
     Args:
         folder: holds `adapter_config.json` and `adapter_model.safetensors`, as peft writes them.
-        backbone: the base model it was trained on. peft records no digest of it, so that only
+        backbone: the base model of the adapter. peft records no digest of the base model, so only
             shapes and names can be checked here.
-        choices: what the caller says in place of the `config.json` in the folder, since peft
-            stores neither labels nor problem type.
+        choices: replace a `config.json` in the folder, since peft stores neither labels nor problem
+            type.
 
     Raises:
         InvalidFolderError: a file is missing, unsound or no part of the folder; tensors and
             configuration differ; or nothing names the labels.
-        UnsupportedImportError: what no method or head of ours computes.
+        UnsupportedImportError: no method or head here computes the same.
         ForeignBackboneError: the adapter fits another shape of backbone.
         InvalidMethodError: a rank is beyond what our method takes.
     """
@@ -252,7 +246,7 @@ def encoder_of(folder: Path, backbone: Backbone) -> str:
     """What transformers' classes with a head call an encoder like the backbone.
 
     Raises:
-        UnsupportedImportError: adapters of such a model are not read.
+        UnsupportedImportError: adapters of such a model cannot be imported.
     """
     encoder = ENCODERS.get(backbone.config.model_type)
     if encoder is None:
@@ -318,7 +312,7 @@ def _names(adapted: AdaptedModule) -> tuple[str, str]:
 
 def _num_labels(tensors: Mapping[str, Tensor], task_type: TaskType, output: str) -> int:
     bias = tensors.get(f"{output}.bias")
-    # Where there is none, the check of all tensors says so.
+    # If the tensor is missing, the check of all tensors reports it.
     return 2 if task_type is TaskType.QUESTION_ANSWERING or bias is None else bias.numel()
 
 

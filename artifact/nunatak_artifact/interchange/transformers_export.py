@@ -1,7 +1,4 @@
-"""From encoder weights to a folder that is a backbone of its own.
-
-From a task version to a plain model folder of transformers.
-"""
+"""Export of a task version, or of an encoder as a backbone, as a model folder of transformers."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,7 +30,7 @@ from nunatak_registry import TaskManifest
 def export_backbone(parameters: Mapping[str, Tensor], base: Backbone, folder: Path) -> None:
     """Write the folder that `load_backbone`, and `AutoModel` of transformers, load.
 
-    Tokenizer, pooling and the dense layer that heads start from are those of `base`.
+    The tokenizer, the pooling and the initial dense layer of heads come from `base`.
 
     Args:
         parameters: all weights of the encoder under our names; written in float32.
@@ -90,7 +87,7 @@ QKV_ROWS: Mapping[LoraTarget, int] = {
     LoraTarget.KEY: 1,
     LoraTarget.VALUE: 2,
 }
-"""Which third of the stacked map a target is."""
+"""The position of a target in the stacked map of query, key and value."""
 KEEP_IT = "write it with --format hub, which keeps every method and head"
 
 
@@ -119,7 +116,7 @@ def export_transformers(task: LoadedTask, folder: Path, backbone: Backbone) -> N
 
 
 def _family(task: LoadedTask, backbone: Backbone) -> Family:
-    """The classes that compute what the task does."""
+    """The classes that compute the same as the task."""
     spec, model_type = task.branch.spec, backbone.config.model_type
     if model_type not in FAMILIES:
         raise UnsupportedExportError(
@@ -157,7 +154,7 @@ def _updated(layer: LoraLayer, prefix: str, weights: Mapping[str, Tensor]) -> di
         part = "qkv" if target in QKV_ROWS else target.value
         name = f"{prefix}.{part}.weight"
         merged = changed.setdefault(name, weights[name].clone())
-        # Summed in float64: what is rounded is the result alone.
+        # Summed in float64, so that only the result is rounded.
         change = update.scale * (update.up.double() @ update.down.double())
         start = QKV_ROWS.get(target, 0) * change.shape[0]
         rows = merged[start : start + change.shape[0]]

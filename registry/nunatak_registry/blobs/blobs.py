@@ -1,6 +1,7 @@
-"""Digests: what a blob is named by, and what tells faster that its bytes are still the same.
+"""Content-addressed blobs: bytes stored under their own SHA-256, and checked against it.
 
-Content-addressed blobs: bytes stored under, and checked against, their own SHA-256.
+`KnownDigests` makes repeated checks faster: bytes that passed SHA-256 once are recognised by their
+BLAKE3.
 """
 
 import hashlib
@@ -29,7 +30,7 @@ def digest_of(data: bytes) -> str:
 
 
 class KnownDigests:
-    """Checks bytes against their SHA-256, and those that passed before by their BLAKE3.
+    """Checks bytes by SHA-256, and bytes that passed before by BLAKE3.
 
     Both are cryptographic, and BLAKE3 takes a third of the time. Safe to share between threads.
     """
@@ -81,7 +82,7 @@ _QUARANTINE = "quarantine"
 
 
 class FileKind(StrEnum):
-    """What a key under the root says that it is."""
+    """The kind of file that a key below the root stands for."""
 
     BLOB = "blob"
     TEMPORARY = "temporary"
@@ -97,12 +98,12 @@ class StoredFile:
 
     @classmethod
     def at(cls, key: str) -> Self:
-        """Return what the key says it is."""
+        """Return the kind of file that the key stands for."""
         return cls(key=key, kind=_kind(key))
 
     @property
     def is_among_blobs(self) -> bool:
-        """Whether it lies where only blobs and their folders may."""
+        """Whether the file lies where only blobs and their folders may lie."""
         return self.key.partition("/")[0] == "sha256"
 
     @property
@@ -178,7 +179,7 @@ class BlobStore:
         self._files.check_writable()
 
     def files(self) -> Iterator[StoredFile]:
-        """Yield everything under the root but what is in quarantine, in no order.
+        """Yield everything below the root except the quarantine, in no order.
 
         Raises:
             StoreUnavailableError: the place cannot be reached.

@@ -1,4 +1,4 @@
-"""Migrations: from the tables of an earlier release to those of this one, step by step.
+"""Migrations: the tables of an earlier release become the tables of this release, step by step.
 
 Each step runs with alembic's operations inside the write transaction that also records the new
 schema version, so an upgrade that is cut short leaves the old layout.
