@@ -28,10 +28,9 @@ from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
 from benchmarks.harness.rounds import interleave, ratios
 from doubles.access import add_key
 from doubles.backbones import save_tiny_backbone
-from doubles.processes import SCRIPT, server_process
-from doubles.raw_request import GOOD_BODY, PREDICT
 from doubles.bad_requests import corpus
-from doubles.raw_request import send_all
+from doubles.processes import SCRIPT, server_process
+from doubles.raw_request import GOOD_BODY, PREDICT, send_all
 from doubles.schema_cases import TRIALS, Target
 from doubles.slow_clients import Tally, normal_traffic, slow_process
 from doubles.tasks import publish_tiny_task

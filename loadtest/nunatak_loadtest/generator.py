@@ -33,7 +33,7 @@ class Asker(Protocol):
     """Asks tasks about a text, once, and raises a `NunatakClientError` unless all answered."""
 
     async def ask(self, tasks: Sequence[str], text: str) -> Timings:
-        """Where the server spent the time, as far as the server reports it."""
+        """Send one request; return the time that the server reports to have spent, by part."""
         ...
 
 

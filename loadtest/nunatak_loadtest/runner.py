@@ -1,4 +1,4 @@
-"""Runs one load test: prepares the server, sends the load, watches the memory, reports."""
+"""One load test: prepare the server, send the load, watch the memory, report."""
 
 import asyncio
 import random
@@ -43,7 +43,7 @@ def make_job(scenario: Scenario, *, server: str, tasks: Sequence[str] | None) ->
 def run(job: Job, *, pid: int | None = None) -> tuple[LoadReport, list[Sample]]:
     """Load the server as the scenario says and report, with every request as it went.
 
-    The tasks are preloaded first: what is measured is a server at work, not one at start.
+    The tasks are preloaded first: the run measures a server at work, and not its start.
 
     Args:
         job: What to do.

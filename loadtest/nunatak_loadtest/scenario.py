@@ -1,4 +1,4 @@
-"""A scenario: what is asked how often of how many tasks, for how long, and what would be good.
+"""A scenario: the requests of a load test, their rate, their duration, and the objectives.
 
 Every part is a frozen value; a scenario file is TOML with the same names. Some scenarios come with
 the package and are read by name, others by the path of their file.

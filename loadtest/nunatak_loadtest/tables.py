@@ -1,4 +1,4 @@
-"""The result of a run as tables for a terminal; figures are those of the report, only rounded."""
+"""The result of a run as tables for a terminal, with the report's figures rounded."""
 
 from rich.console import Group
 from rich.filesize import decimal

@@ -1,4 +1,4 @@
-"""What a scenario sends, and when: drawn before the run, from the seed alone."""
+"""The traffic of a scenario: requests and their times, drawn before the run from the seed alone."""
 
 import math
 import random

@@ -37,7 +37,7 @@ from nunatak_model.weights import embeddings_from, layer_from, linear_from, norm
 DEFAULT_BACKBONE = "minilm"
 MINILM_NAME = "sentence-transformers/all-MiniLM-L6-v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-"""Of `model.safetensors` at hub revision 1110a243fdf4706b3f48f1d95db1a4f5529b4d41."""
+"""Digest of `model.safetensors` at hub revision 1110a243fdf4706b3f48f1d95db1a4f5529b4d41."""
 
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -61,7 +61,7 @@ def load_backbone(
         UnsupportedBackboneError: another architecture, or no safetensors or `tokenizer.json`, or
             `+int8` on another device than the CPU.
         CorruptBackboneError: a file is broken, tensors are missing or misshapen, or the embedded
-            default's bytes are not those of the hub.
+            default's bytes do not match the digest.
     """
     name = str(source)
     if name.endswith(INT8_SUFFIX):

@@ -49,7 +49,7 @@ INITIAL_DEVIATION = 0.02
 
 
 class HeadKind(StrEnum):
-    """What the head predicts."""
+    """The kind of prediction of a head."""
 
     SEQUENCE_CLASSIFICATION = "sequence_classification"
     TOKEN_CLASSIFICATION = "token_classification"  # noqa: S105 - a kind, no secret
@@ -58,7 +58,7 @@ class HeadKind(StrEnum):
 
     @property
     def reads_tokens(self) -> bool:
-        """Whether logits are given for every token, rather than once for a text."""
+        """Whether the head gives logits for every token, and not once for a text."""
         return self in {HeadKind.TOKEN_CLASSIFICATION, HeadKind.QUESTION_ANSWERING}
 
     @property
@@ -82,7 +82,7 @@ class HeadSpec:
     pooling: Pooling | None = None
     dense: bool = False
     block: DenseBlock = TANH_BLOCK
-    """What the dense layer looks like, where there is one."""
+    """The form of the dense block, where the head has one."""
 
     def check(self) -> None:
         """Raise `InvalidHeadError` unless the shape fits the kind."""

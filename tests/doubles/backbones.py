@@ -2,8 +2,9 @@
 
 import json
 import tempfile
+import threading
 from pathlib import Path
-from typing import Literal
+from typing import Literal, SupportsIndex, overload
 
 import torch
 from safetensors.torch import save
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from nunatak_model import Backbone, BackboneConfig, Pooling, load_backbone
 from nunatak_model.architectures import architecture_of, config_from, encoder_shapes
+from nunatak_model.weights import LayerWeights
 
 Family = Literal["bert", "roberta", "modernbert"]
 

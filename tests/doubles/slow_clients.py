@@ -11,8 +11,7 @@ from typing import cast
 
 import httpx
 
-from doubles.raw_request import GOOD_BODY, PREDICT, post
-from doubles.raw_request import place_of
+from doubles.raw_request import GOOD_BODY, PREDICT, place_of, post
 
 PAUSE_S = 0.2
 HALF_HEAD = f"POST {PREDICT} HTTP/1.1\r\nhost: test\r\nx-half: ".encode()

@@ -1,4 +1,4 @@
-"""From a trained task to a published version."""
+"""Publishing: a trained task becomes a version in the registry."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -48,7 +48,7 @@ def publish(
 
 
 def check_publishable(data: TaskData, recipe: Recipe, backbone: Backbone, *, note: str) -> None:
-    """Return if a version can be published of what is known before training.
+    """Return if a version can be published, as far as can be known before training.
 
     Raises:
         UnpublishableError: the manifest has no room for the note, the labels or the data's name.

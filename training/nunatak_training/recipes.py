@@ -1,9 +1,9 @@
 """Recipes: every setting of one training run, with defaults per method.
 
-The regularizers are those of the papers. GradDrop and its variants, GradFreeze: O'Neill and Dutta
-2023, "Gradient Sparsification For Masked Fine-Tuning of Transformers", sec. III and IV. Mixout:
-Lee, Cho and Kang 2020 (arXiv:1909.11299), as He et al. 2021 (arXiv:2106.03164), sec. 5 and table 7,
-use it.
+The settings of regularizers follow the papers. GradDrop, its variants and GradFreeze: O'Neill and
+Dutta 2023, "Gradient Sparsification For Masked Fine-Tuning of Transformers", sec. III and IV.
+Mixout: Lee, Cho and Kang 2020 (arXiv:1909.11299), as He et al. 2021 (arXiv:2106.03164), sec. 5 and
+table 7, use it.
 """
 
 import hashlib
@@ -70,7 +70,7 @@ class UnregularizedSettings(_Settings):
 
 
 class GradDropSettings(_Settings):
-    """Gradients dropped in every batch: single entries (eq. 4), or those of whole layers."""
+    """Drops gradients in every batch: single entries (eq. 4), or whole layers."""
 
     name: Literal[RegularizerName.GRADDROP, RegularizerName.LAYER_GRADDROP]
     rate: Rate = Field(default=0.2, description="share that is masked; annealed: at first")
@@ -117,7 +117,7 @@ REPLACES_DROPOUT = frozenset(RegularizerName) - {
     RegularizerName.GRADFREEZE_TOPDOWN,
     RegularizerName.GRADFREEZE_BOTTOMUP,
 }
-"""With these there is no dropout (O'Neill and Dutta 2023, sec. IV; He et al. 2021, sec. 5)."""
+"""These regularizers replace dropout (O'Neill and Dutta 2023, sec. IV; He et al. 2021, sec. 5)."""
 
 
 class TaptSettings(BaseModel):
@@ -225,7 +225,7 @@ class Recipe(BaseModel):
     default_label: str | None = Field(
         default=None,
         description="the label that means that nothing was found; null: of two, the more frequent",
-        # Younger than the digests of recipes, as `on_long`: without it they are what they were.
+        # Left out while null, as `on_long`: digests of older recipes must not change.
         exclude_if=lambda label: label is None,
     )
     on_long: OnLong | None = Field(
@@ -274,7 +274,7 @@ class Recipe(BaseModel):
 
 
 NOT_SET = frozenset({"backbone", "method", "layer_choice"})
-"""Fields of a recipe that are no settings by name: chosen otherwise, or found."""
+"""Fields of a recipe that no setting names, since they are chosen or found in another way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

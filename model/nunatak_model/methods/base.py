@@ -1,4 +1,4 @@
-"""What every method declares."""
+"""The interface of a method."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -25,7 +25,7 @@ class MethodKind(StrEnum):
 
 
 class MethodContract(Protocol):
-    """What every member of the union `Method` provides."""
+    """The interface of every member of the union `Method`."""
 
     kind: ClassVar[MethodKind]
 
@@ -62,7 +62,7 @@ def check_first_layer(first_layer: int, config: BackboneConfig) -> None:
 
 
 def copies(backbone: Backbone, names: Shapes) -> dict[str, Tensor]:
-    """Float32 copies of backbone tensors, for a task to change."""
+    """Float32 copies of backbone tensors, which a task then trains."""
     return {name: _float32_copy(backbone, name) for name in names}
 
 

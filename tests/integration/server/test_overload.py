@@ -14,8 +14,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from doubles.backbones import tiny_backbone
-from doubles.backbones import HeldLayers
+from doubles.backbones import HeldLayers, tiny_backbone
 from doubles.serving import make_settings, running_client, running_server
 from doubles.tasks import publish_tiny_task
 from nunatak_model import Backbone, HeadOnly

@@ -109,7 +109,7 @@ class Row:
 
     where: str
     columns_at: str
-    """Where its columns are named: a header, or the row itself."""
+    """The place that names its columns: a header, or the row itself."""
     values: Mapping[str, object]
 
 

@@ -89,7 +89,7 @@ def _parts(
 
 
 VALUE_NAME = "value"
-"""What the one output of a regression is called."""
+"""The label of a regression's one output."""
 
 
 def names_in(label: Label) -> tuple[str, ...]:
@@ -146,7 +146,7 @@ def label_names(train: list[ReadExample], kind: TaskKind) -> tuple[str, ...]:
 def check_scored(
     examples: list[ReadExample], labels: tuple[str, ...], name: str, *, split: str
 ) -> None:
-    """Return if what has these labels can be scored on the examples of a split.
+    """Return if a task with these labels can be scored on the examples of a split.
 
     Raises:
         TooFewExamplesError: there are none, or nothing to find among them.

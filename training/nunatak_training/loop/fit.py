@@ -1,7 +1,7 @@
 """The training loop: its examples, its epochs, and checkpoints between any two steps.
 
-It moves the tensors of one task and nothing else. What they mean is the business of the function
-that turns encodings into logits; the loop knows encodings, targets and a recipe.
+The loop moves the tensors of one task and nothing else. It knows encodings, targets and a recipe.
+A function of the caller turns encodings into logits and so gives the tensors their meaning.
 """
 
 # torch types some of its functions partly.
@@ -42,7 +42,7 @@ class EncodedSet:
 
     encodings: tuple[Encoding, ...]
     targets: tuple[Tensor, ...]
-    """Of each encoding, on the CPU; what they mean is the business of the loss."""
+    """One target per encoding, on the CPU; only the loss knows their meaning."""
     sizes: tuple[int, ...]
     """How many encodings each example has."""
 
@@ -63,10 +63,10 @@ class EncodedSet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainBatch:
-    """What one step is taken on."""
+    """The batch of one step."""
 
     weight: int
-    """Of its loss in the mean of the epoch."""
+    """Weight of the batch's loss in the mean of the epoch."""
     loss: Callable[[], Float[Tensor, ""]]
 
 
@@ -81,7 +81,7 @@ def shuffled_batches(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevScore:
-    """What the dev examples say after an epoch."""
+    """Loss and score of the dev examples after an epoch."""
 
     loss: float
     score: float
@@ -103,7 +103,7 @@ class Epochs:
     report: Report
 
     def run(self) -> None:
-        """Run the epochs that are left; score those that the course says."""
+        """Run the epochs that are left; score the epochs that the course names."""
         state = self.state
         while (epoch := state.place.epoch) <= self.course.num_epochs:
             started = time.perf_counter()
@@ -151,12 +151,12 @@ class FitResult:
 
     parameters: dict[str, Tensor]
     best_epoch: int
-    """From 1: the highest dev score, among equal scores the lowest dev loss."""
+    """Counted from 1. The highest dev score wins; among equal scores, the lowest dev loss."""
     history: tuple[EpochResult, ...]
-    """Of the epochs that were scored."""
+    """The results of the epochs that were scored."""
 
 
-def fit(  # noqa: PLR0913 - what a run is made of
+def fit(  # noqa: PLR0913 - a run has this many parts
     parameters: Mapping[str, Tensor],
     batch_logits: BatchLogits,
     batch_loss: BatchLoss,

@@ -34,7 +34,7 @@ def seeded(seed: int, device: torch.device) -> Generator[None]:
 
 HEAD_PREFIX = "head."
 MAX_EVALUATIONS = 20
-"""Tiny data goes through very many epochs, of which scoring each would cost the most."""
+"""Tiny data goes through very many epochs, and scoring each of them would cost the most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +127,7 @@ class BatchLogits(Protocol):
 
 
 class BatchLoss(Protocol):
-    """Tells how far logits are from what they should be."""
+    """Measures the difference between logits and targets."""
 
     def __call__(
         self, logits: Sequence[Float[Tensor, "*vectors outputs"]], targets: Sequence[Tensor]
@@ -176,7 +176,7 @@ class Stepper:
         return value
 
     def moments(self) -> Tensors:
-        """What the optimizer remembers of each parameter, named `NUMBER.WHAT`."""
+        """The optimizer's state of each parameter, named `NUMBER.WHAT`."""
         state: dict[int, dict[str, Tensor]] = self._optimizer.state_dict()["state"]
         return {
             f"{number}.{what}": value
@@ -201,7 +201,7 @@ class Best:
     """A copy of the parameters after the best epoch so far."""
 
     epoch: int = 0
-    """From 1: the highest dev score, among equal scores the lowest dev loss."""
+    """Counted from 1. The highest dev score wins; among equal scores, the lowest dev loss."""
     score: float = -math.inf
     loss: float = math.inf
     parameters: Tensors = field(default_factory=Tensors)

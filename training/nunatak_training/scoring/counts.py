@@ -1,7 +1,7 @@
 """Scores from counts of labels: accuracy, the F1 family, Matthews.
 
-All of them need no more, for each label, than how often it was expected, how often it was
-predicted, and how often both: of texts, of labels of texts, of tokens or of entities alike.
+Each score needs three counts per label: how often the label was expected, how often it was
+predicted, and how often both. The counted units are texts, labels of texts, tokens or entities.
 
 Axes: events = one label of one unit (unit, label), labels.
 """
@@ -24,7 +24,7 @@ Tally = tuple[PerLabel, PerLabel, PerLabel]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LabelCounts:
-    """What was expected and predicted of each unit."""
+    """The expected and the predicted labels of each unit."""
 
     num_labels: int
     hits: Events
@@ -145,7 +145,7 @@ LABEL_METRICS = (
 
 
 def label_statistics(counts: LabelCounts, positive: int | None) -> Mapping[Metric, Statistic]:
-    """Return all scores of labels; `Metric.F1` is that of the positive label, if there is one."""
+    """Return all scores of labels; `Metric.F1` is the F1 of the positive label, if there is one."""
     found: dict[Metric, Statistic] = {
         Metric.ACCURACY: accuracy(counts),
         Metric.F1_MACRO: f1_macro(counts),

@@ -1,11 +1,12 @@
-"""Spans: the entities that tags of words spell, and how well an answer matches the right ones.
+"""Spans: the entities in the tags of words, and how well an answer matches the right answers.
 
-Entities: the scheme is BIO, as CoNLL-2003 and its `conlleval` read it. `B-X` begins an entity;
-`I-X` goes on with one of the same type, and begins one where there is none to go on with.
+Entities: the scheme is BIO, as CoNLL-2003 and its `conlleval` read it. `B-X` begins an entity.
+`I-X` continues an entity of the same type, and begins an entity if there is none to continue.
 
 Answers: Rajpurkar et al. 2016, "SQuAD: 100,000+ Questions for Machine Comprehension of Text"
 (arXiv:1606.05250), sec. 6.1: punctuation, case and articles are ignored, the best of the right
-answers counts. A question without an answer is answered right by none (Rajpurkar et al. 2018).
+answers counts. For a question without an answer, only an empty answer is right (Rajpurkar et al.
+2018).
 """
 
 import re

@@ -1,7 +1,7 @@
-"""A sweep: the runs that have no result yet, one after another or several at a time.
+"""Running a sweep: the runs that have no result yet, one after another or several at a time.
 
-A worker process that dies takes one run with it, which becomes a failure, and is replaced. When the
-sweep itself is killed its pipes close, and the workers leave after the run that they are at.
+A worker process that dies ends one run, which counts as failed; another worker takes its place. If
+the sweep itself is killed its pipes close, and each worker leaves after its current run.
 """
 
 import platform
@@ -47,7 +47,7 @@ class Bench:
         return load_backbone(name, device=self.device)
 
     def run(self, run: Run) -> RunRecord:
-        """Train and score; what is wrong with the run, and not with the program, is its outcome."""
+        """Train and score; a fault of the run, but not of the program, becomes its outcome."""
         clock = _Clock(wall=time.perf_counter(), cpu=time.process_time())
         try:
             outcome: Finished | Failed = self._outcome(run)
@@ -137,7 +137,7 @@ class OneByOne:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InProcesses:
-    """Does as many runs at once as there are jobs; the processor's threads are shared out."""
+    """Does as many runs at once as there are jobs; the CPU's threads are shared out."""
 
     jobs: int
     device: str = "cpu"
@@ -192,7 +192,7 @@ class Worker:
         return None
 
     def answer(self, run: Run) -> RunRecord:
-        """Return the record of a run, or that of the worker's death."""
+        """Return the record of a run, or the record of the worker's death."""
         try:
             return cast("RunRecord", self.pipe.recv())
         except _GONE:
@@ -240,14 +240,14 @@ Runner = Callable[[Sequence[Run]], Iterator[RunRecord]]
 
 
 class SweepReport(Protocol):
-    """Is told how a sweep goes."""
+    """Receives the progress of a sweep."""
 
     def started(self, *, num_runs: int, num_done: int) -> None:
-        """The runs are known, and how many of them have a result from before."""
+        """Note the number of runs, and how many of them have a result from before."""
         ...
 
     def finished(self, record: RunRecord) -> None:
-        """One run has a result, which is kept."""
+        """Note a run whose result is stored."""
         ...
 
     def ended(self) -> None:
@@ -265,7 +265,7 @@ def run_sweep(
 
     Raises:
         SweepRunningError: another sweep writes to the folder.
-        CorruptResultError: the folder holds what no sweep wrote.
+        CorruptResultError: the folder holds a file that no sweep wrote.
     """
     with results.held():
         found = {record.run.digest: record for record in results.records()}
@@ -320,7 +320,7 @@ class SweepProgress:
 
 
 def _outcome(record: RunRecord) -> str:
-    took = f"{record.seconds:.0f} s, {record.cpu_seconds:.0f} s of processor"
+    took = f"{record.seconds:.0f} s, {record.cpu_seconds:.0f} s of CPU time"
     match record.outcome:
         case Finished() as found:
             return f"{found.metric} {found.score:.4f} ({took})"

@@ -110,20 +110,20 @@ class Cell:
     origins: tuple[str, ...]
     """In the order of `ORIGINS`."""
     runs: tuple[RunDescription, ...]
-    """Of those that finished."""
+    """The runs that finished."""
     outcomes: tuple[Finished, ...]
     failures: tuple[Failed, ...]
 
     @property
     def scores(self) -> tuple[float, ...]:
-        """Of each seed."""
+        """The score of each seed."""
         return tuple(outcome.score for outcome in self.outcomes)
 
 
 def cells_of(records: Sequence[RunRecord]) -> tuple[Cell, ...]:
-    """Put together what differs in its seed alone, in the order of the records."""
-    # Runs may differ in settings that no column names, in their examples, or in the weights of a
-    # backbone of the same name: those are cells of their own.
+    """Put together the records that differ in their seed alone, in the order of the records."""
+    # Runs may also differ in settings without a column, in their examples, or in the weights of a
+    # backbone of the same name. Such runs get cells of their own.
     found = defaultdict[tuple[str, ...], list[RunRecord]](list)
     for record in records:
         run = record.run

@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from doubles.compat import DOCUMENTS, OTHER, TASKS, TEXT, Ask
 from doubles.backbones import HeldLayers
+from doubles.compat import DOCUMENTS, OTHER, TASKS, TEXT, Ask
 from doubles.serving import make_settings, running_client
 from doubles.tasks import publish_tiny_task
 from nunatak_model import Backbone
