@@ -53,7 +53,7 @@ class PeftBase:
 
 
 def save(model: PeftModel, folder: Path, *, meaning: Mapping[str, object]) -> Path:
-    """Save an adapter as peft does, with a `config.json` that says what its logits mean."""
+    """Save an adapter as peft does, with a `config.json` that names the labels of its logits."""
     model.save_pretrained(str(folder))
     (folder / "config.json").write_text(json.dumps(meaning))
     return folder

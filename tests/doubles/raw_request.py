@@ -20,7 +20,7 @@ MAX_ANSWER_BYTES = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawRequest:
-    """What one connection sends; `may_pass` where some of it might be right after all."""
+    """The bytes that one connection sends; `may_pass` if a server may accept some of them."""
 
     name: str
     data: bytes
@@ -56,7 +56,7 @@ class Received:
 
     @property
     def fault(self) -> str | None:
-        """What is wrong with it, in a word; None if the server did as it must."""
+        """The server's fault in a word; None if the server did as it must."""
         if not self.has_ended:
             return "hung"
         # A request may ask for an answer within a millisecond, and not get it.

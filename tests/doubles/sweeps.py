@@ -1,4 +1,4 @@
-"""A tiny sweep over toy data, and reports that remember."""
+"""A tiny sweep over toy data, and reports that record their calls."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -45,7 +45,7 @@ def toy_grid(folder: Path, **changes: JsonValue) -> Grid:
 
 
 def toy_runs(folder: Path, **changes: JsonValue) -> tuple[Run, ...]:
-    """The runs of such a sweep."""
+    """The runs of the sweep."""
     bench = Bench()
     return plan_runs(toy_grid(folder, **changes), backbone_of=bench.backbone, data_of=bench.data)
 
@@ -87,7 +87,7 @@ class ScriptedRunner:
 
 
 class RecordingSweepReport:
-    """Remembers what a sweep tells."""
+    """Records the calls of a sweep."""
 
     def __init__(self) -> None:
         self.counts: list[tuple[int, int]] = []
