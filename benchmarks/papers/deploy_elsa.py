@@ -1,8 +1,8 @@
-"""What sharing the frozen layers saves in a running server, beside the paper's formula.
+"""Memory that shared frozen layers save in a running server, next to the paper's formula.
 
 Trains each task of the Elsa sweep once more as its results say (the same data and recipe give the
 same bytes), publishes all with the same number of frozen layers, serves them from one process, and
-reads its ledger of resident bytes.
+reads the server's ledger of resident bytes.
 """
 
 import argparse
@@ -88,7 +88,7 @@ def mean_formula(runs: Sequence[Run], bench: Bench, *, frozen: int) -> float:
 
 
 def publish_all(runs: Sequence[Run], bench: Bench, folder: Path, results: ResultsFolder) -> None:
-    """Train and publish; says where a score is not that of the sweep."""
+    """Train and publish; prints a line where a score differs from the sweep's."""
     known = {it.run.digest: it.outcome for it in results.records()}
     with Registry.open(folder) as registry:
         for run in runs:

@@ -99,7 +99,7 @@ async def send_bad_input(address: str, *, num_mutations: int) -> tuple[int, int]
 def send_by_schema(
     address: str, headers: Mapping[str, str], *, num_examples: int
 ) -> tuple[int, int]:
-    """Send what the schema allows and forbids; return how many requests, and how much went wrong.
+    """Send requests that the schema allows or forbids; return their number, and the wrong ones.
 
     The headers let a caller in.
     """
@@ -126,7 +126,7 @@ def send_by_schema(
 
 
 def be_slow(address: str, sheet: Sheet, *, num_requests: int) -> None:
-    """Ask as normal clients do beside slow ones and alone, in turns, and record what differs."""
+    """Measure normal clients with and without slow ones, in turns, and record the difference."""
     beside = list[Tally]()
 
     def ask() -> Tally:
@@ -165,7 +165,7 @@ def p99_s(tally: Tally) -> float:
 
 
 def still_answers(address: str, expected: object, headers: Mapping[str, str] | None = None) -> bool:
-    """Whether the server lives, and says the same to a good request as before."""
+    """Whether the server lives, and still gives the same answer to a good request."""
     try:
         return answer_of(address, headers) == expected
     except httpx.HTTPError:
@@ -173,7 +173,7 @@ def still_answers(address: str, expected: object, headers: Mapping[str, str] | N
 
 
 def answer_of(address: str, headers: Mapping[str, str] | None = None) -> object:
-    """What the server says to a good request."""
+    """Return the server's answer to a good request."""
     sent = {"content-type": "application/json", **(headers or {})}
     return httpx.post(address + PREDICT, content=GOOD_BODY, headers=sent, timeout=30).json()
 

@@ -84,7 +84,7 @@ def draw_losses(points: Sequence[tuple[str, float, float]]) -> Figure:
 
 
 def analyze_transfer(runs: Sequence[Run], bench: Bench, tests: Mapping[str, Path]) -> Findings:
-    """Scores on other sets, beside those on the dev examples.
+    """Scores on other sets, next to the scores on the dev examples.
 
     Raises:
         DataError: a test set is missing or broken, or has labels of its own.
@@ -96,7 +96,7 @@ def analyze_transfer(runs: Sequence[Run], bench: Bench, tests: Mapping[str, Path
     axes.set_prop_cycle(LOOKS)
     axes.set_ylabel("score")
     rows: list[tuple[str | float, ...]] = []
-    # All are read first: a slip in a file shall not cost the training.
+    # All sets are read first: a typo in a file name must not cost the training.
     sets_of = [_test_sets(tests, bench.data(run.source).data) for run in runs]
     for run, sets in zip(runs, sets_of, strict=True):
         trained = bench.fit(run)
