@@ -33,6 +33,8 @@ from nunatak_model.ops.linear import packed
 from nunatak_model.weights import EmbeddingWeights, Shapes, embeddings_from
 
 HEAD_PREFIX = "head."
+Layers = Mapping[int, LayerOverride]
+"""What runs at each layer from the split depth up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +47,6 @@ class BranchSpec:
     def split_depth(self, config: BackboneConfig) -> int | None:
         """Index of the first layer that differs from the backbone; None for a full copy."""
         return self.method.split_depth(config)
-
-
-Layers = Mapping[int, LayerOverride]
-"""What runs at each layer from the split depth up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

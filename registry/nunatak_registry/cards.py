@@ -29,15 +29,21 @@ from nunatak_registry.manifest import (
 )
 from nunatak_registry.plain_text import visible, visible_lines
 
+LONG_SHARE_TO_WARN_OF: Final = 0.01
+"""From this share of cut examples on, a report warns that their unread parts matter."""
+SHOWN_CONFUSED_LABELS = 12
+"""More columns than this no page and no terminal holds."""
+SHOWN_MISTAKES = 10
+SHOWN_LABELS = 100
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|!~&$])")
+_LIST_OR_RULE = re.compile(r"^(\d*)([-+=.)])")
+"""What begins a list, a rule or the underline of a heading at the start of a line."""
+
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return rows as a table, a line for each; cells hold no line break and no bare `|`."""
     lines = (f"| {' | '.join(line)} |\n" for line in (header, *rows))
     return next(lines) + f"|{'---|' * len(header)}\n" + "".join(lines)
-
-
-LONG_SHARE_TO_WARN_OF: Final = 0.01
-"""From this share of cut examples on, a report warns that their unread parts matter."""
 
 
 def method_text(method: MethodRecord) -> str:
@@ -129,11 +135,6 @@ def long_examples_text(manifest: TaskManifest) -> str | None:
         f"{told}. Warning: that is {share:.1%} of one part, and training and scoring read only "
         "the beginning of those examples; a larger max_length reads more of them."
     )
-
-
-SHOWN_CONFUSED_LABELS = 12
-"""More columns than this no page and no terminal holds."""
-SHOWN_MISTAKES = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,12 +252,6 @@ def _merged(
     for name in dict.fromkeys([*left, *right]):
         shown = f"{group} {name}".strip()
         yield Compared(name=shown, left=left.get(name), right=right.get(name))
-
-
-SHOWN_LABELS = 100
-_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|!~&$])")
-_LIST_OR_RULE = re.compile(r"^(\d*)([-+=.)])")
-"""What begins a list, a rule or the underline of a heading at the start of a line."""
 
 
 def task_card(manifest: TaskManifest, *, source: str | None = None) -> str:

@@ -25,6 +25,11 @@ from nunatak_registry.index.index import Change, Index
 from nunatak_registry.index.snapshot import Snapshot, VersionRecord
 from nunatak_registry.manifest import BlobRecord
 
+DEFAULT_GRACE_S = 3600.0
+"""Longer than a load or a publish takes, also from a slow bucket."""
+_FILES_PER_LOCK = 64
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
 
 class FindingKind(StrEnum):
     """The kind of fault.
@@ -142,13 +147,6 @@ def _check_blob(record: VersionRecord, blob: BlobRecord, blobs: BlobStore) -> Fi
     except InvalidArtifactError as error:
         return Finding(subject=record.reference, kind=FindingKind.HEADER, message=str(error))
     return None
-
-
-DEFAULT_GRACE_S = 3600.0
-"""Longer than a load or a publish takes, also from a slow bucket."""
-
-_FILES_PER_LOCK = 64
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,6 +47,12 @@ from nunatak_training.recipes import Recipe, RegularizerName
 from nunatak_training.regularizers import random_source
 from nunatak_training.report import EpochResult, Report, SilentReport
 
+MIN_TASKS = 2
+EPOCHS_PER_SEED = 2**20
+"""More than any run has, so that no two epochs of seeds below 2**41 share their order."""
+SEED_MODULUS = 2**61 - 1
+"""Brings larger seeds into what torch takes; a prime, so that they fall between the others."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskScores:
@@ -119,13 +125,6 @@ def put_on(
         head=head,
         logits=branch_logits(backbone, spec, {**encoder, **head}),
     )
-
-
-MIN_TASKS = 2
-EPOCHS_PER_SEED = 2**20
-"""More than any run has, so that no two epochs of seeds below 2**41 share their order."""
-SEED_MODULUS = 2**61 - 1
-"""Brings larger seeds into what torch takes; a prime, so that they fall between the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

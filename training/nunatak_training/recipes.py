@@ -40,6 +40,12 @@ from nunatak_training.kinds import Metric
 from nunatak_training.settings import Setting, nested, problems_in, settings_of
 
 Rate = Annotated[float, Field(gt=0, lt=1)]
+MIN_STEPS = 300
+"""A few hundred examples are learnt in about so many steps, whatever the method."""
+LearningRate = Annotated[float, Field(gt=0, le=1)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+NOT_SET = frozenset({"backbone", "method", "layer_choice"})
+"""Fields of a recipe that no setting names, since they are chosen or found in another way."""
 
 
 class RegularizerName(StrEnum):
@@ -134,13 +140,6 @@ class TaptSettings(BaseModel):
     masked_share: Annotated[
         float, Field(gt=0, lt=1, description="hidden tokens of a text, meanwhile")
     ] = 0.15
-
-
-MIN_STEPS = 300
-"""A few hundred examples are learnt in about so many steps, whatever the method."""
-
-LearningRate = Annotated[float, Field(gt=0, le=1)]
-Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Optimizer(StrEnum):
@@ -271,10 +270,6 @@ class Recipe(BaseModel):
     def settings(self) -> dict[str, JsonValue]:
         """Return all settings as JSON values."""
         return self.model_dump(mode="json")
-
-
-NOT_SET = frozenset({"backbone", "method", "layer_choice"})
-"""Fields of a recipe that no setting names, since they are chosen or found in another way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,6 +45,11 @@ from nunatak_training.recipes import (
 )
 
 LAYER_PREFIX = "layers."
+RateOfEpoch = Callable[[int], float]
+IsFree = Callable[[Int[Tensor, "*shape"], int], Bool[Tensor, "*shape"]]
+"""The entries that are free in an epoch, by the epoch that each entry was drawn for."""
+Layers = list[list[Tensor]]
+OrderOfLayers = Callable[[Layers], Layers]
 
 
 class Regularizer(Protocol):
@@ -94,9 +99,6 @@ def tensors_by_layer(parameters: Mapping[str, Tensor]) -> dict[int, dict[str, Te
         if name.startswith(LAYER_PREFIX):
             layers[int(name.split(".")[1])][name] = tensor
     return dict(sorted(layers.items()))
-
-
-RateOfEpoch = Callable[[int], float]
 
 
 def constant_rate(rate: float) -> RateOfEpoch:
@@ -164,10 +166,6 @@ class LayerGradDrop(Unregularized):
                     tensor.grad.mul_(bit)
 
 
-IsFree = Callable[[Int[Tensor, "*shape"], int], Bool[Tensor, "*shape"]]
-"""The entries that are free in an epoch, by the epoch that each entry was drawn for."""
-
-
 def free_from_then_on(drawn: Int[Tensor, "*shape"], epoch: int) -> Bool[Tensor, "*shape"]:
     """GradDrop-Epoch: an entry freed in one epoch stays free; in the last epoch all are free."""
     return drawn <= epoch
@@ -176,10 +174,6 @@ def free_from_then_on(drawn: Int[Tensor, "*shape"], epoch: int) -> Bool[Tensor, 
 def free_once(drawn: Int[Tensor, "*shape"], epoch: int) -> Bool[Tensor, "*shape"]:
     """GradDrop-Epoch-Toggle: an entry freed in one epoch is frozen again in the next."""
     return drawn == epoch
-
-
-Layers = list[list[Tensor]]
-OrderOfLayers = Callable[[Layers], Layers]
 
 
 def top_down(layers: Layers) -> Layers:

@@ -46,6 +46,8 @@ from nunatak_training.report import Report
 MASKS = ("[MASK]", "<mask>")
 MASKED, REPLACED = 0.8, 0.1
 """Shares of the chosen tokens that become the mask token, or a random one; the rest stay."""
+NORM_WEIGHT, NORM_BIAS, OUTPUT_BIAS = "head.lm.norm", "head.lm.norm_bias", "head.lm.bias"
+WORDS = "embeddings.word"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,9 +120,6 @@ class Masking:
         return token_ids.scatter(0, places, shown)
 
 
-NORM_WEIGHT, NORM_BIAS, OUTPUT_BIAS = "head.lm.norm", "head.lm.norm_bias", "head.lm.bias"
-
-
 def language_spec(method: Method, backbone: Backbone) -> BranchSpec:
     """The branch whose head is the first map of the language head: one vector for each token."""
     width = backbone.config.hidden_width
@@ -162,8 +161,6 @@ def language_loss(
         logits, torch.cat([text.token_ids for text in texts]).to(device)
     )
 
-
-WORDS = "embeddings.word"
 
 LanguageLoss = Callable[[Sequence[MaskedText]], Float[Tensor, ""]]
 

@@ -41,6 +41,16 @@ from nunatak_training.errors import CacheError
 
 CHUNK_TOKENS = 4096
 """Tokens of one pass through the trunk: enough to keep a CPU busy, few enough for memory."""
+Progress = Callable[[int, int], None]
+"""Receives the number of inputs that are done, and the number of all inputs."""
+FORMAT = "1"
+"""Rises when the order of a set, or the result of its forward, changes within a release."""
+MAX_MEMORY_BYTES = 2 * 1024**3
+MAX_DISK_BYTES = 32 * 1024**3
+STATES = "states"
+"""The one tensor of a file."""
+FORMATS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+"""As safetensors calls them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,10 +105,6 @@ class InputSet:
 
 def _order(encoding: Encoding) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
     return encoding.num_tokens, encoding.token_ids, encoding.type_ids
-
-
-Progress = Callable[[int, int], None]
-"""Receives the number of inputs that are done, and the number of all inputs."""
 
 
 class SetStates:
@@ -176,10 +182,6 @@ def _key(source: TrunkSource) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return source.token_ids, source.type_ids
 
 
-FORMAT = "1"
-"""Rises when the order of a set, or the result of its forward, changes within a release."""
-
-
 class TrunkStore(Protocol):
     """Gives the trunk states of a data set, computing them where nobody has yet."""
 
@@ -246,14 +248,6 @@ def numerics_of(backbone: Backbone) -> str:
 def _cpu_name() -> str:
     capability = torch.backends.cpu.get_cpu_capability()
     return f"{capability} with {torch.get_num_threads()} threads"
-
-
-MAX_MEMORY_BYTES = 2 * 1024**3
-MAX_DISK_BYTES = 32 * 1024**3
-STATES = "states"
-"""The one tensor of a file."""
-FORMATS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
-"""As safetensors calls them."""
 
 
 class MemoryTrunkStore:

@@ -93,6 +93,9 @@ HEAD_TYPES = {
 }
 FIRST_LINEAR, SECOND_LINEAR = "1", "4"
 """Positions in the chain: dropout, linear, tanh, dropout, linear."""
+PICKLE_ADVICE = "save it again with save_adapter(..., use_safetensors=True)"
+PLACES = {"attention_adapter": "attention.output", "feedforward_adapter": "output"}
+"""Our names of the adapted blocks -> theirs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,11 +246,6 @@ def normalised_bottleneck(
             if linear.bias is not None:
                 parameters[f"{prefix}.bias"][:out] = linear.bias
     return method, parameters
-
-
-PICKLE_ADVICE = "save it again with save_adapter(..., use_safetensors=True)"
-PLACES = {"attention_adapter": "attention.output", "feedforward_adapter": "output"}
-"""Our names of the adapted blocks -> theirs."""
 
 
 def import_adapterhub(

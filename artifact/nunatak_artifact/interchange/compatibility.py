@@ -45,6 +45,14 @@ from nunatak_model.tokenizer_settings import (
 )
 from nunatak_registry import ProblemType, RankingScore
 
+CONFIG: Final = "config.json"
+TOKENIZER: Final = "tokenizer.json"
+TOKENIZING_PARTS: Final = ("added_tokens", "normalizer", "pre_tokenizer", "post_processor", "model")
+"""What decides token ids. Saved truncation and padding do not: each task has its own length."""
+MAX_TOKENIZER_BYTES: Final = 64 * 1024 * 1024
+"""That of XLM-R, the largest of the family, has 17 MB."""
+MASKS: Final = ("[MASK]", "<mask>")
+
 
 class LogitUse(StrEnum):
     """The meaning of the one logit of a model."""
@@ -89,14 +97,6 @@ class ImportedTask:
     """Only for a ranking: the function that makes a score of the logit."""
     base: str | None = None
     """Only for an adapter: the base model that the folder names."""
-
-
-CONFIG: Final = "config.json"
-TOKENIZER: Final = "tokenizer.json"
-TOKENIZING_PARTS: Final = ("added_tokens", "normalizer", "pre_tokenizer", "post_processor", "model")
-"""What decides token ids. Saved truncation and padding do not: each task has its own length."""
-MAX_TOKENIZER_BYTES: Final = 64 * 1024 * 1024
-"""That of XLM-R, the largest of the family, has 17 MB."""
 
 
 def check_exact(backbone: Backbone) -> None:
@@ -282,9 +282,6 @@ def _config(folder: Path, raw: dict[str, JsonValue]) -> BackboneConfig:
 def _normalised(definition: str) -> dict[str, JsonValue]:
     # Read and written by one version of the library: spellings of old versions become alike.
     return json.loads(Tokenizer.from_str(definition).to_str())
-
-
-MASKS: Final = ("[MASK]", "<mask>")
 
 
 def write_model(

@@ -33,6 +33,17 @@ from nunatak_model.checkpoint import WEIGHTS, WEIGHTS_INDEX
 from nunatak_registry import InvalidArtifactError, ProblemType
 from nunatak_registry.blobs.tensors import read_header
 
+FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16)
+PICKLE_ADVICE: Final = (
+    "if you trust it, load it once with transformers and save it with save_pretrained, which "
+    "writes safetensors"
+)
+MAX_JSON_BYTES = 4 * 1024 * 1024
+MAX_WEIGHT_BYTES = 4 * 1024**3
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+Shapes = Mapping[str, tuple[int, ...]]
+Model = TypeVar("Model", bound=BaseModel)
+
 
 def check_new(target: Path) -> None:
     """Raise `FolderInUseError` if there is a file, or a folder that holds something."""
@@ -66,13 +77,6 @@ def write_json(folder: Path, name: str, fields: Mapping[str, object]) -> None:
     """Write a JSON file that reads well."""
     text = json.dumps(fields, indent=2, sort_keys=True, ensure_ascii=False)
     (folder / name).write_text(text + "\n", encoding="utf-8")
-
-
-FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16)
-PICKLE_ADVICE: Final = (
-    "if you trust it, load it once with transformers and save it with save_pretrained, which "
-    "writes safetensors"
-)
 
 
 class _Index(BaseModel):
@@ -185,14 +189,6 @@ def labels_in_order(
         found = ", ".join(f"{index}: {label}" for index, label in sorted(numbered.items()))
         raise UnknownLabelsError(folder.name, head.num_labels, f"got {found[:200]!r}")
     return labels
-
-
-MAX_JSON_BYTES = 4 * 1024 * 1024
-MAX_WEIGHT_BYTES = 4 * 1024**3
-PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-
-Shapes = Mapping[str, tuple[int, ...]]
-Model = TypeVar("Model", bound=BaseModel)
 
 
 def has_file(folder: Path, name: str) -> bool:

@@ -31,6 +31,9 @@ from nunatak_registry import (
 from nunatak_registry.plain_text import visible_lines
 
 LIBRARY = "nunatak"
+MANIFEST, README = "manifest.json", "README.md"
+FILES = (MANIFEST, README, "*.safetensors")
+MAX_NOTE_CHARS = 4096
 
 
 def hub_card(manifest: TaskManifest, *, source: str | None) -> str:
@@ -76,11 +79,6 @@ def pipeline_tag(kind: HeadKind) -> str:
             return "question-answering"
         case HeadKind.RANKING:
             return "text-ranking"
-
-
-MANIFEST, README = "manifest.json", "README.md"
-FILES = (MANIFEST, README, "*.safetensors")
-MAX_NOTE_CHARS = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,6 +39,46 @@ import json, re, sys
 patterns, names = json.load(sys.stdin)
 json.dump([[name for name in names if re.fullmatch(it, name)] for it in patterns], sys.stdout)
 """
+CONFIG_FILE, WEIGHTS_STEM = "adapter_config.json", "adapter_model"
+Names = tuple[str, ...] | str
+Positive = Annotated[int, Field(ge=1)]
+REFUSED = {
+    "use_dora": "DoRA",
+    "fan_in_fan_out": "transposed weights (fan_in_fan_out)",
+    "lora_bias": "biases in the low-rank maps (lora_bias)",
+    "megatron_config": "Megatron layers (megatron_config)",
+    "layer_replication": "replicated layers (layer_replication)",
+    "trainable_token_indices": "trained token embeddings (trainable_token_indices)",
+    "alora_invocation_tokens": "activated LoRA (alora_invocation_tokens)",
+    "target_parameters": "LoRA over bare parameters (target_parameters)",
+    "use_qalora": "QALoRA",
+    "use_bdlora": "block-diagonal LoRA (use_bdlora)",
+    "arrow_config": "Arrow routing (arrow_config)",
+}
+IDLE_ALONE = frozenset({"megatron_core", "qalora_group_size"})
+"""Settings with a value by default that only a refused feature reads."""
+PLAIN_STARTS = frozenset({"true", "false", "gaussian", "eva", "orthogonal"})
+"""Values of `init_lora_weights` that leave the base weights alone; others (PiSSA, OLoRA, CorDA,
+LoftQ, LoRA-GA) subtract from them, so that the adapter fits only a changed base."""
+START_SETTINGS = frozenset({"eva_config", "corda_config", "lora_ga_config", "loftq_config"})
+"""Read only while `init_lora_weights` names their method."""
+ENCODERS: Mapping[str, str] = {
+    "bert": "bert",
+    "roberta": "roberta",
+    "xlm-roberta": "roberta",
+    "camembert": "roberta",
+}
+"""`model_type` -> the attribute that holds the encoder in the classes with a head."""
+TARGETS: Mapping[LoraTarget, str] = {
+    LoraTarget.QUERY: "attention.self.query",
+    LoraTarget.KEY: "attention.self.key",
+    LoraTarget.VALUE: "attention.self.value",
+    LoraTarget.ATTENTION_OUTPUT: "attention.output.dense",
+    LoraTarget.FEEDFORWARD_IN: "intermediate.dense",
+    LoraTarget.FEEDFORWARD_OUT: "output.dense",
+}
+EMBEDDINGS = ("word_embeddings", "position_embeddings", "token_type_embeddings")
+ALL_LINEAR = "all-linear"
 
 
 def matches(
@@ -80,12 +120,6 @@ def matches(
     return [frozenset(it) for it in found]
 
 
-CONFIG_FILE, WEIGHTS_STEM = "adapter_config.json", "adapter_model"
-
-Names = tuple[str, ...] | str
-Positive = Annotated[int, Field(ge=1)]
-
-
 class TaskType(StrEnum):
     """Predictions of the adapted model for which there is a head here (peft's names)."""
 
@@ -100,28 +134,6 @@ CLASS_SUFFIXES = {
     "ForQuestionAnswering": TaskType.QUESTION_ANSWERING,
 }
 """How the class of the adapted model, recorded where no task type is, tells the task."""
-
-REFUSED = {
-    "use_dora": "DoRA",
-    "fan_in_fan_out": "transposed weights (fan_in_fan_out)",
-    "lora_bias": "biases in the low-rank maps (lora_bias)",
-    "megatron_config": "Megatron layers (megatron_config)",
-    "layer_replication": "replicated layers (layer_replication)",
-    "trainable_token_indices": "trained token embeddings (trainable_token_indices)",
-    "alora_invocation_tokens": "activated LoRA (alora_invocation_tokens)",
-    "target_parameters": "LoRA over bare parameters (target_parameters)",
-    "use_qalora": "QALoRA",
-    "use_bdlora": "block-diagonal LoRA (use_bdlora)",
-    "arrow_config": "Arrow routing (arrow_config)",
-}
-IDLE_ALONE = frozenset({"megatron_core", "qalora_group_size"})
-"""Settings with a value by default that only a refused feature reads."""
-
-PLAIN_STARTS = frozenset({"true", "false", "gaussian", "eva", "orthogonal"})
-"""Values of `init_lora_weights` that leave the base weights alone; others (PiSSA, OLoRA, CorDA,
-LoftQ, LoRA-GA) subtract from them, so that the adapter fits only a changed base."""
-START_SETTINGS = frozenset({"eva_config", "corda_config", "lora_ga_config", "loftq_config"})
-"""Read only while `init_lora_weights` names their method."""
 
 
 class _Kind(BaseModel):
@@ -235,25 +247,6 @@ def _unsupported(folder: Path, found: str) -> UnsupportedImportError:
     )
 
 
-ENCODERS: Mapping[str, str] = {
-    "bert": "bert",
-    "roberta": "roberta",
-    "xlm-roberta": "roberta",
-    "camembert": "roberta",
-}
-"""`model_type` -> the attribute that holds the encoder in the classes with a head."""
-
-TARGETS: Mapping[LoraTarget, str] = {
-    LoraTarget.QUERY: "attention.self.query",
-    LoraTarget.KEY: "attention.self.key",
-    LoraTarget.VALUE: "attention.self.value",
-    LoraTarget.ATTENTION_OUTPUT: "attention.output.dense",
-    LoraTarget.FEEDFORWARD_IN: "intermediate.dense",
-    LoraTarget.FEEDFORWARD_OUT: "output.dense",
-}
-EMBEDDINGS = ("word_embeddings", "position_embeddings", "token_type_embeddings")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Module:
     """A linear map that can carry a low-rank update."""
@@ -297,7 +290,6 @@ def embeddings_of(encoder: str) -> tuple[str, ...]:
     return tuple(f"{encoder}.embeddings.{table}" for table in EMBEDDINGS)
 
 
-ALL_LINEAR = "all-linear"
 HEAD_NAMES = {
     TaskType.SEQUENCE_CLASSIFICATION: ("classifier", "score"),
     TaskType.TOKEN_CLASSIFICATION: ("classifier", "score"),

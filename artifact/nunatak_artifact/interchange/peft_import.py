@@ -67,6 +67,14 @@ from nunatak_registry import RankingScore
 
 Updates = Mapping[tuple[int, LoraTarget], LoraUpdate]
 """Layer and target -> its update; at least one."""
+HEAD_KINDS = {
+    TaskType.SEQUENCE_CLASSIFICATION: HeadKind.SEQUENCE_CLASSIFICATION,
+    TaskType.TOKEN_CLASSIFICATION: HeadKind.TOKEN_CLASSIFICATION,
+    TaskType.QUESTION_ANSWERING: HeadKind.QUESTION_ANSWERING,
+}
+OUTPUT, DENSE = "head.output", "head.dense"
+PREFIX = "base_model.model."
+PICKLE_ADVICE = "save it again with a current peft (save_pretrained), which writes safetensors"
 
 
 def normalised_lora(updates: Updates, config: BackboneConfig) -> tuple[Lora, dict[str, Tensor]]:
@@ -97,14 +105,6 @@ def normalised_lora(updates: Updates, config: BackboneConfig) -> tuple[Lora, dic
         parameters[f"{prefix}.down"][:own_rank] = update.down
         parameters[f"{prefix}.up"][:, :own_rank] = update.up * (update.scale / scale)
     return method, parameters
-
-
-HEAD_KINDS = {
-    TaskType.SEQUENCE_CLASSIFICATION: HeadKind.SEQUENCE_CLASSIFICATION,
-    TaskType.TOKEN_CLASSIFICATION: HeadKind.TOKEN_CLASSIFICATION,
-    TaskType.QUESTION_ANSWERING: HeadKind.QUESTION_ANSWERING,
-}
-OUTPUT, DENSE = "head.output", "head.dense"
 
 
 def stored_head(encoder: str, task_type: TaskType, saved: Collection[str]) -> dict[str, str]:
@@ -170,10 +170,6 @@ def pooler_parameters(folder: Path, backbone: Backbone) -> dict[str, Tensor]:
         f"{DENSE}.weight": pooler.weight.to("cpu", torch.float32, copy=True),
         f"{DENSE}.bias": pooler.bias.to("cpu", torch.float32, copy=True),
     }
-
-
-PREFIX = "base_model.model."
-PICKLE_ADVICE = "save it again with a current peft (save_pretrained), which writes safetensors"
 
 
 def import_peft(

@@ -26,6 +26,14 @@ from nunatak_model.layer import LoraLayer
 from nunatak_model.weights import Linear
 from nunatak_registry import TaskManifest
 
+QKV_ROWS: Mapping[LoraTarget, int] = {
+    LoraTarget.QUERY: 0,
+    LoraTarget.KEY: 1,
+    LoraTarget.VALUE: 2,
+}
+"""The position of a target in the stacked map of query, key and value."""
+KEEP_IT = "write it with --format hub, which keeps every method and head"
+
 
 def export_backbone(parameters: Mapping[str, Tensor], base: Backbone, folder: Path) -> None:
     """Write the folder that `load_backbone`, and `AutoModel` of transformers, load.
@@ -80,15 +88,6 @@ def _linear(name: str, linear: Linear) -> dict[str, Tensor]:
         for part, tensor in parts.items()
         if tensor is not None
     }
-
-
-QKV_ROWS: Mapping[LoraTarget, int] = {
-    LoraTarget.QUERY: 0,
-    LoraTarget.KEY: 1,
-    LoraTarget.VALUE: 2,
-}
-"""The position of a target in the stacked map of query, key and value."""
-KEEP_IT = "write it with --format hub, which keeps every method and head"
 
 
 def export_transformers(task: LoadedTask, folder: Path, backbone: Backbone) -> None:

@@ -22,6 +22,12 @@ MAX_KNOWN = 65_536
 """Some 300 bytes each."""
 
 _PIECE_BYTES = 1024**2
+MAX_BLOB_BYTES = 4 * 1024**3
+"""A full float32 copy of the largest encoder of the family, XLM-R large, has 2.2 GB."""
+_BLOB_KEY = re.compile(r"sha256/([0-9a-f]{2})/(\1[0-9a-f]{62})")
+_TEMPORARY_KEY = re.compile(r"sha256/[0-9a-f]{2}/\.[0-9a-f]{32}\.tmp")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_QUARANTINE = "quarantine"
 
 
 def digest_of(data: bytes) -> str:
@@ -70,15 +76,6 @@ def _feed(data: bytes, *hashes: _Hash, pause: Callable[[], None]) -> None:
         for it in hashes:
             it.update(piece)
         pause()
-
-
-MAX_BLOB_BYTES = 4 * 1024**3
-"""A full float32 copy of the largest encoder of the family, XLM-R large, has 2.2 GB."""
-
-_BLOB_KEY = re.compile(r"sha256/([0-9a-f]{2})/(\1[0-9a-f]{62})")
-_TEMPORARY_KEY = re.compile(r"sha256/[0-9a-f]{2}/\.[0-9a-f]{32}\.tmp")
-_DIGEST = re.compile(r"[0-9a-f]{64}")
-_QUARANTINE = "quarantine"
 
 
 class FileKind(StrEnum):

@@ -30,6 +30,13 @@ from fsspec.implementations.local import LocalFileSystem
 
 from nunatak_registry.errors import StoreReadOnlyError, StoreUnavailableError
 
+# A missing file, a file in place of a folder, a symbolic link, a socket: no file of ours is there.
+_NO_FILE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO}
+_MAX_PARTS = 3
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
 
 class Files(Protocol):
     """Whole files under one root, by key.
@@ -95,15 +102,6 @@ def open_files(root: str) -> Files:
     if isinstance(filesystem, LocalFileSystem):
         return LocalFiles(Path(path))
     return RemoteFiles(filesystem, path)
-
-
-# A missing file, a file in place of a folder, a symbolic link, a socket: no file of ours is there.
-_NO_FILE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO}
-_MAX_PARTS = 3
-
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class LocalFiles:

@@ -39,6 +39,14 @@ from nunatak_registry.index.schema import SCHEMA_VERSION, Base, StateRow
 
 FileIdentity = tuple[int, int]
 """Device and inode: no two files share them while one of the files is open."""
+BUSY_TIMEOUT_S = 10.0
+# Below this release, a write-ahead log that is reset under load can corrupt the file
+# (sqlite.org/wal.html, "the WAL-reset bug").
+_FIRST_SAFE_WAL = (3, 51, 3)
+# Any constant will do, as long as every opener of a new PostgreSQL index takes the same lock.
+_CREATION_LOCK = 0x6E756E6174616B
+# After one of these errors the content of the disk is unknown; PostgreSQL stops by itself.
+_FAILED_SYNCS = {sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC}
 
 
 class IndexFile:
@@ -103,20 +111,6 @@ class IndexFile:
                 "the registry index was replaced while this change was written to it; the change "
                 "is lost with the old index: make it again"
             )
-
-
-BUSY_TIMEOUT_S = 10.0
-
-# Below this release, a write-ahead log that is reset under load can corrupt the file
-# (sqlite.org/wal.html, "the WAL-reset bug").
-_FIRST_SAFE_WAL = (3, 51, 3)
-
-# Any constant will do, as long as every opener of a new PostgreSQL index takes the same lock.
-_CREATION_LOCK = 0x6E756E6174616B
-
-
-# After one of these errors the content of the disk is unknown; PostgreSQL stops by itself.
-_FAILED_SYNCS = {sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC}
 
 
 def journal_mode(sqlite_version: tuple[int, ...]) -> str:

@@ -50,6 +50,9 @@ from nunatak_registry.manifest import TaskManifest
 from nunatak_registry.names import DEFAULT_ALIAS, MAX_VERSION
 
 VersionQuery: TypeAlias = "Select[str, int, str, str]"
+_VERSIONS: VersionQuery = select(
+    VersionRow.task, VersionRow.version, VersionRow.manifest, VersionRow.manifest_digest
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,11 +315,6 @@ class Snapshot:
             )
             for task, version, manifest, manifest_digest in self._connection.execute(query, values)
         ]
-
-
-_VERSIONS: VersionQuery = select(
-    VersionRow.task, VersionRow.version, VersionRow.manifest, VersionRow.manifest_digest
-)
 
 
 def _default_versions(*is_wanted: ColumnElement[bool]) -> VersionQuery:

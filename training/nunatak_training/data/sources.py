@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 HUB_PREFIX = "datasets:"
+DEV_NAMES = ("dev", "validation")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,9 +100,6 @@ def _named(value: object, names: list[str], column: str, where: str) -> object:
     if not isinstance(value, int) or not 0 <= value < len(names):
         raise InvalidRowError(where, f"{column!r} must be in [0, {len(names)}), got {value!r}")
     return names[value]
-
-
-DEV_NAMES = ("dev", "validation")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

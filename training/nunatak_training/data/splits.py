@@ -19,6 +19,8 @@ from nunatak_training.kinds import TaskKind
 DEV_SHARE = 0.1
 
 PartOf = Callable[[ReadExample], str]
+VALUE_NAME = "value"
+"""The label of a regression's one output."""
 
 
 def split_off_share(
@@ -86,10 +88,6 @@ def _parts(
     train = [read for position, read in enumerate(examples) if position not in in_dev]
     dev = [read for position, read in enumerate(examples) if position in in_dev]
     return train, dev
-
-
-VALUE_NAME = "value"
-"""The label of a regression's one output."""
 
 
 def names_in(label: Label) -> tuple[str, ...]:

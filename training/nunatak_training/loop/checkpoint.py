@@ -45,6 +45,8 @@ INTERVAL_SECONDS = 15.0
 """Time that a kill may cost, if the loop asks often enough."""
 MAX_SHARE = 0.05
 """Share of a run's time that goes into writing checkpoints."""
+PARAMETERS, BEST, MOMENTS, RANDOM = "parameters", "best", "moments", "random"
+ORDER = "order"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,10 +145,6 @@ def run_key(tasks: Mapping[str, TaskData], recipe: Recipe, backbone: Backbone) -
     for name, data in tasks.items():
         parts += [name, data.kind, *data.labels, data.train.digest, data.dev.digest]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
-
-
-PARAMETERS, BEST, MOMENTS, RANDOM = "parameters", "best", "moments", "random"
-ORDER = "order"
 
 
 @dataclass(slots=True, kw_only=True)

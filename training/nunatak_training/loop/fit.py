@@ -34,6 +34,7 @@ from nunatak_training.regularizers import build_regularizer, check_course, rando
 from nunatak_training.report import EpochResult, Report
 
 T = TypeVar("T")
+EVALUATION_BATCH_SIZE = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,9 +141,6 @@ class Epochs:
     def _save_if_due(self) -> None:
         if self.checkpoint is not None and self.checkpoint.is_due:
             self.checkpoint.save(snapshot(self.state))
-
-
-EVALUATION_BATCH_SIZE = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,11 @@ from nunatak_training.recipes import Recipe, Schedule
 from nunatak_training.regularizers import Regularizer, Unregularized
 from nunatak_training.report import EpochResult
 
+HEAD_PREFIX = "head."
+MAX_EVALUATIONS = 20
+"""Tiny data goes through very many epochs, and scoring each of them would cost the most."""
+Tensors = dict[str, Tensor]
+
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Generator[None]:
@@ -30,11 +35,6 @@ def seeded(seed: int, device: torch.device) -> Generator[None]:
     with torch.random.fork_rng(devices=devices):  # pyright: ignore[reportUnknownMemberType]
         torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
         yield
-
-
-HEAD_PREFIX = "head."
-MAX_EVALUATIONS = 20
-"""Tiny data goes through very many epochs, and scoring each of them would cost the most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,9 +111,6 @@ def build_optimizer(parameters: Mapping[str, Tensor], recipe: Recipe) -> optim.O
 def build_schedule(optimizer: optim.Optimizer, course: Course, *, num_steps: int = 0) -> LambdaLR:
     """Return the schedule that moves all rates along the course, after so many steps of it."""
     return LambdaLR(optimizer, course.rate_factor, last_epoch=num_steps - 1)
-
-
-Tensors = dict[str, Tensor]
 
 
 class BatchLogits(Protocol):

@@ -34,6 +34,8 @@ from nunatak_training.scoring.counts import (
 )
 from nunatak_training.scoring.values import Values, ndcg, pearson, reciprocal_rank, spearman
 
+WEIGHT, BIAS = "head.output.weight", "head.output.bias"
+
 
 class SingleLabel(ServedAsTrained):
     """One label a text: softmax and cross-entropy."""
@@ -126,9 +128,6 @@ class MultiLabel(ServedAsTrained):
             frozenset(self._number_of[name] for name in label.names)
             for label in examples.labels(LabelSet)
         ]
-
-
-WEIGHT, BIAS = "head.output.weight", "head.output.bias"
 
 
 class Regression:

@@ -20,6 +20,13 @@ Events = Int[np.ndarray, "events 2"]
 PerLabel = Float[np.ndarray, " labels"]
 Tally = tuple[PerLabel, PerLabel, PerLabel]
 """Hits, expected, predicted."""
+LABEL_METRICS = (
+    Metric.ACCURACY,
+    Metric.F1,
+    Metric.F1_MACRO,
+    Metric.F1_MICRO,
+    Metric.MATTHEWS_CORRELATION,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -133,15 +140,6 @@ def _events(found: Iterable[tuple[int, int]]) -> Events:
 
 def _ratio(part: float, whole: float) -> float:
     return float(part / whole) if whole > 0 else 0.0
-
-
-LABEL_METRICS = (
-    Metric.ACCURACY,
-    Metric.F1,
-    Metric.F1_MACRO,
-    Metric.F1_MICRO,
-    Metric.MATTHEWS_CORRELATION,
-)
 
 
 def label_statistics(counts: LabelCounts, positive: int | None) -> Mapping[Metric, Statistic]:

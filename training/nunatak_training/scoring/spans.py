@@ -16,6 +16,8 @@ from collections.abc import Sequence
 
 Entity = tuple[str, int, int]
 """Its type, its first word, and one past its last."""
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def uses_bio(tags: Sequence[str]) -> bool:
@@ -34,10 +36,6 @@ def entities_in(tags: Sequence[str]) -> list[Entity]:
         begin = found.pop()[1] if goes_on else position
         found.append((kind, begin, position + 1))
     return found
-
-
-_ARTICLES = re.compile(r"\b(a|an|the)\b")
-_WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def exact_match(predicted: str, expected: Sequence[str]) -> float:

@@ -18,6 +18,9 @@ from jaxtyping import Float
 from nunatak_training.kinds import Metric
 
 Weights = Float[np.ndarray, " units"]
+Interval = tuple[float, float]
+NUM_RESAMPLES = 1000
+CONFIDENCE = 0.95
 
 
 class Statistic(Protocol):
@@ -50,12 +53,6 @@ def weights_of_all(num_units: int) -> Weights:
 def mean_of(values: Float[np.ndarray, " units"]) -> Statistic:
     """The mean of a value that each unit has."""
     return lambda weights: float(weights @ values / weights.sum())
-
-
-Interval = tuple[float, float]
-
-NUM_RESAMPLES = 1000
-CONFIDENCE = 0.95
 
 
 def bootstrap_intervals(

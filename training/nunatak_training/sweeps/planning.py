@@ -22,6 +22,8 @@ from nunatak_training.sweeps.grid import Cap, Grid, RegularizerEntry, TaskEntry,
 from nunatak_training.sweeps.results import BackboneDescription, DataDescription, RunDescription
 
 SAMPLE_SEED = 0
+DIGEST_VERSION = 1
+"""Goes up when the same settings begin to mean another run: a changed default, another loop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,10 +113,6 @@ def _units(examples: Sequence[Example]) -> Iterator[list[int]]:
             case _:
                 yield [position]
     yield from groups.values()
-
-
-DIGEST_VERSION = 1
-"""Goes up when the same settings begin to mean another run: a changed default, another loop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,9 @@ from nunatak_registry.names import Digest
 from nunatak_training.errors import CorruptResultError, SweepRunningError
 from nunatak_training.recipes import Recipe
 
+SUFFIX = ".jsonl"
+LOCK_NAME = ".lock"
+
 
 class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
@@ -101,10 +104,6 @@ class RunRecord(_Record):
     cpu_seconds: float
     environment: dict[str, JsonValue]
     """Versions and device: the digest leaves them out, but they may move the last digits."""
-
-
-SUFFIX = ".jsonl"
-LOCK_NAME = ".lock"
 
 
 class ResultsFolder:

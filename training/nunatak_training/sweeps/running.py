@@ -32,6 +32,10 @@ from nunatak_training.sweeps.tables import run_text
 from nunatak_training.trunk import DiskTrunkStore
 
 LOADED_SOURCES = 2
+_GONE = (EOFError, OSError)
+"""The other end of a pipe has closed: with all read, or amid a message."""
+Runner = Callable[[Sequence[Run]], Iterator[RunRecord]]
+"""Does runs, in any order, and gives each record as soon as it is there."""
 
 
 class Bench:
@@ -118,10 +122,6 @@ def _finished(trained: TrainedTask, test_scores: Mapping[Metric, float]) -> Fini
             for result in trained.history
         ),
     )
-
-
-_GONE = (EOFError, OSError)
-"""The other end of a pipe has closed: with all read, or amid a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,10 +233,6 @@ def _work(pipe: Connection, device: str, threads: int) -> None:
             pipe.send(record)
         except _GONE:
             return
-
-
-Runner = Callable[[Sequence[Run]], Iterator[RunRecord]]
-"""Does runs, in any order, and gives each record as soon as it is there."""
 
 
 class SweepReport(Protocol):

@@ -19,6 +19,8 @@ from nunatak_registry.manifest import (
 from nunatak_training.recipes import Recipe
 from nunatak_training.sweeps.results import Failed, Finished, RunDescription, RunRecord
 
+DIGITS = 6
+
 
 def run_text(run: RunDescription) -> str:
     """One run in a few words."""
@@ -98,7 +100,6 @@ ORIGINS: dict[str, Callable[[RunDescription], str]] = {
     "weights": lambda run: run.backbone.digest[:DIGITS],
 }
 """What may differ under the same names: the examples (train/dev/test) and the backbone."""
-DIGITS = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
