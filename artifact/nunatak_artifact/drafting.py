@@ -38,7 +38,7 @@ PARAMETERS_ROLE = "parameters"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """How a task version came about, as far as it is known."""
+    """The origin of a task version, as far as it is known."""
 
     created_at: datetime
     data: DataRecord | None = None

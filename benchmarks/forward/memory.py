@@ -129,7 +129,7 @@ def tensor_bytes() -> int:
 
 
 def storage(tensor: Tensor) -> tuple[int, int]:
-    """What tells a tensor's storage from others, and its bytes; packed ones show only theirs."""
+    """The identity of a tensor's storage, and its bytes; packed tensors show their own only."""
     if tensor.is_mkldnn:
         return id(tensor), tensor.numel() * tensor.element_size()
     held = tensor.untyped_storage()

@@ -65,7 +65,7 @@ def padded_batch(
 
 
 def task_name(index: int) -> str:
-    """What peers call the task of request `index`."""
+    """The peers' name for the task of request `index`."""
     return f"task{index}"
 
 

@@ -1,4 +1,4 @@
-"""Plots of the figures of the forward and the server, as SVG files beside docs/results.
+"""Plots of the figures of the forward and the server, as SVG files for docs/results.
 
 Each reads the newest figures alone, and is left out while there are none of its own.
 """
@@ -253,7 +253,7 @@ def draw_activations(figures: Figures) -> Drawing | None:
 
 
 def draw_cliff(figures: Figures) -> Drawing | None:
-    """What callers wait while more tasks are asked than memory has room for."""
+    """The wait of callers while requests name more tasks than memory has room for."""
     found = points(figures, r"server\.cliff\.(uniform|zipf)\.a(\d+)\.(p50|p99)_ms")
     if not found:
         return None

@@ -38,7 +38,7 @@ class DisagreementError(Exception):
 
 
 def tolerance(dtype_name: str) -> float:
-    """What two systems may differ by at this number format, `fp32` or `bf16`."""
+    """Largest allowed difference of two systems at this number format, `fp32` or `bf16`."""
     return {"fp32": FP32_TOLERANCE, "bf16": BF16_TOLERANCE}[dtype_name]
 
 

@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def add_sweep_options(command: argparse.ArgumentParser) -> None:
-    """What chooses the runs that are trained."""
+    """Add the options that choose the runs to train."""
     command.add_argument("file", type=Path, help="sweep file; its runs are trained here")
     command.add_argument("--out", type=Path, required=True)
     command.add_argument("--task", action="append", help="this task alone; repeatable")

@@ -156,7 +156,7 @@ def robustness_section(records: Sequence[RunRecord]) -> str:
 
 
 def inside_section(folder: Path) -> str:
-    """What training moved: similarity by layer, and the loss around the trained parameters."""
+    """Effects of training: similarity by layer, and the loss around the trained parameters."""
     text = "## Inside the models\n\nSST-2 at 1k examples, seed 0, by the recipes of adapter.yaml.\n"
     rsa, landscape = folder / "rsa" / "rsa.csv", folder / "landscape" / "landscape.csv"
     if rsa.exists():

@@ -136,7 +136,7 @@ class Desk:
         )
 
     def origin(self) -> Origin:
-        """What makes the results of this run."""
+        """The command and machine behind the results of this run."""
         return Origin(
             command=self.sheet.command,
             commit=commit(),

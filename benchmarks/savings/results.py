@@ -19,7 +19,7 @@ class Result(BaseModel):
 
 
 class Origin(Result):
-    """What made a measurement, so that anybody can make it again."""
+    """The command and machine of a measurement, so that anybody can repeat it."""
 
     command: str
     commit: str

@@ -1,4 +1,4 @@
-"""Abuses a real server process: bad requests by the thousand, and slow clients beside normal ones.
+"""Abuses a real server process: bad requests by the thousand, and slow clients among normal ones.
 
 A bad request counts as wrong if it was taken for a good one, answered by a failure of the server,
 or left hanging; so does a server that answers differently afterwards. Requests that the server's

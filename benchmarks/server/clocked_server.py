@@ -135,7 +135,7 @@ async def at_once() -> None:
 
 
 def computing(run: Callable[..., Any], num_tokens: int) -> Callable[[], Awaitable[None]]:
-    """What runs one row through the forward pass, on a thread of its own."""
+    """Return a function that runs one row through the forward pass, on a thread of its own."""
     settings = ServerSettings()
     torch.set_num_threads(settings.compute_threads or torch.get_num_threads())
     backbone = load_serving_backbone(settings)

@@ -23,7 +23,7 @@ from nunatak_loadtest.errors import ProcessNotFoundError
 
 
 class MemorySample(BaseModel):
-    """Memory of one process at one moment; `None` where the system does not tell."""
+    """Memory of one process at one moment; `None` where the system does not report it."""
 
     model_config = ConfigDict(frozen=True)
 

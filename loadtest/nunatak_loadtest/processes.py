@@ -1,4 +1,4 @@
-"""A server process of the load test's own, for as long as a block of code runs."""
+"""A private server process for as long as a block of code runs."""
 
 import subprocess
 import sys

@@ -73,7 +73,7 @@ class ProcessPeak(BaseModel):
 
 
 class Verdict(BaseModel):
-    """The run held against its objectives; a request without an answer misses them."""
+    """The run compared with its objectives; a request without an answer misses them."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -156,7 +156,7 @@ class LoadReport(BaseModel):
 
 
 class KeptRun(BaseModel):
-    """A run as its file holds it; `kind` tells it apart from other measurements."""
+    """A run as stored in its file; `kind` distinguishes it from other measurements."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -227,7 +227,7 @@ def build_report(
 
 
 def top_shares(counts: Sequence[float]) -> tuple[float, float]:
-    """The share of the most asked task, and of the most asked tenth of all tasks (at least one)."""
+    """Shares of requests: of the top task, and of the top tenth of all tasks (at least one)."""
     ordered = sorted(counts, reverse=True)
     total = math.fsum(ordered)
     if total == 0:

@@ -10,7 +10,7 @@ from nunatak_loadtest.samples import RequestStatistics
 from nunatak_loadtest.scenario import Arrivals, Closed, Gamma, Poisson
 
 MOST_TASKS = 24
-"""Tables of more tasks than this show these many, the most asked ones."""
+"""Most rows of the table of tasks, which shows the tasks with most requests."""
 
 
 def render(report: LoadReport) -> Group:

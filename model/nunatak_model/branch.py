@@ -34,7 +34,7 @@ from nunatak_model.weights import EmbeddingWeights, Shapes, embeddings_from
 
 HEAD_PREFIX = "head."
 Layers = Mapping[int, LayerOverride]
-"""What runs at each layer from the split depth up."""
+"""The override of each layer from the split depth up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,7 +93,7 @@ def _minilm_folder() -> Path:
 
 
 def _download(hub_id: str) -> Path:
-    from huggingface_hub import (  # noqa: PLC0415 - slow to import, and seldom needed
+    from huggingface_hub import (  # noqa: PLC0415 - slow to import, and rarely needed
         snapshot_download,  # pyright: ignore[reportUnknownVariableType] - one argument is untyped
     )
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError  # noqa: PLC0415
@@ -282,7 +282,7 @@ def _find(stored: Stored, name: str) -> Tensor:
 
 
 def _pooler_tensors(stored: Stored, config: BackboneConfig) -> Iterator[tuple[str, Tensor]]:
-    """What heads start from, under our names, as far as the checkpoint has it."""
+    """Return the initial tensors of heads, under our names, as far as the checkpoint has them."""
     prefix = _prefix(stored, config)
     for target, source in architecture_of(config).HEAD_SOURCES.items():
         for part in ("weight", "bias"):

@@ -53,7 +53,7 @@ class HeadNorm(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseBlock:
-    """What stands between pooling and output of a head: `norm(activation(dense(x)))`."""
+    """The block between the pooling and the output of a head: `norm(activation(dense(x)))`."""
 
     activation: Activation
     bias: bool

@@ -53,7 +53,7 @@ class PlannedRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchTraits:
-    """What planning needs to know of a branch."""
+    """The facts of a branch that planning needs."""
 
     lane: Lane
     split_depth: int | None

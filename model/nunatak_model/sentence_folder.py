@@ -53,7 +53,7 @@ class Embedding:
 
     pooling: Pooling
     max_tokens: int | None
-    """What longer texts are cut to; None: the folder does not say."""
+    """Length to which longer texts are cut; None if the folder gives none."""
 
 
 def read_embedding(

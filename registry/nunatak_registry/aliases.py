@@ -73,7 +73,7 @@ class CandidateRole(StrEnum):
 
 
 class CandidateEventKind(StrEnum):
-    """What became of a candidate: set or changed, or ended."""
+    """The event of a candidate: set or changed, or ended."""
 
     SET = "set"
     END = "end"
@@ -109,7 +109,7 @@ class SharedTraffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """What runs for requests by one reference, as of one moment."""
+    """The versions that run for requests by one reference, as of one moment."""
 
     manifest: TaskManifest
     canary: SharedTraffic | None = None

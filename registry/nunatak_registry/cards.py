@@ -37,7 +37,7 @@ SHOWN_MISTAKES = 10
 SHOWN_LABELS = 100
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|!~&$])")
 _LIST_OR_RULE = re.compile(r"^(\d*)([-+=.)])")
-"""What begins a list, a rule or the underline of a heading at the start of a line."""
+"""Matches the start of a list, a rule or the underline of a heading."""
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -47,7 +47,7 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def method_text(method: MethodRecord) -> str:
-    """A method with the one setting that tells it from its like."""
+    """A method with its most important setting."""
     match method:
         case TopKRecord():
             return f"topk, {method.num_layers} layer{'s' if method.num_layers > 1 else ''}"
@@ -108,18 +108,18 @@ def stored_bytes(manifest: TaskManifest) -> int:
 
 
 def long_text(manifest: TaskManifest) -> str:
-    """What becomes of an input that is longer than the longest that is read at once."""
+    """Return the treatment of inputs that are longer than the maximum."""
     match manifest.reads_long:
         case OnLong.WINDOWS:
-            return "what is longer is read in overlapping windows"
+            return "longer inputs are read in overlapping windows"
         case OnLong.REFUSE:
-            return "what is longer is refused"
+            return "longer inputs are refused"
         case OnLong.CUT:
-            return "what is longer is cut"
+            return "longer inputs are cut"
 
 
 def long_examples_text(manifest: TaskManifest) -> str | None:
-    """How many examples did not fit, with a warning if they are many; None if nobody counted."""
+    """The number of examples that did not fit, with a warning if high; None if not counted."""
     data = manifest.data
     if data is None or data.num_train_long is None or data.num_dev_long is None:
         return None
@@ -207,7 +207,7 @@ class Compared:
 
 
 def compare(left: TaskManifest, right: TaskManifest) -> tuple[Compared, ...]:
-    """Compare what tells versions apart: method, labels, scores, data, recipe and sizes.
+    """Compare the facts of versions: method, labels, scores, data, recipe and sizes.
 
     Of the recipes only the settings that differ are named.
     """
@@ -259,7 +259,7 @@ def task_card(manifest: TaskManifest, *, source: str | None = None) -> str:
 
     Args:
         manifest: of the version.
-        source: where `nunatak task pull` finds it, if it is to be found somewhere.
+        source: where `nunatak task pull` finds the task, if it was pushed.
     """
     sections = (
         _head(manifest),

@@ -28,7 +28,7 @@ class Location:
 
 
 def default_location() -> str:
-    """Return what NUNATAK_REGISTRY says, else a folder in the user's data directory."""
+    """Return the value of NUNATAK_REGISTRY, else a folder in the user's data directory."""
     return os.environ.get(LOCATION_VARIABLE) or str(
         platformdirs.user_data_path("nunatak") / "registry"
     )

@@ -1,7 +1,7 @@
 """The registry: publish, resolve, promote, roll back and delete task versions.
 
 Order is what makes it safe: blobs are durable before the row that refers to them, and outlive it by
-a grace period. A process killed in between leaves at most a blob nobody refers to.
+a grace period. A process killed in between leaves at most a blob without a reference.
 """
 
 from collections.abc import Callable, Collection, Generator, Mapping
@@ -336,7 +336,7 @@ class Registry:
             return snapshot.held(reader, self._clock())
 
     def verify(self, task: str | None = None, *, quarantine: bool = False) -> list[Finding]:
-        """Check every version of one task or of all, and report what is wrong.
+        """Check every version of one task or of all, and report the faults.
 
         Reads every byte. Leftovers, strangers and the index as a whole are looked at only when all
         tasks are checked. With `quarantine`, bad files are moved to the folder of that name next to

@@ -86,7 +86,7 @@ def make_site(folder: Path) -> Site:
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
-    """What became of the calls."""
+    """The results of the calls."""
 
     statuses: Counter[int] = field(default_factory=Counter[int])
     num_cut: int = 0

@@ -48,7 +48,7 @@ class PeftBase:
         return model.eval()
 
     def load(self, folder: Path, task_type: str, num_labels: int) -> PeftModel:
-        """What peft makes of an adapter folder."""
+        """Load an adapter folder with peft."""
         return PeftModel.from_pretrained(self.model(task_type, num_labels), str(folder)).eval()  # pyright: ignore[reportUnknownMemberType]
 
 

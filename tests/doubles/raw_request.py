@@ -42,7 +42,7 @@ def post(body: bytes, *, path: str = PREDICT, headers: tuple[bytes, ...] = ()) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
-    """What became of one request; `has_ended` unless the server kept the connection too long."""
+    """The result of one request; `has_ended` unless the server kept the connection too long."""
 
     request: RawRequest
     data: bytes

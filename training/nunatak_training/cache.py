@@ -79,7 +79,7 @@ class CacheContents:
 
 
 def default_cache_folder() -> Path:
-    """Return what NUNATAK_CACHE says, else a folder in the user's cache directory."""
+    """Return the value of NUNATAK_CACHE, else a folder in the user's cache directory."""
     named = os.environ.get(CACHE_VARIABLE)
     return Path(named).expanduser() if named else platformdirs.user_cache_path("nunatak")
 
@@ -176,7 +176,7 @@ def _unlink_unlocked(root: Path) -> None:
     for key, files in _files_by_key(root).items():
         lock = root / f"{key}{LOCK}"
         with suppress(Timeout), FileLock(lock).acquire(blocking=False):
-            # The lock goes last, while it is held: a process that opened it sees that it is gone.
+            # The lock file goes last, under its lock: a process that opened it sees the removal.
             for path in (*files, lock):
                 path.unlink(missing_ok=True)
 

@@ -14,7 +14,7 @@ TrainingError
 +-- UnpublishableError          a version's manifest has no room for something
 +-- AlreadyTrainingError        another process is at exactly this run
 +-- CacheError                  the cache folder cannot be read or written
-+-- InvalidSweepError           a sweep file or its options that say no sweep
++-- InvalidSweepError           a sweep file or options that describe no sweep
 +-- SweepRunningError           another sweep writes to the results folder
 +-- CorruptResultError          a file of the results folder that no sweep wrote
 """
@@ -131,7 +131,7 @@ class TrainingDivergedError(TrainingError):
 
 
 class TargetMissedError(TrainingError):
-    """No number of tuned layers keeps the share of full fine-tuning's score that was asked for."""
+    """No number of tuned layers keeps the requested share of full fine-tuning's score."""
 
     code = "target_missed"
 
@@ -194,7 +194,7 @@ class CacheError(TrainingError):
 
 
 class InvalidSweepError(TrainingError):
-    """A sweep file or its options that say no sweep; `where` names the file or the axis."""
+    """A sweep file or options that describe no sweep; `where` names the file or the axis."""
 
     code = "invalid_sweep"
 

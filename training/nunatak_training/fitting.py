@@ -82,7 +82,7 @@ def fit_task(
         report: receives every step and epoch.
         trunks: the source of trunk states; runs that share it compute each trunk once.
             Absent: memory, for this run alone. The result is the same, bit for bit.
-        checkpoint: where a killed run goes on (see `held_checkpoint`); the caller discards it
+        checkpoint: holds the state of a killed run (see `held_checkpoint`); the caller discards it
             when the result is safe. Absent: a killed run is lost.
 
     Raises:
@@ -229,7 +229,7 @@ def _trunk_states(
     depth = spec.split_depth(backbone.config)
     if not depth:
         return None
-    # Sets of their own, for tasks and runs may share dev examples and not train examples.
+    # Separate sets: tasks and runs may share their dev examples but not their train examples.
     parts = [
         store.states(backbone, part.encodings, depth=depth, progress=report.prepared)
         for part in sets

@@ -32,7 +32,7 @@ class TaskKind(StrEnum):
 
     @property
     def problem_type(self) -> ProblemType | None:
-        """What sequence classification predicts; None for other heads."""
+        """The problem type of a sequence classification; None for other heads."""
         match self:
             case TaskKind.SINGLE_LABEL:
                 return ProblemType.SINGLE_LABEL

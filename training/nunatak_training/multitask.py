@@ -226,7 +226,7 @@ def fit_encoder(
 
 def _batches(members: Iterable[TaskInTraining], recipe: Recipe, *, epoch: int) -> list[TrainBatch]:
     """The batches of all tasks in the order of an epoch, which seed and epoch alone determine."""
-    # A run that goes on in the middle of an epoch draws them again.
+    # A run that continues in the middle of an epoch draws them again.
     generator = torch.Generator().manual_seed(
         (recipe.seed * EPOCHS_PER_SEED + epoch) % SEED_MODULUS
     )

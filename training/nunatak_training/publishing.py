@@ -149,7 +149,7 @@ def _metric_records(trained: TrainedTask) -> tuple[MetricRecord, ...]:
 
 
 def _confusion_record(trained: TrainedTask) -> ConfusionRecord | None:
-    """The matrix, if the task has one and it has no more cells than a manifest holds."""
+    """The matrix, if the task has one that is small enough for a manifest."""
     if trained.confusion is None or len(trained.confusion) > MAX_CONFUSION_CELLS:
         return None
     # Sorted, so that equal training gives equal content.

@@ -151,7 +151,7 @@ class Optimizer(StrEnum):
 
 
 class Schedule(StrEnum):
-    """What becomes of the learning rate after its warm-up."""
+    """The course of the learning rate after its warm-up."""
 
     LINEAR = "linear"
     COSINE = "cosine"

@@ -39,7 +39,7 @@ class Report(Protocol):
         ...
 
     def resumed(self, *, num_steps: int) -> None:
-        """Training goes on where an earlier process stopped, after so many steps."""
+        """Note that training continues an earlier process, after so many steps."""
         ...
 
     def stepped(self, *, loss: float) -> None:
@@ -56,7 +56,7 @@ class Report(Protocol):
 
 
 class SilentReport:
-    """Tells nobody."""
+    """Ignores the progress."""
 
     def prepared(self, done: int, num_inputs: int) -> None:
         """Do nothing."""

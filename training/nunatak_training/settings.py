@@ -19,7 +19,7 @@ Schema = Mapping[str, Any]
 
 NOTHING = "null"
 LARGE = 2**53
-"""An end of a range that tells people nothing."""
+"""An end of a range that is too large to show."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ def flattened(named: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
 def overlaid(*layers: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
     """Return settings by names with dots; a later layer replaces the values of earlier ones.
 
-    A layer that gives a group as a whole, or the `name` in it, drops what others say of the group.
+    A layer that gives a whole group, or the `name` in it, drops the group's earlier settings.
     """
     flat: dict[str, JsonValue] = {}
     for layer in layers:

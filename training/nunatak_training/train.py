@@ -101,7 +101,7 @@ def _score(trained: TrainedTask) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSettings:
-    """What to train, on what, and how."""
+    """The task, the data and the recipe of a training run."""
 
     task: str
     data: str | Path

@@ -152,7 +152,7 @@ class SetStates:
         return self._packed[self._places[_key(source)]].to(self._backbone.device)
 
     def offer(self, source: TrunkSource, depth: int, state: Float[Tensor, "tokens width"]) -> None:
-        """Keep nothing: the set is complete as it is."""
+        """Keep nothing: the set is complete."""
 
 
 def compute_states(
@@ -183,7 +183,7 @@ def _key(source: TrunkSource) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 class TrunkStore(Protocol):
-    """Gives the trunk states of a data set, computing them where nobody has yet."""
+    """Gives the trunk states of a data set; computes them if no earlier run did."""
 
     def states(
         self,

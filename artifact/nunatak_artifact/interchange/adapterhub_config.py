@@ -44,7 +44,7 @@ TRAINING_ALONE = frozenset(
         *("phm_dim", "factorized_phm_W", "shared_W_phm", "shared_phm_rule", "phm_rank", "phm_bias"),
         *("factorized_phm_rule", "phm_c_init", "phm_init_range", "learn_phm"),
         *("hypercomplex_nonlinearity", "inv_adapter_reduction_factor"),
-        # Both orders of adding are one where no norm stands between them.
+        # Without a norm in between, both orders of adding give the same sum.
         "adapter_residual_before_ln",
     }
 )

@@ -211,7 +211,7 @@ def _unsupported(folder: Path, found: str) -> UnsupportedImportError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredAdapter:
-    """The two maps of an adapter as they were stored."""
+    """The two stored maps of an adapter."""
 
     down: Linear
     up: Linear

@@ -48,7 +48,7 @@ from nunatak_registry import ProblemType, RankingScore
 CONFIG: Final = "config.json"
 TOKENIZER: Final = "tokenizer.json"
 TOKENIZING_PARTS: Final = ("added_tokens", "normalizer", "pre_tokenizer", "post_processor", "model")
-"""What decides token ids. Saved truncation and padding do not: each task has its own length."""
+"""Parts that decide token ids. Saved truncation and padding do not: each task has its length."""
 MAX_TOKENIZER_BYTES: Final = 64 * 1024 * 1024
 """That of XLM-R, the largest of the family, has 17 MB."""
 MASKS: Final = ("[MASK]", "<mask>")
@@ -164,7 +164,7 @@ def check_tokenizer(folder: Path, backbone: Backbone) -> None:
 def check_reading(folder: Path, backbone: Backbone) -> None:
     """Refuse settings that make transformers read texts differently from the backbone here.
 
-    Files that the folder lacks are taken to be the backbone's.
+    For files that the folder lacks, the backbone's files count.
 
     Raises:
         InvalidFolderError: a file is not sound.

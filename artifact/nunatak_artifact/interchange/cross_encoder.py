@@ -109,7 +109,7 @@ def is_ranking(
 
 
 def activation_fields(score: RankingScore) -> dict[str, JsonValue]:
-    """What releases 4 and later read in the `config.json` of a cross-encoder."""
+    """The fields that releases 4 and later read in the `config.json` of a cross-encoder."""
     return {KEY: {ACTIVATION: PATHS[score]}}
 
 
@@ -125,7 +125,7 @@ def _check_modules(folder: Path, read: ReadJson, general: Mapping[str, Any]) -> 
 
 
 def _score(folder: Path, general: Mapping[str, Any], config: Mapping[str, Any]) -> RankingScore:
-    """What sentence-transformers applies to the logit, by its own order of places."""
+    """The activation of the logit, from the first place that sentence-transformers would read."""
     path = general.get(ACTIVATION)
     inner = config.get(KEY)
     if path is None and isinstance(inner, dict):

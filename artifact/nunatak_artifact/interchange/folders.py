@@ -132,7 +132,7 @@ class ModelConfigFile(BaseModel):
 
 
 class TokenizerConfigFile(BaseModel):
-    """What we read of `tokenizer_config.json`; "no limit" is a float of about 1e30."""
+    """The fields that we read of `tokenizer_config.json`; "no limit" is a float of about 1e30."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -155,9 +155,9 @@ def read_max_length(folder: Path, backbone: Backbone) -> int | None:
 
 
 def problem_type_of(head: HeadSpec, said: ProblemType | None) -> ProblemType | None:
-    """What decides the scores, by the rule of transformers' text classification pipeline.
+    """Return the problem type, by the rule of transformers' text classification pipeline.
 
-    One logit is a number only where that is said; else it is the logit of a label, for sigmoid.
+    One logit is a regression only if `said` names one; else it is a label's logit, for sigmoid.
     """
     if head.kind is not HeadKind.SEQUENCE_CLASSIFICATION:
         return None

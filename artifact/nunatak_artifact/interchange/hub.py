@@ -38,7 +38,7 @@ MAX_NOTE_CHARS = 4096
 
 def hub_card(manifest: TaskManifest, *, source: str | None) -> str:
     """Write the README of a version; `source` is the repository it will be found in, if any."""
-    # Brings an HTTP client and YAML, which nobody else needs.
+    # It imports an HTTP client and YAML, which no other function needs.
     from huggingface_hub import EvalResult, ModelCardData  # noqa: PLC0415 - as above
 
     tag, name = pipeline_tag(manifest.head.kind), manifest.backbone.name
@@ -196,7 +196,7 @@ class HuggingFaceHub:
 
     def upload(self, repository: str, folder: Path, *, message: str, private: bool) -> str:
         """Add a commit with the files of a folder."""
-        from huggingface_hub import HfApi  # noqa: PLC0415 - slow to import, and seldom needed
+        from huggingface_hub import HfApi  # noqa: PLC0415 - slow to import, and rarely needed
 
         api = HfApi(endpoint=self.endpoint)
         with _hub_errors(repository, "push to"):
@@ -208,7 +208,7 @@ class HuggingFaceHub:
         self, repository: str, folder: Path, *, revision: str | None, files: Sequence[str]
     ) -> str:
         """Copy files of one commit into a folder."""
-        from huggingface_hub import HfApi  # noqa: PLC0415 - slow to import, and seldom needed
+        from huggingface_hub import HfApi  # noqa: PLC0415 - slow to import, and rarely needed
 
         api = HfApi(endpoint=self.endpoint)
         with _hub_errors(repository, "pull from"):
@@ -284,7 +284,7 @@ def fetched(
 
 @contextmanager
 def _hub_errors(repository: str, action: str) -> Generator[None]:
-    from huggingface_hub.errors import (  # noqa: PLC0415 - slow to import, and seldom needed
+    from huggingface_hub.errors import (  # noqa: PLC0415 - slow to import, and rarely needed
         HfHubHTTPError,
         HTTPError,  # pyright: ignore[reportPrivateImportUsage] - of whichever library it uses
     )

@@ -133,7 +133,7 @@ CLASS_SUFFIXES = {
     "ForTokenClassification": TaskType.TOKEN_CLASSIFICATION,
     "ForQuestionAnswering": TaskType.QUESTION_ANSWERING,
 }
-"""How the class of the adapted model, recorded where no task type is, tells the task."""
+"""The task by the end of the class name, for configurations without a task type."""
 
 
 class _Kind(BaseModel):
@@ -200,7 +200,7 @@ def read_peft_config(folder: Path) -> PeftConfig:
             folder, f"it fits a base changed at the start (init_lora_weights={start!r})"
         )
     if isinstance(config.target_modules, str) and config.layers_to_transform:
-        # peft refuses the pair as well; all-linear is the one text that it could have meant.
+        # peft refuses the pair too; the only text that peft would accept is all-linear.
         raise _unsupported(folder, "it chooses layers both by pattern and by layers_to_transform")
     return config
 
@@ -295,7 +295,7 @@ HEAD_NAMES = {
     TaskType.TOKEN_CLASSIFICATION: ("classifier", "score"),
     TaskType.QUESTION_ANSWERING: ("qa_outputs",),
 }
-"""What peft adds to `modules_to_save` for a task type, whether or not it is written down."""
+"""Names that peft adds to `modules_to_save` for a task type, whether written down or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -377,7 +377,7 @@ def _targeted(folder: Path, config: PeftConfig, names: Sequence[str]) -> set[str
         if targets.lower() == ALL_LINEAR:
             return {name for name in names if ".embeddings." not in name}
         return set(_named(folder, targets, names))
-    # A full name stands for itself whatever its layer.
+    # A full name matches its module in any layer.
     layers = _chosen_layers(folder, config, names)
     return {name for name in _named(folder, targets, names) if name in targets or name in layers}
 
@@ -409,7 +409,7 @@ def _named(folder: Path, chosen: Names, names: Sequence[str]) -> frozenset[str]:
 def _by_pattern(
     folder: Path, values: dict[str, int] | dict[str, float], modules: Sequence[Module], usual: float
 ) -> list[float]:
-    """Of each module the value of the first pattern that ends its name, or else the usual one."""
+    """Return each module's value: of the first pattern that ends its name, else the default."""
     names = [module.name for module in modules]
     found = _match(folder, [_ending(pattern) for pattern in values], names)
     return [

@@ -154,7 +154,7 @@ def _head(head: Mapping[str, str], parameters: Mapping[str, Tensor]) -> dict[str
 
 
 def _targets(method: Lora, encoder: str, num_layers: int) -> str:
-    """A pattern for whole names: a list of last parts could not tell the two `output.dense`."""
+    """A pattern for whole names: a list of last parts would confuse the two `output.dense`."""
     layers = "|".join(map(str, range(method.first_layer, num_layers)))
     paths = "|".join(TARGETS[target].replace(".", r"\.") for target in method.targets)
     return rf"{encoder}\.encoder\.layer\.({layers})\.({paths})"

@@ -239,7 +239,7 @@ def _check_types(folder: Path, task_type: TaskType, backbone: Backbone) -> None:
 
 
 def encoder_of(folder: Path, backbone: Backbone) -> str:
-    """What transformers' classes with a head call an encoder like the backbone.
+    """Return the name of an encoder like the backbone in transformers' classes with a head.
 
     Raises:
         UnsupportedImportError: adapters of such a model cannot be imported.
@@ -270,7 +270,7 @@ def _check_backbone(
     backbone: Backbone,
     encoder: str,
 ) -> None:
-    """Tell another base model apart from a damaged folder, as far as names and widths tell."""
+    """Tell another base model from a damaged folder, as far as names and widths allow."""
     differences = [
         *(_foreign_name(name, encoder, backbone.config) for name in tensors),
         *(_foreign_width(it, tensors) for it in adapted),

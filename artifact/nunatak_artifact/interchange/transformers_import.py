@@ -76,7 +76,7 @@ class Divergence:
         return TopK(num_layers=self.num_layers - self.layers[0])
 
     def describe(self) -> str:
-        """What differs and what follows from it, in a few words."""
+        """The differing parts and the resulting method, in a few words."""
         method = self.method()
         match method:
             case HeadOnly():

@@ -54,7 +54,7 @@ class Gain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ground:
-    """What two methods must share to be held against each other."""
+    """The settings that two methods must share to be compared."""
 
     task: str
     backbone: BackboneDescription

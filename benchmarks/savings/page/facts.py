@@ -1,4 +1,4 @@
-"""What follows from the results: arithmetic on them, and the sentences of the first screen."""
+"""Facts derived from the results: arithmetic, and the sentences of the first screen."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -60,7 +60,7 @@ class Architecture(Protocol[ConfigT_contra]):
         ...
 
     def dense_block(self, config: ConfigT_contra, pooling: Pooling | None) -> DenseBlock | None:
-        """What transformers' heads with this pooling have before their output layer."""
+        """Return the dense block of transformers' heads with this pooling."""
         ...
 
     def embedding_shapes(self, config: ConfigT_contra) -> Shapes:

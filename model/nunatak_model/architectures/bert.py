@@ -41,7 +41,7 @@ POSITIONS_FROM_PADDING = {"bert": False, "roberta": True, "xlm-roberta": True, "
 """Values of `model_type`, and whether positions start after the padding id."""
 MODEL_TYPES = tuple(POSITIONS_FROM_PADDING)
 NUM_TOKEN_TYPES, LAYER_NORM_EPSILON = 2, 1e-12
-"""What transformers assumes where `config.json` is silent; of `pad_token_id`, 0 in BERT, else 1."""
+"""Defaults of transformers for missing fields. The default `pad_token_id` is 0 in BERT, else 1."""
 
 EMBEDDINGS = {
     "embeddings.word": "embeddings.word_embeddings.weight",

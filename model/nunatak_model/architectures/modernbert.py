@@ -42,7 +42,7 @@ from nunatak_model.weights import EmbeddingWeights, Shapes, linear_shapes, norm_
 MODEL_TYPES = ("modernbert",)
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
 GLOBAL_EVERY, GLOBAL_BASE, LOCAL_BASE = 3, 160_000.0, 10_000.0
-"""What transformers assumes where `config.json` is silent."""
+"""Defaults of transformers for fields missing in `config.json`."""
 
 EMBEDDINGS = {
     "embeddings.word": "embeddings.tok_embeddings.weight",
@@ -75,7 +75,7 @@ class ModernBertConfig(BackboneConfig):
     feedforward_bias: bool
     norm_bias: bool
     dense_block: DenseBlock
-    """What transformers' heads of this checkpoint have before their output layer."""
+    """The dense block of transformers' heads of this checkpoint."""
 
 
 def config_from(raw: dict[str, Any]) -> ModernBertConfig:

@@ -48,7 +48,7 @@ class MethodContract(Protocol):
         ...
 
     def layer(self, index: int, parameters: Mapping[str, Tensor]) -> LayerOverride:
-        """What runs at layer `index`, which is at or above the split depth."""
+        """The override at layer `index`, which is at or above the split depth."""
         ...
 
 

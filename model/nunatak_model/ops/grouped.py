@@ -77,7 +77,7 @@ class Slot(Generic[StackT]):
         return self.page.number, self.index
 
     def parameters(self) -> dict[str, Tensor]:
-        """What lies in the slot; the tensors are views, to be kept no longer than the slot."""
+        """The content of the slot; its tensors are views and must not outlive the slot."""
         return {name: tensor[self.index] for name, tensor in self.page.tensors.items()}
 
     def write(self, parameters: Mapping[str, Tensor]) -> None:

@@ -18,7 +18,7 @@ UNKNOWN_TOKENS = ("[UNK]", "<unk>")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vocabulary:
-    """What spellings of tokens mean."""
+    """The meaning of the spellings of tokens."""
 
     marks_continuation: bool
     """Tokens inside a word carry a prefix ('##' of WordPiece) that the text has not."""

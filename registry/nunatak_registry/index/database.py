@@ -50,7 +50,7 @@ _FAILED_SYNCS = {sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC}
 
 
 class IndexFile:
-    """One path, and which file lies there."""
+    """One path, and the identity of the file at it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -82,7 +82,7 @@ class IndexFile:
         return named.update_query_dict({"mode": "rw", "uri": "true"})
 
     def identity(self) -> FileIdentity:
-        """Return which file lies at the path now.
+        """Return the identity of the file at the path now.
 
         Raises:
             StoreUnavailableError: there is no such file, or the file cannot be examined.
@@ -101,7 +101,7 @@ class IndexFile:
         return found.st_dev, found.st_ino
 
     def require(self, opened: FileIdentity) -> None:
-        """Refuse to go on if another file lies at the path than the one that was opened.
+        """Raise if the file at the path is no longer the opened file.
 
         Raises:
             StoreUnavailableError: the file was replaced, or is missing.
@@ -194,7 +194,7 @@ class Database:
 
     def _data_version(self) -> int:
         with self._marking:
-            # The number counts what others commit, so nobody else may use this connection.
+            # The number counts commits of other connections, so no other code may use this one.
             if self._marker is None:
                 self._marker = self._reader.raw_connection()
                 self._marker.detach()
@@ -206,7 +206,7 @@ class Database:
                 cursor.close()
 
     def _follow_file(self) -> FileIdentity | None:
-        """Go over to the file that lies at the path, if it is another one; return which it is.
+        """Switch to the file at the path if it is another one; return its identity.
 
         Raises:
             StoreUnavailableError: there is none, or it is no index that this release reads.

@@ -196,7 +196,7 @@ class Change(Snapshot):
         raise_generation(self._connection)
 
     def move_alias(self, event: AliasEvent) -> None:
-        """Let the alias point where the event says, and append the event to its history."""
+        """Move the alias to the version of the event, and append the event to its history."""
         key = (AliasRow.task == event.task, AliasRow.alias == event.alias)
         if event.from_version is None:
             self._connection.execute(

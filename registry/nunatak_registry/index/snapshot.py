@@ -136,7 +136,7 @@ class Snapshot:
         )
 
     def default_versions(self, task: str | None = None) -> list[VersionRecord]:
-        """Return what bare names stand for, of one task or of all, ordered by task."""
+        """Return the default versions of one task or of all, ordered by task."""
         if task is None:
             return self._all(_DEFAULT_VERSIONS)
         return self._all(_DEFAULT_VERSION_OF_TASK, {"task": task})

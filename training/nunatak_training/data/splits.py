@@ -118,7 +118,7 @@ def check_train(train: list[ReadExample], kind: TaskKind, name: str) -> None:
 
 
 def sameness(train: Iterable[Label], kind: TaskKind) -> str | None:
-    """Tell why nothing can be learnt from train labels, if they all say the same."""
+    """Return why train labels teach nothing, if they are all the same."""
     labels = set(train)
     names = {name for label in labels for name in names_in(label)}
     match kind:

@@ -162,7 +162,7 @@ class Place:
 
 @dataclass(slots=True, kw_only=True)
 class LoopState:
-    """What changes while a loop runs."""
+    """The state that changes while a loop runs."""
 
     parameters: Mapping[str, Tensor]
     stepper: Stepper
@@ -174,7 +174,7 @@ class LoopState:
 
 
 class _Facts(BaseModel):
-    """What of a state is no tensor."""
+    """The parts of a state that are not tensors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 

@@ -56,7 +56,7 @@ class EncodedSet:
         )
 
     def by_example(self, rows: Sequence[T]) -> Iterator[tuple[T, ...]]:
-        """Put what belongs to each encoding together by example."""
+        """Group the values of encodings by example."""
         remaining = iter(rows)
         for size in self.sizes:
             yield tuple(islice(remaining, size))
@@ -96,8 +96,8 @@ class Epochs:
     state: LoopState
     course: Course
     batches: Callable[[Place], Sequence[TrainBatch]]
-    """All batches of the epoch at a place, in their order; called again where a killed run goes on,
-    and then gives the same."""
+    """All batches of the epoch at a place, in their order. A killed run that continues calls it
+    again, and must get the same batches."""
     dev_score: Callable[[], DevScore] | None
     """Absent: no epoch is better than another, and the last is what counts."""
     checkpoint: Checkpoint | None

@@ -50,7 +50,7 @@ class Objective(Protocol):
 
 
 class ServedAsTrained:
-    """What most objectives share: their parameters are served as the loop leaves them."""
+    """Base of most objectives: parameters are served as the loop leaves them."""
 
     def finished(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return them unchanged."""

@@ -104,7 +104,7 @@ def _split(examples: ExampleSet, cap: int | None) -> tuple[ExampleSet, ExampleSe
 
 
 def _units(examples: Sequence[Example]) -> Iterator[list[int]]:
-    """The positions of what belongs together: one example, or the documents of one group."""
+    """The positions of one example, or of the documents of one group."""
     groups = defaultdict[str, list[int]](list)
     for position, example in enumerate(examples):
         match example.label:
@@ -127,7 +127,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One run that is still to be done."""
+    """One planned run."""
 
     description: RunDescription
     backbone: str

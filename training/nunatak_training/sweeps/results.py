@@ -43,7 +43,7 @@ class BackboneDescription(_Record):
 
 
 class RunDescription(_Record):
-    """What determines a run, and what people call it."""
+    """The settings that determine a run, and its name for people."""
 
     digest: Digest
     """Over data, backbone and recipe: runs that must give the same result have the same."""

@@ -33,13 +33,13 @@ from nunatak_training.trunk import DiskTrunkStore
 
 LOADED_SOURCES = 2
 _GONE = (EOFError, OSError)
-"""The other end of a pipe has closed: with all read, or amid a message."""
+"""The other end of a pipe has closed, after the last message or within one."""
 Runner = Callable[[Sequence[Run]], Iterator[RunRecord]]
-"""Does runs, in any order, and gives each record as soon as it is there."""
+"""Does runs in any order, and yields each record as soon as it is complete."""
 
 
 class Bench:
-    """What runs share: the backbone and the data that were loaded last, and trunk states."""
+    """Resources that runs share: the last loaded backbone and data, and trunk states."""
 
     def __init__(self, *, device: str = "cpu") -> None:
         self.device = device
@@ -290,7 +290,7 @@ class SweepProgress:
         self._bar: tqdm[NoReturn] | None = None
 
     def started(self, *, num_runs: int, num_done: int) -> None:
-        """Show the bar where it goes on."""
+        """Show the bar from its current position."""
         self._bar = tqdm(
             total=num_runs,
             initial=num_done,
@@ -301,7 +301,7 @@ class SweepProgress:
         self._bar.write(f"{num_runs} runs, {num_done} of them done before", file=sys.stderr)
 
     def finished(self, record: RunRecord) -> None:
-        """Advance the bar, and say what came of the run."""
+        """Advance the bar, and print the outcome of the run."""
         if self._bar is None:
             return
         self._bar.update()

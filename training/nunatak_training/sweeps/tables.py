@@ -35,7 +35,7 @@ def run_text(run: RunDescription) -> str:
 
 
 def method_label(run: RunDescription) -> str:
-    """The method with what tells it from its like; layers are counted as frozen ones."""
+    """The method with its most important setting; layers are counted as frozen ones."""
     tapt = run.recipe.tapt
     if tapt is None:
         return _plain_label(run)
@@ -99,7 +99,7 @@ ORIGINS: dict[str, Callable[[RunDescription], str]] = {
     "data": lambda run: "/".join(digest[:DIGITS] for digest in _digests(run)),
     "weights": lambda run: run.backbone.digest[:DIGITS],
 }
-"""What may differ under the same names: the examples (train/dev/test) and the backbone."""
+"""Origins that may differ under equal names: the examples (train/dev/test) and the backbone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
