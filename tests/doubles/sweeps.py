@@ -8,11 +8,11 @@ from pydantic import JsonValue
 from doubles.backbones import save_tiny_backbone
 from doubles.examples import rows_of, toy_examples, write_jsonl
 from nunatak_training.sweeps import (
-    Bench,
     Failed,
     Finished,
     Grid,
     Run,
+    RunContext,
     RunRecord,
     plan_runs,
     read_grid,
@@ -46,8 +46,10 @@ def toy_grid(folder: Path, **changes: JsonValue) -> Grid:
 
 def toy_runs(folder: Path, **changes: JsonValue) -> tuple[Run, ...]:
     """The runs of the sweep."""
-    bench = Bench()
-    return plan_runs(toy_grid(folder, **changes), backbone_of=bench.backbone, data_of=bench.data)
+    context = RunContext()
+    return plan_runs(
+        toy_grid(folder, **changes), backbone_of=context.backbone, data_of=context.data
+    )
 
 
 def record_of(run: Run, *scores: float) -> RunRecord:

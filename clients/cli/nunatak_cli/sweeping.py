@@ -9,12 +9,12 @@ from pydantic import JsonValue
 from nunatak_training import InvalidSweepError
 from nunatak_training.settings import overlaid
 from nunatak_training.sweeps import (
-    Bench,
     Failed,
     Grid,
     InProcesses,
     OneByOne,
     ResultsFolder,
+    RunContext,
     RunRecord,
     SweepProgress,
     cells_markdown,
@@ -52,13 +52,13 @@ class SweepSettings:
 def sweep_through(request: SweepRequest, settings: SweepSettings) -> tuple[RunRecord, ...]:
     """Do the runs that have no result yet; return the records of all."""
     grid = grid_of(request)
-    bench = Bench(device=settings.device)
-    runs = plan_runs(grid, backbone_of=bench.backbone, data_of=bench.data)
+    context = RunContext(device=settings.device)
+    runs = plan_runs(grid, backbone_of=context.backbone, data_of=context.data)
     results = ResultsFolder(settings.results)
     if settings.retry_failed:
         results.drop_failures()
     runner = (
-        OneByOne(bench)
+        OneByOne(context)
         if settings.jobs == 1
         else InProcesses(jobs=settings.jobs, device=settings.device)
     )

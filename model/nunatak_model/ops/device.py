@@ -70,7 +70,6 @@ class BesideCompute:
 def compute_without_helpers() -> None:
     """Let the calling thread compute alone from now on.
 
-    Every other that has computed goes on as before; one that begins in this very moment may stay
     Every other thread that has computed goes on as before. A thread that begins in this very moment
     may stay alone as well.
 

@@ -38,7 +38,7 @@ Runner = Callable[[Sequence[Run]], Iterator[RunRecord]]
 """Does runs in any order, and yields each record as soon as it is complete."""
 
 
-class Bench:
+class RunContext:
     """Resources that runs share: the last loaded backbone and data, and trunk states."""
 
     def __init__(self, *, device: str = "cpu") -> None:
@@ -128,11 +128,11 @@ def _finished(trained: TrainedTask, test_scores: Mapping[Metric, float]) -> Fini
 class OneByOne:
     """Does runs in this process, one after another."""
 
-    bench: Bench
+    context: RunContext
 
     def __call__(self, runs: Sequence[Run]) -> Iterator[RunRecord]:
         """Yield the records in the order of the runs."""
-        yield from map(self.bench.run, runs)
+        yield from map(self.context.run, runs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,13 +222,13 @@ class Worker:
 def _work(pipe: Connection, device: str, threads: int) -> None:
     """Do runs until the pipe closes."""
     torch.set_num_threads(threads)
-    bench = Bench(device=device)
+    context = RunContext(device=device)
     while True:
         try:
             run = cast("Run", pipe.recv())
         except _GONE:
             return
-        record = bench.run(run)
+        record = context.run(run)
         try:
             pipe.send(record)
         except _GONE:
