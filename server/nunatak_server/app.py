@@ -98,8 +98,7 @@ def create_app(
             stack.callback(following.cancel)
             yield
 
-    native = (routes, admin, admin, admin, pages, pages)
-    modules = (*native, tei, openai, open_inference)
+    modules = (routes, admin, pages, tei, openai, open_inference)
     found = list(chain.from_iterable(module.router.routes for module in modules))
     return Application(
         AppState(settings=settings, door=door),
