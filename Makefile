@@ -15,7 +15,7 @@ SWEEPS := elsa graddrop adapter mixout tapt robustness
 ANALYSES := rsa landscape
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo screenshot test check format bench gpu real papers torture abuse report figures configuration serve clean clean-results
+.PHONY: help install demo screenshot test check format client bench gpu real papers torture abuse report figures configuration serve clean clean-results
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -50,6 +50,9 @@ check: $(VENV)/.dev  ## formatting, lint, types and layers
 format: $(VENV)/.dev  ## format the sources
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+client: $(VENV)/.dev  ## make the blocking client from the asyncio client
+	$(BIN)/python tests/policy/blocking_client.py
 
 bench: $(VENV)/.dev  ## race the mixed forward against its rivals, half an hour
 	$(BIN)/python -m benchmarks.forward.fanout

@@ -19,8 +19,9 @@ from rich.table import Table
 
 from nunatak_artifact import LoadedTask, load_task
 from nunatak_client import Client, MemoryReport
+from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Lora, Method, TopK
 from nunatak_loadtest.processes import ServerProcess
-from nunatak_model import Backbone, Bottleneck, Lora, Method, Row, TopK, load_backbone
+from nunatak_model import Backbone, Row, load_backbone
 from nunatak_model import forward as mixed_forward
 from nunatak_registry import Registry
 from nunatak_training import ProgressBar, TrainOutcome, TrainSettings, default_recipe, train
@@ -54,7 +55,7 @@ QUESTIONS = (
     Question(
         task="attack",
         asks="an attack?",
-        method=Lora(rank=8, first_layer=3),
+        method=Lora(rank=8, first_layer=3, alpha=16.0, targets=QUERY_AND_VALUE),
         shown="LoRA rank 8, layers 3-5",
         # In short windows one sentence of a long prompt is not outweighed by the rest.
         changes={"default_label": "benign", "max_length": 64},

@@ -10,7 +10,7 @@ from nunatak_artifact.errors import (
 )
 from nunatak_artifact.loading import LoadedTask, check_effect, load_task
 from nunatak_artifact.probing import probe_tolerance
-from nunatak_artifact.records import branch_spec, head_record, method_of, method_record
+from nunatak_artifact.records import branch_spec, head_record
 
 __all__ = [
     "PARAMETERS_ROLE",
@@ -27,7 +27,5 @@ __all__ = [
     "draft_task",
     "head_record",
     "load_task",
-    "method_of",
-    "method_record",
     "probe_tolerance",
 ]

@@ -9,7 +9,10 @@ from torch import Tensor
 
 from nunatak_artifact.loading import check_effect
 from nunatak_artifact.probing import record_probe
-from nunatak_artifact.records import head_record, method_record
+from nunatak_artifact.records import head_record
+from nunatak_contract.enums import OnLong, ProblemType, RankingScore, TensorDtype
+from nunatak_contract.evidence import ConfusionRecord, DataRecord, MetricRecord, RecipeRecord
+from nunatak_contract.manifest import BackboneRecord, BlobRecord, ParameterCounts, TaskDraft
 from nunatak_model import (
     Backbone,
     BranchSpec,
@@ -17,20 +20,6 @@ from nunatak_model import (
     build_branch,
     tensors_from_bytes,
     tensors_to_bytes,
-)
-from nunatak_registry.manifest import (
-    BackboneRecord,
-    BlobRecord,
-    ConfusionRecord,
-    DataRecord,
-    MetricRecord,
-    OnLong,
-    ParameterCounts,
-    ProblemType,
-    RankingScore,
-    RecipeRecord,
-    TaskDraft,
-    TensorDtype,
 )
 
 PARAMETERS_ROLE = "parameters"
@@ -85,7 +74,7 @@ def draft_task(  # noqa: PLR0913 - a version has this many parts
     manifest = TaskDraft(
         task=task,
         head=head_record(spec.head, labels, problem_type, score, default_label=default_label),
-        method=method_record(spec.method),
+        method=spec.method,
         split_depth=branch.split_depth,
         backbone=BackboneRecord(
             name=backbone.name,

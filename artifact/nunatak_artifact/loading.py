@@ -16,10 +16,12 @@ from torch import Tensor
 from nunatak_artifact.errors import BackboneMismatchError, NoEffectError, UnservableTaskError
 from nunatak_artifact.probing import run_probe
 from nunatak_artifact.records import branch_spec
+from nunatak_contract.enums import TensorDtype
+from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.methods import HeadOnly
 from nunatak_model import (
     Backbone,
     Branch,
-    HeadOnly,
     LayerNotHeldError,
     TrunkStates,
     build_branch,
@@ -33,7 +35,6 @@ from nunatak_model.layer import (
     LoraLayer,
     LoraUpdate,
 )
-from nunatak_registry import TaskManifest, TensorDtype
 
 
 def check_effect(reference: str, branch: Branch, backbone: Backbone) -> None:
@@ -88,13 +89,13 @@ def load_task(
     data: bytes,
     backbone: Backbone,
     *,
-    is_proven: bool = False,
+    is_validated: bool = False,
     trunk: TrunkStates | None = None,
     pause: Callable[[], None] = lambda: None,
 ) -> LoadedTask:
     """Build a task version on `backbone` from its parameters, and prove that it answers right.
 
-    The answers depend on manifest, parameters and backbone alone. `is_proven` says that the same
+    The answers depend on manifest, parameters and backbone alone. `is_validated` says that the same
     three were loaded in this process before; then only the checks of the bytes run again. A version
     in slots is proven every time, because other versions used the slots before.
 
@@ -123,7 +124,7 @@ def load_task(
     pause()
     branch = convert_branch(stored, backbone)
     pause()
-    if not is_proven or branch.slots is not None:
+    if not is_validated or branch.slots is not None:
         check_effect(manifest.reference, stored, backbone)
         run_probe(manifest, branch, backbone, trunk=trunk)
     return LoadedTask(manifest=manifest, branch=branch, num_bytes=branch.num_bytes)

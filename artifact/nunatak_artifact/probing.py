@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from nunatak_artifact.errors import ProbeFailedError
+from nunatak_contract.evidence import ProbeLogits, ProbeRecord
+from nunatak_contract.manifest import TaskManifest
 from nunatak_model import Backbone, Branch, Encoding, Row, TextInput, TrunkStates, forward
-from nunatak_registry.manifest import ProbeLogits, ProbeRecord, TaskManifest
 
 RELATIVE_TOLERANCE: Mapping[torch.dtype, float] = {
     # Half-precision formats keep 8 or 11 significant bits per value. A dozen layers turn this

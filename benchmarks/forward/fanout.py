@@ -30,16 +30,8 @@ from benchmarks.harness.workload import (
     served_task,
     tensors_by_task,
 )
-from nunatak_model import (
-    Backbone,
-    Bottleneck,
-    BranchSpec,
-    Encoding,
-    Row,
-    TopK,
-    forward,
-    parameter_shapes,
-)
+from nunatak_contract.methods import Bottleneck, TopK
+from nunatak_model import Backbone, BranchSpec, Encoding, Row, forward, parameter_shapes
 
 NUM_LAYERS, TOP_LAYERS, NUM_TASKS, NUM_TOKENS = 12, 3, 8, 32
 BOTTLENECK = Bottleneck(size=64, first_layer=NUM_LAYERS - TOP_LAYERS)

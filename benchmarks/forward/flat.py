@@ -18,10 +18,14 @@ from benchmarks.harness.workload import (
     random_task,
     served_backbone,
 )
-from nunatak_model import Backbone, Encoding, Lora, Method, Row
+from nunatak_contract.methods import QUERY_AND_VALUE, Lora, Method
+from nunatak_model import Backbone, Encoding, Row
 
 COUNTS = (1, 2, 4, 8, 16, NUM_ROWS)
-METHODS: dict[str, Method] = {"lora": Lora(), "bottleneck": BOTTLENECK}
+METHODS: dict[str, Method] = {
+    "lora": Lora(rank=8, alpha=16.0, targets=QUERY_AND_VALUE),
+    "bottleneck": BOTTLENECK,
+}
 
 
 def main() -> None:

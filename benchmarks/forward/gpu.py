@@ -27,15 +27,12 @@ from benchmarks.harness.recording import ROOT, Sheet, figures_parser, open_sheet
 from benchmarks.harness.rounds import BF16_TOLERANCE, System, local, race, ratios, seconds
 from benchmarks.harness.shapes import Shape, backbone_folder
 from benchmarks.harness.workload import Task, random_encodings, random_task
+from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Lora, Method, TopK
 from nunatak_model import (
     Backbone,
     Branch,
     Encoding,
-    HeadOnly,
-    Lora,
-    Method,
     Row,
-    TopK,
     TrunkGraphs,
     build_branch,
     convert_branch,
@@ -124,7 +121,10 @@ def measure_mixed(sheet: Sheet, setting: Setting) -> None:
     encodings = random_encodings(
         normal_lengths(NUM_TASKS), vocabulary=setting.host.config.vocab_size
     )
-    tasks = [random_task(setting.host, Lora(), seed=seed) for seed in range(NUM_TASKS)]
+    tasks = [
+        random_task(setting.host, Lora(rank=8, alpha=16.0, targets=QUERY_AND_VALUE), seed=seed)
+        for seed in range(NUM_TASKS)
+    ]
     rows = rows_of(encodings, [on_device(task, setting) for task in tasks])
     adapted = peft_model(load_encoder(setting.folder), tasks).to("cuda")  # pyright: ignore[reportArgumentType]
     named = moved(padded_batch(encodings, tasks, range(NUM_TASKS)))

@@ -17,19 +17,13 @@ from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
 from benchmarks.harness.rounds import interleave, ratios, seconds
 from benchmarks.harness.shapes import Shape, backbone_folder
 from benchmarks.harness.workload import dtypes, lognormal_lengths, random_encodings, served_backbone
-from nunatak_model import (
-    DEFAULT_BACKBONE,
-    INT8_SUFFIX,
-    HeadOnly,
-    Lora,
-    Method,
-    TopK,
-)
+from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Lora, Method, TopK
+from nunatak_model import DEFAULT_BACKBONE, INT8_SUFFIX
 
 INT8 = "int8"
 MIXES: dict[str, tuple[Method, int]] = {
     "head": (HeadOnly(), 1),
-    "lora32": (Lora(), NUM_ROWS),
+    "lora32": (Lora(rank=8, alpha=16.0, targets=QUERY_AND_VALUE), NUM_ROWS),
     "top2": (TopK(num_layers=2), 4),
 }
 """Method, and how many tasks share the texts."""

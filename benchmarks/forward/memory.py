@@ -28,18 +28,8 @@ from benchmarks.harness.workload import (
     served_backbone,
     served_task,
 )
-from nunatak_model import (
-    Backbone,
-    Branch,
-    HeadOnly,
-    Lora,
-    Method,
-    Row,
-    TopK,
-    forward,
-    tensors_from_bytes,
-    tensors_to_bytes,
-)
+from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Lora, Method, TopK
+from nunatak_model import Backbone, Branch, Row, forward, tensors_from_bytes, tensors_to_bytes
 
 WARM_UP = 8
 """Tasks that are loaded before the slope begins, while the allocator still grows its pools."""
@@ -64,7 +54,7 @@ class Slopes:
 
 SERIES = {
     "topk": Series(method=TopK(num_layers=2), num_tasks=24),
-    "lora": Series(method=Lora(), num_tasks=256),
+    "lora": Series(method=Lora(rank=8, alpha=16.0, targets=QUERY_AND_VALUE), num_tasks=256),
     "bottleneck": Series(method=BOTTLENECK, num_tasks=128),
 }
 
@@ -140,7 +130,10 @@ def record_activations(sheet: Sheet) -> None:
     """Peak memory that one forward allocates, over the number of its tokens."""
     backbone = served_backbone(dtype=torch.float32)
     for length in ROW_LENGTHS:
-        tasks = [random_task(backbone, method, seed=1) for method in (HeadOnly(), Lora())]
+        tasks = [
+            random_task(backbone, method, seed=1)
+            for method in (HeadOnly(), Lora(rank=8, alpha=16.0, targets=QUERY_AND_VALUE))
+        ]
         for budget in TOKEN_BUDGETS:
             encodings = random_encodings(
                 [length] * (budget // length), vocabulary=backbone.config.vocab_size

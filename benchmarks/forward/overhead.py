@@ -27,7 +27,8 @@ from benchmarks.harness.workload import (
     random_task,
     served_backbone,
 )
-from nunatak_model import Backbone, Lora, Method, TopK
+from nunatak_contract.methods import QUERY_AND_VALUE, Lora, Method, TopK
+from nunatak_model import Backbone
 
 MODULES = (
     "nunatak_model.forward",
@@ -47,7 +48,10 @@ PLANNING = (
 )
 """Functions that a forward calls to plan and pack; none of them calls another one."""
 SINGLE_TOKENS, SINGLE_REPEATS = 16, 15
-SINGLE: dict[str, Method] = {"topk": TopK(num_layers=2), "lora": Lora()}
+SINGLE: dict[str, Method] = {
+    "topk": TopK(num_layers=2),
+    "lora": Lora(rank=8, alpha=16.0, targets=QUERY_AND_VALUE),
+}
 PROFILE_RUNS, PROFILE_ROWS = 5, 16
 PAGE_HEAD = """# Where a forward spends its time
 
@@ -62,7 +66,11 @@ def main() -> None:
     pages = list[str]()
     for name, dtype in dtypes().items():
         backbone = served_backbone(dtype=dtype)
-        rows = rows_of(*random_requests(backbone, [Lora()] * NUM_ROWS))
+        rows = rows_of(
+            *random_requests(
+                backbone, [Lora(rank=8, alpha=16.0, targets=QUERY_AND_VALUE)] * NUM_ROWS
+            )
+        )
         run = partial(mixed, backbone, rows)
         with torch.inference_mode():
             run()

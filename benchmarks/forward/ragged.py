@@ -44,17 +44,8 @@ from benchmarks.harness.workload import (
     sorted_batches,
     tensors_by_task,
 )
-from nunatak_model import (
-    Backbone,
-    Bottleneck,
-    Encoding,
-    HeadOnly,
-    Lora,
-    Method,
-    Row,
-    TopK,
-    forward,
-)
+from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, HeadOnly, Lora, Method, TopK
+from nunatak_model import Backbone, Encoding, Row, forward
 
 NUM_ROWS, SORTED_ROWS = 32, 8
 CEILING_RUNS = 5
@@ -129,7 +120,9 @@ def record_lora(sheet: Sheet, setting: Setting, times: Times) -> None:
 
 def lora_systems(setting: Setting) -> list[System]:
     """The mixed forward, peft in three ways, and one transformers model a task."""
-    encodings, tasks = random_requests(setting.backbone, [Lora()] * NUM_ROWS)
+    encodings, tasks = random_requests(
+        setting.backbone, [Lora(rank=8, alpha=16.0, targets=QUERY_AND_VALUE)] * NUM_ROWS
+    )
     batch = partial(padded_batch, encodings, tasks)
     lengths = [encoding.num_tokens for encoding in encodings]
     one = [batch(range(NUM_ROWS))]
@@ -190,7 +183,12 @@ def race_all_methods(sheet: Sheet, setting: Setting) -> None:
     The dedicated side runs bottleneck tasks without their adapters, which is less than they cost.
     """
     quarter = NUM_ROWS // 4
-    methods = [HeadOnly(), TopK(num_layers=2), Lora(), BOTTLENECK]
+    methods = [
+        HeadOnly(),
+        TopK(num_layers=2),
+        Lora(rank=8, alpha=16.0, targets=QUERY_AND_VALUE),
+        BOTTLENECK,
+    ]
     methods = [method for method in methods for _ in range(quarter)]
     encodings, tasks = random_requests(setting.backbone, methods)
     rows = rows_of(encodings, tasks)

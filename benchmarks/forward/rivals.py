@@ -17,7 +17,8 @@ from transformers import BertModel
 from transformers.utils import logging
 
 from benchmarks.harness.workload import Task, padded
-from nunatak_model import Encoding, Lora, TopK
+from nunatak_contract.methods import Lora, TopK
+from nunatak_model import Encoding
 
 PARTS = {
     "attention_output": "attention.output.dense",

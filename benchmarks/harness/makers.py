@@ -17,17 +17,9 @@ from sqlalchemy import URL
 from nunatak_artifact import Draft, LoadedTask, Provenance, draft_task, load_task
 from nunatak_artifact.interchange.peft_export import export_peft
 from nunatak_artifact.interchange.transformers_export import export_transformers
-from nunatak_model import (
-    Backbone,
-    Bottleneck,
-    BranchSpec,
-    HeadSpec,
-    Lora,
-    Method,
-    Pooling,
-    TopK,
-    initial_parameters,
-)
+from nunatak_contract.enums import Pooling
+from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Lora, Method, TopK
+from nunatak_model import Backbone, BranchSpec, HeadSpec, initial_parameters
 from nunatak_registry import Registry
 from nunatak_registry.blobs.blobs import BlobStore
 from nunatak_registry.index.index import Index
@@ -42,7 +34,11 @@ PROBE = ("Where is my parcel, and who can tell me more about it?",)
 MAX_LENGTH = 130
 """The longest texts of the scenarios, with the two special tokens."""
 CREATED_AT = datetime(2026, 1, 1, tzinfo=UTC)
-LORA, TOP_LAYER, BOTTLENECK = Lora(rank=8), TopK(num_layers=1), Bottleneck(size=64)
+LORA, TOP_LAYER, BOTTLENECK = (
+    Lora(rank=8, alpha=16.0, targets=QUERY_AND_VALUE),
+    TopK(num_layers=1),
+    Bottleneck(size=64),
+)
 CHUNK = 256
 """Tasks of one transaction: with all of them in one, memory would be the limit."""
 WRITERS = 8

@@ -15,20 +15,15 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
+from nunatak_contract.enums import Pooling
+from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Lora, Method, TopK
 from nunatak_model import (
     DEFAULT_BACKBONE,
     Backbone,
-    Bottleneck,
     Branch,
     BranchSpec,
     Encoding,
-    Full,
-    HeadOnly,
     HeadSpec,
-    Lora,
-    Method,
-    Pooling,
-    TopK,
     build_branch,
     convert_branch,
     initial_parameters,

@@ -42,7 +42,8 @@ from transformers import (
 from benchmarks.harness.recording import figures_parser, open_sheet
 from benchmarks.harness.rounds import interleave, ratios
 from benchmarks.harness.workload import lognormal_lengths
-from nunatak_model import Backbone, TopK, load_backbone
+from nunatak_contract.methods import TopK
+from nunatak_model import Backbone, load_backbone
 from nunatak_training import (
     DiskTrunkStore,
     Example,

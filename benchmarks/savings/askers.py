@@ -10,8 +10,7 @@ import httpx
 
 from benchmarks.harness.makers import LABELS
 from benchmarks.savings.systems import Started
-from nunatak_client import Client, ConnectionFailedError, InvalidResponseError
-from nunatak_client.results import Timings
+from nunatak_client import Client, ConnectionFailedError, InvalidResponseError, Timings
 from nunatak_loadtest.generator import Asker, NunatakAsker
 
 TIMEOUT_S = 60.0

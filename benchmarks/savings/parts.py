@@ -25,15 +25,13 @@ from benchmarks.savings.results import (
     SavedCell,
 )
 from benchmarks.savings.systems import Deployment, System
+from nunatak_contract.methods import QUERY_AND_VALUE, Lora, Method, TopK
 from nunatak_loadtest import load_scenario
 from nunatak_loadtest.report import QUANTILES
 from nunatak_loadtest.samples import percentile
 from nunatak_model import (
     Backbone,
     BranchSpec,
-    Lora,
-    Method,
-    TopK,
     dedicated_parameters,
     model_size,
     parameter_shapes,
@@ -145,7 +143,11 @@ def races(desk: Desk) -> None:
             continue
         backbone = desk.backbone(_race_shape(desk))
         first = backbone.config.num_layers - own
-        wanted = plans(count, (Lora(rank=8, first_layer=first),), prefix="race")
+        wanted = plans(
+            count,
+            (Lora(rank=8, first_layer=first, alpha=16.0, targets=QUERY_AND_VALUE),),
+            prefix="race",
+        )
         deployment = desk.deployment(
             _race_shape(desk), "race", wanted, full_models=wanted, adapters=wanted
         )

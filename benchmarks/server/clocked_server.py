@@ -28,13 +28,13 @@ import uvicorn
 from fastapi import FastAPI
 from pydantic import BaseModel
 
+from nunatak_contract.enums import HeadKind
+from nunatak_contract.methods import HeadOnly
 from nunatak_model import (
     Backbone,
     Branch,
     BranchSpec,
     Encoding,
-    HeadKind,
-    HeadOnly,
     Row,
     build_branch,
     convert_branch,

@@ -15,14 +15,15 @@ import torch
 from benchmarks.harness.recording import figures_parser, open_sheet
 from benchmarks.server.tenants import publish
 from nunatak_artifact import PARAMETERS_ROLE, load_task
-from nunatak_model import DEFAULT_BACKBONE, Lora, Method, TopK, load_backbone, pack_backbone
+from nunatak_contract.methods import QUERY_AND_VALUE, Lora, Method, TopK
+from nunatak_model import DEFAULT_BACKBONE, load_backbone, pack_backbone
 from nunatak_registry import Registry
-from nunatak_server.residency.loading import VersionLoading
-from nunatak_server.residency.loads import GivingWay
+from nunatak_server.residency.loading import VersionLoader
+from nunatak_server.residency.loads import LoadThrottle
 from nunatak_server.residency.memory import HostTier
 
 METHODS: dict[str, Method] = {
-    "lora": Lora(rank=8, alpha=16),
+    "lora": Lora(rank=8, alpha=16, targets=QUERY_AND_VALUE),
     "top1": TopK(num_layers=1),
     "top3": TopK(num_layers=3),
 }
@@ -40,7 +41,8 @@ def main() -> None:
             read = partial(registry.read_blob, role=PARAMETERS_ROLE)
             tiers = (HostTier(read, budget_bytes=num_bytes) for num_bytes in (0, HOST_BYTES))
             from_store, from_host = (
-                VersionLoading(backbone, tier, give_way=GivingWay(lambda: False)) for tier in tiers
+                VersionLoader(backbone, tier, throttle=LoadThrottle(lambda: False))
+                for tier in tiers
             )
             ways: dict[str, Callable[[], object]] = {
                 "first": lambda it=manifest: load_task(it, registry.read_blob(it), backbone),

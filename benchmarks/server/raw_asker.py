@@ -18,9 +18,8 @@ from urllib.parse import urlsplit
 
 import uvloop
 
-from nunatak_client import ConnectionFailedError, InvalidResponseError
+from nunatak_client import ConnectionFailedError, InvalidResponseError, Timings
 from nunatak_client.errors import NunatakClientError
-from nunatak_client.results import Timings
 
 LENGTH = re.compile(rb"content-length: (\d+)")
 RETRY_AFTER = re.compile(rb"retry-after: (\d+)")

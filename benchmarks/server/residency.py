@@ -24,9 +24,10 @@ from benchmarks.server.tenants import (
     publish,
     server,
 )
+from nunatak_contract.manifest import TaskManifest
 from nunatak_loadtest.samples import percentile
 from nunatak_model import DEFAULT_BACKBONE, load_backbone
-from nunatak_registry import Registry, TaskManifest
+from nunatak_registry import Registry
 from nunatak_server.residency.memory import size_in_memory
 
 NUM_TASKS, ROOM = 64, 16

@@ -24,16 +24,11 @@ import torch
 from benchmarks.harness.makers import LABELS, TaskPlan, draft
 from benchmarks.harness.pinning import Cores, pinned
 from nunatak_artifact import load_task
-from nunatak_model import (
-    Backbone,
-    HeadKind,
-    Method,
-    Row,
-    TopK,
-    default_head,
-    forward,
-)
-from nunatak_registry import Registry, TaskManifest
+from nunatak_contract.enums import HeadKind
+from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.methods import Method, TopK
+from nunatak_model import Backbone, Row, default_head, forward
+from nunatak_registry import Registry
 
 TOP_LAYER = TopK(num_layers=1)
 TEXTS = tuple(f"{word} is my parcel, and who can tell me more about it?" for word in (

@@ -17,8 +17,7 @@ from typing import Protocol, Self
 
 import httpx
 
-from nunatak_client import AsyncClient, NunatakClientError
-from nunatak_client.results import Timings
+from nunatak_client import AsyncClient, NunatakClientError, Timings
 from nunatak_loadtest.samples import Sample
 from nunatak_loadtest.scenario import Closed, Scenario
 from nunatak_loadtest.traffic import Planned, Requests, plan

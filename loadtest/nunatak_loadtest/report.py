@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from nunatak_client.results import MemoryReport, ServerInfo
+from nunatak_client import MemoryReport, ServerInfo
 from nunatak_loadtest.errors import InvalidSettingsError, first_problem
 from nunatak_loadtest.memory import MemorySample
 from nunatak_loadtest.samples import RequestStatistics, Sample, percentile, span_s
@@ -236,9 +236,7 @@ def top_shares(counts: Sequence[float]) -> tuple[float, float]:
     return ordered[0] / total, math.fsum(ordered[:tenth]) / total
 
 
-def _cache_hit_share(before: MemoryReport, after: MemoryReport) -> float | None:
-    if before.trunk_cache is None or after.trunk_cache is None:
-        return None
+def _cache_hit_share(before: MemoryReport, after: MemoryReport) -> float:
     hits = after.trunk_cache.hits - before.trunk_cache.hits
     asked = hits + after.trunk_cache.misses - before.trunk_cache.misses
     return hits / asked if asked else 0.0

@@ -18,12 +18,7 @@ from nunatak_model.branch import (
 )
 from nunatak_model.checkpoint import DEFAULT_BACKBONE, load_backbone
 from nunatak_model.config import (
-    TANH_BLOCK,
-    Activation,
     BackboneConfig,
-    DenseBlock,
-    HeadNorm,
-    Pooling,
 )
 from nunatak_model.cuda_graphs import TrunkGraphs, trunk_graphs
 from nunatak_model.errors import (
@@ -39,20 +34,8 @@ from nunatak_model.errors import (
     UnsupportedBackboneError,
 )
 from nunatak_model.forward import BetweenLayers, Row, forward, hidden_states, run_trunk
-from nunatak_model.heads import HeadKind, HeadSpec, default_head
-from nunatak_model.methods import (
-    AdaptedBlocks,
-    AdapterInput,
-    Bottleneck,
-    Full,
-    HeadOnly,
-    Lora,
-    LoraTarget,
-    Method,
-    MethodKind,
-    Norms,
-    TopK,
-)
+from nunatak_model.heads import HeadSpec, default_head
+from nunatak_model.methods import maths_of
 from nunatak_model.ops.device import BesideCompute, compute_without_helpers
 from nunatak_model.savings import (
     ModelSize,
@@ -76,46 +59,29 @@ from nunatak_model.weights import tensors_from_bytes, tensors_to_bytes
 __all__ = [
     "DEFAULT_BACKBONE",
     "INT8_SUFFIX",
-    "TANH_BLOCK",
-    "Activation",
-    "AdaptedBlocks",
-    "AdapterInput",
     "Alignment",
     "Backbone",
     "BackboneConfig",
     "BackboneNotFoundError",
     "BesideCompute",
     "BetweenLayers",
-    "Bottleneck",
     "Branch",
     "BranchSpec",
     "CorruptBackboneError",
-    "DenseBlock",
     "Encoding",
-    "Full",
-    "HeadKind",
-    "HeadNorm",
-    "HeadOnly",
     "HeadSpec",
     "InvalidHeadError",
     "InvalidMethodError",
     "InvalidTensorsError",
     "LayerNotHeldError",
-    "Lora",
-    "LoraTarget",
-    "Method",
-    "MethodKind",
     "ModelError",
     "ModelSize",
     "NonFiniteParameterError",
-    "Norms",
     "ParameterMismatchError",
     "Part",
-    "Pooling",
     "Row",
     "TextInput",
     "TextTokenizer",
-    "TopK",
     "TrunkActivations",
     "TrunkCache",
     "TrunkCacheStats",
@@ -135,6 +101,7 @@ __all__ = [
     "initial_parameters",
     "keep_lowest_layers",
     "load_backbone",
+    "maths_of",
     "model_size",
     "pack_backbone",
     "parameter_shapes",

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from nunatak_model.config import BackboneConfig, Pooling
+from nunatak_contract.enums import Pooling
+from nunatak_model.config import BackboneConfig
 from nunatak_model.errors import UnsupportedBackboneError
 from nunatak_model.ops.attention import (
     PlanAttention,

@@ -14,20 +14,15 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
+from nunatak_contract.enums import HeadKind, Pooling
+from nunatak_contract.heads import TANH_BLOCK
+from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Lora, Method, TopK
 from nunatak_model.backbone import Backbone
-from nunatak_model.config import TANH_BLOCK, BackboneConfig, Pooling
+from nunatak_model.config import BackboneConfig
 from nunatak_model.errors import NonFiniteParameterError, ParameterMismatchError
-from nunatak_model.heads import (
-    Head,
-    HeadKind,
-    HeadSpec,
-    head_from,
-    head_shapes,
-    initial_head,
-    with_labels,
-)
+from nunatak_model.heads import Head, HeadSpec, head_from, head_shapes, initial_head, with_labels
 from nunatak_model.layer import LayerOverride
-from nunatak_model.methods import Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_model.methods import maths_of
 from nunatak_model.ops.grouped import ALIGNMENT_BYTES, Slot, SlotBanks
 from nunatak_model.ops.linear import packed
 from nunatak_model.weights import EmbeddingWeights, Shapes, embeddings_from
@@ -46,7 +41,7 @@ class BranchSpec:
 
     def split_depth(self, config: BackboneConfig) -> int | None:
         """Index of the first layer that differs from the backbone; None for a full copy."""
-        return self.method.split_depth(config)
+        return maths_of(self.method).split_depth(config)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +93,9 @@ def parameter_shapes(spec: BranchSpec, config: BackboneConfig) -> Shapes:
     Raises:
         InvalidMethodError: the method does not fit the backbone.
     """
-    spec.method.check(config)
-    return {**spec.method.parameter_shapes(config), **head_shapes(spec.head, config)}
+    maths = maths_of(spec.method)
+    maths.check(config)
+    return {**maths.parameter_shapes(config), **head_shapes(spec.head, config)}
 
 
 def initial_parameters(
@@ -110,9 +106,10 @@ def initial_parameters(
     Raises:
         InvalidMethodError: the method does not fit the backbone.
     """
-    spec.method.check(backbone.config)
+    maths = maths_of(spec.method)
+    maths.check(backbone.config)
     return {
-        **spec.method.initial_parameters(backbone, generator),
+        **maths.initial_parameters(backbone, generator),
         **initial_head(spec.head, backbone, generator),
     }
 
@@ -162,7 +159,8 @@ def _in_slots(branch: Branch, backbone: Backbone, banks: SlotBanks) -> Branch:
     form = BranchSpec(
         method=padded_method(spec.method, alignment), head=padded_head(spec.head, alignment)
     )
-    layer_shapes, head = form.method.parameter_shapes(config), head_shapes(form.head, config)
+    layer_shapes = maths_of(form.method).parameter_shapes(config)
+    head = head_shapes(form.head, config)
     parameters = padded_parameters(
         spec.method, branch.parameters, {**layer_shapes, **head}, dtype=backbone.dtype
     )
@@ -207,8 +205,9 @@ def _arrange(spec: BranchSpec, config: BackboneConfig, parameters: Mapping[str, 
 
 
 def _layers(spec: BranchSpec, config: BackboneConfig, parameters: Mapping[str, Tensor]) -> Layers:
+    maths = maths_of(spec.method)
     return {
-        index: spec.method.layer(index, parameters)
+        index: maths.layer(index, parameters)
         for index in range(spec.split_depth(config) or 0, config.num_layers)
     }
 
@@ -248,9 +247,9 @@ def padded_method(method: Method, alignment: int) -> Method:
     match method:
         case Lora():
             rank = _rounded_up(method.rank, alignment)
-            return replace(method, rank=rank, alpha=float(rank))
+            return method.model_copy(update={"rank": rank, "alpha": float(rank)})
         case Bottleneck():
-            return replace(method, size=_rounded_up(method.size, alignment))
+            return method.model_copy(update={"size": _rounded_up(method.size, alignment)})
         case TopK() | HeadOnly() | Full():
             return method
         case _:

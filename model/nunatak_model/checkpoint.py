@@ -16,10 +16,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from nunatak_contract.enums import Pooling
 from nunatak_model import sentence_folder
 from nunatak_model.architectures import architecture_of, config_from, encoder_shapes
 from nunatak_model.backbone import INT8_SUFFIX, Backbone, quantize_backbone
-from nunatak_model.config import BackboneConfig, Pooling
+from nunatak_model.config import BackboneConfig
 from nunatak_model.errors import (
     BackboneNotFoundError,
     CorruptBackboneError,

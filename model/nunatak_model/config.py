@@ -1,31 +1,9 @@
 """The shape of a backbone: one description for all architectures."""
 
 from dataclasses import dataclass
-from enum import StrEnum
 
+from nunatak_contract.enums import Activation
 from nunatak_model.errors import UnsupportedBackboneError
-
-
-class Activation(StrEnum):
-    """Non-linearity between two linear maps, or in a head (transformers' names)."""
-
-    GELU = "gelu"
-    GELU_TANH = "gelu_new"
-    RELU = "relu"
-    TANH = "tanh"
-    SILU = "silu"
-    LEAKY_RELU = "leaky_relu"
-
-    @classmethod
-    def of(cls, setting: str, name: str) -> "Activation":
-        """Read a setting of `config.json`; raise `UnsupportedBackboneError` at another name."""
-        known = {**{it.value: it for it in cls}, **SPELLINGS}
-        if name not in known:
-            raise UnsupportedBackboneError(
-                f"{setting} must be one of {', '.join(known)}, got {name!r}"
-            )
-        return known[name]
-
 
 SPELLINGS = {
     "gelu_python": Activation.GELU,
@@ -36,32 +14,12 @@ SPELLINGS = {
 """Other names that transformers has for the same functions, equal to rounding."""
 
 
-class Pooling(StrEnum):
-    """How the token vectors of a text become one vector."""
-
-    MEAN = "mean"
-    FIRST = "first"
-
-
-class HeadNorm(StrEnum):
-    """Layer norm of a head's dense block."""
-
-    NONE = "none"
-    GAIN = "gain"
-    GAIN_AND_OFFSET = "gain_and_offset"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DenseBlock:
-    """The block between the pooling and the output of a head: `norm(activation(dense(x)))`."""
-
-    activation: Activation
-    bias: bool
-    norm: HeadNorm
-
-
-TANH_BLOCK = DenseBlock(activation=Activation.TANH, bias=True, norm=HeadNorm.NONE)
-"""BERT's pooler and RoBERTa's `classifier.dense`."""
+def read_activation(setting: str, name: str) -> Activation:
+    """Read a setting of `config.json`; raise `UnsupportedBackboneError` at an unknown name."""
+    known = {**{it.value: it for it in Activation}, **SPELLINGS}
+    if name not in known:
+        raise UnsupportedBackboneError(f"{setting} must be one of {', '.join(known)}, got {name!r}")
+    return known[name]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,12 +12,12 @@ Axes: tokens = packed tokens of the rows, bounds = number of rows plus one, widt
 """
 
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
+from cachetools import LRUCache
 from jaxtyping import Float, Int32
 from torch import Tensor
 
@@ -97,9 +97,8 @@ class TrunkGraphs:
     def __init__(self, backbone: Backbone, *, record: Record, max_graphs: int = MAX_GRAPHS) -> None:
         self._backbone = backbone
         self._record = record
-        self._max_graphs = max_graphs
-        self._recordings: OrderedDict[_Key, _Recording] = OrderedDict()
-        """Proven ones, from the least to the most recently used."""
+        self._recordings = LRUCache[_Key, _Recording](max_graphs)
+        """Proven ones, used last."""
         self._is_off = False
 
     def can_run(self, lengths: Sequence[int]) -> bool:
@@ -119,7 +118,6 @@ class TrunkGraphs:
         recording = self._recordings.get(key)
         if recording is None:
             return self._first_run(hidden, lengths, key)
-        self._recordings.move_to_end(key)
         return recording.run(hidden, lengths)
 
     def _first_run(
@@ -139,8 +137,6 @@ class TrunkGraphs:
             self._turn_off("a replay gave other states than the kernels that it recorded")
             return launched
         self._recordings[key] = recording
-        if len(self._recordings) > self._max_graphs:
-            self._recordings.popitem(last=False)
         return launched
 
     def _turn_off(self, reason: str) -> None:

@@ -15,13 +15,13 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
+from nunatak_contract.enums import MethodKind
 from nunatak_model.architectures import architecture_of
 from nunatak_model.backbone import Backbone
 from nunatak_model.batch import in_slot_order, layer_spans, run_heads
 from nunatak_model.branch import Branch
 from nunatak_model.cuda_graphs import TrunkGraphs
 from nunatak_model.layer import TokenSpan, mix_layer
-from nunatak_model.methods import MethodKind
 from nunatak_model.ops.rows import select_rows
 from nunatak_model.plan import TRUNK, BatchPlan, BranchTraits, Lane, Layout, Stage, plan_batch
 from nunatak_model.text.encoding import Encoding

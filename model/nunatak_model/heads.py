@@ -12,23 +12,17 @@ the task.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
+from nunatak_contract.enums import Activation, HeadKind, HeadNorm, Pooling
+from nunatak_contract.heads import TANH_BLOCK, DenseBlock
 from nunatak_model.architectures import architecture_of
 from nunatak_model.backbone import Backbone
-from nunatak_model.config import (
-    TANH_BLOCK,
-    Activation,
-    BackboneConfig,
-    DenseBlock,
-    HeadNorm,
-    Pooling,
-)
+from nunatak_model.config import BackboneConfig
 from nunatak_model.errors import InvalidHeadError
 from nunatak_model.ops.device import to_device
 from nunatak_model.ops.grouped import SlotGroups
@@ -46,31 +40,6 @@ from nunatak_model.weights import (
 
 INITIAL_DEVIATION = 0.02
 """`initializer_range` of BERT and RoBERTa."""
-
-
-class HeadKind(StrEnum):
-    """The kind of prediction of a head."""
-
-    SEQUENCE_CLASSIFICATION = "sequence_classification"
-    TOKEN_CLASSIFICATION = "token_classification"  # noqa: S105 - a kind, no secret
-    QUESTION_ANSWERING = "question_answering"
-    RANKING = "ranking"
-
-    @property
-    def reads_tokens(self) -> bool:
-        """Whether the head gives logits for every token, and not once for a text."""
-        return self in {HeadKind.TOKEN_CLASSIFICATION, HeadKind.QUESTION_ANSWERING}
-
-    @property
-    def fixed_outputs(self) -> int | None:
-        """The number of outputs where the kind decides it: start and end, or one score."""
-        match self:
-            case HeadKind.QUESTION_ANSWERING:
-                return 2
-            case HeadKind.RANKING:
-                return 1
-            case HeadKind.SEQUENCE_CLASSIFICATION | HeadKind.TOKEN_CLASSIFICATION:
-                return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

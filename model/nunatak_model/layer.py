@@ -10,39 +10,17 @@ three_width = query, key and value side by side.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from nunatak_model.config import Activation
+from nunatak_contract.enums import Activation, AdapterInput, LoraTarget
 from nunatak_model.errors import LayerNotHeldError
 from nunatak_model.ops.grouped import SlotGroups, grouped_product
 from nunatak_model.ops.linear import activate, apply_linear, layer_norm
 from nunatak_model.weights import LayerWeights, Linear, Norm
-
-
-class LoraTarget(StrEnum):
-    """The linear maps of a layer that can carry a low-rank update."""
-
-    QUERY = "query"
-    KEY = "key"
-    VALUE = "value"
-    ATTENTION_OUTPUT = "attention_output"
-    FEEDFORWARD_IN = "feedforward_in"
-    FEEDFORWARD_OUT = "feedforward_out"
-
-
-class AdapterInput(StrEnum):
-    """The input of a block's bottleneck adapter."""
-
-    BLOCK = "block"
-    """The block's output, before the residual addition (Houlsby et al. 2019, He et al. 2021)."""
-    NORMED_SUM = "normed_sum"
-    """The norm of block and residual, which is run again over the adapted sum (Pfeiffer et al.
-    2020, as AdapterHub computes it)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from nunatak_model.config import Pooling
+from nunatak_contract.enums import Pooling
 from nunatak_model.errors import CorruptBackboneError, UnsupportedBackboneError
 
 MODULES, SENTENCE_CONFIG = "modules.json", "config_sentence_transformers.json"

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
+from nunatak_contract.enums import CandidateRole
+from nunatak_contract.manifest import TaskManifest
 from nunatak_registry.errors import CandidateConflictError, InvalidCandidateError
-from nunatak_registry.manifest import TaskManifest
 
 
 class AliasEventKind(StrEnum):
@@ -63,13 +64,6 @@ def _promotions(history: Sequence[AliasEvent]) -> list[int]:
                 while stack[-1] != event.to_version:
                     stack.pop()
     return stack
-
-
-class CandidateRole(StrEnum):
-    """How a candidate treats its requests."""
-
-    CANARY = "canary"
-    SHADOW = "shadow"
 
 
 class CandidateEventKind(StrEnum):

@@ -13,21 +13,12 @@ from typing import Final, assert_never
 
 from pydantic import JsonValue
 
-from nunatak_registry.manifest import (
-    BottleneckRecord,
-    FullRecord,
-    HeadKind,
-    HeadOnlyRecord,
-    HeadRecord,
-    LoraRecord,
-    MethodRecord,
-    MetricRecord,
-    OnLong,
-    RankingScore,
-    TaskManifest,
-    TopKRecord,
-)
-from nunatak_registry.plain_text import visible, visible_lines
+from nunatak_contract.enums import HeadKind, OnLong, RankingScore
+from nunatak_contract.evidence import MetricRecord
+from nunatak_contract.heads import HeadRecord
+from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_contract.plain_text import visible, visible_lines
 
 LONG_SHARE_TO_WARN_OF: Final = 0.01
 """From this share of cut examples on, a report warns that their unread parts matter."""
@@ -46,18 +37,18 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return next(lines) + f"|{'---|' * len(header)}\n" + "".join(lines)
 
 
-def method_text(method: MethodRecord) -> str:
+def method_text(method: Method) -> str:
     """A method with its most important setting."""
     match method:
-        case TopKRecord():
+        case TopK():
             return f"topk, {method.num_layers} layer{'s' if method.num_layers > 1 else ''}"
-        case HeadOnlyRecord():
+        case HeadOnly():
             return "head"
-        case BottleneckRecord():
+        case Bottleneck():
             return f"bottleneck, size {method.size}"
-        case LoraRecord():
+        case Lora():
             return f"lora, rank {method.rank}"
-        case FullRecord():
+        case Full():
             return "full"
         case _:
             assert_never(method)

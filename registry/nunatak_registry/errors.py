@@ -1,7 +1,6 @@
 """Errors of the registry.
 
 RegistryError
-+-- InvalidNameError          a task name, alias or reference is malformed
 +-- InvalidManifestError      a manifest does not follow its schema
 +-- InvalidArtifactError      a safetensors blob breaks its format or our limits
 +-- TaskNotFoundError         no task of that name
@@ -25,18 +24,6 @@ class RegistryError(Exception):
     """Base of every error this package raises on purpose."""
 
     code: ClassVar[str] = "registry_error"
-
-
-class InvalidNameError(RegistryError):
-    """A task name, alias or reference that breaks the grammar of `names`."""
-
-    code = "invalid_name"
-
-    def __init__(self, kind: str, value: str, expected: str) -> None:
-        self.kind = kind
-        self.value = value
-        self.expected = expected
-        super().__init__(f"{kind} must be {expected}, got {value[:80]!r}")
 
 
 class InvalidManifestError(RegistryError):

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 from pydantic import ValidationError
 
+from nunatak_contract.manifest import TaskDraft, TaskManifest
 from nunatak_registry.blobs.blobs import MAX_BLOB_BYTES, digest_of
 from nunatak_registry.blobs.tensors import read_header
 from nunatak_registry.errors import InvalidArtifactError, InvalidManifestError
-from nunatak_registry.manifest import TaskDraft, TaskManifest
 
 
 def check_publication(draft: TaskDraft, blobs: Mapping[str, bytes]) -> None:

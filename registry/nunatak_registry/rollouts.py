@@ -4,17 +4,17 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import datetime
 
+from nunatak_contract.enums import CandidateRole
+from nunatak_contract.names import TaskReference, check_alias_name, check_task_name
 from nunatak_registry.aliases import (
     Candidate,
     CandidateEvent,
     CandidateEventKind,
-    CandidateRole,
     check_candidate,
     check_expected_candidate,
 )
 from nunatak_registry.errors import CandidateNotFoundError
 from nunatak_registry.index.index import Change, Index, find_version, require_alias, require_task
-from nunatak_registry.names import TaskReference, check_alias_name, check_task_name
 
 
 class Rollouts:

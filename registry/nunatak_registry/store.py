@@ -11,6 +11,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from nunatak_contract.manifest import TaskDraft, TaskManifest
+from nunatak_contract.names import (
+    TaskReference,
+    check_alias_name,
+    check_reader_name,
+    check_task_name,
+)
 from nunatak_registry.aliases import (
     AliasEvent,
     AliasEventKind,
@@ -38,13 +45,6 @@ from nunatak_registry.index.index import (
 )
 from nunatak_registry.index.snapshot import DamagedTask, Generation, TaskSummary, summarize
 from nunatak_registry.locations import parse_location
-from nunatak_registry.manifest import TaskDraft, TaskManifest
-from nunatak_registry.names import (
-    TaskReference,
-    check_alias_name,
-    check_reader_name,
-    check_task_name,
-)
 from nunatak_registry.publication import check_publication, number_draft
 from nunatak_registry.rollouts import Rollouts
 from nunatak_registry.upkeep import DEFAULT_GRACE_S, Collected, Finding, Upkeep

@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from itertools import islice
 
+from nunatak_contract.manifest import BlobRecord
 from nunatak_registry.blobs.blobs import BlobStore, FileKind, StoredFile, blob_key
 from nunatak_registry.blobs.tensors import read_header
 from nunatak_registry.errors import (
@@ -23,7 +24,6 @@ from nunatak_registry.errors import (
 )
 from nunatak_registry.index.index import Change, Index
 from nunatak_registry.index.snapshot import Snapshot, VersionRecord
-from nunatak_registry.manifest import BlobRecord
 
 DEFAULT_GRACE_S = 3600.0
 """Longer than a load or a publish takes, also from a slow bucket."""

@@ -8,20 +8,21 @@ from importlib.metadata import version
 from itertools import chain
 from typing import Any
 
+from starlette.middleware import Middleware
 from starlette.responses import Response
 from starlette.routing import BaseRoute
-from starlette.types import ASGIApp, Scope
+from starlette.types import Scope
 
 from nunatak_model import Backbone
 from nunatak_registry import Registry
-from nunatak_server.access.authenticators import check_exposure, open_door
+from nunatak_server.access.authenticators import authenticator_for, check_exposure
 from nunatak_server.compat import open_inference, openai, tei
 from nunatak_server.errors import EngineFailedError, InvalidHttpError
 from nunatak_server.http import admin, pages, routes
-from nunatak_server.http.limits import RoomCheck, StrictRoute
+from nunatak_server.http.limits import LoadShedder, StrictRoute
 from nunatak_server.http.middleware import ObservingMiddleware, RequestObserver
 from nunatak_server.http.pages import DescribedApp
-from nunatak_server.http.problems import FailureMiddleware, problem_response
+from nunatak_server.http.problems import ANSWERS, problem_response
 from nunatak_server.http.protocol import MAX_HEAD_BYTES, MAX_HEADERS
 from nunatak_server.http.state import AppState, RequestIdMiddleware
 from nunatak_server.runtime import Runtime, load_serving_backbone
@@ -30,16 +31,22 @@ from nunatak_server.telemetry.tracing import Tracing
 
 
 class Application(DescribedApp):
-    """Our routes behind our own layers, and nothing of the framework's between the two."""
+    """The routes, the layers around them, and the answers to failures."""
 
     state: AppState  # pyright: ignore[reportIncompatibleVariableOverride] - the framework takes any
 
     def __init__(self, state: AppState, *, routes: Sequence[BaseRoute], **options: Any) -> None:  # noqa: ANN401 - those of the base class
-        super().__init__(routes=list(routes), **options)
-        self.state = state  # pyright: ignore[reportIncompatibleVariableOverride] - as above
         self._observer = RequestObserver(access_log=state.settings.access_log)
+        layers = [
+            Middleware(ObservingMiddleware, observer=self._observer),
+            Middleware(RequestIdMiddleware),
+        ]
+        super().__init__(
+            routes=list(routes), middleware=layers, exception_handlers=ANSWERS, **options
+        )
+        self.state = state  # pyright: ignore[reportIncompatibleVariableOverride] - as above
         strict_routes = [route for route in routes if isinstance(route, StrictRoute)]
-        self.room = RoomCheck(self, routes=strict_routes, observer=self._observer)
+        self.load_shedder = LoadShedder(self, routes=strict_routes, observer=self._observer)
         """For the transport, which asks it before all layers."""
 
     def answer_unreadable(self) -> Response:
@@ -47,12 +54,6 @@ class Application(DescribedApp):
         scope: Scope = {"type": "http", "app": self, "method": "", "headers": []}
         error = InvalidHttpError(max_headers=MAX_HEADERS, max_head_bytes=MAX_HEAD_BYTES)
         return self._observer.answer_early(scope, partial(problem_response, error=error))
-
-    def build_middleware_stack(self) -> ASGIApp:
-        """Return the layers that a request passes, each around the one before."""
-        answering = FailureMiddleware(self.router)
-        with_id = RequestIdMiddleware(answering)
-        return ObservingMiddleware(with_id, observer=self._observer)
 
 
 def create_app(
@@ -74,7 +75,7 @@ def create_app(
         KeyFileError: the file of API keys cannot be read.
     """
     check_exposure(settings)
-    door = open_door(settings.api_keys_file)
+    authenticator = authenticator_for(settings.api_keys_file)
 
     @asynccontextmanager
     async def lifespan(app: Application) -> AsyncGenerator[None]:
@@ -87,13 +88,13 @@ def create_app(
                 backbone=backbone or await asyncio.to_thread(load_serving_backbone, settings),
                 registry=opened,
                 on_fatal=on_fatal or _leave_to_supervisor,
-                weights=door.weights,
+                weights=authenticator.weights,
                 tracing=tracing,
             )
             stack.push_async_callback(runtime.aclose)
             await runtime.start()
             app.state.runtime = runtime
-            following = asyncio.create_task(door.run(), name="the file of API keys")
+            following = asyncio.create_task(authenticator.run(), name="the file of API keys")
             runtime.depend_on(following)
             stack.callback(following.cancel)
             yield
@@ -101,7 +102,7 @@ def create_app(
     modules = (routes, admin, pages, tei, openai, open_inference)
     found = list(chain.from_iterable(module.router.routes for module in modules))
     return Application(
-        AppState(settings=settings, door=door),
+        AppState(settings=settings, authenticator=authenticator),
         title="Nunatak",
         summary="Many text tasks from one frozen transformer encoder.",
         version=version("nunatak"),

@@ -1,6 +1,7 @@
-"""The catalog: the registry as the event loop sees it, every call on a small thread pool.
+"""The registry as the event loop sees it: each call runs on a small thread pool.
 
-The catalog as one caller sees it: tasks that are not on the caller's list do not exist.
+`Catalog` gives access to all tasks. `VisibleCatalog` shows one caller the tasks on the list of that
+caller; every other task does not exist for the caller.
 """
 
 import asyncio
@@ -12,6 +13,9 @@ from functools import partial
 from typing import NoReturn, ParamSpec, TypeVar
 from uuid import uuid4
 
+from nunatak_contract.errors import ContractError
+from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.names import TaskReference
 from nunatak_registry import (
     AliasEvent,
     Candidate,
@@ -21,9 +25,7 @@ from nunatak_registry import (
     Registry,
     RegistryError,
     StoreUnavailableError,
-    TaskManifest,
     TaskNotFoundError,
-    TaskReference,
     TaskSummary,
     Traffic,
 )
@@ -36,11 +38,11 @@ Result = TypeVar("Result")
 
 
 class Catalog:
-    """Awaitable access to a registry; raises what the registry raises."""
+    """Awaitable access to a registry; the methods raise the errors of the registry."""
 
     def __init__(self, registry: Registry, *, num_threads: int = 2) -> None:
         self._registry = registry
-        # Containers may share both a host name and a process number.
+        # Two containers may have the same host name and process number.
         self._reader = f"{socket.gethostname()[:64]}:{os.getpid()}:{uuid4().hex[:8]}"
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="nunatak-registry")
 
@@ -49,11 +51,11 @@ class Catalog:
         return await self._call(self._resolve, reference)
 
     async def traffic(self, reference: TaskReference) -> Traffic:
-        """Return what runs for requests by a reference now."""
+        """Return the version that a reference means now, with its canary and shadow."""
         return await self._call(self._traffic, reference)
 
     async def generation(self) -> Generation:
-        """Return what changes with every change of the registry."""
+        """Return the generation, which every change of the registry raises."""
         return await self._call(self._registry.generation)
 
     async def tasks(self) -> list[TaskSummary]:
@@ -67,13 +69,13 @@ class Catalog:
     async def promote(
         self, task: str, alias: str, version: int, *, expected_version: int | None
     ) -> AliasEvent:
-        """Point an alias to a version, if it points to the expected one."""
+        """Point an alias to a version, if the alias points to the expected version."""
         return await self._call(
             self._registry.promote, task, alias, version, expected_version=expected_version
         )
 
     async def rollback(self, task: str, alias: str, *, expected_version: int | None) -> AliasEvent:
-        """Point an alias to the version it was promoted from."""
+        """Point an alias to the version that it pointed to before."""
         return await self._call(
             self._registry.rollback, task, alias, expected_version=expected_version
         )
@@ -81,7 +83,7 @@ class Catalog:
     async def next_rollback(
         self, task: str, alias: str, *, expected_version: int | None
     ) -> tuple[int, int]:
-        """Return where an alias points, and where a rollback would let it point."""
+        """Return the version of an alias now, and its version after a rollback."""
         return await self._call(
             self._registry.next_rollback, task, alias, expected_version=expected_version
         )
@@ -89,7 +91,7 @@ class Catalog:
     async def set_candidate(
         self, candidate: Candidate, *, expected_version: int | None
     ) -> CandidateEvent:
-        """Let a version run beside an alias, if the expected one does now."""
+        """Make a version the canary or shadow of an alias, if the expected version is it now."""
         return await self._call(
             self._registry.rollouts.set, candidate, expected_version=expected_version
         )
@@ -97,7 +99,7 @@ class Catalog:
     async def end_candidate(
         self, task: str, alias: str, role: CandidateRole, *, expected_version: int | None
     ) -> CandidateEvent:
-        """Let no version of this role run beside an alias."""
+        """End the canary or shadow of an alias."""
         return await self._call(
             self._registry.rollouts.end, task, alias, role, expected_version=expected_version
         )
@@ -105,15 +107,15 @@ class Catalog:
     async def hold(
         self, versions: Collection[tuple[str, int]], *, seconds: float
     ) -> frozenset[tuple[str, int]]:
-        """Keep these versions, and no others, from being deleted for a while; return those held."""
+        """Protect these versions, and no others, from deletion; return the protected ones."""
         return await self._call(self._registry.hold, self._reader, versions, seconds=seconds)
 
     async def held(self) -> set[tuple[str, int]]:
-        """Return the versions that this process keeps from being deleted now."""
+        """Return the versions that this process protects from deletion now."""
         return await self._call(self._registry.held, self._reader)
 
     def close(self) -> None:
-        """End the threads once their calls are done; the registry stays open."""
+        """End the threads after their calls; the registry stays open."""
         self._pool.shutdown()
 
     def _resolve(self, reference: TaskReference) -> TaskManifest:
@@ -123,8 +125,8 @@ class Catalog:
 
     def _traffic(self, reference: TaskReference) -> Traffic:
         traffic = self._registry.traffic(reference)
-        beside = (it.manifest for it in (traffic.canary, traffic.shadow) if it is not None)
-        _make_keys(traffic.manifest, *beside)
+        candidates = (it.manifest for it in (traffic.canary, traffic.shadow) if it is not None)
+        _make_keys(traffic.manifest, *candidates)
         return traffic
 
     async def _call(
@@ -138,7 +140,7 @@ class Catalog:
 
 
 def _make_keys(*manifests: TaskManifest) -> None:
-    """Digest manifests here, where the event loop does not wait for it; they keep their digest."""
+    """Compute the digests of manifests on this thread; manifests cache their digests."""
     for manifest in manifests:
         key_of(manifest)
 
@@ -147,9 +149,9 @@ Found = TypeVar("Found")
 
 
 class VisibleCatalog:
-    """Answers questions about tasks as if the registry held only the caller's.
+    """The registry as if it held only the tasks of one caller.
 
-    What is found is noted for the log: it is no longer just a word of the caller's.
+    A name from a request may be anything, so the log gets only names that a look-up has found.
     """
 
     def __init__(self, catalog: Catalog, tasks: TaskList) -> None:
@@ -164,7 +166,7 @@ class VisibleCatalog:
         return manifest
 
     async def traffic(self, reference: TaskReference) -> Traffic:
-        """Return the version that a reference means now, and what runs beside it."""
+        """Return the version that a reference means now, with its canary and shadow."""
         lookup = self._catalog.traffic(reference)
         traffic = await visible(reference.task, lookup, tasks=self._tasks)
         note_task(traffic.manifest.reference)
@@ -182,13 +184,13 @@ class VisibleCatalog:
 
 
 async def visible(task: str, lookup: Awaitable[Found], *, tasks: TaskList) -> Found:
-    """Return what a look-up of a task finds, if the task is on the list.
+    """Return the result of a look-up, if the task is on the list.
 
-    One that is not is looked up all the same, so that the time does not tell it from one that
-    is not there.
+    A task that is not on the list is looked up as well, so that the time of the answer does not
+    reveal whether the task exists.
 
     Raises:
-        TaskNotFoundError: there is no such task, or it is not on the list.
+        TaskNotFoundError: the task does not exist, or is not on the list.
     """
     if not tasks.allows(task):
         await deny(task, lookup)
@@ -196,7 +198,7 @@ async def visible(task: str, lookup: Awaitable[Found], *, tasks: TaskList) -> Fo
 
 
 async def deny(task: str, lookup: Awaitable[object]) -> NoReturn:
-    """Look a task up that is not on the list, and answer as if it did not exist.
+    """Look up a task that is not on the list, and answer as if the task did not exist.
 
     Raises:
         TaskNotFoundError: always, unless the store cannot be read.
@@ -205,6 +207,6 @@ async def deny(task: str, lookup: Awaitable[object]) -> NoReturn:
         await lookup
     except StoreUnavailableError:
         raise
-    except RegistryError:
+    except (ContractError, RegistryError):
         pass
     raise TaskNotFoundError(task)

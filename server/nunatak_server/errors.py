@@ -1,8 +1,49 @@
-"""The root of the tree, and what an operator or a key does not allow.
+"""The errors of the server, in three branches below `ServerError`.
 
-Errors of what a caller sent.
+- `AccessError`: the key of the caller does not allow the request.
+- `RequestError`: the request cannot be answered as it stands.
+- `UnavailableError` and `TaskError`: the server, or one task version, cannot serve now.
 
-Errors of what cannot be served: nothing now, or one task version.
+Each error has a stable `code`. Messages may go to callers.
+
+    ServerError
+        InvalidSettingsError
+        KeyFileError
+        AccessError
+            UnauthenticatedError
+            InsufficientScopeError
+            CrossSiteError
+        RequestError
+            InvalidHttpError
+            InvalidJsonError
+            InvalidRequestError
+            BodyTooLargeError
+            ReceiveTimeoutError
+            UnsupportedMediaTypeError
+            TooManyInputsError
+            TooManyTasksError
+            RequestTooLargeError
+            TextTooLongError
+            TooManyTokensError
+            EmptyTextError
+            InvalidTextError
+            ModelNotFoundError
+            WrongInputKindError
+        UnavailableError
+            OverloadedError
+                ShareExceededError
+            DeadlineExceededError
+                DeadlineTooShortError
+            NotReadyError
+            DrainingError
+            EngineFailedError
+            OutOfMemoryError
+            BackboneUnhealthyError
+        TaskError
+            TaskUnhealthyError
+            TaskDoesNotFitError
+            TaskInUseError
+            TaskPinnedError
 """
 
 from collections.abc import Sequence
@@ -11,13 +52,13 @@ from typing import ClassVar
 
 
 class ServerError(Exception):
-    """Base of every error this package raises on purpose."""
+    """Base of every error that this package raises."""
 
     code: ClassVar[str] = "server_error"
 
 
 class InvalidSettingsError(ServerError):
-    """The settings contradict each other or the machine they run on."""
+    """The settings contradict each other or do not fit the machine."""
 
     code = "invalid_settings"
 
@@ -34,13 +75,13 @@ class KeyFileError(ServerError):
 
 
 class AccessError(ServerError):
-    """Base: the caller may not do this."""
+    """Base: the caller has no permission for the request."""
 
     code = "access_denied"
 
 
 class UnauthenticatedError(AccessError):
-    """No key, or none that is valid; one answer for every reason tells nothing."""
+    """The key is missing or invalid. The message is the same for every reason."""
 
     code = "unauthenticated"
 
@@ -53,7 +94,7 @@ class UnauthenticatedError(AccessError):
 
 
 class InsufficientScopeError(AccessError):
-    """The key is valid, but not for this."""
+    """The key is valid, but lacks a scope or tasks for the request."""
 
     code = "insufficient_scope"
 
@@ -67,7 +108,7 @@ class InsufficientScopeError(AccessError):
 
 
 class CrossSiteError(AccessError):
-    """A browser sends it for a page of another site, whose reader did not ask for it."""
+    """A browser sent the request for a page of another site."""
 
     code = "cross_site"
 
@@ -79,13 +120,13 @@ class CrossSiteError(AccessError):
 
 
 class RequestError(ServerError):
-    """Base: what the caller sent cannot be answered as it stands."""
+    """Base: the request cannot be answered as it stands."""
 
     code = "invalid_request"
 
 
 class InvalidHttpError(RequestError):
-    """What came cannot be read as a request, or its head is beyond the limits."""
+    """The bytes are no HTTP request, or the head is above the limits."""
 
     code = "invalid_http"
 
@@ -111,11 +152,11 @@ class InvalidJsonError(RequestError):
 
 
 class InvalidRequestError(RequestError):
-    """A well-formed request with an impossible value."""
+    """A well-formed request has an invalid value."""
 
 
 class BodyTooLargeError(RequestError):
-    """More bytes than the server takes, whether declared or counted."""
+    """The body has more bytes than the server accepts, as declared or as counted."""
 
     code = "body_too_large"
 
@@ -144,7 +185,7 @@ class UnsupportedMediaTypeError(RequestError):
 
 
 class TooManyInputsError(RequestError):
-    """More texts than one request may carry."""
+    """The request has too many inputs."""
 
     code = "too_many_inputs"
 
@@ -158,7 +199,7 @@ class TooManyInputsError(RequestError):
 
 
 class TooManyTasksError(RequestError):
-    """More tasks than one request may name."""
+    """The request names too many tasks."""
 
     code = "too_many_tasks"
 
@@ -169,7 +210,7 @@ class TooManyTasksError(RequestError):
 
 
 class RequestTooLargeError(RequestError):
-    """More work than one request may bring: no queue would leave room for others beside it."""
+    """The request has too much work: even an empty queue would have no space for others."""
 
     code = "request_too_large"
 
@@ -183,7 +224,7 @@ class RequestTooLargeError(RequestError):
 
 
 class TextTooLongError(RequestError):
-    """More characters than one text may have; checked before any tokenization."""
+    """A text has too many characters; checked before tokenization."""
 
     code = "text_too_long"
 
@@ -198,7 +239,7 @@ class TextTooLongError(RequestError):
 
 
 class TooManyTokensError(RequestError):
-    """A text of more tokens than are read at once, where long texts are refused."""
+    """A text has more tokens than the task reads at once, and `on_long` is `refuse`."""
 
     code = "too_many_tokens"
 
@@ -214,7 +255,7 @@ class TooManyTokensError(RequestError):
 
 
 class EmptyTextError(RequestError):
-    """A text with nothing to read in it."""
+    """A text is empty or only white space."""
 
     code = "empty_text"
 
@@ -224,7 +265,7 @@ class EmptyTextError(RequestError):
 
 
 class InvalidTextError(RequestError):
-    """A text that no tokenizer can take."""
+    """A text has characters that no tokenizer accepts."""
 
     code = "invalid_text"
 
@@ -235,7 +276,7 @@ class InvalidTextError(RequestError):
 
 
 class ModelNotFoundError(RequestError):
-    """An embedding model other than the backbone."""
+    """The request names an embedding model other than the backbone."""
 
     code = "model_not_found"
 
@@ -247,7 +288,7 @@ class ModelNotFoundError(RequestError):
 
 
 class WrongInputKindError(RequestError):
-    """An input of a kind that the task's head does not answer; other tasks of the request may."""
+    """The head of the task cannot answer this kind of input; other tasks may."""
 
     code = "wrong_input_kind"
 
@@ -263,13 +304,13 @@ class WrongInputKindError(RequestError):
 
 
 class UnavailableError(ServerError):
-    """Base: the request is fine, the server cannot serve it now."""
+    """Base: the request is valid, but the server cannot answer it now."""
 
     code = "unavailable"
 
 
 class OverloadedError(UnavailableError):
-    """Too much is queued already: refused at once rather than answered late."""
+    """The queue is full, so the server refuses the request at once."""
 
     code = "overloaded"
 
@@ -283,7 +324,7 @@ class OverloadedError(UnavailableError):
 
 
 class ShareExceededError(OverloadedError):
-    """Too much of one caller, or of its requests for one task, is queued; others find room."""
+    """The caller, or one task of the caller, holds its share of the queue."""
 
     code = "share_exceeded"
 
@@ -298,7 +339,7 @@ class ShareExceededError(OverloadedError):
 
 
 class DeadlineExceededError(UnavailableError):
-    """The deadline passed before the answer; rows still queued were never computed."""
+    """The deadline passed before the answer; rows that still waited are never computed."""
 
     code = "deadline_exceeded"
 
@@ -309,7 +350,7 @@ class DeadlineExceededError(UnavailableError):
 
 
 class DeadlineTooShortError(DeadlineExceededError):
-    """The deadline would pass while what is queued already is computed: refused at once."""
+    """The deadline would pass while the request waits, so the server refuses it at once."""
 
     code = "deadline_too_short"
 
@@ -323,7 +364,7 @@ class DeadlineTooShortError(DeadlineExceededError):
 
 
 class NotReadyError(UnavailableError):
-    """The server is still starting, or its engine has stopped."""
+    """The server is starting, or its engine has stopped."""
 
     code = "not_ready"
 
@@ -333,7 +374,7 @@ class NotReadyError(UnavailableError):
 
 
 class DrainingError(UnavailableError):
-    """The server finishes what it has accepted and takes nothing new."""
+    """The server is shutting down: it answers accepted requests and accepts no new ones."""
 
     code = "draining"
 
@@ -342,7 +383,7 @@ class DrainingError(UnavailableError):
 
 
 class EngineFailedError(UnavailableError):
-    """What every answer needs is lost, such as the device; only a new process can serve again."""
+    """The process cannot serve any more, for example because its device is lost."""
 
     code = "engine_failed"
 
@@ -352,7 +393,7 @@ class EngineFailedError(UnavailableError):
 
 
 class OutOfMemoryError(UnavailableError):
-    """The device, or the host, had no memory left for a batch, or to load a version."""
+    """The device or the host has no memory left for a batch or a load."""
 
     code = "out_of_memory"
 
@@ -364,7 +405,7 @@ class OutOfMemoryError(UnavailableError):
 
 
 class BackboneUnhealthyError(UnavailableError):
-    """A backbone whose forward pass fails, or gives outputs that are not finite, by itself."""
+    """The forward pass of the backbone alone fails, or its outputs are not finite."""
 
     code = "backbone_unhealthy"
 
@@ -374,13 +415,13 @@ class BackboneUnhealthyError(UnavailableError):
 
 
 class TaskError(ServerError):
-    """Base: one task version cannot be served; its neighbours can."""
+    """Base: one task version cannot be served; other versions can."""
 
     code = "task_error"
 
 
 class TaskUnhealthyError(TaskError):
-    """A version whose forward pass fails or gives outputs that are not finite."""
+    """The forward pass of a version fails, or its outputs are not finite."""
 
     code = "task_unhealthy"
 
@@ -392,7 +433,7 @@ class TaskUnhealthyError(TaskError):
 
 
 class TaskDoesNotFitError(TaskError):
-    """A version that needs more memory than the budget has beside what is pinned."""
+    """A version needs more memory than pinned versions leave of the budget."""
 
     code = "task_does_not_fit"
 
@@ -411,7 +452,7 @@ class TaskDoesNotFitError(TaskError):
 
 
 class TaskInUseError(TaskError):
-    """An eviction of a version that answers requests right now."""
+    """A version cannot be evicted while it answers requests."""
 
     code = "task_in_use"
 
@@ -425,7 +466,7 @@ class TaskInUseError(TaskError):
 
 
 class TaskPinnedError(TaskError):
-    """An eviction of a version that an operator wants to stay."""
+    """A version cannot be evicted while it is pinned."""
 
     code = "task_pinned"
 

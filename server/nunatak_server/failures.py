@@ -1,10 +1,6 @@
-"""The errors that a task may fail with, of all packages that it passes through.
+"""Known errors of a task, and failures of the device.
 
-Not named in `errors` itself, which is light: the packages of models and artefacts load torch.
-
-Failures of the device, told from what is the fault of a batch, or of one task.
-
-Not named in `errors` itself, which is light: this loads torch.
+Separate from `errors.py`, which must stay light: this module loads torch.
 """
 
 import re
@@ -13,30 +9,31 @@ from typing import Final
 import torch
 
 from nunatak_artifact import ArtifactError
+from nunatak_contract.errors import ContractError
 from nunatak_model import ModelError
 from nunatak_registry import RegistryError
 from nunatak_server.errors import EngineFailedError, OutOfMemoryError, ServerError
 
-KnownError = RegistryError | ModelError | ArtifactError | ServerError
+KnownError = ContractError | RegistryError | ModelError | ArtifactError | ServerError
 """Raised on purpose: it has a code, and its message may go to a caller and to the log."""
-KNOWN_ERRORS: Final = (RegistryError, ModelError, ArtifactError, ServerError)
+KNOWN_ERRORS: Final = (ContractError, RegistryError, ModelError, ArtifactError, ServerError)
 """The same, as `except` takes them."""
 
 
 LIBRARY_FAILURE: Final = re.compile(
     r"(?:CUDA|cuDNN) error: (\w+_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR))"
 )
-"""How cuBLAS and cuDNN say that the device has failed; other statuses are of shapes or memory."""
+"""Messages of cuBLAS and cuDNN for a failed device. Other statuses concern shapes or memory."""
 NO_DEVICE_MEMORY: Final = "CUDA error: out of memory"
 NO_MEMORY: Final = re.compile(r"_STATUS_ALLOC_FAILED|DefaultCPUAllocator: can't allocate memory")
-"""How libraries, and torch on a processor, say that they were given no memory."""
+"""Messages of libraries, and of torch on a CPU, for missing memory."""
 
 
 def device_failure(error: Exception) -> EngineFailedError | OutOfMemoryError | None:
-    """Return what an error says of the device: that it is lost, or has no memory; None: nothing."""
+    """Return the failure of the device behind an error; None if the device is not the cause."""
     match error:
         case torch.AcceleratorError():
-            # A kernel, or memory to be pinned, that is given none is told in this way, too.
+            # Kernels without memory and failed allocations of pinned memory raise this error, too.
             if str(error).startswith(NO_DEVICE_MEMORY):
                 return OutOfMemoryError()
             return EngineFailedError(type(error).__name__)

@@ -1,10 +1,9 @@
-"""Watches the registry for changes that other processes make, and for restores of a backup.
+"""Following the registry: its changes by other processes, and the holds on versions in memory.
 
-Holds what is in memory: tells the registry which versions this process serves.
-
-So that nobody deletes a version that answers requests here. A process that is killed lets go when
-the time of its last hold is over. A registry that was restored has lost the holds written since its
-backup, so the process looks at them with each turn.
+`RegistryWatch` polls the registry for changes and for restores of a backup. `HoldRenewal` tells the
+registry which versions this process serves, so that nobody deletes one of them. The holds of a
+killed process expire. A restored registry has lost the holds written since its backup, so this
+process checks its holds with each turn.
 """
 
 import asyncio
@@ -21,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class RegistryWatch:
-    """Polls the registry's generation; a registry that cannot be read changes nothing."""
+    """Polls the generation of the registry; while a poll fails, nothing changes."""
 
     def __init__(
         self,
@@ -32,7 +31,7 @@ class RegistryWatch:
         interval_s: float,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`on_restore` is called after `on_change`, where the generation did not go up."""
+        """`on_restore` runs after `on_change`, if the generation has not gone up."""
         self._generation = generation
         self._on_change = on_change
         self._on_restore = on_restore
@@ -55,16 +54,16 @@ class RegistryWatch:
                 self.is_readable = True
                 if found != seen:
                     before, seen = seen, found
-                    await self._tell(before, found)
+                    await self._report(before, found)
             await self._pause(self._interval_s)
 
-    async def _tell(self, before: Generation | None, found: Generation) -> None:
+    async def _report(self, before: Generation | None, found: Generation) -> None:
         self._on_change()
-        # Each number comes once, unless the index is a copy from before it.
+        # Each number is used once, unless the index is an older copy.
         if before is not None and found.number <= before.number:
             logger.warning(
-                "the registry was restored: its generation was %d and is now %d; what it does not "
-                "name is served no more",
+                "the registry was restored: its generation was %d and is now %d; versions that it "
+                "lacks are not served any more",
                 before.number,
                 found.number,
             )
@@ -72,31 +71,32 @@ class RegistryWatch:
 
 
 HOLD_S = 120.0
-"""How long a version stays held by a process that was killed."""
+"""Lifetime of a hold: a killed process holds its versions for at most this long."""
 RENEWAL_S = HOLD_S / 3
+"""Time between two renewals of a hold."""
 RETRY_S = 5.0
-"""How long a registry that took no hold is left alone."""
+"""Time until the next attempt after the registry has refused a hold."""
 
 Version = tuple[str, int]
-"""A task and a number: what the registry holds."""
+"""A task name and a version number."""
 
 
 class Holds(Protocol):
-    """The holds of this process in the registry; both raise `RegistryError` if it cannot."""
+    """The holds of this process in the registry; both methods may raise `RegistryError`."""
 
     def hold(
         self, versions: Collection[Version], *, seconds: float
     ) -> Awaitable[AbstractSet[Version]]:
-        """Hold these versions, and no others, for a while; return those that exist."""
+        """Hold these versions, and no others, for so many seconds; return the held ones."""
         ...
 
     def held(self) -> Awaitable[AbstractSet[Version]]:
-        """Return what this process holds now."""
+        """Return the versions that this process holds now."""
         ...
 
 
-class VersionHolding:
-    """Renews the hold on the resident versions; a registry that takes none changes nothing."""
+class HoldRenewal:
+    """Renews the holds on the versions in memory; without holds the server goes on serving."""
 
     def __init__(
         self,
@@ -118,22 +118,22 @@ class VersionHolding:
         self._wanted: frozenset[Version] = frozenset()
         self._taken: AbstractSet[Version] = frozenset()
         self._renew_at = self._over_at = self._retry_at = 0.0
-        self._is_over_told = False
+        self._has_logged_expiry = False
         self.is_refused = False
-        """Whether the registry did not take the last hold."""
+        """Whether the registry refused the last hold."""
 
     @property
     def is_over(self) -> bool:
-        """Whether what was held can be deleted, for the registry has taken no hold for so long."""
+        """Whether the holds have expired, so that the versions in memory can be deleted."""
         return self.is_refused and self._clock() >= self._over_at
 
     def look(self) -> None:
-        """Look at once whether the holds are still there: the registry has changed."""
+        """Check the holds at once, because the registry has changed."""
         self._retry_at = 0.0
         self._look.set()
 
     async def run(self) -> None:
-        """Hold until cancelled."""
+        """Renew the holds until cancelled."""
         while True:
             self._look.clear()
             if self._clock() >= self._retry_at:
@@ -141,15 +141,15 @@ class VersionHolding:
             await self._pause(self._look, self._interval_s)
 
     async def release(self) -> None:
-        """Let go of everything; call it once `run` has ended."""
+        """Release all holds; call this after `run` has ended."""
         if self._asked is None:
             return
-        # A hold that was being written when `run` was cancelled must not come after this one.
+        # The hold that `run` was writing when it was cancelled must not come after the release.
         await asyncio.wait([self._asked])
         try:
             await self._ask(())
         except RegistryError as error:
-            logger.warning("holds end by themselves within %.0f s: %s", HOLD_S, error)
+            logger.warning("cannot release holds, which expire within %.0f s: %s", HOLD_S, error)
 
     async def _turn(self) -> None:
         wanted, now = frozenset(self._resident()), self._clock()
@@ -161,7 +161,7 @@ class VersionHolding:
         except RegistryError as error:
             self._refuse(error, now)
         else:
-            self.is_refused = self._is_over_told = False
+            self.is_refused = self._has_logged_expiry = False
 
     async def _is_due(self, now: float) -> bool:
         return now >= self._renew_at or await self._holds.held() != self._taken
@@ -172,9 +172,9 @@ class VersionHolding:
         self.is_refused = True
         self._over_at = self._over_at or now + HOLD_S
         self._retry_at = now + RETRY_S
-        if self.is_over and not self._is_over_told:
-            self._is_over_told = True
-            logger.error("no version is held any more, and any may be deleted: %s", error)
+        if self.is_over and not self._has_logged_expiry:
+            self._has_logged_expiry = True
+            logger.error("the holds have expired, so any version may be deleted: %s", error)
 
     async def _ask(self, versions: Collection[Version]) -> AbstractSet[Version]:
         self._asked = asyncio.ensure_future(self._holds.hold(versions, seconds=HOLD_S))

@@ -1,16 +1,16 @@
-"""Inputs: what callers ask about, which heads can answer it, and the texts that are read for it."""
+"""Inputs of requests: their kinds, the heads that can answer them, and their texts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from nunatak_contract.enums import HeadKind
 from nunatak_model import TextInput
-from nunatak_registry import HeadKind
 from nunatak_server.errors import WrongInputKindError
 
 
 class InputKind(StrEnum):
-    """What one input is."""
+    """The kind of one input."""
 
     TEXT = "text"
     PAIR = "pair"
@@ -20,7 +20,7 @@ class InputKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A question, to be answered by a part of its context."""
+    """A question, and the context that contains the answer."""
 
     question: str
     context: str
@@ -28,7 +28,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """A query, and the documents to order by how well they answer it."""
+    """A query, and the documents to rank for it."""
 
     query: str
     documents: tuple[str, ...]
@@ -38,7 +38,7 @@ TaskInput = TextInput | Question | Query
 
 
 def input_kind(item: TaskInput) -> InputKind:
-    """Tell the kind of an input."""
+    """Return the kind of an input."""
     match item:
         case str():
             return InputKind.TEXT
@@ -74,7 +74,7 @@ def find_misfit(inputs: Sequence[TaskInput], head: HeadKind) -> WrongInputKindEr
 
 
 def strings_in(item: TaskInput) -> tuple[str, ...]:
-    """Return every string that an input holds, once."""
+    """Return every string of an input."""
     match item:
         case str():
             return (item,)
@@ -87,7 +87,7 @@ def strings_in(item: TaskInput) -> tuple[str, ...]:
 
 
 def texts_to_read(item: TaskInput) -> tuple[TextInput, ...]:
-    """Return what the encoder reads for an input: one text or pair, or one for each document."""
+    """Return the texts or pairs to encode for an input: one, or one for each document."""
     match item:
         case Question():
             return ((item.question, item.context),)

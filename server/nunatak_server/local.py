@@ -16,7 +16,7 @@ from nunatak_server.settings import ServerSettings
 
 
 class LocalPredictor:
-    """Answers as a server would; a context manager, to be used from one thread."""
+    """Answers like a server; a context manager for use from one thread."""
 
     def __init__(self, registry: Registry, backbone: Backbone) -> None:
         self._registry = registry
@@ -42,7 +42,7 @@ class LocalPredictor:
         try:
             self._runner.run(self._start())
         except BaseException:
-            # Who is not let in never leaves.
+            # Python calls no `__exit__` after an `__enter__` that raises.
             self.close()
             raise
 
@@ -53,10 +53,10 @@ class LocalPredictor:
         *,
         options: PredictionOptions = DEFAULT_OPTIONS,
     ) -> Prediction:
-        """Ask every task about every input; an answer or a failure for each task.
+        """Return the answer or the failure of each task for all inputs.
 
         Raises:
-            ServerError: the request as a whole cannot be answered.
+            ServerError: the whole request cannot be answered.
         """
         request = PredictionRequest(
             references=tuple(tasks),
@@ -85,10 +85,10 @@ class LocalPredictor:
     async def _predict(self, request: PredictionRequest) -> Prediction:
         if self._runtime is None:
             raise RuntimeError("a LocalPredictor must be started before it predicts")
-        # No loop has followed the registry since the last call.
+        # The event loop stood still since the last call, so no task has polled the registry.
         self._runtime.residency.invalidate()
         return await self._runtime.service.predict(request)
 
 
 def _leave_to_callers(_: EngineFailedError) -> None:
-    """Do nothing more: it was logged, and every prediction fails."""
+    """Do nothing: the error is in the log, and every later prediction fails."""

@@ -1,4 +1,4 @@
-"""Readiness: whether this process takes requests now."""
+"""Readiness: whether this process accepts requests."""
 
 from collections.abc import Callable
 from enum import StrEnum
@@ -9,23 +9,23 @@ from nunatak_server.errors import DrainingError, NotReadyError
 
 
 class State(StrEnum):
-    """The life of a server process, in order; FAILED ends it from anywhere."""
+    """The states of a server process, in order; every state can move to FAILED."""
 
     STARTING = "starting"
     READY = "ready"
     LEAVING = "leaving"
-    """Requests are still taken, but whoever asks for readiness is told to send no more."""
+    """The server still accepts requests, and /readyz answers 503."""
     DRAINING = "draining"
     FAILED = "failed"
 
 
 class Readiness:
-    """The one place that knows the state of the process; owned by the event loop thread."""
+    """The state of the process; belongs to the event loop thread."""
 
     def __init__(
         self, *, stalled_s: Callable[[], float] = lambda: 0.0, max_stall_s: float = inf
     ) -> None:
-        """`stalled_s` tells for how many seconds work has waited and none was done."""
+        """`stalled_s` returns for how many seconds rows have waited and no batch has ended."""
         self.state = State.STARTING
         self._stalled_s = stalled_s
         self._max_stall_s = max_stall_s
@@ -46,7 +46,7 @@ class Readiness:
         return self.state in (State.READY, State.LEAVING)
 
     def check(self) -> None:
-        """Return if requests are taken.
+        """Return if the server accepts requests.
 
         Raises:
             NotReadyError: the process is starting or has failed.

@@ -1,8 +1,7 @@
-"""The rows that a server answers before it says that it is ready.
+"""The runtime: all parts of a serving process together, without a transport.
 
-The runtime: everything a process needs to answer, put together; no transport.
-
-It belongs to the event loop on which it is started.
+A `Runtime` belongs to the event loop on which it starts. Before it is ready, it answers the warm-up
+rows at the top of this file.
 """
 
 import asyncio
@@ -17,12 +16,12 @@ from importlib.metadata import version
 import torch
 
 from nunatak_artifact import PARAMETERS_ROLE
+from nunatak_contract.methods import TopK
 from nunatak_model import (
     Backbone,
     Branch,
     BranchSpec,
     Encoding,
-    TopK,
     TrunkCache,
     embedding_branch,
     keep_lowest_layers,
@@ -38,12 +37,11 @@ from nunatak_server.engine.compute import BatchCompute
 from nunatak_server.engine.engine import Engine
 from nunatak_server.engine.outcomes import BatchObservers
 from nunatak_server.errors import EngineFailedError
-from nunatak_server.following import RegistryWatch, VersionHolding
-from nunatak_server.predict.embedding import EmbeddingService
+from nunatak_server.following import HoldRenewal, RegistryWatch
 from nunatak_server.predict.service import PredictionService, RequestLimits, Stages
 from nunatak_server.readiness import Readiness, State
-from nunatak_server.residency.loading import VersionLoading, pin_at_start
-from nunatak_server.residency.loads import GivingWay, Loader
+from nunatak_server.residency.loading import VersionLoader, pin_at_start
+from nunatak_server.residency.loads import Loader, LoadThrottle
 from nunatak_server.residency.memory import (
     HostTier,
     find_memory_return,
@@ -53,11 +51,11 @@ from nunatak_server.residency.memory import (
 )
 from nunatak_server.residency.residency import Residency
 from nunatak_server.residency.resident_set import key_of
-from nunatak_server.rollouts.rollouts import TrafficControl
+from nunatak_server.rollouts.rollouts import Rollouts
 from nunatak_server.scheduler.admission import CALLER_SHARE, Admission
-from nunatak_server.scheduler.pace import Pace
+from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.planner import TurnRules
-from nunatak_server.scheduler.rows import PendingRow, backbone_answer
+from nunatak_server.scheduler.rows import PendingRow, RowSpec, backbone_answer
 from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry.memory import BuildInfo, ServerState, take_stock
 from nunatak_server.telemetry.metrics import Metrics, TrunkCacheCollector
@@ -67,13 +65,13 @@ from nunatak_server.tokenization import Tokenization
 
 WARM_UP_TEXT = "ready " * 128
 WARM_UP_TOKENS = (8, 128, 12, 96)
-"""Of differing sizes, so that it is known from the start what a batch takes beside its tokens."""
+"""Different sizes, so that the time model knows the fixed time of a batch from the start."""
 
 
 def warm_up_branch(backbone: Backbone) -> Branch:
-    """A branch whose rows run every held layer, and that takes no memory.
+    """Return a branch whose rows run every layer in memory; the branch itself takes no memory.
 
-    Where upper layers are not held, held ones stand in for them: its answers mean nothing.
+    Layers in memory stand in for upper layers that are not, so the outputs mean nothing.
     """
     branch, held = embedding_branch(backbone), backbone.layers
     missing = backbone.config.num_layers - len(held)
@@ -91,7 +89,7 @@ def warm_up_branch(backbone: Backbone) -> Branch:
 
 
 POLLS_PER_HOLD = 20
-"""A registry is read for changes this often for each time that it may be written to."""
+"""Polls of the registry for each possible write of a hold."""
 
 logger = logging.getLogger(__name__)
 
@@ -100,8 +98,8 @@ def load_serving_backbone(settings: ServerSettings) -> Backbone:
     """Load the backbone that the settings name, on their device and in their number format.
 
     Raises:
-        InvalidSettingsError: there is no such device.
-        ModelError: there is no such backbone, or it cannot be read, or has fewer layers.
+        InvalidSettingsError: the device does not exist.
+        ModelError: the backbone does not exist, cannot be read, or has fewer layers.
     """
     device = resolve_device(settings.device)
     dtype = resolve_dtype(settings.dtype, device)
@@ -112,16 +110,16 @@ def load_serving_backbone(settings: ServerSettings) -> Backbone:
 
 
 def _stopwatch_of(device: torch.device) -> Callable[[], float]:
-    """Return what tells how long a batch keeps the device busy, to the thread that computes it.
+    """Return the clock that the engine thread uses to time batches.
 
-    On a processor that is the thread's own time: what others do on the same cores meanwhile would
-    pass for a slow batch, and how time grows with tokens could not be told.
+    On a CPU the clock is the CPU time of the thread. With wall time, other work on the same cores
+    would look like slow batches, and the time model could not see how time grows with tokens.
     """
     return time.thread_time if device.type == "cpu" else time.monotonic
 
 
 class Runtime:
-    """Owns threads and state of one serving process; `start` before use, `aclose` after."""
+    """The threads and the state of one serving process; `start` before use, `aclose` after."""
 
     def __init__(
         self,
@@ -164,7 +162,7 @@ class Runtime:
                 is_trunk_held=lambda row: compute.holds_trunk(row.encoding, row.branch.split_depth),
             ),
             limits=batch_limits,
-            pace=Pace(
+            time_model=BatchTimeModel(
                 fixed_share=settings.batch_overhead,
                 max_tokens=batch_limits.max_tokens,
                 max_rows=batch_limits.max_rows,
@@ -180,20 +178,20 @@ class Runtime:
             max_requests=settings.max_queued_requests,
             max_tokens=settings.max_queued_tokens,
             max_bytes=settings.max_held_bytes,
-            # Without keys everybody is one caller.
+            # Without keys all requests have one caller.
             caller_share=None if settings.api_keys_file is None else CALLER_SHARE,
             weights=weights or {},
-            pace=lambda: self._engine.pace,
+            time_model=lambda: self._engine.time_model,
         )
-        give_way = GivingWay(self.should_loads_give_way)
+        throttle = LoadThrottle(self.should_throttle_loads)
         self.host_tier = HostTier(
-            partial(registry.read_blob, role=PARAMETERS_ROLE, pause=give_way),
+            partial(registry.read_blob, role=PARAMETERS_ROLE, pause=throttle),
             budget_bytes=host_memory_budget(settings.host_memory_bytes, backbone.device),
         )
         self.residency = Residency(
             resolve=self.catalog.traffic,
             loader=Loader(
-                load=VersionLoading(backbone, self.host_tier, give_way=give_way),
+                load=VersionLoader(backbone, self.host_tier, throttle=throttle),
                 give_back=find_memory_return(),
                 size_of=partial(size_in_memory, dtype=backbone.dtype),
                 num_threads=settings.load_threads,
@@ -202,44 +200,34 @@ class Runtime:
             budget_bytes=task_memory_budget(settings.task_memory_bytes, backbone.device),
             observer=self.metrics,
         )
-        self.traffic = TrafficControl(
+        self.rollouts = Rollouts(
             residency=self.residency,
             join=backbone.tokenizer.join,
             tolerance=settings.shadow_tolerance,
         )
-        for collector in self.traffic.collectors():
+        for collector in self.rollouts.metrics.collectors():
             self.metrics.include(collector)
-        request_limits = RequestLimits(
-            max_inputs=settings.max_inputs,
-            max_tasks=settings.max_tasks_per_request,
-            max_text_chars=settings.max_text_chars,
-        )
-        stages = Stages(
-            admission=self.admission,
-            residency=self.residency,
-            tokenization=self._tokenization,
-            engine=self._engine,
-            traffic=self.traffic,
-        )
-        self.embedding = EmbeddingService(
-            readiness=self.readiness,
-            limits=request_limits,
-            stages=stages,
-            metrics=self.metrics,
-            backbone=backbone,
-        )
         self.service = PredictionService(
             readiness=self.readiness,
-            limits=request_limits,
-            stages=stages,
+            limits=RequestLimits(
+                max_inputs=settings.max_inputs,
+                max_tasks=settings.max_tasks_per_request,
+                max_text_chars=settings.max_text_chars,
+            ),
+            stages=Stages(
+                admission=self.admission,
+                residency=self.residency,
+                tokenization=self._tokenization,
+                engine=self._engine,
+                rollouts=self.rollouts,
+            ),
             metrics=self.metrics,
             observers=(
                 self.metrics.observe_prediction,
                 note_prediction,
                 *([tracing.observe_prediction] if tracing else []),
             ),
-            num_layers=backbone.config.num_layers,
-            join=backbone.tokenizer.join,
+            backbone=backbone,
         )
         self._watch = RegistryWatch(
             generation=self.catalog.generation,
@@ -248,22 +236,22 @@ class Runtime:
             interval_s=settings.registry_poll_ms / 1000,
         )
         self._watching: asyncio.Task[None] | None = None
-        self._holding = VersionHolding(
+        self._holding = HoldRenewal(
             resident=lambda: [key_of(it.manifest)[:2] for it in self.residency.resident()],
             holds=self.catalog,
-            # A hold is a write. Where more tasks are asked than fit, what is in memory changes
+            # A hold is a write. If more tasks are in use than fit, the versions in memory change
             # with every other request.
             interval_s=POLLS_PER_HOLD * settings.registry_poll_ms / 1000,
         )
 
-    def should_loads_give_way(self) -> bool:
-        """Whether a load that rests now helps more rows than leases wait for loads."""
-        # Another device computes without the cores that a load takes.
+    def should_throttle_loads(self) -> bool:
+        """Tell whether more rows wait for batches than requests wait for loads."""
+        # Batches on an accelerator do not use the cores of a load.
         shares_cores = self.backbone.device.type == "cpu"
         return shares_cores and self._engine.num_rows > self.residency.num_waiting_for_loads
 
     async def start(self) -> None:
-        """Start the threads, run a real forward pass, load the pins, and then take requests.
+        """Start the threads, run forward passes, load the pins, and then accept requests.
 
         Raises:
             ServerError: the forward pass fails.
@@ -286,7 +274,7 @@ class Runtime:
         self.readiness.move_to(State.READY)
 
     def state(self) -> ServerState:
-        """Return what a scrape shows beside what was counted."""
+        """Return the state that a scrape shows next to the counters."""
         return ServerState(
             build=self._build,
             is_ready=self.readiness.is_ready,
@@ -302,33 +290,33 @@ class Runtime:
         )
 
     def warnings(self) -> list[str]:
-        """Return what is wrong while requests are answered all the same."""
+        """Return the problems that do not keep the server from answering."""
         found = list[str]()
         if not self._watch.is_readable:
-            found.append("the registry cannot be read: changes of it are not seen")
+            found.append("the registry cannot be read: the server does not see its changes")
         if self._holding.is_over:
             found.append("the registry takes no holds: versions in memory may be deleted")
         return found
 
     def depend_on(self, following: asyncio.Task[None]) -> None:
-        """Fail once a task fails that keeps answers up to date; its name is what it follows."""
+        """Fail the process if `following` fails; the name of the task says what it follows."""
         following.add_done_callback(self._check_following)
 
     def announce_drain(self) -> None:
-        """Take requests still, while /readyz asks for no more."""
+        """Still accept requests, while /readyz answers 503."""
         self.readiness.move_to(State.LEAVING)
 
     def begin_drain(self) -> None:
-        """Take no new requests; those in flight are answered."""
+        """Accept no new requests; requests in flight are answered."""
         self.readiness.move_to(State.DRAINING)
 
     async def aclose(self) -> None:
-        """Answer what is in flight, then end all threads; the registry stays open."""
+        """Answer the requests in flight, then end all threads; the registry stays open."""
         self.begin_drain()
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
-        await self.traffic.aclose()
+        await self.rollouts.aclose()
         await self.residency.aclose()
         await self._engine.aclose()
         await self._holding.release()
@@ -346,13 +334,13 @@ class Runtime:
         try:
             await asyncio.gather(*following)
         finally:
-            # Where one has failed, the other must not outlive it.
+            # If one task has failed, the other must end as well.
             for task in following:
                 task.cancel()
             await asyncio.wait(following)
 
     async def _warm_up(self) -> None:
-        """Answer rows: readiness promises that this process can compute."""
+        """Answer rows, because readiness promises that this process can compute."""
         backbone = self.backbone
         branch = warm_up_branch(backbone)
         for num_tokens in WARM_UP_TOKENS:
@@ -362,23 +350,25 @@ class Runtime:
 
     async def _warm_up_with(self, encoding: Encoding, branch: Branch) -> None:
         row = PendingRow(
+            spec=RowSpec(
+                encoding=encoding,
+                group=-1,
+                trunk_tokens=encoding.num_tokens,
+                branch_tokens=0,
+                trunk_share=1.0,
+            ),
             task="warm-up",
             version=0,
             branch=branch,
-            encoding=encoding,
-            group=-1,
-            trunk_tokens=encoding.num_tokens,
-            branch_tokens=0,
             deadline=math.inf,
             submitted_at=0.0,
             future=asyncio.get_running_loop().create_future(),
-            trunk_share=1.0,
         )
         self._engine.submit([row])
         backbone_answer(await row.future)
 
     def _fail(self, error: EngineFailedError) -> None:
-        # A lost device is found by batches and by loads.
+        # Batches and loads may both report the same lost device.
         if self.readiness.state is State.FAILED:
             return
         self.readiness.move_to(State.FAILED)

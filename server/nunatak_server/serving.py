@@ -1,11 +1,7 @@
-"""Garbage collection of a server: rare, for everybody waits while it runs, the engine too.
+"""Serving: one process, one event loop and one engine thread, until a signal or a fatal error.
 
-Python looks for cycles after so many more allocations of objects than deallocations: by default
-700, and through all objects every few seconds under load, which takes 0.2 s with a full queue. An
-answered request leaves no cycles. What does is a failure that holds its own traceback, or a
-library.
-
-Serving: one process, one event loop, one engine thread, until a signal or a fatal error.
+`serve` is the entry point. `DrainingServer` is the uvicorn server, which refuses new requests at
+shutdown and gives requests in flight a grace time. `collect_rarely` puts garbage collection off.
 """
 
 import asyncio
@@ -36,30 +32,34 @@ from nunatak_server.telemetry.logs import fields, leave_out_places, logging_conf
 from nunatak_server.telemetry.tracing import Tracing, find_tracing
 
 OBJECTS_PER_REQUEST: Final = 500
-"""More than are alive while one waits: about 215 for one text and one task, and its connection."""
+"""More than the live objects of a waiting request: about 215 for one text and one task."""
 MIN_OBJECTS, MAX_OBJECTS = 100_000, 5_000_000
-"""A short queue is no reason to look often, a long one none to let cycles fill the memory."""
+"""Bounds of the threshold: a short queue must not cause frequent collections, and a long queue must
+not let cycles fill the memory."""
 GENERATIONS: Final = (4, 4)
-"""After so many collections of one generation, one of the next."""
+"""Collections of one generation for each collection of the next."""
 
 
 def collect_rarely(*, max_requests: int) -> None:
-    """Leave out what is loaded, and begin no collection because a queue of so many requests fills.
+    """Freeze the loaded objects, and make garbage collection rare.
 
-    `MIN_OBJECTS` to `MAX_OBJECTS` objects in cycles may wait to be found.
+    All threads wait during a collection, the engine as well. By default a full queue causes full
+    collections every few seconds, of 0.2 s each. An answered request leaves no cycles, so the
+    threshold is above the objects of a queue of `max_requests`. Up to `MAX_OBJECTS` objects in
+    cycles may wait for a collection.
     """
     gc.collect()
-    # Those of torch and the backbone are hundreds of thousands, and they stay anyway.
+    # torch and the backbone have hundreds of thousands of objects, which all stay alive.
     gc.freeze()
     num_objects = min(MAX_OBJECTS, max(MIN_OBJECTS, max_requests * OBJECTS_PER_REQUEST))
     gc.set_threshold(num_objects, *GENERATIONS)
 
 
 START_AGAIN: Final = 75
-"""The exit status after `EngineFailedError` (`EX_TEMPFAIL`)."""
+"""Exit status after `EngineFailedError` (`EX_TEMPFAIL`)."""
 TICK_S: Final = 0.05
 LAST_WORDS_S: Final = 2
-"""Time to say of requests that the grace did not suffice, before the transport cuts them off."""
+"""Time to log the open connections after the grace time, before uvicorn closes them."""
 
 logger = logging.getLogger(__name__)
 
@@ -70,29 +70,32 @@ def serve(
     announce: Callable[[str], None] | None = None,
     origins: Mapping[str, Origin] | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT; requests in flight are then answered within the grace time.
+    """Serve until SIGTERM or SIGINT, then answer requests in flight within the grace time.
 
-    `announce` is given the address once requests are taken; the default prints a line. `origins`
-    tells where each setting comes from, for the log. The backbone is loaded before the port is
-    opened. After SIGTERM the process ends by it; after SIGINT this returns.
+    The backbone loads before the port opens. SIGTERM ends the process; after SIGINT this returns.
+
+    Args:
+        settings: the settings of the server.
+        announce: gets the address once the server accepts requests; the default prints a line.
+        origins: where each setting comes from, for the log.
 
     Raises:
-        InvalidSettingsError: it would be open to other machines, or its batches are too small.
+        InvalidSettingsError: the server would be open to other machines, or batches are too small.
         KeyFileError: the file of API keys cannot be read.
         ModelError: the backbone cannot be loaded.
         RegistryError: the registry cannot be opened.
-        EngineFailedError: the device was lost, or registry or keys can be followed no more; the
-            process should be started again.
+        EngineFailedError: the device is lost, or the server cannot follow the registry or the keys
+            any more; start the process again.
     """
-    # The tokenizer's own threads would take the cores from the forward pass, for a few short texts.
+    # The threads of the tokenizer would take cores from the forward pass, for a few short texts.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     check_exposure(settings)
-    # Each counter would have a second line in every scrape, which nobody reads.
+    # Otherwise each counter has a second line in every scrape.
     disable_created_metrics()
     leave_out_places()
     tracing = find_tracing()
     backbone = load_serving_backbone(settings)
-    # The transport would report what fails while the application starts in its own way.
+    # Here, because uvicorn hides errors of the start of the application.
     settings.batch_limits(longest_row_tokens=backbone.config.max_tokens)
     with Registry.open(settings.registry) as registry:
         server = DrainingServer(
@@ -116,7 +119,7 @@ def serve(
 
 
 class DrainingServer(uvicorn.Server):
-    """A uvicorn server that tells when it is ready, and refuses new requests when it is to end."""
+    """A uvicorn server that announces its address, and drains before it ends."""
 
     def __init__(
         self,
@@ -144,7 +147,7 @@ class DrainingServer(uvicorn.Server):
             self._announce(_address(self.servers[0].sockets[0]))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Say 503 at /readyz from the moment of the signal; a second signal ends the delay."""
+        """Answer 503 at /readyz from the signal on; a second signal ends the drain delay."""
         runtime = self._runtime
         if runtime is not None and self._drain_delay_s and not self.should_exit:
             runtime.announce_drain()
@@ -154,20 +157,20 @@ class DrainingServer(uvicorn.Server):
         super().handle_exit(sig, frame)
 
     async def main_loop(self) -> None:
-        """Serve until told to end, and then as long as balancers may need to notice."""
+        """Serve until the signal, and then for the drain delay, so that load balancers notice."""
         await super().main_loop()
         runtime = self._runtime
         if runtime is None or self.failure is not None:
             return
         ends_at = time.monotonic() + self._drain_delay_s
-        # Polled, for a signal handler wakes no event loop.
+        # Polled, because a signal handler does not wake the event loop.
         while self._is_leaving and time.monotonic() < ends_at:  # noqa: ASYNC110 - see above
             await asyncio.sleep(TICK_S)
         runtime.begin_drain()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Write the log to its end before the process ends by the signal, which runs no code."""
+        """Write all log lines before the signal ends the process without running code."""
         with super().capture_signals():
             try:
                 yield
@@ -175,7 +178,7 @@ class DrainingServer(uvicorn.Server):
                 write_log()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let what is in flight be answered within the grace time, and end the rest."""
+        """Wait for requests in flight for the grace time, then end the open connections."""
         giving_up = asyncio.get_running_loop().call_later(self._grace_s, self._give_up)
         try:
             await super().shutdown(sockets)
@@ -206,7 +209,7 @@ class DrainingServer(uvicorn.Server):
 def _config(app: Application, settings: ServerSettings) -> uvicorn.Config:
     protocol = bounded_protocol(
         receive_timeout_s=settings.receive_timeout_s,
-        refusal_of=app.room.refusal_of,
+        refusal_of=app.load_shedder.refusal_of,
         answer_unreadable=app.answer_unreadable,
     )
     return uvicorn.Config(
@@ -217,7 +220,7 @@ def _config(app: Application, settings: ServerSettings) -> uvicorn.Config:
         ws="none",
         lifespan="on",
         access_log=False,
-        # Nobody reads what a proxy says of its caller.
+        # The server does not use the headers of a proxy about its client.
         proxy_headers=False,
         log_config=logging_config(settings.log_format),
         server_header=False,
@@ -231,11 +234,11 @@ def _log_configuration(configuration: Configuration) -> None:
     logger.info("configuration", extra=fields(**shown))
     unread = unread_variables(os.environ)
     if unread:
-        logger.warning("no settings of the server: %s", ", ".join(unread))
+        logger.warning("these variables are not settings of the server: %s", ", ".join(unread))
 
 
 def begin(address: str, *, max_requests: int, announce: Callable[[str], None]) -> None:
-    """Put off garbage collection, as the queue may be long, then say that requests are taken."""
+    """Make garbage collection rare, then announce that the server accepts requests."""
     collect_rarely(max_requests=max_requests)
     announce(address)
 

@@ -1,14 +1,12 @@
-"""Settings of the server process: every limit, with its unit in the name.
+"""Settings of the server process, with units in their names.
 
-Read once from the environment (prefix `NUNATAK_`) or given by the caller, then frozen and handed
-down as values; no other module reads the environment.
-
-Configuration: what the operator chose, and where each value comes from.
+`ServerSettings` holds every setting, frozen. No other module reads the environment. `configure`
+merges the sources, the strongest first:
 
     flags  >  NUNATAK_* in the environment  >  a TOML file  >  defaults
 
-The file is the one of `--config`, or that which NUNATAK_CONFIG names; there is none otherwise. It
-holds the names of the settings, without sections. A name that is no setting is refused.
+`--config` or NUNATAK_CONFIG names the file. The file holds setting names without sections. An
+unknown name is refused.
 """
 
 import os
@@ -23,11 +21,13 @@ from typing import Annotated, Final
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
 
+from nunatak_contract.errors import InvalidNameError
+from nunatak_contract.names import TaskReference
 from nunatak_model import DEFAULT_BACKBONE
-from nunatak_registry import InvalidNameError, TaskReference, default_location
+from nunatak_registry import default_location
 from nunatak_server.errors import InvalidSettingsError
 from nunatak_server.residency.loading import references_in
-from nunatak_server.scheduler.pace import FIXED_SHARE
+from nunatak_server.scheduler.batch_time import FIXED_SHARE
 from nunatak_server.scheduler.planner import BatchLimits
 from nunatak_server.telemetry.logs import LogFormat
 
@@ -46,7 +46,7 @@ class ServingDtype(StrEnum):
 
 
 class ServerSettings(BaseSettings):
-    """Everything an operator may choose; each field is also `NUNATAK_<NAME>` in the environment."""
+    """All settings of an operator; each field is also `NUNATAK_<NAME>` in the environment."""
 
     model_config = SettingsConfigDict(
         env_prefix="NUNATAK_", env_ignore_empty=True, frozen=True, extra="forbid"
@@ -196,15 +196,15 @@ class ServerSettings(BaseSettings):
         return pins
 
     def pinned(self) -> tuple[TaskReference, ...]:
-        """Return what `pins` names."""
+        """Return the task references in `pins`."""
         return references_in(self.pins)
 
     def batch_limits(self, *, longest_row_tokens: int) -> BatchLimits:
-        """Return the limits of one batch, once it is certain that every row can be served.
+        """Return the limits of one batch, if every row fits an empty batch.
 
         Raises:
             InvalidSettingsError: a row of `longest_row_tokens`, counted as trunk and as branch,
-                would not fit an empty batch and so would block the queue for ever.
+                does not fit an empty batch, and would block the queue for ever.
         """
         needed = 2 * longest_row_tokens
         if self.max_batch_tokens < needed:
@@ -222,7 +222,7 @@ HIDDEN: Final = "***"
 
 
 class Origin(StrEnum):
-    """Where a value comes from, the strongest first."""
+    """The source of a value, the strongest first."""
 
     FLAG = "flag"
     ENVIRONMENT = "environment"
@@ -247,8 +247,8 @@ def configure(given: Mapping[str, object], *, file: Path | None = None) -> Confi
     """Return the settings: `given` by flags, and for the rest the environment and the file.
 
     Raises:
-        InvalidSettingsError: the file cannot be read, or a value is impossible; the message says
-            where it comes from.
+        InvalidSettingsError: the file cannot be read, or a value is invalid; the message names the
+            source of the value.
     """
     path = file or _named_file()
     sources: dict[Origin, Mapping[str, object]] = {
@@ -268,14 +268,14 @@ def configure(given: Mapping[str, object], *, file: Path | None = None) -> Confi
 
 
 def as_toml(configuration: Configuration) -> str:
-    """Return the configuration as a file that would give it, each origin as a comment."""
+    """Return the configuration as a TOML file, with each origin as a comment."""
     return "".join(
         f"{_assignment(name, value)}  # {origin}\n" for name, value, origin in configuration.shown()
     )
 
 
 def shown_value(value: object) -> object:
-    """Return a value as it may be printed: user, password and query of a URL are hidden."""
+    """Return a value for printing: user, password and query of a URL are hidden."""
     match value:
         case None | bool() | int() | float():
             return value
@@ -288,7 +288,7 @@ def shown_value(value: object) -> object:
 
 
 def unread_variables(environment: Mapping[str, str]) -> list[str]:
-    """Return the variables that look like settings and are none: misspelt, or another program's."""
+    """Return variables with the prefix of settings that are no settings, such as typing errors."""
     known = {f"{PREFIX}{name}".lower() for name in ServerSettings.model_fields}
     known.add(CONFIG_VARIABLE.lower())
     return sorted(
@@ -358,6 +358,6 @@ def _quoted(text: str) -> str:
 
 
 def _without_secrets(url: str) -> str:
-    # By its text: parsing and rendering would lose a slash of `sqlite:////path`.
+    # On the text, because parsing and rendering would lose a slash of `sqlite:////path`.
     named = re.sub(r"(?<=://).*@", f"{HIDDEN}@", url)
     return re.sub(r"\?.*", f"?{HIDDEN}", named)

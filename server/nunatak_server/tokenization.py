@@ -1,9 +1,8 @@
-"""Turns where few can go on at once: one of each caller, however many of them one caller brings.
+"""Tokenization: the text checks, and the encoding of texts.
 
-Tokenization: checks texts on the event loop, encodes all but short ones on a thread pool.
-
-What goes to the threads goes in pieces, one of each caller in turn, so that nobody's long texts
-hold up those of others for longer than a piece.
+Short texts are encoded on the event loop, all others on a thread pool. Work for the pool is cut
+into chunks, and `FairSemaphore` gives callers their chunks in turn: long texts of one caller delay
+the texts of another caller by at most one chunk.
 """
 
 import asyncio
@@ -26,21 +25,22 @@ from nunatak_server.errors import (
 from nunatak_server.inputs import TaskInput, strings_in, texts_to_read
 
 
-class Turnstile:
-    """Lets so many go on at once; belongs to the event loop thread.
+class FairSemaphore:
+    """A semaphore that serves callers in turn; belongs to the event loop thread.
 
-    A caller that has had a turn goes behind all others that wait (round-robin, Nagle 1987), so who
-    comes waits for at most one turn of each of them. Those of one caller go in their order.
+    A caller that gives a slot back goes behind all callers that wait (round-robin, Nagle 1987). A
+    new caller therefore waits for at most one slot of each other caller. The requests of one caller
+    keep their order.
     """
 
-    def __init__(self, *, num_places: int) -> None:
-        self._num_free = num_places
+    def __init__(self, *, num_slots: int) -> None:
+        self._num_free = num_slots
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-        """By caller, whose turn it is next first; nobody waits while a place is free."""
+        """Waiting requests by caller, next caller first; empty while a slot is free."""
 
     @asynccontextmanager
-    async def turn(self, caller: str) -> AsyncGenerator[None]:
-        """Wait for a turn, and have it while the block runs."""
+    async def slot(self, caller: str) -> AsyncGenerator[None]:
+        """Wait for a slot, and hold the slot while the block runs."""
         await self._enter(caller)
         try:
             yield
@@ -57,7 +57,7 @@ class Turnstile:
             await turn
         except asyncio.CancelledError:
             if not turn.cancelled():
-                # It was given a turn in the moment in which it gave up.
+                # The slot came in the moment of the cancellation.
                 self._leave(caller)
             raise
 
@@ -69,7 +69,7 @@ class Turnstile:
     def _admit_next(self) -> bool:
         while self._waiting:
             caller, queue = next(iter(self._waiting.items()))
-            # Who gave up has no turn, and costs its caller none.
+            # A cancelled request takes no slot, and costs its caller no turn.
             while queue and queue[0].done():
                 queue.popleft()
             turn = queue.popleft() if queue else None
@@ -86,22 +86,22 @@ class Turnstile:
 
 
 MAX_DEFAULT_STRIDE = 128
-"""As in the reference implementation of BERT (Devlin et al. 2019) for SQuAD."""
+"""The value of the reference implementation of BERT for SQuAD (Devlin et al. 2019)."""
 
 MAX_CHARS_ON_LOOP: Final = 512
-"""Over all texts and readings. To encode as many takes a third of a millisecond at most, and to
-hand them to a thread and back nearly as long; more would hold up the event loop."""
+"""Sum over all texts and readings. To encode so many takes at most a third of a millisecond, and a
+thread needs nearly as long for the hand-over. More would block the event loop."""
 
-MAX_CHARS_A_TURN: Final = 4096
-"""Of one or several texts; a longer text is a turn by itself. That is about two milliseconds, and
-to change turns takes a tenth of it."""
+MAX_CHARS_A_CHUNK: Final = 4096
+"""Characters of one chunk; a longer text is a chunk of its own. A chunk takes about two
+milliseconds, and a change of slots a tenth of that."""
 
 Encodings = tuple[Encoding, ...]
-"""What is read for one input: windows of one text, or one pair for each document."""
+"""The encodings of one input: windows of one text, or one pair for each document."""
 
 
 class Encoder(Protocol):
-    """What turns texts into tokens; called from several threads at once."""
+    """FairQueue texts into tokens; several threads may call it at once."""
 
     def encode(self, inputs: Sequence[TextInput], *, max_length: int) -> list[Encoding]:
         """Tokenize and truncate each input."""
@@ -110,35 +110,35 @@ class Encoder(Protocol):
     def encode_all(
         self, inputs: Sequence[TextInput], *, max_length: int, stride: int
     ) -> list[Encodings]:
-        """Tokenize each input; one that is too long whole, as overlapping windows."""
+        """Tokenize each input; a text that is too long becomes overlapping windows."""
         ...
 
     def encode_windows(
         self, inputs: Sequence[TextInput], *, max_length: int, stride: int
     ) -> list[Encodings]:
-        """Tokenize each input whole, as overlapping windows that are aligned with it."""
+        """Tokenize each input as overlapping windows with the places of their tokens."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """How a task reads; tasks of equal readings share their encodings. Lengths are in tokens."""
+    """How a task reads texts; tasks with equal readings share encodings. Lengths are in tokens."""
 
     max_length: int
     stride: int | None
-    """What neighbouring windows share; None: what is too long is cut."""
+    """Tokens that adjacent windows share; None means that long texts are cut."""
     is_aligned: bool = False
-    """Whether windows tell where their tokens lie in the text."""
+    """Whether encodings hold the places of tokens in the text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
-    """How much is read for one input, over all its windows and documents; lengths in tokens."""
+    """How much of one input is read, over all windows and documents; lengths are in tokens."""
 
     num_tokens: int
-    """Special tokens included; what several windows of a text hold counts once."""
+    """Tokens with special tokens; tokens in several windows count once."""
     num_left_out: int
-    """Tokens that are not read, because the text was cut."""
+    """Tokens that are not read, because the text is cut."""
     is_windowed: bool
     """Whether a text is read in several windows."""
 
@@ -149,7 +149,7 @@ class Extent:
 
 
 def extent_of(encodings: Encodings) -> Extent:
-    """Return how much is read for an input."""
+    """Return how much of an input its encodings cover."""
     parts = [encoding.part for encoding in encodings]
     total = sum(encoding.num_tokens for encoding in encodings)
     return Extent(
@@ -160,7 +160,7 @@ def extent_of(encodings: Encodings) -> Extent:
 
 
 def find_cut(encodings: Sequence[Encodings], *, max_length: int) -> TooManyTokensError | None:
-    """Return why inputs that must not be cut are refused: the first text that was, or None."""
+    """Return the error of the first text that was cut, or None if none was."""
     for position, encoding in enumerate(chain.from_iterable(encodings)):
         if encoding.part.num_left_out:
             size = encoding.num_tokens + encoding.part.num_left_out
@@ -169,14 +169,14 @@ def find_cut(encodings: Sequence[Encodings], *, max_length: int) -> TooManyToken
 
 
 def default_stride(max_length: int) -> int:
-    """Return what neighbouring windows share where the caller does not say."""
+    """Return the default number of tokens that adjacent windows share."""
     return min(MAX_DEFAULT_STRIDE, max_length // 2)
 
 
 def check_texts(inputs: Sequence[TaskInput], *, max_chars: int) -> None:
     """Return if every text can be tokenized at bounded cost.
 
-    Tokenizers truncate after tokenizing, so the length is capped here, in characters.
+    Tokenizers truncate after tokenizing, so this check bounds the length in characters.
 
     Raises:
         TextTooLongError: a text has more than `max_chars` characters.
@@ -203,11 +203,11 @@ def _check_text(text: str, position: int, max_chars: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Piece:
-    """One text as it is read once."""
+    """One text with one reading."""
 
     reading: Reading
     position: int
-    """Among all texts of the request."""
+    """Position among all texts of the request."""
     text: TextInput
 
     @property
@@ -216,12 +216,12 @@ class _Piece:
 
 
 class Tokenization:
-    """Encodes texts: short ones at once, all others off the event loop, to which it belongs."""
+    """Encodes short texts at once and all others on threads; belongs to the event loop thread."""
 
     def __init__(self, encoder: Encoder, *, num_threads: int) -> None:
         self._encoder = encoder
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="nunatak-tokenize")
-        self._turnstile = Turnstile(num_places=num_threads)
+        self._semaphore = FairSemaphore(num_slots=num_threads)
 
     async def encode(
         self, inputs: Sequence[TaskInput], *, readings: Iterable[Reading], caller: str
@@ -251,12 +251,12 @@ class Tokenization:
         loop = asyncio.get_running_loop()
         encodings = list[Encodings]()
         for chunk in _chunks(pieces):
-            async with self._turnstile.turn(caller):
+            async with self._semaphore.slot(caller):
                 encodings += await loop.run_in_executor(self._pool, self._encode, chunk)
         return encodings
 
     def _encode(self, pieces: Sequence[_Piece]) -> list[Encodings]:
-        """Return what is read for each piece; those of one reading lie together."""
+        """Return the encodings of each piece; pieces with equal readings must be adjacent."""
         encodings = list[Encodings]()
         for reading, group in groupby(pieces, key=attrgetter("reading")):
             encodings += self._encode_alike(list(group), reading)
@@ -272,11 +272,11 @@ class Tokenization:
 
 
 def _chunks(pieces: Sequence[_Piece]) -> Iterator[Sequence[_Piece]]:
-    """Cut the pieces where they reach the characters of a turn; every chunk holds at least one."""
+    """Cut the pieces into chunks of `MAX_CHARS_A_CHUNK`, of at least one piece each."""
     begin = num_chars = 0
     for index, piece in enumerate(pieces):
         num_chars += piece.num_chars
-        if num_chars > MAX_CHARS_A_TURN and index > begin:
+        if num_chars > MAX_CHARS_A_CHUNK and index > begin:
             yield pieces[begin:index]
             begin, num_chars = index, piece.num_chars
     yield pieces[begin:]

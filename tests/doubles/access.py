@@ -1,11 +1,16 @@
-"""Doubles for access: files of keys, and the keys that go with them."""
+"""Doubles for access: files of keys, the keys that go with them, and what each route asks for."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 
 from nunatak_server.access.files import change_keys
 from nunatak_server.access.keys import KeyRecord, Scope, digest_of, new_key
+from nunatak_server.app import create_app
+from nunatak_server.http.access import Access
+from nunatak_server.http.limits import StrictRoute
+from nunatak_server.settings import ServerSettings
 
 CREATED_AT = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -36,3 +41,15 @@ def add_key(
     record = key_record(key, name=name, scopes=scopes, tasks=tasks)
     change_keys(path, lambda keys: (*keys, record))
     return {"authorization": f"Bearer {key}"}
+
+
+@cache
+def access_by_route() -> Mapping[tuple[str, str], Access | None]:
+    """What each route of the server asks of its callers, by verb and template; None is nothing."""
+    app = create_app(ServerSettings(registry="nowhere"))
+    return {
+        (verb, route.path_format): route.needed
+        for route in app.routes
+        if isinstance(route, StrictRoute)
+        for verb in route.methods or ()
+    }

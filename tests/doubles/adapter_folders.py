@@ -10,15 +10,10 @@ from torch import Tensor
 from doubles.tasks import tiny_task
 from nunatak_artifact import LoadedTask, load_task
 from nunatak_artifact.interchange import export_peft
-from nunatak_model import (
-    Backbone,
-    HeadKind,
-    Lora,
-    Method,
-    tensors_from_bytes,
-    tensors_to_bytes,
-)
-from nunatak_registry import TaskManifest
+from nunatak_contract.enums import HeadKind
+from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.methods import QUERY_AND_VALUE, Lora, Method
+from nunatak_model import Backbone, tensors_from_bytes, tensors_to_bytes
 
 ADAPTERHUB = Path(__file__).parents[1] / "interchange_fixtures" / "adapterhub"
 
@@ -34,7 +29,9 @@ def loaded_task(
 
 def peft_folder(folder: Path, backbone: Backbone) -> Path:
     """A sound LoRA folder of rank 2 over query and value, with labels."""
-    export_peft(loaded_task(backbone, Lora(rank=2, alpha=4.0)), folder, backbone)
+    export_peft(
+        loaded_task(backbone, Lora(rank=2, alpha=4.0, targets=QUERY_AND_VALUE)), folder, backbone
+    )
     return folder
 
 

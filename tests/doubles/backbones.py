@@ -15,7 +15,8 @@ from tokenizers.pre_tokenizers import BertPreTokenizer, ByteLevel
 from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 
-from nunatak_model import Backbone, BackboneConfig, Pooling, load_backbone
+from nunatak_contract.enums import Pooling
+from nunatak_model import Backbone, BackboneConfig, load_backbone
 from nunatak_model.architectures import architecture_of, config_from, encoder_shapes
 from nunatak_model.weights import LayerWeights
 

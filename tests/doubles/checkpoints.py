@@ -14,19 +14,10 @@ from doubles.published import Twin, TwinFactory
 from doubles.tasks import CREATED_AT, MAX_LENGTH, PROBE_INPUTS
 from nunatak_artifact import LoadedTask, Provenance, draft_task, load_task
 from nunatak_artifact.interchange import ImportedTask
-from nunatak_model import (
-    Backbone,
-    Branch,
-    Encoding,
-    HeadKind,
-    HeadOnly,
-    Method,
-    Row,
-    TextInput,
-    build_branch,
-    forward,
-)
-from nunatak_registry import ProblemType, TaskManifest
+from nunatak_contract.enums import HeadKind, ProblemType
+from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.methods import HeadOnly, Method
+from nunatak_model import Backbone, Branch, Encoding, Row, TextInput, build_branch, forward
 
 TEXTS: tuple[TextInput, ...] = (
     "where is my parcel?",

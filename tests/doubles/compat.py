@@ -7,8 +7,8 @@ import httpx
 import pytest
 
 from doubles.tasks import MAX_LENGTH
-from nunatak_model import HeadKind, HeadOnly, Lora, Method, TopK
-from nunatak_registry import ProblemType
+from nunatak_contract.enums import HeadKind, ProblemType
+from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Lora, Method, TopK
 
 TASKS: dict[str, tuple[HeadKind, Method, tuple[str, ...], ProblemType | None]] = {
     "topic": (HeadKind.SEQUENCE_CLASSIFICATION, TopK(num_layers=1), ("calm", "urgent"), None),
@@ -18,9 +18,19 @@ TASKS: dict[str, tuple[HeadKind, Method, tuple[str, ...], ProblemType | None]] =
         ("stars",),
         ProblemType.REGRESSION,
     ),
-    "names": (HeadKind.TOKEN_CLASSIFICATION, Lora(rank=2), ("O", "B-X"), None),
+    "names": (
+        HeadKind.TOKEN_CLASSIFICATION,
+        Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
+        ("O", "B-X"),
+        None,
+    ),
     "answers": (HeadKind.QUESTION_ANSWERING, TopK(num_layers=2), (), None),
-    "ranks": (HeadKind.RANKING, Lora(rank=2, first_layer=2), (), None),
+    "ranks": (
+        HeadKind.RANKING,
+        Lora(rank=2, first_layer=2, alpha=16.0, targets=QUERY_AND_VALUE),
+        (),
+        None,
+    ),
 }
 TEXT, OTHER = "ann met bob in oslo.", "where?"
 TOO_LONG = "a " * 2 * MAX_LENGTH

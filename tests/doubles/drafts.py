@@ -7,18 +7,17 @@ import struct
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
-from nunatak_registry.manifest import (
+from nunatak_contract.enums import Pooling, TensorDtype
+from nunatak_contract.evidence import ProbeRecord
+from nunatak_contract.heads import HeadRecord
+from nunatak_contract.manifest import (
     BackboneRecord,
     BlobRecord,
-    HeadOnlyRecord,
-    HeadRecord,
     ParameterCounts,
-    Pooling,
-    ProbeRecord,
     TaskDraft,
     TaskManifest,
-    TensorDtype,
 )
+from nunatak_contract.methods import HeadOnly
 from nunatak_registry.store import Registry
 
 CREATED_AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -62,7 +61,7 @@ def make_draft(
     draft = TaskDraft(
         task=task,
         head=HeadRecord(labels=LABELS, pooling=Pooling.MEAN, dense=False),
-        method=HeadOnlyRecord(),
+        method=HeadOnly(),
         split_depth=2,
         backbone=BackboneRecord(name="tiny", digest="b" * 64, num_layers=2, hidden_width=WIDTH),
         tokenizer_digest="c" * 64,

@@ -8,19 +8,13 @@ from collections.abc import Callable, Sequence
 from doubles.backbones import tiny_backbone
 from doubles.serving import ManualClock, RecordingObserver
 from doubles.tasks import random_parameters, spec_of
-from nunatak_model import (
-    BetweenLayers,
-    Branch,
-    Encoding,
-    HeadOnly,
-    Row,
-    build_branch,
-)
+from nunatak_contract.methods import HeadOnly
+from nunatak_model import BetweenLayers, Branch, Encoding, Row, build_branch
 from nunatak_server.engine.engine import Engine
 from nunatak_server.engine.outcomes import Compute
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.scheduler.planner import BatchLimits
-from nunatak_server.scheduler.rows import PendingRow, RowAnswer, RowOutcome
+from nunatak_server.scheduler.rows import PendingRow, RowAnswer, RowOutcome, RowSpec
 
 LIMITS = BatchLimits(max_tokens=64, max_rows=4)
 POISON = 666
@@ -107,16 +101,26 @@ def make_engine(
     )
 
 
-def make_row(branch: Branch, token: int, *, task: str = "tone", deadline: float = 10) -> PendingRow:
+def make_row(
+    branch: Branch,
+    token: int,
+    *,
+    task: str = "tone",
+    deadline: float = 10,
+    group: int | None = None,
+) -> PendingRow:
     future: asyncio.Future[RowOutcome] = asyncio.get_running_loop().create_future()
     return PendingRow(
+        spec=RowSpec(
+            encoding=Encoding(token_ids=(token, 2), type_ids=(0, 0)),
+            group=next(_counter) if group is None else group,
+            trunk_tokens=2,
+            branch_tokens=0,
+            trunk_share=0.0,
+        ),
         task=task,
         version=1,
         branch=branch,
-        encoding=Encoding(token_ids=(token, 2), type_ids=(0, 0)),
-        group=next(_counter),
-        trunk_tokens=2,
-        branch_tokens=0,
         deadline=deadline,
         submitted_at=0.0,
         future=future,

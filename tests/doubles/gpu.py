@@ -9,19 +9,13 @@ from torch import Tensor
 
 from doubles.backbones import Family
 from doubles.published import Twin, TwinFactory
+from nunatak_contract.enums import HeadKind, LoraTarget
+from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
 from nunatak_model import (
     Backbone,
-    Bottleneck,
     Branch,
     Encoding,
-    Full,
-    HeadKind,
-    HeadOnly,
-    Lora,
-    LoraTarget,
-    Method,
     Row,
-    TopK,
     TrunkGraphs,
     convert_branch,
     forward,
@@ -37,8 +31,8 @@ METHODS: dict[str, Method] = {
     "head": HeadOnly(),
     "topk-1": TopK(num_layers=1),
     "topk-3": TopK(num_layers=3),
-    "lora": Lora(rank=4, alpha=8.0),
-    "lora-from-2": Lora(rank=3, alpha=6.0, first_layer=2),
+    "lora": Lora(rank=4, alpha=8.0, targets=QUERY_AND_VALUE),
+    "lora-from-2": Lora(rank=3, alpha=6.0, first_layer=2, targets=QUERY_AND_VALUE),
     "lora-all-targets": Lora(rank=5, alpha=5.0, targets=tuple(LoraTarget)),
     "bottleneck": Bottleneck(size=8),
     "bottleneck-from-3": Bottleneck(size=5, first_layer=3),

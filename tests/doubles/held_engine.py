@@ -6,8 +6,7 @@ from doubles.serving import FakeStore
 from doubles.traffic import TrafficBench, make_traffic_bench
 from nunatak_model import Backbone, Branch
 from nunatak_server.errors import NotReadyError
-from nunatak_server.predict.stream import StreamedResult
-from nunatak_server.predict.types import TaskPrediction
+from nunatak_server.predict.types import StreamedResult, TaskPrediction
 from nunatak_server.scheduler.admission import Admission
 from nunatak_server.scheduler.rows import PendingRow, RowAnswer, RowOutcome
 

@@ -50,8 +50,13 @@ HOSTILE_FILES: Mapping[str, bytes] = {
     "duplicate-key-inside": with_header(
         b'{"a":{"dtype":"F32","dtype":"F32","shape":[1],"data_offsets":[0,4]}}', bytes(4)
     ),
-    "too-many-tensors": document(
-        {str(i): entry(4 * i, 4 * i + 4) for i in range(MAX_TENSORS + 1)}, 4 * MAX_TENSORS + 4
+    "too-many-tensors": with_header(
+        # Without spaces, for the header itself must be small enough.
+        json.dumps(
+            {f"{i:x}": entry(2 * i, 2 * i + 2, (), "F16") for i in range(MAX_TENSORS + 1)},
+            separators=(",", ":"),
+        ).encode(),
+        bytes(2 * MAX_TENSORS + 2),
     ),
     "entry-is-null": document({"a": None}),
     "entry-is-list": document({"a": [1]}),

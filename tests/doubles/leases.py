@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from nunatak_registry import TaskReference
+from nunatak_contract.names import TaskReference
 from nunatak_server.residency.residency import Lease, Residency
 
 

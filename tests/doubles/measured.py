@@ -1,7 +1,7 @@
 """Results as a measurement would leave them, with numbers that are easy to reckon with."""
 
 from benchmarks.savings.results import MemoryLine, MemoryPoint, Origin, Race, Racer, Rate, Round
-from nunatak_client.results import MemoryReport, ServerInfo
+from nunatak_client import MemoryReport, ServerInfo
 from nunatak_loadtest.report import QUANTILES
 
 ORIGIN = Origin(command="measure", commit="abc", date="2026-01-01", hardware="2 cores")
@@ -76,11 +76,45 @@ MEMORY = MemoryReport.model_validate(
             "parameters": 22_000_000,
         },
         "tasks": [
-            {"task": "tone", "version": 3, "method": "topk", "bytes": 14_000_000, "parameters": 1}
+            {
+                "task": "tone",
+                "version": 3,
+                "method": "topk",
+                "split_depth": 3,
+                "bytes": 14_000_000,
+                "parameters": 1,
+                "pinned": False,
+            }
         ],
         "shared_bytes": 104_000_000,
         "dedicated_bytes": 208_000_000,
         "saved_share": 0.5,
-        "process": {"rss_bytes": 500_000_000, "pss_bytes": 400_000_000},
+        "saved_share_formula": 0.5,
+        "tiers": {
+            "device": {
+                "bytes": 14_000_000,
+                "budget_bytes": 100_000_000,
+                "pinned_bytes": 0,
+                "loading_bytes": 0,
+                "versions": 1,
+            },
+            "host": {"bytes": 0, "budget_bytes": 0, "blobs": 0, "hits": 0, "misses": 1},
+        },
+        "trunk_cache": {
+            "bytes": 0,
+            "max_bytes": 0,
+            "states": 0,
+            "hits": 0,
+            "misses": 0,
+            "evictions": 0,
+            "saved_tokens": 0,
+        },
+        "activations": {"peak_bytes": None},
+        "process": {
+            "rss_bytes": 500_000_000,
+            "peak_rss_bytes": None,
+            "pss_bytes": 400_000_000,
+            "uss_bytes": None,
+        },
     }
 )

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 
 from doubles.drafts import make_draft
-from nunatak_registry import Registry, TaskReference
+from nunatak_contract.names import TaskReference
+from nunatak_registry import Registry
 
 HOSTILE_NAMES: tuple[str, ...] = (
     "",

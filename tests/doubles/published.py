@@ -31,20 +31,14 @@ from transformers import (
 from transformers.modeling_outputs import QuestionAnsweringModelOutput
 
 from doubles.backbones import Family, tiny_config, tiny_tokenizer
+from nunatak_contract.enums import HeadKind, LoraTarget
+from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Lora, Method, TopK
 from nunatak_model import (
     Backbone,
-    Bottleneck,
     Branch,
     BranchSpec,
     Encoding,
-    Full,
-    HeadKind,
-    HeadOnly,
     HeadSpec,
-    Lora,
-    LoraTarget,
-    Method,
-    TopK,
     build_branch,
     default_head,
     load_backbone,

@@ -1,11 +1,11 @@
 """Metrics as text, with the memory of a server that holds little."""
 
 from nunatak_server.residency.memory import HostStats
-from nunatak_server.residency.resident_set import ShelfStats
+from nunatak_server.residency.resident_set import ResidentStats
 from nunatak_server.telemetry.memory import BuildInfo, MemoryLedger, ServerState
 from nunatak_server.telemetry.metrics import Metrics
 
-DEVICE = ShelfStats(
+DEVICE = ResidentStats(
     budget_bytes=1000,
     resident_bytes=200,
     pinned_bytes=50,

@@ -15,9 +15,9 @@ from nunatak_server.predict.types import (
 )
 from nunatak_server.readiness import Readiness, State
 from nunatak_server.residency.residency import Residency
-from nunatak_server.rollouts.rollouts import TrafficControl
+from nunatak_server.rollouts.rollouts import Rollouts
 from nunatak_server.scheduler.admission import Admission
-from nunatak_server.scheduler.pace import Pace
+from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.rows import PendingRow, RowAnswer
 from nunatak_server.telemetry.metrics import Metrics
 from nunatak_server.tokenization import Tokenization
@@ -72,7 +72,7 @@ def make_bench(
     *,
     sick: frozenset[str] = frozenset(),
     room_for: int = 100,
-    pace: Pace | None = None,
+    time_model: BatchTimeModel | None = None,
 ) -> Bench:
     store, engine, readiness, metrics = (
         FakeStore(branch),
@@ -82,22 +82,24 @@ def make_bench(
     )
     residency = make_residency(store, room_for=room_for)
     admission = Admission(
-        max_requests=10, max_tokens=1000, max_bytes=1000, pace=lambda: pace or Pace()
+        max_requests=10,
+        max_tokens=1000,
+        max_bytes=1000,
+        time_model=lambda: time_model or BatchTimeModel(),
     )
     stages = Stages(
         admission=admission,
         residency=residency,
         tokenization=Tokenization(backbone.tokenizer, num_threads=1),
         engine=engine,
-        traffic=TrafficControl(residency=residency, join=backbone.tokenizer.join, tolerance=0.1),
+        rollouts=Rollouts(residency=residency, join=backbone.tokenizer.join, tolerance=0.1),
     )
     service = PredictionService(
         readiness=readiness,
         limits=RequestLimits(max_inputs=8, max_tasks=8, max_text_chars=100),
         stages=stages,
         metrics=metrics,
-        num_layers=backbone.config.num_layers,
-        join=backbone.tokenizer.join,
+        backbone=backbone,
     )
     readiness.move_to(State.READY)
     return Bench(

@@ -11,15 +11,10 @@ import httpx
 
 from doubles.drafts import make_draft
 from nunatak_artifact import LoadedTask
+from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.names import TaskReference
 from nunatak_model import Backbone, Branch
-from nunatak_registry import (
-    Registry,
-    StoreUnavailableError,
-    TaskManifest,
-    TaskNotFoundError,
-    TaskReference,
-    Traffic,
-)
+from nunatak_registry import Registry, StoreUnavailableError, TaskNotFoundError, Traffic
 from nunatak_server.app import create_app
 from nunatak_server.engine.outcomes import BatchReport
 from nunatak_server.errors import EngineFailedError

@@ -1,12 +1,12 @@
-"""A simulated engine: the real planner and pace on a simulated clock, one batch at a time."""
+"""A simulated engine: the real planner and time_model on a simulated clock, one batch at a time."""
 
 import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from doubles.waiting import WaitingRow, waiting_row
+from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.fairness import Queues
-from nunatak_server.scheduler.pace import Pace
 from nunatak_server.scheduler.planner import (
     BatchLimits,
     BatchPlan,
@@ -17,10 +17,10 @@ from nunatak_server.scheduler.planner import (
 from nunatak_server.scheduler.preemption import (
     Running,
     begin_batch,
-    may_overtake_later,
+    may_preempt_later,
     plan_before,
-    plan_overtaking,
-    plan_quiet_first,
+    plan_light_first,
+    plan_preemption,
 )
 
 LIMITS = BatchLimits(max_tokens=4096, max_rows=64)
@@ -34,7 +34,7 @@ class Machine:
     per_token_s: float
     per_task_s: float = 0.0
     num_layers: int = 1
-    """Layers; batches can be overtaken between two of them."""
+    """Layers; batches can be preempted between two of them."""
 
     def seconds(self, work: float, num_tasks: int = 1) -> float:
         """Seconds of a batch: `work` tokens through all layers, in rows of `num_tasks` tasks."""
@@ -73,13 +73,13 @@ class Simulation:
         self.queue = list[tuple[float, int, WaitingRow]]()
         self.pending: Queues[WaitingRow] = Queues()
         self.order = TurnOrder()
-        self.pace = _calibrated(machine)
+        self.time_model = _calibrated(machine)
         self.answered_at = dict[int, float]()
 
     @property
     def limits(self) -> BatchLimits:
         num_waiting = len({task for _, _, task in self.pending.flows})
-        return replace(LIMITS, max_work=self.pace.next_tokens(num_waiting))
+        return replace(LIMITS, max_work=self.time_model.next_tokens(num_waiting))
 
     def arrivals(self) -> list[WaitingRow]:
         """Queue every row that has arrived by now."""
@@ -91,7 +91,7 @@ class Simulation:
     def run_batch(self) -> None:
         """Run one batch, and between its layers what goes before it."""
         num_layers, order = self.machine.num_layers, self.order.at(self.now)
-        plan_next = plan_quiet_first if num_layers > 1 else plan_batch
+        plan_next = plan_light_first if num_layers > 1 else plan_batch
         plan = plan_next(self.pending, limits=self.limits, order=order, rules=self.rules)
         running = begin_batch(plan)
         self.take(plan)
@@ -108,7 +108,7 @@ class Simulation:
             running = self.run_before(running, first)
         for _ in range(num_layers):
             if num_layers > 1:
-                running, candidates = self.overtake(running, candidates)
+                running, candidates = self.preempt(running, candidates)
             self.now += seconds / num_layers
         self.answer(plan)
 
@@ -117,23 +117,23 @@ class Simulation:
         self.pending.remove(plan.batch)
         self.order = plan.order
 
-    def overtake(
+    def preempt(
         self, running: Running[WaitingRow], candidates: Sequence[WaitingRow]
     ) -> tuple[Running[WaitingRow], list[WaitingRow]]:
-        """Run the rows that overtake the running batch; also returns the rows that stay behind."""
+        """Run the rows that preempt the running batch; also returns the rows that stay behind."""
         behind = list(candidates)
         while True:
             arrived = self.arrivals()
             self.pending.add(arrived)
             behind += arrived
-            running = running.beside(self.pending)
-            plan = plan_overtaking(
+            running = running.with_arrivals(self.pending)
+            plan = plan_preemption(
                 behind, running=running, queues=self.pending,
                 limits=self.limits, order=self.order, rules=self.rules,
             )  # fmt: skip
             if plan is not None:
                 running = self.run_before(running, plan)
-            behind = may_overtake_later(behind, running=running, queues=self.pending)
+            behind = may_preempt_later(behind, running=running, queues=self.pending)
             if plan is None:
                 return running, behind
 
@@ -148,7 +148,7 @@ class Simulation:
 
     def answer(self, plan: BatchPlan[WaitingRow]) -> None:
         """Note the rows of a batch that has ended, and how long it took."""
-        self.pace = self.pace.after(
+        self.time_model = self.time_model.after(
             work=plan.work,
             asked_work=plan.asked_work,
             seconds=self.machine.seconds_of(plan),
@@ -182,14 +182,14 @@ def _num_tasks(plan: BatchPlan[WaitingRow]) -> int:
     return len({row.task for row in plan.batch})
 
 
-def _calibrated(machine: Machine) -> Pace:
-    pace = Pace(max_tokens=LIMITS.max_tokens, max_rows=LIMITS.max_rows)
+def _calibrated(machine: Machine) -> BatchTimeModel:
+    time_model = BatchTimeModel(max_tokens=LIMITS.max_tokens, max_rows=LIMITS.max_rows)
     for work, num_tasks in ((16, 1), (128, 1), (128, 8), (16, 1), (96, 3)):
-        pace = pace.after(
+        time_model = time_model.after(
             work=work,
             asked_work=work,
             seconds=machine.seconds(work, num_tasks),
             num_tasks=num_tasks,
             num_rows=work // 16,
         )
-    return pace
+    return time_model

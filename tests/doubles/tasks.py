@@ -7,25 +7,20 @@ import torch
 from torch import Tensor
 
 from nunatak_artifact import Provenance, draft_task
+from nunatak_contract.enums import HeadKind, ProblemType
+from nunatak_contract.manifest import TaskDraft, TaskManifest
+from nunatak_contract.methods import Method, TopK
 from nunatak_model import (
     Backbone,
     BranchSpec,
-    HeadKind,
-    Method,
     Row,
     TextInput,
-    TopK,
     build_branch,
     default_head,
     forward,
     initial_parameters,
 )
-from nunatak_registry import (
-    ProblemType,
-    Registry,
-    TaskDraft,
-    TaskManifest,
-)
+from nunatak_registry import Registry
 
 CREATED_AT = datetime(2026, 1, 1, tzinfo=UTC)
 LABELS = ("calm", "urgent", "other")

@@ -4,15 +4,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from doubles.serving import FakeStore, ManualClock, make_residency
+from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.names import TaskReference
 from nunatak_model import Backbone
-from nunatak_registry import SharedTraffic, TaskManifest, TaskReference, Traffic
+from nunatak_registry import SharedTraffic, Traffic
 from nunatak_server.outputs.outputs import PredictionOptions
 from nunatak_server.predict.ask import RowSink
 from nunatak_server.predict.service import PredictionService, RequestLimits, Stages
 from nunatak_server.predict.types import PredictionRequest
 from nunatak_server.readiness import Readiness, State
 from nunatak_server.residency.residency import Residency
-from nunatak_server.rollouts.rollouts import TrafficControl
+from nunatak_server.rollouts.rollouts import Rollouts
 from nunatak_server.scheduler.admission import Admission
 from nunatak_server.telemetry.metrics import Metrics
 from nunatak_server.tokenization import Tokenization
@@ -26,7 +28,7 @@ class TrafficBench:
 
     service: PredictionService
     residency: Residency
-    traffic: TrafficControl
+    rollouts: Rollouts
     admission: Admission
     metrics: Metrics
 
@@ -43,14 +45,14 @@ def make_traffic_bench(
     """Return a ready service whose draws are given."""
     residency, readiness, metrics = make_residency(store), Readiness(), Metrics()
     admission = admission or Admission(max_requests=10, max_tokens=1000, max_bytes=1000)
-    traffic = TrafficControl(
+    rollouts = Rollouts(
         residency=residency,
         join=backbone.tokenizer.join,
         tolerance=0.1,
         draw=draw,
         clock=clock or ManualClock(),
     )
-    for collector in traffic.collectors():
+    for collector in rollouts.metrics.collectors():
         metrics.include(collector)
     service = PredictionService(
         readiness=readiness,
@@ -60,17 +62,16 @@ def make_traffic_bench(
             residency=residency,
             tokenization=Tokenization(backbone.tokenizer, num_threads=1),
             engine=engine,
-            traffic=traffic,
+            rollouts=rollouts,
         ),
         metrics=metrics,
-        num_layers=backbone.config.num_layers,
-        join=backbone.tokenizer.join,
+        backbone=backbone,
     )
     readiness.move_to(State.READY)
     return TrafficBench(
         service=service,
         residency=residency,
-        traffic=traffic,
+        rollouts=rollouts,
         admission=admission,
         metrics=metrics,
     )

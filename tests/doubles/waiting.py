@@ -50,9 +50,9 @@ def left_by(plan: BatchPlan[AnyRow], pending: Iterable[AnyRow]) -> list[AnyRow]:
     return [row for row in pending if id(row) not in taken]
 
 
-def flood(count: int = 8, *, caller: str = ANONYMOUS) -> list[WaitingRow]:
+def heavy(count: int = 8, *, caller: str = ANONYMOUS) -> list[WaitingRow]:
     """Return rows of one task about different texts."""
-    return [waiting_row("flood", 1000 + number, caller=caller) for number in range(count)]
+    return [waiting_row("heavy", 1000 + number, caller=caller) for number in range(count)]
 
 
 def work_of(row: WaitingRow) -> float:

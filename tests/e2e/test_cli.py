@@ -64,14 +64,14 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Desk:
     for (task, method), options in runs.items():
         trained = made.nunatak(
             *("train", "--task", task, "--data", str(data), "--method", method),
-            *("--backbone", str(made.backbone), "--set", "max_length=32", "--epochs", "2"),
+            *("--backbone", str(made.backbone), "--max-length", "32", "--epochs", "2"),
             *options,
         )
         assert trained.returncode == 0, trained.stderr
         assert f"published {task}/1" in trained.stdout
     again = made.json(
         *("train", "--task", "early", "--data", str(data), "--method", "lora"),
-        *("--backbone", str(made.backbone), "--set", "max_length=32", "--epochs", "1"),
+        *("--backbone", str(made.backbone), "--max-length", "32", "--epochs", "1"),
         *("--rank", "2"),
     )
     assert again["reference"] == "early/2"

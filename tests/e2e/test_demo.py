@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from nunatak_contract.enums import OnLong
 from nunatak_model import load_backbone
-from nunatak_registry import OnLong, Registry
+from nunatak_registry import Registry
 from nunatak_server.local import LocalPredictor
 from nunatak_server.outputs.outputs import PredictionOptions
 from nunatak_server.predict.types import TaskPrediction
@@ -18,7 +19,7 @@ from nunatak_server.predict.types import TaskPrediction
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_the_demo_ends_by_itself_and_shows_its_four_tables(tmp_path: Path) -> None:
     finished = subprocess.run(  # noqa: S603 - our own interpreter and file; no shell
         [

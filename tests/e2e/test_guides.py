@@ -12,8 +12,9 @@ import pytest
 
 from doubles.backbones import save_tiny_backbone
 from doubles.tasks import publish_tiny_task
+from nunatak_contract.enums import HeadKind
 from nunatak_loadtest.processes import ServerProcess
-from nunatak_model import HeadKind, load_backbone
+from nunatak_model import load_backbone
 from nunatak_registry import Registry
 
 DOCS = Path(__file__).parents[2] / "docs"

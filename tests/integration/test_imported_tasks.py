@@ -12,7 +12,7 @@ from doubles.published import Twin, TwinFactory
 from doubles.serving import running_client
 from doubles.tasks import CREATED_AT
 from nunatak_artifact.interchange import draft_imported, import_folder
-from nunatak_model import Full, HeadOnly, Method, TopK
+from nunatak_contract.methods import Full, HeadOnly, Method, TopK
 from nunatak_registry import Registry
 
 TEXTS = ["where is my parcel?", "a", "it is late, and nobody has written to me."]

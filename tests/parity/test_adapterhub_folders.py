@@ -15,17 +15,9 @@ import torch
 
 from doubles.backbones import Family, tiny_backbone
 from nunatak_artifact.interchange import import_adapterhub
-from nunatak_model import (
-    Backbone,
-    Bottleneck,
-    Branch,
-    Encoding,
-    HeadKind,
-    Row,
-    build_branch,
-    forward,
-)
-from nunatak_registry import ProblemType
+from nunatak_contract.enums import HeadKind, ProblemType
+from nunatak_contract.methods import Bottleneck
+from nunatak_model import Backbone, Branch, Encoding, Row, build_branch, forward
 
 FOLDERS = Path(__file__).parents[1] / "interchange_fixtures" / "adapterhub"
 EXPECTED: dict[str, Any] = json.loads((FOLDERS / "expected.json").read_text())

@@ -22,8 +22,8 @@ from nunatak_artifact.interchange import (
     export_transformers,
     import_transformers,
 )
-from nunatak_model import HeadKind, TopK
-from nunatak_registry import ProblemType, RankingScore
+from nunatak_contract.enums import HeadKind, ProblemType, RankingScore
+from nunatak_contract.methods import TopK
 
 QUERY = "who wrote the report?"
 DOCUMENTS = [

@@ -13,8 +13,10 @@ from doubles.published import TwinFactory
 from doubles.tasks import CREATED_AT
 from nunatak_artifact import load_task
 from nunatak_artifact.interchange import draft_imported, export_transformers, import_folder
-from nunatak_model import Backbone, HeadKind, TopK, load_backbone
-from nunatak_registry import TaskManifest
+from nunatak_contract.enums import HeadKind
+from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.methods import TopK
+from nunatak_model import Backbone, load_backbone
 
 PIPELINE: Any = pipeline
 TOKENIZERS: Any = AutoTokenizer

@@ -10,18 +10,9 @@ from hypothesis import strategies as st
 
 from doubles.backbones import Family
 from doubles.published import Twin, TwinFactory
-from nunatak_model import (
-    Bottleneck,
-    Encoding,
-    Full,
-    HeadKind,
-    HeadOnly,
-    Lora,
-    Method,
-    Row,
-    TopK,
-    forward,
-)
+from nunatak_contract.enums import HeadKind
+from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_model import Encoding, Row, forward
 
 MAX_TOKENS = 40
 TOLERANCE = 1e-4
@@ -29,7 +20,7 @@ TOLERANCE = 1e-4
 METHODS: dict[str, Method] = {
     "head": HeadOnly(),
     "topk": TopK(num_layers=2),
-    "lora": Lora(rank=4, alpha=8.0, first_layer=1),
+    "lora": Lora(rank=4, alpha=8.0, first_layer=1, targets=QUERY_AND_VALUE),
     "bottleneck": Bottleneck(size=8),
     "full": Full(),
 }

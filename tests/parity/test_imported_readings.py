@@ -16,9 +16,10 @@ from doubles.published import TwinFactory
 from doubles.sentence_folders import edit
 from nunatak_artifact.errors import ForeignBackboneError, UnsupportedImportError
 from nunatak_artifact.interchange import ImportChoices, import_transformers
-from nunatak_model import TopK, UnsupportedBackboneError, load_backbone
+from nunatak_contract.enums import ProblemType
+from nunatak_contract.methods import TopK
+from nunatak_model import UnsupportedBackboneError, load_backbone
 from nunatak_model.architectures import config_from
-from nunatak_registry import ProblemType
 
 PIPELINE: Any = pipeline
 CONFIGS: Any = AutoConfig

@@ -8,18 +8,9 @@ import torch
 
 from doubles.backbones import Family
 from doubles.published import Twin, TwinFactory
-from nunatak_model import (
-    Bottleneck,
-    Encoding,
-    Full,
-    HeadOnly,
-    Lora,
-    LoraTarget,
-    Method,
-    Row,
-    TopK,
-    forward,
-)
+from nunatak_contract.enums import LoraTarget
+from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_model import Encoding, Row, forward
 
 NUM_LAYERS = 4
 MAX_TOKENS = 64
@@ -28,7 +19,10 @@ TOLERANCE = 1e-4
 METHODS: dict[str, Method] = {
     "head": HeadOnly(),
     **{f"topk-{k}": TopK(num_layers=k) for k in range(1, NUM_LAYERS + 1)},
-    **{f"lora-from-{n}": Lora(rank=4, alpha=8.0, first_layer=n) for n in range(NUM_LAYERS)},
+    **{
+        f"lora-from-{n}": Lora(rank=4, alpha=8.0, first_layer=n, targets=QUERY_AND_VALUE)
+        for n in range(NUM_LAYERS)
+    },
     "lora-all-targets": Lora(rank=3, alpha=6.0, targets=tuple(LoraTarget)),
     **{f"bottleneck-from-{n}": Bottleneck(size=8, first_layer=n) for n in range(NUM_LAYERS)},
     "full": Full(),

@@ -11,19 +11,12 @@ from transformers import ModernBertConfig, ModernBertForMaskedLM, ModernBertMode
 
 from doubles.backbones import WINDOW, tiny_config, tiny_tokenizer
 from doubles.published import TwinFactory
+from nunatak_contract.enums import HeadKind, LoraTarget, Pooling
+from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Lora, Method, TopK
 from nunatak_model import (
     Backbone,
-    Bottleneck,
     Encoding,
-    Full,
-    HeadKind,
-    HeadOnly,
-    Lora,
-    LoraTarget,
-    Method,
-    Pooling,
     Row,
-    TopK,
     UnsupportedBackboneError,
     default_head,
     forward,

@@ -28,8 +28,10 @@ from nunatak_artifact.interchange import (
     import_folder,
     import_peft,
 )
-from nunatak_model import Backbone, Encoding, HeadKind, Lora, Row, forward
-from nunatak_registry import ProblemType, RankingScore, TaskManifest
+from nunatak_contract.enums import HeadKind, ProblemType, RankingScore
+from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.methods import QUERY_AND_VALUE, Lora
+from nunatak_model import Backbone, Encoding, Row, forward
 
 TOLERANCE = 1e-5
 ENCODINGS = [
@@ -249,7 +251,11 @@ def test_question_answering_on_token_types_that_peft_drops_is_refused(
 
     with pytest.raises(UnsupportedImportError, match="token types"):
         import_peft(folder, base.backbone)
-    task = loaded_task(base.backbone, Lora(rank=2), kind=HeadKind.QUESTION_ANSWERING)
+    task = loaded_task(
+        base.backbone,
+        Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
+        kind=HeadKind.QUESTION_ANSWERING,
+    )
     with pytest.raises(UnsupportedExportError, match="token types"):
         export_peft(task, tmp_path / "ours", base.backbone)
 

@@ -16,11 +16,10 @@ from doubles.sentence_folders import (
     their_vectors,
     write,
 )
+from nunatak_contract.enums import HeadKind, Pooling
 from nunatak_model import (
     Backbone,
     CorruptBackboneError,
-    HeadKind,
-    Pooling,
     Row,
     UnsupportedBackboneError,
     default_head,

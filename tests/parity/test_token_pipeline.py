@@ -10,8 +10,8 @@ from transformers.pipelines.token_classification import AggregationStrategy as P
 
 from doubles.backbones import tiny_config
 from doubles.trained_tokenizers import TokenizerFamily, published, random_texts, served
+from nunatak_contract.enums import AggregationStrategy
 from nunatak_server.outputs.entities import (
-    AggregationStrategy,
     EntityOptions,
     find_entities,
     window_of,

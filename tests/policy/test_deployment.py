@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from nunatak_server.http.access import ACCESS, PUBLIC
+from doubles.access import access_by_route
 from nunatak_server.settings import ServerSettings
 
 ROOT = Path(__file__).parents[2]
@@ -103,7 +103,7 @@ def test_kubernetes_gives_a_server_the_time_to_end() -> None:
 def test_probes_ask_routes_that_need_no_key() -> None:
     (container,) = pod()["containers"]
     for name in ("startupProbe", "livenessProbe", "readinessProbe"):
-        assert ACCESS["GET", container[name]["httpGet"]["path"]] is PUBLIC
+        assert access_by_route()["GET", container[name]["httpGet"]["path"]] is None
 
 
 def test_the_service_finds_the_pods_and_leaves_the_environment_alone() -> None:

@@ -11,13 +11,14 @@ from typing import TypeVar
 import pytest
 from typer.testing import CliRunner
 
+from doubles.access import access_by_route
 from nunatak_artifact import ArtifactError
 from nunatak_cli.errors import CliError
 from nunatak_cli.main import app
+from nunatak_contract.errors import ContractError
 from nunatak_model import ModelError
 from nunatak_registry import RegistryError
 from nunatak_server.errors import ServerError
-from nunatak_server.http.access import ACCESS
 from nunatak_server.http.problems import STATUS_OF
 from nunatak_training.errors import TrainingError
 
@@ -27,12 +28,21 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 INTERCHANGE = (ROOT / "docs" / "interchange.md").read_text(encoding="utf-8")
 TROUBLESHOOTING = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
-SOURCES = ("artifact", "clients", "model", "registry", "server", "tests", "training")
-TREES = (ArtifactError, CliError, ModelError, RegistryError, ServerError, TrainingError)
+SOURCES = ("artifact", "clients", "contract", "model", "registry", "server", "tests", "training")
+TREES = (
+    ArtifactError,
+    CliError,
+    ContractError,
+    ModelError,
+    RegistryError,
+    ServerError,
+    TrainingError,
+)
 HTTP = (ROOT / "docs" / "http.md").read_text(encoding="utf-8")
 LOADTEST = (ROOT / "docs" / "loadtest.md").read_text(encoding="utf-8")
 MAKE_TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
 PUBLIC_BASES = {
+    "contract_error",
     "registry_error",
     "model_error",
     "artifact_error",
@@ -85,7 +95,7 @@ def real_access() -> dict[tuple[str, str], str]:
         route: "nothing"
         if needed is None
         else f"{needed.scope}{', all tasks' if needed.spans_tasks else ''}"
-        for route, needed in ACCESS.items()
+        for route, needed in access_by_route().items()
     }
 
 

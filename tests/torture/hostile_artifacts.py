@@ -13,18 +13,10 @@ from doubles.drafts import make_draft
 from doubles.hostile_files import HOSTILE_FILES
 from doubles.tasks import tiny_task
 from nunatak_artifact import ArtifactError, load_task
-from nunatak_model import (
-    Backbone,
-    Bottleneck,
-    Full,
-    Lora,
-    Method,
-    ModelError,
-    TopK,
-    tensors_from_bytes,
-    tensors_to_bytes,
-)
-from nunatak_registry import BlobRecord, Registry, RegistryError, TaskDraft, TaskManifest
+from nunatak_contract.manifest import BlobRecord, TaskDraft, TaskManifest
+from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, Lora, Method, TopK
+from nunatak_model import Backbone, ModelError, tensors_from_bytes, tensors_to_bytes
+from nunatak_registry import Registry, RegistryError
 from torture.tally import Tally
 
 LIMIT_S = 0.1
@@ -153,7 +145,12 @@ def _tensors(backbone: Backbone) -> Iterator[Attack]:
 
 
 def _idle(backbone: Backbone) -> Iterator[Attack]:
-    methods: list[Method] = [TopK(num_layers=1), Bottleneck(size=4), Lora(rank=2), Full()]
+    methods: list[Method] = [
+        TopK(num_layers=1),
+        Bottleneck(size=4),
+        Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
+        Full(),
+    ]
     for method in methods:
         draft, blobs = tiny_task(backbone, method=method)
         idle = {

@@ -7,7 +7,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 from doubles.names import HOSTILE_NAMES
-from nunatak_registry import InvalidManifestError, InvalidNameError
+from nunatak_contract.errors import InvalidNameError
+from nunatak_registry import InvalidManifestError
 from torture.hostile_artifacts import contents
 from torture.tally import Tally
 

@@ -8,7 +8,8 @@ from functools import cache
 from typing import Literal, TypeAlias
 
 from doubles.drafts import make_draft
-from nunatak_registry import Registry, TaskDraft
+from nunatak_contract.manifest import TaskDraft
+from nunatak_registry import Registry
 
 Kind: TypeAlias = Literal["publish", "promote", "rollback", "delete", "gc"]
 KINDS: tuple[Kind, ...] = ("publish", "promote", "rollback", "delete", "gc")

@@ -7,13 +7,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nunatak_artifact import method_of
+from nunatak_contract.enums import HeadKind, OnLong
+from nunatak_contract.heads import TANH_BLOCK
+from nunatak_contract.manifest import MIN_WINDOW_TOKENS
 from nunatak_model import (
-    TANH_BLOCK,
     Backbone,
     BranchSpec,
     Encoding,
-    HeadKind,
     Row,
     TrunkStates,
     build_branch,
@@ -21,7 +21,6 @@ from nunatak_model import (
     forward,
     initial_parameters,
 )
-from nunatak_registry.manifest import MIN_WINDOW_TOKENS, OnLong
 from nunatak_training.data import ExampleSet, TaskData
 from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.kinds import Metric, TaskKind
@@ -189,7 +188,7 @@ def branch_spec(
             dense=dense,
             block=head.block if dense else TANH_BLOCK,
         )
-    return BranchSpec(method=method_of(recipe.method), head=head)
+    return BranchSpec(method=recipe.method, head=head)
 
 
 def branch_logits(

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from enum import StrEnum
 
-from nunatak_model import HeadKind
-from nunatak_registry import ProblemType
+from nunatak_contract.enums import HeadKind, ProblemType
 
 
 class TaskKind(StrEnum):

@@ -23,11 +23,11 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from nunatak_artifact import method_of
 from nunatak_artifact.interchange import check_exportable, check_new, export_backbone
-from nunatak_model import Backbone, Full, load_backbone
+from nunatak_contract.methods import Full
+from nunatak_contract.names import check_task_name
+from nunatak_model import Backbone, load_backbone, maths_of
 from nunatak_model.heads import initial_head
-from nunatak_registry.names import check_task_name
 from nunatak_training.data import TaskData, load_task_data
 from nunatak_training.errors import InvalidRecipeError, TrainingDivergedError
 from nunatak_training.fitting import branch_logits, branch_spec, check_recipe
@@ -169,7 +169,7 @@ def fit_encoder(
     """
     _check(recipe, tasks)
     generator = torch.Generator().manual_seed(recipe.seed)
-    encoder = Full().initial_parameters(backbone, generator)
+    encoder = maths_of(Full()).initial_parameters(backbone, generator)
     members = {
         name: put_on(encoder, data, recipe=recipe, backbone=backbone, generator=generator)
         for name, data in tasks.items()
@@ -246,7 +246,7 @@ def _shuffled(count: int, generator: torch.Generator) -> list[int]:
 def _check(recipe: Recipe, tasks: Mapping[str, TaskData]) -> None:
     if len(tasks) < MIN_TASKS:
         raise InvalidRecipeError(f"multi-task training needs two tasks or more, got {len(tasks)}")
-    if not isinstance(method_of(recipe.method), Full):
+    if not isinstance(recipe.method, Full):
         raise InvalidRecipeError(f"multi-task training is of method full, got {recipe.method.kind}")
     unused = {
         "regularizer": recipe.regularizer.name is not RegularizerName.NONE,
@@ -310,7 +310,7 @@ def train_backbone(
     Raises:
         TrainingError: the data, the recipe or the run is at fault.
         ArtifactError: the folder is in use, or the architecture cannot be written.
-        RegistryError: a task name is malformed.
+        InvalidNameError: a task name is malformed.
     """
     started = time.perf_counter()
     check_exportable(backbone)

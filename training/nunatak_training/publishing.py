@@ -7,18 +7,17 @@ from datetime import datetime
 from pydantic import TypeAdapter, ValidationError
 
 from nunatak_artifact import Draft, Provenance, draft_task, head_record
-from nunatak_model import Backbone, TextInput
-from nunatak_registry import Registry
-from nunatak_registry.manifest import (
+from nunatak_contract.evidence import (
     MAX_CONFUSION_CELLS,
     ConfusionCell,
     ConfusionRecord,
     DataRecord,
     MetricRecord,
-    Note,
     RecipeRecord,
-    TaskManifest,
 )
+from nunatak_contract.manifest import Note, TaskManifest
+from nunatak_model import Backbone, TextInput
+from nunatak_registry import Registry
 from nunatak_training.data import Example, TaskData
 from nunatak_training.errors import UnpublishableError
 from nunatak_training.fitting import TrainedTask, branch_spec

@@ -23,18 +23,9 @@ from pydantic import (
     model_validator,
 )
 
-from nunatak_artifact import method_of, method_record
-from nunatak_model import (
-    DEFAULT_BACKBONE,
-    Bottleneck,
-    Full,
-    HeadOnly,
-    Lora,
-    Method,
-    Pooling,
-    TopK,
-)
-from nunatak_registry.manifest import MethodRecord, OnLong
+from nunatak_contract.enums import OnLong, Pooling
+from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_model import DEFAULT_BACKBONE
 from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.kinds import Metric
 from nunatak_training.settings import Setting, nested, problems_in, settings_of
@@ -184,7 +175,7 @@ class Recipe(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     backbone: Annotated[str, Field(min_length=1)] = DEFAULT_BACKBONE
-    method: MethodRecord
+    method: Method
     pooling: Pooling | None = Field(
         default=None, description="from tokens to a text; null: as the backbone was trained"
     )
@@ -257,7 +248,7 @@ class Recipe(BaseModel):
 
     @model_validator(mode="after")
     def _pretraining_has_layers_to_move(self) -> "Recipe":
-        if self.tapt is not None and isinstance(method_of(self.method), HeadOnly):
+        if self.tapt is not None and isinstance(self.method, HeadOnly):
             raise ValueError("tapt moves layers or adapters, and method 'head' has none")
         return self
 
@@ -302,7 +293,7 @@ def default_recipe(
     defaults = _defaults_of(method)
     recipe = Recipe(
         backbone=backbone,
-        method=_record_of(method),
+        method=method,
         epochs=defaults.epochs,
         min_steps=MIN_STEPS,
         batch_size=defaults.batch_size,
@@ -336,13 +327,6 @@ def changed_recipe(recipe: Recipe, changes: Mapping[str, JsonValue]) -> Recipe:
         return Recipe.model_validate({**recipe.settings(), **changes})
     except ValidationError as error:
         raise InvalidRecipeError(problems_in(error)) from error
-
-
-def _record_of(method: Method) -> MethodRecord:
-    try:
-        return method_record(method)
-    except ValidationError as error:
-        raise InvalidRecipeError(problems_in(error, within="method")) from error
 
 
 def _check_regularizer(changed: JsonValue) -> None:

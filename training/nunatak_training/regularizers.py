@@ -31,7 +31,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from nunatak_registry.manifest import MethodRecord, TopKRecord
+from nunatak_contract.methods import Method, TopK
 from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.recipes import (
     AnnealedGradDropSettings,
@@ -351,7 +351,7 @@ def _of_batches(
     return GradDrop(parameters, rate, generator)
 
 
-def check_method(settings: RegularizerSettings, method: MethodRecord) -> None:
+def check_method(settings: RegularizerSettings, method: Method) -> None:
     """Return if a method tunes the parameters that a regularizer acts on.
 
     Raises:
@@ -363,7 +363,7 @@ def check_method(settings: RegularizerSettings, method: MethodRecord) -> None:
             f"regularizer {name!s} is for layers, and method head tunes none; choose another "
             "method, or no regularizer"
         )
-    if isinstance(settings, GradFreezeSettings) and method == TopKRecord(num_layers=1):
+    if isinstance(settings, GradFreezeSettings) and method == TopK(num_layers=1):
         raise InvalidRecipeError(
             f"regularizer {name!s} frees one layer after another and needs at least 2 tuned "
             "layers, got 1"

@@ -6,7 +6,7 @@ from typing import NoReturn, Protocol
 
 from tqdm import tqdm
 
-from nunatak_registry.plain_text import visible
+from nunatak_contract.plain_text import visible
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

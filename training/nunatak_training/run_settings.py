@@ -10,24 +10,24 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator
 
-from nunatak_artifact import method_of, method_record
-from nunatak_model import (
-    BackboneConfig,
-    Bottleneck,
-    Full,
-    HeadOnly,
-    InvalidMethodError,
-    Lora,
-    Method,
-    TopK,
-)
-from nunatak_registry.manifest import MethodRecord
+from nunatak_contract.enums import MethodKind
+from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_model import BackboneConfig, InvalidMethodError, maths_of
 from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.recipes import DEFAULTS_BY_METHOD, default_recipe, recipe_settings
 from nunatak_training.settings import Setting, check_name, flattened, problems_in, settings_of
 
+TOP_LAYERS = 2
+"""Layers that `topk` tunes unless a run says otherwise."""
 METHODS: Mapping[str, Method] = {
-    method.kind.value: method for method in (TopK(), HeadOnly(), Bottleneck(), Lora(), Full())
+    method.kind.value: method
+    for method in (
+        TopK(num_layers=TOP_LAYERS),
+        HeadOnly(),
+        Bottleneck(size=64),
+        Lora(rank=8, alpha=16.0, targets=QUERY_AND_VALUE),
+        Full(),
+    )
 }
 """All methods by name, each with its defaults."""
 TARGET = 0.95
@@ -40,7 +40,8 @@ class LayerSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     layers: Annotated[int, Field(ge=1)] | Literal["auto"] | None = Field(
-        default=TopK().num_layers, description="own top layers; auto: the fewest that keep `target`"
+        default=TOP_LAYERS,
+        description="own top layers; auto: the fewest that keep `target`",
     )
     frozen: Annotated[int, Field(ge=0)] | None = Field(
         default=None, description="lowest layers that stay shared, in place of `layers`"
@@ -62,8 +63,8 @@ class LayerSettings(BaseModel):
 class RunSettings:
     """A method, and changes to the recipe's defaults for that method."""
 
-    record: MethodRecord
-    """The record of the method; with `frozen`, the backbone gives its number of layers."""
+    record: Method
+    """The method; with `frozen`, the backbone gives its number of layers."""
     frozen: int | None
     layer_target: float | None
     """Given: the fewest layers are sought that keep this share of full fine-tuning's score."""
@@ -77,9 +78,8 @@ class RunSettings:
         """
         if self.frozen is not None:
             return _above(self.frozen, config)
-        method = method_of(self.record)
-        method.check(config)
-        return method
+        maths_of(self.record).check(config)
+        return self.record
 
 
 def read_settings(named: Mapping[str, JsonValue]) -> RunSettings:
@@ -93,7 +93,7 @@ def read_settings(named: Mapping[str, JsonValue]) -> RunSettings:
             each other; or a value does not fit.
     """
     flat = flattened(named)
-    kind = str(flat.pop("method", TopK.kind.value))
+    kind = str(flat.pop("method", MethodKind.TOPK.value))
     if kind not in METHODS:
         raise InvalidRecipeError(f"method must be one of {', '.join(METHODS)}, got {kind!r}")
     own = method_settings(kind)
@@ -108,25 +108,25 @@ def read_settings(named: Mapping[str, JsonValue]) -> RunSettings:
     of_method = {name: own[name].read(flat.pop(name)) for name in [*flat] if name in own}
     frozen: int | None = None
     target: float | None = None
-    if kind == TopK.kind.value:
+    if kind == MethodKind.TOPK.value:
         chosen = _layers(of_method)
         frozen, target = chosen.frozen, chosen.target if chosen.layers == "auto" else None
         of_method = {"num_layers": chosen.layers} if isinstance(chosen.layers, int) else {}
-    default = method_record(METHODS[kind])
+    default = METHODS[kind]
     try:
         record = type(default).model_validate({**default.model_dump(mode="json"), **of_method})
     except ValidationError as error:
         raise InvalidRecipeError(problems_in(error)) from error
-    default_recipe(method_of(record), changes=flat)
+    default_recipe(record, changes=flat)
     return RunSettings(record=record, frozen=frozen, layer_target=target, changes=flat)
 
 
 @cache
 def method_settings(kind: str) -> Mapping[str, Setting]:
     """The settings of a method by name."""
-    if kind == TopK.kind.value:
+    if kind == MethodKind.TOPK.value:
         return settings_of(LayerSettings)
-    record = method_record(METHODS[kind])
+    record = METHODS[kind]
     found = settings_of(type(record), record.model_dump(mode="json"))
     return {name: it for name, it in found.items() if name != "kind"}
 
@@ -136,7 +136,7 @@ def all_settings() -> tuple[Setting, ...]:
     method = Setting(
         name="method",
         values="|".join(METHODS),
-        default=TopK.kind.value,
+        default=MethodKind.TOPK.value,
         description="what is the task's own",
     )
     owners = dict[str, list[str]]()

@@ -157,11 +157,10 @@ class _UniqueKeys(yaml.SafeLoader):
         return cast("dict[Hashable, object]", super().construct_mapping(node, deep=deep))
 
 
-def problems_in(error: ValidationError, *, within: str | None = None) -> str:
+def problems_in(error: ValidationError) -> str:
     """Return every problem with the name of its setting."""
-    root = () if within is None else (within,)
     return "; ".join(
-        f"{'.'.join(map(str, (*root, *problem['loc']))) or 'recipe'}: "
+        f"{'.'.join(map(str, problem['loc'])) or 'recipe'}: "
         f"{problem['msg'].removeprefix('Value error, ')}"
         for problem in error.errors(include_url=False)
     )

@@ -22,14 +22,13 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional
 
-from nunatak_artifact import method_of
+from nunatak_contract.enums import HeadKind
+from nunatak_contract.methods import Method
 from nunatak_model import (
     Backbone,
     BranchSpec,
     Encoding,
-    HeadKind,
     HeadSpec,
-    Method,
     Row,
     TextTokenizer,
     build_branch,
@@ -253,7 +252,7 @@ def _language_model(
     generator: torch.Generator,
 ) -> tuple[dict[str, Tensor], LanguageLoss]:
     """The trained parameters, and their loss on hidden tokens."""
-    spec = language_spec(method_of(recipe.method), backbone)
+    spec = language_spec(recipe.method, backbone)
     own = {name: it for name, it in parameters.items() if not name.startswith(HEAD_PREFIX)}
     fresh = initial_parameters(spec, backbone, generator=generator)
     head = {name: it for name, it in fresh.items() if name.startswith(HEAD_PREFIX)}

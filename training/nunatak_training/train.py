@@ -9,11 +9,11 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from nunatak_artifact import method_record
-from nunatak_model import Backbone, Full, HeadOnly, TopK, load_backbone
+from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.methods import Full, HeadOnly, TopK
+from nunatak_contract.names import check_task_name
+from nunatak_model import Backbone, load_backbone
 from nunatak_registry import Registry
-from nunatak_registry.manifest import TaskManifest
-from nunatak_registry.names import check_task_name
 from nunatak_training.data import TaskData, load_task_data
 from nunatak_training.errors import InvalidRecipeError, TargetMissedError, TrainingDivergedError
 from nunatak_training.fitting import TrainedTask, fit_task
@@ -88,7 +88,7 @@ def _candidates(
         method = TopK(num_layers=num_layers) if num_layers else HeadOnly()
         try:
             recipe = default_recipe(method, backbone=backbone.name, changes=changes)
-            check_method(recipe.regularizer, method_record(method))
+            check_method(recipe.regularizer, method)
         except InvalidRecipeError:
             continue
         found.append((num_layers, recipe))
@@ -164,7 +164,8 @@ def train(
     Raises:
         TrainingError: the data, the recipe or the run is at fault.
         ModelError: the backbone cannot be loaded or does not fit the method.
-        RegistryError: the task name is malformed, or the registry refuses the version.
+        InvalidNameError: the task name is malformed.
+        RegistryError: the registry refuses the version.
     """
     started = time.perf_counter()
     check_task_name(settings.task)

@@ -9,7 +9,6 @@ Axes: tokens = packed tokens of a set, width = hidden width.
 import hashlib
 import json
 import os
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +19,7 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
+from cachetools import LRUCache
 from filelock import FileLock
 from jaxtyping import Float
 from pydantic import ValidationError
@@ -259,7 +259,7 @@ class MemoryTrunkStore:
 
     def __init__(self, *, max_bytes: int = MAX_MEMORY_BYTES) -> None:
         self._max_bytes = max_bytes
-        self._sets: OrderedDict[str, SetStates] = OrderedDict()
+        self._sets = LRUCache[str, SetStates](max_bytes, lambda it: it.num_bytes)
 
     def states(
         self,
@@ -283,9 +283,6 @@ class MemoryTrunkStore:
                 packed[begin : begin + len(part)] = part
                 begin += len(part)
             self._sets[key] = SetStates(backbone, inputs, depth, packed)
-        self._sets.move_to_end(key)
-        while sum(held.num_bytes for held in self._sets.values()) > self._max_bytes:
-            self._sets.popitem(last=False)
         return self._sets[key]
 
     def _below(self, backbone: Backbone, inputs: InputSet, depth: int) -> SetStates | None:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, NonNegativeInt
 
 from nunatak_artifact.errors import InvalidFolderError, UnsupportedImportError
 from nunatak_artifact.interchange.folders import read_model
-from nunatak_model import Activation
+from nunatak_contract.enums import Activation
 
 CONFIG_FILE, WEIGHTS_STEM, PICKLE = "adapter_config.json", "adapter", "pytorch_adapter.bin"
 HEAD_FILE, HEAD_STEM, HEAD_PICKLE = "head_config.json", "model_head", "pytorch_model_head.bin"

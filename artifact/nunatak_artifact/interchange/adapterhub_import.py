@@ -13,7 +13,7 @@ multiplied into `up`.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -69,21 +69,17 @@ from nunatak_artifact.interchange.peft_import import (
     stored_head,
     stored_shapes,
 )
-from nunatak_model import (
+from nunatak_contract.enums import (
     AdaptedBlocks,
     AdapterInput,
-    Backbone,
-    BackboneConfig,
-    Bottleneck,
-    BranchSpec,
     HeadKind,
-    HeadOnly,
-    HeadSpec,
     Norms,
     Pooling,
+    ProblemType,
 )
+from nunatak_contract.methods import Bottleneck, HeadOnly
+from nunatak_model import Backbone, BackboneConfig, BranchSpec, HeadSpec, maths_of
 from nunatak_model.weights import Linear
-from nunatak_registry import ProblemType
 
 HEAD_TYPES = {
     "classification": HeadKind.SEQUENCE_CLASSIFICATION,
@@ -230,14 +226,16 @@ def normalised_bottleneck(
     Raises:
         InvalidMethodError: a size is beyond what our method takes.
     """
-    method = replace(
-        settings,
-        size=max(len(adapter.down.weight) for adapter in adapters.values()),
-        first_layer=min(layer for layer, _ in adapters),
+    method = settings.model_copy(
+        update={
+            "size": max(len(adapter.down.weight) for adapter in adapters.values()),
+            "first_layer": min(layer for layer, _ in adapters),
+        }
     )
-    method.check(config)
+    maths = maths_of(method)
+    maths.check(config)
     parameters = {
-        name: torch.zeros(shape) for name, shape in method.parameter_shapes(config).items()
+        name: torch.zeros(shape) for name, shape in maths.parameter_shapes(config).items()
     }
     for (layer, place), adapter in adapters.items():
         for part, linear in (("down", adapter.down), ("up", adapter.up)):
@@ -380,6 +378,7 @@ def _settings(config: BottleneckConfig) -> Bottleneck:
         reads=AdapterInput.NORMED_SUM if config.original_ln_before else AdapterInput.BLOCK,
         activation=ACTIVATIONS[config.non_linearity.lower()],
         norms=Norms.FROZEN,
+        size=1,  # found in the tensors
     )
 
 

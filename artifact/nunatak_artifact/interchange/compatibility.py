@@ -28,6 +28,7 @@ from nunatak_artifact.errors import (
 )
 from nunatak_artifact.interchange.folders import MAX_JSON_BYTES, has_file, read_bytes
 from nunatak_artifact.interchange.transformers_layout import FAMILIES
+from nunatak_contract.enums import ProblemType, RankingScore
 from nunatak_model import (
     INT8_SUFFIX,
     Backbone,
@@ -43,7 +44,6 @@ from nunatak_model.tokenizer_settings import (
     check_settings,
     gives_token_types,
 )
-from nunatak_registry import ProblemType, RankingScore
 
 CONFIG: Final = "config.json"
 TOKENIZER: Final = "tokenizer.json"

@@ -24,6 +24,7 @@ from nunatak_artifact.interchange.compatibility import (
     read_settings,
 )
 from nunatak_artifact.interchange.folders import has_file
+from nunatak_contract.enums import RankingScore
 from nunatak_model import Backbone
 from nunatak_model.sentence_folder import (
     SENTENCE_CONFIG,
@@ -33,7 +34,6 @@ from nunatak_model.sentence_folder import (
     read_max_tokens,
     read_modules,
 )
-from nunatak_registry import RankingScore
 
 MODEL_TYPE: Final = "CrossEncoder"
 KEY, OLD_KEY = "sentence_transformers", "sbert_ce_default_activation_function"

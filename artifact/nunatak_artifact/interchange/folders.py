@@ -28,9 +28,10 @@ from nunatak_artifact.errors import (
     UnknownLabelsError,
     UnsupportedImportError,
 )
-from nunatak_model import Backbone, HeadKind, HeadSpec, InvalidTensorsError, tensors_from_bytes
+from nunatak_contract.enums import HeadKind, ProblemType
+from nunatak_model import Backbone, HeadSpec, InvalidTensorsError, tensors_from_bytes
 from nunatak_model.checkpoint import WEIGHTS, WEIGHTS_INDEX
-from nunatak_registry import InvalidArtifactError, ProblemType
+from nunatak_registry import InvalidArtifactError
 from nunatak_registry.blobs.tensors import read_header
 
 FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16)

@@ -19,16 +19,12 @@ from nunatak_artifact.drafting import PARAMETERS_ROLE, Draft
 from nunatak_artifact.errors import CorruptFileError, HubUnavailableError, InvalidFolderError
 from nunatak_artifact.interchange.folders import new_folder, read_bytes, read_model
 from nunatak_artifact.loading import load_task
+from nunatak_contract.enums import HeadKind
+from nunatak_contract.manifest import BlobRecord, TaskDraft, TaskManifest
+from nunatak_contract.names import check_task_name
+from nunatak_contract.plain_text import visible_lines
 from nunatak_model import Backbone
-from nunatak_registry import (
-    BlobRecord,
-    HeadKind,
-    TaskDraft,
-    TaskManifest,
-    check_task_name,
-    task_card,
-)
-from nunatak_registry.plain_text import visible_lines
+from nunatak_registry import task_card
 
 LIBRARY = "nunatak"
 MANIFEST, README = "manifest.json", "README.md"
@@ -47,7 +43,7 @@ def hub_card(manifest: TaskManifest, *, source: str | None) -> str:
         model_name=manifest.task,
         library_name=LIBRARY,
         pipeline_tag=tag,
-        tags=[LIBRARY, manifest.method.kind],
+        tags=[LIBRARY, manifest.method.kind.value],
         # Only ids of the hub are allowed here; a folder's name is none.
         base_model=name if name.count("/") == 1 else None,
         metrics=[metric.name for metric in manifest.metrics] or None,
@@ -117,7 +113,7 @@ def read_hub_folder(folder: Path) -> HubTask:
 
 
 def draft_pulled(found: HubTask, backbone: Backbone, *, task: str | None, origin: str) -> Draft:
-    """Describe a foreign version as one to publish here, after proving that it answers right.
+    """Describe a foreign version as one to publish here, after validation that it answers right.
 
     Args:
         found: the content of the folder.

@@ -24,8 +24,9 @@ from nunatak_artifact.interchange.peft_config import CONFIG_FILE
 from nunatak_artifact.interchange.peft_import import import_peft
 from nunatak_artifact.interchange.transformers_import import import_transformers
 from nunatak_artifact.records import head_record
-from nunatak_model import Backbone, HeadKind, TextInput
-from nunatak_registry import OnLong, ProblemType, check_task_name
+from nunatak_contract.enums import HeadKind, OnLong, ProblemType
+from nunatak_contract.names import check_task_name
+from nunatak_model import Backbone, TextInput
 
 FILES = ("*.json", "*.safetensors")
 PROBE_INPUTS: Final[tuple[TextInput, ...]] = (

@@ -26,7 +26,9 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from nunatak_artifact.errors import CorruptFileError, UnsupportedImportError
 from nunatak_artifact.interchange.folders import read_model
-from nunatak_model import BackboneConfig, Lora, LoraTarget
+from nunatak_contract.enums import LoraTarget
+from nunatak_contract.methods import Lora
+from nunatak_model import BackboneConfig, maths_of
 
 TIME_LIMIT_SECONDS = 10.0
 """Time limit of the process. An honest pattern takes milliseconds, mostly to start the process."""
@@ -266,7 +268,8 @@ def has_pooler(encoder: str, task_type: TaskType) -> bool:
 
 def modules_of(encoder: str, task_type: TaskType, config: BackboneConfig) -> tuple[Module, ...]:
     """Every module of the adapted model that we can update."""
-    shapes = Lora(rank=1, targets=tuple(TARGETS)).parameter_shapes(config)
+    thinnest = Lora(rank=1, alpha=1.0, targets=tuple(TARGETS))
+    shapes = maths_of(thinnest).parameter_shapes(config)
     modules = [
         Module(
             name=f"{encoder}.encoder.layer.{layer}.{path}",

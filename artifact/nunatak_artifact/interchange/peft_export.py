@@ -26,9 +26,11 @@ from nunatak_artifact.interchange.peft_config import (
 )
 from nunatak_artifact.interchange.peft_import import DENSE, stored_head
 from nunatak_artifact.loading import LoadedTask
-from nunatak_model import Backbone, HeadKind, Lora, Pooling, tensors_to_bytes
-from nunatak_registry import HeadKind as RecordedKind
-from nunatak_registry.manifest import HeadRecord
+from nunatak_contract.enums import HeadKind, Pooling
+from nunatak_contract.enums import HeadKind as RecordedKind
+from nunatak_contract.heads import HeadRecord
+from nunatak_contract.methods import Lora
+from nunatak_model import Backbone, tensors_to_bytes
 
 PREFIX = "base_model.model."
 

@@ -51,19 +51,11 @@ from nunatak_artifact.interchange.peft_config import (
     saved_modules,
     task_type_of,
 )
-from nunatak_model import (
-    Backbone,
-    BackboneConfig,
-    BranchSpec,
-    HeadKind,
-    HeadOnly,
-    HeadSpec,
-    Lora,
-    LoraTarget,
-    Pooling,
-)
+from nunatak_contract.enums import HeadKind, LoraTarget, Pooling, RankingScore
+from nunatak_contract.methods import HeadOnly, Lora
+from nunatak_model import Backbone, BackboneConfig, BranchSpec, HeadSpec, maths_of
 from nunatak_model.layer import LoraUpdate
-from nunatak_registry import RankingScore
+from nunatak_model.methods.lora import check_rank
 
 Updates = Mapping[tuple[int, LoraTarget], LoraUpdate]
 """Layer and target -> its update; at least one."""
@@ -88,6 +80,7 @@ def normalised_lora(updates: Updates, config: BackboneConfig) -> tuple[Lora, dic
         InvalidMethodError: a rank is beyond what our method takes.
     """
     rank = max(update.down.shape[0] for update in updates.values())
+    check_rank(rank, config)
     scales = {update.scale for update in updates.values()}
     scale = min(scales) if len(scales) == 1 and min(scales) > 0.0 else 1.0
     method = Lora(
@@ -96,9 +89,10 @@ def normalised_lora(updates: Updates, config: BackboneConfig) -> tuple[Lora, dic
         targets=tuple(target for target in LoraTarget if any(it == target for _, it in updates)),
         first_layer=min(layer for layer, _ in updates),
     )
-    method.check(config)
+    maths = maths_of(method)
+    maths.check(config)
     parameters = {
-        name: torch.zeros(shape) for name, shape in method.parameter_shapes(config).items()
+        name: torch.zeros(shape) for name, shape in maths.parameter_shapes(config).items()
     }
     for (layer, target), update in updates.items():
         prefix, own_rank = f"layers.{layer}.lora.{target}", update.down.shape[0]

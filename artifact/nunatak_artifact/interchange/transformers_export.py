@@ -20,11 +20,13 @@ from nunatak_artifact.interchange.transformers_layout import (
     to_stored,
 )
 from nunatak_artifact.loading import LoadedTask
-from nunatak_model import Backbone, Bottleneck, HeadKind, LoraTarget, Pooling
+from nunatak_contract.enums import HeadKind, LoraTarget, Pooling
+from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.methods import Bottleneck
+from nunatak_model import Backbone
 from nunatak_model.architectures import architecture_of, encoder_shapes
 from nunatak_model.layer import LoraLayer
 from nunatak_model.weights import Linear
-from nunatak_registry import TaskManifest
 
 QKV_ROWS: Mapping[LoraTarget, int] = {
     LoraTarget.QUERY: 0,

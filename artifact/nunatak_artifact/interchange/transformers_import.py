@@ -42,18 +42,9 @@ from nunatak_artifact.interchange.transformers_layout import (
     stored_shapes,
     unread_names,
 )
-from nunatak_model import (
-    Backbone,
-    BranchSpec,
-    Full,
-    HeadKind,
-    HeadOnly,
-    HeadSpec,
-    TopK,
-    dedicated_parameters,
-    parameter_shapes,
-)
-from nunatak_registry import ProblemType, RankingScore
+from nunatak_contract.enums import HeadKind, ProblemType, RankingScore
+from nunatak_contract.methods import Full, HeadOnly, TopK
+from nunatak_model import Backbone, BranchSpec, HeadSpec, dedicated_parameters, parameter_shapes
 
 EMBEDDINGS, LAYERS = "embeddings", "layers"
 

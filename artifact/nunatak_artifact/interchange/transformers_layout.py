@@ -12,7 +12,8 @@ import torch
 from pydantic import JsonValue
 from torch import Tensor
 
-from nunatak_model import BackboneConfig, HeadKind, HeadSpec, Pooling
+from nunatak_contract.enums import HeadKind, Pooling
+from nunatak_model import BackboneConfig, HeadSpec
 from nunatak_model.architectures import architecture_of, encoder_shapes
 from nunatak_model.heads import head_shapes
 

@@ -1,10 +1,10 @@
-"""Errors of the command itself; all other packages raise their own.
+"""Errors of the command itself; every other package has its own errors.
 
 CliError
 +-- MissingExtraError         an optional part of the installation is missing
-+-- RegistryMissingError      no registry at the place to read from
-+-- InvalidOptionError        options whose values make no sense
-+-- TaskFileError             a file of tasks that breaks the format
++-- RegistryMissingError      there is no registry at the given place
++-- InvalidOptionError        the values of options make no sense
++-- TaskFileError             a task file breaks the format
 """
 
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import ClassVar
 
 
 class CliError(Exception):
-    """Base of every error this package raises on purpose."""
+    """Base of every error that this package raises on purpose."""
 
     code: ClassVar[str] = "cli_error"
 
@@ -32,7 +32,7 @@ class MissingExtraError(CliError):
 
 
 class RegistryMissingError(CliError):
-    """No registry at the place to read from."""
+    """There is no registry at the given place."""
 
     code = "registry_missing"
 
@@ -45,13 +45,13 @@ class RegistryMissingError(CliError):
 
 
 class InvalidOptionError(CliError):
-    """Options whose values make no sense."""
+    """The values of options make no sense."""
 
     code = "invalid_option"
 
 
 class TaskFileError(CliError):
-    """A file of tasks that breaks the format."""
+    """A task file breaks the format."""
 
     code = "invalid_task_file"
 

@@ -1,8 +1,8 @@
-"""The one place where errors become lines: `error [code]: message` on standard error, exit 1.
+"""Errors become one line, `error [code]: message`, on standard error, with exit status 1.
 
-Errors of our own trees are told by their package and their `code`, without importing the packages.
-Anything else is a bug and keeps its traceback. Tracebacks, warnings and remarks of other packages
-go through the console that spells out control characters, too.
+An error of Nunatak has a package of Nunatak and a `code`, so this file imports none of the
+packages. Any other error is a bug and keeps its traceback. Tracebacks, warnings and log lines of
+other packages also go through the console that spells out control characters.
 """
 
 import logging
@@ -23,6 +23,7 @@ OUR_PACKAGES = frozenset(
         "nunatak_artifact",
         "nunatak_cli",
         "nunatak_client",
+        "nunatak_contract",
         "nunatak_loadtest",
         "nunatak_model",
         "nunatak_registry",
@@ -36,13 +37,13 @@ _format_warning = warnings.formatwarning
 
 
 class Program(typer.Typer):
-    """The command as a program, which answers for all that its process writes to standard error.
+    """The command as a program; it makes everything on standard error safe for a terminal.
 
-    Usage errors stay with typer: they quote only what the reader has typed.
+    Typer prints usage errors, because they quote only what the user typed.
     """
 
     def __call__(self, *args: object, **kwargs: object) -> object:
-        """Run, and leave with status 1 after the traceback of an error that nobody foresaw."""
+        """Run the command; an error that is a bug prints its traceback and exits with status 1."""
         warnings.formatwarning = plain_warning
         if logging.lastResort is not None:
             logging.lastResort.setFormatter(PlainFormatter())
@@ -55,10 +56,10 @@ class Program(typer.Typer):
 
 
 class PlainFormatter(logging.Formatter):
-    """Writes what packages log that have no handler of their own."""
+    """Formats the log events of packages that have no handler of their own."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the lines of an event."""
+        """Return the lines of an event, with control characters spelt out."""
         return plain(super().format(record))
 
 
@@ -69,12 +70,12 @@ def plain_warning(
     lineno: int,
     line: str | None = None,
 ) -> str:
-    """Return the lines of a warning, as `warnings.formatwarning` does."""
+    """Return the lines of a warning like `warnings.formatwarning`, control characters spelt out."""
     return plain(_format_warning(message, category, filename, lineno, line))
 
 
 class FailureGroup(TyperGroup):
-    """A command group that turns our own errors into one line."""
+    """A command group that prints an error of Nunatak as one line."""
 
     # Typer hands in a typer.Context, but names its own private base class here.
     def invoke(self, ctx: typer.Context) -> object:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -90,24 +91,24 @@ class FailureGroup(TyperGroup):
 
 
 def error_code(error: Exception) -> str | None:
-    """The stable code of one of our errors; `None` for any other."""
+    """Return the stable code of an error of Nunatak, or `None` for any other error."""
     code: object = getattr(error, "code", None)
     package = type(error).__module__.partition(".")[0]
     return code if package in OUR_PACKAGES and isinstance(code, str) else None
 
 
 def print_failure(code: str, message: str) -> None:
-    """Print one line, whatever the message holds."""
+    """Print an error as one line, even if its message has several lines."""
     line = Text.assemble(("error", "bold red"), f" [{code}]: {plain(' '.join(message.split()))}")
     error_console().print(line, soft_wrap=True)
 
 
 @contextmanager
 def needs_extra(extra: str) -> Generator[None]:
-    """Say which extra to install when an import in this block finds a module missing.
+    """Name the extra to install when an import in this block does not find its module.
 
     Raises:
-        MissingExtraError: a third-party module is missing.
+        MissingExtraError: a module of another project is missing.
     """
     try:
         yield

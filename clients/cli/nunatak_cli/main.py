@@ -1,25 +1,29 @@
-"""The `nunatak` command: its groups, and nothing that takes time to import."""
+"""The `nunatak` command with all its groups.
+
+This file and the command files import no heavy package; a command imports what it needs when it
+runs. `nunatak --help` answers at once, and a command needs only its own extra.
+"""
 
 from importlib.metadata import version as distribution_version
 from typing import Annotated
 
 import typer
 
-from nunatak_cli.commands.cache import cache_app
-from nunatak_cli.commands.key import key_app
-from nunatak_cli.commands.loadtest import loadtest_app
-from nunatak_cli.commands.memory import memory_app
-from nunatak_cli.commands.multitask import multitask
-from nunatak_cli.commands.predict import predict
-from nunatak_cli.commands.serve import serve
-from nunatak_cli.commands.sweep import sweep_app
-from nunatak_cli.commands.task import task_app
-from nunatak_cli.commands.train import TrainCommand, train, train_all
+from nunatak_cli.cache import cache_app
 from nunatak_cli.failures import FailureGroup, Program
+from nunatak_cli.key import key_app
+from nunatak_cli.loadtest import loadtest_app
+from nunatak_cli.memory import memory_app
+from nunatak_cli.multitask import multitask
 from nunatak_cli.options import example
 from nunatak_cli.output import print_text
+from nunatak_cli.predict import predict
+from nunatak_cli.serve import serve
+from nunatak_cli.sweep import sweep_app
+from nunatak_cli.task import task_app
+from nunatak_cli.train import TrainCommand, train, train_all
 
-VersionOption = Annotated[bool, typer.Option("--version", help="Show the version and leave.")]
+VersionOption = Annotated[bool, typer.Option("--version", help="Print the version, then exit.")]
 EXAMPLES = {
     "nunatak": "nunatak train --task tone --data tone.jsonl",
     "train": "nunatak train --task tone --data tone.jsonl --method topk --layers 2 --promote prod",
@@ -31,7 +35,7 @@ EXAMPLES = {
 
 
 def build_app() -> Program:
-    """Put the commands together."""
+    """Return the program with all commands."""
     built = Program(
         name="nunatak",
         cls=FailureGroup,

@@ -1,9 +1,17 @@
-"""Options that several commands share, so that they are called and explained alike."""
+"""Options and arguments that several commands share, and how NAME=VALUE options are read."""
 
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Annotated
 
 import typer
+
+from nunatak_cli.errors import InvalidOptionError
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the task.")]
+ReferenceArgument = Annotated[
+    str, typer.Argument(metavar="REF", help="Task: name, name@alias or name/version.")
+]
 
 RegistryOption = Annotated[
     str | None,
@@ -31,13 +39,12 @@ CacheOption = Annotated[
     bool,
     typer.Option(
         "--cache/--no-cache",
-        help="Keep what the shared layers make of the texts on disk, for later runs "
-        "(nunatak cache).",
+        help="Keep the outputs of the shared layers on disk, for later runs (nunatak cache).",
     ),
 ]
 ResumeOption = Annotated[
     bool,
-    typer.Option("--resume/--no-resume", help="Go on where the same command was killed."),
+    typer.Option("--resume/--no-resume", help="Continue a killed run of the same command."),
 ]
 KindOption = Annotated[
     str | None,
@@ -45,9 +52,9 @@ KindOption = Annotated[
         "--kind",
         metavar="KIND",
         help="single-label, multi-label, regression, token-classification, question-answering or "
-        "ranking. Absent: by the columns of the first row: text and label (a number with a decimal "
-        "point: regression); text and labels; tokens and tags; question, context and answers; "
-        "query, document and label.",
+        "ranking. Absent: the columns of the first row decide: text and label (regression if the "
+        "label has a decimal point); text and labels; tokens and tags; question, context and "
+        "answers; query, document and label.",
         show_default=False,
     ),
 ]
@@ -56,24 +63,28 @@ EpochsOption = Annotated[
 ]
 LearningRateOption = Annotated[
     str | None,
-    typer.Option("--learning-rate", metavar="X", help="Of the layers, or of a head alone."),
+    typer.Option(
+        "--learning-rate", metavar="X", help="Learning rate of the layers, or of the head alone."
+    ),
 ]
 SeedOption = Annotated[
-    str | None, typer.Option("--seed", metavar="N", help="Same seed, same weights.")
+    str | None, typer.Option("--seed", metavar="N", help="The same seed gives the same weights.")
 ]
 SetOption = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        help="Any setting of `nunatak train --help`, as in dropout=0.2. Repeatable.",
+        help="Any setting that `nunatak train --help` lists, such as dropout=0.2. Repeatable.",
         show_default=False,
     ),
 ]
 AliasOption = Annotated[str, typer.Option("--alias", metavar="ALIAS", help="Alias to move.")]
 UnprobedOption = Annotated[
     bool,
-    typer.Option("--unprobed", help="Do not run it first, as where its backbone is not at hand."),
+    typer.Option(
+        "--unprobed", help="Skip the test run of the version, for example without its backbone."
+    ),
 ]
 ExpectOption = Annotated[
     int | None,
@@ -81,7 +92,7 @@ ExpectOption = Annotated[
         "--expect",
         metavar="N",
         min=0,
-        help="Move only if the alias is at version N now (0: does not exist yet).",
+        help="Move only if the alias points at version N now (0: the alias does not exist).",
         show_default=False,
     ),
 ]
@@ -90,7 +101,7 @@ NewAliasOption = Annotated[
     typer.Option(
         "--promote",
         metavar="ALIAS",
-        help="Then point this alias at the version.",
+        help="Point this alias at the new version.",
         show_default=False,
     ),
 ]
@@ -105,16 +116,8 @@ RevisionOption = Annotated[
 ]
 
 
-class OnLongName(StrEnum):
-    """What becomes of texts that are longer than a task reads at once."""
-
-    WINDOWS = "windows"
-    REFUSE = "refuse"
-    CUT = "cut"
-
-
 class ImportFormat(StrEnum):
-    """Whose folders `task import` reads."""
+    """The library whose folder `task import` reads."""
 
     AUTO = "auto"
     TRANSFORMERS = "transformers"
@@ -123,22 +126,14 @@ class ImportFormat(StrEnum):
 
 
 class LogitUseName(StrEnum):
-    """What `task import` makes of a model with one logit."""
+    """The head that `task import` gives a model with one logit."""
 
     CLASSIFICATION = "classification"
     RANKING = "ranking"
 
 
-class ProblemTypeName(StrEnum):
-    """How logits of a sequence classification become scores."""
-
-    SINGLE_LABEL = "single_label_classification"
-    MULTI_LABEL = "multi_label_classification"
-    REGRESSION = "regression"
-
-
 class ExportFormat(StrEnum):
-    """What `task export` writes."""
+    """The format that `task export` writes."""
 
     TRANSFORMERS = "transformers"
     PEFT = "peft"
@@ -146,7 +141,7 @@ class ExportFormat(StrEnum):
 
 
 class AggregationName(StrEnum):
-    """What becomes of labelled tokens that belong together."""
+    """How tokens with labels become entities."""
 
     NONE = "none"
     SIMPLE = "simple"
@@ -157,7 +152,7 @@ class AggregationName(StrEnum):
 
 
 class DtypeName(StrEnum):
-    """Number formats the server runs in."""
+    """Number formats in which the server computes."""
 
     AUTO = "auto"
     FLOAT32 = "float32"
@@ -166,12 +161,60 @@ class DtypeName(StrEnum):
 
 
 class LogFormatName(StrEnum):
-    """How the server writes its log."""
+    """Formats of the server's log."""
 
     TEXT = "text"
     JSON = "json"
 
 
 def example(command_line: str) -> str:
-    """The last line of a command's help."""
+    """Return the last line of a command's help."""
     return f"Example:  [cyan]{command_line}[/cyan]"
+
+
+def assignments(
+    option: str, given: Iterable[str] | None, *, may_be_empty: bool = False
+) -> dict[str, str]:
+    """Return the values of an option such as `--set epochs=3`, by name.
+
+    Raises:
+        InvalidOptionError: a text is not NAME=VALUE, or a name is given twice.
+    """
+    values = dict[str, str]()
+    for text in given or ():
+        name, equals, value = text.partition("=")
+        if not (name and equals and (value or may_be_empty)):
+            raise InvalidOptionError(f"{option} expects NAME=VALUE, got {text!r}")
+        if name in values:
+            raise InvalidOptionError(f"{option} names {name!r} twice")
+        values[name] = value
+    return values
+
+
+def settings_given(given: Iterable[str] | None, **options: str | None) -> dict[str, str]:
+    """Return the settings of `--set` together with the settings that have an option of their own.
+
+    `options` holds the values of these options by setting; an option that is `None` was not given.
+
+    Raises:
+        InvalidOptionError: a text of `--set` is not NAME=VALUE, or a setting is given twice.
+    """
+    own = {name: value for name, value in options.items() if value is not None}
+    values = assignments("--set", given)
+    for name in own.keys() & values.keys():
+        option = f"--{name.replace('_', '-')}"
+        raise InvalidOptionError(f"{option} and --set {name} say the same; give one of them")
+    return {**own, **values}
+
+
+def check_names(option: str, named: Mapping[str, str], known: Mapping[str, str]) -> None:
+    """Check that an option names only known names.
+
+    Raises:
+        InvalidOptionError: a name is unknown.
+    """
+    unknown = sorted(named.keys() - known.keys())
+    if unknown:
+        raise InvalidOptionError(
+            f"{option} expects one of {', '.join(known)} before =, got {unknown[0]!r}"
+        )

@@ -1,10 +1,10 @@
-"""Where results go: tables and JSON to standard output, remarks and errors to standard error.
+"""Printing: tables and JSON go to standard output, remarks and errors to standard error.
 
-Nothing else in this package prints. Control characters in what is printed are spelt out here,
-whoever wrote them: a model's author, a data file or a server.
+No other file of this package prints. This file spells out control characters in every text, because
+the text may come from a model's author, a data file or a server.
 """
 
-# ruff: noqa: PLC0415 - the registry's package is imported where there is something to spell out
+# ruff: noqa: PLC0415 - only a text with control characters needs the registry package
 
 import json
 from collections.abc import Iterable, Mapping
@@ -17,40 +17,40 @@ from rich.text import Text
 
 
 class PlainConsole(Console):
-    """A console whose texts are shown as they are: no markup, and control characters spelt out."""
+    """A console that reads no markup in texts and spells out their control characters."""
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, markup=False, highlight=False, emoji=False)
 
     def render_str(self, text: str, **options: Any) -> Text:  # noqa: ANN401 - as its base has them
-        """Make a text of a string, spelt out before a table measures its width."""
+        """Spell out a string before a table measures its width."""
         return super().render_str(plain(text), **options)
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """Render anything; only the console's own segments may command the terminal."""
+        """Render anything; only the console's own control segments reach the terminal."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else _plain_segment(segment)
 
 
 def console() -> PlainConsole:
-    """Standard output."""
+    """Return the console of standard output."""
     return PlainConsole()
 
 
 def error_console() -> PlainConsole:
-    """Standard error."""
+    """Return the console of standard error."""
     return PlainConsole(stderr=True)
 
 
 def print_json(value: Mapping[str, JsonValue]) -> None:
-    """Print one JSON document, indented, with nothing around it."""
+    """Print one JSON document, indented."""
     print(_json(value, indent=2))  # noqa: T201 - rich would wrap lines
 
 
 def print_json_line(value: Mapping[str, JsonValue]) -> None:
-    """Print one JSON document on one line, at once also where the output is a pipe."""
+    """Print one JSON document on one line, and flush, so that a pipe gets the line at once."""
     print(_json(value, indent=None), flush=True)  # noqa: T201 - rich would wrap lines
 
 
@@ -61,7 +61,7 @@ def print_text(value: str) -> None:
 
 def _plain_segment(segment: Segment) -> Segment:
     style = segment.style
-    # Some of rich's parts, such as the title of a panel, always read markup, which may hold links.
+    # The title of a panel always reads markup, and markup may hold links.
     if style is not None and style.link is not None:
         style = style.update_link(None)
     return Segment(plain(segment.text), style)
@@ -71,16 +71,16 @@ def _json(value: Mapping[str, JsonValue], *, indent: int | None) -> str:
     document = json.dumps(value, indent=indent, ensure_ascii=False)
     if _is_printable(document):
         return document
-    from nunatak_registry.plain_text import visible_json
+    from nunatak_contract.plain_text import visible_json
 
     return visible_json(document)
 
 
 def plain(text: str) -> str:
-    """Spell out the control characters of a text, except line ends."""
+    """Return a text with its control characters spelt out, except line ends."""
     if _is_printable(text):
         return text
-    from nunatak_registry.plain_text import visible_lines
+    from nunatak_contract.plain_text import visible_lines
 
     return visible_lines(text)
 

@@ -1,6 +1,6 @@
-"""The reference of all settings as Markdown, read off the settings and the options of `serve`.
+"""Writes the tables of docs/configuration.md from the server's settings and the options of `serve`.
 
-`python -m nunatak_cli.reference docs/configuration.md` brings the page up to date.
+`python -m nunatak_cli.reference docs/configuration.md` updates the page.
 """
 
 import sys
@@ -31,14 +31,14 @@ SECTIONS: Final[Mapping[str, str]] = {
     "keep_alive_s": "Connections and shutdown",
     "log_format": "Logs",
 }
-"""Titles, each before the setting that its section begins with."""
+"""Title of each section, by the first setting of the section."""
 RENAMED: Final[Mapping[str | None, str]] = {"pin": "pins"}
-"""Options whose setting has another name: one value of several."""
+"""The setting of each option that has another name: `--pin` adds one value to `pins`."""
 HEADER: Final = "| variable | flag | default | values | meaning |\n|---|---|---|---|---|\n"
 
 
 def with_settings(page: str) -> str:
-    """Return the page with the tables of today's settings between its two marks."""
+    """Return the page with up-to-date tables between its two marks."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n{''.join(_rows())}\n{END}{after}"
@@ -61,7 +61,7 @@ def _rows() -> Iterator[str]:
 
 
 def _flags() -> dict[str, str]:
-    """Return the flag of each setting that has one of its own."""
+    """Return the flag of each setting that has an option of its own."""
     root = get_command(app)
     options = root.commands["serve"].params if isinstance(root, TyperGroup) else []
     named = {RENAMED.get(option.name, option.name): option.opts[0] for option in options}
@@ -79,7 +79,7 @@ def _default(described: Schema) -> str:
 
 
 def _values(described: Schema, shared: Schema) -> str:
-    """Return what a setting may be: its names, or the ends of its range."""
+    """Return the values that a setting accepts: names, or the ends of a range."""
     if "$ref" in described:
         names = shared[described["$ref"].rpartition("/")[2]]["enum"]
         return ", ".join(f"`{name}`" for name in names)

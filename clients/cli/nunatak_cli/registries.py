@@ -1,6 +1,6 @@
-"""Opening the registry that the options mean."""
+"""Opens the registry that the options name."""
 
-# ruff: noqa: PLC0415 - the registry brings its database library, which --help must not wait for
+# ruff: noqa: PLC0415 - the registry imports a database library, which --help does not need
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -15,11 +15,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def existing_registry(location: str | None) -> Generator["Registry"]:
-    """Open a registry to work on what it holds; a folder must exist.
+    """Open a registry that exists: a mistyped path must not become a new, empty registry.
 
     Raises:
-        RegistryMissingError: there is no such folder. A mistyped path must not become an empty
-            registry that answers "no tasks".
+        RegistryMissingError: there is no such folder.
     """
     from nunatak_registry import Registry
 
@@ -30,7 +29,7 @@ def existing_registry(location: str | None) -> Generator["Registry"]:
 
 @contextmanager
 def created_registry(location: str | None) -> Generator["Registry"]:
-    """Open a registry to publish to, creating it where there is none."""
+    """Open a registry to publish to; create it if it does not exist."""
     from nunatak_registry import Registry
 
     with Registry.open(registry_location(location)) as registry:
@@ -38,7 +37,7 @@ def created_registry(location: str | None) -> Generator["Registry"]:
 
 
 def existing_location(location: str | None) -> str:
-    """Return the place of a registry that is there.
+    """Return the place of a registry, and check that a folder exists.
 
     Raises:
         RegistryMissingError: there is no such folder.

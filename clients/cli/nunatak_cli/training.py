@@ -1,4 +1,4 @@
-"""From the options of `train` to a published version and what is said of it."""
+"""Trains and publishes one task for `nunatak train`, and shows the outcome."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from nunatak_cli.errors import InvalidOptionError
+from nunatak_contract.names import check_alias_name, check_task_name
 from nunatak_model import DEFAULT_BACKBONE, Backbone, load_backbone
-from nunatak_registry import Registry, check_alias_name
+from nunatak_registry import Registry
 from nunatak_registry.cards import (
     long_examples_text,
     long_text,
@@ -18,7 +19,6 @@ from nunatak_registry.cards import (
     shared_text,
     stored_bytes,
 )
-from nunatak_registry.names import check_task_name
 from nunatak_training import (
     DiskTrunkStore,
     LayerChoice,
@@ -37,7 +37,7 @@ from nunatak_training import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainRequest:
-    """What was asked for."""
+    """One task to train, with its settings."""
 
     task: str
     data: str
@@ -47,11 +47,11 @@ class TrainRequest:
     backbone: str | None
     settings: RunSettings
     alias: str | None
-    """Points at the version afterwards, if given."""
+    """Alias to point at the new version."""
     cache: bool = True
-    """Whether trunk states are kept on disk."""
+    """Whether the disk keeps the trunk states."""
     resume: bool = True
-    """Whether a killed run goes on, and this one could."""
+    """Whether to continue a killed run and to write checkpoints."""
 
 
 def train_and_promote(
@@ -61,9 +61,9 @@ def train_and_promote(
     backbone: Backbone | None = None,
     trunks: TrunkStore | None = None,
 ) -> TrainOutcome:
-    """Train, publish, and point the request's alias at the version, if there is one.
+    """Train, publish, and point the request's alias, if given, at the new version.
 
-    A loaded backbone and a store of trunk states may be shared by several requests.
+    Several requests may share one loaded `backbone` and one store of trunk states, `trunks`.
     """
     check_names(request)
     if backbone is None:
@@ -98,14 +98,14 @@ def train_and_promote(
 
 
 def check_names(request: TrainRequest) -> None:
-    """Return if names are well formed: a slip must not show only when all the work is done."""
+    """Refuse malformed names of task and alias before the work, not after it."""
     if request.alias is not None:
         check_alias_name(request.alias)
     check_task_name(request.task)
 
 
 def kind_named(name: str | None) -> TaskKind | None:
-    """Return the kind of task that an option names, if it does.
+    """Return the kind of task that an option names, or `None` without a name.
 
     Raises:
         InvalidOptionError: there is no such kind.
@@ -116,7 +116,7 @@ def kind_named(name: str | None) -> TaskKind | None:
 
 
 def settings_table() -> Table:
-    """Every setting of `--set`, with what it may be."""
+    """Return every setting of `--set` with the values that it accepts."""
     table = Table("--set", "is", "default", "", box=None, header_style="bold", pad_edge=False)
     table.columns[0].no_wrap = True
     for setting in all_settings():
@@ -126,7 +126,7 @@ def settings_table() -> Table:
 
 
 def outcome_table(outcome: TrainOutcome) -> Table:
-    """What was trained, and how well it does on the dev examples."""
+    """Return the facts of the new version and its scores on the dev examples."""
     manifest = outcome.manifest
     counts = manifest.parameter_counts
     table = Table.grid(padding=(0, 2))
@@ -136,15 +136,15 @@ def outcome_table(outcome: TrainOutcome) -> Table:
         low, high = outcome.intervals[metric]
         table.add_row(f"dev {metric}", f"{value:.4f}  [{low:.4f}, {high:.4f}] at 95 %")
     if outcome.layer_choice is not None:
-        table.add_row("layers chosen", choice_text(outcome.layer_choice))
+        table.add_row("layers chosen", _choice_text(outcome.layer_choice))
     table.add_row("method", method_text(manifest.method))
     table.add_row("shared layers", shared_text(manifest))
     table.add_row("labels", str(len(manifest.head.labels)))
     if manifest.head.default_label is not None:
         table.add_row("default label", Text(manifest.head.default_label))
     table.add_row("longest text", f"{manifest.max_length} tokens; {long_text(manifest)}")
-    if told := long_examples_text(manifest):
-        table.add_row("long examples", told)
+    if long_examples := long_examples_text(manifest):
+        table.add_row("long examples", long_examples)
     table.add_row("parameters", f"{counts.branch + counts.head:,}")
     table.add_row("stored", decimal(stored_bytes(manifest)))
     table.add_row("best epoch", f"{outcome.best_epoch} of {outcome.history[-1].epoch}")
@@ -152,8 +152,8 @@ def outcome_table(outcome: TrainOutcome) -> Table:
     return table
 
 
-def choice_text(choice: LayerChoice) -> str:
-    """Every run and what it kept of full fine-tuning's score."""
+def _choice_text(choice: LayerChoice) -> str:
+    """Return every run with its share of the score of full fine-tuning."""
     runs = ", ".join(
         f"{run.layers}: {run.score:.4f} ({run.score / choice.full_score:.1%})"
         for run in choice.runs
@@ -162,7 +162,7 @@ def choice_text(choice: LayerChoice) -> str:
 
 
 def outcome_json(outcome: TrainOutcome, *, alias: str | None) -> dict[str, JsonValue]:
-    """The published version, its scores and the way there."""
+    """Return the published version, its scores and the epochs of the training."""
     return {
         "reference": outcome.manifest.reference,
         "task": outcome.manifest.task,

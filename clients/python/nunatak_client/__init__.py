@@ -22,54 +22,49 @@ from nunatak_client.errors import (
     UnavailableError,
     WrongHeadError,
 )
-from nunatak_client.outputs import (
-    Answer,
+from nunatak_client.payloads import Input, Inputs, Parameters, Query, Question, TextInput
+from nunatak_client.replies import (
     Answers,
     Classification,
     Entities,
     Entity,
-    HeadKind,
+    FanOut,
     Predicted,
+    Prediction,
     QuestionAnswering,
-    RankedDocument,
     Ranking,
     RankingOutputs,
-    Score,
     Scores,
+    TaskResult,
     TokenClassification,
 )
-from nunatak_client.payloads import (
+from nunatak_client.transport import RetryPolicy
+from nunatak_contract.enums import (
     AggregationStrategy,
-    FunctionToApply,
-    Input,
-    Inputs,
-    OnLong,
-    Parameters,
-    Query,
-    Question,
-    TextInput,
-)
-from nunatak_client.results import (
-    AliasChange,
-    CandidateChange,
     CandidateRole,
+    FunctionToApply,
+    HeadKind,
+    OnLong,
+)
+from nunatak_contract.memory import MemoryReport
+from nunatak_contract.wire import (
+    AliasChange,
+    Answer,
+    CandidateChange,
     DriftCount,
     Eviction,
-    FanOut,
-    MemoryReport,
-    Prediction,
     Problem,
+    RankedDocument,
     Residency,
     RunningCandidate,
+    Score,
     ServerInfo,
     ShadowReport,
     TaskDetail,
-    TaskResult,
     TaskSummary,
     Timings,
     Unpinning,
 )
-from nunatak_client.retries import RetryPolicy
 
 __all__ = [
     "AggregationStrategy",

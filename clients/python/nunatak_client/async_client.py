@@ -1,4 +1,4 @@
-"""The asyncio client: the blocking one with `await`; both run the same calls and retries."""
+"""The asyncio client; `make client` makes the blocking client from this file."""
 
 import asyncio
 import time
@@ -11,30 +11,29 @@ import httpx
 from nunatak_client import calls
 from nunatak_client.calls import AnswerT, Call, PredictOptions
 from nunatak_client.errors import ConnectionFailedError, UnavailableError
-from nunatak_client.payloads import FunctionToApply, Inputs, Parameters
-from nunatak_client.results import (
+from nunatak_client.payloads import Inputs, Parameters
+from nunatak_client.replies import FanOut, Prediction, TaskResult
+from nunatak_client.transport import (
+    DEFAULT_TIMEOUT_S,
+    DEFAULT_URL,
+    Attempts,
+    RetryPolicy,
+    key_headers,
+    server_url,
+    to_reply,
+)
+from nunatak_contract.enums import CandidateRole, FunctionToApply
+from nunatak_contract.memory import MemoryReport
+from nunatak_contract.wire import (
     AliasChange,
     CandidateChange,
-    CandidateRole,
     Eviction,
-    FanOut,
-    MemoryReport,
-    Prediction,
     Residency,
     ServerInfo,
     ShadowReport,
     TaskDetail,
-    TaskResult,
     TaskSummary,
     Unpinning,
-)
-from nunatak_client.retries import Attempts, RetryPolicy
-from nunatak_client.transport import (
-    DEFAULT_TIMEOUT_S,
-    DEFAULT_URL,
-    key_headers,
-    server_url,
-    to_reply,
 )
 
 

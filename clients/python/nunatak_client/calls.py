@@ -8,7 +8,6 @@ from pydantic import JsonValue
 
 from nunatak_client.errors import InvalidInputError, InvalidResponseError
 from nunatak_client.payloads import (
-    FunctionToApply,
     Inputs,
     Parameters,
     WireInputs,
@@ -19,8 +18,11 @@ from nunatak_client.payloads import (
     wire_inputs,
 )
 from nunatak_client.replies import (
+    FanOut,
+    Prediction,
     Reply,
     ResultT,
+    TaskResult,
     raise_for_problem,
     read_fan_out,
     read_line,
@@ -28,19 +30,18 @@ from nunatak_client.replies import (
     read_prediction,
     read_result,
 )
-from nunatak_client.results import (
+from nunatak_contract.enums import CandidateRole, FunctionToApply
+from nunatak_contract.memory import MemoryReport
+from nunatak_contract.wire import (
+    LINES_TYPE,
+    ROUTING_KEY_HEADER,
     AliasChange,
     CandidateChange,
-    CandidateRole,
     Eviction,
-    FanOut,
-    MemoryReport,
-    Prediction,
     Residency,
     ServerInfo,
     ShadowReport,
     TaskDetail,
-    TaskResult,
     TaskSummary,
     Unpinning,
 )
@@ -84,7 +85,7 @@ class PredictOptions:
     @property
     def headers(self) -> dict[str, str]:
         """What is asked of the server beside the body."""
-        return {} if self.routing_key is None else {"x-routing-key": self.routing_key}
+        return {} if self.routing_key is None else {ROUTING_KEY_HEADER: self.routing_key}
 
 
 def predict(task: str, inputs: Inputs, options: PredictOptions) -> Call[Prediction]:
@@ -162,7 +163,7 @@ class StreamCall:
 def stream(inputs: Inputs, tasks: Sequence[str], options: PredictOptions) -> StreamCall:
     """Ask several tasks about the same inputs, for results as they come; raises as the above."""
     call = predict_many(inputs, tasks, options)
-    lines = {"accept": "application/x-ndjson"}
+    lines = {"accept": LINES_TYPE}
     return StreamCall(
         call=replace(call, headers={**call.headers, **lines}),
         tasks=tasks,

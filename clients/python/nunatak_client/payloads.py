@@ -3,12 +3,12 @@
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from urllib.parse import quote
 
 from pydantic import JsonValue
 
 from nunatak_client.errors import InvalidInputError
+from nunatak_contract.enums import AggregationStrategy, FunctionToApply, OnLong
 
 TextInput = str | tuple[str, str]
 """A text, or a pair of texts."""
@@ -34,33 +34,6 @@ Input = TextInput | Question | Query
 
 Inputs = Input | Sequence[Input]
 """One input, or a list of inputs. A tuple is always one pair; several inputs are a list."""
-
-
-class FunctionToApply(StrEnum):
-    """How logits become scores."""
-
-    SOFTMAX = "softmax"
-    SIGMOID = "sigmoid"
-    NONE = "none"
-
-
-class AggregationStrategy(StrEnum):
-    """What becomes of labelled tokens that belong together."""
-
-    NONE = "none"
-    SIMPLE = "simple"
-    FIRST = "first"
-    AVERAGE = "average"
-    MAX = "max"
-    WORD = "word"
-
-
-class OnLong(StrEnum):
-    """What becomes of a text of more tokens than a task reads at once."""
-
-    WINDOWS = "windows"
-    REFUSE = "refuse"
-    CUT = "cut"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,14 +1,245 @@
-"""Replies to results: reads a body against the contract, or raises the error it stands for."""
+"""Replies: an answer is read against the contract, and a refusal becomes an error.
 
+Each kind of head has one class of results. Every part of an answer that the server names is a
+class of `nunatak_contract`; the classes here put those parts together for the caller.
+"""
+
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import JsonValue, TypeAdapter, ValidationError
+from pydantic import AliasChoices, Field, JsonValue, TypeAdapter, ValidationError, model_validator
 
-from nunatak_client.errors import InvalidResponseError, error_class
-from nunatak_client.outputs import HeadKind, Result
-from nunatak_client.results import FanOut, Prediction, Problem, TaskResult, Timings
+from nunatak_client.errors import ApiError, InvalidResponseError, WrongHeadError, error_class
+from nunatak_contract.enums import HeadKind
+from nunatak_contract.wire import (
+    BATCH_SIZE_HEADER,
+    COMPUTE_HEADER,
+    QUEUE_HEADER,
+    REQUEST_ID_HEADER,
+    TOKENIZE_HEADER,
+    Answer,
+    Problem,
+    RankedDocument,
+    Result,
+    Score,
+    Span,
+    Timings,
+)
+
+
+class Entity(Span):
+    """A labelled part of the text: one token or word, or an aggregated group of them."""
+
+    label: str = Field(validation_alias=AliasChoices("entity", "entity_group", "label"))
+    index: int | None = Field(default=None, description="of a single token or word")
+
+
+Scores = tuple[Score, ...]
+"""The labels of one input, best first."""
+Entities = tuple[Entity, ...]
+"""The labelled parts of one text, in its order."""
+Answers = tuple[Answer, ...]
+"""The answers to one question, best first."""
+Ranking = tuple[RankedDocument, ...]
+"""The documents of one query, best first."""
+
+
+class Classification(Result):
+    """The answers of a sequence classification or regression task, one entry per input."""
+
+    head: Literal[HeadKind.SEQUENCE_CLASSIFICATION] = HeadKind.SEQUENCE_CLASSIFICATION
+    outputs: tuple[Annotated[Scores, Field(min_length=1)], ...]
+
+
+class TokenClassification(Result):
+    """The answers of a token classification task, one entry per text."""
+
+    head: Literal[HeadKind.TOKEN_CLASSIFICATION] = HeadKind.TOKEN_CLASSIFICATION
+    outputs: tuple[Entities, ...]
+
+
+class QuestionAnswering(Result):
+    """The answers of a question answering task, one entry per question."""
+
+    head: Literal[HeadKind.QUESTION_ANSWERING] = HeadKind.QUESTION_ANSWERING
+    outputs: tuple[Answers, ...]
+
+
+class RankingOutputs(Result):
+    """The answers of a ranking task, one entry per query."""
+
+    head: Literal[HeadKind.RANKING] = HeadKind.RANKING
+    outputs: tuple[Annotated[Ranking, Field(min_length=1)], ...]
+
+
+Predicted = Annotated[
+    Classification | TokenClassification | QuestionAnswering | RankingOutputs,
+    Field(discriminator="head"),
+]
+"""What a task says; `match` on the class tells which kind of task it is."""
+
+
+class Answered(Result):
+    """Base of what holds predictions: the parts of the first input, by the kind of the task.
+
+    Every property but `labels` is about the first input, and each raises `WrongHeadError` for a
+    task of another kind.
+    """
+
+    tokens: tuple[int, ...] = ()
+    """How many tokens of each input were read; empty from servers that do not tell it."""
+    truncated: tuple[bool, ...] = ()
+    """Of each input, whether a part of it was not read; empty from servers that do not tell it."""
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether a part of any input was not read, as far as the server tells it."""
+        return any(self.truncated)
+
+    @abstractmethod
+    def require(self) -> Predicted:
+        """Return what the task says, or raise why it says nothing."""
+
+    @property
+    def scores(self) -> Scores:
+        """Labels, best first."""
+        return self._classification().outputs[0]
+
+    @property
+    def best(self) -> Score:
+        """The best label, or the value of a regression."""
+        return self.scores[0]
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The best label of every input."""
+        return tuple(scores[0].label for scores in self._classification().outputs)
+
+    @property
+    def entities(self) -> Entities:
+        """Labelled parts of the text, in its order."""
+        match self.require():
+            case TokenClassification() as found:
+                return found.outputs[0]
+            case other:
+                raise WrongHeadError(other.head, HeadKind.TOKEN_CLASSIFICATION)
+
+    @property
+    def answers(self) -> Answers:
+        """Answers to the question, best first; none where the context holds no words."""
+        match self.require():
+            case QuestionAnswering() as found:
+                return found.outputs[0]
+            case other:
+                raise WrongHeadError(other.head, HeadKind.QUESTION_ANSWERING)
+
+    @property
+    def ranking(self) -> Ranking:
+        """Documents of the query, best first."""
+        match self.require():
+            case RankingOutputs() as found:
+                return found.outputs[0]
+            case other:
+                raise WrongHeadError(other.head, HeadKind.RANKING)
+
+    def _classification(self) -> Classification:
+        match self.require():
+            case Classification() as found:
+                return found
+            case other:
+                raise WrongHeadError(other.head, HeadKind.SEQUENCE_CLASSIFICATION)
+
+
+Outputs = tuple[Scores, ...] | tuple[Entities, ...] | tuple[Answers, ...] | tuple[Ranking, ...]
+"""One entry per input, also for a single one; of which type, the task's head tells."""
+
+
+class Prediction(Answered):
+    """The answer of one task version."""
+
+    task: str
+    version: int
+    predicted: Predicted
+    timings: Timings = Timings()
+    request_id: str | None = None
+
+    @property
+    def head(self) -> HeadKind:
+        """The kind of the task."""
+        return self.predicted.head
+
+    @property
+    def outputs(self) -> Outputs:
+        """What the task says about every input."""
+        return self.predicted.outputs
+
+    def require(self) -> Predicted:
+        """Return what the task says."""
+        return self.predicted
+
+
+def error_of(problem: Problem, *, retry_after_s: float | None = None) -> ApiError:
+    """Return the error to raise for a problem."""
+    fields = "; ".join(f"{field.location}: {field.message}" for field in problem.errors or ())
+    detail = problem.detail or problem.title or f"the server answered {problem.status}"
+    return error_class(problem.status)(
+        code=problem.code,
+        status=problem.status,
+        detail=f"{detail} ({fields})" if fields else detail,
+        request_id=problem.request_id,
+        retry_after_s=retry_after_s,
+    )
+
+
+class TaskResult(Answered):
+    """The part of one task in a fan-out: either `predicted` or `error`."""
+
+    reference: str
+    task: str | None = None
+    version: int | None = None
+    predicted: Predicted | None = None
+    error: Problem | None = None
+    timings: Timings = Timings()
+    """Its own, where it was streamed; else those of the whole answer count."""
+
+    @model_validator(mode="after")
+    def _is_answer_or_error(self) -> "TaskResult":
+        if (self.predicted is None) == (self.error is None):
+            raise ValueError("a result holds either outputs or an error")
+        return self
+
+    @property
+    def outputs(self) -> Outputs | None:
+        """What the task says about every input; None where it failed."""
+        return None if self.predicted is None else self.predicted.outputs
+
+    def require(self) -> Predicted:
+        """Return what the task says.
+
+        Raises:
+            ApiError: this task failed.
+        """
+        if self.predicted is None:
+            raise error_of(self.error or Problem(code="api_error", status=500))
+        return self.predicted
+
+
+class FanOut(Result):
+    """The answers of several tasks to the same inputs, in the order they were asked for."""
+
+    results: tuple[TaskResult, ...]
+    timings: Timings = Timings()
+    request_id: str | None = None
+
+    def __getitem__(self, reference: str) -> TaskResult:
+        """The result of the task that was asked for as `reference`."""
+        for result in self.results:
+            if result.reference == reference:
+                return result
+        raise KeyError(reference)
+
 
 PER_INPUT = ("tokens", "truncated")
 """What a server tells of each input beside its output."""
@@ -49,10 +280,10 @@ def raise_for_problem(reply: Reply) -> None:
             status=reply.status,
             detail=f"the server answered HTTP {reply.status} without saying why; "
             "is this a Nunatak server?",
-            request_id=reply.headers.get("x-request-id"),
+            request_id=reply.headers.get(REQUEST_ID_HEADER),
             retry_after_s=reply.retry_after_s,
         ) from None
-    raise problem.to_error(retry_after_s=reply.retry_after_s)
+    raise error_of(problem, retry_after_s=reply.retry_after_s)
 
 
 def read_object(reply: Reply) -> dict[str, JsonValue]:
@@ -103,11 +334,11 @@ def read_line(line: str, *, num_inputs: int | None) -> TaskResult:
 
 def read_timings(headers: Mapping[str, str]) -> Timings:
     """Read the timing headers that are there."""
-    batch_size = _number(headers.get("x-batch-size"))
+    batch_size = _number(headers.get(BATCH_SIZE_HEADER))
     return Timings(
-        queue_ms=_number(headers.get("x-queue-ms")),
-        tokenize_ms=_number(headers.get("x-tokenize-ms")),
-        compute_ms=_number(headers.get("x-compute-ms")),
+        queue_ms=_number(headers.get(QUEUE_HEADER)),
+        tokenize_ms=_number(headers.get(TOKENIZE_HEADER)),
+        compute_ms=_number(headers.get(COMPUTE_HEADER)),
         batch_size=None if batch_size is None else int(batch_size),
     )
 
@@ -134,7 +365,7 @@ def _as_list(value: JsonValue, num_inputs: int | None) -> JsonValue:
 def _trail(reply: Reply) -> dict[str, object]:
     return {
         "timings": read_timings(reply.headers),
-        "request_id": reply.headers.get("x-request-id"),
+        "request_id": reply.headers.get(REQUEST_ID_HEADER),
     }
 
 

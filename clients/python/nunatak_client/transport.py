@@ -1,16 +1,28 @@
-"""What both clients share about HTTP: the address, and a response as a reply."""
+"""How requests travel, for both clients: the address, the key, and when to try again."""
 
 import os
+import random
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import httpx
 
-from nunatak_client.errors import InvalidInputError
+from nunatak_client.errors import (
+    ConnectionFailedError,
+    DeadlineExceededError,
+    InvalidInputError,
+    InvalidResponseError,
+    NunatakClientError,
+)
 from nunatak_client.replies import Reply
+from nunatak_contract.wire import DEADLINE_HEADER
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 DEFAULT_TIMEOUT_S = 30.0
 API_KEY_VARIABLE = "NUNATAK_API_KEY"
+# Past its deadline the server answers 504 by itself; this long the client waits for that answer.
+DEADLINE_SLACK_S = 1.0
 
 _SENDABLE_KEY = re.compile(r"[!-~]+")
 
@@ -51,3 +63,108 @@ def key_headers(api_key: str | None) -> dict[str, str]:
 def to_reply(response: httpx.Response) -> Reply:
     """The parts of a response that count."""
     return Reply(status=response.status_code, headers=response.headers, content=response.content)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """Capped exponential backoff with full jitter.
+
+    Tried again is only what certainly had no effect: a connection that never came about, and a
+    429 or 503 whose `Retry-After` invites it.
+    """
+
+    retries: int = 2
+    base_delay_s: float = 0.1
+    max_delay_s: float = 5.0
+    jitter: Callable[[], float] = random.random
+
+    def delay_s(self, attempt: int, at_least_s: float = 0.0) -> float | None:
+        """Seconds to wait after the failed `attempt` (from 0); `None` means to give up."""
+        if attempt >= self.retries or at_least_s > self.max_delay_s:
+            return None
+        backoff_s = min(self.max_delay_s, self.base_delay_s * 2**attempt)
+        return max(at_least_s, backoff_s * self.jitter())
+
+
+class Attempts:
+    """The attempts of one call: counts them and keeps them all within its one deadline."""
+
+    def __init__(
+        self, policy: RetryPolicy, *, deadline_s: float | None, clock: Callable[[], float]
+    ) -> None:
+        self._policy = policy
+        self._clock = clock
+        self._ends_at = None if deadline_s is None else clock() + deadline_s
+        self._failed = 0
+
+    def headers(self) -> dict[str, str]:
+        """Headers of the next attempt: the server gets what is left of the deadline.
+
+        Raises:
+            DeadlineExceededError: nothing is left.
+        """
+        headers = {"accept": "application/json", "content-type": "application/json"}
+        remaining_s = self._remaining_s()
+        if remaining_s is None:
+            return headers
+        if remaining_s <= 0:
+            raise DeadlineExceededError(
+                code="deadline_exceeded",
+                status=504,
+                detail="the deadline passed before the request could be sent",
+            )
+        return headers | {DEADLINE_HEADER: str(max(1, round(remaining_s * 1000)))}
+
+    def timeout_s(self, default_s: float) -> float:
+        """Seconds to wait for the next attempt."""
+        remaining_s = self._remaining_s()
+        return default_s if remaining_s is None else remaining_s + DEADLINE_SLACK_S
+
+    def after_failure(self, error: httpx.RequestError) -> float:
+        """Seconds to wait before the next attempt.
+
+        Raises:
+            ConnectionFailedError: there shall be none.
+            InvalidResponseError: the answer came, but garbled.
+        """
+        never_sent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+        delay_s = self._next_delay_s(0.0) if never_sent else None
+        if delay_s is None:
+            raise _translated(error) from error
+        return delay_s
+
+    def after_reply(self, reply: Reply) -> float | None:
+        """Seconds to wait before the next attempt; `None` means that this reply counts."""
+        if reply.status not in {429, 503} or reply.retry_after_s is None:
+            return None
+        return self._next_delay_s(reply.retry_after_s)
+
+    def _next_delay_s(self, at_least_s: float) -> float | None:
+        delay_s = self._policy.delay_s(self._failed, at_least_s)
+        self._failed += 1
+        remaining_s = self._remaining_s()
+        if delay_s is None or (remaining_s is not None and delay_s >= remaining_s):
+            return None
+        return delay_s
+
+    def _remaining_s(self) -> float | None:
+        return None if self._ends_at is None else self._ends_at - self._clock()
+
+
+def _translated(error: httpx.RequestError) -> NunatakClientError:
+    url = error.request.url
+    server = f"{url.scheme}://{url.netloc.decode('ascii', 'replace').rpartition('@')[2]}"
+    match error:
+        case httpx.DecodingError():
+            return InvalidResponseError(f"the answer of {server} cannot be decoded: {error}")
+        case httpx.ConnectError() | httpx.ConnectTimeout():
+            return ConnectionFailedError(
+                f"cannot connect to {server} ({str(error) or 'timed out'}); is the server running?"
+            )
+        case httpx.TimeoutException():
+            return ConnectionFailedError(
+                f"no answer from {server} in time; allow more with timeout_s or deadline_s"
+            )
+        case _:
+            reason = str(error) or type(error).__name__
+            return ConnectionFailedError(f"the connection to {server} broke: {reason}")

@@ -9,7 +9,9 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from jaxtyping import Float
 from torch import Tensor
 
-from nunatak_model.config import BackboneConfig, DenseBlock, Pooling
+from nunatak_contract.enums import Pooling
+from nunatak_contract.heads import DenseBlock
+from nunatak_model.config import BackboneConfig
 from nunatak_model.layer import MixedLayer
 from nunatak_model.ops.attention import Attention
 from nunatak_model.text.encoding import Encoding

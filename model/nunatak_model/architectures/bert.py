@@ -14,23 +14,12 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
+from nunatak_contract.enums import Activation, LoraTarget, Pooling
+from nunatak_contract.heads import TANH_BLOCK, DenseBlock
 from nunatak_model.architectures.base import RunLayer
-from nunatak_model.config import (
-    TANH_BLOCK,
-    Activation,
-    BackboneConfig,
-    DenseBlock,
-    Pooling,
-)
+from nunatak_model.config import BackboneConfig, read_activation
 from nunatak_model.errors import UnsupportedBackboneError
-from nunatak_model.layer import (
-    LoraTarget,
-    MixedLayer,
-    add_adapters,
-    mixed_linear,
-    mixed_norm,
-    mixed_qkv,
-)
+from nunatak_model.layer import MixedLayer, add_adapters, mixed_linear, mixed_norm, mixed_qkv
 from nunatak_model.ops.attention import Attention
 from nunatak_model.ops.device import flattened
 from nunatak_model.ops.linear import layer_norm
@@ -94,7 +83,7 @@ def config_from(raw: dict[str, Any]) -> BackboneConfig:
         num_token_types=raw.get("type_vocab_size", NUM_TOKEN_TYPES),
         padding_id=padding_id,
         layer_norm_epsilon=raw.get("layer_norm_eps", LAYER_NORM_EPSILON),
-        activation=Activation.of("hidden_act", raw.get("hidden_act", Activation.GELU)),
+        activation=read_activation("hidden_act", raw.get("hidden_act", Activation.GELU)),
         counts_positions_from_padding=from_padding,
     )
 

@@ -22,17 +22,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
+from nunatak_contract.enums import HeadNorm, LoraTarget, Pooling
+from nunatak_contract.heads import DenseBlock
 from nunatak_model.architectures.base import RunLayer
-from nunatak_model.config import Activation, BackboneConfig, DenseBlock, HeadNorm, Pooling
+from nunatak_model.config import BackboneConfig, read_activation
 from nunatak_model.errors import UnsupportedBackboneError
-from nunatak_model.layer import (
-    LoraTarget,
-    MixedLayer,
-    add_adapters,
-    mixed_linear,
-    mixed_norm,
-    mixed_qkv,
-)
+from nunatak_model.layer import MixedLayer, add_adapters, mixed_linear, mixed_norm, mixed_qkv
 from nunatak_model.ops.attention import Attention
 from nunatak_model.ops.device import flattened
 from nunatak_model.ops.linear import activate, layer_norm
@@ -98,7 +93,7 @@ def config_from(raw: dict[str, Any]) -> ModernBertConfig:
         num_token_types=1,
         padding_id=int(raw.get("pad_token_id") or 0),
         layer_norm_epsilon=raw.get("norm_eps", 1e-5),
-        activation=Activation.of("hidden_activation", raw.get("hidden_activation", "gelu")),
+        activation=read_activation("hidden_activation", raw.get("hidden_activation", "gelu")),
         counts_positions_from_padding=False,
         is_local=_local_layers(raw, num_layers),
         reach=raw["local_attention"] // 2,
@@ -108,7 +103,7 @@ def config_from(raw: dict[str, Any]) -> ModernBertConfig:
         feedforward_bias=raw.get("mlp_bias", False),
         norm_bias=bias,
         dense_block=DenseBlock(
-            activation=Activation.of(
+            activation=read_activation(
                 "classifier_activation", raw.get("classifier_activation", "gelu")
             ),
             bias=raw.get("classifier_bias", False),

@@ -1,23 +1,29 @@
-"""The methods by which a task's branch differs from the backbone."""
+"""The maths of the methods by which a task's branch differs from the backbone."""
 
-from nunatak_model.layer import AdapterInput, LoraTarget
-from nunatak_model.methods.base import MethodKind
-from nunatak_model.methods.bottleneck import AdaptedBlocks, Bottleneck, Norms
-from nunatak_model.methods.lora import Lora
-from nunatak_model.methods.own_layers import Full, HeadOnly, TopK
+from typing import assert_never
 
-Method = TopK | HeadOnly | Bottleneck | Lora | Full
+from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_model.methods.base import MethodMaths
+from nunatak_model.methods.bottleneck import BottleneckMaths
+from nunatak_model.methods.lora import LoraMaths
+from nunatak_model.methods.own_layers import FullMaths, HeadOnlyMaths, TopKMaths
 
-__all__ = [
-    "AdaptedBlocks",
-    "AdapterInput",
-    "Bottleneck",
-    "Full",
-    "HeadOnly",
-    "Lora",
-    "LoraTarget",
-    "Method",
-    "MethodKind",
-    "Norms",
-    "TopK",
-]
+
+def maths_of(method: Method) -> MethodMaths:
+    """Return what computes with a method."""
+    match method:
+        case TopK():
+            return TopKMaths(method=method)
+        case HeadOnly():
+            return HeadOnlyMaths()
+        case Bottleneck():
+            return BottleneckMaths(method=method)
+        case Lora():
+            return LoraMaths(method=method)
+        case Full():
+            return FullMaths()
+        case _:
+            assert_never(method)
+
+
+__all__ = ["MethodMaths", "maths_of"]

@@ -1,8 +1,7 @@
-"""The interface of a method."""
+"""The interface of a method's maths."""
 
 from collections.abc import Mapping
-from enum import StrEnum
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,20 +13,8 @@ from nunatak_model.layer import LayerOverride
 from nunatak_model.weights import Shapes
 
 
-class MethodKind(StrEnum):
-    """Names of the methods, as in manifests and on the command line."""
-
-    TOPK = "topk"
-    HEAD = "head"
-    BOTTLENECK = "bottleneck"
-    LORA = "lora"
-    FULL = "full"
-
-
-class MethodContract(Protocol):
-    """The interface of every member of the union `Method`."""
-
-    kind: ClassVar[MethodKind]
+class MethodMaths(Protocol):
+    """The layers of a backbone under a method: one class for each member of `Method`."""
 
     def check(self, config: BackboneConfig) -> None:
         """Raise `InvalidMethodError` unless the settings fit this backbone."""

@@ -18,18 +18,18 @@ sec. 3.2.1): the feed-forward block alone, reading the norm of its residual sum.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from nunatak_contract.enums import AdaptedBlocks, AdapterInput, Norms
+from nunatak_contract.methods import Bottleneck
 from nunatak_model.architectures import bert, layer_shapes
 from nunatak_model.backbone import Backbone
-from nunatak_model.config import Activation, BackboneConfig
+from nunatak_model.config import BackboneConfig
 from nunatak_model.errors import InvalidMethodError
-from nunatak_model.layer import Adapter, AdapterInput, BottleneckLayer, LayerOverride
-from nunatak_model.methods.base import MethodKind, check_first_layer, copies, normal
+from nunatak_model.layer import Adapter, BottleneckLayer, LayerOverride
+from nunatak_model.methods.base import check_first_layer, copies, normal
 from nunatak_model.weights import Norm, Shapes, linear_from, linear_shapes, norm_if_any
 
 INITIAL_DEVIATION = 0.01
@@ -40,66 +40,44 @@ FEEDFORWARD = ("feedforward_adapter", "output_norm")
 """Our names of a block's adapter and of the norm after it."""
 
 
-class AdaptedBlocks(StrEnum):
-    """The blocks of a layer that have an adapter."""
-
-    BOTH = "both"
-    ATTENTION = "attention"
-    FEEDFORWARD = "feedforward"
-
-
-class Norms(StrEnum):
-    """Whose the layer norms after adapted blocks are."""
-
-    OWN = "own"
-    """The task's, trained with the adapters."""
-    FROZEN = "frozen"
-    """The backbone's."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bottleneck:
+class BottleneckMaths:
     """Adapters of width `size` in every layer from `first_layer` up."""
 
-    kind: ClassVar[MethodKind] = MethodKind.BOTTLENECK
-    size: int = 64
-    first_layer: int = 0
-    blocks: AdaptedBlocks = AdaptedBlocks.BOTH
-    reads: AdapterInput = AdapterInput.BLOCK
-    activation: Activation = Activation.TANH
-    norms: Norms = Norms.OWN
+    method: Bottleneck
 
     def check(self, config: BackboneConfig) -> None:
         """Raise `InvalidMethodError` unless the settings make sense, alone and together."""
-        check_first_layer(self.first_layer, config)
-        if not 1 <= self.size <= config.intermediate_width:
+        check_first_layer(self.method.first_layer, config)
+        size = self.method.size
+        if not 1 <= size <= config.intermediate_width:
             raise InvalidMethodError(
-                f"bottleneck size must be in [1, {config.intermediate_width}], got {self.size}"
+                f"bottleneck size must be in [1, {config.intermediate_width}], got {size}"
             )
-        if self.reads is AdapterInput.NORMED_SUM:
-            if self.norms is not Norms.FROZEN:
+        if self.method.reads is AdapterInput.NORMED_SUM:
+            if self.method.norms is not Norms.FROZEN:
                 raise InvalidMethodError(
-                    f"adapters that read {self.reads} run its norm twice and need norms="
-                    f"{Norms.FROZEN}, got norms={self.norms}"
+                    f"adapters that read {self.method.reads} run its norm twice and need norms="
+                    f"{Norms.FROZEN}, got norms={self.method.norms}"
                 )
             if config.model_type not in bert.MODEL_TYPES:
                 raise InvalidMethodError(
-                    f"adapters read {self.reads} only where norms follow the blocks "
+                    f"adapters read {self.method.reads} only where norms follow the blocks "
                     f"({', '.join(bert.MODEL_TYPES)}), got a {config.model_type} backbone"
                 )
 
     def split_depth(self, config: BackboneConfig) -> int:
         """The lowest adapted layer."""
-        return self.first_layer
+        return self.method.first_layer
 
     def parameter_shapes(self, config: BackboneConfig) -> Shapes:
         """Per layer an adapter for each adapted block, and its norm if there is one to tune."""
         shapes: Shapes = {}
-        for layer in range(self.first_layer, config.num_layers):
+        for layer in range(self.method.first_layer, config.num_layers):
             prefix, frozen = f"layers.{layer}", layer_shapes(layer, config)
             for adapter, norm in self._places():
                 shapes |= self._adapter_shapes(f"{prefix}.{adapter}", config)
-                if self.norms is Norms.OWN:
+                if self.method.norms is Norms.OWN:
                     own = f"{prefix}.{norm}."
                     shapes |= {name: it for name, it in frozen.items() if name.startswith(own)}
         return shapes
@@ -127,10 +105,10 @@ class Bottleneck:
             adapters[adapter] = Adapter(
                 down=linear_from(parameters, f"{prefix}.{adapter}.down"),
                 up=linear_from(parameters, f"{prefix}.{adapter}.up"),
-                activation=self.activation,
-                reads=self.reads,
+                activation=self.method.activation,
+                reads=self.method.reads,
             )
-            if self.norms is Norms.OWN:
+            if self.method.norms is Norms.OWN:
                 norms[norm] = norm_if_any(parameters, f"{prefix}.{norm}")
         return BottleneckLayer(
             attention_adapter=adapters.get(ATTENTION[0]),
@@ -140,7 +118,7 @@ class Bottleneck:
         )
 
     def _places(self) -> tuple[tuple[str, str], ...]:
-        match self.blocks:
+        match self.method.blocks:
             case AdaptedBlocks.BOTH:
                 return ATTENTION, FEEDFORWARD
             case AdaptedBlocks.ATTENTION:
@@ -151,6 +129,6 @@ class Bottleneck:
     def _adapter_shapes(self, prefix: str, config: BackboneConfig) -> Shapes:
         width = config.hidden_width
         return {
-            **linear_shapes(f"{prefix}.down", out=self.size, into=width),
-            **linear_shapes(f"{prefix}.up", out=width, into=self.size),
+            **linear_shapes(f"{prefix}.down", out=self.method.size, into=width),
+            **linear_shapes(f"{prefix}.up", out=width, into=self.method.size),
         }

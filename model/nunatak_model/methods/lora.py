@@ -11,60 +11,49 @@ an update B A of that map is three updates with the same A and a third of B's ro
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from nunatak_contract.enums import LoraTarget
+from nunatak_contract.methods import Lora
 from nunatak_model.architectures import layer_shapes
 from nunatak_model.backbone import Backbone
 from nunatak_model.config import BackboneConfig
 from nunatak_model.errors import InvalidMethodError
-from nunatak_model.layer import LayerOverride, LoraLayer, LoraTarget, LoraUpdate
-from nunatak_model.methods.base import MethodKind, check_first_layer
+from nunatak_model.layer import LayerOverride, LoraLayer, LoraUpdate
+from nunatak_model.methods.base import check_first_layer
 from nunatak_model.weights import Shapes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lora:
+class LoraMaths:
     """Rank-`rank` updates of `targets` in every layer from `first_layer` up."""
 
-    kind: ClassVar[MethodKind] = MethodKind.LORA
-    rank: int = 8
-    alpha: float = 16.0
-    targets: tuple[LoraTarget, ...] = (LoraTarget.QUERY, LoraTarget.VALUE)
-    first_layer: int = 0
-
-    @property
-    def scale(self) -> float:
-        """Factor of the updates."""
-        return self.alpha / self.rank
+    method: Lora
 
     def check(self, config: BackboneConfig) -> None:
         """Raise `InvalidMethodError` unless rank, targets and first layer make sense."""
-        check_first_layer(self.first_layer, config)
-        if not 1 <= self.rank <= config.hidden_width:
-            raise InvalidMethodError(
-                f"lora rank must be in [1, {config.hidden_width}], got {self.rank}"
-            )
-        if not self.targets or len(set(self.targets)) != len(self.targets):
+        check_first_layer(self.method.first_layer, config)
+        check_rank(self.method.rank, config)
+        if len(set(self.method.targets)) != len(self.method.targets):
             raise InvalidMethodError(
                 f"lora targets must be one or more different ones of {', '.join(LoraTarget)}, "
-                f"got {', '.join(self.targets) or 'none'}"
+                f"got {', '.join(self.method.targets)}"
             )
 
     def split_depth(self, config: BackboneConfig) -> int:
         """The lowest adapted layer."""
-        return self.first_layer
+        return self.method.first_layer
 
     def parameter_shapes(self, config: BackboneConfig) -> Shapes:
         """Two tensors per layer and target: `down` [rank, in] and `up` [out, rank]."""
         shapes: Shapes = {}
-        for layer in range(self.first_layer, config.num_layers):
-            for target in self.targets:
+        for layer in range(self.method.first_layer, config.num_layers):
+            for target in self.method.targets:
                 out, into = _widths(target, layer, config)
-                shapes[f"layers.{layer}.lora.{target}.down"] = (self.rank, into)
-                shapes[f"layers.{layer}.lora.{target}.up"] = (out, self.rank)
+                shapes[f"layers.{layer}.lora.{target}.down"] = (self.method.rank, into)
+                shapes[f"layers.{layer}.lora.{target}.up"] = (out, self.method.rank)
         return shapes
 
     def initial_parameters(
@@ -87,11 +76,17 @@ class Lora:
                 target: LoraUpdate(
                     down=parameters[f"{prefix}.{target}.down"],
                     up=parameters[f"{prefix}.{target}.up"],
-                    scale=self.scale,
+                    scale=self.method.scale,
                 )
-                for target in self.targets
+                for target in self.method.targets
             }
         )
+
+
+def check_rank(rank: int, config: BackboneConfig) -> None:
+    """Raise `InvalidMethodError` unless updates of this rank are no wider than the backbone."""
+    if not 1 <= rank <= config.hidden_width:
+        raise InvalidMethodError(f"lora rank must be in [1, {config.hidden_width}], got {rank}")
 
 
 def _widths(target: LoraTarget, layer: int, config: BackboneConfig) -> tuple[int, int]:

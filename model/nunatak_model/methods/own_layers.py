@@ -8,38 +8,37 @@ task's own too. Full fine-tuning, the baseline, owns the embeddings as well.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from nunatak_contract.methods import TopK
 from nunatak_model.architectures import encoder_shapes, layer_shapes
 from nunatak_model.backbone import Backbone
 from nunatak_model.config import BackboneConfig
 from nunatak_model.errors import InvalidMethodError
 from nunatak_model.layer import LayerOverride, OwnLayer
-from nunatak_model.methods.base import MethodKind, copies
+from nunatak_model.methods.base import copies
 from nunatak_model.weights import Shapes, layer_from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TopK:
+class TopKMaths:
     """The top `num_layers` layers are the task's own."""
 
-    kind: ClassVar[MethodKind] = MethodKind.TOPK
-    num_layers: int = 2
+    method: TopK
 
     def check(self, config: BackboneConfig) -> None:
         """Raise `InvalidMethodError` unless the backbone has that many layers."""
-        if not 1 <= self.num_layers <= config.num_layers:
+        if self.method.num_layers > config.num_layers:
             raise InvalidMethodError(
-                f"topk layers must be in [1, {config.num_layers}], got {self.num_layers} "
+                f"topk layers must be in [1, {config.num_layers}], got {self.method.num_layers} "
                 f"(the backbone has {config.num_layers} layers)"
             )
 
     def split_depth(self, config: BackboneConfig) -> int:
         """The lowest own layer."""
-        return config.num_layers - self.num_layers
+        return config.num_layers - self.method.num_layers
 
     def parameter_shapes(self, config: BackboneConfig) -> Shapes:
         """All tensors of the top layers."""
@@ -60,10 +59,8 @@ class TopK:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Full:
+class FullMaths:
     """Embeddings and every layer are the task's own; nothing is shared."""
-
-    kind: ClassVar[MethodKind] = MethodKind.FULL
 
     def check(self, config: BackboneConfig) -> None:
         """Accept every backbone."""
@@ -87,10 +84,8 @@ class Full:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeadOnly:
+class HeadOnlyMaths:
     """Nothing but a head on the frozen backbone; the branch has no layers."""
-
-    kind: ClassVar[MethodKind] = MethodKind.HEAD
 
     def check(self, config: BackboneConfig) -> None:
         """Accept every backbone."""

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from nunatak_model.config import Activation
+from nunatak_contract.enums import Activation
 from nunatak_model.ops.grouped import SlotGroups, grouped_layer_norm, grouped_linear
 from nunatak_model.ops.int8 import int8_product
 from nunatak_model.weights import Linear, Norm

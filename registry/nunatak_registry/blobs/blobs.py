@@ -1,8 +1,4 @@
-"""Content-addressed blobs: bytes stored under their own SHA-256, and checked against it.
-
-`KnownDigests` makes repeated checks faster: bytes that passed SHA-256 once are recognised by their
-BLAKE3.
-"""
+"""Content-addressed blobs: bytes stored under their own SHA-256, and checked against it."""
 
 import hashlib
 import re
@@ -11,15 +7,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Protocol, Self
-
-from blake3 import blake3
+from typing import Self
 
 from nunatak_registry.blobs.files import Files, open_files
 from nunatak_registry.errors import CorruptBlobError
-
-MAX_KNOWN = 65_536
-"""Some 300 bytes each."""
 
 _PIECE_BYTES = 1024**2
 MAX_BLOB_BYTES = 4 * 1024**3
@@ -35,47 +26,16 @@ def digest_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-class KnownDigests:
-    """Checks bytes by SHA-256, and bytes that passed before by BLAKE3.
+def fits(data: bytes, digest: str, *, pause: Callable[[], None] = lambda: None) -> bool:
+    """Tell whether `digest` is the SHA-256 of `data`.
 
-    Both are cryptographic, and BLAKE3 takes a third of the time. Safe to share between threads.
+    `pause` is called after each megabyte that is checked.
     """
-
-    def __init__(self, *, max_known: int = MAX_KNOWN) -> None:
-        self._max_known = max_known
-        self._known: dict[str, str] = {}
-
-    def fits(self, data: bytes, digest: str, *, pause: Callable[[], None] = lambda: None) -> bool:
-        """Tell whether `digest` is the SHA-256 of `data`.
-
-        `pause` is called after each megabyte that is checked.
-        """
-        known = self._known.get(digest)
-        fast = blake3()
-        if known is not None:
-            _feed(data, fast, pause=pause)
-            return fast.hexdigest() == known
-        slow = hashlib.sha256()
-        _feed(data, slow, fast, pause=pause)
-        if slow.hexdigest() != digest:
-            return False
-        if len(self._known) >= self._max_known:
-            self._known.clear()
-        self._known[digest] = fast.hexdigest()
-        return True
-
-
-class _Hash(Protocol):
-    def update(self, data: memoryview, /) -> object: ...
-
-
-def _feed(data: bytes, *hashes: _Hash, pause: Callable[[], None]) -> None:
-    view = memoryview(data)
+    found, view = hashlib.sha256(), memoryview(data)
     for start in range(0, len(view), _PIECE_BYTES):
-        piece = view[start : start + _PIECE_BYTES]
-        for it in hashes:
-            it.update(piece)
+        found.update(view[start : start + _PIECE_BYTES])
         pause()
+    return found.hexdigest() == digest
 
 
 class FileKind(StrEnum):
@@ -114,7 +74,6 @@ class BlobStore:
 
     def __init__(self, files: Files) -> None:
         self._files = files
-        self._digests = KnownDigests()
 
     @classmethod
     def open(cls, root: str) -> Self:
@@ -155,7 +114,7 @@ class BlobStore:
         if len(data) != size:
             found = "more" if len(data) > size else str(len(data))
             raise CorruptBlobError(digest, f"must have {size} bytes, found {found}")
-        if not self._digests.fits(data, digest, pause=pause):
+        if not fits(data, digest, pause=pause):
             raise CorruptBlobError(digest, "holds other bytes than its digest says")
         return data
 

@@ -3,14 +3,25 @@
 Layout: 8 bytes little-endian header length, a JSON header, then the tensors' bytes without gaps.
 Blobs come from publishers and may be hostile, so the rules here are narrower than the format's:
 small headers, few tensors, floats only, and every byte after the header owned by one tensor.
+
+The safetensors library does not keep these rules. Without a framework, `safetensors.deserialize`
+reads a header of bytes in memory, but it copies every tensor (a blob of 1 GB takes 2 GB), keeps
+the last of two equal keys, and ignores unknown fields.
 """
 
 import json
 import math
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    TypeAdapter,
+    ValidationError,
+)
 
 from nunatak_registry.errors import InvalidArtifactError
 
@@ -24,25 +35,26 @@ _PREFIX_BYTES = 8
 _METADATA = "__metadata__"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorEntry:
+class TensorEntry(BaseModel):
     """One tensor: its format and its byte range, counted from the end of the header."""
 
-    dtype: str
-    shape: tuple[int, ...]
-    begin: int
-    end: int
-
-
-class _Entry(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     dtype: Literal["F32", "F16", "BF16"]
     shape: Annotated[list[PositiveInt], Field(max_length=MAX_RANK)]
     data_offsets: Annotated[list[NonNegativeInt], Field(min_length=2, max_length=2)]
 
+    @property
     def num_bytes(self) -> int:
+        """How many bytes the shape takes in this format."""
         return math.prod(self.shape) * (4 if self.dtype == "F32" else 2)
+
+
+_NAME = Field(min_length=1, max_length=MAX_NAME_LENGTH, pattern=r"^[ -~]+$")
+_METADATA_FIELDS = TypeAdapter(dict[str, str], config=ConfigDict(strict=True))
+_TENSORS = TypeAdapter(
+    Annotated[dict[Annotated[str, _NAME], TensorEntry], Field(min_length=1, max_length=MAX_TENSORS)]
+)
 
 
 def read_header(data: bytes) -> dict[str, TensorEntry]:
@@ -55,17 +67,17 @@ def read_header(data: bytes) -> dict[str, TensorEntry]:
     """
     header = _header_bytes(data)
     fields = _parse_json(header)
-    _check_metadata(fields.pop(_METADATA, {}))
-    if not 1 <= len(fields) <= MAX_TENSORS:
-        raise InvalidArtifactError(
-            f"a blob must hold 1 to {MAX_TENSORS} tensors, got {len(fields)}"
-        )
-    entries = sorted(
-        ((name, _read_entry(name, value)) for name, value in fields.items()),
-        key=lambda named: named[1].begin,
-    )
-    _check_tiling(entries, len(data) - _PREFIX_BYTES - len(header))
-    return dict(entries)
+    try:
+        _METADATA_FIELDS.validate_python(fields.pop(_METADATA, {}))
+        tensors = _TENSORS.validate_python(fields)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        field = ".".join(str(part)[:80] for part in first["loc"])
+        where = f"header field {field!r}" if field else "header"
+        raise InvalidArtifactError(f"{where}: {first['msg']}") from error
+    ordered = sorted(tensors.items(), key=lambda named: named[1].data_offsets)
+    _check_tiling(ordered, len(data) - _PREFIX_BYTES - len(header))
+    return dict(ordered)
 
 
 def _header_bytes(data: bytes) -> bytes:
@@ -99,49 +111,16 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return fields
 
 
-def _check_metadata(value: object) -> None:
-    try:
-        _Metadata.model_validate({"texts": value})
-    except ValidationError as error:
-        raise InvalidArtifactError(f"{_METADATA} must map strings to strings") from error
-
-
-class _Metadata(BaseModel):
-    model_config = ConfigDict(strict=True)
-
-    texts: dict[str, str]
-
-
-def _read_entry(name: str, value: object) -> TensorEntry:
-    if not (1 <= len(name) <= MAX_NAME_LENGTH and name.isascii() and name.isprintable()):
-        raise InvalidArtifactError(
-            f"a tensor name must be 1 to {MAX_NAME_LENGTH} printable ASCII characters, "
-            f"got {name[:80]!r}"
-        )
-    try:
-        entry = _Entry.model_validate(value)
-    except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "entry"
-        raise InvalidArtifactError(f"tensor {name[:80]!r}: {where}: {first['msg']}") from error
-    begin, end = entry.data_offsets
-    if end - begin != entry.num_bytes():
-        raise InvalidArtifactError(
-            f"tensor {name[:80]!r}: {entry.dtype} of shape {entry.shape} must have "
-            f"{entry.num_bytes()} bytes, its offsets [{begin}, {end}] span {end - begin}"
-        )
-    return TensorEntry(dtype=entry.dtype, shape=tuple(entry.shape), begin=begin, end=end)
-
-
-def _check_tiling(entries: list[tuple[str, TensorEntry]], num_bytes: int) -> None:
+def _check_tiling(tensors: list[tuple[str, TensorEntry]], num_bytes: int) -> None:
     position = 0
-    for name, entry in entries:
-        if entry.begin != position:
-            kind = "a hole" if entry.begin > position else "an overlap"
+    for name, entry in tensors:
+        end = position + entry.num_bytes
+        if entry.data_offsets != [position, end]:
             raise InvalidArtifactError(
-                f"tensor {name[:80]!r} must begin at byte {position}, got {entry.begin}: {kind}"
+                f"tensor {name[:80]!r}, {entry.dtype} of shape {entry.shape}, must lie at bytes "
+                f"{[position, end]}, its offsets say {entry.data_offsets}"
             )
-        position = entry.end
+        position = end
     if position != num_bytes:
         raise InvalidArtifactError(
             f"the tensors must cover {num_bytes} bytes after the header, they cover {position}"

@@ -134,10 +134,10 @@ class Database:
 
     @classmethod
     def open(cls, url: URL) -> Self:
-        """Connect, create missing tables, and upgrade the tables of older releases.
+        """Connect, and create missing tables.
 
         Raises:
-            StoreUnavailableError: unreachable, of another kind, or laid out by a later release.
+            StoreUnavailableError: unreachable, of another kind, or of another schema version.
         """
         with _refusals():
             file = IndexFile.of(url) if url.get_backend_name() == "sqlite" else None
@@ -217,7 +217,7 @@ class Database:
             found = self._file.identity()
             if found != self._opened:
                 self.close()
-                _update_tables(self._reader, self._writer)
+                _check_schema_version(self._reader)
                 self._opened = found
             return self._opened
 
@@ -273,15 +273,7 @@ def _prepare(reader: Engine, writer: Engine) -> None:
         is_new = not inspect(connection).has_table(StateRow.__tablename__)
     if is_new:
         _create_tables(writer)
-    _update_tables(reader, writer)
-
-
-def _update_tables(reader: Engine, writer: Engine) -> None:
-    """Bring tables of an older release to the layout of this one."""
-    with reader.connect() as connection, connection.begin():
-        found = _schema_version(connection)
-    if found < SCHEMA_VERSION:
-        _upgrade_tables(writer)
+    _check_schema_version(reader)
 
 
 def _create_tables(writer: Engine) -> None:
@@ -300,27 +292,14 @@ def _create_tables(writer: Engine) -> None:
             )
 
 
-def _schema_version(connection: Connection) -> int:
-    found = connection.execute(select(StateRow.schema_version)).scalar_one()
-    if not 1 <= found <= SCHEMA_VERSION:
+def _check_schema_version(reader: Engine) -> None:
+    with reader.connect() as connection, connection.begin():
+        found = connection.execute(select(StateRow.schema_version)).scalar_one()
+    if found != SCHEMA_VERSION:
         raise StoreUnavailableError(
-            f"the index has schema version {found}, this release reads 1 to {SCHEMA_VERSION}; "
-            "use the release that wrote it"
+            f"the index has schema version {found}, this release reads version {SCHEMA_VERSION}; "
+            "use the release that wrote the index"
         )
-    return found
-
-
-def _upgrade_tables(writer: Engine) -> None:
-    from nunatak_registry.index.migrations import upgrade  # noqa: PLC0415 - alembic is slow to import
-
-    with writer.connect() as connection, connection.begin():
-        connection.execute(select(StateRow.id).with_for_update())
-        # Another opener may have been first.
-        found = _schema_version(connection)
-        if found < SCHEMA_VERSION:
-            upgrade(connection, found)
-            # Copies of the old layout, each upgraded by itself, must not pass for one another.
-            connection.execute(update(StateRow).values(token=new_token()))
 
 
 def _sqlite_engine(url: URL) -> Engine:

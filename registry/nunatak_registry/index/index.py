@@ -12,11 +12,13 @@ from typing import Self
 
 from sqlalchemy import URL, ColumnElement, delete, insert, or_, select, update
 
+from nunatak_contract.enums import CandidateRole
+from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.names import DEFAULT_ALIAS, TaskReference, check_alias_name, check_task_name
 from nunatak_registry.aliases import (
     AliasEvent,
     Candidate,
     CandidateEvent,
-    CandidateRole,
     SharedTraffic,
     Traffic,
     rollback_target,
@@ -43,13 +45,6 @@ from nunatak_registry.index.schema import (
     VersionRow,
 )
 from nunatak_registry.index.snapshot import Generation, Snapshot, VersionRecord
-from nunatak_registry.manifest import TaskManifest
-from nunatak_registry.names import (
-    DEFAULT_ALIAS,
-    TaskReference,
-    check_alias_name,
-    check_task_name,
-)
 
 
 def find_version(snapshot: Snapshot, wanted: TaskReference) -> VersionRecord:

@@ -16,7 +16,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 1
 
 _NAME = String(64)
 _DIGEST = String(64)
@@ -38,7 +38,7 @@ class StateRow(Base):
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     schema_version: Mapped[int]
     generation: Mapped[int] = mapped_column(BigInteger)
-    token: Mapped[str] = mapped_column(_TOKEN, server_default="")
+    token: Mapped[str] = mapped_column(_TOKEN)
 
 
 class TaskRow(Base):

@@ -24,13 +24,15 @@ from sqlalchemy import (
     select,
 )
 
+from nunatak_contract.enums import CandidateRole
+from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.names import DEFAULT_ALIAS, MAX_VERSION
 from nunatak_registry.aliases import (
     AliasEvent,
     AliasEventKind,
     Candidate,
     CandidateEvent,
     CandidateEventKind,
-    CandidateRole,
 )
 from nunatak_registry.blobs.blobs import digest_of
 from nunatak_registry.errors import InvalidManifestError, StoreUnavailableError
@@ -46,8 +48,6 @@ from nunatak_registry.index.schema import (
     TaskRow,
     VersionRow,
 )
-from nunatak_registry.manifest import TaskManifest
-from nunatak_registry.names import DEFAULT_ALIAS, MAX_VERSION
 
 VersionQuery: TypeAlias = "Select[str, int, str, str]"
 _VERSIONS: VersionQuery = select(

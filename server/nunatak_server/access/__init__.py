@@ -1,1 +1,1 @@
-"""Who may ask for what: keys, the callers they stand for, and the file that holds them."""
+"""Callers, API keys, and the file that holds the keys."""

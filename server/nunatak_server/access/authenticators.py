@@ -1,6 +1,6 @@
-"""Exposure: a server without keys must not be reachable from other machines by accident.
+"""Authenticators: how an application finds out the caller of a request, with keys or without.
 
-Doors: how an application finds out who asks, by keys or not at all.
+`check_exposure` keeps a server without keys from being reachable from other machines by accident.
 """
 
 import asyncio
@@ -20,10 +20,10 @@ from nunatak_server.settings import ServerSettings
 
 
 def check_exposure(settings: ServerSettings) -> None:
-    """Refuse to be open to other machines, unless that is what was asked for.
+    """Refuse to listen to other machines without keys, unless `insecure_open` is set.
 
     Raises:
-        InvalidSettingsError: there are no keys, and the address is not this machine's own.
+        InvalidSettingsError: there are no keys, and the host is not a loopback address.
     """
     if (
         settings.api_keys_file is None
@@ -31,14 +31,14 @@ def check_exposure(settings: ServerSettings) -> None:
         and not is_loopback(settings.host)
     ):
         raise InvalidSettingsError(
-            f"host must be a loopback address as long as there are no API keys, got "
+            f"host must be a loopback address while there are no API keys, got "
             f"{settings.host!r}; make keys with `nunatak key create` and name their file in "
-            "NUNATAK_API_KEYS_FILE, or say --insecure-open where something else keeps callers out"
+            "NUNATAK_API_KEYS_FILE, or pass --insecure-open if a proxy keeps callers out"
         )
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether only this machine reaches an address; a name may mean anything but localhost."""
+    """Tell whether only this machine reaches an address; of names only `localhost` is sure."""
     if host == "localhost":
         return True
     try:
@@ -48,45 +48,46 @@ def is_loopback(host: str) -> bool:
 
 
 REREAD_S = 1.0
+"""Time between two looks at the file of keys."""
 
 logger = logging.getLogger(__name__)
 
 
-class Door(Protocol):
-    """Tells who asks."""
+class Authenticator(Protocol):
+    """Finds out the caller of a request."""
 
     @property
     def weights(self) -> Mapping[str, float]:
-        """Shares of callers by name, 1 for all others; one mapping that is kept up to date."""
+        """Shares of callers by name, 1 without an entry; the mapping stays up to date."""
         ...
 
     def identify(self, presented: bytes | None) -> Caller | None:
-        """Return who sends this key, or nothing; None is a caller who may not be here."""
+        """Return the caller with this key; None if the caller has no access."""
         ...
 
     async def run(self) -> None:
-        """Follow what changes, until cancelled."""
+        """Keep the keys up to date until cancelled."""
         ...
 
 
-class OpenDoor:
-    """Everybody may do everything."""
+class OpenAuthenticator:
+    """Every caller may do everything."""
 
     weights: Mapping[str, float] = MappingProxyType({})
 
     def identify(self, presented: bytes | None) -> Caller | None:
-        """Return the one caller there is, whatever was sent."""
+        """Return the one caller, with or without a key."""
         return ANYONE
 
     async def run(self) -> None:
-        """Nothing changes."""
+        """Return at once: nothing changes."""
 
 
-class KeyedDoor:
-    """The keys of a file, as it was when it could last be read.
+class KeyAuthenticator:
+    """The keys of a file, which is read again whenever it changes.
 
-    The file is read again when it changes. One that is missing or broken changes nothing: a slip
-    of an operator must not lock everybody out, and keys that expire do so all the same.
+    While the file is missing or broken, the last keys stay valid until they expire: a mistake of
+    the operator must not lock all callers out.
     """
 
     def __init__(
@@ -104,11 +105,11 @@ class KeyedDoor:
         self._pause = pause
 
     def identify(self, presented: bytes | None) -> Caller | None:
-        """Return who sends this key, or None if none was sent or it is not valid now."""
+        """Return the caller with this key; None without a key or with an invalid one."""
         return None if presented is None else self._known.ring.identify(presented, now=self._now())
 
     async def run(self) -> None:
-        """Read the file again whenever it has changed."""
+        """Read the file again whenever it has changed, until cancelled."""
         is_readable = True
         while True:
             await self._pause(REREAD_S)
@@ -128,13 +129,13 @@ class KeyedDoor:
     def _read_if_changed(self) -> "_Known | None":
         if stamp_of(self._path) == self._known.stamp:
             return None
-        # On this thread: ten thousand keys take a tenth of a second to prepare.
+        # On this thread, because ten thousand keys take a tenth of a second to prepare.
         return _known(read_keys(self._path))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Known:
-    """What a file of keys said, ready for use."""
+    """The content of a file of keys, ready for look-ups."""
 
     stamp: Stamp
     ring: Keyring
@@ -146,14 +147,14 @@ def _known(keys: StampedKeys) -> _Known:
     return _Known(stamp=keys.stamp, ring=Keyring(keys.keys), weights=weights)
 
 
-def open_door(path: Path | None) -> Door:
-    """Return the door of a file of keys, or the open one if there is none.
+def authenticator_for(path: Path | None) -> Authenticator:
+    """Return the authenticator for a file of keys, or for no file the open one.
 
     Raises:
         KeyFileError: the file cannot be read.
     """
     if path is None:
-        return OpenDoor()
+        return OpenAuthenticator()
     keys = read_keys(path)
     logger.info("requests need one of %d API keys", len(keys.keys))
-    return KeyedDoor(path, keys)
+    return KeyAuthenticator(path, keys)

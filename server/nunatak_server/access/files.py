@@ -1,4 +1,4 @@
-"""The file of keys: read whole, written whole, never seen half written."""
+"""The file of API keys: readers see the old file or the new one, never a part."""
 
 import fcntl
 import os
@@ -24,7 +24,7 @@ Keys = tuple[KeyRecord, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stamp:
-    """What differs between two states of a file; writing renames, so the inode does."""
+    """Identifies one state of a file. A write renames a new file, so the inode changes."""
 
     inode: int
     modified_ns: int
@@ -33,17 +33,17 @@ class Stamp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StampedKeys:
-    """Keys, and the state of the file that they were read from."""
+    """Keys, and the state of their file."""
 
     keys: Keys
     stamp: Stamp
 
 
 def stamp_of(path: Path) -> Stamp:
-    """Tell one state of the file from another, without reading it.
+    """Return the state of a file without reading the file.
 
     Raises:
-        KeyFileError: it is not there.
+        KeyFileError: the file does not exist.
     """
     try:
         return _stamp(path.stat())
@@ -55,7 +55,7 @@ def read_keys(path: Path) -> StampedKeys:
     """Read a file of keys.
 
     Raises:
-        KeyFileError: it cannot be read, others may write to it, or it is no file of keys.
+        KeyFileError: the file cannot be read, other users may write to it, or it holds no keys.
     """
     try:
         with open(path, "rb", opener=_without_waiting) as file:
@@ -68,12 +68,12 @@ def read_keys(path: Path) -> StampedKeys:
 
 
 def change_keys(path: Path, change: Callable[[Keys], Keys]) -> None:
-    """Replace the keys of a file by what `change` makes of them; a missing file has none.
+    """Replace the keys of a file with the result of `change`; a missing file has no keys.
 
-    One change at a time, from whichever process; readers see the old file or the new one.
+    A lock orders changes of all processes. Readers see the old file or the new one.
 
     Raises:
-        KeyFileError: it cannot be read or written.
+        KeyFileError: the file cannot be read or written.
     """
     try:
         with _locked(path.parent):
@@ -84,13 +84,13 @@ def change_keys(path: Path, change: Callable[[Keys], Keys]) -> None:
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    """Open a file; a pipe would keep its reader until somebody writes."""
+    """Open a file without waiting: to open a pipe would block until another process writes."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _check(path: Path, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
-        raise KeyFileError(path, "is no regular file")
+        raise KeyFileError(path, "is not a regular file")
     if status.st_mode & WRITABLE_BY_OTHERS:
         raise KeyFileError(path, f"may be written by others; run: chmod 600 {path}")
 
@@ -107,10 +107,10 @@ def _parse(path: Path, data: bytes) -> Keys:
 
 
 def _write(path: Path, content: KeyFile) -> None:
-    """Replace a file; it keeps its owner and mode, for servers run as users of their own.
+    """Replace a file and keep its owner and mode, because a server may run as another user.
 
     Raises:
-        KeyFileError: it belongs to another user, whose it could not stay.
+        KeyFileError: the file belongs to another user, and this process cannot keep that owner.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, MODE)
@@ -142,7 +142,7 @@ def _keep_owner(path: Path, descriptor: int) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Generator[None]:
-    """Hold the lock of a folder, and make what was renamed in it last."""
+    """Hold the lock of a folder, and flush renames in the folder to the disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

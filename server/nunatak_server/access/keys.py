@@ -1,9 +1,10 @@
-"""Callers: who sent a request, what they may do, and which tasks they know of.
+"""Callers and API keys.
 
-API keys: how they are made, what is kept of them, and how one is recognised.
+A `Caller` has a name, scopes, a list of tasks and a weight. A `KeyRecord` is what the file of keys
+stores of one key, and a `Keyring` finds the caller of a key.
 
-A key is 256 random bits, so nothing can be guessed and its SHA-256 needs neither salt nor a slow
-hash: those protect secrets that people choose. What is kept tells nobody the key.
+A key is 256 random bits, so it cannot be guessed. Its SHA-256 needs no salt and no slow hash, which
+protect secrets that people choose. Nobody can derive the key from the stored digest.
 """
 
 import hashlib
@@ -17,13 +18,13 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from nunatak_registry.names import MAX_NAME_LENGTH, NAME_PATTERN, Digest
+from nunatak_contract.names import MAX_NAME_LENGTH, NAME_PATTERN, Digest
 
 EVERY_TASK: Final = "*"
 
 
 class Scope(StrEnum):
-    """What a caller may do; none of them implies another."""
+    """A permission of a caller. No scope implies another."""
 
     PREDICT = "predict"
     READ = "read"
@@ -32,13 +33,13 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskList:
-    """The tasks that a caller knows of, by name or by `prefix*`."""
+    """The tasks that exist for a caller, by name or by `prefix*`."""
 
     patterns: tuple[str, ...] = (EVERY_TASK,)
 
     @property
     def has_all(self) -> bool:
-        """Whether no task is left out, now or later."""
+        """Whether every task is on the list, now and later."""
         return EVERY_TASK in self.patterns
 
     def allows(self, task: str) -> bool:
@@ -51,7 +52,7 @@ ALL_TASKS: Final = TaskList()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Who asks; `weight` is the share of a crowded server relative to other callers."""
+    """A caller; `weight` is the share of a busy server relative to other callers."""
 
     name: str
     scopes: frozenset[Scope]
@@ -60,7 +61,7 @@ class Caller:
 
 
 ANYONE: Final = Caller(name="anonymous", scopes=frozenset(Scope))
-"""The caller of a server without keys."""
+"""The caller of every request on a server without keys."""
 
 
 def _matches(pattern: str, task: str) -> bool:
@@ -69,7 +70,7 @@ def _matches(pattern: str, task: str) -> bool:
 
 
 KEY_PREFIX: Final = "nunatak_"
-"""Lets scanners of repositories and logs recognise a key that leaked."""
+"""Lets scanners of repositories and logs recognise a leaked key."""
 KEY_BYTES: Final = 32
 MAX_KEYS: Final = 10_000
 
@@ -80,7 +81,7 @@ TaskPattern = Annotated[
 
 
 class KeyRecord(BaseModel):
-    """What is kept of one key."""
+    """The stored part of one key."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -94,7 +95,7 @@ class KeyRecord(BaseModel):
 
     @property
     def caller(self) -> Caller:
-        """Who sends this key."""
+        """The caller with this key."""
         return Caller(
             name=self.name,
             scopes=self.scopes,
@@ -103,12 +104,12 @@ class KeyRecord(BaseModel):
         )
 
     def has_expired(self, now: datetime) -> bool:
-        """Tell whether its time is over."""
+        """Tell whether the key has expired."""
         return self.expires_at is not None and now >= self.expires_at
 
 
 class KeyFile(BaseModel):
-    """All that a file of keys holds."""
+    """The content of a file of keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -125,20 +126,20 @@ class KeyFile(BaseModel):
 
 
 def new_key() -> str:
-    """Make a key; it is nowhere but in what this returns."""
+    """Return a new key. Nothing stores the key itself."""
     return KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
 
 
 def digest_of(key: bytes) -> str:
-    """Return what is kept of a key."""
+    """Return the stored digest of a key."""
     return hashlib.sha256(key).hexdigest()
 
 
 class Keyring:
-    """Recognises keys, as fast among many as among few.
+    """Finds the caller of a key, in the same time for many keys as for few.
 
-    Keys are looked up by what a secret of this object makes of their digests, which nobody else can
-    foresee: so the time that a look-up takes tells nothing of the digests that are kept.
+    The look-up uses an HMAC of the digest under a secret of this object. Nobody else can compute
+    this HMAC, so the time of a look-up reveals nothing about stored digests.
     """
 
     def __init__(self, keys: Sequence[KeyRecord]) -> None:
@@ -146,7 +147,7 @@ class Keyring:
         self._callers = {self._blinded(bytes.fromhex(it.sha256)): (it, it.caller) for it in keys}
 
     def identify(self, presented: bytes, *, now: datetime) -> Caller | None:
-        """Return who sends this key, or None if it is none of ours or has expired."""
+        """Return the caller with this key; None if the key is unknown or has expired."""
         found = self._callers.get(self._blinded(hashlib.sha256(presented).digest()))
         if found is None:
             return None

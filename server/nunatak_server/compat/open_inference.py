@@ -12,6 +12,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import Field, ValidationError
 
+from nunatak_contract.requests import MAX_ITEMS, Message, Parameters, Text
+from nunatak_server.access.keys import Scope
 from nunatak_server.compat.tensors import (
     BINARY,
     PARAMETERS,
@@ -33,18 +35,19 @@ from nunatak_server.compat.translation import (
     find_task,
 )
 from nunatak_server.errors import InvalidRequestError
+from nunatak_server.http.access import PUBLIC, needs
 from nunatak_server.http.endpoints import (
     DeadlineHeader,
     PriorityHeader,
+    RequestOptions,
     RoutingKeyHeader,
-    Wishes,
     ask_task,
     catalog_of,
     reference_text,
     runtime_of,
 )
 from nunatak_server.http.replies import reply
-from nunatak_server.http.requests import MAX_ITEMS, Message, Parameters, Text
+from nunatak_server.http.requests import options_of
 from nunatak_server.outputs.outputs import PredictionOptions
 from nunatak_server.scheduler.rows import Priority
 
@@ -163,27 +166,31 @@ router = APIRouter(
 )
 
 
-@router.get("", response_model=ServerMetadata)
+@router.get("", dependencies=[needs(Scope.READ)], response_model=ServerMetadata)
 async def server_metadata() -> Response:
     """Tell what this server is."""
     return reply({"name": "nunatak", "version": version_of("nunatak"), "extensions": []})
 
 
-@router.get("/health/live", response_model=Live)
+@router.get("/health/live", dependencies=[PUBLIC], response_model=Live)
 async def live() -> Response:
     """Answer as long as the event loop turns."""
     return reply({"live": True})
 
 
-@router.get("/health/ready", response_model=Ready)
+@router.get("/health/ready", dependencies=[PUBLIC], response_model=Ready)
 async def ready(request: Request) -> Response:
     """Answer 200 while more requests should be sent."""
     runtime_of(request).readiness.check_ready()
     return reply({"ready": True})
 
 
-@router.get("/models/{task}", response_model=ModelMetadata)
-@router.get("/models/{task}/versions/{version}", response_model=ModelMetadata)
+@router.get("/models/{task}", dependencies=[needs(Scope.READ)], response_model=ModelMetadata)
+@router.get(
+    "/models/{task}/versions/{version}",
+    dependencies=[needs(Scope.READ)],
+    response_model=ModelMetadata,
+)
 async def model_metadata(request: Request, task: str, version: str | None = None) -> Response:
     """Tell what a task reads and answers; `{task}` may name an alias."""
     manifest = await find_task(request, task, version)
@@ -200,8 +207,12 @@ async def model_metadata(request: Request, task: str, version: str | None = None
     )
 
 
-@router.get("/models/{task}/ready", response_model=ModelReady)
-@router.get("/models/{task}/versions/{version}/ready", response_model=ModelReady)
+@router.get("/models/{task}/ready", dependencies=[needs(Scope.READ)], response_model=ModelReady)
+@router.get(
+    "/models/{task}/versions/{version}/ready",
+    dependencies=[needs(Scope.READ)],
+    response_model=ModelReady,
+)
 async def model_ready(request: Request, task: str, version: str | None = None) -> Response:
     """Answer 200 while a task should be asked; one that is not in memory is loaded when it is."""
     runtime_of(request).readiness.check_ready()
@@ -209,8 +220,14 @@ async def model_ready(request: Request, task: str, version: str | None = None) -
     return reply({"name": manifest.task, "ready": True})
 
 
-@router.post("/models/{task}/infer", response_model=InferResponse)
-@router.post("/models/{task}/versions/{version}/infer", response_model=InferResponse)
+@router.post(
+    "/models/{task}/infer", dependencies=[needs(Scope.PREDICT)], response_model=InferResponse
+)
+@router.post(
+    "/models/{task}/versions/{version}/infer",
+    dependencies=[needs(Scope.PREDICT)],
+    response_model=InferResponse,
+)
 async def infer(
     request: Request,
     task: str,
@@ -222,13 +239,13 @@ async def infer(
 ) -> Response:
     """Ask a task."""
     columns = _columns(body.inputs)
-    wishes = Wishes(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
+    handling = RequestOptions(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
     result, headers = await ask_task(
         request,
         reference_text(task, version),
         inputs_of(columns),
         options=_options(body.parameters or {}, frozenset(columns)),
-        wishes=wishes,
+        handling=handling,
     )
     tensors = _wanted(output_tensors(result.head, result.outputs), body.outputs)
     answer = {"model_name": result.task, "model_version": str(result.version)}
@@ -264,7 +281,7 @@ def _options(parameters: dict[str, Scalar], columns: frozenset[str]) -> Predicti
     _refuse_unknown(parameters, known=PARAMETERS[columns])
     heeded = {name: value for name, value in parameters.items() if name not in BINARY}
     try:
-        return Parameters.model_validate(heeded).options()
+        return options_of(Parameters.model_validate(heeded))
     except ValidationError as error:
         raise RequestValidationError(
             [{**it, "loc": ("parameters", *it["loc"])} for it in error.errors()]

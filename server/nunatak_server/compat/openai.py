@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
+from nunatak_contract.requests import MAX_ITEMS, Message, Text
+from nunatak_server.access.keys import Scope
 from nunatak_server.compat.translation import (
     Problem,
     TranslatedRoute,
@@ -17,9 +19,9 @@ from nunatak_server.compat.translation import (
     explained,
 )
 from nunatak_server.errors import InvalidRequestError, ModelNotFoundError
-from nunatak_server.http.endpoints import DeadlineHeader, PriorityHeader, Wishes, runtime_of
+from nunatak_server.http.access import needs
+from nunatak_server.http.endpoints import DeadlineHeader, PriorityHeader, RequestOptions, runtime_of
 from nunatak_server.http.replies import reply
-from nunatak_server.http.requests import MAX_ITEMS, Message, Text
 from nunatak_server.runtime import Runtime
 from nunatak_server.scheduler.rows import Priority
 
@@ -113,7 +115,9 @@ router = APIRouter(
 )
 
 
-@router.post("/v1/embeddings", response_model=EmbeddingsResponse)
+@router.post(
+    "/v1/embeddings", dependencies=[needs(Scope.PREDICT)], response_model=EmbeddingsResponse
+)
 async def embeddings(
     request: Request,
     body: EmbeddingsRequest,
@@ -130,9 +134,9 @@ async def embeddings(
             "the backbone was not trained to have its vectors cut"
         )
     texts = (body.input,) if isinstance(body.input, str) else tuple(body.input)
-    wishes = Wishes(deadline_ms=deadline_ms, priority=priority)
+    handling = RequestOptions(deadline_ms=deadline_ms, priority=priority)
     found, headers = await embed_texts(
-        request, texts, truncates=False, normalises=True, wishes=wishes
+        request, texts, truncates=False, normalises=True, handling=handling
     )
     encode = _base64 if body.encoding_format == "base64" else list[float]
     data = [
@@ -145,13 +149,15 @@ async def embeddings(
     )
 
 
-@router.get("/v1/models", response_model=ModelsResponse)
+@router.get("/v1/models", dependencies=[needs(Scope.READ)], response_model=ModelsResponse)
 async def models(request: Request) -> Response:
     """List what `/v1/embeddings` takes as `model`."""
     return reply({"object": "list", "data": [_card(runtime_of(request))]})
 
 
-@router.get("/v1/models/{model:path}", response_model=ModelResponse)
+@router.get(
+    "/v1/models/{model:path}", dependencies=[needs(Scope.READ)], response_model=ModelResponse
+)
 async def show_model(request: Request, model: str) -> Response:
     """Show a model."""
     return reply(_model(runtime_of(request), model))

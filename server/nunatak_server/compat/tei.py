@@ -14,7 +14,11 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
-from nunatak_registry import HeadKind, OnLong, TaskManifest
+from nunatak_contract.enums import FunctionToApply, HeadKind, OnLong
+from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.requests import MAX_ITEMS, Message, Text
+from nunatak_contract.wire import Score
+from nunatak_server.access.keys import Scope
 from nunatak_server.compat.translation import (
     Problem,
     TranslatedRoute,
@@ -23,21 +27,20 @@ from nunatak_server.compat.translation import (
     find_task,
 )
 from nunatak_server.errors import InvalidRequestError
+from nunatak_server.http.access import PUBLIC, needs
 from nunatak_server.http.endpoints import (
     DeadlineHeader,
     PriorityHeader,
+    RequestOptions,
     RoutingKeyHeader,
-    Wishes,
     ask_task,
     reference_text,
     runtime_of,
 )
 from nunatak_server.http.replies import reply
-from nunatak_server.http.requests import MAX_ITEMS, Message, Text
-from nunatak_server.http.schemas import ScoredLabel
 from nunatak_server.inputs import Query
 from nunatak_server.outputs.outputs import PredictionOptions
-from nunatak_server.outputs.scores import RankingOptions, ScoreFunction, ScoreOptions
+from nunatak_server.outputs.scores import RankingOptions, ScoreOptions
 from nunatak_server.runtime import Runtime
 from nunatak_server.scheduler.rows import Priority
 
@@ -140,11 +143,17 @@ router = APIRouter(
     tags=["text-embeddings-inference"],
     responses={"default": {"model": TeiProblem}, 422: {"model": TeiProblem}},
 )
-PredictResponse = list[ScoredLabel] | list[list[ScoredLabel]]
+PredictResponse = list[Score] | list[list[Score]]
 
 
-@router.post("/tasks/{task}/predict", response_model=PredictResponse)
-@router.post("/tasks/{task}/{version}/predict", response_model=PredictResponse)
+@router.post(
+    "/tasks/{task}/predict", dependencies=[needs(Scope.PREDICT)], response_model=PredictResponse
+)
+@router.post(
+    "/tasks/{task}/{version}/predict",
+    dependencies=[needs(Scope.PREDICT)],
+    response_model=PredictResponse,
+)
 async def predict(
     request: Request,
     task: str,
@@ -155,8 +164,8 @@ async def predict(
     routing_key: RoutingKeyHeader = None,
 ) -> Response:
     """Classify; raw scores are logits."""
-    function = ScoreFunction.NONE if body.raw_scores else None
-    wishes = Wishes(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
+    function = FunctionToApply.NONE if body.raw_scores else None
+    handling = RequestOptions(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
     result, headers = await ask_task(
         request,
         reference_text(task, version),
@@ -164,7 +173,7 @@ async def predict(
         options=PredictionOptions(
             scores=ScoreOptions(function=function), on_long=_on_long(body.truncate)
         ),
-        wishes=wishes,
+        handling=handling,
     )
     if result.head is not HeadKind.SEQUENCE_CLASSIFICATION:
         raise _no_such_model(result.task, result.head)
@@ -172,9 +181,17 @@ async def predict(
     return reply(outputs, headers=headers)
 
 
-@router.post("/tasks/{task}/rerank", response_model=list[TeiRank], response_model_exclude_none=True)
 @router.post(
-    "/tasks/{task}/{version}/rerank", response_model=list[TeiRank], response_model_exclude_none=True
+    "/tasks/{task}/rerank",
+    dependencies=[needs(Scope.PREDICT)],
+    response_model=list[TeiRank],
+    response_model_exclude_none=True,
+)
+@router.post(
+    "/tasks/{task}/{version}/rerank",
+    dependencies=[needs(Scope.PREDICT)],
+    response_model=list[TeiRank],
+    response_model_exclude_none=True,
 )
 async def rerank(
     request: Request,
@@ -186,8 +203,8 @@ async def rerank(
     routing_key: RoutingKeyHeader = None,
 ) -> Response:
     """Order texts by how well they answer a query, best first."""
-    function = ScoreFunction.NONE if body.raw_scores else ScoreFunction.SIGMOID
-    wishes = Wishes(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
+    function = FunctionToApply.NONE if body.raw_scores else FunctionToApply.SIGMOID
+    handling = RequestOptions(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
     result, headers = await ask_task(
         request,
         reference_text(task, version),
@@ -195,14 +212,16 @@ async def rerank(
         options=PredictionOptions(
             ranking=RankingOptions(function=function), on_long=_on_long(body.truncate)
         ),
-        wishes=wishes,
+        handling=handling,
     )
     (ranked,) = result.outputs
     return reply([_rank(dict(it), body) for it in ranked], headers=headers)
 
 
-@router.post("/backbone", response_model=list[list[float]])
-@router.post("/backbone/embed", response_model=list[list[float]])
+@router.post("/backbone", dependencies=[needs(Scope.PREDICT)], response_model=list[list[float]])
+@router.post(
+    "/backbone/embed", dependencies=[needs(Scope.PREDICT)], response_model=list[list[float]]
+)
 async def embed(
     request: Request,
     body: TeiEmbedRequest,
@@ -216,13 +235,15 @@ async def embed(
         texts,
         truncates=body.truncate,
         normalises=body.normalize,
-        wishes=Wishes(deadline_ms=deadline_ms, priority=priority),
+        handling=RequestOptions(deadline_ms=deadline_ms, priority=priority),
     )
     return reply(found.vectors, headers=headers)
 
 
-@router.get("/tasks/{task}/info", response_model=TeiInfo)
-@router.get("/tasks/{task}/{version}/info", response_model=TeiInfo)
+@router.get("/tasks/{task}/info", dependencies=[needs(Scope.READ)], response_model=TeiInfo)
+@router.get(
+    "/tasks/{task}/{version}/info", dependencies=[needs(Scope.READ)], response_model=TeiInfo
+)
 async def task_info(request: Request, task: str, version: str | None = None) -> Response:
     """Tell what a task is, in the words for a model."""
     runtime = runtime_of(request)
@@ -231,7 +252,7 @@ async def task_info(request: Request, task: str, version: str | None = None) -> 
     return reply(_info(runtime, manifest.reference, None, kind, manifest.max_length))
 
 
-@router.get("/backbone/info", response_model=TeiInfo)
+@router.get("/backbone/info", dependencies=[needs(Scope.READ)], response_model=TeiInfo)
 async def backbone_info(request: Request) -> Response:
     """Tell what the backbone is."""
     runtime = runtime_of(request)
@@ -242,8 +263,10 @@ async def backbone_info(request: Request) -> Response:
     )
 
 
-@router.get("/tasks/{task}/health", response_class=Response)
-@router.get("/tasks/{task}/{version}/health", response_class=Response)
+@router.get("/tasks/{task}/health", dependencies=[needs(Scope.READ)], response_class=Response)
+@router.get(
+    "/tasks/{task}/{version}/health", dependencies=[needs(Scope.READ)], response_class=Response
+)
 async def task_health(request: Request, task: str, version: str | None = None) -> Response:
     """Answer 200 while more requests should be sent and the task exists."""
     runtime_of(request).readiness.check_ready()
@@ -251,7 +274,7 @@ async def task_health(request: Request, task: str, version: str | None = None) -
     return Response()
 
 
-@router.get("/backbone/health", response_class=Response)
+@router.get("/backbone/health", dependencies=[PUBLIC], response_class=Response)
 async def backbone_health(request: Request) -> Response:
     """Answer 200 while more requests should be sent."""
     runtime_of(request).readiness.check_ready()

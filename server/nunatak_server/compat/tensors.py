@@ -20,9 +20,9 @@ from typing import Annotated, Any, Final, cast
 import orjson
 from pydantic import WithJsonSchema
 
-from nunatak_registry import HeadKind
+from nunatak_contract.enums import HeadKind
+from nunatak_contract.requests import Parameters
 from nunatak_server.errors import InvalidRequestError
-from nunatak_server.http.requests import Parameters
 from nunatak_server.inputs import Query, Question, TaskInput
 from nunatak_server.outputs.answers import Answer
 from nunatak_server.outputs.outputs import Output

@@ -8,15 +8,16 @@ from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.types import Scope
 
-from nunatak_registry import TaskManifest, TaskReference
+from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.names import TaskReference
 from nunatak_server.failures import KNOWN_ERRORS, KnownError
 from nunatak_server.http.access import caller_of
-from nunatak_server.http.endpoints import Wishes, catalog_of, reference_text, runtime_of
+from nunatak_server.http.endpoints import RequestOptions, catalog_of, reference_text, runtime_of
 from nunatak_server.http.limits import StrictRoute
 from nunatak_server.http.problems import headers_of, problem_of, problem_of_invalid
 from nunatak_server.http.replies import read_headers, timing_headers
 from nunatak_server.http.state import request_id_of
-from nunatak_server.predict.embedding import EmbeddingRequest, Embeddings
+from nunatak_server.predict.types import EmbeddingRequest, Embeddings
 
 Problem = Mapping[str, Any]
 
@@ -80,7 +81,7 @@ async def embed_texts(
     *,
     truncates: bool,
     normalises: bool,
-    wishes: Wishes,
+    handling: RequestOptions,
 ) -> tuple[Embeddings, dict[str, str]]:
     """Embed texts through the service; returns vectors and the headers that go with them.
 
@@ -88,14 +89,14 @@ async def embed_texts(
         ServerError: the service cannot answer.
     """
     runtime = runtime_of(request)
-    embeddings = await runtime.embedding.embed(
+    embeddings = await runtime.service.embed(
         EmbeddingRequest(
-            texts=texts,
+            inputs=texts,
             truncates=truncates,
             normalises=normalises,
-            deadline_s=wishes.deadline_s(runtime.settings),
+            deadline_s=handling.deadline_s(runtime.settings),
             caller=caller_of(request.scope).name,
-            priority=wishes.priority,
+            priority=handling.priority,
         )
     )
     read = read_headers(embeddings.num_tokens, is_cut=embeddings.is_cut)

@@ -1,1 +1,1 @@
-"""The engine: the one thread that computes batches, and the device that it computes on."""
+"""The engine: the one thread that computes batches, and the device that it uses."""

@@ -1,4 +1,4 @@
-"""Compute: runs one mixed batch on the device and brings its logits back."""
+"""`BatchCompute`: runs one mixed batch on the device and returns its logits."""
 
 from collections.abc import Sequence
 from typing import cast
@@ -20,10 +20,10 @@ from nunatak_server.failures import device_failure
 
 
 class BatchCompute:
-    """The forward pass of one backbone, as the engine calls it: on its thread alone.
+    """The forward pass of one backbone; only the engine thread may call it.
 
-    With `trunk`, what is frozen is read from there where it was computed before; with `graphs`,
-    what has to be computed is replayed.
+    With `trunk`, trunk states of earlier batches are read from that cache. With `graphs`, trunk
+    stages run as recorded CUDA graphs.
     """
 
     def __init__(
@@ -36,20 +36,20 @@ class BatchCompute:
         self._backbone = backbone
         self._trunk = trunk
         self._graphs = graphs
-        # An accelerator is given the kernels of a whole batch ahead, so that nothing goes before.
+        # An accelerator gets the kernels of a whole batch ahead, so nothing can preempt the batch.
         self.stops_between_layers = backbone.device.type == "cpu"
-        """Whether a batch that has begun can be overtaken."""
+        """Whether other rows can preempt a batch that has begun."""
 
     def __call__(
         self, rows: Sequence[Row], *, between_layers: BetweenLayers | None = None
     ) -> list[list[float]]:
-        """Return the logits of each row, in order; those of tokens one after another.
+        """Return the logits of each row, in order; token after token for heads that read tokens.
 
-        `between_layers` may call this again; it needs `stops_between_layers`.
+        `between_layers` needs `stops_between_layers`, and may call this again.
 
         Raises:
-            EngineFailedError: the device is lost: no later batch can succeed in this process.
-            OutOfMemoryError: there is no memory for this batch; a smaller one may succeed.
+            EngineFailedError: the device is lost, so no later batch can succeed in this process.
+            OutOfMemoryError: there is no memory for this batch; a smaller batch may succeed.
         """
         try:
             with torch.inference_mode():
@@ -60,7 +60,7 @@ class BatchCompute:
                     graphs=self._graphs,
                     between_layers=between_layers,
                 )
-                # One transfer for the batch: a copy per row would wait for the device each time.
+                # One transfer for the batch, because a copy for each row would wait for the device.
                 flat = logits_to_floats(torch.cat([output.flatten() for output in outputs]))
         except (RuntimeError, MemoryError) as error:
             failure = device_failure(error)
@@ -70,14 +70,14 @@ class BatchCompute:
         return _split(flat, [output.numel() for output in outputs])
 
     def holds_trunk(self, encoding: Encoding, split_depth: int | None) -> bool:
-        """Tell whether the state that a branch starts from was computed before and is held."""
+        """Tell whether the trunk state of a text at a split depth is cached."""
         if self._trunk is None or not split_depth:
             return False
         return split_depth in self._trunk.depths(trunk_source(self._backbone, encoding))
 
 
 def logits_to_floats(logits: Tensor) -> list[float]:
-    """Return a vector of logits as numbers; waits for the device."""
+    """Return a vector of logits as numbers, once the device has computed them."""
     return cast("list[float]", logits.float().tolist())  # pyright: ignore[reportUnknownMemberType] - torch leaves it open
 
 

@@ -1,18 +1,16 @@
-"""The inbox: hands rows over from the event loop to the engine thread.
-
-The engine: one thread, one device, one loop.
+"""The engine: one thread, one device, one loop over batches.
 
     event loop thread                        engine thread
     -----------------                        -------------
-    submit(rows) ---- inbox ---------------> take all that arrived
+    submit(rows) ---- Inbox ---------------> take all rows that arrived
                                              plan (pure)
                                              forward of the mixed batch
     future.set_result <- call_soon_threadsafe - answers, one call per batch
 
-While a batch runs, what arrives gathers for the next one: there is no artificial waiting. Quiet
-rows go before the rest of a batch of floods, between two layers, where the device allows that.
-Every row is answered exactly once. A failure the engine cannot attribute to a task stops it for
-good: `on_fatal` is called, and all rows are answered.
+Rows that arrive while a batch runs gather for the next batch, so the engine never waits for a batch
+to fill. Where the device allows it, light rows preempt a batch of heavy flows between two layers.
+Every row is answered exactly once. A failure that belongs to no task stops the engine for good: the
+engine calls `on_fatal` and answers all rows.
 """
 
 import asyncio
@@ -33,24 +31,24 @@ from nunatak_server.engine.outcomes import (
     report_of,
 )
 from nunatak_server.errors import DeadlineExceededError, EngineFailedError, NotReadyError
+from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.fairness import Flow, Queues, Usage, flow_of
-from nunatak_server.scheduler.pace import Pace
 from nunatak_server.scheduler.planner import (
     BatchLimits,
     BatchPlan,
     TurnOrder,
     TurnRules,
     add_shadows,
-    lapsed_of,
     plan_batch,
+    stale_rows,
 )
 from nunatak_server.scheduler.preemption import (
     Running,
     begin_batch,
-    may_overtake_later,
+    may_preempt_later,
     plan_before,
-    plan_overtaking,
-    plan_quiet_first,
+    plan_light_first,
+    plan_preemption,
 )
 from nunatak_server.scheduler.rows import PendingRow, RowOutcome
 
@@ -58,7 +56,7 @@ Item = TypeVar("Item")
 
 
 class Inbox(Generic[Item]):
-    """A thread-safe, unbounded hand-over; admission bounds what is put in."""
+    """A thread-safe queue from the event loop to the engine; admission bounds its length."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -69,7 +67,7 @@ class Inbox(Generic[Item]):
         return len(self._items)
 
     def put(self, items: Iterable[Item]) -> bool:
-        """Hand items over; return False, taking none, once the inbox is closed."""
+        """Add items; once the inbox is closed, add none and return False."""
         with self._changed:
             if self._is_closed:
                 return False
@@ -78,9 +76,9 @@ class Inbox(Generic[Item]):
             return True
 
     def take(self, *, block: bool) -> list[Item] | None:
-        """Take everything there is, oldest first; None once the inbox is closed and empty.
+        """Take all items, oldest first; return None once the inbox is closed and empty.
 
-        With `block`, wait until there is something to take or the inbox is closed.
+        With `block`, wait until there is an item or the inbox is closed.
         """
         with self._changed:
             if block:
@@ -91,7 +89,7 @@ class Inbox(Generic[Item]):
             return items
 
     def close(self) -> None:
-        """Refuse new items; what is inside can still be taken."""
+        """Refuse new items; the items inside can still be taken."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -100,26 +98,26 @@ class Inbox(Generic[Item]):
 Answers = list[tuple[PendingRow, RowOutcome]]
 
 JOIN_S: Final = 5.0
-"""For the last batches, once nobody waits for them: a process must end though its device hangs."""
+"""Time for the last batches at shutdown. A process must end even if its device hangs."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
 class _Progress:
-    """A batch that runs, and what has overtaken it."""
+    """A batch that runs, and the batches that have preempted it."""
 
     running: Running[PendingRow]
     candidates: Sequence[PendingRow] = ()
-    """Rows that came since it began, and may still overtake it."""
-    overtaking_s: float = 0.0
-    """By the stopwatch."""
+    """Rows that arrived since the batch began, and may still preempt it."""
+    preemption_s: float = 0.0
+    """Time of the preempting batches, by the stopwatch."""
 
 
 class Engine:
-    """Owns the compute thread; called on the event loop thread, but for what says otherwise."""
+    """Owns the engine thread. Its methods belong to the event loop thread, unless they say more."""
 
-    def __init__(  # noqa: PLR0913 - what it computes with, and whom it tells
+    def __init__(  # noqa: PLR0913 - its collaborators, by name
         self,
         *,
         compute: Compute,
@@ -127,17 +125,17 @@ class Engine:
         observer: BatchObserver,
         on_fatal: Callable[[EngineFailedError], None],
         rules: TurnRules[PendingRow] | None = None,
-        pace: Pace | None = None,
+        time_model: BatchTimeModel | None = None,
         clock: Callable[[], float] = time.monotonic,
         stopwatch: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`stopwatch` times batches for the pace, and is read on the thread that computes them."""
+        """`stopwatch` times batches for the time model; the engine thread reads it."""
         self._compute = compute
         self._limits = limits
         self._rules = rules or TurnRules()
         self._order = TurnOrder()
-        self.pace = pace or Pace()
-        """How long batches take; replaced after each, and so good to read from any thread."""
+        self.time_model = time_model or BatchTimeModel()
+        """The time of batches. The engine replaces this value, so any thread may read it."""
         self._observer = observer
         self._on_fatal = on_fatal
         self._clock = clock
@@ -145,26 +143,26 @@ class Engine:
         self._inbox: Inbox[PendingRow] = Inbox()
         self._queues: Queues[PendingRow] = Queues()
         self._shadows: list[PendingRow] = []
-        """Those that wait for the next batch, and for no other."""
+        """Shadow rows for the next batch; rows that do not fit are dropped."""
         self._batches: list[Sequence[PendingRow]] = []
-        """Those that run: each but the first between two layers of the one before."""
+        """Batches that run: each except the first runs between two layers of the one before."""
         self._numbers = itertools.count(1)
         self._moved_at = clock()
-        """When a batch ended, or a row came and found none."""
+        """The time when the last batch ended, or when a row arrived at an idle engine."""
         self._thread: threading.Thread | None = None
 
     @property
     def num_rows(self) -> int:
-        """Rows that are computed or wait for it; about, for it may be asked from any thread."""
+        """Number of rows that wait or run; any thread may read it, and it may be slightly off."""
         return len(self._inbox) + len(self._queues) + sum(map(len, tuple(self._batches)))
 
     @property
     def stalled_s(self) -> float:
-        """Seconds for which no batch has ended while there were rows; asked from any thread."""
+        """Seconds without the end of a batch while rows wait; any thread may read it."""
         return self._clock() - self._moved_at if self.num_rows else 0.0
 
     def start(self) -> None:
-        """Start the thread; answers go to the event loop that runs now."""
+        """Start the engine thread; answers go to the running event loop."""
         loop = asyncio.get_running_loop()
         self._thread = threading.Thread(
             target=self._run, args=(loop,), name="nunatak-engine", daemon=True
@@ -172,7 +170,7 @@ class Engine:
         self._thread.start()
 
     def submit(self, rows: Sequence[PendingRow]) -> None:
-        """Queue rows; each one's future is resolved later.
+        """Queue rows; the engine resolves the future of each row later.
 
         Raises:
             NotReadyError: the engine has stopped.
@@ -183,7 +181,7 @@ class Engine:
             raise NotReadyError("the engine has stopped")
 
     async def aclose(self) -> None:
-        """Answer everything that was submitted, then end the thread; one that hangs is left."""
+        """Answer all submitted rows, then end the thread. A thread that hangs is abandoned."""
         self._inbox.close()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join, JOIN_S)
@@ -198,7 +196,7 @@ class Engine:
             logger.critical("the engine has failed", exc_info=error)
             self._inbox.close()
             arrived = self._inbox.take(block=False) or []
-            # Told first: whoever is answered must find the process no longer ready.
+            # First of all, so that callers who get an error find the process no longer ready.
             loop.call_soon_threadsafe(self._on_fatal, _as_failure(error))
             stopped = NotReadyError("the engine has failed")
             running = itertools.chain.from_iterable(self._batches)
@@ -206,13 +204,16 @@ class Engine:
             _answer(loop, [(row, stopped) for row in rows])
 
     def _serve_next(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Run one batch; its rows are let go on return, for they hold versions in memory."""
+        """Run one batch; return False once the inbox is closed and no rows are left.
+
+        No reference to the rows outlives this call, because rows keep versions in memory.
+        """
         is_idle = not self._queues and not self._shadows
         arrived = self._inbox.take(block=is_idle)
         if arrived is None and is_idle:
             return False
         self._take_in(arrived or ())
-        self._drop_lapsed(loop, self._queues)
+        self._drop_stale(loop, self._queues)
         limits = self._limits_for(self._queues.flows)
         plan = self._plan_next(limits)
         progress = _Progress(running=begin_batch(plan))
@@ -223,11 +224,11 @@ class Engine:
         self._queues.add(row for row in arrived if not row.is_shadow)
         self._shadows.extend(row for row in arrived if row.is_shadow)
 
-    def _drop_lapsed(self, loop: asyncio.AbstractEventLoop, rows: Iterable[PendingRow]) -> None:
-        """Answer those of the rows whose deadline has passed, and forget those nobody waits for."""
-        lapsed = lapsed_of(rows, now=self._clock())
-        self._queues.remove((*lapsed.expired, *lapsed.cancelled))
-        _answer(loop, [(row, DeadlineExceededError()) for row in lapsed.expired])
+    def _drop_stale(self, loop: asyncio.AbstractEventLoop, rows: Iterable[PendingRow]) -> None:
+        """Answer rows after their deadline with an error, and drop rows whose caller has gone."""
+        stale = stale_rows(rows, now=self._clock())
+        self._queues.remove((*stale.expired, *stale.cancelled))
+        _answer(loop, [(row, DeadlineExceededError()) for row in stale.expired])
 
     def _with_shadows(
         self,
@@ -235,7 +236,7 @@ class Engine:
         plan: BatchPlan[PendingRow],
         limits: BatchLimits,
     ) -> BatchPlan[PendingRow]:
-        """Add the shadows for which there is room, and drop the others."""
+        """Add the shadow rows that fit, and drop the others."""
         if not self._shadows:
             return plan
         shadows = [row for row in self._shadows if not row.is_cancelled]
@@ -246,15 +247,15 @@ class Engine:
         return filled
 
     def _plan_next(self, limits: BatchLimits) -> BatchPlan[PendingRow]:
-        plan_next, order = plan_quiet_first, self._order.at(self._clock())
+        plan_next, order = plan_light_first, self._order.at(self._clock())
         if not self._compute.stops_between_layers:
-            # Where nobody can overtake, nobody asks who was given little.
+            # A device that does not stop between layers has no preemption, so usage is not needed.
             plan_next, order = plan_batch, replace(self._order, usage=Usage())
         return plan_next(self._queues, limits=limits, order=order, rules=self._rules)
 
     def _limits_for(self, waiting: Iterable[Flow]) -> BatchLimits:
         num_tasks = len({task for _, _, task in waiting})
-        return replace(self._limits, max_work=self.pace.next_tokens(num_tasks))
+        return replace(self._limits, max_work=self.time_model.next_tokens(num_tasks))
 
     def _carry_out(
         self,
@@ -262,14 +263,14 @@ class Engine:
         plan: BatchPlan[PendingRow],
         progress: _Progress | None,
     ) -> None:
-        """Compute the batch of a plan, and answer it; no `progress`: nothing overtakes."""
+        """Compute and answer the batch of a plan; without `progress` nothing may preempt it."""
         self._order = plan.order
         if not plan.batch:
             return
         self._queues.remove(row for row in plan.batch if not row.is_shadow)
         self._batches.append(plan.batch)
         _answer(loop, self._compute_batch(loop, plan, progress))
-        # Not if that failed: then whoever answers all that is left must find them.
+        # Only after success: after a failure, `_run` answers the rows that are still listed here.
         self._batches.pop()
         self._moved_at = self._clock()
 
@@ -281,15 +282,15 @@ class Engine:
     ) -> Answers:
         between_layers = None
         if progress is not None and self._compute.stops_between_layers:
-            between_layers = partial(self._overtake_or_fail, loop, progress)
+            between_layers = partial(self._preempt_or_fail, loop, progress)
         started, begun = self._clock(), self._stopwatch()
         if progress is not None:
-            # Not left to the first layer: a batch whose states are all held runs none.
+            # Here and not between layers, because a batch of cached trunk states may run no layer.
             self._run_first(loop, plan.going_first, progress)
         computed = compute_rows(self._compute, plan.batch, between_layers)
-        overtaking_s = 0.0 if progress is None else progress.overtaking_s
-        seconds = self._stopwatch() - begun - overtaking_s
-        self.pace = self.pace.after(
+        preemption_s = 0.0 if progress is None else progress.preemption_s
+        seconds = self._stopwatch() - begun - preemption_s
+        self.time_model = self.time_model.after(
             work=plan.work,
             asked_work=plan.asked_work,
             seconds=seconds,
@@ -301,7 +302,7 @@ class Engine:
             number=next(self._numbers),
             started_at=started,
             compute_s=self._clock() - started,
-            has_overtaken=progress is None,
+            has_preempted=progress is None,
         )
         self._observer.observe_batch(report)
         return [
@@ -309,17 +310,17 @@ class Engine:
             for row, logits in zip(plan.batch, computed, strict=True)
         ]
 
-    def _overtake_or_fail(self, loop: asyncio.AbstractEventLoop, progress: _Progress) -> None:
+    def _preempt_or_fail(self, loop: asyncio.AbstractEventLoop, progress: _Progress) -> None:
         try:
-            # Who comes while others overtake need not wait for a layer.
-            while self._overtake(loop, progress):
+            # Rows that arrive during a preemption need not wait for the next layer.
+            while self._preempt(loop, progress):
                 pass
         except Exception as error:
-            # It must not pass for a failure of a task of the batch that runs.
+            # `compute_rows` would blame a task of the preempted batch for any other error.
             raise _as_failure(error) from error
 
-    def _overtake(self, loop: asyncio.AbstractEventLoop, progress: _Progress) -> bool:
-        """Run what goes now before the layers of a batch that are left; False if nothing does."""
+    def _preempt(self, loop: asyncio.AbstractEventLoop, progress: _Progress) -> bool:
+        """Run rows that preempt the rest of a batch; return False if there are none."""
         arrived = self._inbox.take(block=False) or []
         self._take_in(arrived)
         came = (row for row in arrived if not row.is_shadow)
@@ -327,8 +328,8 @@ class Engine:
         progress.candidates = candidates
         if not candidates:
             return False
-        progress.running = progress.running.beside(self._queues)
-        plan = plan_overtaking(
+        progress.running = progress.running.with_arrivals(self._queues)
+        plan = plan_preemption(
             candidates,
             running=progress.running,
             queues=self._queues,
@@ -338,7 +339,7 @@ class Engine:
         )
         if plan is not None:
             self._run_before(loop, plan, progress)
-        progress.candidates = may_overtake_later(
+        progress.candidates = may_preempt_later(
             candidates, running=progress.running, queues=self._queues
         )
         return plan is not None
@@ -349,7 +350,7 @@ class Engine:
         going_first: Sequence[PendingRow],
         progress: _Progress,
     ) -> None:
-        """Run the rows that a batch was planned without, for they go first."""
+        """Run the rows that go before the first layer of a batch."""
         while rows := self._worth_computing(loop, going_first):
             plan = plan_before(
                 rows,
@@ -366,17 +367,17 @@ class Engine:
         plan: BatchPlan[PendingRow],
         progress: _Progress,
     ) -> None:
-        """Run a batch before the rest of one that has begun."""
+        """Run a batch before the rest of a batch that has begun."""
         begun = self._stopwatch()
         self._carry_out(loop, plan, None)
-        progress.overtaking_s += self._stopwatch() - begun
+        progress.preemption_s += self._stopwatch() - begun
         progress.running = progress.running.after(plan)
 
     def _worth_computing(
         self, loop: asyncio.AbstractEventLoop, rows: Sequence[PendingRow]
     ) -> list[PendingRow]:
         waiting = [row for row in rows if row in self._queues]
-        self._drop_lapsed(loop, waiting)
+        self._drop_stale(loop, waiting)
         return [row for row in waiting if row in self._queues]
 
 
@@ -391,7 +392,7 @@ def _answer(loop: asyncio.AbstractEventLoop, answers: Answers) -> None:
 
 def _resolve(answers: Answers) -> None:
     for row, outcome in answers:
-        # The caller may have gone meanwhile, which cancels the future.
+        # A caller that has gone meanwhile has cancelled the future.
         if not row.future.done():
             row.future.set_result(outcome)
 

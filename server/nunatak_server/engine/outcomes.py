@@ -1,6 +1,9 @@
-"""What is told of every batch, and to whom.
+"""From the rows of a batch to the outcome of each row, and the report of the batch.
 
-From the rows of a batch to their logits; a task version that fails spares all others.
+- `BatchReport` says what a batch held and how long it took. `BatchObserver` receives it.
+- `compute_rows` runs a batch. If the batch fails, it runs each task version alone, so that only the
+  rows of the faulty version fail.
+- `outcome_of` turns the logits of a row into its answer or error.
 """
 
 import logging
@@ -23,7 +26,7 @@ from nunatak_server.scheduler.rows import PendingRow, RowAnswer, RowOutcome
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchReport:
-    """What one batch held and how long it took."""
+    """The content of one batch, and its time."""
 
     number: int
     num_rows: int
@@ -31,17 +34,16 @@ class BatchReport:
     num_tasks: int
     num_shared_rows: int
     num_padding_saved: int
-    """Tokens that the same trunk and branch rows would have cost more, had each been padded to
-    the longest of its kind."""
+    """Tokens that padding each trunk row and each branch row to the longest one would add."""
     started_at: float
     compute_s: float
-    """With the time of what overtook it."""
-    has_overtaken: bool
-    """Whether it ran between two layers of another batch."""
+    """With the time of the batches that preempted it."""
+    has_preempted: bool
+    """Whether the batch ran between two layers of another batch."""
 
 
 class BatchObserver(Protocol):
-    """Is told about each batch, on the engine thread."""
+    """Receives the report of each batch, on the engine thread."""
 
     def observe_batch(self, report: BatchReport) -> None:
         """Record one batch."""
@@ -49,13 +51,13 @@ class BatchObserver(Protocol):
 
 
 class BatchObservers:
-    """Tells several observers, in their order."""
+    """Passes each report to several observers, in order."""
 
     def __init__(self, *observers: BatchObserver) -> None:
         self._observers = observers
 
     def observe_batch(self, report: BatchReport) -> None:
-        """Record one batch with each."""
+        """Record one batch with each observer."""
         for observer in self._observers:
             observer.observe_batch(report)
 
@@ -66,9 +68,9 @@ def report_of(
     number: int,
     started_at: float,
     compute_s: float,
-    has_overtaken: bool,
+    has_preempted: bool,
 ) -> BatchReport:
-    """Report a batch by its plan."""
+    """Return the report of a batch from its plan."""
     num_on_trunk = sum(row.trunk_tokens > 0 for row in plan.batch)
     num_branch_rows = sum(row.branch_tokens > 0 for row in plan.batch)
     longest_trunk = max((row.trunk_tokens for row in plan.batch), default=0)
@@ -83,7 +85,7 @@ def report_of(
         num_padding_saved=padded - plan.num_tokens,
         started_at=started_at,
         compute_s=compute_s,
-        has_overtaken=has_overtaken,
+        has_preempted=has_preempted,
     )
 
 
@@ -97,7 +99,7 @@ class Compute(Protocol):
 
     @property
     def stops_between_layers(self) -> bool:
-        """Whether it calls `between_layers`, which may then call it again."""
+        """Whether a call runs `between_layers`, which may then call this again."""
         ...
 
     def __call__(
@@ -110,12 +112,12 @@ class Compute(Protocol):
 def compute_rows(
     compute: Compute, rows: Sequence[PendingRow], between_layers: BetweenLayers | None = None
 ) -> Sequence[RowLogits]:
-    """Run rows as one batch; if that fails, each task version of it alone.
+    """Run rows as one batch; if the batch fails, run each of its task versions alone.
 
     Raises:
         EngineFailedError: no later batch can succeed.
     """
-    # By branch too: after a restore of the registry, one number may stand for two contents.
+    # By branch as well: after a restore of the registry, one number may have two contents.
     versions: dict[tuple[str, int, Branch], list[int]] = defaultdict(list)
     for index, row in enumerate(rows):
         versions[row.task, row.version, row.branch].append(index)
@@ -126,7 +128,7 @@ def compute_rows(
             raise
         except Exception:
             logger.exception("a batch of %d tasks failed; trying each alone", len(versions))
-            # How much of it is left to overtake is not known any more.
+            # The progress of the batch is not known any more, so nothing may preempt it.
             between_layers = None
     if len({row.is_shadow for row in rows}) > 1:
         return _compute_apart(compute, rows)
@@ -138,7 +140,7 @@ def compute_rows(
 
 
 def outcome_of(row: PendingRow, logits: RowLogits, batch: BatchReport) -> RowOutcome:
-    """What the caller of a row is told."""
+    """Return the answer or the error of a row."""
     if isinstance(logits, ServerError):
         return logits
     if not all(map(math.isfinite, logits)):
@@ -155,7 +157,7 @@ def outcome_of(row: PendingRow, logits: RowLogits, batch: BatchReport) -> RowOut
 
 
 def _compute_apart(compute: Compute, rows: Sequence[PendingRow]) -> Sequence[RowLogits]:
-    """Run what callers wait for as if it had no shadows, and then the shadows."""
+    """Run the rows that callers wait for, and then the shadow rows."""
     computed: dict[int, RowLogits] = {}
     for is_shadow in (False, True):
         indices = [index for index, row in enumerate(rows) if row.is_shadow is is_shadow]
@@ -167,14 +169,14 @@ def _compute_apart(compute: Compute, rows: Sequence[PendingRow]) -> Sequence[Row
 def _compute_version(
     compute: Compute, rows: Sequence[PendingRow], between_layers: BetweenLayers | None
 ) -> Sequence[RowLogits]:
-    """Run rows of one task version; its failure is its own and spares all others."""
+    """Run the rows of one task version; turn its failure into errors of its own rows."""
     try:
         return _forward(compute, rows, between_layers)
     except EngineFailedError:
         raise
     except OutOfMemoryError:
         logger.exception("there was no memory for a batch of %d rows", len(rows))
-        # A new one: the frames of what was raised hold what the batch had made.
+        # A new error, because the traceback of the raised one keeps the tensors of the batch alive.
         return [OutOfMemoryError()] * len(rows)
     except Exception as error:
         task, version = rows[0].task, rows[0].version

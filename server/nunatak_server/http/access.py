@@ -1,13 +1,18 @@
-"""Access: which route needs which scope, and the check that every request passes first.
+"""Access: what each route asks of its callers, and the check that every request passes first.
 
-A route that is not in the table is for operators of the whole server alone. What counts is the
-template of the route that was found, never the address as it was sent.
+A route names its scope among its dependencies: `dependencies=[needs(Scope.PREDICT)]`. A route that
+names none is for operators of the whole server alone. The route that was found decides, never the
+address as it was sent.
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from fastapi import Depends, Request, Security
+from fastapi.openapi.models import HTTPBearer
+from fastapi.params import Depends as Dependency
+from fastapi.security.base import SecurityBase
 from starlette.types import Scope as RequestScope
 
 from nunatak_server.access.keys import Caller, Scope
@@ -20,82 +25,70 @@ OWN_SITES: Final = frozenset({b"same-origin", b"none"})
 """What browsers say of a request by a page of this server, or by the user alone."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Access:
-    """What a caller must have; `spans_tasks` where the answer speaks of every task."""
+@dataclass(frozen=True, kw_only=True)
+class Access(SecurityBase):
+    """What a caller must have; `spans_tasks` where the answer speaks of every task.
+
+    The framework writes it into the schema and calls it as a dependency. The framework reads the
+    body before it calls any dependency, so the route asks `admit` first, and the call finds the
+    caller admitted.
+    """
+
+    model = HTTPBearer()
+    scheme_name = "key"
 
     scope: Scope
     spans_tasks: bool = False
 
+    async def __call__(self, request: Request) -> None:
+        """Admit the caller of a request whose route has not done so."""
+        if find_caller(request.scope) is None:
+            admit(request.scope, self)
 
-PUBLIC: Final = None
+
+async def anyone() -> None:
+    """Admit every caller."""
+
+
 PREDICT: Final = Access(scope=Scope.PREDICT)
-READ: Final = Access(scope=Scope.READ)
-READ_ALL: Final = Access(scope=Scope.READ, spans_tasks=True)
-ADMIN: Final = Access(scope=Scope.ADMIN)
-ADMIN_ALL: Final = Access(scope=Scope.ADMIN, spans_tasks=True)
-
-ACCESS: Final[Mapping[tuple[str, str], Access | None]] = {
-    ("GET", "/livez"): PUBLIC,
-    ("GET", "/readyz"): PUBLIC,
-    ("GET", "/health"): PUBLIC,
-    # Pages hold nothing but themselves: what they show is asked for with the caller's key.
-    ("GET", "/"): PUBLIC,
-    ("GET", "/docs"): PUBLIC,
-    ("GET", "/page/{name}"): PUBLIC,
-    ("POST", "/v1/predict"): PREDICT,
-    ("POST", "/v1/tasks/{task}/predict"): PREDICT,
-    ("POST", "/v1/tasks/{task}/{version}/predict"): PREDICT,
-    ("GET", "/v1/tasks"): READ,
-    ("GET", "/v1/tasks/{task}"): READ,
-    ("GET", "/v1/tasks/{task}/shadow"): READ,
-    ("GET", "/info"): READ,
-    ("GET", "/openapi.json"): READ,
-    ("GET", "/metrics"): READ_ALL,
-    ("GET", "/v1/memory"): READ_ALL,
-    ("PUT", "/v1/tasks/{task}/aliases/{alias}"): ADMIN,
-    ("POST", "/v1/tasks/{task}/aliases/{alias}/rollback"): ADMIN,
-    ("PUT", "/v1/tasks/{task}/aliases/{alias}/{role}"): ADMIN,
-    ("POST", "/v1/tasks/{task}/aliases/{alias}/{role}/end"): ADMIN,
-    ("POST", "/v1/tasks/{task}/preload"): ADMIN,
-    ("POST", "/v1/tasks/{task}/pin"): ADMIN,
-    ("POST", "/v1/tasks/{task}/unpin"): ADMIN,
-    ("POST", "/v1/tasks/{task}/evict"): ADMIN,
-    ("POST", "/tei/tasks/{task}/predict"): PREDICT,
-    ("POST", "/tei/tasks/{task}/{version}/predict"): PREDICT,
-    ("POST", "/tei/tasks/{task}/rerank"): PREDICT,
-    ("POST", "/tei/tasks/{task}/{version}/rerank"): PREDICT,
-    ("GET", "/tei/tasks/{task}/info"): READ,
-    ("GET", "/tei/tasks/{task}/{version}/info"): READ,
-    ("GET", "/tei/tasks/{task}/health"): READ,
-    ("GET", "/tei/tasks/{task}/{version}/health"): READ,
-    ("POST", "/tei/backbone"): PREDICT,
-    ("POST", "/tei/backbone/embed"): PREDICT,
-    ("GET", "/tei/backbone/info"): READ,
-    ("GET", "/tei/backbone/health"): PUBLIC,
-    ("POST", "/v1/embeddings"): PREDICT,
-    ("GET", "/v1/models"): READ,
-    ("GET", "/v1/models/{model}"): READ,
-    ("GET", "/v2"): READ,
-    ("GET", "/v2/health/live"): PUBLIC,
-    ("GET", "/v2/health/ready"): PUBLIC,
-    ("GET", "/v2/models/{task}"): READ,
-    ("GET", "/v2/models/{task}/versions/{version}"): READ,
-    ("GET", "/v2/models/{task}/ready"): READ,
-    ("GET", "/v2/models/{task}/versions/{version}/ready"): READ,
-    ("POST", "/v2/models/{task}/infer"): PREDICT,
-    ("POST", "/v2/models/{task}/versions/{version}/infer"): PREDICT,
-}
+OPERATORS: Final = Access(scope=Scope.ADMIN, spans_tasks=True)
+"""What a route asks that names nothing."""
+PUBLIC: Final = Depends(anyone)
+"""The dependency of a route that asks for no key."""
 
 
-def access_to(methods: set[str], template: str) -> Access | None:
-    """Return what a route needs; every route has one method."""
-    (method,) = methods
-    return ACCESS.get((method, template), ADMIN_ALL)
+def needs(scope: Scope, *, spans_tasks: bool = False) -> Dependency:
+    """Return the dependency of a route that asks for a key with a scope."""
+    return Security(Access(scope=scope, spans_tasks=spans_tasks), scopes=[scope])
+
+
+def declared_access(dependencies: Sequence[Dependency]) -> tuple[Access | None, ...]:
+    """Return what the dependencies of a route ask of its callers; None is nothing."""
+    found = (it.dependency for it in dependencies)
+    return tuple(
+        it if isinstance(it, Access) else None
+        for it in found
+        if isinstance(it, Access) or it is anyone
+    )
+
+
+def access_of(dependencies: Sequence[Dependency]) -> Access | None:
+    """Return what a route asks of its callers; None is nothing.
+
+    Raises:
+        TypeError: its dependencies name several scopes.
+    """
+    match declared_access(dependencies):
+        case ():
+            return OPERATORS
+        case (access,):
+            return access
+        case several:
+            raise TypeError(f"expected one scope for a route, got {several}")
 
 
 def admit(scope: RequestScope, needed: Access | None) -> None:
-    """Find out who asks, and refuse those who may not.
+    """Find out who calls, and refuse callers that may not.
 
     Raises:
         UnauthenticatedError: no valid key was sent.
@@ -108,7 +101,7 @@ def admit(scope: RequestScope, needed: Access | None) -> None:
     if scope["method"] != "GET" and is_of_another_site(headers):
         raise CrossSiteError
     presented = presented_key(headers)
-    caller = state_of(scope).door.identify(presented)
+    caller = state_of(scope).authenticator.identify(presented)
     if caller is None:
         raise UnauthenticatedError(was_presented=presented is not None)
     if needed.scope not in caller.scopes or (needed.spans_tasks and not caller.tasks.has_all):

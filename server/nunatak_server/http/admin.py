@@ -16,19 +16,26 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Query, Request, Response
 
 from nunatak_artifact import LoadedTask
+from nunatak_contract import wire
+from nunatak_contract.memory import MemoryReport
+from nunatak_contract.names import DEFAULT_ALIAS, TaskReference, check_alias_name, check_task_name
+from nunatak_contract.requests import (
+    CandidateEndRequest,
+    CandidateRequest,
+    PromoteRequest,
+    RollbackRequest,
+)
 from nunatak_registry import (
-    DEFAULT_ALIAS,
     AliasEvent,
     Candidate,
     CandidateEvent,
     CandidateEventKind,
     CandidateNotFoundError,
     CandidateRole,
-    TaskReference,
-    check_alias_name,
-    check_task_name,
 )
+from nunatak_server.access.keys import Scope
 from nunatak_server.errors import DeadlineExceededError
+from nunatak_server.http.access import PUBLIC, needs
 from nunatak_server.http.endpoints import (
     PROBLEMS,
     DeadlineHeader,
@@ -39,22 +46,6 @@ from nunatak_server.http.endpoints import (
 )
 from nunatak_server.http.limits import StrictRoute
 from nunatak_server.http.replies import backbone_fields, memory_fields, reply
-from nunatak_server.http.schemas import (
-    AliasResponse,
-    CandidateEndRequest,
-    CandidateRequest,
-    CandidateResponse,
-    EvictResponse,
-    InfoResponse,
-    MemoryResponse,
-    PreloadResponse,
-    PromoteRequest,
-    ReadyResponse,
-    RollbackRequest,
-    ShadowResponse,
-    StatusResponse,
-    UnpinResponse,
-)
 from nunatak_server.rollouts.comparison import DRIFT_BOUNDS, ShadowReport
 from nunatak_server.runtime import Runtime
 from nunatak_server.settings import ServerSettings
@@ -95,14 +86,14 @@ PUBLISHED_LIMITS = {
 }
 
 
-@router.get("/livez", response_model=StatusResponse)
+@router.get("/livez", dependencies=[PUBLIC], response_model=wire.Liveness)
 async def live() -> Response:
     """Answer as long as the event loop turns."""
     return reply({"status": "alive"})
 
 
-@router.get("/readyz", response_model=ReadyResponse)
-@router.get("/health", response_model=ReadyResponse)
+@router.get("/readyz", dependencies=[PUBLIC], response_model=wire.ReadinessReport)
+@router.get("/health", dependencies=[PUBLIC], response_model=wire.ReadinessReport)
 async def ready(request: Request) -> Response:
     """Answer 200 while requests are taken: a forward pass has run, and the engine is well.
 
@@ -113,7 +104,7 @@ async def ready(request: Request) -> Response:
     return reply({"status": "ready", "warnings": runtime.warnings()})
 
 
-@router.get("/info", response_model=InfoResponse)
+@router.get("/info", dependencies=[needs(Scope.READ)], response_model=wire.ServerInfo)
 async def info(request: Request) -> Response:
     """Tell what this server is; of the registry only its kind, for its URL may hold secrets."""
     runtime = runtime_of(request)
@@ -143,7 +134,9 @@ def registry_kind(settings: ServerSettings) -> str:
     return scheme.partition("+")[0] if separator else "folder"
 
 
-@router.get("/v1/memory", response_model=MemoryResponse)
+@router.get(
+    "/v1/memory", dependencies=[needs(Scope.READ, spans_tasks=True)], response_model=MemoryReport
+)
 async def memory(request: Request) -> Response:
     """Tell what is in memory, and what one full model per task would take."""
     runtime = runtime_of(request)
@@ -155,7 +148,7 @@ async def memory(request: Request) -> Response:
     return reply(memory_fields(runtime, resident, ledger, process, activations))
 
 
-@router.get("/metrics", response_class=Response)
+@router.get("/metrics", dependencies=[needs(Scope.READ, spans_tasks=True)], response_class=Response)
 async def metrics(request: Request) -> Response:
     """Give all metrics in the Prometheus text format."""
     runtime = runtime_of(request)
@@ -166,7 +159,11 @@ async def metrics(request: Request) -> Response:
 AliasQuery = Annotated[str, Query(description="the alias that it runs beside")]
 
 
-@router.put("/v1/tasks/{task}/aliases/{alias}/{role}", response_model=CandidateResponse)
+@router.put(
+    "/v1/tasks/{task}/aliases/{alias}/{role}",
+    dependencies=[needs(Scope.ADMIN)],
+    response_model=wire.CandidateChange,
+)
 async def set_candidate(
     request: Request,
     task: str,
@@ -190,7 +187,11 @@ async def set_candidate(
     return reply(_candidate_fields(event))
 
 
-@router.post("/v1/tasks/{task}/aliases/{alias}/{role}/end", response_model=CandidateResponse)
+@router.post(
+    "/v1/tasks/{task}/aliases/{alias}/{role}/end",
+    dependencies=[needs(Scope.ADMIN)],
+    response_model=wire.CandidateChange,
+)
 async def end_candidate(
     request: Request,
     task: str,
@@ -208,7 +209,9 @@ async def end_candidate(
     return reply(_candidate_fields(event))
 
 
-@router.get("/v1/tasks/{task}/shadow", response_model=ShadowResponse)
+@router.get(
+    "/v1/tasks/{task}/shadow", dependencies=[needs(Scope.READ)], response_model=wire.ShadowReport
+)
 async def show_shadow(request: Request, task: str, alias: AliasQuery = DEFAULT_ALIAS) -> Response:
     """Tell how the shadow beside an alias has done on this server since it started."""
     runtime = runtime_of(request)
@@ -217,7 +220,7 @@ async def show_shadow(request: Request, task: str, alias: AliasQuery = DEFAULT_A
     shadow = traffic.shadow
     if shadow is None:
         raise CandidateNotFoundError(task, alias, CandidateRole.SHADOW)
-    report = runtime.traffic.report(traffic.manifest, shadow.manifest)
+    report = runtime.rollouts.shadows.report(traffic.manifest, shadow.manifest)
     return reply(
         {
             "task": task,
@@ -257,7 +260,11 @@ def _report_fields(report: ShadowReport) -> dict[str, Any]:
     }
 
 
-@router.put("/v1/tasks/{task}/aliases/{alias}", response_model=AliasResponse)
+@router.put(
+    "/v1/tasks/{task}/aliases/{alias}",
+    dependencies=[needs(Scope.ADMIN)],
+    response_model=wire.AliasChange,
+)
 async def promote(
     request: Request,
     task: str,
@@ -281,7 +288,11 @@ async def promote(
     return reply(_alias_fields(event))
 
 
-@router.post("/v1/tasks/{task}/aliases/{alias}/rollback", response_model=AliasResponse)
+@router.post(
+    "/v1/tasks/{task}/aliases/{alias}/rollback",
+    dependencies=[needs(Scope.ADMIN)],
+    response_model=wire.AliasChange,
+)
 async def roll_back(
     request: Request,
     task: str,
@@ -308,7 +319,9 @@ async def roll_back(
     return reply(_alias_fields(event))
 
 
-@router.post("/v1/tasks/{task}/preload", response_model=PreloadResponse)
+@router.post(
+    "/v1/tasks/{task}/preload", dependencies=[needs(Scope.ADMIN)], response_model=wire.Residency
+)
 async def preload(
     request: Request, task: str, version: VersionQuery = None, deadline_ms: DeadlineHeader = None
 ) -> Response:
@@ -320,7 +333,9 @@ async def preload(
     return reply(_residency_fields(runtime, loaded))
 
 
-@router.post("/v1/tasks/{task}/pin", response_model=PreloadResponse)
+@router.post(
+    "/v1/tasks/{task}/pin", dependencies=[needs(Scope.ADMIN)], response_model=wire.Residency
+)
 async def pin(
     request: Request, task: str, version: VersionQuery = None, deadline_ms: DeadlineHeader = None
 ) -> Response:
@@ -335,7 +350,9 @@ async def pin(
     return reply(_residency_fields(runtime, loaded))
 
 
-@router.post("/v1/tasks/{task}/unpin", response_model=UnpinResponse)
+@router.post(
+    "/v1/tasks/{task}/unpin", dependencies=[needs(Scope.ADMIN)], response_model=wire.Unpinning
+)
 async def unpin(request: Request, task: str, version: VersionQuery = None) -> Response:
     """Let one version of a task, or all, be evicted again; what is not pinned is left alone.
 
@@ -346,7 +363,9 @@ async def unpin(request: Request, task: str, version: VersionQuery = None) -> Re
     return reply({"task": meant.task, "versions": versions})
 
 
-@router.post("/v1/tasks/{task}/evict", response_model=EvictResponse)
+@router.post(
+    "/v1/tasks/{task}/evict", dependencies=[needs(Scope.ADMIN)], response_model=wire.Eviction
+)
 async def evict(request: Request, task: str, version: VersionQuery = None) -> Response:
     """Drop one version of a task, or all, from memory; refused while one is in use or pinned.
 

@@ -5,10 +5,11 @@ from typing import Annotated, Any, Final
 
 from fastapi import Header, Query, Request
 
+from nunatak_contract.wire import DEADLINE_HEADER, ROUTING_KEY_HEADER
 from nunatak_server.catalog import VisibleCatalog
 from nunatak_server.http.access import caller_of
+from nunatak_server.http.problems import PROBLEM_TYPE
 from nunatak_server.http.replies import TASK_VERSION_HEADER, read_headers, timing_headers
-from nunatak_server.http.schemas import Problem
 from nunatak_server.http.state import state_of
 from nunatak_server.inputs import TaskInput
 from nunatak_server.outputs.outputs import PredictionOptions
@@ -17,12 +18,16 @@ from nunatak_server.runtime import Runtime
 from nunatak_server.scheduler.rows import Priority
 from nunatak_server.settings import ServerSettings
 
-_PROBLEM: Final = {"model": Problem, "description": "Any failure, as application/problem+json"}
-# 422 is named too, or else the schema would show the framework's own shape for it.
+_PROBLEM: Final = {
+    "description": "Any failure, as application/problem+json",
+    # By its name: the framework would give a `model` the media type of successful answers.
+    "content": {PROBLEM_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+}
+# 422 is named too: clients are generated from what is named.
 PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {"default": _PROBLEM, 422: _PROBLEM}
 
 DeadlineHeader = Annotated[
-    int | None, Header(alias="x-deadline-ms", ge=1, le=600_000, description="milliseconds")
+    int | None, Header(alias=DEADLINE_HEADER, ge=1, le=600_000, description="milliseconds")
 ]
 PriorityHeader = Annotated[
     Priority, Header(alias="x-priority", description="among the requests of the same caller")
@@ -30,7 +35,7 @@ PriorityHeader = Annotated[
 RoutingKeyHeader = Annotated[
     str | None,
     Header(
-        alias="x-routing-key",
+        alias=ROUTING_KEY_HEADER,
         min_length=1,
         max_length=256,
         description="requests of one key get one version while a canary runs",
@@ -40,7 +45,7 @@ VersionQuery = Annotated[str | None, Query(description="a version, instead of wh
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class RequestOptions:
     """What the headers say about how a request is to be answered."""
 
     deadline_ms: int | None
@@ -68,7 +73,7 @@ def prediction_request(
     inputs: tuple[TaskInput, ...],
     *,
     options: PredictionOptions,
-    wishes: Wishes,
+    handling: RequestOptions,
 ) -> PredictionRequest:
     """Return what the caller of a request asks of the service."""
     caller = caller_of(request.scope)
@@ -76,11 +81,11 @@ def prediction_request(
         references=references,
         inputs=inputs,
         options=options,
-        deadline_s=wishes.deadline_s(runtime_of(request).settings),
+        deadline_s=handling.deadline_s(runtime_of(request).settings),
         caller=caller.name,
         tasks=caller.tasks,
-        priority=wishes.priority,
-        routing_key=wishes.routing_key,
+        priority=handling.priority,
+        routing_key=handling.routing_key,
     )
 
 
@@ -90,14 +95,14 @@ async def ask_task(
     inputs: tuple[TaskInput, ...],
     *,
     options: PredictionOptions,
-    wishes: Wishes,
+    handling: RequestOptions,
 ) -> tuple[TaskPrediction, dict[str, str]]:
     """Ask one task through the service; returns its answer and the headers that go with it.
 
     Raises:
         ServerError: or any other error of the project: the task cannot answer.
     """
-    wanted = prediction_request(request, (reference,), inputs, options=options, wishes=wishes)
+    wanted = prediction_request(request, (reference,), inputs, options=options, handling=handling)
     prediction = await runtime_of(request).service.predict(wanted)
     (result,) = prediction.results
     if isinstance(result, TaskFailure):

@@ -1,21 +1,24 @@
-"""Limits on what is read from a caller: bytes, time and media type.
+"""What protects the server from its callers: access, and limits on bytes, time and media type.
 
-Room: refuses predictions by their heads while there is no room for them.
+`StrictRoute` checks the caller and reads the body before the framework reads any argument.
 
-A refusal must cost little, or refusing takes the processor from those who are answered. So it is
-made before the framework does any work for a request, and before its body comes.
+`LoadShedder` refuses predictions by their heads while there is no room for them. A refusal must
+cost little: refusals would take CPU time from the requests that are answered. So the server refuses
+a request before the framework works for the request, and before its body has come.
 """
 
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterable
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Final
 
 from fastapi import FastAPI, Request, Response
+from fastapi.routing import APIRoute
 from starlette.types import Scope
 
-from nunatak_registry import TaskReference
+from nunatak_contract.names import TaskReference
+from nunatak_server.access.keys import Scope as AccessScope
 from nunatak_server.errors import (
     BodyTooLargeError,
     DeadlineExceededError,
@@ -24,19 +27,11 @@ from nunatak_server.errors import (
     UnsupportedMediaTypeError,
 )
 from nunatak_server.failures import KNOWN_ERRORS, KnownError
-from nunatak_server.http.access import (
-    ADMIN,
-    ADMIN_ALL,
-    PREDICT,
-    Access,
-    access_to,
-    admit,
-    caller_of,
-)
+from nunatak_server.http.access import PREDICT, Access, access_of, admit, caller_of
 from nunatak_server.http.middleware import RequestObserver
 from nunatak_server.http.problems import problem_response
 from nunatak_server.http.protocol import is_given_up
-from nunatak_server.http.reading import ReadingRoute
+from nunatak_server.http.reading import quick_handler
 from nunatak_server.http.replies import LinesResponse
 from nunatak_server.http.requests import parse_json
 from nunatak_server.http.state import header_of, state_of
@@ -69,17 +64,17 @@ class StrictRequest(Request):
         return self._strict_json
 
 
-class StrictRoute(ReadingRoute):
+class StrictRoute(APIRoute):
     """A route for those who may use it; reads bodies under limits."""
 
-    @property
+    @cached_property
     def needed(self) -> Access | None:
-        """What a caller must have."""
-        return access_to(self.methods or set(), self.path_format)
+        """What a caller must have; None is nothing."""
+        return access_of(self.dependencies)
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Wrap the handler of the base class."""
-        handle = super().get_route_handler()
+        """Return what admits the caller, reads the body, and has the arguments read."""
+        handle = quick_handler(self) or super().get_route_handler()
         needed = self.needed
 
         async def handle_strictly(request: Request) -> Response:
@@ -103,8 +98,9 @@ class StrictRoute(ReadingRoute):
             except asyncio.CancelledError:
                 if not is_given_up(request.scope):
                     raise
-                if needed in {ADMIN, ADMIN_ALL} and request.method in METHODS_WITH_BODY:
-                    # Who is told to retry would make a change twice that is being made.
+                is_of_operators = needed is not None and needed.scope is AccessScope.ADMIN
+                if is_of_operators and request.method in METHODS_WITH_BODY:
+                    # A client that retries after a 503 would make the change a second time.
                     raise DeadlineExceededError(UNKNOWN_END) from None
                 raise DrainingError from None
 
@@ -168,7 +164,7 @@ async def _read(request: Request, limit_bytes: int, held: HeldBytes) -> bytes:
     return bytes(body)
 
 
-class RoomCheck:
+class LoadShedder:
     """Looks at the heads of requests to routes that predict, before the application does.
 
     It refuses, and lets nobody in: the route that the framework finds checks the caller itself.
@@ -195,7 +191,7 @@ class RoomCheck:
                 matched = {**scope, "route": route, "path_params": parameters}
                 try:
                     admit(matched, PREDICT)
-                    check_room(matched)
+                    check_capacity(matched)
                 except KNOWN_ERRORS as error:
                     # Without a name here, which the traceback of the error would hold in a cycle.
                     return self._observer.answer_early(
@@ -205,7 +201,7 @@ class RoomCheck:
         return None
 
 
-def check_room(scope: Scope) -> None:
+def check_capacity(scope: Scope) -> None:
     """Refuse a prediction for which there is no room, before anything of its body is read.
 
     The protocol throws away what then comes of the body, and the connection stays in use: closing
@@ -223,4 +219,4 @@ def check_room(scope: Scope) -> None:
         return
     task = scope["path_params"].get("task")
     tasks = () if task is None else (TaskReference.task_in(task),)
-    state.runtime.service.check_room(caller_of(scope).name, tasks=tasks, num_bytes=num_bytes)
+    state.runtime.service.check_capacity(caller_of(scope).name, tasks=tasks, num_bytes=num_bytes)

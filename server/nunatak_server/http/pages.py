@@ -11,16 +11,14 @@ from typing import Any, Final
 from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
-from nunatak_registry.names import MAX_NAME_LENGTH, MAX_VERSION, NAME_PATTERN
+from nunatak_contract.names import MAX_NAME_LENGTH, MAX_VERSION, NAME_PATTERN
 from nunatak_server import page
-from nunatak_server.http.access import access_to
+from nunatak_server.access.keys import Scope
+from nunatak_server.http.access import PUBLIC, needs
 from nunatak_server.http.limits import StrictRoute
-from nunatak_server.http.problems import PROBLEM_TYPE
 from nunatak_server.http.replies import reply
 
 SCHEMA_PATH: Final = "/openapi.json"
-KEY_SCHEME: Final = "key"
-PROBLEM_SCHEMA: Final = {"$ref": "#/components/schemas/Problem"}
 
 
 def integers_up_to(limit: int) -> str:
@@ -60,46 +58,33 @@ class DescribedApp(FastAPI):
 router = APIRouter(route_class=StrictRoute, include_in_schema=False)
 
 
-@router.get(SCHEMA_PATH)
+@router.get(SCHEMA_PATH, dependencies=[needs(Scope.READ)])
 async def schema(request: Request) -> Response:
     """Give the OpenAPI schema."""
     return reply(request.app.openapi())
 
 
 def completed(description: dict[str, Any]) -> dict[str, Any]:
-    """Add what the framework does not see: scopes, the type of problems, the grammar of names.
+    """Add what the framework cannot know.
 
-    Servers without keys ask for no scope.
+    That is the grammar of names: one endpoint serves two paths, a parameter of it has a different
+    grammar in each, and the framework describes a parameter by its type alone. And servers without
+    keys ask for no scope, where the framework has no word for a key that is optional.
     """
-    components = description.get("components", {})
-    return {
-        **description,
-        "components": {
-            **components,
-            "securitySchemes": {KEY_SCHEME: {"type": "http", "scheme": "bearer"}},
-        },
-        "paths": {
-            path: {
-                method: _completed(path, method, operation) for method, operation in item.items()
-            }
-            for path, item in description["paths"].items()
-        },
+    paths = {
+        path: {method: _completed(operation) for method, operation in item.items()}
+        for path, item in description["paths"].items()
     }
+    return {**description, "paths": paths}
 
 
-def _completed(path: str, method: str, operation: dict[str, Any]) -> dict[str, Any]:
-    needed = access_to({method.upper()}, path)
-    security = [] if needed is None else [{KEY_SCHEME: [needed.scope.value]}, {}]
+def _completed(operation: dict[str, Any]) -> dict[str, Any]:
+    needed: list[dict[str, list[str]]] = operation.get("security", [])
     listed = operation.get("parameters", [])
     grammar = _grammar({(parameter["name"], parameter["in"]) for parameter in listed})
     parameters = [_named(parameter, grammar.get(parameter["name"])) for parameter in listed]
-    responses = {status: _typed(answer) for status, answer in operation["responses"].items()}
-    return {
-        **operation,
-        "security": security,
-        "parameters": parameters,
-        "responses": responses,
-    }
+    security: list[dict[str, list[str]]] = [*needed, {}] if needed else []
+    return {**operation, "security": security, "parameters": parameters}
 
 
 def _grammar(places: set[tuple[str, str]]) -> dict[str, dict[str, Any]]:
@@ -115,15 +100,6 @@ def _named(parameter: dict[str, Any], name: dict[str, Any] | None) -> dict[str, 
         # One that is left out is null to Python, but nobody can send null outside of a body.
         schema = next(one for one in schema["anyOf"] if one != {"type": "null"})
     return {**parameter, "schema": schema}
-
-
-def _typed(answer: dict[str, Any]) -> dict[str, Any]:
-    """Give the answer of a failure its own media type."""
-    content = answer.get("content", {})
-    as_json = content.get("application/json", {})
-    if as_json.get("schema") != PROBLEM_SCHEMA:
-        return answer
-    return {**answer, "content": {PROBLEM_TYPE: as_json}}
 
 
 HTML: Final = "text/html; charset=utf-8"
@@ -156,19 +132,19 @@ HEADERS: Final[Mapping[str, str]] = {
 }
 
 
-@router.get("/")
+@router.get("/", dependencies=[PUBLIC])
 async def overview() -> Response:
     """Show tasks, memory and speed, and a box to ask in."""
     return await _file("index.html", HTML)
 
 
-@router.get("/docs")
+@router.get("/docs", dependencies=[PUBLIC])
 async def docs() -> Response:
     """Show the API, without the scripts from elsewhere that the framework's own page loads."""
     return await _file("docs.html", HTML)
 
 
-@router.get("/page/{name}")
+@router.get("/page/{name}", dependencies=[PUBLIC])
 async def asset(name: str) -> Response:
     """Send one of the files of the pages."""
     if name not in MEDIA_TYPES:

@@ -2,24 +2,26 @@
 
 import logging
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import cache
 from http import HTTPStatus
 from typing import Any, Final
 
 import orjson
+from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Receive, Scope, Send
-from starlette.types import Message as Sent
+from starlette.types import Scope
 
 import nunatak_artifact as artifact
 import nunatak_model as model
 import nunatak_registry as registry
+from nunatak_contract import errors as contract
+from nunatak_contract.requests import Message
+from nunatak_contract.wire import REQUEST_ID_HEADER
 from nunatak_server import errors as server
-from nunatak_server.failures import KnownError
-from nunatak_server.http.requests import Message
+from nunatak_server.failures import KNOWN_ERRORS, KnownError
 from nunatak_server.http.state import request_id_of
 
 PROBLEM_TYPE: Final = "application/problem+json"
@@ -31,8 +33,9 @@ RETRY_AFTER_S: Final = (1, 3)
 """Drawn at random between these: those refused together should not return together."""
 
 STATUS_OF: Mapping[type[Exception], HTTPStatus] = {
+    contract.ContractError: HTTPStatus.INTERNAL_SERVER_ERROR,
+    contract.InvalidNameError: HTTPStatus.UNPROCESSABLE_ENTITY,
     registry.RegistryError: HTTPStatus.INTERNAL_SERVER_ERROR,
-    registry.InvalidNameError: HTTPStatus.UNPROCESSABLE_ENTITY,
     registry.InvalidManifestError: HTTPStatus.SERVICE_UNAVAILABLE,
     registry.InvalidArtifactError: HTTPStatus.SERVICE_UNAVAILABLE,
     registry.TaskNotFoundError: HTTPStatus.NOT_FOUND,
@@ -137,76 +140,48 @@ def problem_response(scope: Scope, error: KnownError) -> Response:
     return _response(problem, headers=headers_of(error))
 
 
-class FailureMiddleware:
-    """Answers every failure, foreseen or not, with a problem; pure ASGI.
-
-    What was not foreseen is raised again, for the transport to log where it came from.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass one request on, and answer it if that fails."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        has_begun = False
-
-        async def send_watched(message: Sent) -> None:
-            nonlocal has_begun
-            has_begun = True
-            await send(message)
-
-        try:
-            await self._app(scope, receive, send_watched)
-        except Exception as error:
-            if has_begun:
-                _log_failure(scope, error)
-                raise
-            response = _answer_foreseen(scope, error)
-            if response is None:
-                await _answer_unforeseen(scope, error)(scope, receive, send)
-                raise
-            await response(scope, receive, send)
-            # One that is remembered, and raised again, would gather the frames of every request.
-            error.__traceback__ = None
-
-
 def _detail(error: KnownError) -> str:
-    if isinstance(error, registry.InvalidNameError):
+    if isinstance(error, contract.InvalidNameError):
         # What came is no name, and may be anything; nothing that was sent is repeated.
         return f"{error.kind} must be {error.expected}"
     return str(error)
 
 
-def _answer_foreseen(scope: Scope, error: Exception) -> Response | None:
-    match error:
-        case RequestValidationError():
-            return _response(problem_of_invalid(error, request_id=request_id_of(scope)))
-        case HTTPException():
-            return _answer_http_error(scope, error)
-        case _:
-            return problem_response(scope, error) if isinstance(error, KnownError) else None
+async def _answer_known(request: Request, error: KnownError) -> Response:
+    return problem_response(request.scope, error)
 
 
-def _answer_http_error(scope: Scope, error: HTTPException) -> Response:
+async def _answer_invalid(request: Request, error: RequestValidationError) -> Response:
+    return _response(problem_of_invalid(error, request_id=request_id_of(request.scope)))
+
+
+async def _answer_http_error(request: Request, error: HTTPException) -> Response:
     status = HTTPStatus(error.status_code)
     code = CODE_OF_STATUS.get(status, "http_error")
     detail = f"{status.phrase}; /docs lists the routes"
-    problem = _problem(code, status, detail, request_id_of(scope))
+    problem = _problem(code, status, detail, request_id_of(request.scope))
     return _response(problem, headers=error.headers)
 
 
-def _answer_unforeseen(scope: Scope, error: Exception) -> Response:
-    _log_failure(scope, error)
-    status = HTTPStatus.INTERNAL_SERVER_ERROR
+async def _answer_unforeseen(request: Request, error: Exception) -> Response:
+    """Answer a failure that nobody foresaw; the transport logs where the failure came from.
+
+    The framework calls this outside of all layers, and sends nothing if an answer has begun.
+    """
+    request_id = request_id_of(request.scope)
+    logger.error("request %s failed (%s)", request_id, type(error.__cause__ or error).__name__)
     detail = "the server failed; its log tells more under the request id"
-    return _response(_problem("internal_error", status, detail, request_id_of(scope)))
+    problem = _problem("internal_error", HTTPStatus.INTERNAL_SERVER_ERROR, detail, request_id)
+    return _response(problem, headers={REQUEST_ID_HEADER: request_id} if request_id else None)
 
 
-def _log_failure(scope: Scope, error: Exception) -> None:
-    logger.error("request %s failed (%s)", request_id_of(scope), type(error).__name__)
+ANSWERS: Final[dict[Any, Callable[[Request, Any], Coroutine[Any, Any, Response]]]] = {
+    RequestValidationError: _answer_invalid,
+    HTTPException: _answer_http_error,
+    **dict.fromkeys(KNOWN_ERRORS, _answer_known),
+    Exception: _answer_unforeseen,
+}
+"""How the framework answers each failure: with a problem."""
 
 
 def error_items(errors: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:

@@ -1,71 +1,59 @@
-"""Reads the arguments of an endpoint in one pass, with the fields that the framework made for it.
+"""Reads the arguments of plain endpoints in one pass, with the fields that the framework made.
 
-FastAPI finds out what each parameter is, describes it, and validates it. What it does for each
-request around that (dependencies, forms, cookies, threads, telemetry) takes as long as all the rest
-of the framework, and nothing here uses it.
+The framework decides anew for each request how each parameter is to be read, which takes half of
+the CPU time of the whole application. For endpoints that take single values and one body nothing is
+to be decided. The framework itself reads the arguments of every other endpoint.
 """
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import iscoroutinefunction
-from typing import Any, Final
+from types import NoneType, UnionType
+from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
 from fastapi import Request, Response
 from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
+from fastapi.params import Body
 from fastapi.routing import APIRoute
-from starlette.types import ASGIApp, Receive, Scope, Send
+
+from nunatak_server.http.access import declared_access
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 Errors = list[dict[str, Any]]
 
+ABSENT: Final = object()
 MISSING: Final = {"type": "missing", "msg": "Field required", "input": None}
+SINGLE_VALUES: Final = (str, int, float, NoneType)
 
 
-class ReadingRoute(APIRoute):
-    """A route whose endpoint gets parts of the request and returns the response itself.
+def quick_handler(route: APIRoute) -> Handler | None:
+    """Return what reads the arguments of a plain endpoint and calls it; None for other endpoints.
 
-    To be given to an application as it is (`routes`): a router that is included goes another way.
+    The route itself must have admitted the caller: no dependency is called.
     """
+    endpoint, dependant = route.endpoint, route.dependant
+    has_access_alone = len(dependant.dependencies) == len(declared_access(route.dependencies))
+    if not has_access_alone or not _is_plain(endpoint, dependant):
+        return None
+    arguments = _Arguments(dependant)
 
-    def __init__(self, *args: Any, **options: Any) -> None:  # noqa: ANN401 - those of the base class
-        """Make the route.
+    async def handle(request: Request) -> Response:
+        return await endpoint(**await arguments.read(request))
 
-        Raises:
-            TypeError: the endpoint asks for more than parts of the request.
-        """
-        super().__init__(*args, **options)
-        # Without the stacks of contexts that the framework opens for dependencies.
-        self.app = _application(self.get_route_handler())
-
-    def get_route_handler(self) -> Handler:
-        """Return what reads the arguments and calls the endpoint."""
-        endpoint, dependant = self.endpoint, self.dependant
-        if not iscoroutinefunction(endpoint) or _asks_for_more(dependant):
-            raise TypeError(
-                "expected a coroutine function that takes parts of the path, the query, the "
-                f"headers and the body, got {endpoint!r}"
-            )
-        arguments = _Arguments(dependant)
-
-        async def handle(request: Request) -> Response:
-            return await endpoint(**await arguments.read(request))
-
-        return handle
+    return handle
 
 
 class _Arguments:
-    """The parameters of an endpoint, and where each is read."""
+    """The parameters of an endpoint, by the place where each is sent."""
 
     def __init__(self, dependant: Dependant) -> None:
         self._request_name = dependant.request_param_name
-        self._path = _fields(dependant.path_params, "path")
-        self._query = _fields(dependant.query_params, "query")
-        headers = _fields(dependant.header_params, "header")
-        self._headers = [(field, field.alias.lower().encode("latin-1")) for field in headers]
-        self._body = _fields(dependant.body_params, "body")
-        fields = (*self._path, *self._query, *headers, *self._body)
-        self._defaults = {it.name: it.default for it in fields if not it.is_required}
+        self._path = _parameters(dependant.path_params, "path")
+        self._query = _parameters(dependant.query_params, "query")
+        headers = _parameters(dependant.header_params, "header")
+        self._headers = [(each, each.alias.lower().encode()) for each in headers]
+        self._body = [_Parameter.of(field, ("body",)) for field in dependant.body_params]
 
     async def read(self, request: Request) -> dict[str, Any]:
         """Return the arguments by name.
@@ -73,98 +61,85 @@ class _Arguments:
         Raises:
             RequestValidationError: some are missing, or are not as they were declared.
         """
-        values, errors = self._defaults.copy(), Errors()
+        values, errors = dict[str, Any](), Errors()
         if self._request_name:
             values[self._request_name] = request
-        for field in self._path:
-            field.read(request.path_params.get(field.alias), values, errors)
-        for field in self._query:
-            # Mostly there is none, which is quick to see.
-            value = request.query_params.get(field.alias) if request.scope["query_string"] else None
-            field.read(value, values, errors)
+        for each in self._path:
+            each.read(request.path_params.get(each.alias, ABSENT), values, errors)
+        query: Mapping[str, str] = request.query_params if request.scope["query_string"] else {}
+        for each in self._query:
+            each.read(query.get(each.alias, ABSENT), values, errors)
         # Of a header that was sent several times the first counts.
         sent = dict(reversed(request.scope["headers"]))
-        for field, name in self._headers:
-            field.read(sent[name].decode("latin-1") if name in sent else None, values, errors)
-        for field in self._body:
+        for each, name in self._headers:
+            value = sent[name].decode("latin-1") if name in sent else ABSENT
+            each.read(value, values, errors)
+        for each in self._body:
             is_sent = bool(await request.body())
-            value = await request.json() if is_sent else None
-            field.read_whole(value, values, errors, is_sent=is_sent)
+            each.read(await request.json() if is_sent else ABSENT, values, errors)
         if errors:
             raise RequestValidationError(errors)
         return values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Field:
-    """One parameter; `place` is the path, the query, the headers or the body."""
+class _Parameter:
+    """One parameter, and where faults of it are said to be."""
 
     name: str
     alias: str
-    place: str
+    location: tuple[str, ...]
     is_required: bool
     default: Any
     validate: Callable[..., tuple[Any, Errors]]
 
-    def read(self, value: str | None, values: dict[str, Any], errors: Errors) -> None:
-        """Take the value that was sent under the alias, if one was."""
-        if value is not None or self.is_required:
-            place = (self.place, self.alias)
-            self._take(value, place, values, errors, is_sent=value is not None)
-
-    def read_whole(
-        self, value: object, values: dict[str, Any], errors: Errors, *, is_sent: bool
-    ) -> None:
-        """Take a value that is all there is in its place."""
-        self._take(value, (self.place,), values, errors, is_sent=is_sent)
-
-    def _take(
-        self,
-        value: object,
-        location: tuple[str, ...],
-        values: dict[str, Any],
-        errors: Errors,
-        *,
-        is_sent: bool,
-    ) -> None:
-        if is_sent:
-            values[self.name], found = self.validate(value, values, loc=location)
-            errors += found
-        elif self.is_required:
-            errors.append({**MISSING, "loc": location})
-
-
-def _fields(fields: Sequence[Any], place: str) -> tuple[_Field, ...]:
-    return tuple(
-        _Field(
+    @classmethod
+    def of(cls, field: Any, location: tuple[str, ...]) -> "_Parameter":  # noqa: ANN401 - the framework's own
+        return cls(
             name=field.name,
             alias=field.alias,
-            place=place,
+            location=location,
             is_required=field.field_info.is_required(),
             default=field.get_default(),
             validate=field.validate,
         )
-        for field in fields
-    )
+
+    def read(self, value: object, values: dict[str, Any], errors: Errors) -> None:
+        """Take the value that was sent, or the default where none was."""
+        if value is not ABSENT:
+            values[self.name], found = self.validate(value, values, loc=self.location)
+            errors += found
+        elif self.is_required:
+            errors.append({**MISSING, "loc": self.location})
+        else:
+            values[self.name] = self.default
 
 
-def _asks_for_more(dependant: Dependant) -> bool:
-    names = (
+def _parameters(fields: Sequence[Any], place: str) -> list[_Parameter]:
+    return [_Parameter.of(field, (place, field.alias)) for field in fields]
+
+
+def _is_plain(endpoint: Callable[..., Any], dependant: Dependant) -> bool:
+    special_names = (
         dependant.websocket_param_name,
         dependant.http_connection_param_name,
         dependant.response_param_name,
         dependant.background_tasks_param_name,
         dependant.security_scopes_param_name,
     )
-    has_parts_of_body = len(dependant.body_params) > 1
-    return bool(
-        any(names) or dependant.dependencies or dependant.cookie_params or has_parts_of_body
+    values = (*dependant.path_params, *dependant.query_params, *dependant.header_params)
+    bodies = dependant.body_params
+    return (
+        iscoroutinefunction(endpoint)
+        and get_type_hints(endpoint).get("return") is Response
+        and not any(special_names)
+        and not dependant.cookie_params
+        and all(_is_single(it.field_info.annotation) for it in values)
+        and (not bodies or (len(bodies) == 1 and type(bodies[0].field_info) is Body))
     )
 
 
-def _application(handle: Handler) -> ASGIApp:
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        response = await handle(Request(scope, receive, send))
-        await response(scope, receive, send)
-
-    return answer
+def _is_single(annotation: Any) -> bool:  # noqa: ANN401 - whatever a parameter is declared as
+    is_union = get_origin(annotation) in {Union, UnionType}
+    kinds = get_args(annotation) if is_union else (annotation,)
+    return all(isinstance(kind, type) and issubclass(kind, SINGLE_VALUES) for kind in kinds)

@@ -13,27 +13,37 @@ from fastapi.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from nunatak_artifact import LoadedTask
+from nunatak_contract import wire
+from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.requests import Inputs, Item, QueryInput, QuestionInput, TextPair
+from nunatak_contract.wire import (
+    BATCH_SIZE_HEADER,
+    COMPUTE_HEADER,
+    LINES_TYPE,
+    QUEUE_HEADER,
+    TOKENIZE_HEADER,
+)
 from nunatak_model import TrunkCacheStats
 from nunatak_registry import TaskSummary
 from nunatak_server.http.problems import problem_of
-from nunatak_server.http.requests import Inputs, Item, QueryInput, QuestionInput, TextPair
 from nunatak_server.inputs import Query, Question, TaskInput
-from nunatak_server.predict.stream import StreamedResult
-from nunatak_server.predict.types import TaskFailure, TaskPrediction, Timings
+from nunatak_server.predict.types import StreamedResult, TaskFailure, TaskPrediction, Timings
 from nunatak_server.residency.memory import HostStats
-from nunatak_server.residency.resident_set import ShelfStats
+from nunatak_server.residency.resident_set import ResidentStats
 from nunatak_server.runtime import Runtime
 from nunatak_server.telemetry.memory import MemoryLedger, ProcessMemory, saved_by_formula
 
-QUEUE_HEADER: Final = "x-queue-ms"
-TOKENIZE_HEADER: Final = "x-tokenize-ms"
-COMPUTE_HEADER: Final = "x-compute-ms"
-BATCH_SIZE_HEADER: Final = "x-batch-size"
 TASK_VERSION_HEADER: Final = "x-task-version"
 TOKENS_READ_HEADER: Final = "x-tokens-read"
 TRUNCATED_HEADER: Final = "x-truncated"
 
 T = TypeVar("T")
+
+
+class TaskResponse(wire.TaskSummary):
+    """One task, and the manifest of one of its versions."""
+
+    manifest: TaskManifest
 
 
 def reply(content: object, *, headers: Mapping[str, str] | None = None) -> Response:
@@ -177,7 +187,7 @@ def memory_fields(
     }
 
 
-def _tiers_memory(device: ShelfStats, host: HostStats) -> dict[str, Any]:
+def _tiers_memory(device: ResidentStats, host: HostStats) -> dict[str, Any]:
     return {
         "device": {
             "bytes": device.resident_bytes,
@@ -220,7 +230,6 @@ def _task_memory(task: LoadedTask) -> dict[str, Any]:
     }
 
 
-LINES_TYPE: Final = "application/x-ndjson"
 NO_BUFFERING: Final = {"cache-control": "no-store", "x-accel-buffering": "no"}
 """For proxies, which would hold lines back until there are many."""
 

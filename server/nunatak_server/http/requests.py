@@ -1,31 +1,16 @@
-"""Strict JSON: what every parser reads in the same way, and nothing else.
-
-The base of the wire format: strict, frozen, and without fields that nobody declared.
-
-What callers ask: inputs of every kind, and parameters for every kind of head.
-"""
+"""Requests: strict JSON, which every parser reads in the same way, and parameters as options."""
 
 import json
-from collections.abc import Set as AbstractSet
-from typing import Annotated, cast
+from typing import cast
 
 import orjson
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    WithJsonSchema,
-    model_validator,
-)
 
-from nunatak_registry import OnLong
+from nunatak_contract.requests import Parameters
 from nunatak_server.errors import InvalidJsonError
 from nunatak_server.outputs.answers import AnswerOptions
-from nunatak_server.outputs.entities import AggregationStrategy, EntityOptions
+from nunatak_server.outputs.entities import EntityOptions
 from nunatak_server.outputs.outputs import PredictionOptions
-from nunatak_server.outputs.scores import RankingOptions, ScoreFunction, ScoreOptions
+from nunatak_server.outputs.scores import RankingOptions, ScoreOptions
 
 
 def parse_json(body: bytes) -> object:
@@ -69,166 +54,26 @@ def _refuse_doubles(fields: list[tuple[str, object]]) -> None:
         raise InvalidJsonError
 
 
-# Above every setting; what is longer is refused before its items are looked at, because listing
-# the faults of a million items would hold up the event loop.
-MAX_ITEMS = 4096
-MAX_FIELDS = 64
-
-
-class Message(BaseModel):
-    """Base of everything that is sent or received."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _has_few_fields(cls, value: object) -> object:
-        match value:
-            case dict() if len(cast("dict[str, object]", value)) > MAX_FIELDS:
-                raise ValueError(f"an object may have at most {MAX_FIELDS} fields")
-            case _:
-                return value
-
-
-# Every part of a context up to this length is looked at.
-MAX_ANSWER_TOKENS = 100
-
-
-# Only described here: the service, which all protocols share, refuses other texts by a code.
-Text = Annotated[
-    str,
-    WithJsonSchema(
-        {
-            "type": "string",
-            "pattern": r"^[^\u0000]*[^\s\u0000\u001c-\u001f\u0085][^\u0000]*$",
-            "description": "with something to read in it",
-        }
-    ),
-]
-
-
-class TextPair(Message):
-    """A text, or two texts that are read together."""
-
-    text: Text
-    text_pair: Text | None = None
-
-
-class QuestionInput(Message):
-    """A question, to be answered by a part of its context."""
-
-    question: Text
-    context: Text
-
-
-class QueryInput(Message):
-    """A query, and the documents to order by how well they answer it."""
-
-    query: Text
-    documents: Annotated[list[Text], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
-
-
-KIND_OF_FIELDS = {"question": {"question", "context"}, "query": {"query", "documents"}}
-
-
-def _input_kind(value: object) -> str:
-    if isinstance(value, list):
-        return "list"
-    if isinstance(value, str):
-        return "text"
-    names = _field_names(value)
-    return next((kind for kind, own in KIND_OF_FIELDS.items() if names & own), "pair")
-
-
-def _field_names(value: object) -> AbstractSet[str]:
-    match value:
-        case dict():
-            return cast("dict[str, object]", value).keys()
-        case BaseModel():
-            return type(value).model_fields.keys()
-        case _:
-            return frozenset()
-
-
-# Tags choose the one schema that is meant, so that errors speak of that one alone.
-Item = Annotated[
-    Annotated[Text, Tag("text")]
-    | Annotated[TextPair, Tag("pair")]
-    | Annotated[QuestionInput, Tag("question")]
-    | Annotated[QueryInput, Tag("query")],
-    Discriminator(_input_kind),
-]
-Inputs = Annotated[
-    Annotated[Text, Tag("text")]
-    | Annotated[TextPair, Tag("pair")]
-    | Annotated[QuestionInput, Tag("question")]
-    | Annotated[QueryInput, Tag("query")]
-    | Annotated[list[Item], Tag("list"), Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)],
-    Discriminator(_input_kind),
-]
-
-
-Stride = Annotated[int, Field(ge=0, le=MAX_ITEMS)]
-
-
-class Parameters(Message):
-    """What to show; each kind of head heeds its own parameters and leaves those of others."""
-
-    top_k: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="labels, documents or answers; null = all, but of answers one"
+def options_of(parameters: Parameters) -> PredictionOptions:
+    """Return parameters in the terms of the service."""
+    return PredictionOptions(
+        scores=ScoreOptions(function=parameters.function_to_apply, top_k=parameters.top_k),
+        entities=EntityOptions(
+            aggregation=parameters.aggregation_strategy,
+            ignored_labels=frozenset(parameters.ignore_labels),
+            stride=parameters.stride,
+        ),
+        answers=AnswerOptions(
+            top_k=parameters.top_k or 1,
+            max_answer_tokens=parameters.max_answer_len,
+            may_have_no_answer=parameters.handle_impossible_answer,
+            align_to_words=parameters.align_to_words,
+            stride=parameters.doc_stride,
+        ),
+        ranking=RankingOptions(
+            function=parameters.function_to_apply,
+            top_k=parameters.top_k,
+            return_documents=parameters.return_documents,
+        ),
+        on_long=parameters.on_long,
     )
-    function_to_apply: Annotated[ScoreFunction, Field(strict=False)] | None = Field(
-        None,
-        description="classification: null = by problem type; ranking: null = as the task says",
-    )
-    aggregation_strategy: Annotated[AggregationStrategy, Field(strict=False)] = Field(
-        AggregationStrategy.NONE, description="token classification"
-    )
-    ignore_labels: Annotated[list[str], Field(max_length=MAX_ITEMS, fail_fast=True)] = Field(
-        ["O"], description="token classification"
-    )
-    on_long: Annotated[OnLong, Field(strict=False)] | None = Field(
-        None,
-        description="sequence classification, ranking: what becomes of longer texts; "
-        "null = as the task version says",
-    )
-    stride: Stride | None = Field(
-        None, description="token classification: tokens that windows of a long text share"
-    )
-    doc_stride: Stride | None = Field(
-        None, description="question answering: tokens that windows of a long context share"
-    )
-    max_answer_len: Annotated[int, Field(ge=1, le=MAX_ANSWER_TOKENS)] = Field(
-        15, description="question answering: tokens"
-    )
-    handle_impossible_answer: bool = Field(
-        default=False, description='question answering: "" is one of the answers'
-    )
-    align_to_words: bool = Field(
-        default=False, description="question answering: answers are extended to whole words"
-    )
-    return_documents: bool = Field(default=False, description="ranking: repeat the texts")
-
-    def options(self) -> PredictionOptions:
-        """Return the same in the terms of the service."""
-        return PredictionOptions(
-            scores=ScoreOptions(function=self.function_to_apply, top_k=self.top_k),
-            entities=EntityOptions(
-                aggregation=self.aggregation_strategy,
-                ignored_labels=frozenset(self.ignore_labels),
-                stride=self.stride,
-            ),
-            answers=AnswerOptions(
-                top_k=self.top_k or 1,
-                max_answer_tokens=self.max_answer_len,
-                may_have_no_answer=self.handle_impossible_answer,
-                align_to_words=self.align_to_words,
-                stride=self.doc_stride,
-            ),
-            ranking=RankingOptions(
-                function=self.function_to_apply,
-                top_k=self.top_k,
-                return_documents=self.return_documents,
-            ),
-            on_long=self.on_long,
-        )

@@ -4,15 +4,19 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Header, Request, Response
 
-from nunatak_registry import TaskReference
+from nunatak_contract.names import TaskReference
+from nunatak_contract.requests import PredictManyRequest, PredictRequest
+from nunatak_contract.wire import LINES_TYPE, PredictManyResponse, PredictResponse, TaskListing
+from nunatak_server.access.keys import Scope
 from nunatak_server.errors import InvalidRequestError
+from nunatak_server.http.access import needs
 from nunatak_server.http.endpoints import (
     PROBLEMS,
     DeadlineHeader,
     PriorityHeader,
+    RequestOptions,
     RoutingKeyHeader,
     VersionQuery,
-    Wishes,
     ask_task,
     catalog_of,
     prediction_request,
@@ -21,7 +25,7 @@ from nunatak_server.http.endpoints import (
 )
 from nunatak_server.http.limits import StrictRoute
 from nunatak_server.http.replies import (
-    LINES_TYPE,
+    TaskResponse,
     inputs_of,
     lines_response,
     prediction_fields,
@@ -31,14 +35,7 @@ from nunatak_server.http.replies import (
     timing_headers,
     wants_lines,
 )
-from nunatak_server.http.schemas import (
-    PredictManyRequest,
-    PredictManyResponse,
-    PredictRequest,
-    PredictResponse,
-    TaskListResponse,
-    TaskResponse,
-)
+from nunatak_server.http.requests import options_of
 from nunatak_server.http.state import request_id_of
 from nunatak_server.outputs.outputs import DEFAULT_OPTIONS, PredictionOptions
 from nunatak_server.scheduler.rows import Priority
@@ -52,7 +49,9 @@ AcceptHeader = Annotated[str | None, Header(description=f"`{LINES_TYPE}`: line b
 router = APIRouter(route_class=StrictRoute, responses=PROBLEMS)
 
 
-@router.post("/v1/tasks/{task}/predict", response_model=PredictResponse)
+@router.post(
+    "/v1/tasks/{task}/predict", dependencies=[needs(Scope.PREDICT)], response_model=PredictResponse
+)
 async def predict(
     request: Request,
     task: str,
@@ -63,11 +62,15 @@ async def predict(
     routing_key: RoutingKeyHeader = None,
 ) -> Response:
     """Ask one task; `{task}` is `name` or `name@alias`."""
-    wishes = Wishes(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
-    return await _predict(request, reference_text(task, version), body, wishes)
+    handling = RequestOptions(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
+    return await _predict(request, reference_text(task, version), body, handling)
 
 
-@router.post("/v1/tasks/{task}/{version}/predict", response_model=PredictResponse)
+@router.post(
+    "/v1/tasks/{task}/{version}/predict",
+    dependencies=[needs(Scope.PREDICT)],
+    response_model=PredictResponse,
+)
 async def predict_version(
     request: Request,
     task: str,
@@ -77,11 +80,16 @@ async def predict_version(
     priority: PriorityHeader = Priority.NORMAL,
 ) -> Response:
     """Ask one version of a task."""
-    wishes = Wishes(deadline_ms=deadline_ms, priority=priority)
-    return await _predict(request, reference_text(task, version), body, wishes)
+    handling = RequestOptions(deadline_ms=deadline_ms, priority=priority)
+    return await _predict(request, reference_text(task, version), body, handling)
 
 
-@router.post("/v1/predict", response_model=PredictManyResponse, responses=LINES)
+@router.post(
+    "/v1/predict",
+    dependencies=[needs(Scope.PREDICT)],
+    response_model=PredictManyResponse,
+    responses=LINES,
+)
 async def predict_many(
     request: Request,
     body: PredictManyRequest,
@@ -96,9 +104,13 @@ async def predict_many(
     """
     if len(set(body.tasks)) != len(body.tasks):
         raise InvalidRequestError("tasks must name each task once; remove the repetitions")
-    wishes = Wishes(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
+    handling = RequestOptions(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
     wanted = prediction_request(
-        request, tuple(body.tasks), inputs_of(body.inputs), options=_options(body), wishes=wishes
+        request,
+        tuple(body.tasks),
+        inputs_of(body.inputs),
+        options=_options(body),
+        handling=handling,
     )
     service, request_id = runtime_of(request).service, request_id_of(request.scope)
     if wants_lines(accept):
@@ -110,7 +122,7 @@ async def predict_many(
     return reply({"results": results}, headers=timing_headers(prediction.timings))
 
 
-@router.get("/v1/tasks", response_model=TaskListResponse)
+@router.get("/v1/tasks", dependencies=[needs(Scope.READ)], response_model=TaskListing)
 async def list_tasks(request: Request) -> Response:
     """List the tasks of the registry, as far as the caller may know of them."""
     runtime = runtime_of(request)
@@ -119,7 +131,7 @@ async def list_tasks(request: Request) -> Response:
     return reply({"tasks": summaries_fields(summaries, resident)})
 
 
-@router.get("/v1/tasks/{task}", response_model=TaskResponse)
+@router.get("/v1/tasks/{task}", dependencies=[needs(Scope.READ)], response_model=TaskResponse)
 async def show_task(request: Request, task: str, version: VersionQuery = None) -> Response:
     """Show one task, and the manifest of the version that is asked for."""
     runtime = runtime_of(request)
@@ -131,13 +143,17 @@ async def show_task(request: Request, task: str, version: VersionQuery = None) -
 
 
 async def _predict(
-    request: Request, reference: str, body: PredictRequest, wishes: Wishes
+    request: Request, reference: str, body: PredictRequest, handling: RequestOptions
 ) -> Response:
     result, headers = await ask_task(
-        request, reference, inputs_of(body.inputs), options=_options(body), wishes=wishes
+        request,
+        reference,
+        inputs_of(body.inputs),
+        options=_options(body),
+        handling=handling,
     )
     return reply(prediction_fields(result, body.inputs), headers=headers)
 
 
 def _options(body: PredictRequest) -> PredictionOptions:
-    return body.parameters.options() if body.parameters else DEFAULT_OPTIONS
+    return options_of(body.parameters) if body.parameters else DEFAULT_OPTIONS

@@ -12,7 +12,8 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from nunatak_server.access.authenticators import Door
+from nunatak_contract.wire import REQUEST_ID_HEADER
+from nunatak_server.access.authenticators import Authenticator
 from nunatak_server.runtime import Runtime
 from nunatak_server.settings import ServerSettings
 
@@ -22,7 +23,7 @@ class AppState:
     """Lies at `app.state`, with attributes that are its own and known, unlike the framework's."""
 
     settings: ServerSettings
-    door: Door
+    authenticator: Authenticator
     runtime: Runtime = field(init=False)
     """There once the application has started, before which it is given no requests."""
 
@@ -33,7 +34,6 @@ def state_of(scope: Scope) -> AppState:
     return state
 
 
-REQUEST_ID_HEADER: Final = "x-request-id"
 _HEADER: Final = REQUEST_ID_HEADER.encode()
 _STATE_KEY: Final = "nunatak_request_id"
 _ID_BITS: Final = 64

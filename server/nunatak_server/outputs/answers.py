@@ -1,12 +1,12 @@
 """Extractive question answering: the parts of a context that answer a question.
 
-A window gives each token of the context, and its own first token, a probability as the start and
-one as the end of the answer. A pair of tokens i <= j has the product of both as its score; "no
-answer" is the first token twice (Devlin et al. 2019, arXiv:1810.04805, sec. 4.2 and 4.3). These are
-the scores of transformers' pipeline.
+Each token of the context, and the first token of the window, has a probability as the start and
+one as the end of the answer. The score of a pair of tokens i <= j is the product of both. "No
+answer" is the first token twice (Devlin et al. 2019, arXiv:1810.04805, sec. 4.2 and 4.3). The
+pipeline of transformers computes the same scores.
 
-Where answers are whole words, an answer has the sum over the pairs that lie in these words. Of
-several windows, the largest score stands for an answer, and the least for "no answer".
+Where answers are whole words, the score of an answer is the sum over the pairs in these words. Over
+several windows, an answer has its largest score, and "no answer" has its least.
 """
 
 import heapq
@@ -19,7 +19,7 @@ from nunatak_server.outputs.entities import Window
 from nunatak_server.outputs.scores import softmax
 
 CONTEXT = 1
-"""A question is read as a pair, in which the context comes second."""
+"""Index of the context in the pair of question and context."""
 
 NO_ANSWER = (0, 0)
 
@@ -27,7 +27,7 @@ Span = tuple[int, int]
 
 
 class Answer(TypedDict):
-    """A part of the context by its characters; empty for "no answer"."""
+    """A part of the context, with positions in characters; empty for "no answer"."""
 
     answer: str
     score: float
@@ -37,20 +37,20 @@ class Answer(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerOptions:
-    """What the caller wants to see; lengths are in tokens."""
+    """Options of the caller; lengths are in tokens."""
 
     top_k: int = 1
     max_answer_tokens: int = 15
     may_have_no_answer: bool = False
     align_to_words: bool = False
-    """Whether an answer is extended to the words in which its first and last token lie."""
+    """Whether an answer grows to the whole words of its first and last token."""
     stride: int | None = None
 
 
 def best_answers(
     windows: Sequence[Window], context: str, *, options: AnswerOptions
 ) -> list[Answer]:
-    """Find the best parts of the context, best first; none if it has nothing to choose."""
+    """Return the best parts of the context, best first; none if the context has no tokens."""
     scores = dict[Span, float]()
     no_answer = 1.0
     for window in windows:
@@ -68,7 +68,7 @@ def best_answers(
 
 
 def _probabilities(window: Window) -> tuple[Mapping[int, float], Mapping[int, float]]:
-    """Return how probably the answer starts and ends at the first token and at the context's."""
+    """Return start and end probabilities of the first token and the tokens of the context."""
     texts = window.alignment.text_ids
     tokens = [0, *(token for token, text in enumerate(texts) if text == CONTEXT)]
     starts, ends = (
@@ -84,7 +84,7 @@ def _spans(
     ends: Mapping[int, float],
     options: AnswerOptions,
 ) -> Mapping[Span, float]:
-    """Return the score of every part of the context, by its characters."""
+    """Return the score of every part of the context, by its range of characters."""
     _, *tokens = starts
     places = _words(alignment) if options.align_to_words else alignment.offsets
     found = dict[Span, float]()
@@ -92,14 +92,14 @@ def _spans(
         for last in tokens[place : place + options.max_answer_tokens]:
             span = (places[first][0], places[last][1])
             if span[0] < span[1]:
-                # Tokens may share words or characters, so that different tokens give one span.
+                # Tokens may share words or characters, so different tokens can give the same span.
                 known, score = found.get(span, 0.0), starts[first] * ends[last]
                 found[span] = known + score if options.align_to_words else max(known, score)
     return found
 
 
 def _words(alignment: Alignment) -> Sequence[Span]:
-    """Return the characters of each token's word, as far as the window holds the word."""
+    """Return for each token the characters of its word, as far as the window has the word."""
     keys = list(zip(alignment.text_ids, alignment.word_ids, strict=True))
     first = {key: token for token, key in reversed(list(enumerate(keys)))}
     last = {key: token for token, key in enumerate(keys)}

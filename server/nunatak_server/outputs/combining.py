@@ -1,32 +1,32 @@
-"""Combining: one answer from the windows of a text that is too long to be read at once.
+"""Combining: one answer from the windows of a text that is too long to read at once.
 
-Each window is answered by itself, as if it were a whole text, and the windows' logits become those
-of the text:
+The model reads each window as if it were a whole text. The logits of the text follow from the
+logits of its windows:
 
-- several labels: each label applies as much as in the window where it applies most, as one place
-  in a text is enough for a label;
-- one label, of which one means that nothing was found (the default label): the answer of the window
-  in which another label is most likely, as one window with a finding is enough;
-- one label without such a default: the mean of the windows' probabilities;
+- several labels: each label gets its largest logit, because one place in a text is enough;
+- one label with a default label that means "nothing found": the window in which another label is
+  most likely, because one window with a finding is enough;
+- one label without a default: the mean of the probabilities;
 - a value: the mean;
-- the score of a document: that of its best window (MaxP, Dai and Callan 2019, arXiv:1905.09217).
+- the score of a document: the best window (MaxP, Dai and Callan 2019, arXiv:1905.09217).
 
-Neighbouring windows overlap by half, so the last one is more than half full: a mean weighted by
-tokens would differ little, and the plain mean is easier to check.
+Windows overlap by half, so the last window is more than half full. A mean weighted by tokens would
+differ little, and the plain mean is easier to check.
 """
 
 import math
 from collections.abc import Sequence
 
-from nunatak_registry import HeadRecord, ProblemType
+from nunatak_contract.enums import ProblemType
+from nunatak_contract.heads import HeadRecord
 
 Logits = Sequence[float]
 
 
 def combine_windows(windows: Sequence[Logits], head: HeadRecord) -> Logits:
-    """Return the logits of a text or document from those of its windows, one or more.
+    """Return the logits of a text or document from the logits of its windows, one or more.
 
-    Of a mean of probabilities the logits are its logarithms, so that softmax gives the mean again.
+    A mean of probabilities becomes logits by its logarithm, so that softmax returns the mean.
     """
     if len(windows) == 1:
         return windows[0]
@@ -43,9 +43,9 @@ def combine_windows(windows: Sequence[Logits], head: HeadRecord) -> Logits:
 
 
 def _strongest_finding(logits: Logits, default: int) -> float:
-    """Return how far the best label is above the default and all else: its log-odds.
+    """Return the log-odds of the best label other than the default.
 
-    They order windows as the probability of that label does, and still do where it rounds to 1.
+    Log-odds order windows like the probability of the label, even where that rounds to 1.
     """
     others = [logit for label, logit in enumerate(logits) if label != default]
     best = max(others)
@@ -54,7 +54,7 @@ def _strongest_finding(logits: Logits, default: int) -> float:
 
 
 def _log_mean(windows: Sequence[Logits]) -> list[float]:
-    """Return the logarithms of the mean probabilities; none underflows."""
+    """Return the logarithms of the mean probabilities, without underflow."""
     totals = [_log_sum(logits) for logits in windows]
     logs = [
         [logit - total for logit in logits] for logits, total in zip(windows, totals, strict=True)

@@ -1,34 +1,33 @@
-"""Windows: the logits of one stretch of a text, token by token.
+"""Token classification: labelled tokens, words or groups of words, with their place in the text.
 
-Token classification: labelled tokens, words or groups of them, with their place in the text.
-
-The strategies are those of transformers' `TokenClassificationPipeline`, to the last rule; `word`
-adds to them the labels of single words, each by its first token, as such models are trained.
+`Window` holds the logits of one window of a text, token by token. The strategies equal those of
+transformers' `TokenClassificationPipeline` in every rule. `word` is an addition: it labels single
+words by their first token, as such models are trained.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from itertools import chain, groupby, pairwise
 from operator import itemgetter
 from typing import TypedDict
 
+from nunatak_contract.enums import AggregationStrategy
 from nunatak_model import Alignment, Encoding
 from nunatak_server.outputs.scores import softmax
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """Where the tokens of a window lie in its text, and the logits of each."""
+    """The places of the tokens of a window in the text, and the logits of each token."""
 
     alignment: Alignment
     logits: tuple[Sequence[float], ...]
 
 
 def window_of(encoding: Encoding, logits: Sequence[float]) -> Window:
-    """Cut the logits of one row, which come token after token, into those of each token."""
+    """Split the logits of one row into the logits of each token."""
     alignment = encoding.alignment
-    assert alignment is not None, "heads that read tokens are given aligned encodings"  # noqa: S101
+    assert alignment is not None, "heads that read tokens need aligned encodings"  # noqa: S101
     width = len(logits) // encoding.num_tokens
     return Window(
         alignment=alignment,
@@ -37,22 +36,11 @@ def window_of(encoding: Encoding, logits: Sequence[float]) -> Window:
 
 
 Join = Callable[[Sequence[str]], str]
-"""Spells tokens as running text."""
-
-
-class AggregationStrategy(StrEnum):
-    """What becomes of tokens that belong together."""
-
-    NONE = "none"
-    SIMPLE = "simple"
-    FIRST = "first"
-    AVERAGE = "average"
-    MAX = "max"
-    WORD = "word"
+"""Joins tokens to running text."""
 
 
 class TokenEntity(TypedDict):
-    """One labelled token (or word) by its place among all of its window (or text)."""
+    """One labelled token or word; `index` is its position in the window or text."""
 
     entity: str
     score: float
@@ -63,7 +51,7 @@ class TokenEntity(TypedDict):
 
 
 class EntityGroup(TypedDict):
-    """Neighbouring tokens or words of one label, which is named without `B-` or `I-`."""
+    """Adjacent tokens or words with one label, which is shown without `B-` or `I-`."""
 
     entity_group: str
     score: float
@@ -77,7 +65,7 @@ Entity = TokenEntity | EntityGroup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntityOptions:
-    """What the caller wants to see; the stride is in tokens."""
+    """Options of the caller; the stride is in tokens."""
 
     aggregation: AggregationStrategy = AggregationStrategy.NONE
     ignored_labels: frozenset[str] = frozenset({"O"})
@@ -110,10 +98,10 @@ class _Piece:
 def find_entities(
     windows: Sequence[Window], *, labels: Sequence[str], join: Join, options: EntityOptions
 ) -> list[Entity]:
-    """Label the tokens of a text, and put them together as the caller wants.
+    """Label the tokens of a text, and combine them by the strategy of the caller.
 
-    Where windows overlap, the longer of two entities stays, or else the one with the better score.
-    Tokens may share characters; so tokens and words are known by their numbers, not by characters.
+    Where windows overlap, the longer of two entities stays; of two equally long ones, the one with
+    the better score. Tokens may share characters, so numbers identify tokens and words.
     """
     found = [
         [
@@ -229,7 +217,7 @@ def _groups(pieces: Sequence[_Piece], join: Join) -> list[EntityGroup]:
 
 
 def _tag(label: str) -> tuple[bool, str]:
-    """Whether a label begins an entity, and of which kind."""
+    """Return whether a label begins an entity, and the kind of the entity."""
     return label.startswith("B-"), label[2:] if label.startswith(("B-", "I-")) else label
 
 
@@ -268,7 +256,7 @@ def _tokens_before(windows: Sequence[Window]) -> list[int]:
 
 
 def _each_once(found: Sequence[Sequence[Entity]], before: Sequence[int]) -> list[Entity]:
-    """Return one entity a token or word, by its index in a window and what comes before that."""
+    """Return one entity for each token or word of the text, by its number in the whole text."""
     kept: dict[int, Entity] = {}
     for entities, num_before in zip(found, before, strict=True):
         for entity in entities:

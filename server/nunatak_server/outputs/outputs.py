@@ -1,11 +1,13 @@
-"""Outputs: from the logits of what was read for one input to what its task says, by head."""
+"""Outputs: from the logits of the rows of one input to its answer, by the kind of the head."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
-from nunatak_model import Encoding
-from nunatak_registry import HeadKind, HeadRecord, OnLong, TaskManifest
+from nunatak_contract.enums import FunctionToApply, HeadKind, OnLong
+from nunatak_contract.heads import HeadRecord
+from nunatak_contract.manifest import TaskManifest
 from nunatak_server.inputs import Query, Question, TaskInput
 from nunatak_server.outputs.answers import Answer, AnswerOptions, best_answers
 from nunatak_server.outputs.combining import combine_windows
@@ -14,7 +16,6 @@ from nunatak_server.outputs.scores import (
     LabelScore,
     RankedDocument,
     RankingOptions,
-    ScoreFunction,
     ScoreOptions,
     label_scores,
     rank_documents,
@@ -22,40 +23,32 @@ from nunatak_server.outputs.scores import (
 from nunatak_server.tokenization import Encodings, Reading, default_stride
 
 Output = list[LabelScore] | list[Entity] | list[Answer] | list[RankedDocument]
-"""What one task says about one input, by the kind of its head."""
+"""The answer of one task to one input, by the kind of the head."""
 
 MAX_LOGITS_ON_LOOP: Final = 500
-"""Making outputs of so many takes about a millisecond; more would hold up the event loop."""
+"""Outputs of so many logits take about a millisecond. More would block the event loop."""
 SPANS_PER_LOGIT: Final = 4
-"""To look at so many spans takes as long as to make outputs of one logit."""
+"""So many spans take the time of one logit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionOptions:
-    """What the caller wants to see; each kind of head heeds its own."""
+    """Options of the caller; each kind of head reads its own field."""
 
     scores: ScoreOptions = field(default_factory=ScoreOptions)
     entities: EntityOptions = field(default_factory=EntityOptions)
     answers: AnswerOptions = field(default_factory=AnswerOptions)
     ranking: RankingOptions = field(default_factory=RankingOptions)
     on_long: OnLong | None = None
-    """What becomes of texts of more tokens than the task reads at once, for heads that give one
-    answer for a text; None: as the task version says."""
+    """The treatment of texts with more tokens than the task reads at once, for heads with one
+    answer for a text; None means the setting of the task version."""
 
 
 DEFAULT_OPTIONS: Final = PredictionOptions()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadRow:
-    """One row that was read for an input, and its logits: token after token, if it has such."""
-
-    encoding: Encoding
-    logits: Sequence[float]
-
-
 def reading_of(manifest: TaskManifest, options: PredictionOptions) -> Reading:
-    """Return how a task reads its inputs; what refuses long texts reads as what cuts them."""
+    """Return how a task reads its inputs. Tasks that refuse or cut long texts read alike."""
     match manifest.head.kind:
         case HeadKind.SEQUENCE_CLASSIFICATION | HeadKind.RANKING:
             is_windowed = on_long_of(manifest, options) is OnLong.WINDOWS
@@ -71,14 +64,14 @@ def reading_of(manifest: TaskManifest, options: PredictionOptions) -> Reading:
 
 
 def on_long_of(manifest: TaskManifest, options: PredictionOptions) -> OnLong:
-    """Return what becomes of texts of more tokens than a task reads at once."""
+    """Return the treatment of texts with more tokens than a task reads at once."""
     if manifest.head.kind.reads_tokens:
         return OnLong.WINDOWS
     return options.on_long or manifest.reads_long
 
 
 def work_of(head: HeadRecord, read: Sequence[Encodings], *, options: PredictionOptions) -> int:
-    """Return how much work it is to make outputs of what was read for inputs, in logits."""
+    """Return the work to make outputs from the rows of inputs, in logits."""
     if not head.kind.reads_tokens:
         return head.num_outputs * sum(map(len, read))
     sizes = [encoding.num_tokens for encodings in read for encoding in encodings]
@@ -89,42 +82,66 @@ def work_of(head: HeadRecord, read: Sequence[Encodings], *, options: PredictionO
     return num_logits + num_spans // SPANS_PER_LOGIT
 
 
-def output_of(
+def outputs_of(
     head: HeadRecord,
-    item: TaskInput,
-    rows: Sequence[ReadRow],
+    inputs: Sequence[TaskInput],
+    read: Sequence[Encodings],
+    logits: Sequence[Sequence[float]],
     *,
     options: PredictionOptions,
     join: Join,
+) -> tuple[Output, ...]:
+    """Return what a head says about each input.
+
+    `read` holds the encodings of each input. `logits` holds one row for each encoding of all
+    inputs, in order: token after token if the head reads tokens.
+    """
+    num_rows = sum(map(len, read))
+    assert len(logits) == num_rows, f"{len(logits)} rows of logits for {num_rows} encodings"  # noqa: S101
+    rows = iter(logits)
+    return tuple(
+        _output(head, item, encodings, list(islice(rows, len(encodings))), options, join)
+        for item, encodings in zip(inputs, read, strict=True)
+    )
+
+
+def _output(
+    head: HeadRecord,
+    item: TaskInput,
+    encodings: Encodings,
+    logits: Sequence[Sequence[float]],
+    options: PredictionOptions,
+    join: Join,
 ) -> Output:
-    """Return what a head says about one input that it can answer."""
     match head.kind, item:
         case HeadKind.TOKEN_CLASSIFICATION, str():
-            windows = [window_of(row.encoding, row.logits) for row in rows]
+            windows = [window_of(*it) for it in zip(encodings, logits, strict=True)]
             return find_entities(windows, labels=head.labels, join=join, options=options.entities)
         case HeadKind.QUESTION_ANSWERING, Question():
-            windows = [window_of(row.encoding, row.logits) for row in rows]
+            windows = [window_of(*it) for it in zip(encodings, logits, strict=True)]
             return best_answers(windows, item.context, options=options.answers)
         case HeadKind.RANKING, Query():
-            logits = [combine_windows(found, head)[0] for found in _by_text(rows)]
-            default = ScoreFunction(head.score.value)
-            return rank_documents(logits, item.documents, default=default, options=options.ranking)
+            scores = [combine_windows(it, head)[0] for it in _by_text(encodings, logits)]
+            default = FunctionToApply(head.score.value)
+            return rank_documents(scores, item.documents, default=default, options=options.ranking)
         case HeadKind.SEQUENCE_CLASSIFICATION, str() | tuple() if head.problem_type is not None:
             return label_scores(
-                combine_windows([row.logits for row in rows], head),
+                combine_windows(logits, head),
                 labels=head.labels,
                 problem_type=head.problem_type,
                 options=options.scores,
             )
         case _:
-            raise AssertionError(f"a {head.kind} head was given an input that does not fit it")
+            raise AssertionError(f"a {head.kind} head cannot answer this kind of input")
 
 
-def _by_text(rows: Sequence[ReadRow]) -> list[list[Sequence[float]]]:
+def _by_text(
+    encodings: Encodings, logits: Sequence[Sequence[float]]
+) -> list[list[Sequence[float]]]:
     """Put the logits of the windows of each text together."""
     found: list[list[Sequence[float]]] = []
-    for row in rows:
-        if row.encoding.part.index == 0:
+    for encoding, row in zip(encodings, logits, strict=True):
+        if encoding.part.index == 0:
             found.append([])
-        found[-1].append(row.logits)
+        found[-1].append(row)
     return found

@@ -1,42 +1,32 @@
-"""Scores: what logits become before they are shown.
+"""Scores: from logits to labelled scores, values and ranked documents.
 
-Sequence classification and regression: labelled scores, best first.
-
-Ranking: the documents of a query by how well they answer it.
+In reading order: the score functions, the scores of sequence classification and regression, and the
+ranking of the documents of a query.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import NotRequired, TypedDict, assert_never
 
-from nunatak_registry import ProblemType
+from nunatak_contract.enums import FunctionToApply, ProblemType
 
 
-class ScoreFunction(StrEnum):
-    """How logits become scores."""
-
-    SOFTMAX = "softmax"
-    SIGMOID = "sigmoid"
-    NONE = "none"
-
-
-def apply_function(function: ScoreFunction, logits: Sequence[float]) -> list[float]:
+def apply_function(function: FunctionToApply, logits: Sequence[float]) -> list[float]:
     """Turn logits that belong together into scores; softmax makes them a distribution."""
     match function:
-        case ScoreFunction.SOFTMAX:
+        case FunctionToApply.SOFTMAX:
             return softmax(logits)
-        case ScoreFunction.SIGMOID:
+        case FunctionToApply.SIGMOID:
             return [_sigmoid(logit) for logit in logits]
-        case ScoreFunction.NONE:
+        case FunctionToApply.NONE:
             return list(logits)
         case _:
             assert_never(function)
 
 
 def softmax(logits: Sequence[float]) -> list[float]:
-    """Return the distribution that at least one logit stands for."""
+    """Return the softmax of one or more logits."""
     largest = max(logits)
     weights = [math.exp(logit - largest) for logit in logits]
     total = sum(weights)
@@ -60,9 +50,9 @@ class LabelScore(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreOptions:
-    """What the caller wants to see: None means the default of the task, and every label."""
+    """Options of the caller: None means the default of the task, and all labels."""
 
-    function: ScoreFunction | None = None
+    function: FunctionToApply | None = None
     top_k: int | None = None
 
 
@@ -73,25 +63,25 @@ def label_scores(
     problem_type: ProblemType,
     options: ScoreOptions,
 ) -> list[LabelScore]:
-    """Name and order the scores of one row, best first; equal scores keep the label order."""
+    """Return the labelled scores of one row, best first; ties keep the order of the labels."""
     scores = apply_function(options.function or default_function(problem_type), logits)
     ranked = sorted(zip(labels, scores, strict=True), key=lambda pair: -pair[1])
     return [LabelScore(label=label, score=score) for label, score in ranked[: options.top_k]]
 
 
-def default_function(problem_type: ProblemType) -> ScoreFunction:
+def default_function(problem_type: ProblemType) -> FunctionToApply:
     """Return the function that fits how a task was trained."""
     match problem_type:
         case ProblemType.SINGLE_LABEL:
-            return ScoreFunction.SOFTMAX
+            return FunctionToApply.SOFTMAX
         case ProblemType.MULTI_LABEL:
-            return ScoreFunction.SIGMOID
+            return FunctionToApply.SIGMOID
         case ProblemType.REGRESSION:
-            return ScoreFunction.NONE
+            return FunctionToApply.NONE
 
 
 class RankedDocument(TypedDict):
-    """One document by its position in the query; its text only if it was asked for."""
+    """One document by its position in the query, with its text if the caller wants that."""
 
     index: int
     score: float
@@ -100,9 +90,9 @@ class RankedDocument(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankingOptions:
-    """What the caller wants to see; softmax is over the documents of a query."""
+    """Options of the caller; softmax is over the documents of a query."""
 
-    function: ScoreFunction | None = None
+    function: FunctionToApply | None = None
     """None: as the task says."""
     top_k: int | None = None
     return_documents: bool = False
@@ -112,12 +102,12 @@ def rank_documents(
     logits: Sequence[float],
     documents: Sequence[str],
     *,
-    default: ScoreFunction = ScoreFunction.SIGMOID,
+    default: FunctionToApply = FunctionToApply.SIGMOID,
     options: RankingOptions,
 ) -> list[RankedDocument]:
-    """Order documents by their logits, best first; equal scores keep the order of the query."""
+    """Return the documents by logit, best first; ties keep the order of the query."""
     scores = apply_function(options.function or default, logits)
-    # By logits, because scores far from zero round to the same number.
+    # By logits, because scores of large logits round to the same number.
     order = sorted(range(len(documents)), key=lambda index: -logits[index])
     ranked: list[RankedDocument] = []
     for index in order[: options.top_k]:

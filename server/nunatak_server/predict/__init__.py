@@ -1,1 +1,1 @@
-"""predict."""
+"""One request without HTTP, to be read in this order: `types`, `service`, `prepare`, `ask`."""

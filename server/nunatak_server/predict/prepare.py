@@ -1,140 +1,141 @@
-"""Making rows: from the tasks that a request asks, and their encodings, to what is computed.
+"""Preparation: from the references and inputs of a request to versions, what each reads, and rows.
 
-Preparation: from the references and inputs of a request to versions and what each reads.
+resolve -> choose a version -> tokenize -> plan rows
 """
 
 import asyncio
-import itertools
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, count
 
-from nunatak_model import Encoding
-from nunatak_registry import (
-    InvalidNameError,
-    OnLong,
-    StoreUnavailableError,
-    TaskManifest,
-    TaskNotFoundError,
-    TaskReference,
-    Traffic,
-)
+from nunatak_contract.enums import OnLong
+from nunatak_contract.errors import InvalidNameError
+from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.names import TaskReference
+from nunatak_model import Backbone, Encoding
+from nunatak_registry import StoreUnavailableError, TaskNotFoundError, Traffic
 from nunatak_server.access.keys import TaskList
 from nunatak_server.catalog import deny
 from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError, TooManyTokensError
 from nunatak_server.failures import KNOWN_ERRORS
 from nunatak_server.inputs import find_misfit
-from nunatak_server.outputs.outputs import PredictionOptions, on_long_of, reading_of
-from nunatak_server.predict.types import AskedTask, PredictionRequest, TaskFailure
+from nunatak_server.outputs.outputs import on_long_of, reading_of
+from nunatak_server.predict.types import (
+    BACKBONE,
+    AskedBackbone,
+    AskedTask,
+    EmbeddingRequest,
+    PredictionRequest,
+    TaskFailure,
+)
 from nunatak_server.residency.residency import Residency
 from nunatak_server.residency.resident_set import VersionKey, key_of
 from nunatak_server.rollouts.choice import Chosen
-from nunatak_server.rollouts.rollouts import TrafficControl
+from nunatak_server.rollouts.rollouts import Rollouts
 from nunatak_server.rollouts.shadows import ShadowRun
 from nunatak_server.scheduler.admission import Permit
-from nunatak_server.scheduler.rows import Companion, PlannedRow, VersionRows, count_tokens
+from nunatak_server.scheduler.rows import ANONYMOUS, Priority, RowSpec, row_spec
 from nunatak_server.telemetry.metrics import Metrics
 from nunatak_server.time_limits import within
-from nunatak_server.tokenization import (
-    Encodings,
-    Tokenization,
-    extent_of,
-    find_cut,
-)
-
-
-class RowMaking:
-    """Makes the rows of requests; belongs to the event loop thread."""
-
-    def __init__(self, *, traffic: TrafficControl, num_layers: int) -> None:
-        self._traffic = traffic
-        self._num_layers = num_layers
-        self._groups = itertools.count()
-
-    def rows_of(
-        self, request: PredictionRequest, asked: Sequence[AskedTask], *, deadline: float
-    ) -> list[VersionRows]:
-        """Return one row for each encoding of each task, task by task and input by input."""
-        # Equal encodings of one request share a trunk row, so they should meet in one batch.
-        groups: dict[Encoding, int] = defaultdict(lambda: next(self._groups))
-        return [
-            VersionRows(
-                manifest=each.manifest,
-                rows=tuple(
-                    self._row(encoding, groups[encoding], each.manifest.split_depth)
-                    for encoding in itertools.chain.from_iterable(each.encodings)
-                ),
-                caller=request.caller,
-                priority=request.priority,
-                companion=self._companion(request, each, groups, deadline),
-            )
-            for each in asked
-        ]
-
-    def _companion(
-        self,
-        request: PredictionRequest,
-        asked: AskedTask,
-        groups: Mapping[Encoding, int],
-        deadline: float,
-    ) -> Companion | None:
-        if asked.shadow is None:
-            return None
-        run = ShadowRun(
-            answered=asked.manifest,
-            shadow=asked.shadow,
-            inputs=request.inputs,
-            encodings=asked.encodings,
-            shadow_encodings=asked.shadow_encodings,
-            rows=tuple(
-                self._row(encoding, groups[encoding], asked.shadow.split_depth)
-                for encoding in itertools.chain.from_iterable(asked.shadow_encodings)
-            ),
-            deadline=deadline,
-        )
-        return partial(self._traffic.shadow, run)
-
-    def _row(self, encoding: Encoding, group: int, split_depth: int | None) -> PlannedRow:
-        trunk, own = count_tokens(encoding, split_depth, num_layers=self._num_layers)
-        return PlannedRow(
-            encoding=encoding,
-            group=group,
-            trunk_tokens=trunk,
-            branch_tokens=own,
-            trunk_share=(split_depth or 0) / self._num_layers,
-        )
-
+from nunatak_server.tokenization import Encodings, Reading, Tokenization, extent_of, find_cut
 
 # A registry that fails a look-up in another way has found the task.
 UNPROVEN_TASK = (TaskNotFoundError, StoreUnavailableError)
 
 
-class Preparation:
-    """Resolves, chooses and tokenizes; belongs to the event loop thread."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ReadInputs:
+    """The inputs of one request, as each of its versions reads them."""
+
+    request: PredictionRequest
+    deadline: float
+    encodings: Mapping[VersionKey, list[Encodings]]
+    """By input."""
+    groups: defaultdict[Encoding, int]
+    """Equal encodings of one request share a trunk row, so they should meet in one batch."""
+    num_layers: int
+
+    def ask(self, reference: str, chosen: Chosen, shadow: TaskManifest | None) -> AskedTask:
+        """Return what the chosen version reads, and what the shadow reads that runs along."""
+        manifest, request = chosen.manifest, self.request
+        encodings = self.encodings[key_of(manifest)]
+        return AskedTask(
+            reference=reference,
+            manifest=manifest,
+            encodings=encodings,
+            extents=tuple(map(extent_of, encodings)),
+            rows=self._rows(manifest, caller=request.caller, priority=request.priority),
+            arm=chosen.arm,
+            shadow=None if shadow is None else self._shadow_run(manifest, shadow),
+        )
+
+    def find_too_long(self, manifest: TaskManifest) -> TooManyTokensError | None:
+        """Return why a version refuses the inputs, if it refuses long texts and one is too long."""
+        if on_long_of(manifest, self.request.options) is not OnLong.REFUSE:
+            return None
+        return find_cut(self.encodings[key_of(manifest)], max_length=manifest.max_length)
+
+    def _shadow_run(self, answered: TaskManifest, shadow: TaskManifest) -> ShadowRun:
+        return ShadowRun(
+            answered=answered,
+            shadow=shadow,
+            inputs=self.request.inputs,
+            encodings=self.encodings[key_of(answered)],
+            shadow_encodings=self.encodings[key_of(shadow)],
+            rows=self._rows(shadow, caller=ANONYMOUS, priority=Priority.NORMAL),
+            deadline=self.deadline,
+        )
+
+    def _rows(
+        self, manifest: TaskManifest, *, caller: str, priority: Priority
+    ) -> tuple[RowSpec, ...]:
+        return tuple(
+            row_spec(
+                encoding,
+                manifest.split_depth,
+                group=self.groups[encoding],
+                num_layers=self.num_layers,
+                caller=caller,
+                priority=priority,
+            )
+            for encoding in chain.from_iterable(self.encodings[key_of(manifest)])
+        )
+
+
+class Preprocessor:
+    """Resolves, chooses, tokenizes and plans rows; belongs to the event loop thread."""
 
     def __init__(
         self,
         *,
         residency: Residency,
         tokenization: Tokenization,
-        traffic: TrafficControl,
+        rollouts: Rollouts,
         metrics: Metrics,
+        backbone: Backbone,
         clock: Callable[[], float],
     ) -> None:
         self._residency = residency
         self._tokenization = tokenization
-        self._traffic = traffic
+        self._rollouts = rollouts
         self._metrics = metrics
+        self._num_layers = backbone.config.num_layers
+        self._max_embedding_tokens = backbone.max_embedding_tokens
         self._clock = clock
+        self._groups = count()
+        # Down from where no prediction's group is, nor the warm-up's: texts of different requests
+        # are no siblings.
+        self._embedding_groups = count(-2, -1)
 
     def is_known(self, text: str, tasks: TaskList) -> bool:
         """Tell whether a reference can be read without asking the registry."""
         return not isinstance(self._find(text, tasks), TaskReference)
 
     async def read(
-        self, request: PredictionRequest, permit: Permit
+        self, request: PredictionRequest, permit: Permit, *, deadline: float
     ) -> tuple[list[AskedTask | TaskFailure], float]:
-        """Find the version for every reference, and tokenize the inputs for each.
+        """Find the version for every reference, and plan its rows about the inputs.
 
         Returns each task with what it reads, or why it cannot be asked, and how many seconds the
         tokenizer took.
@@ -143,11 +144,44 @@ class Preparation:
             DeadlineExceededError: the deadline of the request passed first.
             TooManyTokensError: no task that could be asked reads a text so long.
         """
-        reading = self._read(request, permit)
+        reading = self._read(request, permit, deadline)
         return await within(request.deadline_s, reading, late=DeadlineExceededError)
 
+    async def read_texts(
+        self, request: EmbeddingRequest, permit: Permit
+    ) -> tuple[AskedBackbone, float]:
+        """Plan the backbone's rows about the texts.
+
+        Returns the backbone with what it reads, and how many seconds the tokenizer took.
+
+        Raises:
+            DeadlineTooShortError: the backbone cannot answer in time.
+            DeadlineExceededError: the deadline of the request passed first.
+            TooManyTokensError: the request refuses long texts, and a text is too long.
+        """
+        problem = _find_lateness(request, BACKBONE, permit)
+        if problem is not None:
+            raise problem
+        reading = Reading(max_length=self._max_embedding_tokens, stride=None)
+        encode = self._encode(request, [reading])
+        encoded, tokenize_s = await within(request.deadline_s, encode, late=DeadlineExceededError)
+        self._check_lengths(request, encoded[reading])
+        # Rows of one group share a turn of the planner: every text takes its own.
+        rows = tuple(
+            row_spec(
+                encoding,
+                self._num_layers,
+                group=next(self._embedding_groups),
+                num_layers=self._num_layers,
+                caller=request.caller,
+                priority=request.priority,
+            )
+            for encoding in chain.from_iterable(encoded[reading])
+        )
+        return AskedBackbone(rows=rows), tokenize_s
+
     async def _read(
-        self, request: PredictionRequest, permit: Permit
+        self, request: PredictionRequest, permit: Permit, deadline: float
     ) -> tuple[list[AskedTask | TaskFailure], float]:
         resolved = await self._find_all(request.references, request.tasks)
         found = [
@@ -160,19 +194,30 @@ class Preparation:
             if isinstance(item, Chosen)
             for manifest in item.manifests
         }
-        started = self._clock()
-        encodings = await self._tokenization.encode(
-            request.inputs, readings=readings.values(), caller=request.caller
+        encoded, tokenize_s = await self._encode(request, readings.values())
+        read = _ReadInputs(
+            request=request,
+            deadline=deadline,
+            encodings={key: encoded[reading] for key, reading in readings.items()},
+            groups=defaultdict(self._groups.__next__),
+            num_layers=self._num_layers,
         )
-        tokenize_s = self._clock() - started
-        read = {key: encodings[reading] for key, reading in readings.items()}
         asked = [
-            self._asked(text, item, read, request) if isinstance(item, Chosen) else item
+            self._asked(text, item, read) if isinstance(item, Chosen) else item
             for text, item in zip(request.references, found, strict=True)
         ]
-        self._observe_long(asked, request)
+        self._observe_long(asked)
         _refuse_if_all_do(asked, found)
         return asked, tokenize_s
+
+    async def _encode(
+        self, request: PredictionRequest | EmbeddingRequest, readings: Iterable[Reading]
+    ) -> tuple[Mapping[Reading, list[Encodings]], float]:
+        started = self._clock()
+        encoded = await self._tokenization.encode(
+            request.inputs, readings=readings, caller=request.caller
+        )
+        return encoded, self._clock() - started
 
     def _choose(
         self, text: str, traffic: Traffic, request: PredictionRequest, permit: Permit
@@ -181,40 +226,24 @@ class Preparation:
         # Versions of one alias all have heads of one kind.
         manifest = traffic.manifest
         problem = find_misfit(request.inputs, manifest.head.kind)
-        problem = problem or _find_lateness(request, manifest, permit)
+        problem = problem or _find_lateness(request, manifest.task, permit)
         if problem:
             return TaskFailure(reference=text, error=problem, task=manifest.task)
-        return self._traffic.choose(traffic, routing_key=request.routing_key)
+        return self._rollouts.choose(traffic, routing_key=request.routing_key)
 
-    def _asked(
-        self,
-        text: str,
-        chosen: Chosen,
-        read: Mapping[VersionKey, list[Encodings]],
-        request: PredictionRequest,
-    ) -> AskedTask | TaskFailure:
+    def _asked(self, text: str, chosen: Chosen, read: _ReadInputs) -> AskedTask | TaskFailure:
         """Return what a task reads, or that it refuses a text as too long."""
         manifest, shadow = chosen.manifest, chosen.shadow
-        encodings = read[key_of(manifest)]
-        problem = _find_too_long(manifest, encodings, request.options)
+        problem = read.find_too_long(manifest)
         if problem is not None:
             return TaskFailure(reference=text, error=problem, task=manifest.task)
-        if shadow is not None and _find_too_long(shadow, read[key_of(shadow)], request.options):
+        if shadow is not None and read.find_too_long(shadow):
             # It would answer nothing that could be compared.
-            self._traffic.drop_shadow(manifest, shadow, num_inputs=len(request.inputs))
+            self._rollouts.shadows.drop(manifest, shadow, num_inputs=len(read.request.inputs))
             shadow = None
-        return AskedTask(
-            manifest=manifest,
-            encodings=encodings,
-            extents=tuple(map(extent_of, encodings)),
-            arm=chosen.arm,
-            shadow=shadow,
-            shadow_encodings=() if shadow is None else read[key_of(shadow)],
-        )
+        return read.ask(text, chosen, shadow)
 
-    def _observe_long(
-        self, asked: Sequence[AskedTask | TaskFailure], request: PredictionRequest
-    ) -> None:
+    def _observe_long(self, asked: Sequence[AskedTask | TaskFailure]) -> None:
         for item in asked:
             if isinstance(item, AskedTask):
                 for extent in item.extents:
@@ -224,6 +253,16 @@ class Preparation:
                         self._metrics.observe_long_input(item.manifest.task, OnLong.WINDOWS)
             elif isinstance(item.error, TooManyTokensError) and item.task is not None:
                 self._metrics.observe_long_input(item.task, OnLong.REFUSE)
+
+    def _check_lengths(self, request: EmbeddingRequest, read: Sequence[Encodings]) -> None:
+        on_long = OnLong.CUT if request.truncates else OnLong.REFUSE
+        for encoding in chain.from_iterable(read):
+            if encoding.part.num_left_out:
+                self._metrics.observe_long_input(BACKBONE, on_long)
+        limit = self._max_embedding_tokens
+        problem = None if request.truncates else find_cut(read, max_length=limit)
+        if problem is not None:
+            raise problem
 
     async def _find_all(
         self, references: Sequence[str], tasks: TaskList
@@ -260,22 +299,13 @@ class Preparation:
 
 
 def _find_lateness(
-    request: PredictionRequest, manifest: TaskManifest, permit: Permit
+    request: PredictionRequest | EmbeddingRequest, task: str, permit: Permit
 ) -> DeadlineTooShortError | None:
     """Return why a task cannot answer in time, if what is queued already shows it."""
-    wait_s = permit.wait_s(manifest.task)
+    wait_s = permit.wait_s(task)
     if wait_s <= request.deadline_s:
         return None
     return DeadlineTooShortError(deadline_s=request.deadline_s, wait_s=wait_s)
-
-
-def _find_too_long(
-    manifest: TaskManifest, encodings: Sequence[Encodings], options: PredictionOptions
-) -> TooManyTokensError | None:
-    """Return why a task refuses the inputs, if it refuses long texts and one is too long."""
-    if on_long_of(manifest, options) is not OnLong.REFUSE:
-        return None
-    return find_cut(encodings, max_length=manifest.max_length)
 
 
 def _refuse_if_all_do(

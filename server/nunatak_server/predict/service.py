@@ -1,56 +1,66 @@
 """The service: one request from admission to outputs, whatever carried it here.
 
-    admit -> resolve -> tokenize -> lease or load -> submit rows -> await answers -> outputs
+    admit -> prepare -> take tokens -> dispatch -> conclude
 
-A request for several tasks fails per task; it fails as a whole only for what all its tasks share
+A prediction is a stream whose results are collected: `stream` splits a request into parts that
+never wait for each other, `predict` answers it as one part, and `embed` asks the backbone itself.
+A request for several tasks fails per task. It fails as a whole only for what all its tasks share
 (the texts, admission, the deadline).
 """
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, aclosing
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Collection,
+    Generator,
+    Iterable,
+    Iterator,
+    Sequence,
+)
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 
-from nunatak_registry import TaskReference
+from nunatak_contract.names import TaskReference
+from nunatak_model import Backbone, LayerNotHeldError, embedding_branch
 from nunatak_server.errors import (
     DeadlineExceededError,
-    DeadlineTooShortError,
     ServerError,
     TooManyInputsError,
     TooManyTasksError,
 )
 from nunatak_server.inputs import texts_to_read
-from nunatak_server.outputs.entities import Join
 from nunatak_server.outputs.outputs import MAX_LOGITS_ON_LOOP, work_of
-from nunatak_server.predict.ask import Answers, Asking, RowSink
-from nunatak_server.predict.prepare import Preparation, RowMaking
-from nunatak_server.predict.stream import Arrivals, Part, StreamedResult, hold_refusals
+from nunatak_server.predict.ask import Dispatcher, RowSink
+from nunatak_server.predict.prepare import Preprocessor
 from nunatak_server.predict.types import (
+    BACKBONE,
     AskedTask,
+    EmbeddingRequest,
+    Embeddings,
     Prediction,
     PredictionRequest,
+    RowOutcomes,
+    StreamedResult,
     TaskFailure,
+    TaskOutcome,
     TaskPrediction,
     Timings,
-    failure_of,
-    record_versions,
-    results_of,
+    lateness_of,
+    normalised,
+    result_of,
     timings_of,
+    version_record,
 )
 from nunatak_server.readiness import Readiness
 from nunatak_server.residency.residency import Residency
-from nunatak_server.rollouts.choice import Arm
-from nunatak_server.rollouts.rollouts import TrafficControl
+from nunatak_server.rollouts.rollouts import Rollouts
 from nunatak_server.scheduler.admission import Admission, Permit
-from nunatak_server.scheduler.rows import RowOutcome, VersionRows, work_by_task
+from nunatak_server.scheduler.rows import RowAnswer, backbone_answer, work_by_task
 from nunatak_server.telemetry.metrics import Metrics
-from nunatak_server.telemetry.records import (
-    OK,
-    PredictionObserver,
-    PredictionRecord,
-)
+from nunatak_server.telemetry.records import OK, PredictionObserver, PredictionRecord
 from nunatak_server.tokenization import Tokenization, check_texts
 
 
@@ -71,13 +81,13 @@ class Stages:
     residency: Residency
     tokenization: Tokenization
     engine: RowSink
-    traffic: TrafficControl
+    rollouts: Rollouts
 
 
 class PredictionService:
-    """Answers prediction requests; belongs to the event loop thread."""
+    """Answers requests; belongs to the event loop thread."""
 
-    def __init__(  # noqa: PLR0913 - one parameter for each thing that a request meets
+    def __init__(
         self,
         *,
         readiness: Readiness,
@@ -85,32 +95,38 @@ class PredictionService:
         stages: Stages,
         metrics: Metrics,
         observers: Sequence[PredictionObserver] = (),
-        num_layers: int,
-        join: Join,
+        backbone: Backbone,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._readiness = readiness
         self._limits = limits
-        self._stages = stages
+        self._admission = stages.admission
+        self._rollouts = stages.rollouts
         self._metrics = metrics
         self._observers = observers
-        self._join = join
-        self._asking = Asking(residency=stages.residency, engine=stages.engine, clock=clock)
-        self._preparation = Preparation(
+        self._backbone = backbone
+        self._embedding_branch = embedding_branch(backbone)
+        self._preprocessor = Preprocessor(
             residency=stages.residency,
             tokenization=stages.tokenization,
-            traffic=stages.traffic,
+            rollouts=stages.rollouts,
             metrics=metrics,
+            backbone=backbone,
             clock=clock,
         )
-        self._making = RowMaking(traffic=stages.traffic, num_layers=num_layers)
+        self._dispatcher = Dispatcher(
+            residency=stages.residency,
+            engine=stages.engine,
+            shadow=stages.rollouts.shadows.start,
+            clock=clock,
+        )
         self._clock = clock
 
     def has_plenty_of_room(self, num_bytes: int) -> bool:
-        """Tell whether `check_room` certainly lets in whoever sends a body of so many bytes."""
-        return self._readiness.takes_requests and self._stages.admission.has_plenty(num_bytes)
+        """Tell whether `check_capacity` certainly lets in whoever sends a body of so many bytes."""
+        return self._readiness.takes_requests and self._admission.has_plenty(num_bytes)
 
-    def check_room(self, caller: str, *, tasks: Collection[str], num_bytes: int) -> None:
+    def check_capacity(self, caller: str, *, tasks: Collection[str], num_bytes: int) -> None:
         """Refuse what would be refused once it was read; counted like any refusal.
 
         Raises:
@@ -118,7 +134,7 @@ class PredictionService:
         """
         try:
             self._readiness.check()
-            self._stages.admission.check_room(caller, tasks=tasks, num_bytes=num_bytes)
+            self._admission.check_capacity(caller, tasks=tasks, num_bytes=num_bytes)
         except ServerError as error:
             self._metrics.observe_request(None, error.code)
             raise
@@ -129,16 +145,16 @@ class PredictionService:
         Raises:
             ServerError: the request as a whole cannot be answered.
         """
-        try:
-            prediction = await self._admit(request)
-        except ServerError as error:
-            self._metrics.observe_request(None, error.code)
-            raise
-        for result in prediction.results:
+        with self._admitted(request) as permit:
+            deadline = self._clock() + request.deadline_s
+            outcomes = await self._answer(request, permit, deadline)
+            results = await self._conclude(request, outcomes)
+        for result in results:
             self._metrics.observe_request(*_metric_labels(result))
-        if prediction.lateness is not None:
-            raise prediction.lateness
-        return prediction
+        lateness = lateness_of(outcomes)
+        if lateness is not None:
+            raise lateness
+        return Prediction(results=results, timings=_timings_of(outcomes))
 
     async def stream(self, request: PredictionRequest) -> AsyncGenerator[StreamedResult]:
         """Yield an answer or a failure for each task, in the order in which they come.
@@ -149,195 +165,296 @@ class PredictionService:
         Raises:
             ServerError: the request as a whole cannot be answered.
         """
-        async with aclosing(hold_refusals(self._admit_stream(request))) as results:
+        async with aclosing(_hold_refusals(self._stream(request))) as results:
             async for streamed in results:
                 yield streamed
 
-    async def _admit_stream(self, request: PredictionRequest) -> AsyncGenerator[StreamedResult]:
+    async def embed(self, request: EmbeddingRequest) -> Embeddings:
+        """Return the vectors of the backbone itself, from the batches that tasks are in.
+
+        The rows are trunk rows to the end. A text that tasks are asked about in the same batch, or
+        were asked about before, costs its embedding only the layers that nobody needed so far.
+
+        Raises:
+            ServerError: the request cannot be answered.
+            LayerNotHeldError: the backbone is not held whole.
+        """
+        with self._admitted(request) as permit:
+            deadline = self._clock() + request.deadline_s
+            asked, tokenize_s = await self._preprocessor.read_texts(request, permit)
+            permit.take_tokens(work_by_task([(BACKBONE, asked.rows)]))
+            rows = await self._dispatcher.ask_backbone(
+                asked, self._embedding_branch, deadline=deadline
+            )
+            answers = list(map(backbone_answer, rows))
+            timings = timings_of(answers, tokenize_s)
+            self._metrics.observe_stages(queue_s=timings.queue_s, tokenize_s=tokenize_s)
+            vectors = await _vectors(answers, normalises=request.normalises)
+        self._metrics.observe_request(BACKBONE, OK)
+        return Embeddings(
+            vectors=vectors, num_tokens=asked.num_tokens, is_cut=asked.is_cut, timings=timings
+        )
+
+    @contextmanager
+    def _admitted(self, request: PredictionRequest | EmbeddingRequest) -> Generator[Permit]:
+        """Hold a place in the queue while the block runs; count what refuses the whole request."""
+        is_embedding = isinstance(request, EmbeddingRequest)
         try:
             self._readiness.check()
             self._check(request)
-            deadline = self._clock() + request.deadline_s
-            with self._place(request) as permit:
-                async with aclosing(self._stream(request, permit, deadline)) as results:
-                    async for streamed in results:
-                        self._metrics.observe_request(*_metric_labels(streamed.result))
-                        yield streamed
-        except ServerError as error:
-            self._metrics.observe_request(None, error.code)
+            if is_embedding:
+                tasks = frozenset((BACKBONE,))
+            else:
+                tasks = frozenset(map(TaskReference.task_in, request.references))
+            with self._admission.admit(request.caller, request.priority, tasks=tasks) as permit:
+                yield permit
+        except (ServerError, LayerNotHeldError) as error:
+            self._metrics.observe_request(BACKBONE if is_embedding else None, error.code)
             raise
 
-    async def _admit(self, request: PredictionRequest) -> Prediction:
-        self._readiness.check()
-        self._check(request)
-        deadline = self._clock() + request.deadline_s
-        with self._place(request) as permit:
-            return await self._answer(request, permit, deadline)
-
-    def _place(self, request: PredictionRequest) -> AbstractContextManager[Permit]:
-        """Hold a place in the queue while the block runs."""
-        tasks = frozenset(map(TaskReference.task_in, request.references))
-        return self._stages.admission.admit(request.caller, request.priority, tasks=tasks)
-
-    def _check(self, request: PredictionRequest) -> None:
+    def _check(self, request: PredictionRequest | EmbeddingRequest) -> None:
+        num_layers = self._backbone.config.num_layers
+        if isinstance(request, EmbeddingRequest) and len(self._backbone.layers) < num_layers:
+            raise LayerNotHeldError(num_layers - 1)
         num_inputs = sum(len(texts_to_read(item)) for item in request.inputs)
         if num_inputs > self._limits.max_inputs:
             raise TooManyInputsError(num_inputs, self._limits.max_inputs)
-        if len(request.references) > self._limits.max_tasks:
-            raise TooManyTasksError(len(request.references), self._limits.max_tasks)
+        if isinstance(request, PredictionRequest):
+            num_tasks = len(request.references)
+            if num_tasks > self._limits.max_tasks:
+                raise TooManyTasksError(num_tasks, self._limits.max_tasks)
         check_texts(request.inputs, max_chars=self._limits.max_text_chars)
 
     async def _answer(
-        self, request: PredictionRequest, permit: Permit, deadline: float
-    ) -> Prediction:
-        asked, tokenize_s = await self._preparation.read(request, permit)
+        self,
+        request: PredictionRequest,
+        permit: Permit,
+        deadline: float,
+        part: "_Part | None" = None,
+    ) -> list[TaskOutcome]:
+        """Return what becomes of each task, in the order of the references.
+
+        A part is given each outcome as soon as it is there.
+        """
+        read, tokenize_s = await self._preprocessor.read(request, permit, deadline=deadline)
         read_at = self._clock()
-        too_late = _all_too_late(asked)
-        if too_late:
-            return too_late
-        rows = self._making.rows_of(
-            request, [item for item in asked if isinstance(item, AskedTask)], deadline=deadline
-        )
-        permit.take_tokens(work_by_task(rows))
-        answers = await self._asking.ask(rows, deadline=deadline)
-        outcomes = _outcomes_of(answers)
-        timings = timings_of(outcomes, tokenize_s)
-        self._record(rows, answers, timings, read_at=read_at)
-        concluded = _with_failures(request.references, asked, answers)
-        results = await self._conclude(request, concluded, outcomes)
-        for item, result in zip(asked, results, strict=True):
-            self._observe_arm(item.arm if isinstance(item, AskedTask) else None, result)
-        lateness = DeadlineExceededError() if _are_late(answers) else None
-        return Prediction(results=results, timings=timings, lateness=lateness)
+        asked = [item for item in read if isinstance(item, AskedTask)]
+        if part is not None:
+            part.name(asked, tokenize_s=tokenize_s)
+        permit.take_tokens(work_by_task((it.manifest.task, it.rows) for it in asked))
+        if part is not None:
+            part.put_failures(read)
+        report = None if part is None else part.put
+        rows = await self._dispatcher.ask(asked, deadline=deadline, report=report)
+        self._record(asked, rows, tokenize_s, read_at=read_at)
+        answered = iter(rows)
+        return [
+            TaskOutcome(
+                asked=item,
+                rows=next(answered) if isinstance(item, AskedTask) else (),
+                tokenize_s=tokenize_s,
+            )
+            for item in read
+        ]
 
-    async def _stream(
-        self, request: PredictionRequest, permit: Permit, deadline: float
-    ) -> AsyncGenerator[StreamedResult]:
-        arrivals = Arrivals()
-        parts = [Part(it, put=arrivals.put) for it in self._parts(request)]
-        sources = (self._answer_part(part, request, permit, deadline) for part in parts)
-        taken = arrivals.take(len(request.references), sources=sources)
-        async with aclosing(taken):
-            async for it in taken:
-                alone = replace(request, references=(it.reference,))
-                (result,) = await self._conclude(alone, [it.asked], it.outcomes)
-                self._observe_arm(it.arm, result)
-                yield StreamedResult(
-                    result=result,
-                    timings=timings_of(it.outcomes, it.tokenize_s),
-                    refusal=it.refusal or _lateness_of(result),
-                )
+    async def _stream(self, request: PredictionRequest) -> AsyncGenerator[StreamedResult]:
+        with self._admitted(request) as permit:
+            deadline = self._clock() + request.deadline_s
+            arrivals = _Arrivals()
+            parts = [_Part(it, arrive=arrivals.put) for it in self._split(request)]
+            sources = [self._answer_part(part, permit, deadline) for part in parts]
+            async with aclosing(arrivals.take(len(request.references), sources)) as taken:
+                async for outcome in taken:
+                    (result,) = await self._conclude(request, [outcome])
+                    self._metrics.observe_request(*_metric_labels(result))
+                    yield StreamedResult(
+                        result=result,
+                        timings=_timings_of([outcome]),
+                        refusal=outcome.refusal or _lateness_of(result),
+                    )
 
-    def _parts(self, request: PredictionRequest) -> Iterator[tuple[str, ...]]:
+    def _split(self, request: PredictionRequest) -> Iterator[PredictionRequest]:
         """Yield what is known at once, together, and each reference to be looked up, alone."""
-        is_known = {it: self._preparation.is_known(it, request.tasks) for it in request.references}
+        is_known = {it: self._preprocessor.is_known(it, request.tasks) for it in request.references}
         known = tuple(text for text in request.references if is_known[text])
         if known:
-            yield known
-        yield from ((text,) for text in request.references if not is_known[text])
+            yield replace(request, references=known)
+        for text in request.references:
+            if not is_known[text]:
+                yield replace(request, references=(text,))
 
-    async def _answer_part(
-        self, part: Part, request: PredictionRequest, permit: Permit, deadline: float
-    ) -> None:
+    async def _answer_part(self, part: "_Part", permit: Permit, deadline: float) -> None:
         """Answer some tasks of a request; whatever happens, each of them arrives."""
-        wanted = replace(request, references=part.references)
         try:
-            asked, tokenize_s = await self._preparation.read(wanted, permit)
-            read_at = self._clock()
-            begun = part.begin(asked, tokenize_s=tokenize_s)
-            rows = self._making.rows_of(wanted, begun, deadline=deadline)
-            permit.take_tokens(work_by_task(rows))
-            reported = [
-                replace(each, report=report)
-                for each, report in zip(rows, part.accept(), strict=True)
-            ]
-            answers = await self._asking.ask(reported, deadline=deadline)
-            timings = timings_of(_outcomes_of(answers), tokenize_s)
-            self._record(rows, answers, timings, read_at=read_at)
-            part.end(answers)
+            for outcome in await self._answer(part.request, permit, deadline, part):
+                part.put(outcome.asked, outcome.rows)
         except ServerError as error:
             part.fail(error)
 
     def _record(
         self,
-        rows: Sequence[VersionRows],
-        answers: Sequence[Answers],
-        timings: Timings,
+        asked: Sequence[AskedTask],
+        rows: Sequence[RowOutcomes],
+        tokenize_s: float,
         *,
         read_at: float,
     ) -> None:
         record = PredictionRecord(
-            tokenize_started_at=read_at - timings.tokenize_s,
-            tokenize_s=timings.tokenize_s,
-            versions=record_versions(rows, answers),
+            tokenize_started_at=read_at - tokenize_s,
+            tokenize_s=tokenize_s,
+            versions=tuple(map(version_record, asked, rows)),
         )
         for observe in self._observers:
             observe(record)
-        if timings.batch_rows:
+        answers = [row for each in rows for row in each if isinstance(row, RowAnswer)]
+        if answers:
             # What was not computed has waited for nothing that could be told.
-            self._metrics.observe_stages(queue_s=timings.queue_s, tokenize_s=timings.tokenize_s)
+            queue_s = max(answer.queue_s for answer in answers)
+            self._metrics.observe_stages(queue_s=queue_s, tokenize_s=tokenize_s)
 
     async def _conclude(
-        self,
-        request: PredictionRequest,
-        asked: Sequence[AskedTask | TaskFailure],
-        outcomes: Sequence[RowOutcome],
+        self, request: PredictionRequest, outcomes: Sequence[TaskOutcome]
     ) -> tuple[TaskPrediction | TaskFailure, ...]:
-        conclude = partial(results_of, request, asked, outcomes, join=self._join)
+        """Return the results of outcomes, and count the answers of split aliases."""
         work = sum(
-            work_of(item.manifest.head, item.encodings, options=request.options)
-            for item in asked
-            if isinstance(item, AskedTask)
+            work_of(it.asked.manifest.head, it.asked.encodings, options=request.options)
+            for it in outcomes
+            if isinstance(it.asked, AskedTask)
         )
         if work <= MAX_LOGITS_ON_LOOP:
-            return conclude()
-        return await asyncio.to_thread(conclude)
+            results = self._results(request, outcomes)
+        else:
+            results = await asyncio.to_thread(self._results, request, outcomes)
+        for outcome, result in zip(outcomes, results, strict=True):
+            if isinstance(outcome.asked, AskedTask) and outcome.asked.arm is not None:
+                _, code = _metric_labels(result)
+                task = outcome.asked.manifest.task
+                self._rollouts.metrics.observe_answer(task, outcome.asked.arm, code)
+        return results
 
-    def _observe_arm(self, arm: Arm | None, result: TaskPrediction | TaskFailure) -> None:
-        task, outcome = _metric_labels(result)
-        if arm is not None and task is not None:
-            self._stages.traffic.observe_answer(task, arm, outcome)
-
-
-def _with_failures(
-    references: Sequence[str],
-    asked: Sequence[AskedTask | TaskFailure],
-    answers: Sequence[Answers],
-) -> list[AskedTask | TaskFailure]:
-    """Put the failures of versions that could not be asked in their places."""
-    remaining = iter(answers)
-    found = list[AskedTask | TaskFailure]()
-    for reference, item in zip(references, asked, strict=True):
-        if isinstance(item, TaskFailure):
-            found.append(item)
-            continue
-        answer = next(remaining)
-        found.append(item if isinstance(answer, list) else failure_of(reference, item, answer))
-    return found
+    def _results(
+        self, request: PredictionRequest, outcomes: Sequence[TaskOutcome]
+    ) -> tuple[TaskPrediction | TaskFailure, ...]:
+        join = self._backbone.tokenizer.join
+        return tuple(result_of(request, outcome, join=join) for outcome in outcomes)
 
 
-def _all_too_late(asked: Sequence[AskedTask | TaskFailure]) -> Prediction | None:
-    """Return what becomes of a request none of whose tasks can answer before its deadline."""
-    failures = tuple(item for item in asked if isinstance(item, TaskFailure))
-    errors = [it.error for it in failures if isinstance(it.error, DeadlineTooShortError)]
-    if not errors or len(errors) < len(asked):
-        return None
-    return Prediction(results=failures, timings=Timings(), lateness=errors[0])
+class _Part:
+    """References of a stream that are answered together; each of them arrives once."""
+
+    def __init__(
+        self, request: PredictionRequest, *, arrive: Callable[[TaskOutcome], None]
+    ) -> None:
+        self.request = request
+        self._arrive = arrive
+        self._open: dict[str, str | None] = dict.fromkeys(request.references)
+        """What has not arrived, and the names of the tasks that are known to exist."""
+        self._tokenize_s = 0.0
+
+    def name(self, asked: Sequence[AskedTask], *, tokenize_s: float) -> None:
+        """Learn which tasks there are, and how long the tokenizer took."""
+        self._tokenize_s = tokenize_s
+        self._open.update((it.reference, it.manifest.task) for it in asked)
+
+    def put_failures(self, read: Sequence[AskedTask | TaskFailure]) -> None:
+        """Let what cannot be asked arrive."""
+        for item in read:
+            if isinstance(item, TaskFailure):
+                self.put(item)
+
+    def put(
+        self,
+        asked: AskedTask | TaskFailure,
+        rows: RowOutcomes = (),
+        *,
+        refusal: ServerError | None = None,
+    ) -> None:
+        """Let one task arrive, unless it has."""
+        if asked.reference in self._open:
+            del self._open[asked.reference]
+            self._arrive(
+                TaskOutcome(asked=asked, rows=rows, tokenize_s=self._tokenize_s, refusal=refusal)
+            )
+
+    def fail(self, error: ServerError) -> None:
+        """Let all that is open arrive as refused."""
+        for reference, task in list(self._open.items()):
+            self.put(TaskFailure(reference=reference, error=error, task=task), refusal=error)
 
 
-def _outcomes_of(answers: Sequence[Answers]) -> list[RowOutcome]:
-    """Return what became of all rows, version after version."""
-    return [it for answer in answers if isinstance(answer, list) for it in answer]
+class _Arrivals:
+    """Brings what several coroutines put into the order of its arrival."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[TaskOutcome | BaseException] = asyncio.Queue()
+
+    def put(self, arrival: TaskOutcome) -> None:
+        """Let it arrive."""
+        self._queue.put_nowait(arrival)
+
+    async def take(
+        self, count: int, sources: Iterable[Awaitable[None]]
+    ) -> AsyncGenerator[TaskOutcome]:
+        """Yield so many arrivals while the sources run; closing this cancels them.
+
+        What a source raises is raised here.
+        """
+        running = [asyncio.ensure_future(source) for source in sources]
+        for task in running:
+            task.add_done_callback(self._take_failure)
+        try:
+            for _ in range(count):
+                arrival = await self._queue.get()
+                if isinstance(arrival, BaseException):
+                    raise arrival
+                yield arrival
+            # To their end: nothing is left to wait for, but what they did is still to be recorded.
+            await asyncio.gather(*running, return_exceptions=True)
+        finally:
+            for task in running:
+                task.cancel()
+            # To their end: they give back what they hold.
+            await asyncio.gather(*running, return_exceptions=True)
+
+    def _take_failure(self, task: asyncio.Future[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._queue.put_nowait(error)
 
 
-def _are_late(answers: Sequence[Answers]) -> bool:
-    """Tell whether versions were asked, and none of their rows was in time."""
-    return bool(answers) and all(map(_is_late, answers))
+async def _hold_refusals(results: AsyncGenerator[StreamedResult]) -> AsyncGenerator[StreamedResult]:
+    """Yield results as they come, but refusals not before a result that is none.
+
+    Raises:
+        ServerError: there is no such result; the first refusal is raised.
+    """
+    held = list[StreamedResult]()
+    refusal: ServerError | None = None
+    has_begun = False
+    async with aclosing(results):
+        async for streamed in results:
+            held.append(streamed)
+            refusal = refusal or streamed.refusal
+            has_begun = has_begun or streamed.refusal is None
+            while has_begun and held:
+                yield held.pop(0)
+    if refusal is not None and not has_begun:
+        raise refusal
 
 
-def _is_late(answer: Answers) -> bool:
-    outcomes = answer if isinstance(answer, list) else [answer]
-    return all(isinstance(outcome, DeadlineExceededError) for outcome in outcomes)
+async def _vectors(answers: Sequence[RowAnswer], *, normalises: bool) -> tuple[list[float], ...]:
+    vectors = tuple(answer.logits for answer in answers)
+    if not normalises:
+        return vectors
+    if sum(map(len, vectors)) <= MAX_LOGITS_ON_LOOP:
+        return tuple(map(normalised, vectors))
+    return await asyncio.to_thread(lambda: tuple(map(normalised, vectors)))
+
+
+def _timings_of(outcomes: Sequence[TaskOutcome]) -> Timings:
+    """Return where the time of tasks went that were read together."""
+    tokenize_s = outcomes[0].tokenize_s if outcomes else 0.0
+    return timings_of((row for it in outcomes for row in it.rows), tokenize_s)
 
 
 def _lateness_of(result: TaskPrediction | TaskFailure) -> DeadlineExceededError | None:

@@ -1,50 +1,32 @@
-"""Recording: what each version made of its rows, for those who observe predictions.
+"""The forms of one request, in the order in which it takes them.
 
-Predictions: what is asked, what is answered, and how logits of rows become answers of tasks.
+    PredictionRequest -> AskedTask with its RowSpecs -> PendingRows -> RowAnswers
+        -> TaskOutcome -> TaskPrediction or TaskFailure -> StreamedResult or Prediction
+
+`RowSpec`, `PendingRow` and `RowAnswer` belong to the scheduler, which takes rows of all requests.
 """
 
-import itertools
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
-from nunatak_registry import HeadKind, TaskManifest
+from nunatak_contract.enums import HeadKind
+from nunatak_contract.manifest import TaskManifest
 from nunatak_server.access.keys import ALL_TASKS, TaskList
-from nunatak_server.errors import ServerError
+from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError, ServerError
 from nunatak_server.failures import KnownError
 from nunatak_server.inputs import TaskInput
 from nunatak_server.outputs.entities import Join
-from nunatak_server.outputs.outputs import Output, PredictionOptions, ReadRow, output_of
-from nunatak_server.predict.ask import Answers
+from nunatak_server.outputs.outputs import Output, PredictionOptions, outputs_of
 from nunatak_server.rollouts.choice import Arm
-from nunatak_server.scheduler.rows import ANONYMOUS, Priority, RowAnswer, RowOutcome, VersionRows
+from nunatak_server.rollouts.shadows import ShadowRun
+from nunatak_server.scheduler.rows import ANONYMOUS, Priority, RowAnswer, RowSpec
 from nunatak_server.telemetry.records import OK, VersionRecord
 from nunatak_server.tokenization import Encodings, Extent
 
-
-def record_versions(
-    asked: Sequence[VersionRows], answers: Sequence[Answers]
-) -> tuple[VersionRecord, ...]:
-    """Say what each version made of its rows."""
-    return tuple(_record(rows, answer) for rows, answer in zip(asked, answers, strict=True))
-
-
-def _record(asked: VersionRows, answer: Answers) -> VersionRecord:
-    outcomes = answer if isinstance(answer, list) else []
-    failures = [it for it in outcomes if isinstance(it, ServerError)]
-    computed = [it for it in outcomes if isinstance(it, RowAnswer)]
-    failed = failures[0] if isinstance(answer, list) and failures else answer
-    return VersionRecord(
-        task=asked.manifest.task,
-        version=asked.manifest.version,
-        outcome=OK if isinstance(failed, list) else failed.code,
-        num_rows=len(asked.rows),
-        num_tokens=sum(row.trunk_tokens + row.branch_tokens for row in asked.rows),
-        slowest=max(computed, key=_total_s, default=None),
-    )
-
-
-def _total_s(answer: RowAnswer) -> float:
-    return answer.queue_s + answer.compute_s
+BACKBONE: Final = "(backbone)"
+"""The backbone's name where turns are taken and answers counted; no task can have this name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,18 +47,77 @@ class PredictionRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskedTask:
-    """A version that is asked, and what it reads for each input."""
+class EmbeddingRequest:
+    """Texts that the backbone itself is asked about."""
 
+    inputs: tuple[str, ...]
+    truncates: bool
+    normalises: bool
+    deadline_s: float
+    caller: str = ANONYMOUS
+    """Whose turn it takes in batches, and whose share of the queue."""
+    priority: Priority = Priority.NORMAL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedTask:
+    """A task version that is asked, what it reads for each input, and its rows."""
+
+    reference: str
     manifest: TaskManifest
     encodings: Sequence[Encodings]
     extents: tuple[Extent, ...]
     """How much that is, by input."""
+    rows: tuple[RowSpec, ...]
+    """One for each encoding, input by input."""
     arm: Arm | None = None
     """Which version of its alias it is, where that is split."""
-    shadow: TaskManifest | None = None
-    """What runs along, and what that reads for each input."""
-    shadow_encodings: Sequence[Encodings] = ()
+    shadow: ShadowRun | None = None
+    """What runs along, in the same batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedBackbone:
+    """The backbone, asked for the vector of each text: an `AskedTask` without a version."""
+
+    rows: tuple[RowSpec, ...]
+    """One for each text."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that are read for all texts."""
+        return sum(row.encoding.num_tokens for row in self.rows)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether a part of a text is not read."""
+        return any(row.encoding.part.num_left_out for row in self.rows)
+
+
+RowOutcomes = Sequence[RowAnswer | KnownError]
+"""What became of the rows of one version: one outcome for each, or one failure for all of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskFailure:
+    """Why one task has no answer."""
+
+    reference: str
+    error: KnownError
+    task: str | None = None
+    """The task's name, where it is certain that there is such a task."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskOutcome:
+    """What became of one task of a request, before it is put in words."""
+
+    asked: AskedTask | TaskFailure
+    """What was asked, or why nothing was."""
+    rows: RowOutcomes = ()
+    tokenize_s: float = 0.0
+    refusal: ServerError | None = None
+    """What refused this task together with all others that were not answered by then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,16 +134,6 @@ class TaskPrediction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskFailure:
-    """Why one task has no answer."""
-
-    reference: str
-    error: KnownError
-    task: str | None = None
-    """The task's name, where it is certain that there is such a task."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
     """Where the time of a request went: of its slowest row, where rows differ."""
 
@@ -113,77 +144,111 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StreamedResult:
+    """One task's answer or failure, and where the time went until it was there."""
+
+    result: TaskPrediction | TaskFailure
+    timings: Timings
+    refusal: ServerError | None = None
+    """What the request fails with as a whole if none of its tasks fares better."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
     """The answers, in the order of the request's references."""
 
     results: tuple[TaskPrediction | TaskFailure, ...]
     timings: Timings
-    lateness: ServerError | None = None
-    """What the request fails with as a whole, because none of its tasks was in time."""
 
 
-def failure_of(reference: str, asked: AskedTask, error: KnownError) -> TaskFailure:
-    """Return why a task that was asked has no answer."""
-    return TaskFailure(reference=reference, error=error, task=asked.manifest.task)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Embeddings:
+    """One vector for each text, in order, and the tokens that were read for all of them."""
+
+    vectors: tuple[list[float], ...]
+    num_tokens: int
+    is_cut: bool
+    """Whether a part of a text was not read."""
+    timings: Timings
 
 
-def results_of(
-    request: PredictionRequest,
-    asked: Sequence[AskedTask | TaskFailure],
-    outcomes: Sequence[RowOutcome],
-    *,
-    join: Join,
-) -> tuple[TaskPrediction | TaskFailure, ...]:
-    """Turn outcomes, task by task and input by input, into one result per reference.
-
-    `asked` holds, for each reference, the task that was asked or the reason why none was; only
-    tasks have outcomes, one for each of their encodings.
-    """
-    remaining = iter(outcomes)
-    results: list[TaskPrediction | TaskFailure] = []
-    for reference, task in zip(request.references, asked, strict=True):
-        if isinstance(task, AskedTask):
-            results.append(_result(reference, request, task, remaining, join))
-        else:
-            results.append(task)
-    return tuple(results)
-
-
-def _result(
-    reference: str,
-    request: PredictionRequest,
-    asked: AskedTask,
-    remaining: Iterator[RowOutcome],
-    join: Join,
+def result_of(
+    request: PredictionRequest, outcome: TaskOutcome, *, join: Join
 ) -> TaskPrediction | TaskFailure:
+    """Return one task's answer about all inputs of a request, or its first failure."""
+    asked = outcome.asked
+    if isinstance(asked, TaskFailure):
+        return asked
     manifest = asked.manifest
-    outputs: list[Output] = []
-    # Every outcome of the task is taken, also after a failure: the next ones are another task's.
-    counts = [len(encodings) for encodings in asked.encodings]
-    taken = [list(itertools.islice(remaining, count)) for count in counts]
-    for item, encodings, outcomes in zip(request.inputs, asked.encodings, taken, strict=True):
-        rows: list[ReadRow] = []
-        for encoding, outcome in zip(encodings, outcomes, strict=True):
-            if isinstance(outcome, ServerError):
-                return failure_of(reference, asked, outcome)
-            rows.append(ReadRow(encoding=encoding, logits=outcome.logits))
-        outputs.append(output_of(manifest.head, item, rows, options=request.options, join=join))
+    logits = list[list[float]]()
+    for row in outcome.rows:
+        if not isinstance(row, RowAnswer):
+            return TaskFailure(reference=asked.reference, error=row, task=manifest.task)
+        logits.append(row.logits)
     return TaskPrediction(
-        reference=reference,
+        reference=asked.reference,
         task=manifest.task,
         version=manifest.version,
         head=manifest.head.kind,
-        outputs=tuple(outputs),
+        outputs=outputs_of(
+            manifest.head,
+            request.inputs,
+            asked.encodings,
+            logits,
+            options=request.options,
+            join=join,
+        ),
         extents=asked.extents,
     )
 
 
-def timings_of(outcomes: Sequence[RowOutcome], tokenize_s: float) -> Timings:
+def timings_of(rows: Iterable[RowAnswer | KnownError], tokenize_s: float) -> Timings:
     """Return where the time went; failed rows have no times."""
-    answers = [outcome for outcome in outcomes if isinstance(outcome, RowAnswer)]
+    answers = [row for row in rows if isinstance(row, RowAnswer)]
     return Timings(
         queue_s=max((answer.queue_s for answer in answers), default=0.0),
         tokenize_s=tokenize_s,
         compute_s=max((answer.compute_s for answer in answers), default=0.0),
         batch_rows=max((answer.batch_rows for answer in answers), default=0),
     )
+
+
+def lateness_of(outcomes: Sequence[TaskOutcome]) -> DeadlineExceededError | None:
+    """Return what a request fails with because it is late as a whole; None: it is not.
+
+    It is late if no task can answer before the deadline, or if tasks were asked and none of their
+    rows was in time.
+    """
+    if any(isinstance(row, RowAnswer) for it in outcomes for row in it.rows):
+        return None
+    unasked = [it.asked.error for it in outcomes if isinstance(it.asked, TaskFailure)]
+    too_short = [error for error in unasked if isinstance(error, DeadlineTooShortError)]
+    if len(too_short) == len(outcomes):
+        return too_short[0] if too_short else None
+    asked = [it.rows for it in outcomes if isinstance(it.asked, AskedTask)]
+    late = (isinstance(row, DeadlineExceededError) for rows in asked for row in rows)
+    return DeadlineExceededError() if asked and all(late) else None
+
+
+def version_record(asked: AskedTask, rows: RowOutcomes) -> VersionRecord:
+    """Return what a version made of its rows, for those who observe predictions."""
+    failed = next((row for row in rows if not isinstance(row, RowAnswer)), None)
+    computed = (row for row in rows if isinstance(row, RowAnswer))
+    return VersionRecord(
+        task=asked.manifest.task,
+        version=asked.manifest.version,
+        outcome=OK if failed is None else failed.code,
+        num_rows=len(asked.rows),
+        num_tokens=sum(row.trunk_tokens + row.branch_tokens for row in asked.rows),
+        slowest=max(computed, key=_total_s, default=None),
+    )
+
+
+def _total_s(answer: RowAnswer) -> float:
+    return answer.queue_s + answer.compute_s
+
+
+def normalised(vector: Sequence[float]) -> list[float]:
+    """Return the vector at length one; one without length is returned as it is."""
+    length = math.hypot(*vector)
+    return [value / length for value in vector] if length else list(vector)

@@ -1,1 +1,1 @@
-"""Residency: which task versions are in memory, who uses them, and how they get in and out."""
+"""Task versions in memory: leases, loads, evictions and budgets."""

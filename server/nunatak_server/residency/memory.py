@@ -16,16 +16,17 @@ load. Where the device is the processor, a byte here is better spent on the vers
 import ctypes
 import sys
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import torch
+from cachetools import LRUCache, cached
 
 from nunatak_artifact import PARAMETERS_ROLE
-from nunatak_registry import TaskManifest, TensorDtype
+from nunatak_contract.enums import TensorDtype
+from nunatak_contract.manifest import TaskManifest
 
 INTERVAL_S = 5.0
 """At least this long between two returns: they cost well below a percent of a core."""
@@ -113,13 +114,10 @@ class HostTier:
     """Reads blobs, and keeps the least recently read ones last; safe to share between threads."""
 
     def __init__(self, read: Callable[[TaskManifest], bytes], *, budget_bytes: int) -> None:
-        self._read = read
-        self._budget = budget_bytes
         self._lock = threading.Lock()
-        self._blobs: OrderedDict[str, bytes] = OrderedDict()
-        self._num_bytes = 0
-        self._hits = 0
-        self._misses = 0
+        self._blobs = LRUCache[str, bytes](budget_bytes, len)
+        # Reads run outside the lock: others may read other versions meanwhile.
+        self._read = cached(self._blobs, key=_digest, lock=self._lock, info=True)(read)
 
     def read(self, manifest: TaskManifest) -> bytes:
         """Return the parameters of a version as stored.
@@ -127,37 +125,21 @@ class HostTier:
         Raises:
             RegistryError: they are not held, and cannot be read or trusted.
         """
-        blob = manifest.blob(PARAMETERS_ROLE)
-        digest = "" if blob is None else blob.sha256
-        with self._lock:
-            held = self._blobs.get(digest)
-            if held is not None:
-                self._blobs.move_to_end(digest)
-                self._hits += 1
-                return held
-            self._misses += 1
-        # Not under the lock: others may read other versions meanwhile.
-        data = self._read(manifest)
-        self._keep(digest, data)
-        return data
+        return self._read(manifest)
 
     def stats(self) -> HostStats:
         """Return what is held, and what became of the reads."""
+        reads = self._read.cache_info()
         with self._lock:
             return HostStats(
-                budget_bytes=self._budget,
-                num_bytes=self._num_bytes,
+                budget_bytes=int(self._blobs.maxsize),
+                num_bytes=int(self._blobs.currsize),
                 num_blobs=len(self._blobs),
-                hits=self._hits,
-                misses=self._misses,
+                hits=reads.hits,
+                misses=reads.misses,
             )
 
-    def _keep(self, digest: str, data: bytes) -> None:
-        with self._lock:
-            if len(data) > self._budget or digest in self._blobs:
-                return
-            self._blobs[digest] = data
-            self._num_bytes += len(data)
-            while self._num_bytes > self._budget:
-                _, dropped = self._blobs.popitem(last=False)
-                self._num_bytes -= len(dropped)
+
+def _digest(manifest: TaskManifest) -> str:
+    blob = manifest.blob(PARAMETERS_ROLE)
+    return "" if blob is None else blob.sha256

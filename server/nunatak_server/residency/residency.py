@@ -1,11 +1,12 @@
-"""References: what names mean, remembered until the registry changes.
+"""`Residency`: the task versions in memory, and their way in and out.
 
-Residency: which task versions are in memory, who uses them, and how they get in and out.
+A request leases the immutable versions that its references mean. An alias that moves meanwhile
+changes nothing for the request. The versions in memory keep to a budget of bytes, and a server may
+have more tasks than fit: a cold version waits for space and for its load, and delays no request for
+another version.
 
-A request leases the immutable versions it was resolved to; an alias that moves meanwhile changes
-nothing for it. What is in memory keeps to a budget of bytes, and more tasks than fit is a normal
-state: a cold version waits for room and for its load, and disturbs no request for another. All
-methods belong to the event loop thread.
+`References` remembers the meaning of references until the registry changes. Everything here belongs
+to the event loop thread.
 """
 
 import logging
@@ -13,23 +14,24 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from nunatak_artifact import LoadedTask
-from nunatak_registry import (
-    RegistryError,
-    TaskManifest,
-    TaskNotFoundError,
-    TaskReference,
-    Traffic,
-    VersionNotFoundError,
-)
+from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.names import TaskReference
+from nunatak_registry import RegistryError, TaskNotFoundError, Traffic, VersionNotFoundError
 from nunatak_server.residency.loads import Loader, Loads, ResidencyObserver
-from nunatak_server.residency.resident_set import Shelf, ShelfStats, VersionKey, key_of, versions_of
+from nunatak_server.residency.resident_set import (
+    ResidentSet,
+    ResidentStats,
+    VersionKey,
+    key_of,
+    versions_of,
+)
 
-# Bounds a hostile stream of `name/1`, `name/2`, ... ; far above the references in real use.
 MAX_CACHED_REFERENCES = 10_000
+"""Far above real use; bounds a hostile stream of `name/1`, `name/2`, ..."""
 
 
 class References:
-    """Resolves references, each once; belongs to the event loop thread."""
+    """Resolves each reference once until the registry changes."""
 
     def __init__(
         self,
@@ -37,7 +39,7 @@ class References:
         *,
         on_move: Callable[[str], None],
     ) -> None:
-        """`on_move` is told the task of a reference found to mean another version than before."""
+        """`on_move` gets the task of a reference that means another version than before."""
         self._resolve = resolve
         self._on_move = on_move
         self._resolved: dict[TaskReference, Traffic] = {}
@@ -45,37 +47,37 @@ class References:
         self._epoch = 0
 
     def known(self, reference: TaskReference) -> Traffic | None:
-        """Return what a reference means if that is known; never waits."""
+        """Return the cached meaning of a reference, or None; never waits."""
         return self._resolved.get(reference)
 
     async def resolve(self, reference: TaskReference) -> Traffic:
-        """Return what a reference means, from memory as long as the registry has not changed.
+        """Return the meaning of a reference, from the cache while the registry has not changed.
 
         Raises:
-            RegistryError: no such task, version or alias, or the store cannot be read.
+            RegistryError: the task, version or alias does not exist, or the store cannot be read.
         """
         known = self._resolved.get(reference)
         if known is not None:
             return known
         epoch = self._epoch
         traffic = await self._resolve(reference)
-        # An answer from before a change must not outlive it.
+        # A result from before a change of the registry must not be cached after the change.
         if epoch == self._epoch and len(self._resolved) < MAX_CACHED_REFERENCES:
             self._resolved[reference] = traffic
         self._note_meaning(reference, key_of(traffic.manifest), epoch)
         return traffic
 
     async def look_up(self, reference: TaskReference) -> Traffic:
-        """Ask the registry what a reference means, even if that is known; raises as `resolve`."""
+        """Look up a reference in the registry, not in the cache; raises as `resolve`."""
         return await self._resolve(reference)
 
     def invalidate(self) -> None:
-        """Forget everything: the registry has changed."""
+        """Empty the cache, because the registry has changed."""
         self._epoch += 1
         self._resolved.clear()
 
     def _note_meaning(self, reference: TaskReference, version: VersionKey, epoch: int) -> None:
-        """Tell of a move, unless the answer was asked for before one that is known already."""
+        """Report a move, unless this look-up began before one that is already recorded."""
         last = self._last_meant.get(reference)
         if last is None:
             if len(self._last_meant) < MAX_CACHED_REFERENCES:
@@ -92,21 +94,21 @@ logger = logging.getLogger(__name__)
 
 
 class Lease:
-    """One user of one version: it stays in memory until `release`, which may be called again."""
+    """One use of a version, which stays in memory until `release`."""
 
     def __init__(self, task: LoadedTask, *, end: Callable[[TaskManifest], None]) -> None:
         self.task = task
         self._end: Callable[[TaskManifest], None] | None = end
 
     def release(self) -> None:
-        """End the use."""
+        """End the use; a second call does nothing."""
         end, self._end = self._end, None
         if end is not None:
             end(self.task.manifest)
 
 
 class Residency:
-    """Resolves references, and leases the versions they mean."""
+    """Resolves references and leases versions."""
 
     def __init__(
         self,
@@ -119,68 +121,68 @@ class Residency:
     ) -> None:
         self._references = References(resolve, on_move=observer.observe_alias_move)
         self._size_of = loader.size_of
-        self._shelf = Shelf(budget_bytes=budget_bytes)
-        self._loads = Loads(loader, shelf=self._shelf, observer=observer, clock=clock)
+        self._resident_set = ResidentSet(budget_bytes=budget_bytes)
+        self._loads = Loads(loader, resident_set=self._resident_set, observer=observer, clock=clock)
 
     def known(self, reference: TaskReference) -> Traffic | None:
-        """Return what a reference means if that is known; never waits."""
+        """Return the cached meaning of a reference, or None; never waits."""
         return self._references.known(reference)
 
     async def resolve(self, reference: TaskReference) -> Traffic:
-        """Return what a reference means, from memory as long as the registry has not changed.
+        """Return the meaning of a reference, from the cache while the registry has not changed.
 
         Raises:
-            RegistryError: no such task, version or alias, or the store cannot be read.
+            RegistryError: the task, version or alias does not exist, or the store cannot be read.
         """
         return await self._references.resolve(reference)
 
     async def look_up(self, reference: TaskReference) -> Traffic:
-        """Ask the registry what a reference means, even if that is known; raises as `resolve`."""
+        """Look up a reference in the registry, not in the cache; raises as `resolve`."""
         return await self._references.look_up(reference)
 
     def lease_resident(self, manifest: TaskManifest) -> Lease | None:
-        """Lease a version for a request if it is in memory; never waits."""
+        """Lease a version that is in memory, or return None; never waits."""
         key = key_of(manifest)
-        task = self._shelf.lease(key)
+        task = self._resident_set.lease(key)
         if task is None:
             return None
-        self._shelf.record_use(key)
+        self._resident_set.record_use(key)
         return Lease(task, end=self._end_lease)
 
     async def lease(self, manifest: TaskManifest) -> Lease:
-        """Lease a version for a request, loading it if need be.
+        """Lease a version for a request, and load the version first if necessary.
 
         Raises:
-            RegistryError: its bytes cannot be trusted.
-            ModelError: its parameters do not fit.
-            ArtifactError: it does not fit the backbone or fails its probe.
-            TaskDoesNotFitError: it needs more memory than there is.
-            TaskUnhealthyError: it fails to load for a reason that is nobody's.
+            RegistryError: the bytes of the version cannot be read or trusted.
+            ModelError: the parameters do not fit.
+            ArtifactError: the version does not fit the backbone or fails its probe.
+            TaskDoesNotFitError: the version needs more memory than the budget has.
+            TaskUnhealthyError: the load fails for an unexpected reason.
             EngineFailedError: the device is lost.
         """
         leased = self.lease_resident(manifest)
         if leased is not None:
             return leased
-        # Counted before it is loaded, so that its use so far ranks it from the start.
-        self._shelf.record_use(key_of(manifest))
+        # Before the load, so that this use counts when the load evicts others.
+        self._resident_set.record_use(key_of(manifest))
         task = await self._loads.lease(manifest, remember_failures=True)
         return Lease(task, end=self._end_lease)
 
     async def bring(self, manifest: TaskManifest) -> None:
-        """Load a version for a request that will lease it before long; raises as `lease`."""
-        # It may have come since the request looked; loaded again it would lose its leases.
-        if self._shelf.lease(key_of(manifest)) is None:
+        """Load a version that a request will lease soon; raises as `lease`."""
+        # The version may have been loaded meanwhile. A second load would lose its leases.
+        if self._resident_set.lease(key_of(manifest)) is None:
             await self._loads.lease(manifest, remember_failures=True)
         self._end_lease(manifest)
 
     def has_free_room(self, manifests: Sequence[TaskManifest]) -> bool:
-        """Tell whether versions would fit in memory together with all that is there."""
-        stats = self._shelf.stats()
+        """Tell whether versions would fit without an eviction."""
+        stats = self._resident_set.stats()
         needed = sum(map(self._size_of, manifests))
         return stats.resident_bytes + stats.loading_bytes + needed <= stats.budget_bytes
 
     async def preload(self, manifest: TaskManifest) -> LoadedTask:
-        """Load a version, trying again even if it failed a moment ago; raises as `lease`."""
+        """Load a version, even if its last load has just failed; raises as `lease`."""
         task = await self._lease_anew(manifest)
         self._end_lease(manifest)
         return task
@@ -188,69 +190,71 @@ class Residency:
     async def pin(self, manifest: TaskManifest) -> LoadedTask:
         """Load a version and keep it in memory until `unpin`; raises as `preload`."""
         task = await self._lease_anew(manifest)
-        self._shelf.pin(key_of(manifest))
+        self._resident_set.pin(key_of(manifest))
         self._end_lease(manifest)
         return task
 
     def unpin(self, task: str, version: int | None = None) -> tuple[int, ...]:
-        """Let one version of a task, or all, be evicted again; return those that were pinned."""
-        versions, evicted = self._shelf.unpin(task, version)
+        """Unpin one version of a task, or all; return the versions that were pinned."""
+        versions, evicted = self._resident_set.unpin(task, version)
         self._loads.count_evicted(evicted)
         self._loads.start_waiting()
         return versions
 
     def evict(self, task: str, version: int | None = None) -> tuple[int, ...]:
-        """Drop one version of a task, or all, from memory; return the versions dropped.
+        """Evict one version of a task, or all; return the evicted versions.
 
-        All or nothing: if one of them is in use or pinned, none is dropped.
+        All or nothing: if one of the versions is leased or pinned, none is evicted.
 
         Raises:
-            TaskInUseError: a version answers requests right now.
+            TaskInUseError: a version is leased.
             TaskPinnedError: a version is pinned.
         """
-        dropped = self._shelf.evict(task, version)
+        dropped = self._resident_set.evict(task, version)
         self._loads.count_evicted(dropped)
         self._loads.start_waiting()
         return versions_of(dropped)
 
     def is_resident(self, manifest: TaskManifest) -> bool:
-        """Tell whether a version is in memory, which it comes into by passing its probe."""
-        return self._shelf.get(key_of(manifest)) is not None
+        """Tell whether a version is in memory, and so has passed its probe."""
+        return self._resident_set.get(key_of(manifest)) is not None
 
     def resident(self) -> tuple[LoadedTask, ...]:
         """Return the versions in memory, ordered by task and version."""
-        return self._shelf.resident()
+        return self._resident_set.resident()
 
     def is_pinned(self, task: LoadedTask) -> bool:
         """Tell whether a version is in memory and pinned."""
-        return self._shelf.is_pinned(key_of(task.manifest))
+        return self._resident_set.is_pinned(key_of(task.manifest))
 
-    def stats(self) -> ShelfStats:
-        """Return how many bytes are held, and of how many may be."""
-        return self._shelf.stats()
+    def stats(self) -> ResidentStats:
+        """Return the bytes in memory and their budget."""
+        return self._resident_set.stats()
 
     def task_bytes(self) -> Mapping[str, int]:
-        """Return the bytes that each task's versions in memory take together, as of now."""
-        return self._shelf.task_bytes()
+        """Return the bytes of the versions in memory by task, as of now."""
+        return self._resident_set.task_bytes()
 
     @property
     def num_waiting_for_loads(self) -> int:
-        """How many leases wait for a version; this alone may be asked from any thread."""
+        """Number of requests that wait for a load; any thread may read it."""
         return self._loads.num_waiting
 
     def invalidate(self) -> None:
-        """Forget what references mean; versions in memory stay, they cannot change."""
+        """Empty the cache of references; versions are immutable, so they stay in memory."""
         self._references.invalidate()
 
     async def drop_unnamed(self) -> None:
-        """Drop what the registry does not name any more, pinned or not; what is in use goes later.
+        """Evict versions that the registry no longer has, pinned or not, once their leases end.
 
-        A registry that was restored may name none of a version, or another content.
+        A restored registry may lack a version, or have other content under its number.
         """
-        for task in self._shelf.resident():
+        for task in self._resident_set.resident():
             if await self._is_unnamed(task.manifest):
-                logger.warning("%s goes: the registry no longer has it", task.manifest.reference)
-                self._loads.count_evicted(self._shelf.discard(key_of(task.manifest)))
+                logger.warning(
+                    "%s is evicted: the registry no longer has it", task.manifest.reference
+                )
+                self._loads.count_evicted(self._resident_set.discard(key_of(task.manifest)))
         self._loads.start_waiting()
 
     async def _is_unnamed(self, manifest: TaskManifest) -> bool:
@@ -264,15 +268,15 @@ class Residency:
         return key_of(named) != key_of(manifest)
 
     async def aclose(self) -> None:
-        """Wait for the loads that run, then end the threads."""
+        """Wait for running loads, then end the load threads."""
         await self._loads.aclose()
 
     async def _lease_anew(self, manifest: TaskManifest) -> LoadedTask:
-        # Who asks for it to be in memory expects requests for it: not the first one to go again.
-        self._shelf.record_use(key_of(manifest))
-        task = self._shelf.lease(key_of(manifest))
+        # Count a use: the operator expects requests, so the version must not be evicted first.
+        self._resident_set.record_use(key_of(manifest))
+        task = self._resident_set.lease(key_of(manifest))
         return task or await self._loads.lease(manifest, remember_failures=False)
 
     def _end_lease(self, manifest: TaskManifest) -> None:
-        self._loads.count_evicted(self._shelf.release(key_of(manifest)))
+        self._loads.count_evicted(self._resident_set.release(key_of(manifest)))
         self._loads.start_waiting()

@@ -1,19 +1,15 @@
-"""Keys: what a version is known by in memory.
+"""`ResidentSet`: the task versions in memory under a budget of bytes; no threads, no waiting.
 
-Use history: how often each version was asked lately, whether it is in memory or not.
+In reading order: `VersionKey` (a version and its content), `UseHistory` (how often each version was
+used lately), and `ResidentSet` itself.
 
-A count halves with every so many uses of all versions together. So it needs no clock, follows
-tasks whose traffic moves, and what was evicted comes back with the rank that its use gives it.
+Each byte is of one of four kinds: leased (a request uses the version), pinned (an operator wants
+the version to stay), claimed (a running load needs the bytes), or free to evict. A load may start
+when leased, pinned and claimed bytes leave it space. Evictions for the load happen only after it
+has succeeded. The version with the least worth goes first: recent uses x seconds to load / bytes.
 
-The shelf: the versions in memory under a budget of bytes; a state without threads or waiting.
-
-Every byte is of one of four kinds: leased (requests use the version now), pinned (an operator wants
-it to stay), claimed (a load that runs will need it), or free to go. A load may start when what
-cannot go leaves it room. What goes for it goes only after it has succeeded, the version first whose
-absence costs least: uses lately x seconds of its load / bytes.
-
-What is on the shelf can pass the budget by the claims of loads that end while their victims are
-leased again, until these leases end.
+The set can exceed the budget when a load ends while versions that were free at its start are leased
+again. The end of these leases brings the set back under the budget.
 """
 
 from collections import Counter
@@ -22,12 +18,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from nunatak_artifact import LoadedTask
-from nunatak_registry import TaskManifest
+from nunatak_contract.manifest import TaskManifest
 from nunatak_server.errors import TaskDoesNotFitError, TaskInUseError, TaskPinnedError
 
 
 class VersionKey(NamedTuple):
-    """A version and its content: a registry that was restored may give a number out once more."""
+    """A version and its content. A restored registry may use a version number a second time."""
 
     task: str
     version: int
@@ -41,13 +37,18 @@ def key_of(manifest: TaskManifest) -> VersionKey:
 
 
 USES_PER_HALF_LIFE = 8
-"""Of each version, on average, until a count has halved; decision 7 says how it was chosen."""
+"""Uses of each version, on average, until a count has halved. Decision 7 gives the reason."""
 MIN_HALF_LIFE = 256
 MAX_VERSIONS = 4096
 
 
 class UseHistory:
-    """Counts of uses that fade; bounded, the least used versions are forgotten first."""
+    """Decaying counts of uses, for versions in memory or not.
+
+    A count halves after so many uses of all versions together, so there is no clock, and the counts
+    follow traffic that moves. An evicted version that returns has the rank of its past uses. The
+    number of counts is bounded; the least used versions are forgotten first.
+    """
 
     def __init__(self, *, max_versions: int = MAX_VERSIONS) -> None:
         self._max_versions = max_versions
@@ -62,7 +63,7 @@ class UseHistory:
             self._forget_half()
 
     def count(self, key: VersionKey) -> float:
-        """Return how often a version was used lately; 0 for one that is not known."""
+        """Return the decayed number of uses of a version; 0 for an unknown version."""
         count, at = self._counts.get(key, (0.0, self._now))
         half_life = max(MIN_HALF_LIFE, USES_PER_HALF_LIFE * len(self._counts))
         return count * 0.5 ** ((self._now - at) / half_life)
@@ -72,13 +73,13 @@ class UseHistory:
         self._counts = {key: self._counts[key] for key in kept}
 
 
-# No load is quicker; a clock too coarse to see it must not make a version worthless.
 MIN_LOAD_S = 0.001
+"""No load is faster. A coarse clock must not make a version worthless."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShelfStats:
-    """Bytes by kind, and how many versions; `pinned_bytes` are a part of `resident_bytes`."""
+class ResidentStats:
+    """Bytes and numbers of versions; `pinned_bytes` are a part of `resident_bytes`."""
 
     budget_bytes: int
     resident_bytes: int
@@ -89,102 +90,102 @@ class ShelfStats:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Place:
+class _Entry:
     task: LoadedTask
     load_s: float
     num_leases: int = 0
     is_pinned: bool = False
     goes_when_free: bool = False
-    """Whether the end of its last lease drops it."""
+    """Whether the end of the last lease evicts the version."""
 
     @property
     def may_go(self) -> bool:
         return not self.num_leases and not self.is_pinned
 
 
-class Shelf:
-    """Keeps count; what it returns as evicted is no longer referred to by it."""
+class ResidentSet:
+    """The versions in memory, with their leases, pins and the claims of loads."""
 
     def __init__(self, *, budget_bytes: int, history: UseHistory | None = None) -> None:
         self._budget = budget_bytes
         self._history = history or UseHistory()
-        self._places: dict[VersionKey, _Place] = {}
+        self._entries: dict[VersionKey, _Entry] = {}
         self._claims: dict[VersionKey, int] = {}
         self._resident_bytes = 0
         self._task_bytes = Counter[str]()
 
-    def stats(self) -> ShelfStats:
-        """Return what is held now."""
-        pinned = [place.task for place in self._places.values() if place.is_pinned]
-        return ShelfStats(
+    def stats(self) -> ResidentStats:
+        """Return the bytes and versions as of now."""
+        pinned = [entry.task for entry in self._entries.values() if entry.is_pinned]
+        return ResidentStats(
             budget_bytes=self._budget,
             resident_bytes=self._resident_bytes,
             pinned_bytes=sum(task.num_bytes for task in pinned),
             loading_bytes=sum(self._claims.values()),
-            num_resident=len(self._places),
+            num_resident=len(self._entries),
             num_pinned=len(pinned),
         )
 
     def task_bytes(self) -> Mapping[str, int]:
-        """Return the bytes that each task's versions in memory take together, as of now."""
+        """Return the bytes of the versions in memory by task, as of now."""
         return dict(self._task_bytes)
 
     def resident(self) -> tuple[LoadedTask, ...]:
         """Return the versions in memory, ordered by task and version."""
-        return tuple(self._places[key].task for key in sorted(self._places))
+        return tuple(self._entries[key].task for key in sorted(self._entries))
 
     def get(self, key: VersionKey) -> LoadedTask | None:
-        """Return a version that is in memory."""
-        place = self._places.get(key)
-        return None if place is None else place.task
+        """Return a version, or None if it is not in memory."""
+        entry = self._entries.get(key)
+        return None if entry is None else entry.task
 
     def is_pinned(self, key: VersionKey) -> bool:
         """Tell whether a version is in memory and pinned."""
-        return key in self._places and self._places[key].is_pinned
+        return key in self._entries and self._entries[key].is_pinned
 
     def record_use(self, key: VersionKey) -> None:
         """Count a request for a version, in memory or not."""
         self._history.record(key)
 
     def lease(self, key: VersionKey) -> LoadedTask | None:
-        """Keep a version until `release`, or return None if it is not in memory."""
-        place = self._places.get(key)
-        if place is None:
+        """Lease a version until `release`; return None if the version is not in memory."""
+        entry = self._entries.get(key)
+        if entry is None:
             return None
-        place.num_leases += 1
-        return place.task
+        entry.num_leases += 1
+        return entry.task
 
     def release(self, key: VersionKey) -> tuple[VersionKey, ...]:
-        """End a lease; return the versions that went with it, or because the budget was passed."""
-        place = self._places[key]
-        place.num_leases -= 1
+        """End a lease; return the versions that are evicted with it."""
+        entry = self._entries[key]
+        entry.num_leases -= 1
         return (*self._drop_unwanted(key), *self._shrink())
 
     def discard(self, key: VersionKey) -> tuple[VersionKey, ...]:
-        """Drop a version, pinned or not, once it is not in use; return it if it went now."""
-        place = self._places.get(key)
-        if place is None:
+        """Evict a version, pinned or not, once its leases end; return its key if that is now."""
+        entry = self._entries.get(key)
+        if entry is None:
             return ()
-        place.is_pinned, place.goes_when_free = False, True
+        entry.is_pinned, entry.goes_when_free = False, True
         return self._drop_unwanted(key)
 
     def _drop_unwanted(self, key: VersionKey) -> tuple[VersionKey, ...]:
-        place = self._places[key]
-        if not place.goes_when_free or place.num_leases:
+        entry = self._entries[key]
+        if not entry.goes_when_free or entry.num_leases:
             return ()
         self._drop(key)
         return (key,)
 
     def check_fits(self, key: VersionKey, num_bytes: int) -> None:
-        """Return if there would be room for a version once all leases ended.
+        """Return if a version would fit once all leases have ended.
 
         Raises:
-            TaskDoesNotFitError: it can never fit beside what is pinned.
+            TaskDoesNotFitError: the pinned versions leave too few bytes.
         """
         pinned = sum(
-            place.task.num_bytes
-            for other, place in self._places.items()
-            if place.is_pinned and other != key
+            entry.task.num_bytes
+            for other, entry in self._entries.items()
+            if entry.is_pinned and other != key
         )
         if num_bytes + pinned > self._budget:
             raise TaskDoesNotFitError(
@@ -196,68 +197,68 @@ class Shelf:
             )
 
     def claim(self, key: VersionKey, num_bytes: int) -> bool:
-        """Reserve room for a load, if what cannot go leaves it now, until `place` or `abandon`."""
-        fixed = sum(place.task.num_bytes for place in self._places.values() if not place.may_go)
+        """Claim bytes for a load until `add` or `abandon`; return False without space for it."""
+        fixed = sum(entry.task.num_bytes for entry in self._entries.values() if not entry.may_go)
         if fixed + sum(self._claims.values()) + num_bytes > self._budget:
             return False
         self._claims[key] = num_bytes
         return True
 
     def abandon(self, key: VersionKey) -> None:
-        """Give back the room of a load that failed."""
+        """Give back the claim of a load that failed."""
         del self._claims[key]
 
-    def place(self, task: LoadedTask, *, load_s: float) -> tuple[VersionKey, ...]:
-        """Put a loaded version in the room that was claimed for it; return those that went for it.
+    def add(self, task: LoadedTask, *, load_s: float) -> tuple[VersionKey, ...]:
+        """Add a loaded version in place of its claim; return the versions that are evicted for it.
 
-        It comes leased once, so that it is there for those who wait for it.
+        The version has one lease, so it stays until the requests that wait for it have leases.
         """
         key = key_of(task.manifest)
         del self._claims[key]
-        self._places[key] = _Place(task=task, load_s=load_s, num_leases=1)
+        self._entries[key] = _Entry(task=task, load_s=load_s, num_leases=1)
         self._resident_bytes += task.num_bytes
         self._task_bytes[task.manifest.task] += task.num_bytes
         return self._shrink()
 
     def pin(self, key: VersionKey) -> None:
-        """Keep a version in memory, whatever others need."""
-        self._places[key].is_pinned = True
+        """Keep a version in memory until `unpin`."""
+        self._entries[key].is_pinned = True
 
     def unpin(
         self, task: str, version: int | None
     ) -> tuple[tuple[int, ...], tuple[VersionKey, ...]]:
-        """Let one version of a task, or all, go again; return them, and the versions that went."""
-        keys = [key for key in self._matching(task, version) if self._places[key].is_pinned]
+        """Unpin one version of a task, or all; return the unpinned and the evicted versions."""
+        keys = [key for key in self._matching(task, version) if self._entries[key].is_pinned]
         for key in keys:
-            self._places[key].is_pinned = False
+            self._entries[key].is_pinned = False
         return versions_of(keys), self._shrink()
 
     def evict(self, task: str, version: int | None) -> tuple[VersionKey, ...]:
-        """Drop one version of a task, or all, and return them; all or nothing.
+        """Evict one version of a task, or all, and return them; all or nothing.
 
         Raises:
-            TaskInUseError: a version answers requests right now.
+            TaskInUseError: a version is leased.
             TaskPinnedError: a version is pinned.
         """
         keys = self._matching(task, version)
         for key in keys:
-            place = self._places[key]
-            if place.is_pinned:
+            entry = self._entries[key]
+            if entry.is_pinned:
                 raise TaskPinnedError(key.task, key.version)
-            if place.num_leases:
-                raise TaskInUseError(key.task, key.version, place.num_leases)
+            if entry.num_leases:
+                raise TaskInUseError(key.task, key.version, entry.num_leases)
         for key in keys:
             self._drop(key)
         return tuple(keys)
 
     def _matching(self, task: str, version: int | None) -> list[VersionKey]:
-        return [key for key in self._places if key.task == task and version in (None, key.version)]
+        return [key for key in self._entries if key.task == task and version in (None, key.version)]
 
     def _shrink(self) -> tuple[VersionKey, ...]:
-        """Drop versions, least worth first, until the rest fits the budget or is all in use."""
+        """Evict versions, least worth first, until the rest fits or cannot be evicted."""
         if self._resident_bytes <= self._budget:
             return ()
-        free = sorted((key for key, it in self._places.items() if it.may_go), key=self._worth)
+        free = sorted((key for key, it in self._entries.items() if it.may_go), key=self._worth)
         dropped: list[VersionKey] = []
         for key in free:
             if self._resident_bytes <= self._budget:
@@ -267,13 +268,13 @@ class Shelf:
         return tuple(dropped)
 
     def _worth(self, key: VersionKey) -> float:
-        """Seconds of loading that a byte of this version saves; only good to compare."""
-        place = self._places[key]
-        load_s = max(MIN_LOAD_S, place.load_s)
-        return self._history.count(key) * load_s / max(1, place.task.num_bytes)
+        """Return the worth of a version: recent uses x seconds to load / bytes."""
+        entry = self._entries[key]
+        load_s = max(MIN_LOAD_S, entry.load_s)
+        return self._history.count(key) * load_s / max(1, entry.task.num_bytes)
 
     def _drop(self, key: VersionKey) -> None:
-        task = self._places.pop(key).task
+        task = self._entries.pop(key).task
         name = task.manifest.task
         self._resident_bytes -= task.num_bytes
         self._task_bytes[name] -= task.num_bytes
@@ -282,5 +283,5 @@ class Shelf:
 
 
 def versions_of(keys: Iterable[VersionKey]) -> tuple[int, ...]:
-    """Return the numbers of versions, ascending, each once."""
+    """Return the distinct version numbers, ascending."""
     return tuple(sorted({key.version for key in keys}))

@@ -1,25 +1,38 @@
-"""The choice between an alias's own version and its canary, and whether a shadow runs along.
+"""The version that answers a request whose alias has a canary or a shadow.
 
-A routing key makes the choice sticky. A key has, for each canary version, one fixed point in
-[0, 1), and goes to the canary while its point lies below the share. So equal keys get one version
-while the split stands, on every server and after every restart; a share that grows takes keys to
-the canary and never one back; and points of different canaries are independent, so that it is not
-always the same callers who try what is new.
+`choose` picks the alias's own version or its canary, and decides whether the shadow runs. A routing
+key makes the choice sticky. For each canary version, a key has one fixed point in [0, 1). The
+canary answers while this point is below the canary's share. It follows that
+
+- equal keys get one version while the canary runs, on every server and after every restart;
+- a larger share moves keys to the canary, and moves no key back;
+- the points of different canaries are independent, so different callers try different canaries.
+
+`CandidateValidation` keeps requests from a candidate until this server has loaded and probed it.
 """
 
+import asyncio
 import hashlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
-from nunatak_registry import TaskManifest, Traffic
+from nunatak_contract.manifest import TaskManifest
+from nunatak_registry import Traffic
+from nunatak_server.failures import KNOWN_ERRORS
+from nunatak_server.residency.resident_set import VersionKey, key_of
 
-POINT_BYTES = 6
-"""As many bits as a float holds exactly, so that no point rounds up to 1."""
+POINT_BYTES: Final = 6
+"""A float holds 48 bits exactly, so no point rounds up to 1."""
+RETRY_S: Final = 5.0
+"""Time until the next attempt to load a candidate that failed to load or was evicted."""
+MAX_VALIDATED: Final = 10_000
+"""Far above the number of candidates in a real registry. At this number the set is cleared."""
 
 
 class Arm(StrEnum):
-    """Which version of a split alias answers."""
+    """Which version answers where an alias has a canary."""
 
     ALIAS = "alias"
     CANARY = "canary"
@@ -27,11 +40,11 @@ class Arm(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """The version that answers, and the one that runs along."""
+    """The version that answers, and the shadow if it runs."""
 
     manifest: TaskManifest
     arm: Arm | None = None
-    """None where the alias is not split."""
+    """None where the alias has no canary."""
     shadow: TaskManifest | None = None
 
     @property
@@ -47,10 +60,16 @@ def choose(
     draw: Callable[[], float],
     may_answer: Callable[[TaskManifest], bool],
 ) -> Chosen:
-    """Choose for one request; without a routing key by `draw`, which gives numbers in [0, 1).
+    """Choose the versions for one request.
 
-    A canary that may not answer yet leaves its share to the alias's own version. A shadow runs
-    along with that version alone: what a canary answers is no measure for it.
+    While the canary may not answer, the alias's own version gets the canary's share. The shadow
+    runs only where the alias's own version answers, because a report compares these two versions.
+
+    Args:
+        traffic: what the reference of the request means.
+        routing_key: makes the choice sticky; without a key the choice is random.
+        draw: returns random numbers in [0, 1).
+        may_answer: whether this server has validated a candidate.
     """
     canary, shadow = traffic.canary, traffic.shadow
     arm = None if canary is None else Arm.ALIAS
@@ -58,11 +77,11 @@ def choose(
         point = draw() if routing_key is None else point_of(routing_key, canary.manifest)
         if point < canary.share and may_answer(canary.manifest):
             return Chosen(manifest=canary.manifest, arm=Arm.CANARY)
-    runs_along = shadow is not None and draw() < shadow.share
+    runs_shadow = shadow is not None and draw() < shadow.share
     return Chosen(
         manifest=traffic.manifest,
         arm=arm,
-        shadow=shadow.manifest if shadow is not None and runs_along else None,
+        shadow=shadow.manifest if shadow is not None and runs_shadow else None,
     )
 
 
@@ -70,3 +89,69 @@ def point_of(routing_key: str, canary: TaskManifest) -> float:
     """Return the point of a key in [0, 1): uniform over keys, fixed for each canary version."""
     digest = hashlib.sha256(f"{canary.reference}\0{routing_key}".encode()).digest()
     return int.from_bytes(digest[:POINT_BYTES], "big") / 256**POINT_BYTES
+
+
+class CandidateValidation:
+    """Knows which candidates this server has validated; belongs to the event loop thread.
+
+    The first request for an alias loads its candidate in the background, while the alias's own
+    version answers. A load includes the parity probe. A validated candidate may be evicted and
+    loaded again like any other version.
+    """
+
+    def __init__(
+        self,
+        *,
+        is_resident: Callable[[TaskManifest], bool],
+        preload: Callable[[TaskManifest], Awaitable[object]],
+        clock: Callable[[], float],
+    ) -> None:
+        self._is_resident = is_resident
+        self._preload = preload
+        self._clock = clock
+        self._validated: set[VersionKey] = set()
+        self._retry_at: dict[VersionKey, float] = {}
+        self._loading: dict[VersionKey, asyncio.Task[None]] = {}
+
+    def is_validated(self, manifest: TaskManifest) -> bool:
+        """Tell whether a candidate may answer; if not, start to load it."""
+        key = key_of(manifest)
+        if key in self._validated:
+            return True
+        if not self._is_resident(manifest):
+            self.warm(manifest)
+            return False
+        self._remember(key)
+        return True
+
+    def warm(self, manifest: TaskManifest) -> None:
+        """Load a candidate in the background, at most once in `RETRY_S` seconds."""
+        key, now = key_of(manifest), self._clock()
+        if key in self._loading or now < self._retry_at.get(key, now):
+            return
+        if len(self._retry_at) >= MAX_VALIDATED:
+            self._retry_at.clear()
+        self._retry_at[key] = now + RETRY_S
+        loading = asyncio.create_task(self._load(manifest))
+        self._loading[key] = loading
+        loading.add_done_callback(lambda _: self._loading.pop(key))
+
+    async def aclose(self) -> None:
+        """Cancel the tasks that wait for loads."""
+        loading = list(self._loading.values())
+        for task in loading:
+            task.cancel()
+        await asyncio.gather(*loading, return_exceptions=True)
+
+    async def _load(self, manifest: TaskManifest) -> None:
+        try:
+            await self._preload(manifest)
+        except KNOWN_ERRORS:
+            # `Loads` has logged the error. A later attempt may succeed: blobs can be repaired.
+            return
+        self._remember(key_of(manifest))
+
+    def _remember(self, key: VersionKey) -> None:
+        if len(self._validated) >= MAX_VALIDATED:
+            self._validated.clear()
+        self._validated.add(key)

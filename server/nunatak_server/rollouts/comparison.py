@@ -1,37 +1,41 @@
-"""Comparison: what a shadow would have answered against what was answered, for one input.
+"""How a shadow compares with the version that answers.
 
-Reports: what became of the shadows on this server since it started, by pair of versions.
+`compare_outputs` compares two outputs for one input. `Reports` adds the comparisons up for each
+pair of versions, on this server since its start.
 """
 
 from bisect import bisect_left
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
-from nunatak_registry import HeadKind, HeadRecord, ProblemType, TaskManifest
+from cachetools import LRUCache
+
+from nunatak_contract.enums import HeadKind, ProblemType
+from nunatak_contract.heads import HeadRecord
+from nunatak_contract.manifest import TaskManifest
 from nunatak_server.outputs.entities import EntityOptions, TokenEntity
 from nunatak_server.outputs.outputs import Output, PredictionOptions
 from nunatak_server.residency.resident_set import VersionKey, key_of
 
 FULL_OPTIONS: Final = PredictionOptions(entities=EntityOptions(ignored_labels=frozenset()))
-"""Everything that a head says: of each label its score, of each token its label."""
+"""All that a head can output: a score for each label, a label for each token."""
 CHOSEN_FROM: Final = 0.5
-"""The score from which a label of several counts as chosen."""
+"""The score from which a label counts as chosen, where several labels may apply."""
 
 Name = TypeVar("Name", str, int, tuple[int, int])
 Place = tuple[int, int]
-"""Where a part of a text begins and ends, in characters."""
+"""Begin and end of a part of a text, in characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """How far two answers to one input agree."""
+    """The agreement of two answers to one input."""
 
     agreement: float
-    """From 0 to 1: 1 for equal answers; of token labels the share of tokens labelled alike."""
+    """From 0 to 1: 1 for equal answers; for token labels the share of tokens with equal labels."""
     drifts: tuple[float, ...]
-    """Absolute differences of the scores that both give."""
+    """Absolute differences of the scores."""
 
     @property
     def max_drift(self) -> float:
@@ -44,9 +48,9 @@ def compare_outputs(
 ) -> Comparison:
     """Compare two outputs made with `FULL_OPTIONS` by heads of one kind and problem.
 
-    Equal are answers with the same best label, the same chosen labels (several may be), values
-    at most `tolerance` apart (regression), the same best span, or the same first document. A label
-    that one of them does not know has the score 0 there.
+    Two answers are equal if they have the same best label, the same chosen labels (where several
+    may apply), values at most `tolerance` apart (regression), the same best span, or the same first
+    document. A label that one version lacks has the score 0 there.
     """
     match head.kind:
         case HeadKind.SEQUENCE_CLASSIFICATION:
@@ -67,7 +71,7 @@ def _compare_labels(
 ) -> Comparison:
     match problem:
         case ProblemType.REGRESSION:
-            # Each has one value, whatever it is called.
+            # Each output has one value, and the names of the two values may differ.
             (value,), (other,) = scores.values(), shadow.values()
             drift = abs(value - other)
             return Comparison(agreement=float(drift <= tolerance), drifts=(drift,))
@@ -81,7 +85,7 @@ def _compare_labels(
 def _compare_tokens(
     tokens: Mapping[Place, TokenEntity], shadow: Mapping[Place, TokenEntity]
 ) -> Comparison:
-    """Compare by place in the text; versions may read it to different lengths."""
+    """Compare tokens by place; the two versions may read different lengths of the text."""
     shared = tokens.keys() & shadow.keys()
     num_equal = sum(tokens[place]["entity"] == shadow[place]["entity"] for place in shared)
     num_tokens = len(tokens.keys() | shadow.keys())
@@ -134,9 +138,9 @@ def _chosen(scores: Mapping[str, float]) -> set[str]:
 
 
 DRIFT_BOUNDS: Final = (0.0, 0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-"""Upper bounds of the histogram of drifts; what is beyond the last is counted too."""
+"""Upper bounds of the histogram of drifts; one more count holds the drifts above."""
 MAX_PAIRS: Final = 1000
-"""Reports kept; the pair that was compared longest ago goes first."""
+"""Reports in memory. The pair with the oldest entry is dropped first."""
 
 Pair = tuple[VersionKey, VersionKey]
 """The version that answered, and the shadow."""
@@ -144,18 +148,18 @@ Pair = tuple[VersionKey, VersionKey]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShadowReport:
-    """How one shadow did beside one version. Counts are of inputs."""
+    """How one shadow compares with one version. Counts are of inputs."""
 
     compared: int = 0
     agreement: float | None = None
-    """The mean over what was compared."""
+    """The mean over the compared inputs."""
     errors: int = 0
     dropped: int = 0
     mean_drift: float | None = None
-    """The mean over all scores of what was compared."""
+    """The mean over all scores of the compared inputs."""
     max_drift: float | None = None
     drift_counts: tuple[int, ...] = (0,) * (len(DRIFT_BOUNDS) + 1)
-    """Inputs by the largest drift of their scores; one count for each bound, one beyond."""
+    """Inputs by the largest drift of their scores: one count for each bound, one above."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -182,23 +186,23 @@ class _Tally:
 
 
 def pair_of(answered: TaskManifest, shadow: TaskManifest) -> Pair:
-    """Return the key of a report."""
+    """Return the key of the report of two versions."""
     return key_of(answered), key_of(shadow)
 
 
 class Reports:
-    """Adds up; belongs to the event loop thread."""
+    """Adds up comparisons by pair; belongs to the event loop thread."""
 
     def __init__(self) -> None:
-        self._tallies: OrderedDict[Pair, _Tally] = OrderedDict()
+        self._tallies = LRUCache[Pair, _Tally](MAX_PAIRS)
 
     def report(self, pair: Pair) -> ShadowReport:
-        """Return the report of a pair; an empty one if nothing was compared yet."""
+        """Return the report of a pair; an empty report before the first comparison."""
         tally = self._tallies.get(pair)
         return ShadowReport() if tally is None else tally.report()
 
     def add_comparisons(self, pair: Pair, comparisons: Iterable[Comparison]) -> None:
-        """Count inputs that both versions answered."""
+        """Add comparisons of inputs that both versions answered."""
         tally = self._tally(pair)
         for comparison in comparisons:
             tally.compared += 1
@@ -213,12 +217,8 @@ class Reports:
         self._tally(pair).errors += num_inputs
 
     def add_dropped(self, pair: Pair, num_inputs: int) -> None:
-        """Count inputs on which the shadow was not run, because others had the room."""
+        """Count inputs on which the shadow did not run."""
         self._tally(pair).dropped += num_inputs
 
     def _tally(self, pair: Pair) -> _Tally:
-        tally = self._tallies.setdefault(pair, _Tally())
-        self._tallies.move_to_end(pair)
-        if len(self._tallies) > MAX_PAIRS:
-            self._tallies.popitem(last=False)
-        return tally
+        return self._tallies.setdefault(pair, _Tally())

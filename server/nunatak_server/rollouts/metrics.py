@@ -1,4 +1,4 @@
-"""Metrics of canaries and shadows. Labels are names of the registry, bounded in number."""
+"""Metrics of canaries and shadows. Labels are task names of the registry, bounded in number."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -16,52 +16,52 @@ ERROR: Final = "error"
 DROPPED: Final = "dropped"
 
 
-class TrafficMetrics:
-    """What is counted of split aliases; any thread may call it."""
+class RolloutMetrics:
+    """Counts answers of aliases with a canary, and shadow inputs; any thread may call it."""
 
     def __init__(self) -> None:
         self._tasks: set[str] = set()
         self._split = Counter(
             "nunatak_split_requests",
-            "Answers of tasks whose alias has a canary, by who gave them",
+            "Answers of tasks whose alias has a canary, by the version that answered",
             ["task", "arm", "outcome"],
             registry=None,
         )
         self._shadow = Counter(
             "nunatak_shadow_inputs",
-            "Inputs a shadow was to run on, by what became of that",
+            "Inputs of a shadow, by outcome",
             ["task", "outcome"],
             registry=None,
         )
         self._drift = Histogram(
             "nunatak_shadow_score_drift",
-            "Largest absolute difference of a shadow's scores, by input",
+            "Largest absolute difference of the scores of a shadow, by input",
             ["task"],
             buckets=DRIFT_BOUNDS,
             registry=None,
         )
 
     def collectors(self) -> Iterator[Collector]:
-        """Yield what is to be rendered."""
+        """Yield the metrics."""
         yield from (self._split, self._shadow, self._drift)
 
-    def observe_split(self, task: str, arm: Arm, outcome: str) -> None:
-        """Count one answer of a task whose alias is split."""
+    def observe_answer(self, task: str, arm: Arm, outcome: str) -> None:
+        """Count one answer of a task whose alias has a canary."""
         self._split.labels(self._label(task), arm.value, outcome).inc()
 
     def observe_comparison(self, task: str, comparison: Comparison) -> None:
-        """Count one input that a shadow was compared on."""
+        """Count one input on which the shadow was compared."""
         outcome = AGREED if comparison.agreement == 1.0 else DIFFERED
         label = self._label(task)
         self._shadow.labels(label, outcome).inc()
         self._drift.labels(label).observe(comparison.max_drift)
 
     def observe_errors(self, task: str, num_inputs: int) -> None:
-        """Count inputs that a shadow failed on."""
+        """Count inputs on which the shadow failed."""
         self._shadow.labels(self._label(task), ERROR).inc(num_inputs)
 
     def observe_dropped(self, task: str, num_inputs: int) -> None:
-        """Count inputs that a shadow was not run on."""
+        """Count inputs on which the shadow did not run."""
         self._shadow.labels(self._label(task), DROPPED).inc(num_inputs)
 
     def _label(self, task: str) -> str:

@@ -1,149 +1,77 @@
-"""Proving: a candidate is loaded and probed on this server before any request goes to it.
+"""Shadows: a candidate runs on the texts of the version that answers, and is compared with it.
 
-Whoever set it, on whatever server: here it is loaded when the first request asks for its alias,
-in the background, while the alias's own version answers. Once it has been in memory it is as good
-as any version: it may be evicted and come back like the others.
-
-Shadows: runs a candidate on the texts of the version that answers, and compares the two.
-
-The rows of both are handed to the engine together, so that they share trunk rows in one batch.
-Nobody waits for a shadow: what becomes of it is awaited by a task of its own, beside the answer.
+The engine gets the rows of both versions together, so they share trunk rows in one batch. No
+request waits for a shadow: one background task for each run awaits both versions and compares
+their outputs.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, islice
+from typing import Final
 
-from nunatak_registry import TaskManifest
+from nunatak_contract.manifest import TaskManifest
 from nunatak_server.errors import OutOfMemoryError, TaskError
-from nunatak_server.failures import KNOWN_ERRORS
 from nunatak_server.inputs import TaskInput
 from nunatak_server.outputs.entities import Join
 from nunatak_server.outputs.outputs import (
     MAX_LOGITS_ON_LOOP,
     Output,
-    ReadRow,
-    output_of,
+    outputs_of,
     work_of,
 )
 from nunatak_server.residency.residency import Lease, Residency
 from nunatak_server.residency.resident_set import VersionKey, key_of
+from nunatak_server.rollouts.choice import CandidateValidation
 from nunatak_server.rollouts.comparison import (
     FULL_OPTIONS,
     Comparison,
     Reports,
+    ShadowReport,
     compare_outputs,
     pair_of,
 )
-from nunatak_server.rollouts.metrics import TrafficMetrics
-from nunatak_server.scheduler.rows import PendingRow, PlannedRow, RowAnswer, RowOutcome, pending_row
+from nunatak_server.rollouts.metrics import RolloutMetrics
+from nunatak_server.scheduler.rows import PendingRow, RowAnswer, RowOutcome, RowSpec, pending_row
 from nunatak_server.tokenization import Encodings
 
-RETRY_S = 5.0
-"""How long a candidate that could not be loaded, or that went again, is left alone."""
-MAX_PROVEN = 10_000
-"""Far above the candidates of a real registry; versions beyond it are proven again."""
-
-
-class Proving:
-    """Knows which candidates may answer; belongs to the event loop thread."""
-
-    def __init__(
-        self,
-        *,
-        is_resident: Callable[[TaskManifest], bool],
-        preload: Callable[[TaskManifest], Awaitable[object]],
-        clock: Callable[[], float],
-    ) -> None:
-        self._is_resident = is_resident
-        self._preload = preload
-        self._clock = clock
-        self._proven: set[VersionKey] = set()
-        self._retry_at: dict[VersionKey, float] = {}
-        self._loading: dict[VersionKey, asyncio.Task[None]] = {}
-
-    def is_proven(self, manifest: TaskManifest) -> bool:
-        """Tell whether a candidate may answer; if not, it is on its way."""
-        key = key_of(manifest)
-        if key in self._proven:
-            return True
-        if not self._is_resident(manifest):
-            self.warm(manifest)
-            return False
-        self._remember(key)
-        return True
-
-    def warm(self, manifest: TaskManifest) -> None:
-        """Load a candidate in the background, unless that was tried a moment ago."""
-        key, now = key_of(manifest), self._clock()
-        if key in self._loading or now < self._retry_at.get(key, now):
-            return
-        if len(self._retry_at) >= MAX_PROVEN:
-            self._retry_at.clear()
-        self._retry_at[key] = now + RETRY_S
-        loading = asyncio.create_task(self._load(manifest))
-        self._loading[key] = loading
-        loading.add_done_callback(lambda _: self._loading.pop(key))
-
-    async def aclose(self) -> None:
-        """Stop waiting for loads."""
-        loading = list(self._loading.values())
-        for task in loading:
-            task.cancel()
-        await asyncio.gather(*loading, return_exceptions=True)
-
-    async def _load(self, manifest: TaskManifest) -> None:
-        try:
-            await self._preload(manifest)
-        except KNOWN_ERRORS:
-            # The loads have logged why; it is tried again, for its blob may be healed.
-            return
-        self._remember(key_of(manifest))
-
-    def _remember(self, key: VersionKey) -> None:
-        if len(self._proven) >= MAX_PROVEN:
-            self._proven.clear()
-        self._proven.add(key)
-
-
-PAUSE_S = 60.0
-"""How long a shadow that failed is not run: a batch that it breaks is computed twice."""
-MAX_RUNNING = 64
-"""Runs whose outcome is open; beyond it shadows are dropped."""
+PAUSE_S: Final = 60.0
+"""Time for which a failed shadow does not run: a batch that it breaks is computed twice."""
+MAX_RUNNING: Final = 64
+"""Runs in progress. Further runs are dropped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShadowRun:
-    """What the shadow of one task of a request is to do: a row for each of its encodings."""
+    """The work of one shadow for one task of a request: a row for each of its encodings."""
 
     answered: TaskManifest
     shadow: TaskManifest
     inputs: Sequence[TaskInput]
     encodings: Sequence[Encodings]
-    """What the version that answers reads, by input."""
+    """The encodings of the version that answers, by input."""
     shadow_encodings: Sequence[Encodings]
-    rows: tuple[PlannedRow, ...]
+    rows: tuple[RowSpec, ...]
     deadline: float
 
 
 class Shadows:
-    """Runs shadows; belongs to the event loop thread."""
+    """Runs shadows and adds up their reports; belongs to the event loop thread."""
 
     def __init__(
         self,
         *,
         residency: Residency,
-        proving: Proving,
-        metrics: TrafficMetrics,
+        validation: CandidateValidation,
+        metrics: RolloutMetrics,
         join: Join,
         tolerance: float,
         clock: Callable[[], float],
     ) -> None:
-        self.reports = Reports()
+        self._reports = Reports()
         self._residency = residency
-        self._proving = proving
+        self._validation = validation
         self._metrics = metrics
         self._join = join
         self._tolerance = tolerance
@@ -152,9 +80,10 @@ class Shadows:
         self._running: set[asyncio.Task[None]] = set()
 
     def start(self, run: ShadowRun, answered: Sequence[PendingRow]) -> Sequence[PendingRow]:
-        """Return the shadow's rows, to be submitted with those of the version that answers.
+        """Return the rows of the shadow; the caller submits them with the rows in `answered`.
 
-        None, and the run counts as dropped, while the shadow is not in memory or has just failed.
+        The result is empty, and the run counts as dropped, while the shadow is not in memory, has
+        failed in the last `PAUSE_S` seconds, or `MAX_RUNNING` runs are in progress.
         """
         key = key_of(run.shadow)
         is_paused = self._clock() < self._paused_until.get(key, 0.0)
@@ -163,7 +92,7 @@ class Shadows:
             return ()
         lease = self._residency.lease_resident(run.shadow)
         if lease is None:
-            self._proving.warm(run.shadow)
+            self._validation.warm(run.shadow)
             self._drop(run)
             return ()
         rows = [
@@ -172,17 +101,21 @@ class Shadows:
         ]
         running = asyncio.create_task(self._follow(run, answered, rows))
         self._running.add(running)
-        # Not in the task itself: one that is cancelled before it begins never runs.
+        # A callback, because a task that is cancelled before it begins never runs its own clean-up.
         running.add_done_callback(partial(self._end, rows, lease))
         return rows
 
     def drop(self, answered: TaskManifest, shadow: TaskManifest, *, num_inputs: int) -> None:
-        """Count inputs that the shadow is not run on."""
-        self.reports.add_dropped(pair_of(answered, shadow), num_inputs)
+        """Count inputs on which the shadow does not run."""
+        self._reports.add_dropped(pair_of(answered, shadow), num_inputs)
         self._metrics.observe_dropped(answered.task, num_inputs)
 
+    def report(self, answered: TaskManifest, shadow: TaskManifest) -> ShadowReport:
+        """Return how a shadow compares with the version that answers, on this server."""
+        return self._reports.report(pair_of(answered, shadow))
+
     async def aclose(self) -> None:
-        """Let go of what is open."""
+        """Cancel the runs in progress."""
         running = list(self._running)
         for task in running:
             task.cancel()
@@ -199,7 +132,7 @@ class Shadows:
     ) -> None:
         await asyncio.wait([row.future for row in answered])
         if any(row.is_cancelled for row in answered):
-            # Its caller has gone or was too late: there is nothing to compare with.
+            # The caller has gone or the deadline has passed: there is no answer to compare with.
             return
         await asyncio.wait([row.future for row in rows])
         await self._conclude(
@@ -217,7 +150,7 @@ class Shadows:
             self._pause(run)
             self._fail(run)
         elif any(isinstance(outcome, OutOfMemoryError) for outcome in shadow):
-            # Which is no fault of the version.
+            # The version is not at fault, so this counts as dropped and not as an error.
             self._pause(run)
             self._drop(run)
         elif len(other) < len(shadow):
@@ -234,7 +167,7 @@ class Shadows:
             comparisons = self._comparisons(run, own, other)
         else:
             comparisons = await asyncio.to_thread(self._comparisons, run, own, other)
-        self.reports.add_comparisons(pair_of(run.answered, run.shadow), comparisons)
+        self._reports.add_comparisons(pair_of(run.answered, run.shadow), comparisons)
         for comparison in comparisons:
             self._metrics.observe_comparison(run.answered.task, comparison)
 
@@ -254,14 +187,11 @@ class Shadows:
         inputs: Sequence[TaskInput],
         encodings: Sequence[Encodings],
         answers: Sequence[RowAnswer],
-    ) -> Iterator[Output]:
-        rows = (
-            ReadRow(encoding=encoding, logits=answer.logits)
-            for encoding, answer in zip(chain.from_iterable(encodings), answers, strict=True)
+    ) -> tuple[Output, ...]:
+        logits = [answer.logits for answer in answers]
+        return outputs_of(
+            manifest.head, inputs, encodings, logits, options=FULL_OPTIONS, join=self._join
         )
-        for item, read in zip(inputs, encodings, strict=True):
-            own = list(islice(rows, len(read)))
-            yield output_of(manifest.head, item, own, options=FULL_OPTIONS, join=self._join)
 
     def _drop(self, run: ShadowRun) -> None:
         self.drop(run.answered, run.shadow, num_inputs=len(run.inputs))
@@ -270,5 +200,5 @@ class Shadows:
         self._paused_until[key_of(run.shadow)] = self._clock() + PAUSE_S
 
     def _fail(self, run: ShadowRun) -> None:
-        self.reports.add_errors(pair_of(run.answered, run.shadow), len(run.inputs))
+        self._reports.add_errors(pair_of(run.answered, run.shadow), len(run.inputs))
         self._metrics.observe_errors(run.answered.task, len(run.inputs))

@@ -1,16 +1,15 @@
-"""The backlog: what is queued of whom, and how much of it a newcomer must wait for; pure counts.
+"""Admission: how much may be queued, in requests, in tokens and in bytes of bodies.
 
-Amounts are tokens through all layers, as the planner charges them.
+A request takes one place at once, and the tokens of its rows once they are counted. It gives both
+back when it is answered. Early refusals bound the wait of the requests that are admitted.
 
-Admission: how much may be queued at once, in requests, in tokens and in bytes of bodies.
+No caller gets the whole queue: a caller may hold at most four times what is still free, and a task
+of a caller twice as much (dynamic thresholds, Choudhury and Hahne 1998). One caller alone can fill
+four fifths of the queue, and one task alone two thirds. Without API keys there is only one caller,
+so only tasks have shares.
 
-A request takes one place at once and the tokens of its rows as soon as they are counted; both are
-given back when it is answered. Refusing early keeps the wait of what was accepted bounded.
-
-Nobody gets the whole queue: a caller may hold at most four times what is still free, and a task of
-a caller twice as much (dynamic thresholds, Choudhury and Hahne 1998). One caller alone fills four
-fifths and one task alone two thirds, and any number of them leave room for the next. Where there
-can be no other caller, there is nobody to leave room for, and only tasks have shares.
+`Backlog` counts what is queued, and `tokens_ahead` says how much of it a new row must wait for.
+Tokens are counted through all layers, as the planner charges them.
 """
 
 import random
@@ -21,20 +20,21 @@ from math import ceil
 from typing import Final, Self, TypeVar
 
 from nunatak_server.errors import OverloadedError, RequestTooLargeError, ShareExceededError
+from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.fairness import Flow
-from nunatak_server.scheduler.pace import Pace
 from nunatak_server.scheduler.planner import TURN_SHARE
 from nunatak_server.scheduler.rows import ANONYMOUS, Priority
 
 Key = TypeVar("Key", bound=Hashable)
 Amount = TypeVar("Amount", int, float)
 Holder = tuple[str] | tuple[str, str]
-"""A caller, or a caller's task."""
+"""A caller, or a task of a caller."""
 ROUNDING: Final = 1e-6
+"""Amounts below this are rounding errors of sums."""
 
 
 class Backlog:
-    """Requests and tokens that are not answered yet: of all, of callers, of tasks, of flows."""
+    """Requests and tokens without an answer yet: in all, by caller, by task and by flow."""
 
     def __init__(self) -> None:
         self.num_requests = 0
@@ -44,11 +44,11 @@ class Backlog:
         self._tokens: dict[Holder, float] = {}
 
     def requests_of(self, holder: Holder) -> int:
-        """Return how many requests of a caller, or for a caller's task, are queued."""
+        """Return the number of queued requests of a holder."""
         return self._requests.get(holder, 0)
 
     def tokens_of(self, holder: Holder) -> float:
-        """Return how many tokens of a caller, or for a caller's task, are queued."""
+        """Return the number of queued tokens of a holder."""
         return self._tokens.get(holder, 0.0)
 
     def add_request(self, caller: str, tasks: Collection[str]) -> None:
@@ -58,13 +58,13 @@ class Backlog:
             self._requests[holder] = self._requests.get(holder, 0) + 1
 
     def remove_request(self, caller: str, tasks: Collection[str]) -> None:
-        """Count a request no more."""
+        """Take back the count of a request."""
         self.num_requests -= 1
         for holder in holders(caller, tasks):
             _reduce(self._requests, holder, 1)
 
     def add_tokens(self, flow: Flow, num_tokens: float) -> None:
-        """Count tokens; rows that cost nothing, as on a trunk that is paid for, count as none."""
+        """Count tokens. Rows without work, whose trunk row is paid for, count as none."""
         if num_tokens < ROUNDING:
             return
         caller, _, task = flow
@@ -74,19 +74,19 @@ class Backlog:
         self.flows[flow] = self.flows.get(flow, 0.0) + num_tokens
 
     def remove_tokens(self, flow: Flow, num_tokens: float) -> None:
-        """Count tokens no more."""
+        """Take back a count of tokens."""
         if num_tokens < ROUNDING:
             return
         caller, _, task = flow
         for holder in holders(caller, (task,)):
             _reduce(self._tokens, holder, num_tokens)
         _reduce(self.flows, flow, num_tokens)
-        # What rounding leaves would never be given back.
+        # Rounding errors would add up: an empty backlog has exactly 0 tokens.
         self.num_tokens = self.num_tokens - num_tokens if self.flows else 0.0
 
 
 def holders(caller: str, tasks: Collection[str]) -> list[Holder]:
-    """Return who holds what a request takes."""
+    """Return the holders of a request: its caller, and each task of the caller."""
     return [(caller,), *[(caller, task) for task in tasks]]
 
 
@@ -99,12 +99,13 @@ def _reduce(amounts: dict[Key, Amount], key: Key, amount: Amount) -> None:
 def tokens_ahead(
     queued: Mapping[Flow, float], flow: Flow, weights: Mapping[str, float], *, longest_turn: float
 ) -> float:
-    """Return what is computed before a new row of `flow` at least, if rows are small.
+    """Return a lower bound of the tokens that are computed before a new row of `flow`.
 
-    What the flow itself has queued goes first, and meanwhile every other flow of the caller at the
-    same priority gets as much, those at higher ones all they want, and every other caller as much
-    by weight: generalised processor sharing (Parekh and Gallager 1993), with no later arrivals.
-    Each may be behind by two turns of so many tokens: one that it has had, and one of the flow.
+    The rows that the flow has queued go first. Meanwhile each other flow of the caller at the same
+    priority gets as much service, each flow at a higher priority all that it has queued, and each
+    other caller as much by weight. This is generalised processor sharing (Parekh and Gallager 1993)
+    without later arrivals. Each flow may be behind by two turns of `longest_turn` tokens: one that
+    it has had, and one of `flow`.
     """
     caller, priority, _ = flow
     mine = queued.get(flow, 0.0)
@@ -125,16 +126,16 @@ def tokens_ahead(
 
 CALLER_SHARE: Final = 4.0
 TASK_SHARE: Final = 2.0
-"""Of what is still free, at most."""
+"""Most that one holder may hold, as a multiple of what is still free."""
 MIN_RETRY_S: Final = 1
 MAX_RETRY_S: Final = 60
 JITTER: Final = (0.5, 1.5)
-"""Of the time that the queue needs to drain: those refused together should not return together."""
+"""Random factor of the retry time, so that callers refused together do not return together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """How much of something bounded is held by all."""
+    """A bounded resource, and how much of it all requests hold."""
 
     resource: str
     limit: int
@@ -142,7 +143,7 @@ class Held:
 
 
 class Permit:
-    """One request, admitted while its `with` block runs; it belongs to the event loop thread."""
+    """One request, admitted while a `with` block runs; belongs to the event loop thread."""
 
     def __init__(
         self, admission: "Admission", *, caller: str, priority: Priority, tasks: frozenset[str]
@@ -152,7 +153,7 @@ class Permit:
         self._priority = priority
         self._tasks = tasks
         self.tokens: dict[str, float] = {}
-        """By task."""
+        """Tokens of the request by task."""
 
     def __enter__(self) -> Self:
         self._admission.take_place(self._caller, self._tasks)
@@ -163,16 +164,16 @@ class Permit:
         self._admission.give_back_place(self._caller, self._tasks)
 
     def wait_s(self, task: str) -> float:
-        """Return the seconds that rows for a task wait at least, by what is known."""
+        """Return the seconds that new rows for a task wait at least, as `Admission.wait_s`."""
         return self._admission.wait_s(self._caller, self._priority, task)
 
     def take_tokens(self, tokens: Mapping[str, float]) -> None:
         """Count the tokens of the request's rows, by task.
 
         Raises:
-            OverloadedError: they do not fit beside what others hold.
-            ShareExceededError: they do not fit beside what the caller, or its task, holds.
-            RequestTooLargeError: they never would.
+            OverloadedError: the queue has no space for them.
+            ShareExceededError: the share of the caller, or of its task, has no space for them.
+            RequestTooLargeError: even an empty queue has no space for them.
         """
         self._admission.take_tokens(self._caller, self._priority, tokens)
         for task, count in tokens.items():
@@ -194,23 +195,23 @@ class HeldBytes:
         self._admission.give_back_bytes(self._caller, self.num_bytes)
 
     def moved(self) -> "HeldBytes":
-        """Return what holds the bytes from now on; this one then holds none."""
+        """Move the bytes to a new holder and return it; this holder then has none."""
         num_bytes, self.num_bytes = self.num_bytes, 0
         return HeldBytes(self._admission, caller=self._caller, num_bytes=num_bytes)
 
     def take(self, num_bytes: int) -> None:
-        """Count bytes that came.
+        """Count received bytes.
 
         Raises:
-            OverloadedError: they do not fit beside those of other bodies.
-            ShareExceededError: they do not fit beside those of the caller's other bodies.
+            OverloadedError: other bodies leave no space for them.
+            ShareExceededError: other bodies of the caller leave no space for them in its share.
         """
         self._admission.take_bytes(self._caller, num_bytes, held=self.num_bytes)
         self.num_bytes += num_bytes
 
 
 class Admission:
-    """Counts what is admitted; not thread-safe, it belongs to the event loop thread."""
+    """Counts admitted requests, tokens and bytes; belongs to the event loop thread."""
 
     def __init__(
         self,
@@ -220,31 +221,31 @@ class Admission:
         max_bytes: int,
         caller_share: float | None = CALLER_SHARE,
         weights: Mapping[str, float] | None = None,
-        pace: Callable[[], Pace] = Pace,
+        time_model: Callable[[], BatchTimeModel] = BatchTimeModel,
         draw: Callable[[float, float], float] = random.uniform,
     ) -> None:
-        """Bound what is queued; `caller_share` is None where there is only one caller."""
+        """`caller_share` is None where there is only one caller."""
         self._max_requests = max_requests
         self._max_tokens = max_tokens
         self._max_bytes = max_bytes
         self._caller_share = caller_share
         self._smallest_share = min(TASK_SHARE, caller_share or TASK_SHARE)
         self._weights = weights or {}
-        self._pace = pace
+        self._time_model = time_model
         self._draw = draw
         self._backlog = Backlog()
         self._bytes: dict[str, int] = {}
-        """By caller."""
+        """Bytes of bodies by caller."""
         self.num_bytes = 0
 
     @property
     def num_requests(self) -> int:
-        """Requests that are not answered yet."""
+        """Requests without an answer yet."""
         return self._backlog.num_requests
 
     @property
     def num_tokens(self) -> float:
-        """Tokens of their rows, through all layers."""
+        """Tokens of the rows of these requests, through all layers."""
         return self._backlog.num_tokens
 
     def admit(
@@ -254,72 +255,74 @@ class Admission:
         *,
         tasks: Collection[str] = (),
     ) -> Permit:
-        """Hold a place for one request, and the tokens it takes, while a `with` block runs.
-
-        Its beginning raises what `take_place` does.
-        """
+        """Return the permit of one request. To enter its `with` block raises as `take_place`."""
         return Permit(self, caller=caller, priority=priority, tasks=frozenset(tasks))
 
     def has_plenty(self, num_bytes: int) -> bool:
-        """Tell whether anybody may hold another request, with a body of so many bytes."""
+        """Tell whether any caller may add a request with a body of so many bytes."""
         return self._has_plenty(self.num_requests, 1, self._max_requests) and (
             not self.num_bytes or self._has_plenty(self.num_bytes, num_bytes, self._max_bytes)
         )
 
-    def check_room(self, caller: str, *, tasks: Collection[str] = (), num_bytes: int) -> None:
-        """Refuse what would be refused once its body of so many bytes had come; takes nothing.
+    def check_capacity(self, caller: str, *, tasks: Collection[str] = (), num_bytes: int) -> None:
+        """Refuse a request before its body of so many bytes is received; counts nothing.
 
-        Tokens are not known before the body is, so what has room may still be refused for them.
+        The tokens are not known before the body, so a request that passes may still be refused.
 
         Raises:
-            OverloadedError: every place, or all room for bytes, is taken.
-            ShareExceededError: what the caller, or its task, may have of them is taken.
+            OverloadedError: all places, or all bytes, are taken.
+            ShareExceededError: the share of the caller, or of its task, is taken.
         """
         self._check_place(caller, frozenset(tasks))
         self._check_bytes(caller, num_bytes)
 
     def hold_bytes(self, caller: str = ANONYMOUS) -> HeldBytes:
-        """Hold the bytes of one body while a `with` block runs."""
+        """Return a holder of the bytes of one body; it gives them back when its block ends."""
         return HeldBytes(self, caller=caller)
 
     def take_place(self, caller: str, tasks: frozenset[str]) -> None:
         """Count a request.
 
         Raises:
-            OverloadedError: every place is taken.
-            ShareExceededError: the places that the caller, or its task, may have are taken.
+            OverloadedError: all places are taken.
+            ShareExceededError: the share of the caller, or of its task, is taken.
         """
         self._check_place(caller, tasks)
         self._backlog.add_request(caller, tasks)
 
     def give_back_place(self, caller: str, tasks: frozenset[str]) -> None:
-        """Count a request no more."""
+        """Take back the count of a request."""
         self._backlog.remove_request(caller, tasks)
 
     def take_bytes(self, caller: str, num_bytes: int, *, held: int) -> None:
-        """Count bytes of a body of which so many came before.
+        """Count more bytes of a body that already has `held` bytes.
 
-        Raises `OverloadedError` if others hold too many, or the caller beside this body.
+        Raises:
+            OverloadedError: other bodies leave no space for them.
+            ShareExceededError: other bodies of the caller leave no space for them in its share.
         """
         self._check_bytes(caller, held + num_bytes, held=held)
         self.num_bytes += num_bytes
         self._bytes[caller] = self._bytes.get(caller, 0) + num_bytes
 
     def give_back_bytes(self, caller: str, num_bytes: int) -> None:
-        """Count bytes no more."""
+        """Take back a count of bytes."""
         self.num_bytes -= num_bytes
         left = self._bytes.pop(caller, 0) - num_bytes
         if left:
             self._bytes[caller] = left
 
     def take_tokens(self, caller: str, priority: Priority, tokens: Mapping[str, float]) -> None:
-        """Count tokens by task, or raise `OverloadedError` if others, or the caller, hold too many.
+        """Count tokens by task.
 
-        A request that finds nothing else queued is not told to retry, which it would do for ever.
+        A request that finds an empty queue is never asked to retry, because a retry would find no
+        more space.
 
         Raises:
-            RequestTooLargeError: they are more than the caller, or its task, can ever hold: while
-                they were computed there would be no room for others.
+            OverloadedError: the queue has no space for them.
+            ShareExceededError: the share of the caller, or of its task, has no space for them.
+            RequestTooLargeError: they are more than the caller, or its task, can ever hold. They
+                would leave no space for other requests.
         """
         backlog = self._backlog
         wanted = sum(tokens.values())
@@ -340,30 +343,34 @@ class Admission:
     def give_back_tokens(
         self, caller: str, priority: Priority, tokens: Mapping[str, float]
     ) -> None:
-        """Count tokens no more."""
+        """Take back a count of tokens."""
         for task, count in tokens.items():
             self._backlog.remove_tokens((caller, priority, task), count)
 
     def wait_s(self, caller: str, priority: Priority, task: str) -> float:
-        """Return the seconds that new rows of a flow wait at least, by the fastest recent batches.
+        """Return the seconds that new rows of a flow wait at least, by recent fast batches.
 
-        It is 0 while no more is queued than one batch takes, and until the first batch has run.
+        The result is 0 while one batch can take everything queued, and before the first batch.
         """
-        pace = self._pace()
-        if not pace.tokens_per_s or self._backlog.num_tokens <= pace.largest_tokens:
+        time_model = self._time_model()
+        if not time_model.tokens_per_s or self._backlog.num_tokens <= time_model.largest_tokens:
             return 0.0
         flows = self._backlog.flows
-        batch = max(pace.largest_tokens, pace.most_tokens(len({name for _, _, name in flows})))
+        batch = max(
+            time_model.largest_tokens, time_model.most_tokens(len({name for _, _, name in flows}))
+        )
         ahead = tokens_ahead(
             flows, (caller, priority, task), self._weights, longest_turn=TURN_SHARE * batch
         )
-        # One batch may be as good as done.
-        return max(0.0, ahead - pace.largest_tokens) / pace.tokens_per_s
+        # The batch that runs may be almost done.
+        return max(0.0, ahead - time_model.largest_tokens) / time_model.tokens_per_s
 
     def retry_after_s(self) -> int:
-        """Return the whole seconds after which the queue will have drained, more or less."""
-        pace = self._pace()
-        drain_s = self._backlog.num_tokens / pace.tokens_per_s if pace.tokens_per_s else 0.0
+        """Return the seconds after which the queue will be about empty, as a whole number."""
+        time_model = self._time_model()
+        drain_s = (
+            self._backlog.num_tokens / time_model.tokens_per_s if time_model.tokens_per_s else 0.0
+        )
         return min(MAX_RETRY_S, max(MIN_RETRY_S, ceil(drain_s * self._draw(*JITTER))))
 
     def _check_place(self, caller: str, tasks: Collection[str]) -> None:
@@ -376,19 +383,19 @@ class Admission:
             self._check_share(held, holder, backlog.requests_of(holder), 1)
 
     def _check_bytes(self, caller: str, wanted: int, *, held: int = 0) -> None:
-        """Check a body of `wanted` bytes in all; one beside which there is none always passes."""
+        """Check a body of `wanted` bytes in all. A body always passes while there is no other."""
         others = self.num_bytes - held
         if others and not self._has_plenty(others, wanted, self._max_bytes):
-            beside = Held(resource="bytes of bodies", limit=self._max_bytes, total=others)
-            self._check_total(beside, wanted)
-            self._check_share(beside, (caller,), self._bytes.get(caller, 0) - held, wanted)
+            in_use = Held(resource="bytes of bodies", limit=self._max_bytes, total=others)
+            self._check_total(in_use, wanted)
+            self._check_share(in_use, (caller,), self._bytes.get(caller, 0) - held, wanted)
 
     def _has_plenty(self, total: float, wanted: float, limit: int) -> bool:
-        """Tell whether even one holder of all that is held may have so much more."""
+        """Tell whether a holder that held all of `total` could still add `wanted`."""
         return total + wanted <= min(limit, self._smallest_share * (limit - total))
 
     def _check_size(self, holder: str, share: float | None, wanted: float) -> None:
-        """Check what a request brings by what one holder can get of an empty queue bit by bit."""
+        """Refuse a request above the most that one holder can ever hold of an empty queue."""
         most = self._max_tokens if share is None else self._max_tokens * share / (1 + share)
         if wanted > most:
             raise RequestTooLargeError(wanted, most, holder=holder)
@@ -398,7 +405,7 @@ class Admission:
             raise OverloadedError(held.resource, held.limit, retry_after_s=self.retry_after_s())
 
     def _check_share(self, held: Held, holder: Holder, of_holder: float, wanted: float) -> None:
-        """Who holds nothing yet may always begin."""
+        """Refuse a holder above its share. A holder without anything may always begin."""
         kind, share = ("caller", self._caller_share) if len(holder) == 1 else ("task", TASK_SHARE)
         if share is None or not of_holder:
             return

@@ -1,25 +1,14 @@
-"""Queues: the rows that wait, by whom they are of and by text, kept from batch to batch.
+"""Fair queueing: which waiting row the next batch takes next.
 
-So planning a batch looks at what the batch takes and at who waits, and not at every row that waits.
-
-Turns: whose row goes next, fair between callers and between the tasks of each.
-
-Virtual time in two levels, as counters of service: who has been given least goes next, and who
-comes back after a pause starts level with the one who has least, so that nobody saves up turns
-(Sheng et al. 2024, "Fairness in Serving Large Language Models", arXiv:2401.00588, algorithm 2,
-whose counters are of one level; the lift on arrival is that of start-time fair queueing, Goyal et
-al. 1996). Callers weigh what the operator says; tasks of one caller weigh the same.
-
-A turn is one row. Where the planner says so, flows of which many rows wait have longer ones, as
-with deficit round-robin (Shreedhar and Varghese 1996), so that a batch is of few tasks: each costs
-the weights of its branch. A long turn counts as owed before it is taken, so that those with short
-turns do not wait for it, as with finish tags (Demers, Keshav and Shenker 1989).
-
-Usage: what was given lately, by which a flood is told from those who ask for little.
-
-Turns (`turns.py`) remember what a flow owes while others wait, and forgive it when nobody does. So
-they tell who goes next, and not who has asked for more in the last moments. That is told by usage
-that decays with time (Kay and Lauder 1988, "A Fair Share Scheduler").
+- `Queues` holds the waiting rows by flow and by text, from batch to batch. A batch therefore costs
+  time for the rows it takes and the flows that wait, not for every waiting row.
+- `FairQueue` picks the rows of one batch by virtual time, first between callers, then between the
+  flows of a caller. Virtual time counts service: the least served goes next (Sheng et al. 2024,
+  arXiv:2401.00588, algorithm 2, there with one level). A flow that returns starts level with the
+  least served one, as in start-time fair queueing (Goyal et al. 1996), so no flow saves up turns.
+  A long turn is a quantum of deficit round-robin (Shreedhar and Varghese 1996).
+- `Usage` is recent service with exponential decay (Kay and Lauder 1988). Virtual time is forgiven
+  once nobody else waits; usage still tells heavy flows from light ones.
 """
 
 from collections import defaultdict
@@ -32,23 +21,43 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from nunatak_server.scheduler.rows import Priority
 
+Flow = tuple[str, Priority, str]
+"""Caller, priority and task. The rows of a flow keep their order."""
+Rank = tuple[str, Priority]
+"""Caller and priority."""
+QueueKey = TypeVar("QueueKey", bound=Hashable)
+TimeKey = TypeVar("TimeKey", str, Flow)
+
+MIN_COST: Final = 1.0
+"""Tokens charged for a row at least: a row that costs no work still takes a place in the batch."""
+MANY_ROWS: Final = 16
+"""A flow with fewer waiting rows has turns of one row."""
+ROWS_OF_WHOLE_TURN: Final = 64
+"""A flow with this many waiting rows has the longest turn. With half as many it has half of it."""
+HALF_LIFE_S: Final = 0.25
+"""Half-life of usage: the time of a few batches on a CPU."""
+MAX_LIGHT_USAGE: Final = 2 / 3
+"""A light flow has at most this share of the usage of the heavy flow."""
+MIN_USAGE: Final = MIN_COST / 64
+"""Usage below this is dropped: 64 tokens decay to it in 3 s, 16,384 tokens in 5 s."""
+
 
 class Queued(Protocol):
-    """What a row is queued by."""
+    """The attributes by which a row is queued."""
 
     @property
     def caller(self) -> str:
-        """Who asks."""
+        """The caller of the request."""
         ...
 
     @property
     def task(self) -> str:
-        """The name that gets a turn: one task, whatever its version."""
+        """The task, whatever its version."""
         ...
 
     @property
     def priority(self) -> Priority:
-        """How the row ranks among those of its caller."""
+        """The rank of the row among the rows of its caller."""
         ...
 
     @property
@@ -58,35 +67,32 @@ class Queued(Protocol):
 
 
 QueuedRow = TypeVar("QueuedRow", bound=Queued)
-QueueKey = TypeVar("QueueKey", bound=Hashable)
-Flow = tuple[str, Priority, str]
-"""A caller's rows of one priority for one task: they keep their order."""
 
 
 def flow_of(row: Queued) -> Flow:
-    """Return the flow that a row belongs to."""
+    """Return the flow of a row."""
     return row.caller, row.priority, row.task
 
 
 class Queues(Generic[QueuedRow]):
-    """Rows in the order in which they came: all of them, those of each flow and of each text."""
+    """Waiting rows in the order of arrival: all rows, the rows of each flow and of each text."""
 
     def __init__(self, rows: Iterable[QueuedRow] = ()) -> None:
         """Begin with these rows, oldest first."""
         self._arrivals = count()
         self._number_of: dict[int, int] = {}
-        """By the `id` of a row: the how manieth it was."""
+        """The arrival number of a row, by the `id` of the row."""
         self._rows: dict[int, QueuedRow] = {}
         self._flows: dict[Flow, dict[int, QueuedRow]] = {}
         self._texts: dict[Hashable, dict[int, QueuedRow]] = {}
         self.add(rows)
 
     def __len__(self) -> int:
-        """Return how many rows wait."""
+        """Return the number of waiting rows."""
         return len(self._rows)
 
     def __contains__(self, row: QueuedRow) -> bool:
-        """Return whether this very row waits."""
+        """Return whether this row waits; rows are compared by identity."""
         return id(row) in self._number_of
 
     def __iter__(self) -> Iterator[QueuedRow]:
@@ -95,11 +101,11 @@ class Queues(Generic[QueuedRow]):
 
     @property
     def flows(self) -> KeysView[Flow]:
-        """The flows that have rows here, in no order."""
+        """The flows with waiting rows, in no order."""
         return self._flows.keys()
 
     def add(self, rows: Iterable[QueuedRow]) -> None:
-        """Queue rows, none of which is here, behind all others."""
+        """Queue rows behind all others; none of the rows may be queued already."""
         for row in rows:
             number = next(self._arrivals)
             self._number_of[id(row)] = number
@@ -108,7 +114,7 @@ class Queues(Generic[QueuedRow]):
             self._texts.setdefault(row.group, {})[number] = row
 
     def remove(self, rows: Iterable[QueuedRow]) -> None:
-        """Let go of rows that are here."""
+        """Remove rows; each of the rows must be queued."""
         for row in rows:
             number = self._number_of.pop(id(row))
             del self._rows[number]
@@ -124,11 +130,11 @@ class Queues(Generic[QueuedRow]):
         return self._texts[group].values()
 
     def age_rank(self, flow: Flow) -> int:
-        """Return a number that is the smaller the older the oldest row of a flow is."""
+        """Return the arrival number of the oldest row of a flow."""
         return next(iter(self._flows[flow]))
 
-    def flows_beside(self, rows: Sequence[QueuedRow]) -> frozenset[Flow]:
-        """Return the flows that have rows here besides these, which are here."""
+    def flows_without(self, rows: Sequence[QueuedRow]) -> frozenset[Flow]:
+        """Return the flows that still have rows here once these queued rows are left out."""
         numbers: dict[Flow, int] = {}
         for row in rows:
             flow = flow_of(row)
@@ -145,67 +151,64 @@ def _remove(queues: dict[QueueKey, dict[int, QueuedRow]], key: QueueKey, number:
         del queues[key]
 
 
-MIN_COST: Final = 1.0
-MANY_ROWS: Final = 16
-"""Of one flow; the turns of fewer are of one row."""
-ROWS_OF_WHOLE_TURN: Final = 64
-"""A flow of which as many rows wait has all that a turn may have; of half as many, half of it."""
-Key = TypeVar("Key", str, Flow)
-Rank = tuple[str, Priority]
-"""A caller's rows of one priority."""
-_Standing = tuple[int, float, int, Flow]
-"""The rank of a flow's priority, what it owes with its turn, the age of its oldest row, itself."""
-
-
-@dataclass(slots=True, kw_only=True)
-class _Turn:
-    """What is left of a long one, in tokens through all layers; the row that uses it up is had."""
-
-    flow: Flow
-    work_left: float
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Debts:
-    """What callers, and flows of a caller, were given beyond the one of them that has least.
+class VirtualTimes:
+    """Service of callers and of flows, above the least served caller and flow that wait.
 
-    In tokens, divided by the weight of the caller; who is not named owes nothing.
+    In tokens, divided by the weight of the caller. A caller or flow without an entry has 0.
     """
 
     callers: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     flows: Mapping[Flow, float] = field(default_factory=lambda: MappingProxyType({}))
 
 
-class Turns(Generic[QueuedRow]):
-    """The turns of one batch."""
+_Standing = tuple[int, float, int, Flow]
+"""Rank of the priority, virtual time after the next turn, age of the oldest row, flow."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Turn:
+    """A long turn in progress. The row that brings `work_left` to 0 still belongs to the turn."""
+
+    flow: Flow
+    work_left: float
+    """In tokens through all layers."""
+
+
+class FairQueue(Generic[QueuedRow]):
+    """The order in which one batch takes rows."""
 
     def __init__(
         self,
         queues: Queues[QueuedRow],
         *,
-        debts: Debts,
+        virtual_times: VirtualTimes,
         weights: Mapping[str, float],
         longest_turn: float = 0.0,
     ) -> None:
-        """Give turns to the rows of `queues`, which stay there.
+        """Order the rows of `queues`, which stay there.
 
-        `longest_turn` is in tokens through all layers; without it all turns are of one row.
+        Args:
+            queues: the waiting rows.
+            virtual_times: as the batch before has left them.
+            weights: shares of callers relative to each other; 1 for a caller without an entry.
+            longest_turn: in tokens through all layers; with 0 all turns are of one row.
         """
-        self._debts = defaultdict[str, float](float, debts.callers)
-        self._flow_debts = defaultdict[Flow, float](float, debts.flows)
+        self._caller_times = defaultdict[str, float](float, virtual_times.callers)
+        self._flow_times = defaultdict[Flow, float](float, virtual_times.flows)
         self._weights = weights
         self.given: dict[Flow, float] = {}
-        """What each flow was given in these turns, in tokens through all layers."""
+        """The service of each flow in this batch, in tokens through all layers."""
         self._queues = queues
         self._long_turns = _long_turns(queues, longest_turn) if longest_turn else {}
         self._turn: _Turn | None = None
-        """The long one that goes on."""
+        """The long turn in progress."""
         self._rows: dict[Flow, Iterator[QueuedRow]] = {}
-        """Of the flows that were looked at: what was not."""
+        """The unseen rows of each flow that was looked at."""
         self._ended: set[Flow] = set()
-        """Of these nothing is left, or nothing more may be taken."""
+        """Flows that have no rows left, or may give no more rows to this batch."""
         self._flows = defaultdict[str, list[_Standing]](list)
-        """Of each caller: a heap."""
+        """A heap for each caller."""
         for flow in queues.flows:
             standing = (flow[1].rank, self._flow_due(flow), queues.age_rank(flow), flow)
             self._flows[flow[0]].append(standing)
@@ -218,12 +221,13 @@ class Turns(Generic[QueuedRow]):
         heapify(self._callers)
 
     def next_row(self, taken: Collection[int]) -> QueuedRow | None:
-        """Return the row whose turn it is, and count it as seen; None once all were seen.
+        """Return the next row, and count the row as seen; None once all rows were seen.
 
-        The next row of a long turn that goes on. Else of the caller that owes least, its highest
-        priority, of that the flow that owes least; who would have a long turn owes it already.
-        Equals are decided by the age of their oldest rows. Rows whose `id` is in `taken` have had
-        their turn.
+        A long turn in progress goes on. Otherwise the next row comes from the caller with the
+        least virtual time, from its highest priority, and there from the flow with the least
+        virtual time. A long turn counts before it is taken, like a finish tag (Demers, Keshav and
+        Shenker 1989), so short turns do not wait for it. The age of the oldest row breaks ties.
+        Rows whose `id` is in `taken` are skipped.
         """
         turn = self._turn
         if turn is not None and turn.work_left > 0:
@@ -238,38 +242,38 @@ class Turns(Generic[QueuedRow]):
         return row
 
     def end_turns(self, row: QueuedRow) -> None:
-        """Leave out what is queued behind a row that has no room, so that its flow keeps order."""
+        """Skip the flow of a row that does not fit the batch, so that the flow keeps its order."""
         self._ended.add(flow_of(row))
 
     def charge(self, row: QueuedRow, cost: float) -> None:
-        """Put what a row costs, in tokens, on the account of its caller and its flow."""
-        # A row that costs next to nothing takes a place all the same.
+        """Add the cost of a row, in tokens, to the virtual times of its caller and its flow."""
         cost, flow = max(cost, MIN_COST), flow_of(row)
-        self._debts[row.caller] += cost / self._weights.get(row.caller, 1.0)
-        self._flow_debts[flow] += cost
+        self._caller_times[row.caller] += cost / self._weights.get(row.caller, 1.0)
+        self._flow_times[flow] += cost
         self.given[flow] = self.given.get(flow, 0.0) + cost
         turn = self._turn
         if turn is not None and turn.flow == flow:
             turn.work_left -= cost
 
-    def settle(self, waiting: Iterable[Flow]) -> Debts:
-        """Return the debts after the batch, above the least of those who still wait.
+    def carry_over(self, waiting: Iterable[Flow]) -> VirtualTimes:
+        """Return the virtual times after the batch, above the least among the waiting flows.
 
-        Who waits no more is forgotten as soon as the others have caught up.
+        A caller that waits no more is forgotten once the others have caught up with it. A flow is
+        forgotten once no flow of its caller and priority waits, or once those have caught up.
         """
         levels: dict[Rank, float] = {}
         callers = set[str]()
         for flow in waiting:
-            debt = self._flow_debts[flow]
-            levels[flow[:2]] = min(debt, levels.get(flow[:2], debt))
+            time = self._flow_times[flow]
+            levels[flow[:2]] = min(time, levels.get(flow[:2], time))
             callers.add(flow[0])
-        level = min((self._debts[caller] for caller in callers), default=None)
-        return Debts(
-            callers={} if level is None else _above(self._debts, level),
+        level = min((self._caller_times[caller] for caller in callers), default=None)
+        return VirtualTimes(
+            callers={} if level is None else _above(self._caller_times, level),
             flows={
-                flow: debt - levels[flow[:2]]
-                for flow, debt in self._flow_debts.items()
-                if flow[:2] in levels and debt > levels[flow[:2]]
+                flow: time - levels[flow[:2]]
+                for flow, time in self._flow_times.items()
+                if flow[:2] in levels and time > levels[flow[:2]]
             },
         )
 
@@ -279,8 +283,7 @@ class Turns(Generic[QueuedRow]):
             flow = self._next_flow(self._flows[caller])
             if flow is None:
                 heappop(self._callers)
-            # Its debts, or its next flow, have changed; of others they have not, but for the one
-            # that had the oldest row.
+            # The entry is out of date: the caller was charged, or another flow of it is next.
             elif due != self._caller_due(flow):
                 heapreplace(self._callers, (self._caller_due(flow), age, caller))
             else:
@@ -295,7 +298,7 @@ class Turns(Generic[QueuedRow]):
             rank, due, age, flow = flows[0]
             if flow in self._ended:
                 heappop(flows)
-            # Debts only grow, so an entry that is out of date is too far in front.
+            # Virtual times only grow, so an entry that is out of date is too far in front.
             elif due < self._flow_due(flow):
                 heapreplace(flows, (rank, self._flow_due(flow), age, flow))
             else:
@@ -303,12 +306,12 @@ class Turns(Generic[QueuedRow]):
         return None
 
     def _caller_due(self, flow: Flow) -> float:
-        """What the caller of a flow owes with the turn of that flow."""
+        """Return the virtual time of the caller of a flow after the next long turn of the flow."""
         weight = self._weights.get(flow[0], 1.0)
-        return self._debts[flow[0]] + self._long_turns.get(flow, 0.0) / weight
+        return self._caller_times[flow[0]] + self._long_turns.get(flow, 0.0) / weight
 
     def _flow_due(self, flow: Flow) -> float:
-        return self._flow_debts[flow] + self._long_turns.get(flow, 0.0)
+        return self._flow_times[flow] + self._long_turns.get(flow, 0.0)
 
     def _row_of(self, flow: Flow, taken: Collection[int]) -> QueuedRow | None:
         if flow in self._ended:
@@ -319,7 +322,7 @@ class Turns(Generic[QueuedRow]):
 
 
 def _long_turns(queues: Queues[QueuedRow], longest: float) -> dict[Flow, float]:
-    """Return the work of the turns that are longer than a row."""
+    """Return the work of each turn that is longer than one row."""
     return {
         flow: longest * min(1.0, len(queues.of_flow(flow)) / ROWS_OF_WHOLE_TURN)
         for flow in queues.flows
@@ -327,32 +330,24 @@ def _long_turns(queues: Queues[QueuedRow], longest: float) -> dict[Flow, float]:
     }
 
 
-def _above(debts: Mapping[Key, float], level: float) -> dict[Key, float]:
-    return {key: debt - level for key, debt in debts.items() if debt > level}
-
-
-HALF_LIFE_S: Final = 0.25
-"""Of what was given: a few batches of a processor."""
-MAX_QUIET_USAGE: Final = 2 / 3
-"""What a quiet flow may have been given, as a part of what the flood was."""
-NEXT_TO_NOTHING: Final = MIN_COST / 64
-"""What has decayed to less is forgotten: 64 tokens after 3 s, 16,384 after 5."""
+def _above(times: Mapping[TimeKey, float], level: float) -> dict[TimeKey, float]:
+    return {key: time - level for key, time in times.items() if time > level}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What callers and flows were given lately, in tokens through all layers."""
+    """Recent service of callers and flows with decay, in tokens through all layers."""
 
     callers: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     flows: Mapping[Flow, float] = field(default_factory=lambda: MappingProxyType({}))
     as_of: float = 0.0
-    """The clock reading, in seconds, up to which it has decayed: when the last batch began.
+    """The clock reading up to which usage has decayed, in seconds: the start of the last batch.
 
-    While that runs, what overtakes it weighs as much as the batch itself.
+    Usage does not decay while a batch runs, so rows that preempt the batch weigh as much as it.
     """
 
     def at(self, now: float) -> "Usage":
-        """Return what is left of it at a clock reading, without what is next to nothing."""
+        """Return the usage at a clock reading, without entries below `MIN_USAGE`."""
         now = max(now, self.as_of)
         part = 0.5 ** ((now - self.as_of) / HALF_LIFE_S)
         return Usage(
@@ -360,41 +355,41 @@ class Usage:
         )
 
     def plus(self, given: Mapping[Flow, float]) -> "Usage":
-        """Return it with what a batch gives to flows, in tokens."""
+        """Return the usage with the service of one batch, in tokens by flow."""
         callers, flows = dict(self.callers), dict(self.flows)
         for flow, work in given.items():
             callers[flow[0]] = callers.get(flow[0], 0.0) + work
             flows[flow] = flows.get(flow, 0.0) + work
         return Usage(callers=callers, flows=flows, as_of=self.as_of)
 
-    def is_quiet(self, flow: Flow, *, beside: Flow, weights: Mapping[str, float]) -> bool:
-        """Tell whether a flow asks for little beside another.
+    def is_light(self, flow: Flow, *, compared_with: Flow, weights: Mapping[str, float]) -> bool:
+        """Tell whether a flow is light compared with another.
 
-        Between callers: what the caller was given is little, by weight. Between priorities of one
-        caller: the higher one is quiet. Else: what the flow was given is little.
+        Between two callers, the usage of the callers by weight decides. Between two priorities of
+        one caller, the higher priority is light. Otherwise the usage of the flows decides.
         """
-        (caller, priority, _), (other, other_priority, _) = flow, beside
+        (caller, priority, _), (other, other_priority, _) = flow, compared_with
         if caller != other:
             given, most = self._of_caller(caller, weights), self._of_caller(other, weights)
-            return given <= MAX_QUIET_USAGE * most
+            return given <= MAX_LIGHT_USAGE * most
         if priority is not other_priority:
             return priority.rank < other_priority.rank
-        return self._of_flow(flow) <= MAX_QUIET_USAGE * self._of_flow(beside)
+        return self._of_flow(flow) <= MAX_LIGHT_USAGE * self._of_flow(compared_with)
 
-    def loud(self, flows: Collection[Flow], *, weights: Mapping[str, float]) -> frozenset[Flow]:
-        """Return those of the flows that are quiet beside none of the others."""
+    def heaviest(self, flows: Collection[Flow], *, weights: Mapping[str, float]) -> frozenset[Flow]:
+        """Return the flows that are light compared with none of the other flows."""
         callers = {flow[0]: self._of_caller(flow[0], weights) for flow in flows}
         ranks, most = dict[str, int](), dict[Rank, float]()
         for flow in flows:
             ranks[flow[0]] = max(flow[1].rank, ranks.get(flow[0], 0))
             most[flow[:2]] = max(self._of_flow(flow), most.get(flow[:2], 0.0))
-        loudest = max(callers.values(), default=0.0)
+        most_of_caller = max(callers.values(), default=0.0)
         return frozenset(
             flow
             for flow in flows
-            if callers[flow[0]] > MAX_QUIET_USAGE * loudest
+            if callers[flow[0]] > MAX_LIGHT_USAGE * most_of_caller
             and flow[1].rank == ranks[flow[0]]
-            and self._of_flow(flow) > MAX_QUIET_USAGE * most[flow[:2]]
+            and self._of_flow(flow) > MAX_LIGHT_USAGE * most[flow[:2]]
         )
 
     def _of_flow(self, flow: Flow) -> float:
@@ -404,6 +399,6 @@ class Usage:
         return self.callers.get(caller, 0.0) / weights.get(caller, 1.0)
 
 
-def _decayed(given: Mapping[Key, float], part: float) -> dict[Key, float]:
+def _decayed(given: Mapping[TimeKey, float], part: float) -> dict[TimeKey, float]:
     left = ((key, part * work) for key, work in given.items())
-    return {key: work for key, work in left if work >= NEXT_TO_NOTHING}
+    return {key: work for key, work in left if work >= MIN_USAGE}

@@ -1,20 +1,15 @@
-"""The planner: from what waits to the next batch; it changes nothing.
+"""The planner: from the waiting rows to the next batch, as a pure function.
 
-Rows are taken by turns (`turns.py`): fair between callers, and between the tasks of a caller. A row
-that is taken brings its siblings along (the same text for other tasks of the same request),
-because they share its trunk row. Where many rows of many tasks wait, each turn may have up to a
-quarter of the batch, so that the batch holds few tasks.
+`plan_batch` takes rows in the order of `FairQueue`: fair between callers, and between the tasks of
+a caller. A row brings its siblings along, the rows of the same request for the same text, because
+they share a trunk row. Where many rows of many tasks wait, a turn has up to a quarter of the batch,
+so that the batch holds few tasks.
 
-Bounded wait: the first turn of every `OLDEST_EVERY`-th batch is that of the oldest row of all,
-whoever sent it at whatever priority. So a row that waits behind n older ones is computed within
-`OLDEST_EVERY * (n + 1)` batches, whatever arrives later; those that overtake one do not count.
+The wait is bounded: every `OLDEST_EVERY`-th batch begins with the oldest row of all. A row behind
+n older rows is computed within `OLDEST_EVERY * (n + 1)` batches; preempting batches do not count.
 
-Shadow rows: computed in the room that a batch has left, or never.
-
-A shadow row comes with the row it shadows and is worth computing in the next batch only: that is
-where the two share a trunk row. As soon as a row that somebody waits for does not fit, no shadow
-row is taken; none of them waits beyond the next batch. The shadow of a row that overtakes a batch
-comes with the one after, on a trunk row of its own, or never.
+`add_shadows` fills the free places of a batch with shadow rows, which share its trunk rows. No
+shadow row is added while other rows wait, and no shadow row waits for a later batch.
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
@@ -27,38 +22,38 @@ from typing import Final, Generic, Protocol, TypeVar
 from nunatak_server.scheduler.fairness import (
     MANY_ROWS,
     MIN_COST,
-    Debts,
+    FairQueue,
     Flow,
     Queued,
     Queues,
-    Turns,
     Usage,
+    VirtualTimes,
     flow_of,
 )
 from nunatak_server.scheduler.rows import Extent, work_added
 
 OLDEST_EVERY: Final = 8
 TURN_SHARE: Final = 1 / 4
-"""Of the work of a batch, that one turn may have. More makes batches of fewer tasks, which take
-less time, and a flow that has had its turn then waits for more batches."""
+"""Most work of one turn, as a share of the batch. A larger share makes batches of fewer tasks,
+which take less time, but a flow then waits more batches for its next turn."""
 
 
 class Waiting(Queued, Extent, Protocol):
-    """What the planner needs to know of a row that waits to be computed."""
+    """The attributes of a waiting row that the planner reads."""
 
     @property
     def trunk_key(self) -> Hashable:
-        """Equal for rows that may share one trunk row."""
+        """Equal for rows that can share one trunk row."""
         ...
 
     @property
     def deadline(self) -> float:
-        """The clock reading from which the row is no longer worth computing."""
+        """The clock reading after which nobody needs the answer."""
         ...
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether nobody waits for the answer any more."""
+        """Whether the caller has gone."""
         ...
 
 
@@ -67,80 +62,80 @@ WaitingRow = TypeVar("WaitingRow", bound=Waiting)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLimits:
-    """What one forward pass may hold; every single row must fit alone."""
+    """Bounds of one forward pass. Every row must fit an empty batch."""
 
     max_tokens: int
     max_rows: int
     max_work: float = inf
-    """In tokens through all layers. Only the rows of one text may exceed it."""
+    """In tokens through all layers. Only a first row, or the siblings of a row, may exceed it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnOrder:
-    """What batches leave to the next one about whose turn it is."""
+    """The state of fair queueing between two batches."""
 
-    debts: Debts = field(default_factory=Debts)
+    virtual_times: VirtualTimes = field(default_factory=VirtualTimes)
     usage: Usage = field(default_factory=Usage)
     num_in_turn: int = 0
-    """Batches since one began with the oldest row of all."""
+    """Batches since the last one that began with the oldest row."""
 
     def at(self, now: float) -> "TurnOrder":
-        """Return it at a clock reading: usage decays."""
+        """Return the state at a clock reading, with usage decayed."""
         return replace(self, usage=self.usage.at(now))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnRules(Generic[WaitingRow]):
-    """What turns depend on, besides the rows."""
+    """The fixed rules of fair queueing."""
 
     weights: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    """Shares of callers relative to each other; 1 for those that are not named."""
+    """Shares of callers relative to each other; 1 for a caller without an entry."""
     is_trunk_held: Callable[[WaitingRow], bool] = lambda _: False
-    """Whether the trunk state that a row starts from is there already, and costs nothing."""
+    """Whether the trunk state at the split depth of a row is cached, and so costs nothing."""
     turn_share: float = TURN_SHARE
-    """Of a batch, that one turn may have where many rows of many tasks wait; 0 is one row."""
+    """Most work of a long turn, as a share of the batch; with 0 all turns are of one row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlan(Generic[WaitingRow]):
-    """The rows of the next batch, what they take, and what is left."""
+    """The rows of the next batch, their cost, and the state that they leave."""
 
     batch: tuple[WaitingRow, ...]
     num_tokens: int
     num_trunk_rows: int
     num_held_rows: int
-    """Rows that start from a trunk state which an earlier batch computed."""
+    """Rows whose trunk state is cached from an earlier batch."""
     work: float
-    """Tokens through all layers that are computed."""
+    """Computed work, in tokens through all layers."""
     asked_work: float
-    """The same, if no trunk state were held."""
+    """The work without cached trunk states."""
     charged: float
-    """What its rows are charged, in tokens: no row costs less than one."""
+    """Charge of the rows, in tokens: at least `MIN_COST` for each."""
     order: TurnOrder
     backlog: frozenset[Flow]
-    """The flows that have rows which neither are in the batch nor go first."""
+    """Flows with waiting rows that are neither in the batch nor in `going_first`."""
     going_first: tuple[WaitingRow, ...] = ()
-    """Rows that wait, and go before the batch, which has begun then."""
+    """Waiting rows that run before the first layer of the batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lapsed(Generic[WaitingRow]):
-    """Rows that are not worth computing."""
+class StaleRows(Generic[WaitingRow]):
+    """Rows that nobody needs any more."""
 
     expired: tuple[WaitingRow, ...]
-    """Those whose caller still waits, to be told so."""
+    """Rows after their deadline; the caller still waits for an error."""
     cancelled: tuple[WaitingRow, ...]
 
 
-def lapsed_of(rows: Iterable[WaitingRow], *, now: float) -> Lapsed[WaitingRow]:
-    """Return the rows that must be planned no more: they would hold up others of their flow."""
+def stale_rows(rows: Iterable[WaitingRow], *, now: float) -> StaleRows[WaitingRow]:
+    """Return the rows to drop before planning, because they would delay the rest of their flow."""
     expired, cancelled = list[WaitingRow](), list[WaitingRow]()
     for row in rows:
         if row.is_cancelled:
             cancelled.append(row)
         elif row.deadline <= now:
             expired.append(row)
-    return Lapsed(expired=tuple(expired), cancelled=tuple(cancelled))
+    return StaleRows(expired=tuple(expired), cancelled=tuple(cancelled))
 
 
 def plan_batch(
@@ -149,24 +144,33 @@ def plan_batch(
     limits: BatchLimits,
     order: TurnOrder | None = None,
     rules: TurnRules[WaitingRow] | None = None,
-    apart: Sequence[WaitingRow] = (),
-    beside: Collection[Flow] = (),
+    left_out: Sequence[WaitingRow] = (),
+    waiting_elsewhere: Collection[Flow] = (),
 ) -> BatchPlan[WaitingRow]:
-    """Take the next batch out of what waits in `queues`.
+    """Return the next batch; `queues` stays as it is.
 
-    A row that does not fit ends the turns of its flow, so rows of one caller, task and priority
-    keep their order, but smaller rows of others may still use the room that is left. Rows of
-    `apart` wait in any case, and so do others of the flows of `beside`, which are elsewhere.
+    A row that does not fit ends the turns of its flow, so the rows of a flow keep their order.
+    Smaller rows of other flows may still take the free places.
+
+    Args:
+        queues: the waiting rows.
+        limits: bounds of the batch.
+        order: as the batch before has left it.
+        rules: weights, and which trunk states are cached.
+        left_out: rows of `queues` that the batch must not take.
+        waiting_elsewhere: flows with waiting rows outside `queues`.
     """
     order, rules = order or TurnOrder(), rules or TurnRules()
     longest_turn = _longest_turn(queues, limits, rules.turn_share)
-    turns = Turns(queues, debts=order.debts, weights=rules.weights, longest_turn=longest_turn)
+    turns = FairQueue(
+        queues, virtual_times=order.virtual_times, weights=rules.weights, longest_turn=longest_turn
+    )
     begins_with_oldest = order.num_in_turn + 1 >= OLDEST_EVERY
     draft = Draft[WaitingRow](
-        limits=limits, is_trunk_held=rules.is_trunk_held, seen=set(map(id, apart))
+        limits=limits, is_trunk_held=rules.is_trunk_held, seen=set(map(id, left_out))
     )
     _fill(draft, turns, queues, begins_with_oldest=begins_with_oldest)
-    backlog = queues.flows_beside((*draft.rows, *apart))
+    backlog = queues.flows_without((*draft.rows, *left_out))
     return BatchPlan(
         batch=tuple(draft.rows),
         num_tokens=draft.num_tokens,
@@ -176,7 +180,7 @@ def plan_batch(
         asked_work=draft.asked_work,
         charged=sum(turns.given.values()),
         order=TurnOrder(
-            debts=turns.settle({*backlog, *map(flow_of, apart), *beside}),
+            virtual_times=turns.carry_over({*backlog, *map(flow_of, left_out), *waiting_elsewhere}),
             usage=order.usage.plus(turns.given),
             num_in_turn=0 if begins_with_oldest else order.num_in_turn + 1,
         ),
@@ -185,9 +189,9 @@ def plan_batch(
 
 
 def work_by_flow(rows: Iterable[WaitingRow], *, rules: TurnRules[WaitingRow]) -> dict[Flow, float]:
-    """Return what a batch of these rows alone would give to each flow, in tokens.
+    """Return the service of each flow in a batch of these rows alone, in tokens.
 
-    Those of a trunk row through the layers that it passes are counted once, and not if it is held.
+    A shared trunk row counts once, and a cached one not at all.
     """
     limits = BatchLimits(max_tokens=maxsize, max_rows=maxsize)
     draft = Draft[WaitingRow](limits=limits, is_trunk_held=rules.is_trunk_held, seen=set())
@@ -200,7 +204,7 @@ def work_by_flow(rows: Iterable[WaitingRow], *, rules: TurnRules[WaitingRow]) ->
 
 
 def _longest_turn(queues: Queues[WaitingRow], limits: BatchLimits, turn_share: float) -> float:
-    """Return the work of a long turn; 0 where a batch has turns for all tasks with many rows."""
+    """Return the work of a long turn; 0 where one batch holds long turns of all tasks."""
     heads = [
         next(iter(queues.of_flow(flow)))
         for flow in queues.flows
@@ -209,13 +213,13 @@ def _longest_turn(queues: Queues[WaitingRow], limits: BatchLimits, turn_share: f
     if len({row.task for row in heads}) * turn_share <= 1:
         return 0.0
     per_row = sum(map(work_added, heads)) / len(heads)
-    # The tokens of a row count twice in a batch, on the trunk and on its branch.
+    # The batch counts the tokens of a row twice, as trunk row and as branch row.
     return turn_share * min(limits.max_work, limits.max_tokens / 2, limits.max_rows * per_row)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What a row adds to a batch."""
+    """The cost that a row adds to a batch."""
 
     tokens: int
     work: float
@@ -224,15 +228,15 @@ class Cost:
 
 @dataclass(slots=True, kw_only=True)
 class Draft(Generic[WaitingRow]):
-    """A batch while it is being filled."""
+    """A batch while the planner fills it."""
 
     limits: BatchLimits
     is_trunk_held: Callable[[WaitingRow], bool]
     seen: set[int]
-    """The `id` of each row that is in it, or must not be."""
+    """The `id` of each row that is in the batch, or must not be."""
     rows: list[WaitingRow] = field(default_factory=list[WaitingRow])
     trunk_shares: dict[Hashable, float] = field(default_factory=dict[Hashable, float])
-    """How far up the trunk rows go that are paid for."""
+    """Share of the layers that each trunk row passes, by trunk key."""
     num_held_rows: int = 0
     num_tokens: int = 0
     work: float = 0.0
@@ -240,7 +244,7 @@ class Draft(Generic[WaitingRow]):
 
     @property
     def is_full(self) -> bool:
-        """Whether no row finds room any more."""
+        """Whether no further row fits."""
         limits = self.limits
         return (
             len(self.rows) >= limits.max_rows
@@ -249,7 +253,7 @@ class Draft(Generic[WaitingRow]):
         )
 
     def take(self, row: WaitingRow, *, max_work: float) -> Cost | None:
-        """Add the row if it fits, and return what it costs; the first row always fits."""
+        """Add the row if it fits, and return its cost. The first row may exceed the work bound."""
         if len(self.rows) >= self.limits.max_rows:
             return None
         is_held = row.trunk_tokens > 0 and self.is_trunk_held(row)
@@ -279,7 +283,7 @@ class Draft(Generic[WaitingRow]):
 
 def _fill(
     draft: Draft[WaitingRow],
-    turns: Turns[WaitingRow],
+    turns: FairQueue[WaitingRow],
     queues: Queues[WaitingRow],
     *,
     begins_with_oldest: bool,
@@ -295,7 +299,7 @@ def _fill(
         else:
             turns.charge(row, cost.work)
             for sibling in queues.of_text(row.group):
-                # The rows of one text stay together, however long they take.
+                # The rows of one text stay together, whatever their work.
                 if id(sibling) not in draft.seen:
                     shared = draft.take(sibling, max_work=inf)
                     if shared is not None:
@@ -310,9 +314,9 @@ def add_shadows(
     limits: BatchLimits,
     rules: TurnRules[WaitingRow],
 ) -> BatchPlan[WaitingRow]:
-    """Fill the room that a batch has left with shadow rows, in their order, while they fit.
+    """Fill the free places of a batch with shadow rows, in their order.
 
-    `limits` and `rules` are those that the batch was planned by.
+    `limits` and `rules` must be the ones of the plan.
     """
     if not plan.batch or plan.backlog or plan.going_first:
         return plan

@@ -2,20 +2,17 @@
 
 Work: what rows cost, in tokens through all layers; rows of one text pay for its trunk once.
 
-Rows on their way through the engine: one (text, task version) pair each.
-
-Planned rows: what a request is to compute, before its versions are in memory.
+Rows on their way to and through the engine: one (text, task version) pair each.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol
 
 from nunatak_artifact import LoadedTask
 from nunatak_model import Branch, Encoding
-from nunatak_registry import TaskManifest
 from nunatak_server.errors import BackboneUnhealthyError, ServerError, TaskUnhealthyError
 
 ANONYMOUS: Final = "anonymous"
@@ -103,32 +100,75 @@ def backbone_answer(outcome: RowOutcome) -> RowAnswer:
             raise outcome
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowSpec:
+    """The part of a row that is fixed before its version is in memory."""
+
+    encoding: Encoding
+    group: int
+    """Rows of one text of one request have equal groups."""
+    trunk_tokens: int
+    branch_tokens: int
+    trunk_share: float
+    """Part of the layers that its trunk row passes."""
+    caller: str = ANONYMOUS
+    priority: Priority = Priority.NORMAL
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PendingRow:
     """A row that waits; its future is resolved once, on the event loop, by the engine."""
 
+    spec: RowSpec
     task: str
     version: int
     branch: Branch
-    encoding: Encoding
-    group: int
-    trunk_tokens: int
-    branch_tokens: int
     deadline: float
     submitted_at: float
-    load_s: float = 0.0
     future: asyncio.Future[RowOutcome]
-    trunk_share: float = 0.0
-    """Part of the layers that its trunk row passes."""
-    caller: str = ANONYMOUS
-    priority: Priority = Priority.NORMAL
+    load_s: float = 0.0
     is_shadow: bool = False
     """Whether it is computed for comparison alone, in the room that is left."""
 
     @property
+    def encoding(self) -> Encoding:
+        """The tokens that the row reads."""
+        return self.spec.encoding
+
+    @property
     def trunk_key(self) -> Encoding:
         """Rows of equal encodings share their trunk row."""
-        return self.encoding
+        return self.spec.encoding
+
+    @property
+    def group(self) -> int:
+        """Rows of one text of one request have equal groups."""
+        return self.spec.group
+
+    @property
+    def trunk_tokens(self) -> int:
+        """Tokens of its trunk row."""
+        return self.spec.trunk_tokens
+
+    @property
+    def branch_tokens(self) -> int:
+        """Tokens of its own branch row."""
+        return self.spec.branch_tokens
+
+    @property
+    def trunk_share(self) -> float:
+        """Part of the layers that its trunk row passes."""
+        return self.spec.trunk_share
+
+    @property
+    def caller(self) -> str:
+        """Whose turn it takes."""
+        return self.spec.caller
+
+    @property
+    def priority(self) -> Priority:
+        """How it ranks among the rows of its caller."""
+        return self.spec.priority
 
     @property
     def is_cancelled(self) -> bool:
@@ -136,94 +176,68 @@ class PendingRow:
         return self.future.cancelled()
 
 
-def count_tokens(
-    encoding: Encoding, split_depth: int | None, *, num_layers: int
-) -> tuple[int, int]:
-    """Return the tokens a row needs as trunk row and as branch row.
+def row_spec(
+    encoding: Encoding,
+    split_depth: int | None,
+    *,
+    group: int,
+    num_layers: int,
+    caller: str,
+    priority: Priority,
+) -> RowSpec:
+    """Return the row of a version that splits from the trunk at `split_depth`.
 
     A branch that owns every layer reads no trunk; a head alone has no layers of its own.
     """
-    trunk = encoding.num_tokens if split_depth else 0
-    own = encoding.num_tokens if split_depth != num_layers else 0
-    return trunk, own
+    return RowSpec(
+        encoding=encoding,
+        group=group,
+        trunk_tokens=encoding.num_tokens if split_depth else 0,
+        branch_tokens=encoding.num_tokens if split_depth != num_layers else 0,
+        trunk_share=(split_depth or 0) / num_layers,
+        caller=caller,
+        priority=priority,
+    )
 
 
-Companion = Callable[[Sequence[PendingRow]], Sequence[PendingRow]]
-"""Given the rows of a version, returns rows to compute beside them, which nobody here waits for."""
-Report = Callable[[list[RowOutcome]], None]
-"""Is given what became of the rows of a version, as soon as the last of them is answered."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedRow:
-    """A row before its version is in memory."""
-
-    encoding: Encoding
-    group: int
-    trunk_tokens: int
-    branch_tokens: int
-    trunk_share: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VersionRows:
-    """The rows of one request for one version."""
-
-    manifest: TaskManifest
-    rows: tuple[PlannedRow, ...]
-    caller: str = ANONYMOUS
-    priority: Priority = Priority.NORMAL
-    companion: Companion | None = None
-    report: Report | None = None
-
-
-def work_by_task(asked: Sequence[VersionRows]) -> dict[str, float]:
+def work_by_task(asked: Iterable[tuple[str, Sequence[RowSpec]]]) -> dict[str, float]:
     """Return the tokens through all layers of each task's rows; a text's trunk counts once.
 
     Its first task pays for it, up to its own split depth, and a deeper one for what is above.
     """
     found, shares = dict[str, float](), dict[int, float]()
-    for each in asked:
+    for task, rows in asked:
         work = 0.0
-        for row in each.rows:
+        for row in rows:
             paid = shares.get(row.group, 0.0)
             work += work_added(row, paid_share=paid)
             shares[row.group] = max(paid, row.trunk_share)
-        task = each.manifest.task
         found[task] = found.get(task, 0.0) + work
     return found
 
 
-def pending_row(  # noqa: PLR0913 - a row, and what its request says of it
-    row: PlannedRow,
+def pending_row(
+    spec: RowSpec,
     task: LoadedTask,
     *,
     deadline: float,
     now: float,
     load_s: float = 0.0,
-    caller: str = ANONYMOUS,
-    priority: Priority = Priority.NORMAL,
     is_shadow: bool = False,
 ) -> PendingRow:
-    """Return a planned row as the engine takes it, with a future of its own.
+    """Return a row as the engine takes it, with a future of its own.
 
-    `task` is its version, which stays in memory until the row is answered.
+    `task` is the row's version, which stays in memory until the row is answered.
     """
     manifest = task.manifest
     return PendingRow(
+        spec=spec,
         task=manifest.task,
         version=manifest.version,
         branch=task.branch,
-        encoding=row.encoding,
-        group=row.group,
-        trunk_tokens=row.trunk_tokens,
-        branch_tokens=row.branch_tokens,
         deadline=deadline,
         submitted_at=now,
-        load_s=load_s,
         future=asyncio.get_running_loop().create_future(),
-        trunk_share=row.trunk_share,
-        caller=caller,
-        priority=priority,
+        load_s=load_s,
         is_shadow=is_shadow,
     )

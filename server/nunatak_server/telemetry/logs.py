@@ -1,13 +1,10 @@
-"""Makes and writes lines of the log together, and not one by one between requests.
+"""Logs: one line for each event, as text for people or as JSON for programs.
 
-Under overload there are hundreds of lines a second. Whoever writes one waits for the system and
-then for the interpreter, which another thread has taken meanwhile; and code that runs once between
-two forward passes finds nothing of itself in the caches.
+A message cannot leave its line: characters that could begin another line or command a terminal are
+escaped. The values of an event travel next to the message, under `FIELDS`.
 
-Logs: one line per event, as text for people or as JSON for programs.
-
-Whatever a message holds, it stays within its line: what could begin another one, or command a
-terminal, is escaped. An event's own values travel beside its message, under `FIELDS`.
+`JoiningHandler` writes many lines at once. Under overload there are hundreds of lines a second. To
+write each on its own would wait for the system, and then for the interpreter lock.
 """
 
 import contextlib
@@ -24,81 +21,7 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Any, Final, TextIO, assert_never
 
-from nunatak_registry.plain_text import visible, visible_json
-
-DELAY_S: Final = 0.1
-MAX_EVENTS: Final = 1000
-
-
-class JoiningHandler(logging.StreamHandler[TextIO]):
-    """Keeps events for `DELAY_S` at most, and writes their lines in order and in one piece.
-
-    A warning or worse is written at once, with all before it; what is left is written by `flush`,
-    which `logging` calls when the process ends.
-    """
-
-    def __init__(self, stream: TextIO | None = None) -> None:
-        """Write to `stream`, or else to the standard error."""
-        super().__init__(stream)
-        self._events = deque[logging.LogRecord]()
-        self._writing = threading.RLock()
-        self._has_events = threading.Event()
-        self._is_closed = False
-        threading.Thread(target=self._write_late, name="nunatak-log", daemon=True).start()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keep an event, or write its line."""
-        try:
-            self._events.append(_settled(record))
-        except Exception:  # noqa: BLE001 - whoever logs must not fail by it
-            self.handleError(record)
-        if record.levelno >= logging.WARNING or len(self._events) >= MAX_EVENTS:
-            self.flush()
-        elif not self._has_events.is_set():
-            self._has_events.set()
-
-    def flush(self) -> None:
-        """Write what is kept."""
-        with self._writing:
-            # One by one, because others add to them meanwhile.
-            events = [self._events.popleft() for _ in range(len(self._events))]
-            if events:
-                lines = [line for event in events if (line := self._line_of(event))]
-                # The log is the one place to tell of it: the next line tries again.
-                with contextlib.suppress(OSError, ValueError):
-                    self.stream.write("".join(lines))
-                    self.stream.flush()
-
-    def close(self) -> None:
-        """Write what is kept, and end the thread that writes."""
-        self._is_closed = True
-        self._has_events.set()
-        self.flush()
-        super().close()
-
-    def _write_late(self) -> None:
-        while not self._is_closed:
-            self._has_events.wait()
-            time.sleep(DELAY_S)
-            self._has_events.clear()
-            self.flush()
-
-    def _line_of(self, record: logging.LogRecord) -> str | None:
-        try:
-            return self.format(record) + self.terminator
-        except Exception:  # noqa: BLE001 - no event must keep others from the log
-            self.handleError(record)
-            return None
-
-
-def _settled(record: logging.LogRecord) -> logging.LogRecord:
-    """Return an event with its message made: the arguments may be other ones later."""
-    if not record.args:
-        return record
-    settled = copy.copy(record)
-    settled.msg, settled.args = record.getMessage(), None
-    return settled
-
+from nunatak_contract.plain_text import visible, visible_json
 
 ExceptionInfo = (
     tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
@@ -107,11 +30,11 @@ ExceptionInfo = (
 FIELDS: Final = "nunatak_fields"
 """The attribute of a log record that holds the values of its event."""
 CONTINUED: Final = "  | "
-"""Begins each line of a traceback, so that none of them can pass for an event."""
+"""Prefix of each line of a traceback, so that no line looks like an event."""
 
 
 class LogFormat(StrEnum):
-    """How events are written."""
+    """The format of log lines."""
 
     TEXT = "text"
     JSON = "json"
@@ -123,7 +46,7 @@ def fields(**values: object) -> Mapping[str, object]:
 
 
 class JsonFormatter(logging.Formatter):
-    """Writes one JSON object per event."""
+    """Formats each event as one JSON object."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line of an event."""
@@ -140,7 +63,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """Writes one line per event, and the traceback of an exception indented below it."""
+    """Formats each event as one line, with the traceback of an exception below."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the lines of an event."""
@@ -154,7 +77,7 @@ class TextFormatter(logging.Formatter):
 
 
 def formatter_of(log_format: LogFormat) -> type[logging.Formatter]:
-    """Return what writes events in a format."""
+    """Return the formatter of a format."""
     match log_format:
         case LogFormat.TEXT:
             return TextFormatter
@@ -164,8 +87,83 @@ def formatter_of(log_format: LogFormat) -> type[logging.Formatter]:
             assert_never(log_format)
 
 
+DELAY_S: Final = 0.1
+"""Longest time that an event waits before its line is written."""
+MAX_EVENTS: Final = 1000
+
+
+class JoiningHandler(logging.StreamHandler[TextIO]):
+    """Keeps events for at most `DELAY_S`, and writes their lines in order with one write.
+
+    A warning or an error is written at once, with all lines before it. `logging` calls `flush` at
+    the end of the process, which writes the remaining lines.
+    """
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        """Write to `stream`, or to the standard error without one."""
+        super().__init__(stream)
+        self._events = deque[logging.LogRecord]()
+        self._writing = threading.RLock()
+        self._has_events = threading.Event()
+        self._is_closed = False
+        threading.Thread(target=self._write_late, name="nunatak-log", daemon=True).start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep an event, and write all lines if it must not wait."""
+        try:
+            self._events.append(_settled(record))
+        except Exception:  # noqa: BLE001 - a log call must not fail its caller
+            self.handleError(record)
+        if record.levelno >= logging.WARNING or len(self._events) >= MAX_EVENTS:
+            self.flush()
+        elif not self._has_events.is_set():
+            self._has_events.set()
+
+    def flush(self) -> None:
+        """Write the lines of all kept events."""
+        with self._writing:
+            # One by one, because other threads add events meanwhile.
+            events = [self._events.popleft() for _ in range(len(self._events))]
+            if events:
+                lines = [line for event in events if (line := self._line_of(event))]
+                # There is no other place to report this; the next lines try again.
+                with contextlib.suppress(OSError, ValueError):
+                    self.stream.write("".join(lines))
+                    self.stream.flush()
+
+    def close(self) -> None:
+        """Write the lines of all kept events, and end the writing thread."""
+        self._is_closed = True
+        self._has_events.set()
+        self.flush()
+        super().close()
+
+    def _write_late(self) -> None:
+        while not self._is_closed:
+            self._has_events.wait()
+            time.sleep(DELAY_S)
+            self._has_events.clear()
+            self.flush()
+
+    def _line_of(self, record: logging.LogRecord) -> str | None:
+        try:
+            return self.format(record) + self.terminator
+        except Exception:  # noqa: BLE001 - one event must not block the others
+            self.handleError(record)
+            return None
+
+
+def _settled(record: logging.LogRecord) -> logging.LogRecord:
+    """Return an event with its message formatted, because its arguments may change later."""
+    if not record.args:
+        return record
+    settled = copy.copy(record)
+    settled.msg, settled.args = record.getMessage(), None
+    return settled
+
+
 def logging_config(log_format: LogFormat) -> dict[str, Any]:
-    """Return what `logging.config.dictConfig` takes: our events and the transport's, to stderr."""
+    """Return the argument of `logging.config.dictConfig`: all events go to the standard error."""
     own = {"handlers": ["stderr"], "level": "INFO", "propagate": False}
     return {
         "version": 1,
@@ -177,23 +175,23 @@ def logging_config(log_format: LogFormat) -> dict[str, Any]:
 
 
 def write_log() -> None:
-    """Write the lines that are kept to be written together."""
+    """Write the lines of all kept events."""
     for handler in logging.getLogger("nunatak_server").handlers:
         handler.flush()
 
 
 def leave_out_places() -> None:
-    """Keep `logging` from finding out what no line of ours tells: code, thread and process.
+    """Keep `logging` from finding out code, thread and process, which no line here shows.
 
-    The standard library's own advice for programs that log much ("Optimization" in its how-to). It
-    counts for the whole process.
+    The how-to of the standard library advises this under "Optimization". It applies to the whole
+    process.
     """
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging._srcfile = None  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - documented
 
 
 def _trace(found: ExceptionInfo) -> str:
-    """Say where code failed, without the message: one that nobody foresaw may quote its input."""
+    """Return where code failed, without the message, which may quote an input."""
     kind, _, trace = found
     return "".join((*traceback.format_tb(trace), kind.__name__ if kind else "no exception"))
 

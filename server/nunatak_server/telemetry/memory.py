@@ -1,8 +1,9 @@
-"""The memory ledger: what is held, and what one full model per task would hold.
+"""The state of a server at one moment: its memory, its queues, and what it serves.
 
-The state of a server at one moment, as metrics: what is held, queued and promised.
-
-It is read on the event loop and turned into text on a thread, so the loop pays for no scrape.
+- `MemoryLedger` compares the parameters in memory with one full model for each task.
+- `ProcessMemory` is what the operating system counts.
+- `ServerState` is read on the event loop. `StateCollector` turns the state into metrics on a
+  thread, so a scrape costs the event loop nothing.
 """
 
 import resource
@@ -26,43 +27,34 @@ from nunatak_model import (
     model_size,
 )
 from nunatak_server.residency.memory import HostStats
-from nunatak_server.residency.resident_set import ShelfStats
+from nunatak_server.residency.resident_set import ResidentStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryLedger:
-    """Parameters; activations, caches and the process itself are not in it."""
+    """Bytes of parameters, without activations, caches and the process itself."""
 
     backbone_bytes: int
     tasks_bytes: int
     dedicated_bytes: int
+    """One full model for each task version in memory."""
 
     @property
     def shared_bytes(self) -> int:
-        """What is held: one backbone, and each resident task version's own parameters."""
+        """The bytes in memory: one backbone, and the own parameters of each task version."""
         return self.backbone_bytes + self.tasks_bytes
 
     @property
     def saved_share(self) -> float:
-        """The share of the dedicated bytes that sharing saves; negative where it costs."""
+        """The share of the dedicated bytes that sharing saves; negative if sharing costs bytes."""
         return 1 - self.shared_bytes / self.dedicated_bytes if self.dedicated_bytes else 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessMemory:
-    """What the operating system counts; None where it does not count it."""
-
-    rss_bytes: int
-    peak_rss_bytes: int | None
-    pss_bytes: int | None
-    uss_bytes: int | None
-
-
 def take_stock(backbone: Backbone, tasks: Sequence[LoadedTask]) -> MemoryLedger:
-    """Add up the parameters held for `tasks`, and those of one full model for each.
+    """Add up the parameters in memory for `tasks`, and the parameters of a full model for each.
 
-    A full model is a copy of the backbone with the task's head: what a server without sharing
-    would load per task, in the same numbers.
+    A full model is a copy of the backbone with the head of the task, in the same number format: a
+    server without sharing would load one for each task.
     """
     head_parameters = sum(task.branch.head_parameters for task in tasks)
     return MemoryLedger(
@@ -74,11 +66,11 @@ def take_stock(backbone: Backbone, tasks: Sequence[LoadedTask]) -> MemoryLedger:
 
 
 def saved_by_formula(config: BackboneConfig, branches: Sequence[Branch]) -> float:
-    """Return the share of parameters that sharing saves, from the shapes of the modules alone.
+    """Return the share of parameters that sharing saves, by the shapes of the modules.
 
     `1 - (shared + sum of own) / (sum of full models)`, where `shared` is the part of the backbone
-    that any branch reads (Lee et al. 2019/2020, sec. 3). For branches of equal split depth that own
-    all layers above it, this is `parameters_saved`.
+    that at least one branch reads (Lee et al. 2019/2020, sec. 3). For branches with equal split
+    depth that own all layers above, the result equals `parameters_saved`.
     """
     if not branches:
         return 0.0
@@ -93,26 +85,29 @@ def saved_by_formula(config: BackboneConfig, branches: Sequence[Branch]) -> floa
 
 
 def peak_activations(backbone: Backbone, *, held_bytes: int) -> int | None:
-    """Return the most bytes that forward passes held at once beside `held_bytes`.
+    """Return the peak bytes of forward passes, without `held_bytes`.
 
-    None on a processor, where nothing counts them apart from all else.
+    None on a CPU, where nothing counts these bytes separately.
     """
     if backbone.device.type != "cuda":
         return None
     return max(0, torch.cuda.max_memory_allocated(backbone.device) - held_bytes)
 
 
-def _peak_rss() -> int | None:
-    # Linux counts in KiB; elsewhere the unit is another, or there is no such count.
-    if sys.platform != "linux":
-        return None
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessMemory:
+    """The memory of the process; None for a number that the operating system lacks."""
+
+    rss_bytes: int
+    peak_rss_bytes: int | None
+    pss_bytes: int | None
+    uss_bytes: int | None
 
 
 def measure_process() -> ProcessMemory:
-    """Ask the operating system about this process; takes milliseconds, so not on the event loop.
+    """Return the memory of this process. The call takes milliseconds: run it on a thread.
 
-    Several processes that map one file share its pages: only PSS and USS can be added up.
+    Processes that map the same file share pages, so only PSS and USS add up over processes.
     """
     process = psutil.Process()
     try:
@@ -127,13 +122,20 @@ def measure_process() -> ProcessMemory:
     )
 
 
+def _peak_rss() -> int | None:
+    # Linux counts in KiB. Other systems use another unit, or have no such number.
+    if sys.platform != "linux":
+        return None
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
 DEVICE_TIER: Final = "device"
 HOST_TIER: Final = "host"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildInfo:
-    """What the process is, for the whole of its life."""
+    """The facts about the process that never change."""
 
     version: str
     backbone: str
@@ -143,7 +145,7 @@ class BuildInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerState:
-    """What a scrape shows beside what was counted."""
+    """The state that a scrape shows next to the counters."""
 
     build: BuildInfo
     is_ready: bool
@@ -153,17 +155,17 @@ class ServerState:
     num_admitted_tokens: float
     num_body_bytes: int
     ledger: MemoryLedger
-    device: ShelfStats
+    device: ResidentStats
     task_bytes: Mapping[str, int]
-    """Of each task's versions in memory, together."""
+    """Bytes of the versions in memory, by task."""
     host: HostStats
 
 
 class StateCollector(Collector):
-    """Turns one state into metrics."""
+    """FairQueue one state into metrics."""
 
     def __init__(self, state: ServerState, *, task_label: Callable[[str], str]) -> None:
-        """`task_label` tells the label of a task, which several tasks may share."""
+        """`task_label` returns the label of a task; several tasks may share one label."""
         self._state = state
         self._task_label = task_label
 
@@ -177,35 +179,37 @@ class StateCollector(Collector):
         state = self._state
         build = state.build
         names = ("version", "backbone", "device", "dtype")
-        info = GaugeMetricFamily("nunatak_build_info", "1, with what the server is", labels=names)
+        info = GaugeMetricFamily(
+            "nunatak_build_info", "1, with labels about the server", labels=names
+        )
         info.add_metric((build.version, build.backbone, build.device, build.dtype), 1)
         yield info
         ready = "1 while /readyz answers 200"
         yield GaugeMetricFamily("nunatak_ready", ready, value=float(state.is_ready))
         reads = "1 while the registry can be read"
         yield _gauge("registry_readable", reads, float(state.reads_registry))
-        held = "1 while the registry keeps the versions in memory from being deleted"
+        held = "1 while the registry protects the versions in memory from deletion"
         yield _gauge("versions_held", held, float(state.holds_versions))
-        yield _gauge("admitted_requests", "Requests being answered", state.num_admitted)
-        tokens = "Tokens of their rows, through all layers"
+        yield _gauge("admitted_requests", "Requests without an answer yet", state.num_admitted)
+        tokens = "Tokens of the rows of admitted requests, through all layers"
         yield _gauge("admitted_tokens", tokens, state.num_admitted_tokens)
-        yield _gauge("held_body_bytes", "Bytes of their bodies", state.num_body_bytes)
+        yield _gauge("held_body_bytes", "Bytes of admitted bodies", state.num_body_bytes)
 
     def _tiers(self) -> Iterable[Metric]:
         state, ledger = self._state, self._state.ledger
         device, host = state.device, state.host
         yield _gauge("backbone_bytes", "Bytes of the backbone", ledger.backbone_bytes)
         yield _gauge("resident_bytes", "Bytes of backbone and task versions", ledger.shared_bytes)
-        dedicated = "Bytes that a full model for each resident task version would take"
+        dedicated = "Bytes that one full model for each task version in memory would take"
         yield _gauge("dedicated_bytes", dedicated, ledger.dedicated_bytes)
         yield _gauge("resident_tasks", "Task versions in memory", device.num_resident)
-        yield _tiers("tier_bytes", "Bytes held, by tier", device.resident_bytes, host.num_bytes)
+        yield _tiers("tier_bytes", "Bytes by tier", device.resident_bytes, host.num_bytes)
         yield _tiers(
             "tier_budget_bytes", "Budget of a tier", device.budget_bytes, host.budget_bytes
         )
-        yield _gauge("pinned_bytes", "Bytes that are pinned", device.pinned_bytes)
-        yield _gauge("loading_bytes", "Bytes being loaded", device.loading_bytes)
-        hits, misses = "Loads that found their bytes", "Loads that read the store"
+        yield _gauge("pinned_bytes", "Bytes of pinned task versions", device.pinned_bytes)
+        yield _gauge("loading_bytes", "Bytes of loading versions", device.loading_bytes)
+        hits, misses = "Loads that found their bytes in the host tier", "Loads that read the store"
         yield CounterMetricFamily("nunatak_host_tier_hits", hits, value=host.hits)
         yield CounterMetricFamily("nunatak_host_tier_misses", misses, value=host.misses)
 

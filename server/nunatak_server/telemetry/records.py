@@ -1,6 +1,6 @@
-"""Records: what became of one request, told once it is answered.
+"""Records of answered requests, for metrics, logs and traces.
 
-Nothing of the input is in them: names, counts and times alone. Times are readings of the
+A record holds names, counts and times, and nothing of the input. Times are readings of the
 monotonic clock, in seconds.
 """
 
@@ -16,7 +16,7 @@ OK: Final = "ok"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionRecord:
-    """What one task version did for a request; times are those of its slowest row."""
+    """The work of one task version for a request."""
 
     task: str
     version: int
@@ -24,14 +24,14 @@ class VersionRecord:
     """`ok`, or the code of an error."""
     num_rows: int
     num_tokens: int
-    """Of its rows, each counted as trunk and as branch, whoever shares them."""
+    """Tokens of the rows, counted as trunk and as branch, shared or not."""
     slowest: RowAnswer | None
-    """The row that was answered last; None if none was computed."""
+    """The row that was answered last, which gives the times; None if no row was computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionRecord:
-    """What a request passed through, for each version that it could be put to."""
+    """The stages of a request, and the work of each task version."""
 
     tokenize_started_at: float
     tokenize_s: float
@@ -39,32 +39,32 @@ class PredictionRecord:
 
 
 PredictionObserver = Callable[[PredictionRecord], None]
-"""Is told about each prediction, on the event loop, in the context of its request."""
+"""Receives each prediction, on the event loop, in the context of its request."""
 
 
 @dataclass(slots=True, kw_only=True)
 class RequestNotes:
-    """What the layers below leave for the one line that the request becomes in the log."""
+    """Facts about a request that its log line needs and only inner layers know."""
 
     predictions: list[PredictionRecord] = field(default_factory=list[PredictionRecord])
-    """One, or one for each part of a stream."""
+    """One record, or one for each part of a stream."""
     task: str | None = None
-    """What was looked up for it and found: a task or a version."""
+    """The task or version that the request has looked up and found."""
 
 
 current_notes: ContextVar[RequestNotes | None] = ContextVar("nunatak_request_notes", default=None)
-"""The notes of the request that is being answered, wherever in its context one looks."""
+"""The notes of the request in whose context the code runs."""
 
 
 def note_prediction(record: PredictionRecord) -> None:
-    """Leave a record with the request that is being answered, if there is one."""
+    """Add a record to the notes of the current request, if there is one."""
     notes = current_notes.get()
     if notes is not None:
         notes.predictions.append(record)
 
 
 def note_task(name: str) -> None:
-    """Leave a task or version that is known to exist, as `note_prediction`; the last one counts."""
+    """Note a task or version that exists, for the current request; the last note counts."""
     notes = current_notes.get()
     if notes is not None:
         notes.task = name

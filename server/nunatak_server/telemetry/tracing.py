@@ -1,222 +1,66 @@
-"""Spans of OpenTelemetry, made from records once the work is done.
+"""Tracing: what the server needs of it, and whether it is on.
 
-    POST /v1/predict                      one per request, linked to the batches it was part of
-      +-- tokenize
-      +-- load        (cold versions)     one each per task version
-      +-- queue
-      +-- compute
-    batch                                 one per forward pass, a trace of its own
-
-Spans are written after the fact, with the times that were measured anyway: nothing on the way of a
-request knows of them. Attributes hold names and counts, never anything of the input.
-
-Tracing: where the time of a request went, told to a collector; off unless one is named.
-
-The standard `OTEL_*` variables say where to and how much. The libraries for it are an extra, and
-are imported only when they are needed.
+Tracing is off unless one of the standard `OTEL_*` variables names a collector. The spans are made
+in `spans.py`, whose libraries are an extra: this module imports them only when tracing is on.
 """
 
 import os
-import time
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from importlib.metadata import version
 from typing import Final, Protocol
-
-from opentelemetry import context as contexts
-from opentelemetry import trace
-from opentelemetry.context import Context
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from nunatak_server.engine.outcomes import BatchReport
 from nunatak_server.errors import InvalidSettingsError
-from nunatak_server.telemetry.records import PredictionRecord, VersionRecord
-
-PROPAGATED: Final = frozenset({b"traceparent", b"tracestate"})
-MAX_REMEMBERED_BATCHES: Final = 1024
-"""A request tells of its batch as soon as it is answered: within a few batches."""
-FIRST_SERVER_ERROR: Final = 500
-
-Attributes = dict[str, str | int]
-
-
-def otlp_tracing() -> "SpanTracing":
-    """Return tracing over OTLP and HTTP, as the standard variables of OpenTelemetry say."""
-    # The variables come last, so that an operator's name for the service wins.
-    named = Resource.create({SERVICE_NAME: "nunatak"}).merge(OTELResourceDetector().detect())
-    provider = TracerProvider(resource=named)
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    return SpanTracing(provider)
-
-
-class OpenSpan:
-    """The span of a request that is being answered."""
-
-    def __init__(self, span: Span) -> None:
-        self._span = span
-        self._token = contexts.attach(trace.set_span_in_context(span))
-
-    @property
-    def trace_id(self) -> str:
-        """Return the 32 hexadecimal digits of the trace."""
-        return trace.format_trace_id(self._span.get_span_context().trace_id)
-
-    def end(self, *, route: str, status: int) -> None:
-        """Name the span after its route, and end it."""
-        contexts.detach(self._token)
-        self._span.set_attribute("http.route", route)
-        self._span.set_attribute("http.response.status_code", status)
-        if status >= FIRST_SERVER_ERROR:
-            self._span.set_status(Status(StatusCode.ERROR))
-        self._span.update_name(route)
-        self._span.end()
-
-
-class SpanTracing:
-    """Makes spans; batches are told on the engine thread, all else on the event loop."""
-
-    def __init__(self, provider: TracerProvider) -> None:
-        self._provider = provider
-        self._tracer = provider.get_tracer("nunatak_server", version("nunatak"))
-        self._propagator = TraceContextTextMapPropagator()
-        self._batches: OrderedDict[int, SpanContext] = OrderedDict()
-
-    def begin(self, *, method: str, headers: Iterable[tuple[bytes, bytes]]) -> OpenSpan:
-        """Open the span of a request, below the caller's own if it names one."""
-        carrier = {name.decode(): value.decode("latin-1") for name, value in _trace_of(headers)}
-        span = self._tracer.start_span(
-            method,
-            context=self._propagator.extract(carrier, context=Context()),
-            kind=SpanKind.SERVER,
-            attributes={"http.request.method": method},
-        )
-        return OpenSpan(span)
-
-    def observe_prediction(self, record: PredictionRecord) -> None:
-        """Make spans of the stages of the current request, and link it to its batches."""
-        request = trace.get_current_span()
-        if not request.is_recording():
-            return
-        tokenized_at = record.tokenize_started_at
-        self._stage("tokenize", tokenized_at, record.tokenize_s, {})
-        for each in record.versions:
-            self._version(each, request)
-
-    def observe_batch(self, report: BatchReport) -> None:
-        """Make a span of a batch, and remember it for the requests that it answers."""
-        attributes: Attributes = {
-            "nunatak.batch.rows": report.num_rows,
-            "nunatak.batch.tokens": report.num_tokens,
-            "nunatak.batch.tasks": report.num_tasks,
-            "nunatak.batch.shared_rows": report.num_shared_rows,
-        }
-        span = self._stage("batch", report.started_at, report.compute_s, attributes, Context())
-        self._batches[report.number] = span.get_span_context()
-        while len(self._batches) > MAX_REMEMBERED_BATCHES:
-            self._batches.popitem(last=False)
-
-    def close(self) -> None:
-        """Send what has not been sent."""
-        self._provider.shutdown()
-
-    def _version(self, record: VersionRecord, request: Span) -> None:
-        row = record.slowest
-        if row is None:
-            return
-        attributes: Attributes = {
-            "nunatak.task": record.task,
-            "nunatak.version": record.version,
-            "nunatak.rows": record.num_rows,
-            "nunatak.outcome": record.outcome,
-        }
-        submitted_at = row.started_at - row.queue_s
-        if row.load_s:
-            self._stage("load", submitted_at - row.load_s, row.load_s, attributes)
-        self._stage("queue", submitted_at, row.queue_s, attributes)
-        computed = attributes | {"nunatak.batch.rows": row.batch_rows}
-        self._stage("compute", row.started_at, row.compute_s, computed)
-        batch = self._batches.get(row.batch)
-        if batch is not None:
-            request.add_link(batch, {"nunatak.task": record.task})
-
-    def _stage(
-        self,
-        name: str,
-        started_at: float,
-        seconds: float,
-        attributes: Attributes,
-        context: Context | None = None,
-    ) -> Span:
-        begin_ns = _epoch_ns(started_at)
-        span = self._tracer.start_span(
-            name, context=context, start_time=begin_ns, attributes=attributes
-        )
-        span.end(end_time=begin_ns + int(seconds * 1e9))
-        return span
-
-
-def _trace_of(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    return [(name, value) for name, value in headers if name in PROPAGATED]
-
-
-def _epoch_ns(monotonic_s: float) -> int:
-    return time.time_ns() - time.monotonic_ns() + int(monotonic_s * 1e9)
-
+from nunatak_server.telemetry.records import PredictionRecord
 
 ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-"""Any of these turns tracing on."""
+"""Each of these variables turns tracing on."""
 DISABLED: Final = "OTEL_SDK_DISABLED"
 
 
 class RequestSpan(Protocol):
-    """The time of one request, from its head to its answer."""
+    """The span of one request, from its head to its answer."""
 
     @property
     def trace_id(self) -> str:
-        """What finds the request at the collector: 32 hexadecimal digits."""
+        """The 32 hexadecimal digits by which a collector finds the request."""
         ...
 
     def end(self, *, route: str, status: int) -> None:
-        """Close it, in the context where it was begun."""
+        """End the span, in the context in which it began."""
         ...
 
 
 class Tracing(Protocol):
-    """Makes spans of what is observed."""
+    """Makes spans of requests and batches."""
 
     def begin(self, *, method: str, headers: Iterable[tuple[bytes, bytes]]) -> RequestSpan:
-        """Open the span of a request, below the caller's own if it names one (W3C traceparent)."""
+        """Open the span of a request, below the span of the caller (W3C traceparent) if any."""
         ...
 
     def observe_prediction(self, record: PredictionRecord) -> None:
-        """Make spans of the stages of the request in whose context this is called."""
+        """Make spans of the stages of the current request."""
         ...
 
     def observe_batch(self, report: BatchReport) -> None:
-        """Make a span of a batch; called on the engine thread, before its rows are answered."""
+        """Make a span of a batch; called on the engine thread, before the rows are answered."""
         ...
 
     def close(self) -> None:
-        """Send what has not been sent; may take seconds."""
+        """Send the spans that have not been sent; may take seconds."""
         ...
 
 
 def find_tracing(environment: Mapping[str, str] = os.environ) -> Tracing | None:
-    """Return tracing to the collector that the environment names, or None if it names none.
+    """Return tracing to the collector that the environment names, or None without one.
 
     Raises:
-        InvalidSettingsError: one is named, but the libraries are not installed.
+        InvalidSettingsError: a collector is named, but the libraries are not installed.
     """
     is_disabled = environment.get(DISABLED, "").strip().lower() == "true"
     if is_disabled or not any(environment.get(name) for name in ENDPOINTS):
         return None
     try:
-        from nunatak_server.telemetry.tracing import otlp_tracing  # noqa: PLC0415 - an extra
+        from nunatak_server.telemetry.spans import otlp_tracing  # noqa: PLC0415 - an extra
     except ModuleNotFoundError as error:
         raise InvalidSettingsError(
             f"{ENDPOINTS[0]} asks for traces, but the module {error.name!r} is missing; "

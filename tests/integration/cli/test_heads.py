@@ -7,7 +7,8 @@ import pytest
 from doubles.backbones import save_tiny_backbone
 from doubles.tasks import publish_tiny_task
 from doubles.terminals import nunatak
-from nunatak_model import HeadKind, load_backbone
+from nunatak_contract.enums import HeadKind
+from nunatak_model import load_backbone
 from nunatak_registry import Registry
 
 ARGUMENTS: dict[HeadKind, tuple[list[str], set[str]]] = {

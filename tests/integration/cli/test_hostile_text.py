@@ -22,16 +22,16 @@ from doubles.tasks import tiny_task
 from nunatak_artifact import load_task
 from nunatak_artifact.interchange import export_transformers, write_hub_folder
 from nunatak_cli.main import app
-from nunatak_model import load_backbone
-from nunatak_registry import (
+from nunatak_contract.evidence import (
     ConfusionCell,
     ConfusionRecord,
     DataRecord,
     MetricRecord,
     RecipeRecord,
-    Registry,
-    TaskDraft,
 )
+from nunatak_contract.manifest import TaskDraft
+from nunatak_model import load_backbone
+from nunatak_registry import Registry
 from nunatak_training.sweeps import Failed, ResultsFolder
 
 LABELS = (MARKUP, "[link=https:evil]", "[/]")

@@ -7,15 +7,15 @@ import pytest
 
 from doubles.drafts import make_draft, publish_many, publish_one
 from doubles.names import HOSTILE_NAMES, calls_with_name
+from nunatak_contract.errors import InvalidNameError
+from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.names import TaskReference
 from nunatak_registry import (
     AliasNotFoundError,
     InvalidManifestError,
-    InvalidNameError,
     Registry,
     RegistryError,
-    TaskManifest,
     TaskNotFoundError,
-    TaskReference,
     VersionInUseError,
     VersionNotFoundError,
 )

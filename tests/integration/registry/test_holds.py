@@ -5,7 +5,8 @@ from datetime import UTC, datetime
 import pytest
 
 from doubles.drafts import publish_many, publish_one
-from nunatak_registry import InvalidNameError, Registry, VersionInUseError
+from nunatak_contract.errors import InvalidNameError
+from nunatak_registry import Registry, VersionInUseError
 
 READER = "host-a:4711"
 LONG_S = 3600.0

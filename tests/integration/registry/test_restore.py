@@ -191,18 +191,17 @@ def test_a_write_that_went_to_a_file_replaced_meanwhile_is_not_acknowledged(
     assert on_file.task("intent").versions == (1, 2)
 
 
-def test_a_restored_index_of_an_older_layout_is_upgraded(on_file: Registry, index: Path) -> None:
-    copy = index.with_name("old")
+def test_a_restored_index_of_another_schema_version_is_refused(
+    on_file: Registry, index: Path
+) -> None:
+    copy = index.with_name("other")
     with closing(sqlite3.connect(copy)) as target, closing(sqlite3.connect(index)) as source:
         source.backup(target)
-        target.executescript(
-            "ALTER TABLE nunatak_state DROP COLUMN token; "
-            "UPDATE nunatak_state SET schema_version = 4"
-        )
-    before = on_file.generation()
+        target.executescript("UPDATE nunatak_state SET schema_version = 2")
+    content = copy.read_bytes()
     copy.replace(index)
 
-    after = on_file.generation()
+    with pytest.raises(StoreUnavailableError, match="schema version 2"):
+        on_file.generation()
 
-    assert after.number == before.number
-    assert after != before
+    assert index.read_bytes() == content

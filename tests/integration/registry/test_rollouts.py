@@ -3,6 +3,8 @@
 import pytest
 
 from doubles.drafts import make_draft, publish_many, publish_one
+from nunatak_contract.enums import ProblemType
+from nunatak_contract.names import TaskReference
 from nunatak_registry import (
     AliasNotFoundError,
     Candidate,
@@ -12,9 +14,7 @@ from nunatak_registry import (
     CandidateRole,
     InvalidCandidateError,
     NoPreviousVersionError,
-    ProblemType,
     Registry,
-    TaskReference,
     VersionInUseError,
     VersionNotFoundError,
 )

@@ -8,15 +8,8 @@ from doubles.backbones import tiny_backbone
 from doubles.serving import make_settings, running_client
 from doubles.tasks import publish_tiny_task, random_parameters, spec_of
 from nunatak_artifact import NoEffectError, load_task
-from nunatak_model import (
-    Backbone,
-    HeadOnly,
-    Lora,
-    TopK,
-    keep_lowest_layers,
-    pack_backbone,
-    tensors_to_bytes,
-)
+from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Lora, TopK
+from nunatak_model import Backbone, keep_lowest_layers, pack_backbone, tensors_to_bytes
 from nunatak_registry import Registry
 
 TEXT = "where is my parcel?"
@@ -31,7 +24,7 @@ def whole() -> Backbone:
 def registry(tmp_path_factory: pytest.TempPathFactory, whole: Backbone) -> Generator[Registry]:
     with Registry.open(tmp_path_factory.mktemp("registry")) as opened:
         methods = {"top2": TopK(num_layers=2), "top1": TopK(num_layers=1)}
-        methods |= {"lora": Lora(rank=2), "bare": HeadOnly()}
+        methods |= {"lora": Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE), "bare": HeadOnly()}
         for name, method in methods.items():
             publish_tiny_task(opened, whole, task=name, method=method)
         yield opened

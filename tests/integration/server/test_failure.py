@@ -14,10 +14,11 @@ from doubles.access import add_key
 from doubles.backbones import tiny_backbone
 from doubles.serving import make_settings, running_client
 from doubles.tasks import publish_tiny_task
-from nunatak_model import Backbone, Method, TopK
+from nunatak_contract.methods import Method, TopK
+from nunatak_model import Backbone
 from nunatak_model.weights import LayerWeights
 from nunatak_registry import Registry
-from nunatak_server.access.authenticators import KeyedDoor
+from nunatak_server.access.authenticators import KeyAuthenticator
 from nunatak_server.app import create_app
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.serving import DrainingServer
@@ -102,11 +103,11 @@ async def test_a_server_that_no_longer_reads_its_keys_lets_nobody_in(
 ) -> None:
     failed, may_break = asyncio.Event(), asyncio.Event()
 
-    async def break_off(_: KeyedDoor) -> None:
+    async def break_off(_: KeyAuthenticator) -> None:
         await may_break.wait()
         raise ZeroDivisionError
 
-    monkeypatch.setattr(KeyedDoor, "run", break_off)
+    monkeypatch.setattr(KeyAuthenticator, "run", break_off)
     path = tmp_path / "keys.json"
     key = add_key(path, "one")
     app = create_app(

@@ -22,17 +22,19 @@ from nunatak_client import (
     RankingOutputs,
     TokenClassification,
 )
-from nunatak_model import Backbone, Bottleneck, HeadKind, HeadOnly, Lora, Method, TextInput, TopK
-from nunatak_registry import ProblemType, Registry
+from nunatak_contract.enums import HeadKind, ProblemType
+from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, HeadOnly, Lora, Method, TopK
+from nunatak_model import Backbone, TextInput
+from nunatak_registry import Registry
 
 TOPIC, TAGS, STARS, NAMES, ANSWERS, RANKS = "topic", "tags", "stars", "names", "answers", "ranks"
 METHODS: dict[str, Method] = {
     TOPIC: TopK(num_layers=1),
-    TAGS: Lora(rank=2),
+    TAGS: Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
     STARS: HeadOnly(),
     NAMES: TopK(num_layers=2),
     ANSWERS: Bottleneck(size=4, first_layer=1),
-    RANKS: Lora(rank=2, first_layer=2),
+    RANKS: Lora(rank=2, first_layer=2, alpha=16.0, targets=QUERY_AND_VALUE),
 }
 KINDS = {
     TOPIC: HeadKind.SEQUENCE_CLASSIFICATION,

@@ -16,7 +16,7 @@ from doubles.serving import make_settings, running_client
 from doubles.tasks import publish_tiny_task
 from nunatak_model import Backbone
 from nunatak_registry import Registry
-from nunatak_server.telemetry.tracing import SpanTracing
+from nunatak_server.telemetry.spans import SpanTracing
 
 PREDICT = "/v1/tasks/tone/predict"
 CANARY = "canary7c1e"

@@ -15,26 +15,17 @@ import torch
 from doubles.compat import Ask
 from doubles.serving import running_client
 from doubles.tasks import MAX_LENGTH, random_parameters, spec_of, tiny_task
-from nunatak_model import (
-    Backbone,
-    HeadKind,
-    HeadOnly,
-    Lora,
-    Method,
-    Row,
-    TextInput,
-    TopK,
-    build_branch,
-    forward,
-)
-from nunatak_registry import OnLong, ProblemType, Registry
-from nunatak_server.outputs.scores import ScoreFunction, apply_function
+from nunatak_contract.enums import FunctionToApply, HeadKind, OnLong, ProblemType
+from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Lora, Method, TopK
+from nunatak_model import Backbone, Row, TextInput, build_branch, forward
+from nunatak_registry import Registry
+from nunatak_server.outputs.scores import apply_function
 
 LONG = "ann met bob in oslo, and cy came. " * 9
 OTHER = "nothing here is said twice but nothing. " * 9
 PAIR = ("who came to oslo?", LONG)
 SHORT = "ann met bob."
-SOFTMAX, SIGMOID, NONE = ScoreFunction.SOFTMAX, ScoreFunction.SIGMOID, ScoreFunction.NONE
+SOFTMAX, SIGMOID, NONE = FunctionToApply.SOFTMAX, FunctionToApply.SIGMOID, FunctionToApply.NONE
 TOP_LAYER = TopK(num_layers=1)
 Windows = list[list[float]]
 
@@ -49,7 +40,7 @@ class Sort:
     problem: ProblemType | None = ProblemType.SINGLE_LABEL
     kind: HeadKind = HeadKind.SEQUENCE_CLASSIFICATION
     default: str | None = None
-    function: ScoreFunction = SOFTMAX
+    function: FunctionToApply = SOFTMAX
 
 
 def of_strongest(default: int) -> Callable[[Windows], list[float]]:
@@ -65,7 +56,7 @@ def of_strongest(default: int) -> Callable[[Windows], list[float]]:
     return combined
 
 
-def mean_of(function: ScoreFunction) -> Callable[[Windows], list[float]]:
+def mean_of(function: FunctionToApply) -> Callable[[Windows], list[float]]:
     def combined(windows: Windows) -> list[float]:
         totals = [0.0] * len(windows[0])
         for logits in windows:
@@ -87,7 +78,10 @@ def largest(windows: Windows) -> list[float]:
 TASKS = {
     "guard": Sort(labels=("benign", "attack"), default="benign", combined=of_strongest(0)),
     "three": Sort(
-        labels=("x", "none", "y"), default="none", method=Lora(rank=2), combined=of_strongest(1)
+        labels=("x", "none", "y"),
+        default="none",
+        method=Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
+        combined=of_strongest(1),
     ),
     "topic": Sort(labels=("a", "b", "c"), combined=mean_of(SOFTMAX)),
     "tags": Sort(

@@ -11,10 +11,13 @@ from torch.overrides import TorchFunctionMode
 from doubles.backbones import tiny_backbone
 from doubles.serving import running_client
 from doubles.tasks import publish_tiny_task
-from nunatak_model import Lora, Method, TopK
+from nunatak_contract.methods import QUERY_AND_VALUE, Lora, Method, TopK
 from nunatak_registry import Registry
 
-METHODS: Mapping[str, Method] = {"topk": TopK(num_layers=1), "lora": Lora(rank=2)}
+METHODS: Mapping[str, Method] = {
+    "topk": TopK(num_layers=1),
+    "lora": Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
+}
 
 
 class TensorLooks(TorchFunctionMode):

@@ -14,12 +14,13 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from doubles.access import access_by_route
 from doubles.backbones import HeldLayers, tiny_backbone
 from doubles.serving import make_settings, running_client, running_server
 from doubles.tasks import publish_tiny_task
-from nunatak_model import Backbone, HeadOnly
+from nunatak_contract.methods import HeadOnly
+from nunatak_model import Backbone
 from nunatak_registry import Registry
-from nunatak_server.http.access import ACCESS
 from nunatak_server.http.access import PREDICT as PREDICTING
 
 PREDICT = "/v1/tasks/tone/predict"
@@ -53,7 +54,7 @@ async def first_of(asked: Sequence[Awaitable[httpx.Response]], count: int) -> li
     return [await one for one in itertools.islice(asyncio.as_completed(asked), count)]
 
 
-async def test_a_task_that_floods_the_queue_is_refused_and_another_is_not(
+async def test_a_task_that_heavy_flows_the_queue_is_refused_and_another_is_not(
     backbone: Backbone, registry: Registry
 ) -> None:
     settings = make_settings(max_queued_requests=30)
@@ -61,21 +62,21 @@ async def test_a_task_that_floods_the_queue_is_refused_and_another_is_not(
         for task in ("tone", "other"):
             await client.post(f"/v1/tasks/{task}/predict", json={"inputs": "well?"})
         HeldLayers.may_compute.clear()
-        flood = [
+        heavy = [
             asyncio.create_task(client.post(PREDICT, json={"inputs": f"text {number}"}))
             for number in range(40)
         ]
-        refused = await first_of(flood, 20)
-        quiet = asyncio.create_task(
+        refused = await first_of(heavy, 20)
+        light = asyncio.create_task(
             client.post("/v1/tasks/other/predict", json={"inputs": "and me?"})
         )
         await asyncio.sleep(0)
         HeldLayers.may_compute.set()
 
-        assert (await quiet).status_code == 200
+        assert (await light).status_code == 200
         for answer in refused:
             check_refused(answer, 429, "share_exceeded")
-        assert [it.status_code for it in await asyncio.gather(*flood)].count(200) == 20
+        assert [it.status_code for it in await asyncio.gather(*heavy)].count(200) == 20
 
 
 @contextmanager
@@ -106,7 +107,7 @@ BODY = json.dumps({"inputs": "and this?"}).encode()
 LENGTH = f"content-length: {len(BODY)}"
 
 
-def test_a_flood_is_refused_before_its_bodies_come_and_keeps_its_connections(
+def test_a_heavy_flow_is_refused_before_its_bodies_come_and_keeps_its_connections(
     backbone: Backbone, registry: Registry
 ) -> None:
     with full_server(backbone, registry) as (address, refused):
@@ -123,7 +124,7 @@ def test_a_flood_is_refused_before_its_bodies_come_and_keeps_its_connections(
 def test_every_prediction_is_refused_by_its_head_in_the_shape_of_its_protocol(
     backbone: Backbone, registry: Registry
 ) -> None:
-    predicting = [path for (_, path), needed in ACCESS.items() if needed == PREDICTING]
+    predicting = [path for (_, path), needed in access_by_route().items() if needed == PREDICTING]
     with full_server(backbone, registry, "tone", "tone", "other") as (address, refused):
         for path in predicting:
             refused.sendall(head(LENGTH, path=path))

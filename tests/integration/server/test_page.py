@@ -11,9 +11,10 @@ from playwright.sync_api import Browser, Locator, Page, Route, ViewportSize, exp
 from doubles.backbones import tiny_backbone
 from doubles.serving import make_settings, running_server
 from doubles.tasks import publish_tiny_task
-from nunatak_model import Bottleneck, HeadKind, HeadOnly, Lora, Method, TopK
-from nunatak_registry import ProblemType, Registry
-from nunatak_registry.names import MAX_NAME_LENGTH
+from nunatak_contract.enums import HeadKind, ProblemType
+from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, HeadOnly, Lora, Method, TopK
+from nunatak_contract.names import MAX_NAME_LENGTH
+from nunatak_registry import Registry
 
 CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no `chromium` on the path")
@@ -28,7 +29,12 @@ TASKS: dict[str, tuple[HeadKind, Method, tuple[str, ...], ProblemType | None]] =
         ("stars",),
         ProblemType.REGRESSION,
     ),
-    "names": (HeadKind.TOKEN_CLASSIFICATION, Lora(rank=2), ("I-X", "I-Y"), None),
+    "names": (
+        HeadKind.TOKEN_CLASSIFICATION,
+        Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
+        ("I-X", "I-Y"),
+        None,
+    ),
     "answers": (HeadKind.QUESTION_ANSWERING, Bottleneck(size=4, first_layer=1), (), None),
     "ranks": (HeadKind.RANKING, TopK(num_layers=2), (), None),
 }

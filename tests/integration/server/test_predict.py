@@ -9,7 +9,8 @@ import pytest
 
 from doubles.serving import make_settings, running_client, running_transport
 from doubles.tasks import logits_alone, publish_tiny_task, random_parameters, spec_of
-from nunatak_model import Backbone, Bottleneck, Full, HeadOnly, Lora, Method, TextInput, TopK
+from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_model import Backbone, TextInput
 from nunatak_registry import Registry
 from nunatak_server import runtime
 from nunatak_server.local import LocalPredictor
@@ -20,7 +21,7 @@ METHODS: dict[str, Method] = {
     "deep": TopK(num_layers=3),
     "head": HeadOnly(),
     "bottleneck": Bottleneck(size=4, first_layer=1),
-    "lora": Lora(rank=2),
+    "lora": Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
     "full": Full(),
 }
 INPUTS: list[TextInput] = ["where is my parcel?", "hi", ("a question", "an answer"), "x" * 300]
@@ -316,9 +317,7 @@ async def test_nothing_is_served_after_the_end(backbone: Backbone, registry: Reg
     assert (answer.status_code, answer.json()["code"]) == (503, "draining")
 
 
-async def test_the_local_predictor_answers_as_the_server(
-    backbone: Backbone, registry: Registry
-) -> None:
+def test_the_local_predictor_answers_as_the_server(backbone: Backbone, registry: Registry) -> None:
     async def ask() -> list[dict[str, Any]]:
         async with running_client(backbone, registry) as client:
             answer = await client.post("/v1/tasks/lora/predict", json={"inputs": "hello"})
@@ -330,7 +329,7 @@ async def test_the_local_predictor_answers_as_the_server(
 
     assert isinstance(lora, TaskPrediction)
     assert isinstance(nope, TaskFailure)
-    expected = {item["label"]: item["score"] for item in (await ask())}
+    expected = {item["label"]: item["score"] for item in asyncio.run(ask())}
     scores = {item["label"]: item["score"] for item in lora.outputs[0] if "label" in item}
     assert scores == pytest.approx(expected)
 

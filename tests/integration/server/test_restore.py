@@ -140,7 +140,7 @@ async def test_holds_are_written_to_a_restored_index_at_once(
         await become_held(registry, 1)
 
 
-async def test_a_candidate_of_a_reused_number_is_proven_anew(
+async def test_a_candidate_of_a_reused_number_is_validated_anew(
     backbone: Backbone, registry: Registry, site: RestoreSite
 ) -> None:
     canary = Candidate(task="tone", alias="prod", role=CandidateRole.CANARY, version=2, share=1.0)

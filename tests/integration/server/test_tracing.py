@@ -18,7 +18,8 @@ from doubles.tasks import publish_tiny_task
 from nunatak_model import Backbone
 from nunatak_registry import Registry
 from nunatak_server.errors import InvalidSettingsError
-from nunatak_server.telemetry.tracing import SpanTracing, find_tracing
+from nunatak_server.telemetry.spans import SpanTracing
+from nunatak_server.telemetry.tracing import find_tracing
 
 PREDICT = "/v1/tasks/tone/predict"
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -179,7 +180,7 @@ def test_tracing_is_off_unless_a_collector_is_named() -> None:
 def test_a_server_that_does_not_trace_imports_nothing_for_it() -> None:
     script = (
         "import sys, nunatak_server.serving as s; assert s.find_tracing({}) is None;"
-        "assert 'nunatak_server.telemetry.tracing' not in sys.modules"
+        "assert 'nunatak_server.telemetry.spans' not in sys.modules"
     )
 
     subprocess.run([sys.executable, "-c", script], check=True)  # noqa: S603 - our own interpreter
@@ -188,7 +189,7 @@ def test_a_server_that_does_not_trace_imports_nothing_for_it() -> None:
 def test_tracing_without_its_libraries_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delitem(sys.modules, "nunatak_server.telemetry.tracing", raising=False)
+    monkeypatch.delitem(sys.modules, "nunatak_server.telemetry.spans", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
 
     with pytest.raises(InvalidSettingsError, match=r"nunatak\[tracing\]"):

@@ -11,8 +11,9 @@ import pytest
 
 from doubles.serving import make_settings, running_client, running_server
 from doubles.tasks import publish_tiny_task
+from nunatak_contract.manifest import TaskManifest
 from nunatak_model import Backbone
-from nunatak_registry import Candidate, CandidateRole, Registry, TaskManifest
+from nunatak_registry import Candidate, CandidateRole, Registry
 
 PREDICT = "/v1/tasks/tone/predict"
 CANARY = "/v1/tasks/tone/aliases/prod/canary"

@@ -9,14 +9,15 @@ import pytest
 
 from doubles.serving import make_settings, running_client
 from doubles.tasks import logits_alone, publish_tiny_task, random_parameters, spec_of
-from nunatak_model import Backbone, HeadOnly, Lora, Method, TopK
+from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Lora, Method, TopK
+from nunatak_model import Backbone
 from nunatak_registry import Registry
 
 METHODS: dict[str, Method] = {
     "topk": TopK(num_layers=1),
     "deep": TopK(num_layers=3),
     "head": HeadOnly(),
-    "lora": Lora(rank=2, first_layer=2),
+    "lora": Lora(rank=2, first_layer=2, alpha=16.0, targets=QUERY_AND_VALUE),
 }
 TEXTS = ["where is my parcel?", "hi", "one more text", "x" * 300]
 LABELS = ("calm", "urgent", "other")

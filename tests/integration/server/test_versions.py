@@ -12,8 +12,9 @@ import pytest
 from doubles.backbones import tiny_backbone
 from doubles.serving import running_client
 from doubles.tasks import publish_tiny_task, tiny_task
+from nunatak_contract.manifest import BlobRecord, TaskManifest
 from nunatak_model import Backbone, tensors_from_bytes, tensors_to_bytes
-from nunatak_registry import BlobRecord, Registry, TaskManifest, VersionInUseError
+from nunatak_registry import Registry, VersionInUseError
 
 PREDICT = "/v1/tasks/tone/predict"
 

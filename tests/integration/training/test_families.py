@@ -5,7 +5,7 @@ import pytest
 from doubles.backbones import Family, tiny_backbone
 from doubles.examples import name_questions
 from doubles.trained_tokenizers import TokenizerFamily, published
-from nunatak_model import Full
+from nunatak_contract.methods import Full
 from nunatak_training import Metric, SilentReport, default_recipe, fit_task
 
 SHAPES: dict[TokenizerFamily, Family] = {
@@ -19,7 +19,7 @@ def test_answers_are_learned_on_every_shape(family: TokenizerFamily) -> None:
     tokenizer = published(family).backend_tokenizer
     backbone = tiny_backbone(num_layers=2, family=SHAPES[family], tokenizer=tokenizer)
     changes = {
-        "epochs": 12,
+        "epochs": 24,
         "min_steps": 0,
         "batch_size": 8,
         "max_length": 64,

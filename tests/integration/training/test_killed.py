@@ -14,7 +14,8 @@ import os, signal, sys
 from pathlib import Path
 from doubles.backbones import tiny_backbone
 from doubles.examples import RecordingReport, toy_data
-from nunatak_model import TopK, tensors_to_bytes
+from nunatak_contract.methods import TopK
+from nunatak_model import tensors_to_bytes
 from nunatak_training import Checkpoint, DiskTrunkStore, default_recipe, fit_task
 
 folder, dies_at = Path(sys.argv[1]), int(sys.argv[2])

@@ -10,8 +10,10 @@ from pydantic import JsonValue
 from doubles.backbones import tiny_backbone
 from doubles.examples import toy_rows, write_jsonl
 from nunatak_artifact import load_task
-from nunatak_model import Backbone, HeadOnly, Lora, Method, Pooling, Row, TopK, forward
-from nunatak_registry import HeadKind, ProblemType, Registry
+from nunatak_contract.enums import HeadKind, Pooling, ProblemType
+from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Lora, Method, TopK
+from nunatak_model import Backbone, Row, forward
+from nunatak_registry import Registry
 from nunatak_training import (
     InvalidRecipeError,
     Metric,
@@ -82,7 +84,9 @@ def test_kind_is_learnt_and_scored_by_what_is_usual_for_it(
         assert record.interval[0] <= record.value <= record.interval[1]
 
 
-@pytest.mark.parametrize("method", [TopK(num_layers=1), HeadOnly(), Lora(rank=2)])
+@pytest.mark.parametrize(
+    "method", [TopK(num_layers=1), HeadOnly(), Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE)]
+)
 @pytest.mark.parametrize("kind", list(TaskKind))
 def test_what_is_served_gives_the_dev_logits_of_training(
     kind: TaskKind, method: Method, tmp_path: Path, registry: Registry, backbone: Backbone

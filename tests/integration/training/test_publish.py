@@ -10,22 +10,19 @@ from pydantic import JsonValue
 from doubles.backbones import save_tiny_backbone, tiny_backbone
 from doubles.examples import RecordingReport, rows_of, toy_examples, write_jsonl
 from nunatak_artifact import branch_spec
+from nunatak_contract.errors import InvalidNameError
+from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
 from nunatak_model import (
     Backbone,
-    Bottleneck,
-    Full,
-    HeadOnly,
-    Lora,
-    Method,
     Row,
     TextInput,
-    TopK,
     build_branch,
     forward,
     load_backbone,
     tensors_from_bytes,
 )
-from nunatak_registry import InvalidNameError, Registry, TaskManifest
+from nunatak_registry import Registry
 from nunatak_training import (
     Checkpoint,
     DataError,
@@ -44,7 +41,7 @@ METHODS = [
     pytest.param(TopK(num_layers=1), id="topk"),
     pytest.param(HeadOnly(), id="head"),
     pytest.param(Bottleneck(size=8), id="bottleneck"),
-    pytest.param(Lora(rank=4), id="lora"),
+    pytest.param(Lora(rank=4, alpha=16.0, targets=QUERY_AND_VALUE), id="lora"),
     pytest.param(Full(), id="full"),
 ]
 QUICK: dict[str, JsonValue] = {"epochs": 3, "min_steps": 0, "batch_size": 16, "max_length": 32}
@@ -109,7 +106,11 @@ def test_training_again_finds_the_version_that_exists(
     folder: Path, registry: Registry, backbone: Backbone
 ) -> None:
     first, second = (
-        train(settings(Lora(rank=4), folder), registry=registry, backbone=backbone)
+        train(
+            settings(Lora(rank=4, alpha=16.0, targets=QUERY_AND_VALUE), folder),
+            registry=registry,
+            backbone=backbone,
+        )
         for _ in range(2)
     )
 
@@ -193,7 +194,7 @@ def test_a_run_killed_before_it_published_goes_on_and_leaves_no_checkpoint(
 def test_layers_found_by_a_target_stand_in_the_manifest(
     folder: Path, registry: Registry, backbone: Backbone
 ) -> None:
-    chosen = replace(settings(TopK(), folder), layer_target=0.5, recipe_changes=QUICK)
+    chosen = replace(settings(TopK(num_layers=2), folder), layer_target=0.5, recipe_changes=QUICK)
 
     outcome = train(chosen, registry=registry, backbone=backbone)
 

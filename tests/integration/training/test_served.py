@@ -11,17 +11,9 @@ from pydantic import JsonValue
 from doubles.backbones import tiny_backbone
 from doubles.examples import toy_data
 from doubles.serving import running_client
-from nunatak_model import (
-    Backbone,
-    Bottleneck,
-    Full,
-    HeadOnly,
-    Lora,
-    Method,
-    Pooling,
-    TopK,
-    pack_backbone,
-)
+from nunatak_contract.enums import Pooling
+from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_model import Backbone, pack_backbone
 from nunatak_registry import Registry
 from nunatak_training import (
     Recipe,
@@ -42,7 +34,7 @@ METHODS: dict[str, Method] = {
     "head": HeadOnly(),
     "bottleneck": Bottleneck(size=4),
     "upper-bottleneck": Bottleneck(size=4, first_layer=2),
-    "lora": Lora(rank=2),
+    "lora": Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
     "full": Full(),
 }
 

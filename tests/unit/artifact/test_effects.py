@@ -8,20 +8,16 @@ from torch import Tensor
 
 from doubles.tasks import CREATED_AT, LABELS, PROBE_INPUTS, random_parameters, spec_of, tiny_task
 from nunatak_artifact import Draft, NoEffectError, Provenance, draft_task, load_task
-from nunatak_model import (
-    Backbone,
-    Bottleneck,
-    Full,
-    HeadOnly,
-    Lora,
-    Method,
-    TopK,
-    tensors_from_bytes,
-    tensors_to_bytes,
-)
-from nunatak_registry import TaskManifest
+from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_model import Backbone, tensors_from_bytes, tensors_to_bytes
 
-METHODS = [TopK(num_layers=2), Bottleneck(size=4, first_layer=2), Lora(rank=2), Full()]
+METHODS = [
+    TopK(num_layers=2),
+    Bottleneck(size=4, first_layer=2),
+    Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
+    Full(),
+]
 
 
 def without_effect(name: str, tensor: Tensor, backbone: Backbone) -> Tensor:
@@ -69,7 +65,7 @@ def test_parameters_without_effect_are_not_loaded(backbone: Backbone, method: Me
 
 
 def test_lora_without_a_lower_half_has_no_effect(backbone: Backbone) -> None:
-    manifest, blobs = tiny_task(backbone, method=Lora(rank=2))
+    manifest, blobs = tiny_task(backbone, method=Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE))
     tensors = tensors_from_bytes(blobs["parameters"])
     emptied = {
         name: torch.zeros_like(each) if name.endswith(".down") else each
@@ -77,7 +73,7 @@ def test_lora_without_a_lower_half_has_no_effect(backbone: Backbone) -> None:
     }
 
     with pytest.raises(NoEffectError):
-        draft(Lora(rank=2), emptied, backbone)
+        draft(Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE), emptied, backbone)
     assert manifest.task == "tone"
 
 
@@ -92,7 +88,7 @@ def nudge(parameters: dict[str, Tensor], matches: Callable[[str], bool]) -> dict
         (TopK(num_layers=2), "output_norm.bias"),
         (Bottleneck(size=4, first_layer=2), "output_norm.weight"),
         (Bottleneck(size=4, first_layer=2), "up.bias"),
-        (Lora(rank=2), ".up"),
+        (Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE), ".up"),
         (Full(), "layers.0.output_norm.bias"),
     ],
 )

@@ -11,24 +11,26 @@ from nunatak_artifact import (
     load_task,
     probe_tolerance,
 )
+from nunatak_contract.enums import HeadKind, TensorDtype
+from nunatak_contract.evidence import ProbeRecord
+from nunatak_contract.manifest import TaskDraft, TaskManifest
+from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
 from nunatak_model import (
     Backbone,
-    Bottleneck,
-    Full,
-    HeadKind,
-    HeadOnly,
-    Lora,
-    Method,
     NonFiniteParameterError,
     ParameterMismatchError,
-    TopK,
     quantize_backbone,
     tensors_from_bytes,
     tensors_to_bytes,
 )
-from nunatak_registry import ProbeRecord, TaskDraft, TaskManifest, TensorDtype
 
-METHODS = [TopK(num_layers=2), HeadOnly(), Bottleneck(size=4), Lora(rank=2), Full()]
+METHODS = [
+    TopK(num_layers=2),
+    HeadOnly(),
+    Bottleneck(size=4),
+    Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
+    Full(),
+]
 
 
 def numbered(draft: TaskDraft, **changes: object) -> TaskManifest:
@@ -174,10 +176,10 @@ def test_a_version_that_was_proven_is_not_probed_again_but_in_slots(backbone: Ba
     other = draft.probe.model_copy(update={"logits": ((9.0, 9.0, 9.0),) * 2})
     manifest = numbered(draft, probe=other.model_dump())
 
-    load_task(manifest, blobs["parameters"], backbone, is_proven=True)
+    load_task(manifest, blobs["parameters"], backbone, is_validated=True)
 
     with pytest.raises(ProbeFailedError):
-        load_task(manifest, blobs["parameters"], with_gpu_kernels(backbone), is_proven=True)
+        load_task(manifest, blobs["parameters"], with_gpu_kernels(backbone), is_validated=True)
 
 
 def test_what_the_bytes_of_a_proven_version_say_is_checked(backbone: Backbone) -> None:
@@ -186,7 +188,7 @@ def test_what_the_bytes_of_a_proven_version_say_is_checked(backbone: Backbone) -
     next(iter(tensors.values())).view(-1)[0] = float("nan")
 
     with pytest.raises(NonFiniteParameterError):
-        load_task(numbered(draft), tensors_to_bytes(tensors), backbone, is_proven=True)
+        load_task(numbered(draft), tensors_to_bytes(tensors), backbone, is_validated=True)
 
 
 def test_a_probe_for_another_number_of_labels_fails(backbone: Backbone) -> None:

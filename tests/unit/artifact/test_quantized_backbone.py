@@ -8,20 +8,16 @@ from doubles.backbones import tiny_backbone
 from doubles.tasks import tiny_task
 from nunatak_artifact import BackboneMismatchError, load_task
 from nunatak_artifact.interchange import check_exportable, import_folder
-from nunatak_model import (
-    Backbone,
-    Bottleneck,
-    HeadOnly,
-    Lora,
-    Method,
-    TopK,
-    UnsupportedBackboneError,
-    pack_backbone,
-    quantize_backbone,
-)
-from nunatak_registry import TaskDraft, TaskManifest
+from nunatak_contract.manifest import TaskDraft, TaskManifest
+from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, HeadOnly, Lora, Method, TopK
+from nunatak_model import Backbone, UnsupportedBackboneError, pack_backbone, quantize_backbone
 
-METHODS = [TopK(num_layers=2), HeadOnly(), Bottleneck(size=4), Lora(rank=2)]
+METHODS = [
+    TopK(num_layers=2),
+    HeadOnly(),
+    Bottleneck(size=4),
+    Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
+]
 
 
 def numbered(draft: TaskDraft) -> TaskManifest:

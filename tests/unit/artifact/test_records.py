@@ -1,54 +1,39 @@
-"""Methods as maths and as records: nothing lost between them, old records still read."""
+"""Heads as maths and as records: nothing lost between them."""
 
 from itertools import product
 
 import pytest
-from pydantic import ValidationError
 
-from nunatak_artifact import method_of, method_record
-from nunatak_model import (
-    Activation,
-    AdaptedBlocks,
-    AdapterInput,
-    Bottleneck,
-    Full,
-    HeadOnly,
-    Lora,
-    LoraTarget,
-    Method,
-    Norms,
-    TopK,
-)
-from nunatak_registry.manifest import BottleneckRecord
+from nunatak_artifact import branch_spec, head_record
+from nunatak_contract.enums import Activation, HeadKind, HeadNorm, Pooling
+from nunatak_contract.heads import DenseBlock
+from nunatak_contract.methods import HeadOnly
+from nunatak_model import HeadSpec
 
-METHODS: list[Method] = [
-    TopK(num_layers=3),
-    HeadOnly(),
-    Full(),
-    Lora(rank=3, alpha=0.1, targets=(LoraTarget.KEY, LoraTarget.FEEDFORWARD_IN), first_layer=2),
-    *(
-        Bottleneck(
-            size=5, first_layer=1, blocks=blocks, reads=reads, activation=activation, norms=norms
-        )
-        for blocks, reads, activation, norms in product(
-            AdaptedBlocks, AdapterInput, Activation, Norms
-        )
-    ),
+BLOCKS = [
+    DenseBlock(activation=activation, bias=bias, norm=norm)
+    for activation, bias, norm in product(Activation, (True, False), HeadNorm)
 ]
 
 
-def test_every_method_comes_back_from_its_record() -> None:
-    for method in METHODS:
-        record = method_record(method)
-        assert method_of(type(record).model_validate_json(record.model_dump_json())) == method
+@pytest.mark.parametrize("pooling", list(Pooling))
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_every_dense_head_comes_back_from_its_record(pooling: Pooling, block: DenseBlock) -> None:
+    spec = HeadSpec(num_labels=3, pooling=pooling, dense=True, block=block)
+
+    assert branch_spec(head_record(spec, ("a", "b", "c")), HeadOnly()).head == spec
 
 
-def test_a_record_of_before_there_were_placements_is_the_published_bottleneck() -> None:
-    record = BottleneckRecord.model_validate_json('{"kind":"bottleneck","size":8,"first_layer":2}')
-
-    assert method_of(record) == Bottleneck(size=8, first_layer=2)
-
-
-def test_an_unknown_placement_is_no_record() -> None:
-    with pytest.raises(ValidationError):
-        BottleneckRecord.model_validate_json('{"kind":"bottleneck","size":8,"blocks":"none"}')
+@pytest.mark.parametrize(
+    ("spec", "labels"),
+    [
+        (HeadSpec(kind=HeadKind.TOKEN_CLASSIFICATION, num_labels=2), ("O", "B-X")),
+        (HeadSpec(kind=HeadKind.QUESTION_ANSWERING, num_labels=2), ()),
+        (HeadSpec(kind=HeadKind.RANKING, num_labels=1, pooling=Pooling.FIRST), ()),
+    ],
+    ids=lambda it: it.kind if isinstance(it, HeadSpec) else "",
+)
+def test_every_kind_of_head_comes_back_from_its_record(
+    spec: HeadSpec, labels: tuple[str, ...]
+) -> None:
+    assert branch_spec(head_record(spec, labels), HeadOnly()).head == spec

@@ -6,7 +6,7 @@ import pytest
 
 from doubles.sweeps import toy_folder
 from doubles.terminals import Ran, nunatak
-from nunatak_cli.sweeping import SweepRequest, grid_of
+from nunatak_cli.sweep import SweepRequest, grid_of
 from nunatak_training.sweeps import RunContext, plan_runs
 
 SWEEP = """

@@ -1,44 +1,14 @@
-"""Laws of `nunatak task` on a small registry."""
+"""Laws of `nunatak task list`, `history`, `promote`, `rollback`, `delete` and `gc`."""
 
 import inspect
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from doubles.drafts import make_draft
 from doubles.terminals import nunatak
-from nunatak_cli.commands.task import collect
-from nunatak_registry import (
-    DEFAULT_GRACE_S,
-    ConfusionCell,
-    ConfusionRecord,
-    Registry,
-    task_card,
-)
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "registry"
-
-
-@pytest.fixture
-def registry(folder: Path) -> Iterator[Registry]:
-    """Task `intent` with versions 1 to 3 and `intent@prod` moved from 1 to 2."""
-    with Registry.open(folder) as opened:
-        for seed in (1, 2, 3):
-            draft, blobs = make_draft(seed=seed, note=f"seed {seed} [draft]")
-            opened.publish(draft, blobs)
-        opened.promote("intent", "prod", 1)
-        opened.promote("intent", "prod", 2)
-        yield opened
-
-
-@pytest.fixture
-def place(registry: Registry, folder: Path) -> tuple[str, str]:
-    assert registry.task("intent").versions == (1, 2, 3)
-    return ("--registry", str(folder))
+from nunatak_cli.task import collect
+from nunatak_registry import DEFAULT_GRACE_S, Registry
 
 
 def test_list_shows_what_the_bare_name_serves(place: tuple[str, str]) -> None:
@@ -82,68 +52,6 @@ def test_mistyped_folder_is_an_error_and_is_not_created(tmp_path: Path) -> None:
     assert ran.stderr.startswith("error [registry_missing]: ")
     assert ran.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("reference", "shown"), [("intent", "intent/2"), ("intent@prod", "intent/2"), ("intent/3",) * 2]
-)
-def test_card_shows_the_version_that_the_reference_means(
-    place: tuple[str, str], reference: str, shown: str
-) -> None:
-    ran = nunatak("task", "show", reference, *place)
-
-    assert shown in ran.stdout
-    for expected in ("no, yes", "2 of 2", "tiny", "[draft]", "10 (0 branch, 10 head)"):
-        assert expected in ran.stdout
-
-
-def test_card_as_json_is_the_manifest(place: tuple[str, str], registry: Registry) -> None:
-    shown = nunatak("task", "show", "intent/1", "--json", *place).json()
-
-    assert shown["manifest"] == registry.resolve("intent/1").model_dump(mode="json")
-    assert shown["aliases"] == {"prod": 2}
-
-
-def test_card_in_markdown_is_that_of_the_registry(
-    place: tuple[str, str], registry: Registry
-) -> None:
-    shown = nunatak("task", "show", "intent/1", "--markdown", *place).stdout
-
-    assert shown == task_card(registry.resolve("intent/1"))
-
-
-def test_card_shows_the_confusion_matrix(folder: Path) -> None:
-    draft, blobs = make_draft()
-    cells = (
-        ConfusionCell(truth="no", predicted="no", count=31),
-        ConfusionCell(truth="no", predicted="yes", count=17),
-    )
-    confusion = ConfusionRecord(data_digest="d" * 64, cells=cells)
-    with Registry.open(folder) as registry:
-        registry.publish(draft.model_copy(update={"confusion": confusion}), blobs)
-
-    shown = nunatak("task", "show", "intent", "--registry", str(folder)).stdout
-
-    assert [line.split() for line in shown.splitlines()[-3:]] == [
-        ["true", "\\", "predicted", "no", "yes"],
-        ["no", "31", "17"],
-        ["yes", "0", "0"],
-    ]
-
-
-def test_diff_shows_two_versions_side_by_side(place: tuple[str, str]) -> None:
-    shown = nunatak("task", "diff", "intent/1", "intent@prod", *place).stdout.splitlines()
-
-    assert shown[0].split() == ["intent/1", "intent/2", "change"]
-    assert "no, yes" in next(line for line in shown if line.split()[0] == "labels")
-
-
-def test_diff_as_json_names_what_differs(place: tuple[str, str]) -> None:
-    found = nunatak("task", "diff", "intent/1", "intent/2", "--json", *place).json()
-
-    assert (found["left"], found["right"], found["differing"]) == ("intent/1", "intent/2", [])
-    assert isinstance(found["properties"], dict)
-    assert found["properties"]["labels"] == {"left": ["no", "yes"], "right": ["no", "yes"]}
 
 
 def test_history_shows_every_move(place: tuple[str, str]) -> None:
@@ -200,48 +108,6 @@ def test_rollback_goes_back_until_there_is_nothing_left(place: tuple[str, str]) 
     assert first.stdout == "intent@prod -> version 1 (was 2)\n"
     assert second.exit_code == 1
     assert second.stderr.startswith("error [no_previous_version]: ")
-
-
-def test_verify_of_a_whole_registry_finds_nothing(place: tuple[str, str]) -> None:
-    assert nunatak("task", "verify", *place).exit_code == 0
-    assert nunatak("task", "verify", "intent", "--json", *place).json() == {
-        "errors": 0,
-        "checks": [],
-    }
-
-
-def test_verify_names_the_damaged_version_and_fails(
-    place: tuple[str, str], registry: Registry, folder: Path
-) -> None:
-    digest = registry.resolve("intent/1").blobs[0].sha256
-    (blob,) = folder.glob(f"blobs/**/{digest}")
-    blob.unlink()
-
-    ran = nunatak("task", "verify", *place)
-    found = nunatak("task", "verify", "--json", *place).json()
-
-    assert ran.exit_code == 1
-    assert "intent/1" in ran.stdout
-    assert found["errors"] == 1
-
-
-def test_verify_moves_damaged_files_aside_when_told(
-    place: tuple[str, str], registry: Registry, folder: Path
-) -> None:
-    digest = registry.resolve("intent/1").blobs[0].sha256
-    (blob,) = folder.glob(f"blobs/**/{digest}")
-    blob.chmod(0o644)
-    blob.write_bytes(b"damaged")
-
-    nunatak("task", "verify", *place)
-    assert blob.exists()
-
-    ran = nunatak("task", "verify", "--quarantine", "--json", *place)
-    assert ran.exit_code == 1
-    assert "moved to quarantine/" in ran.stdout
-    assert not blob.exists()
-    (moved,) = folder.glob(f"blobs/quarantine/*/{digest}")
-    assert moved.read_bytes() == b"damaged"
 
 
 def test_gc_spares_what_was_in_use_within_the_grace_period(

@@ -8,8 +8,9 @@ import pytest
 from doubles.backbones import save_tiny_backbone
 from doubles.tasks import publish_tiny_task, tiny_task
 from doubles.terminals import nunatak
+from nunatak_contract.evidence import ProbeRecord
 from nunatak_model import Backbone, load_backbone
-from nunatak_registry import ProbeRecord, Registry
+from nunatak_registry import Registry
 
 
 @pytest.fixture(scope="module")

@@ -82,6 +82,7 @@ SUMMARY: dict[str, JsonValue] = {
     "version": 3,
     "versions": [1, 3],
     "aliases": {"prod": 3},
+    "candidates": [{"alias": "prod", "role": "canary", "version": 1, "share": 0.5}],
     "head": "sequence_classification",
     "labels": ["calm", "urgent"],
     "method": "topk",
@@ -104,11 +105,13 @@ MEMORY: dict[str, JsonValue] = {
             "split_depth": 4,
             "bytes": 1,
             "parameters": 1,
+            "pinned": False,
         }
     ],
     "shared_bytes": 10,
     "dedicated_bytes": 20,
     "saved_share": 0.5,
+    "saved_share_formula": 0.5,
     "tiers": {
         "device": {
             "bytes": 1,
@@ -128,7 +131,8 @@ MEMORY: dict[str, JsonValue] = {
         "evictions": 0,
         "saved_tokens": 6,
     },
-    "process": {"rss_bytes": 30, "pss_bytes": None, "uss_bytes": None},
+    "activations": {"peak_bytes": None},
+    "process": {"rss_bytes": 30, "peak_rss_bytes": None, "pss_bytes": None, "uss_bytes": None},
 }
 INFO: dict[str, JsonValue] = {
     "name": "nunatak",
@@ -181,7 +185,7 @@ ROUTES = {
     "preload": Route(
         use=lambda client: client.preload("tone/3"),
         asks="POST /v1/tasks/tone/preload?version=3",
-        answer={"task": "tone", "version": 3, "resident": True, "bytes": 5},
+        answer={"task": "tone", "version": 3, "resident": True, "pinned": False, "bytes": 5},
     ),
     "pin": Route(
         use=lambda client: client.pin("tone@prod"),

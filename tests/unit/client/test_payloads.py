@@ -6,8 +6,6 @@ import pytest
 
 from nunatak_client import InvalidInputError
 from nunatak_client.payloads import (
-    AggregationStrategy,
-    FunctionToApply,
     Inputs,
     Parameters,
     Query,
@@ -18,6 +16,7 @@ from nunatak_client.payloads import (
     task_target,
     wire_inputs,
 )
+from nunatak_contract.enums import AggregationStrategy, FunctionToApply
 
 
 @pytest.mark.parametrize(

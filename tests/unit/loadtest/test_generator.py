@@ -6,8 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from doubles.frozen_server import freezing_server
-from nunatak_client import ConnectionFailedError
-from nunatak_client.results import Timings
+from nunatak_client import ConnectionFailedError, Timings
 from nunatak_loadtest import Scenario
 from nunatak_loadtest.generator import NunatakAsker, drive, drive_open, spells
 from nunatak_loadtest.runner import is_steady, warm

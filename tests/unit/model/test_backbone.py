@@ -8,16 +8,12 @@ import torch
 
 from doubles.backbones import tiny_backbone
 from doubles.tasks import LABELS, random_parameters, spec_of
+from nunatak_contract.methods import QUERY_AND_VALUE, Full, HeadOnly, Lora, Method, TopK
 from nunatak_model import (
     Backbone,
     Branch,
-    Full,
-    HeadOnly,
     LayerNotHeldError,
-    Lora,
-    Method,
     Row,
-    TopK,
     UnsupportedBackboneError,
     build_branch,
     convert_branch,
@@ -59,7 +55,9 @@ def test_tasks_that_own_the_layers_above_answer_with_the_same_bits(whole: Backbo
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize("method", [HeadOnly(), Lora(rank=2), TopK(num_layers=1)])
+@pytest.mark.parametrize(
+    "method", [HeadOnly(), Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE), TopK(num_layers=1)]
+)
 def test_whatever_reads_a_layer_that_is_not_held_is_refused(
     whole: Backbone, method: Method
 ) -> None:

@@ -3,26 +3,17 @@ import torch
 from torch import Tensor
 
 from doubles.backbones import tiny_backbone
+from nunatak_contract.enums import Activation, AdapterInput, HeadKind, HeadNorm, LoraTarget, Pooling
+from nunatak_contract.heads import DenseBlock
+from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
 from nunatak_model import (
-    Activation,
-    AdapterInput,
-    Bottleneck,
     BranchSpec,
-    DenseBlock,
-    Full,
-    HeadKind,
-    HeadNorm,
-    HeadOnly,
     HeadSpec,
     InvalidHeadError,
     InvalidMethodError,
     InvalidTensorsError,
-    Lora,
-    Method,
     NonFiniteParameterError,
     ParameterMismatchError,
-    Pooling,
-    TopK,
     build_branch,
     convert_branch,
     initial_parameters,
@@ -31,7 +22,13 @@ from nunatak_model import (
     tensors_to_bytes,
 )
 
-METHODS: list[Method] = [TopK(num_layers=2), HeadOnly(), Bottleneck(size=5), Lora(rank=3), Full()]
+METHODS: list[Method] = [
+    TopK(num_layers=2),
+    HeadOnly(),
+    Bottleneck(size=5),
+    Lora(rank=3, alpha=16.0, targets=QUERY_AND_VALUE),
+    Full(),
+]
 KINDS = [method.kind.value for method in METHODS]
 BACKBONE = tiny_backbone()
 GELU_BLOCK = DenseBlock(activation=Activation.GELU, bias=False, norm=HeadNorm.GAIN)
@@ -128,13 +125,12 @@ def test_huge_but_finite_values_are_accepted() -> None:
     "method",
     [
         TopK(num_layers=5),
-        TopK(num_layers=0),
-        Lora(first_layer=4),
-        Lora(rank=0),
-        Lora(targets=()),
-        Bottleneck(size=0),
-        Bottleneck(first_layer=-1),
-        Bottleneck(reads=AdapterInput.NORMED_SUM),
+        Lora(first_layer=4, rank=8, alpha=16.0, targets=QUERY_AND_VALUE),
+        Lora(rank=33, alpha=16.0, targets=QUERY_AND_VALUE),
+        Lora(rank=8, alpha=16.0, targets=(LoraTarget.QUERY, LoraTarget.QUERY)),
+        Bottleneck(size=65),
+        Bottleneck(first_layer=4, size=64),
+        Bottleneck(reads=AdapterInput.NORMED_SUM, size=64),
     ],
     ids=repr,
 )
@@ -161,7 +157,7 @@ def test_a_head_that_contradicts_its_kind_is_refused(head: HeadSpec) -> None:
 
 
 def test_converting_halves_the_bytes_and_keeps_the_split_depth() -> None:
-    branch = build_branch(spec_of(TopK()), BACKBONE.config, fresh(TopK()))
+    branch = build_branch(spec_of(TopK(num_layers=2)), BACKBONE.config, fresh(TopK(num_layers=2)))
 
     half = convert_branch(branch, tiny_backbone(dtype=torch.bfloat16))
 
@@ -170,7 +166,7 @@ def test_converting_halves_the_bytes_and_keeps_the_split_depth() -> None:
 
 
 def test_tensors_survive_a_round_trip_through_bytes() -> None:
-    parameters = fresh(Lora())
+    parameters = fresh(Lora(rank=8, alpha=16.0, targets=QUERY_AND_VALUE))
 
     restored = tensors_from_bytes(tensors_to_bytes(parameters))
 

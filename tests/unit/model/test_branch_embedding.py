@@ -5,16 +5,9 @@ import torch
 
 from doubles.backbones import Family, tiny_backbone
 from doubles.tasks import random_parameters, spec_of
-from nunatak_model import (
-    Pooling,
-    Row,
-    TopK,
-    TrunkCache,
-    build_branch,
-    embedding_branch,
-    forward,
-    run_trunk,
-)
+from nunatak_contract.enums import Pooling
+from nunatak_contract.methods import TopK
+from nunatak_model import Row, TrunkCache, build_branch, embedding_branch, forward, run_trunk
 
 TEXTS = ["where is my parcel?", "a", "no, not that one; the other one!"]
 

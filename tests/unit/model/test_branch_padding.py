@@ -1,36 +1,31 @@
 import pytest
 import torch
 
-from nunatak_model import (
-    Bottleneck,
-    Full,
-    HeadKind,
-    HeadOnly,
-    HeadSpec,
-    Lora,
-    Method,
-    Pooling,
-    TopK,
-)
+from nunatak_contract.enums import HeadKind, Pooling
+from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_model import HeadSpec
 from nunatak_model.branch import padded_head, padded_method, padded_parameters
 
 UNPADDED: list[Method] = [TopK(num_layers=2), HeadOnly(), Full()]
 
 
 def test_updates_of_near_ranks_and_all_scales_share_a_form() -> None:
-    forms = {padded_method(Lora(rank=rank, alpha=2.0 * rank + 1), 8) for rank in range(1, 9)}
+    forms = {
+        padded_method(Lora(rank=rank, alpha=2.0 * rank + 1, targets=QUERY_AND_VALUE), 8)
+        for rank in range(1, 9)
+    }
 
     assert len(forms) == 1
     (form,) = forms
     assert isinstance(form, Lora)
     assert (form.rank, form.scale) == (8, 1.0)
-    assert padded_method(Lora(rank=9), 8) not in forms
+    assert padded_method(Lora(rank=9, alpha=16.0, targets=QUERY_AND_VALUE), 8) not in forms
 
 
 def test_what_else_tells_methods_apart_tells_forms_apart() -> None:
     methods: list[Method] = [
-        Lora(rank=8),
-        Lora(rank=8, first_layer=1),
+        Lora(rank=8, alpha=16.0, targets=QUERY_AND_VALUE),
+        Lora(rank=8, first_layer=1, alpha=16.0, targets=QUERY_AND_VALUE),
         Bottleneck(size=8),
         Bottleneck(size=8, first_layer=1),
         Bottleneck(size=9),
@@ -77,7 +72,7 @@ def test_padding_is_zeros_around_the_parameters() -> None:
 
 
 def test_the_scale_of_an_update_is_applied_before_it_is_rounded() -> None:
-    method, name = Lora(rank=3, alpha=1.0), "layers.0.lora.query.up"
+    method, name = Lora(rank=3, alpha=1.0, targets=QUERY_AND_VALUE), "layers.0.lora.query.up"
     up = torch.randn(4, 3)
 
     padded = padded_parameters(method, {name: up}, {name: (4, 8)}, dtype=torch.bfloat16)[name]

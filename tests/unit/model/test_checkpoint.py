@@ -6,10 +6,10 @@ import torch
 from safetensors.torch import load, save
 
 from doubles.backbones import save_tiny_backbone
+from nunatak_contract.enums import Pooling
 from nunatak_model import (
     BackboneNotFoundError,
     CorruptBackboneError,
-    Pooling,
     UnsupportedBackboneError,
     load_backbone,
 )

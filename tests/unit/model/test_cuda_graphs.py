@@ -7,16 +7,14 @@ from torch import Tensor
 
 from doubles.backbones import Family, tiny_backbone
 from doubles.serving_kernels import Recorder, with_gpu_kernels
+from nunatak_contract.enums import Pooling
+from nunatak_contract.methods import HeadOnly, Method, TopK
 from nunatak_model import (
     Backbone,
     BranchSpec,
     Encoding,
-    HeadOnly,
     HeadSpec,
-    Method,
-    Pooling,
     Row,
-    TopK,
     build_branch,
     convert_branch,
     forward,

@@ -4,21 +4,14 @@ import pytest
 import torch
 
 from doubles.backbones import tiny_backbone
+from nunatak_contract.enums import AdapterInput, Norms, Pooling
+from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
 from nunatak_model import (
-    AdapterInput,
-    Bottleneck,
     Branch,
     BranchSpec,
     Encoding,
-    Full,
-    HeadOnly,
     HeadSpec,
-    Lora,
-    Method,
-    Norms,
-    Pooling,
     Row,
-    TopK,
     build_branch,
     forward,
     initial_parameters,
@@ -28,8 +21,8 @@ METHODS: list[Method] = [
     HeadOnly(),
     TopK(num_layers=1),
     TopK(num_layers=3),
-    Lora(rank=2),
-    Lora(rank=2, first_layer=2),
+    Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
+    Lora(rank=2, first_layer=2, alpha=16.0, targets=QUERY_AND_VALUE),
     Bottleneck(size=4),
     Bottleneck(size=4, first_layer=3),
     Bottleneck(size=4, reads=AdapterInput.NORMED_SUM, norms=Norms.FROZEN),
@@ -108,7 +101,7 @@ def test_other_rows_of_the_same_shapes_leave_the_bits_of_a_row_unchanged(kept: i
 
 def test_a_row_that_overflows_disturbs_no_other() -> None:
     rows = some_rows(11, 12)
-    wild = branch_of(Lora(rank=2), 3)
+    wild = branch_of(Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE), 3)
     for tensor in wild.parameters.values():
         tensor.fill_(3e38)
     with torch.inference_mode():

@@ -6,18 +6,13 @@ from torch import Tensor
 
 from doubles.backbones import tiny_backbone
 from doubles.tasks import random_parameters, spec_of
+from nunatak_contract.enums import HeadKind
+from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
 from nunatak_model import (
     Backbone,
-    Bottleneck,
     Branch,
     Encoding,
-    Full,
-    HeadKind,
-    HeadOnly,
-    Lora,
-    Method,
     Row,
-    TopK,
     TrunkCache,
     TrunkSource,
     build_branch,
@@ -33,8 +28,8 @@ METHODS: list[Method] = [
     TopK(num_layers=1),
     TopK(num_layers=3),
     TopK(num_layers=4),
-    Lora(rank=2),
-    Lora(rank=2, first_layer=2),
+    Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
+    Lora(rank=2, first_layer=2, alpha=16.0, targets=QUERY_AND_VALUE),
     Bottleneck(size=4, first_layer=3),
     Full(),
 ]
@@ -152,7 +147,11 @@ def test_each_input_enters_at_its_own_depth() -> None:
     ]
 
 
-@pytest.mark.parametrize("method", [Full(), Lora(rank=2)], ids=["full", "lora-from-layer-0"])
+@pytest.mark.parametrize(
+    "method",
+    [Full(), Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE)],
+    ids=["full", "lora-from-layer-0"],
+)
 def test_tasks_without_a_trunk_of_layers_leave_the_cache_alone(method: Method) -> None:
     states = RecordingStates()
 

@@ -9,22 +9,14 @@ from torch.profiler import ProfilerActivity, profile
 
 from doubles.backbones import Family, tiny_backbone
 from doubles.serving_kernels import banks_of, with_gpu_kernels
+from nunatak_contract.enums import AdapterInput, HeadKind, LoraTarget, Norms
+from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
 from nunatak_model import (
-    AdapterInput,
     Backbone,
-    Bottleneck,
     Branch,
     BranchSpec,
     Encoding,
-    Full,
-    HeadKind,
-    HeadOnly,
-    Lora,
-    LoraTarget,
-    Method,
-    Norms,
     Row,
-    TopK,
     build_branch,
     convert_branch,
     default_head,
@@ -37,9 +29,9 @@ METHODS: list[Method] = [
     HeadOnly(),
     TopK(num_layers=1),
     TopK(num_layers=3),
-    Lora(rank=2),
-    Lora(rank=3, alpha=5.0),
-    Lora(rank=5, first_layer=2, targets=tuple(LoraTarget)),
+    Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
+    Lora(rank=3, alpha=5.0, targets=QUERY_AND_VALUE),
+    Lora(rank=5, first_layer=2, targets=tuple(LoraTarget), alpha=16.0),
     Bottleneck(size=3),
     Bottleneck(size=4, first_layer=3),
     Full(),
@@ -142,9 +134,15 @@ def test_a_version_in_slots_takes_no_more_than_its_padded_parameters(method: Met
         )
 
 
-@pytest.mark.parametrize("method", [Lora(rank=4), Bottleneck(size=4), TopK(num_layers=1)], ids=str)
+@pytest.mark.parametrize(
+    "method",
+    [Lora(rank=4, alpha=16.0, targets=QUERY_AND_VALUE), Bottleneck(size=4), TopK(num_layers=1)],
+    ids=str,
+)
 def test_a_slot_that_is_reused_holds_the_new_version_only(method: Method) -> None:
-    smaller: Method = Lora(rank=1) if isinstance(method, Lora) else method
+    smaller: Method = (
+        Lora(rank=1, alpha=16.0, targets=QUERY_AND_VALUE) if isinstance(method, Lora) else method
+    )
     smaller = Bottleneck(size=1) if isinstance(method, Bottleneck) else smaller
     plain = tiny_backbone()
     served = with_gpu_kernels(plain)
@@ -170,7 +168,14 @@ def test_a_slot_that_is_reused_holds_the_new_version_only(method: Method) -> Non
 
 
 @pytest.mark.parametrize(
-    "method", [Lora(), Bottleneck(size=4), TopK(num_layers=2), HeadOnly()], ids=str
+    "method",
+    [
+        Lora(rank=8, alpha=16.0, targets=QUERY_AND_VALUE),
+        Bottleneck(size=4),
+        TopK(num_layers=2),
+        HeadOnly(),
+    ],
+    ids=str,
 )
 def test_more_tasks_of_a_page_take_no_more_products(method: Method) -> None:
     plain = tiny_backbone()

@@ -4,16 +4,12 @@ import pytest
 import torch
 
 from doubles.backbones import Family, tiny_backbone
+from nunatak_contract.enums import HeadKind
+from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, Lora, Method, TopK
 from nunatak_model import (
-    Bottleneck,
     BranchSpec,
-    Full,
-    HeadKind,
     HeadSpec,
-    Lora,
-    Method,
     Row,
-    TopK,
     build_branch,
     forward,
     hidden_states,
@@ -39,7 +35,12 @@ def test_states_of_the_backbone_are_those_of_the_trunk_at_every_depth(family: Fa
 
 @pytest.mark.parametrize(
     "method",
-    [Full(), TopK(num_layers=2), Bottleneck(size=4), Lora(rank=2)],
+    [
+        Full(),
+        TopK(num_layers=2),
+        Bottleneck(size=4),
+        Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
+    ],
     ids=["full", "topk", "bottleneck", "lora"],
 )
 def test_last_state_of_a_branch_is_what_its_head_reads(method: Method) -> None:

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from doubles.backbones import tiny_backbone
-from nunatak_model import Activation, AdapterInput
+from nunatak_contract.enums import Activation, AdapterInput
 from nunatak_model.layer import Adapter, BottleneckLayer, TokenSpan, add_adapters, mix_layer
 from nunatak_model.weights import Linear
 

@@ -1,6 +1,7 @@
 import pytest
 
-from nunatak_model import HeadSpec, ModelSize, Pooling, model_size, parameters_saved
+from nunatak_contract.enums import Pooling
+from nunatak_model import HeadSpec, ModelSize, model_size, parameters_saved
 from nunatak_model.architectures import config_from
 
 # Table 1 of "What Would Elsa Do?" (2020): parameters in millions.

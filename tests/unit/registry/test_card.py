@@ -7,20 +7,17 @@ import pytest
 
 from doubles.drafts import make_draft
 from doubles.hostile_texts import HOSTILE, obeyed
-from nunatak_registry import (
+from nunatak_contract.enums import HeadKind, Pooling
+from nunatak_contract.evidence import (
     ConfusionCell,
     ConfusionRecord,
     DataRecord,
-    HeadKind,
-    HeadRecord,
     MetricRecord,
-    Pooling,
     RecipeRecord,
-    TaskManifest,
-    confusion_matrix,
-    task_card,
-    worst_mistakes,
 )
+from nunatak_contract.heads import HeadRecord
+from nunatak_contract.manifest import TaskManifest
+from nunatak_registry import confusion_matrix, task_card, worst_mistakes
 from nunatak_registry.cards import saved_share
 
 DIGEST = "d" * 64

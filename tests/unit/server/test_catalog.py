@@ -4,7 +4,9 @@ from pathlib import Path
 import pytest
 
 from doubles.drafts import publish_one
-from nunatak_registry import Candidate, CandidateRole, Registry, TaskManifest, TaskReference
+from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.names import TaskReference
+from nunatak_registry import Candidate, CandidateRole, Registry
 from nunatak_server.catalog import Catalog
 from nunatak_server.residency.resident_set import key_of
 

@@ -6,7 +6,7 @@ import pytest
 
 from doubles.leases import until
 from nunatak_registry import StoreUnavailableError
-from nunatak_server.following import HOLD_S, RENEWAL_S, RETRY_S, VersionHolding
+from nunatak_server.following import HOLD_S, RENEWAL_S, RETRY_S, HoldRenewal
 
 Versions = Collection[tuple[str, int]]
 A, B = ("a", 1), ("b", 2)
@@ -60,7 +60,7 @@ class Script:
             raise asyncio.CancelledError
 
     def __post_init__(self) -> None:
-        self.holding = VersionHolding(
+        self.holding = HoldRenewal(
             resident=self.resident,
             holds=self,
             interval_s=0.1,
@@ -133,12 +133,12 @@ def test_holds_that_have_run_out_are_told_once(caplog: pytest.LogCaptureFixture)
 
     assert script.over == [False] * turns_per_hold + [True] * 5 + [False] * 3
     assert caplog.text.count("the registry takes no holds") == 1
-    assert caplog.text.count("no version is held any more") == 1
+    assert caplog.text.count("the holds have expired") == 1
 
 
 async def test_the_wait_between_two_turns_ends_when_the_registry_changes() -> None:
     script = Script(turns=[[A]])
-    holding = VersionHolding(resident=script.resident, holds=script, interval_s=3600)
+    holding = HoldRenewal(resident=script.resident, holds=script, interval_s=3600)
 
     following = asyncio.create_task(holding.run())
     await until(lambda: len(script.taken) == 1)

@@ -1,6 +1,6 @@
 import pytest
 
-from nunatak_registry import HeadKind
+from nunatak_contract.enums import HeadKind
 from nunatak_server.inputs import (
     Query,
     Question,

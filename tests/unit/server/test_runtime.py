@@ -15,9 +15,9 @@ from nunatak_model import Backbone
 from nunatak_registry import Registry
 from nunatak_server.engine.engine import Engine
 from nunatak_server.errors import BackboneUnhealthyError, EngineFailedError
-from nunatak_server.following import RegistryWatch, VersionHolding
+from nunatak_server.following import HoldRenewal, RegistryWatch
 from nunatak_server.readiness import State
-from nunatak_server.residency.loads import GivingWay
+from nunatak_server.residency.loads import LoadThrottle
 from nunatak_server.residency.residency import Residency
 from nunatak_server.runtime import Runtime
 
@@ -46,20 +46,20 @@ def test_loads_give_way_to_more_texts_than_wait_for_loads(
     monkeypatch.setattr(Residency, "num_waiting_for_loads", waiting)
 
     with runtime_of(tmp_path, tiny_backbone()) as runtime:
-        assert runtime.should_loads_give_way() == (rows > waiting)
+        assert runtime.should_throttle_loads() == (rows > waiting)
         monkeypatch.setattr(Backbone, "device", torch.device("meta"))
-        assert not runtime.should_loads_give_way()
+        assert not runtime.should_throttle_loads()
 
 
 def test_what_is_read_from_the_store_is_read_with_pauses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pauses = list[GivingWay]()
+    pauses = list[LoadThrottle]()
 
-    def note_pause(give_way: GivingWay) -> None:
-        pauses.append(give_way)
+    def note_pause(throttle: LoadThrottle) -> None:
+        pauses.append(throttle)
 
-    monkeypatch.setattr(GivingWay, "__call__", note_pause)
+    monkeypatch.setattr(LoadThrottle, "__call__", note_pause)
 
     with runtime_of(tmp_path, tiny_backbone()) as runtime:
         manifest = publish_tiny_task(runtime.registry, runtime.backbone)
@@ -68,13 +68,13 @@ def test_what_is_read_from_the_store_is_read_with_pauses(
     assert len(pauses) == 1
 
 
-@pytest.mark.parametrize("broken", [RegistryWatch, VersionHolding])
+@pytest.mark.parametrize("broken", [RegistryWatch, HoldRenewal])
 async def test_a_server_that_follows_the_registry_no_more_is_not_ready_and_has_stopped_all_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: type
 ) -> None:
     running, failed = set[type](), asyncio.Event()
 
-    async def run(self: RegistryWatch | VersionHolding) -> None:
+    async def run(self: RegistryWatch | HoldRenewal) -> None:
         if isinstance(self, broken):
             await asyncio.sleep(0)
             raise ZeroDivisionError
@@ -92,7 +92,7 @@ async def test_a_server_that_follows_the_registry_no_more_is_not_ready_and_has_s
         await runtime.aclose()
 
     monkeypatch.setattr(RegistryWatch, "run", run)
-    monkeypatch.setattr(VersionHolding, "run", run)
+    monkeypatch.setattr(HoldRenewal, "run", run)
     with runtime_of(tmp_path, tiny_backbone(), on_fatal=lambda _: failed.set()) as runtime:
         await asyncio.wait_for(serve(runtime), 20)
 

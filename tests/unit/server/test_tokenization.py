@@ -11,7 +11,7 @@ from nunatak_model import Encoding, TextInput
 from nunatak_server.errors import EmptyTextError, InvalidTextError, ServerError, TextTooLongError
 from nunatak_server.inputs import Query, Question, TaskInput
 from nunatak_server.tokenization import (
-    MAX_CHARS_A_TURN,
+    MAX_CHARS_A_CHUNK,
     MAX_CHARS_ON_LOOP,
     Extent,
     Reading,
@@ -163,7 +163,7 @@ async def test_a_text_waits_for_one_turn_of_each_other_caller_at_most() -> None:
         def ask(caller: str, texts: Sequence[str]) -> asyncio.Task[None]:
             return asyncio.create_task(encode(caller, texts))
 
-        loud = [ask(name, [name * MAX_CHARS_A_TURN] * 4) for name in "ab" for _ in range(3)]
+        loud = [ask(name, [name * MAX_CHARS_A_CHUNK] * 4) for name in "ab" for _ in range(3)]
         await settle()
         quiet = ask("quiet", ["q" * (MAX_CHARS_ON_LOOP + 1)])
         await settle()
@@ -184,14 +184,14 @@ async def test_a_request_that_is_given_up_is_encoded_no_further() -> None:
         encoder = HeldUpEncoder()
         tokenization = Tokenization(encoder, num_threads=1)
         reading = Reading(max_length=4, stride=None)
-        texts = ["g" * MAX_CHARS_A_TURN] * 50
+        texts = ["g" * MAX_CHARS_A_CHUNK] * 50
         asking = asyncio.create_task(tokenization.encode(texts, readings=[reading], caller="gone"))
         await settle()
 
         asking.cancel()
         await settle()
         encoder.may_go_on.set()
-        await tokenization.encode(["k" * MAX_CHARS_A_TURN], readings=[reading], caller="kept")
+        await tokenization.encode(["k" * MAX_CHARS_A_CHUNK], readings=[reading], caller="kept")
         tokenization.close()
 
         assert encoder.batches == ["g", "k"]

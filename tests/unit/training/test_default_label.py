@@ -3,7 +3,7 @@
 import pytest
 
 from doubles.backbones import tiny_backbone
-from nunatak_model import HeadOnly
+from nunatak_contract.methods import HeadOnly
 from nunatak_training import InvalidRecipeError, default_recipe
 from nunatak_training.data import Example, ExampleSet, TaskData
 from nunatak_training.fitting import check_recipe

@@ -12,7 +12,9 @@ from doubles.backbones import tiny_backbone
 from doubles.examples import RecordingReport, rows_of, toy_data, toy_examples, write_jsonl
 from doubles.killed import EveryTime, Killed, Mortal
 from nunatak_artifact.errors import FolderInUseError, UnsupportedExportError
-from nunatak_model import Backbone, Full, Method, Pooling, TopK, load_backbone, run_trunk
+from nunatak_contract.enums import Pooling
+from nunatak_contract.methods import Full, Method, TopK
+from nunatak_model import Backbone, load_backbone, run_trunk
 from nunatak_training import (
     Example,
     ExampleSet,

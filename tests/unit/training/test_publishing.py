@@ -9,8 +9,10 @@ import pytest
 
 from doubles.backbones import tiny_backbone
 from doubles.examples import RecordingReport, rows_of, toy_data, toy_examples, write_jsonl
-from nunatak_model import Backbone, Bottleneck, Full, HeadOnly, Lora, Method, TopK, tensors_to_bytes
-from nunatak_registry import Registry, TaskDraft
+from nunatak_contract.manifest import TaskDraft
+from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_model import Backbone, tensors_to_bytes
+from nunatak_registry import Registry
 from nunatak_training import (
     Example,
     SilentReport,
@@ -49,7 +51,7 @@ def drafted(result: TrainedTask, backbone: Backbone) -> TaskDraft:
         pytest.param(TopK(num_layers=1), 2, id="topk"),
         pytest.param(HeadOnly(), 3, id="head"),
         pytest.param(Bottleneck(size=4, first_layer=1), 1, id="bottleneck"),
-        pytest.param(Lora(rank=2), 0, id="lora"),
+        pytest.param(Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE), 0, id="lora"),
         pytest.param(Full(), None, id="full"),
     ],
 )
@@ -98,7 +100,10 @@ def test_manifest_says_what_was_trained_on_what(backbone: Backbone) -> None:
 
 
 def test_equal_training_gives_equal_content(backbone: Backbone) -> None:
-    first, second = (drafted(trained(Lora(rank=2), backbone), backbone) for _ in range(2))
+    first, second = (
+        drafted(trained(Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE), backbone), backbone)
+        for _ in range(2)
+    )
 
     assert first.content_digest() == second.content_digest()
 

@@ -4,18 +4,9 @@ import pytest
 from pydantic import JsonValue
 
 from doubles.backbones import tiny_backbone
-from nunatak_artifact import method_of
-from nunatak_model import (
-    AdaptedBlocks,
-    Bottleneck,
-    Full,
-    HeadOnly,
-    InvalidMethodError,
-    Lora,
-    LoraTarget,
-    Method,
-    TopK,
-)
+from nunatak_contract.enums import AdaptedBlocks, LoraTarget
+from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_model import InvalidMethodError
 from nunatak_training import InvalidRecipeError, default_recipe
 from nunatak_training.run_settings import METHODS, all_settings, read_settings
 from nunatak_training.settings import flattened, overlaid
@@ -26,7 +17,7 @@ CONFIG = tiny_backbone(num_layers=3).config
 @pytest.mark.parametrize(
     ("named", "method"),
     [
-        ({}, TopK()),
+        ({}, TopK(num_layers=2)),
         ({"layers": 3}, TopK(num_layers=3)),
         ({"layers": "3"}, TopK(num_layers=3)),
         ({"frozen": 1}, TopK(num_layers=2)),
@@ -37,12 +28,18 @@ CONFIG = tiny_backbone(num_layers=3).config
             {"method": "bottleneck", "size": "8", "first_layer": 2, "blocks": "attention"},
             Bottleneck(size=8, first_layer=2, blocks=AdaptedBlocks.ATTENTION),
         ),
-        ({"method": "lora", "rank": 4, "alpha": "8"}, Lora(rank=4, alpha=8.0)),
+        (
+            {"method": "lora", "rank": 4, "alpha": "8"},
+            Lora(rank=4, alpha=8.0, targets=QUERY_AND_VALUE),
+        ),
         (
             {"method": "lora", "targets": "query, feedforward_in"},
-            Lora(targets=(LoraTarget.QUERY, LoraTarget.FEEDFORWARD_IN)),
+            Lora(targets=(LoraTarget.QUERY, LoraTarget.FEEDFORWARD_IN), rank=8, alpha=16.0),
         ),
-        ({"method": "lora", "targets": ["key"]}, Lora(targets=(LoraTarget.KEY,))),
+        (
+            {"method": "lora", "targets": ["key"]},
+            Lora(targets=(LoraTarget.KEY,), rank=8, alpha=16.0),
+        ),
         ({"method": "full"}, Full()),
     ],
 )
@@ -52,7 +49,7 @@ def test_names_become_the_method(named: dict[str, JsonValue], method: Method) ->
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_without_settings_has_its_own_defaults(name: str) -> None:
-    assert method_of(read_settings({"method": name}).record) == METHODS[name]
+    assert read_settings({"method": name}).record == METHODS[name]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +60,7 @@ def test_a_method_without_settings_has_its_own_defaults(name: str) -> None:
     ],
 )
 def test_texts_with_dots_say_what_values_in_mappings_say(named: dict[str, JsonValue]) -> None:
-    recipe = default_recipe(TopK(), changes=read_settings(named).changes)
+    recipe = default_recipe(TopK(num_layers=2), changes=read_settings(named).changes)
 
     assert recipe.tapt is not None
     assert (recipe.tapt.epochs, recipe.tapt.learning_rate) == (2, 1e-4)
@@ -74,7 +71,7 @@ def test_null_takes_a_setting_away_but_may_be_a_label() -> None:
     named: dict[str, JsonValue] = {"tapt": "null", "head_learning_rate": "null"}
     labels: dict[str, JsonValue] = {"metric": "f1", "positive_label": "null"}
 
-    recipe = default_recipe(TopK(), changes=read_settings({**named, **labels}).changes)
+    recipe = default_recipe(TopK(num_layers=2), changes=read_settings({**named, **labels}).changes)
 
     assert (recipe.tapt, recipe.head_learning_rate) == (None, None)
     assert recipe.positive_label == "null"
@@ -125,7 +122,7 @@ def test_layers_that_the_backbone_has_not_are_refused() -> None:
 
 def test_every_field_of_recipes_and_methods_is_listed_with_what_it_may_be() -> None:
     listed = {setting.name: setting for setting in all_settings()}
-    recipe = default_recipe(TopK(), changes={"tapt.epochs": 1}).settings()
+    recipe = default_recipe(TopK(num_layers=2), changes={"tapt.epochs": 1}).settings()
 
     names = {name for name in flattened(recipe) if name.split(".")[0] not in {"backbone", "method"}}
     assert names | {"rank", "alpha", "targets", "size", "first_layer", "layers"} <= listed.keys()
@@ -137,14 +134,16 @@ def test_every_field_of_recipes_and_methods_is_listed_with_what_it_may_be() -> N
 
 
 def test_what_is_listed_as_a_default_is_the_default() -> None:
-    fields = default_recipe(TopK()).settings().keys() - {"method", "positive_label"}
+    fields = default_recipe(TopK(num_layers=2)).settings().keys() - {"method", "positive_label"}
     named = {
         it.name: it.default
         for it in all_settings()
         if it.name in fields and not it.default.startswith("by ")
     }
 
-    assert default_recipe(TopK(), changes=dict(named)) == default_recipe(TopK())
+    assert default_recipe(TopK(num_layers=2), changes=dict(named)) == default_recipe(
+        TopK(num_layers=2)
+    )
 
 
 def test_a_later_layer_replaces_a_group_that_it_names() -> None:

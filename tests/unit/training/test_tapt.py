@@ -13,18 +13,13 @@ from transformers import BertConfig, BertForMaskedLM
 
 from doubles.backbones import tiny_backbone
 from doubles.examples import RecordingReport, toy_data
+from nunatak_contract.enums import HeadKind
+from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
 from nunatak_model import (
     Backbone,
-    Bottleneck,
     BranchSpec,
     Encoding,
-    Full,
-    HeadKind,
-    HeadOnly,
-    Lora,
-    Method,
     TextTokenizer,
-    TopK,
     default_head,
     initial_parameters,
 )
@@ -40,7 +35,12 @@ from nunatak_training.tapt import (
     language_loss,
 )
 
-METHODS = [TopK(num_layers=1), Bottleneck(size=8), Lora(rank=4), Full()]
+METHODS = [
+    TopK(num_layers=1),
+    Bottleneck(size=8),
+    Lora(rank=4, alpha=16.0, targets=QUERY_AND_VALUE),
+    Full(),
+]
 
 
 @pytest.fixture(name="backbone", scope="module")

@@ -6,8 +6,7 @@ from pydantic import JsonValue
 
 from doubles.backbones import tiny_backbone
 from doubles.examples import toy_data
-from nunatak_model import HeadOnly
-from nunatak_registry.manifest import HeadOnlyRecord, TopKRecord
+from nunatak_contract.methods import HeadOnly, TopK
 from nunatak_training import (
     ChosenTask,
     Recipe,
@@ -32,9 +31,9 @@ TEMPLATE = fit_task(
 
 def layers_of(recipe: Recipe) -> int | None:
     match recipe.method:
-        case HeadOnlyRecord():
+        case HeadOnly():
             return 0
-        case TopKRecord(num_layers=num_layers):
+        case TopK(num_layers=num_layers):
             return num_layers
         case _:
             return None

@@ -7,12 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
-from nunatak_model import (
-    DEFAULT_BACKBONE,
-    BackboneConfig,
-    Method,
-)
-from nunatak_registry.names import TaskName
+from nunatak_contract.methods import Method
+from nunatak_contract.names import TaskName
+from nunatak_model import DEFAULT_BACKBONE, BackboneConfig
 from nunatak_training.errors import InvalidRecipeError, InvalidSweepError
 from nunatak_training.kinds import TaskKind
 from nunatak_training.recipes import RegularizerName, TaptSettings

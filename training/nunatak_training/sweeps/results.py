@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
-from nunatak_registry.names import Digest
+from nunatak_contract.names import Digest
 from nunatak_training.errors import CorruptResultError, SweepRunningError
 from nunatak_training.recipes import Recipe
 

@@ -19,8 +19,8 @@ from typing import NoReturn, Protocol, cast
 import torch
 from tqdm import tqdm
 
+from nunatak_contract.plain_text import visible
 from nunatak_model import Backbone, ModelError, load_backbone
-from nunatak_registry.plain_text import visible
 from nunatak_training.data import load_task_data
 from nunatak_training.errors import TrainingError
 from nunatak_training.fitting import TrainedTask, evaluate, fit_task

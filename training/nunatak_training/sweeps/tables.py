@@ -8,14 +8,8 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import assert_never
 
+from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Lora, TopK
 from nunatak_registry.cards import markdown_table
-from nunatak_registry.manifest import (
-    BottleneckRecord,
-    FullRecord,
-    HeadOnlyRecord,
-    LoraRecord,
-    TopKRecord,
-)
 from nunatak_training.recipes import Recipe
 from nunatak_training.sweeps.results import Failed, Finished, RunDescription, RunRecord
 
@@ -45,15 +39,15 @@ def method_label(run: RunDescription) -> str:
 def _plain_label(run: RunDescription) -> str:
     method = run.recipe.method
     match method:
-        case TopKRecord():
+        case TopK():
             return f"frozen {run.backbone.num_layers - method.num_layers}"
-        case HeadOnlyRecord():
+        case HeadOnly():
             return f"frozen {run.backbone.num_layers}"
-        case BottleneckRecord():
+        case Bottleneck():
             return f"bottleneck {method.size}{_from(method.first_layer)}"
-        case LoraRecord():
+        case Lora():
             return f"lora {method.rank}{_from(method.first_layer)}"
-        case FullRecord():
+        case Full():
             return "full"
         case _:
             assert_never(method)
@@ -74,9 +68,9 @@ def regularizer_label(recipe: Recipe) -> str:
 def num_frozen(run: RunDescription) -> int | None:
     """How many of the lowest layers are frozen; None where the method is not about that."""
     match run.recipe.method:
-        case TopKRecord(num_layers=own):
+        case TopK(num_layers=own):
             return run.backbone.num_layers - own
-        case HeadOnlyRecord():
+        case HeadOnly():
             return run.backbone.num_layers
         case _:
             return None

@@ -12,7 +12,8 @@ from doubles.compat import (
 )
 from doubles.serving import make_settings, running_client
 from doubles.tasks import publish_tiny_task
-from nunatak_model import Backbone, Pooling
+from nunatak_contract.enums import Pooling
+from nunatak_model import Backbone
 from nunatak_registry import Registry
 
 

@@ -8,17 +8,18 @@ from typing import Any
 import httpx
 import pytest
 
+from doubles.access import access_by_route
 from doubles.backbones import HeldLayers
 from doubles.compat import DOCUMENTS, OTHER, TASKS, TEXT, Ask
 from doubles.serving import make_settings, running_client
 from doubles.tasks import publish_tiny_task
 from nunatak_model import Backbone
 from nunatak_registry import Registry
-from nunatak_server.http.access import ACCESS, PREDICT
+from nunatak_server.http.access import PREDICT
 
 COMPUTING = [
     path
-    for (_, path), needed in ACCESS.items()
+    for (_, path), needed in access_by_route().items()
     if needed == PREDICT and not path.startswith(("/v1/predict", "/v1/tasks"))
 ]
 """Every route of a neighbour's that computes."""

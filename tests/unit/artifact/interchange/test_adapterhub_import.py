@@ -21,8 +21,8 @@ from nunatak_artifact.errors import (
     UnsupportedImportError,
 )
 from nunatak_artifact.interchange import ImportChoices, import_adapterhub
+from nunatak_contract.manifest import TaskManifest
 from nunatak_model import Backbone
-from nunatak_registry import TaskManifest
 
 CONFIG, HEAD = "adapter_config.json", "head_config.json"
 WEIGHTS, HEAD_WEIGHTS = "adapter.safetensors", "model_head.safetensors"

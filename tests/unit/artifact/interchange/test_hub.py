@@ -17,7 +17,8 @@ from nunatak_artifact.interchange import (
     read_hub_folder,
 )
 from nunatak_artifact.interchange.hub import FILES
-from nunatak_registry import Registry, TaskManifest
+from nunatak_contract.manifest import TaskManifest
+from nunatak_registry import Registry
 
 
 @pytest.fixture(scope="module")

@@ -20,14 +20,12 @@ from nunatak_artifact.errors import (
     ProbeFailedError,
 )
 from nunatak_artifact.interchange import draft_pulled, read_hub_folder, write_hub_folder
-from nunatak_model import Backbone, HeadKind
-from nunatak_registry import (
-    DataRecord,
-    InvalidNameError,
-    MetricRecord,
-    Registry,
-    TaskManifest,
-)
+from nunatak_contract.enums import HeadKind
+from nunatak_contract.errors import InvalidNameError
+from nunatak_contract.evidence import DataRecord, MetricRecord
+from nunatak_contract.manifest import TaskManifest
+from nunatak_model import Backbone
+from nunatak_registry import Registry
 
 
 @pytest.fixture(scope="module")

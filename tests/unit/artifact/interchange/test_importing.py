@@ -19,8 +19,10 @@ from nunatak_artifact.interchange import (
     kind_of,
 )
 from nunatak_artifact.interchange.importing import PROBE_INPUTS
-from nunatak_model import HeadKind, TopK
-from nunatak_registry import InvalidNameError, ProblemType, TaskManifest
+from nunatak_contract.enums import HeadKind, ProblemType
+from nunatak_contract.errors import InvalidNameError
+from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.methods import TopK
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

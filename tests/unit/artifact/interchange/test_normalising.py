@@ -11,22 +11,16 @@ from nunatak_artifact.interchange.adapterhub_import import (
     normalised_bottleneck,
 )
 from nunatak_artifact.interchange.peft_import import normalised_lora
-from nunatak_model import (
-    Activation,
-    Bottleneck,
-    InvalidMethodError,
-    Lora,
-    LoraTarget,
-    Norms,
-    build_branch,
-)
+from nunatak_contract.enums import Activation, HeadKind, LoraTarget, Norms
+from nunatak_contract.methods import Bottleneck, Lora
+from nunatak_model import InvalidMethodError, build_branch, maths_of
 from nunatak_model.branch import BranchSpec
-from nunatak_model.heads import HeadKind, HeadSpec
+from nunatak_model.heads import HeadSpec
 from nunatak_model.layer import LoraLayer, LoraUpdate
 from nunatak_model.weights import Linear
 
 CONFIG = tiny_backbone().config
-WIDTHS = Lora(rank=1, targets=tuple(LoraTarget)).parameter_shapes(CONFIG)
+WIDTHS = maths_of(Lora(rank=1, alpha=1.0, targets=tuple(LoraTarget))).parameter_shapes(CONFIG)
 HEAD = HeadSpec(kind=HeadKind.QUESTION_ANSWERING, num_labels=2)
 HEAD_PARAMETERS = {"head.output.weight": torch.zeros(2, 32), "head.output.bias": torch.zeros(2)}
 
@@ -104,7 +98,7 @@ def test_adapters_of_unlike_sizes_answer_as_before(activation: Activation) -> No
         )
         for layer, size in ((1, 3), (3, 7))
     }
-    settings = Bottleneck(activation=activation, norms=Norms.FROZEN)
+    settings = Bottleneck(activation=activation, norms=Norms.FROZEN, size=64)
 
     method, parameters = normalised_bottleneck(settings, adapters, CONFIG)
 

@@ -11,17 +11,9 @@ from doubles.backbones import tiny_backbone
 from doubles.tasks import LABELS
 from nunatak_artifact.errors import FolderInUseError, UnsupportedExportError
 from nunatak_artifact.interchange import export_peft, import_peft
-from nunatak_model import (
-    Backbone,
-    Bottleneck,
-    Full,
-    HeadKind,
-    HeadOnly,
-    Lora,
-    Method,
-    Pooling,
-    TopK,
-)
+from nunatak_contract.enums import HeadKind, Pooling
+from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_model import Backbone
 
 
 @pytest.mark.parametrize(
@@ -40,14 +32,22 @@ def test_a_head_that_no_class_has_is_refused(tmp_path: Path) -> None:
     backbone = tiny_backbone(pooling=Pooling.MEAN)
 
     with pytest.raises(UnsupportedExportError, match="mean"):
-        export_peft(loaded_task(backbone, Lora(rank=2)), tmp_path / "out", backbone)
+        export_peft(
+            loaded_task(backbone, Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE)),
+            tmp_path / "out",
+            backbone,
+        )
 
 
 def test_a_folder_with_something_in_it_is_left_alone(backbone: Backbone, tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("mine")
 
     with pytest.raises(FolderInUseError):
-        export_peft(loaded_task(backbone, Lora(rank=2)), tmp_path, backbone)
+        export_peft(
+            loaded_task(backbone, Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE)),
+            tmp_path,
+            backbone,
+        )
 
     assert [path.name for path in tmp_path.iterdir()] == ["precious"]
 
@@ -64,7 +64,9 @@ def test_labels_stand_beside_the_adapter_in_order(backbone: Backbone, tmp_path: 
 @pytest.mark.parametrize("kind", HeadKind)
 def test_what_was_written_reads_back_bit_by_bit(kind: HeadKind, tmp_path: Path) -> None:
     backbone = tiny_backbone(family="roberta")
-    task = loaded_task(backbone, Lora(rank=3, alpha=6.0, first_layer=2), kind=kind)
+    task = loaded_task(
+        backbone, Lora(rank=3, alpha=6.0, first_layer=2, targets=QUERY_AND_VALUE), kind=kind
+    )
     export_peft(task, tmp_path / "out", backbone)
 
     imported = import_peft(tmp_path / "out", backbone)

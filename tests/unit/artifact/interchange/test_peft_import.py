@@ -23,7 +23,9 @@ from nunatak_artifact.errors import (
     UnsupportedImportError,
 )
 from nunatak_artifact.interchange import ImportChoices, import_peft
-from nunatak_model import Backbone, Lora, LoraTarget, tensors_from_bytes, tensors_to_bytes
+from nunatak_contract.enums import LoraTarget
+from nunatak_contract.methods import QUERY_AND_VALUE, Lora
+from nunatak_model import Backbone, tensors_from_bytes, tensors_to_bytes
 
 CONFIG, WEIGHTS, MEANING = "adapter_config.json", "adapter_model.safetensors", "config.json"
 QUERY = "base_model.model.bert.encoder.layer.{}.attention.self.query.lora_{}.weight"
@@ -83,13 +85,17 @@ def test_an_unknown_setting_that_is_off_is_no_hindrance(
 ) -> None:
     edit_json(folder / CONFIG, {"spectral_gate": off, "megatron_core": "megatron.core"})
 
-    assert import_peft(folder, backbone).spec.method == Lora(rank=2, alpha=4.0)
+    assert import_peft(folder, backbone).spec.method == Lora(
+        rank=2, alpha=4.0, targets=QUERY_AND_VALUE
+    )
 
 
 def test_patterns_may_be_null_as_in_older_folders(folder: Path, backbone: Backbone) -> None:
     edit_json(folder / CONFIG, {"rank_pattern": None, "alpha_pattern": None})
 
-    assert import_peft(folder, backbone).spec.method == Lora(rank=2, alpha=4.0)
+    assert import_peft(folder, backbone).spec.method == Lora(
+        rank=2, alpha=4.0, targets=QUERY_AND_VALUE
+    )
 
 
 def test_a_trained_pooler_is_taken_and_a_frozen_one_is_the_backbones(

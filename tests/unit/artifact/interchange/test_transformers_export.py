@@ -19,22 +19,9 @@ from doubles.published import Twin, TwinFactory
 from doubles.tasks import MAX_LENGTH
 from nunatak_artifact.errors import FolderInUseError, UnsupportedExportError
 from nunatak_artifact.interchange import export_transformers, import_transformers
-from nunatak_model import (
-    Bottleneck,
-    BranchSpec,
-    Full,
-    HeadKind,
-    HeadOnly,
-    HeadSpec,
-    Lora,
-    LoraTarget,
-    Method,
-    Pooling,
-    TopK,
-    build_branch,
-    initial_parameters,
-)
-from nunatak_registry import ProblemType
+from nunatak_contract.enums import HeadKind, LoraTarget, Pooling, ProblemType
+from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_model import BranchSpec, HeadSpec, build_branch, initial_parameters
 
 TOKENIZERS: Any = AutoTokenizer
 AUTO_CLASSES: dict[HeadKind, Any] = {
@@ -105,7 +92,7 @@ def test_an_exported_version_comes_back_as_it_was(
 def test_low_rank_updates_come_back_as_the_layers_they_change(
     bert: TwinFactory, tmp_path: Path
 ) -> None:
-    twin = bert.twin(Lora(rank=2, first_layer=2))
+    twin = bert.twin(Lora(rank=2, first_layer=2, alpha=16.0, targets=QUERY_AND_VALUE))
 
     imported = import_transformers(exported(bert, twin, tmp_path / "out"), bert.backbone)
 

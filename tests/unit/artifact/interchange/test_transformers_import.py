@@ -27,8 +27,9 @@ from nunatak_artifact.errors import (
     UnsupportedImportError,
 )
 from nunatak_artifact.interchange import ImportChoices, import_transformers
-from nunatak_model import Full, HeadKind, HeadOnly, Method, TopK, load_backbone
-from nunatak_registry import ProblemType
+from nunatak_contract.enums import HeadKind, ProblemType
+from nunatak_contract.methods import Full, HeadOnly, Method, TopK
+from nunatak_model import load_backbone
 
 KINDS = (
     HeadKind.SEQUENCE_CLASSIFICATION,

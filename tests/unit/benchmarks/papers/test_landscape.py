@@ -10,7 +10,7 @@ from pydantic import JsonValue
 from benchmarks.papers.analysis.landscape import landscape, line_losses
 from doubles.backbones import tiny_backbone
 from doubles.examples import toy_data, toy_rows, write_jsonl
-from nunatak_model import HeadOnly, TopK
+from nunatak_contract.methods import HeadOnly, TopK
 from nunatak_training import SilentReport, TaskKind, default_recipe, fit_task, load_task_data
 
 QUICK = {"epochs": 4, "max_length": 32, "dropout": 0.0}

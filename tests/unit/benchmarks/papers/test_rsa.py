@@ -13,15 +13,9 @@ from torch import Tensor
 
 from benchmarks.papers.analysis.rsa import layer_similarities, sampled_tokens, similarity
 from doubles.backbones import tiny_backbone
-from nunatak_model import (
-    BranchSpec,
-    Full,
-    HeadKind,
-    HeadSpec,
-    TopK,
-    build_branch,
-    initial_parameters,
-)
+from nunatak_contract.enums import HeadKind
+from nunatak_contract.methods import Full, TopK
+from nunatak_model import BranchSpec, HeadSpec, build_branch, initial_parameters
 from nunatak_training import TooFewExamplesError
 
 BACKBONE = tiny_backbone(num_layers=3)

@@ -16,10 +16,10 @@ from benchmarks.savings.systems import System
 from doubles.backbones import tiny_backbone
 from nunatak_artifact import load_task
 from nunatak_client import ConnectionFailedError, InvalidResponseError
-from nunatak_model import Lora, TopK
+from nunatak_contract.methods import QUERY_AND_VALUE, Lora, TopK
 from nunatak_registry import Registry
 
-METHODS = (Lora(rank=2), TopK(num_layers=1))
+METHODS = (Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE), TopK(num_layers=1))
 ADDRESSES = {"a": "http://one", "b": "http://two", "c": "http://one"}
 
 
@@ -55,7 +55,7 @@ def test_same_plan_makes_the_same_task_and_another_seed_another() -> None:
 
 
 def test_adapters_keep_the_backbones_pooler_so_that_peft_can_mix_them(tmp_path: Path) -> None:
-    (plan,) = plans(1, (Lora(rank=2),))
+    (plan,) = plans(1, (Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),))
 
     folder = export_adapter(plan, tiny_backbone(num_layers=2), tmp_path)
 

@@ -6,17 +6,12 @@ from torch import Tensor
 
 from doubles.backbones import tiny_backbone
 from doubles.tasks import random_parameters, spec_of
+from nunatak_contract.enums import LoraTarget
+from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
 from nunatak_model import (
-    Bottleneck,
     Branch,
     Encoding,
-    Full,
-    HeadOnly,
-    Lora,
-    LoraTarget,
-    Method,
     Row,
-    TopK,
     TrunkCache,
     build_branch,
     forward,
@@ -30,8 +25,8 @@ METHODS: list[Method] = [
     HeadOnly(),
     TopK(num_layers=1),
     TopK(num_layers=3),
-    Lora(rank=2, first_layer=2),
-    Lora(rank=2, targets=tuple(LoraTarget)),
+    Lora(rank=2, first_layer=2, alpha=16.0, targets=QUERY_AND_VALUE),
+    Lora(rank=2, targets=tuple(LoraTarget), alpha=16.0),
     Bottleneck(size=4),
     Full(),
 ]

@@ -12,23 +12,20 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from doubles.backbones import Family, save_tiny_backbone, tiny_backbone
+from nunatak_contract.enums import HeadKind, Pooling
+from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Lora, Method, TopK
 from nunatak_model import (
     Backbone,
-    Bottleneck,
     BranchSpec,
     Encoding,
-    HeadKind,
     HeadSpec,
-    Lora,
-    Method,
-    Pooling,
     Row,
-    TopK,
     UnsupportedBackboneError,
     build_branch,
     forward,
     initial_parameters,
     load_backbone,
+    maths_of,
     pack_backbone,
     quantize_backbone,
     run_trunk,
@@ -152,7 +149,11 @@ def test_trunk_is_close_to_the_original(family: Family) -> None:
     assert 0 < error < 0.1
 
 
-@pytest.mark.parametrize("method", [Lora(rank=2), Bottleneck(size=4)], ids=lambda it: it.kind)
+@pytest.mark.parametrize(
+    "method",
+    [Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE), Bottleneck(size=4)],
+    ids=lambda it: it.kind,
+)
 def test_adapters_learn_through_quantized_layers(method: Method) -> None:
     backbone = quantize_backbone(tiny_backbone(num_layers=2))
     head = HeadSpec(kind=HeadKind.SEQUENCE_CLASSIFICATION, num_labels=2, pooling=Pooling.MEAN)
@@ -173,13 +174,13 @@ def test_adapters_learn_through_quantized_layers(method: Method) -> None:
 
 def test_own_layers_start_from_what_the_integers_stand_for() -> None:
     backbone = quantize_backbone(tiny_backbone())
-    copies = TopK(num_layers=1).initial_parameters(backbone, torch.Generator())
+    copies = maths_of(TopK(num_layers=1)).initial_parameters(backbone, torch.Generator())
 
     name = "layers.3.qkv.weight"
     frozen = backbone.floating(name)
     assert frozen is not None
     assert torch.equal(copies[name], frozen)
-    assert copies.keys() == TopK(num_layers=1).parameter_shapes(backbone.config).keys()
+    assert copies.keys() == maths_of(TopK(num_layers=1)).parameter_shapes(backbone.config).keys()
 
 
 def test_packing_leaves_integers_and_lays_out_what_tasks_own() -> None:

@@ -6,21 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from nunatak_contract.enums import Activation, LoraTarget, Pooling
+from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
 from nunatak_model import (
     Backbone,
-    Bottleneck,
     Branch,
     BranchSpec,
     Encoding,
-    Full,
-    HeadOnly,
     HeadSpec,
-    Lora,
-    LoraTarget,
-    Method,
-    Pooling,
     Row,
-    TopK,
     build_branch,
     convert_branch,
     forward,
@@ -28,15 +22,14 @@ from nunatak_model import (
     load_backbone,
     pack_backbone,
 )
-from nunatak_model.config import Activation
 from nunatak_model.ops.linear import apply_linear, can_pack, packed, plain
 from nunatak_model.weights import Linear
 
 METHODS: list[Method] = [
     HeadOnly(),
     TopK(num_layers=2),
-    Lora(rank=8),
-    Lora(rank=4, targets=tuple(LoraTarget), first_layer=2),
+    Lora(rank=8, alpha=16.0, targets=QUERY_AND_VALUE),
+    Lora(rank=4, targets=tuple(LoraTarget), first_layer=2, alpha=16.0),
     Bottleneck(size=64),
     Bottleneck(size=512, first_layer=3),
     Full(),

@@ -3,11 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from doubles.drafts import make_draft
-from nunatak_registry.errors import (
-    StoreUnavailableError,
-)
+from doubles.drafts import make_draft, publish_one
+from nunatak_registry.errors import StoreUnavailableError
 from nunatak_registry.index.database import journal_mode
+from nunatak_registry.index.schema import SCHEMA_VERSION
 from nunatak_registry.store import Registry
 
 
@@ -18,12 +17,19 @@ def set_schema_version(folder: Path, version: int) -> None:
     connection.close()
 
 
-def test_index_of_a_later_release_is_refused(registry: Registry, folder: Path) -> None:
+@pytest.mark.parametrize("version", [-1, 0, SCHEMA_VERSION + 1])
+def test_index_of_another_schema_version_is_refused_and_left_alone(
+    registry: Registry, folder: Path, version: int
+) -> None:
+    publish_one(registry)
     registry.close()
-    set_schema_version(folder, 99)
+    set_schema_version(folder, version)
+    before = (folder / "index.sqlite3").read_bytes()
 
-    with pytest.raises(StoreUnavailableError, match="schema version 99"):
+    with pytest.raises(StoreUnavailableError, match=f"schema version {version}, .* release that"):
         Registry.open(folder)
+
+    assert (folder / "index.sqlite3").read_bytes() == before
 
 
 def test_index_that_is_no_database_is_unavailable(folder: Path) -> None:

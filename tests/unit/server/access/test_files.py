@@ -141,7 +141,7 @@ def test_a_pipe_is_refused_and_keeps_nobody_waiting(path: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(read_keys, path)
         try:
-            with pytest.raises(KeyFileError, match="no regular file"):
+            with pytest.raises(KeyFileError, match="not a regular file"):
                 reading.result(timeout=10)
         finally:
             # Whoever does wait is let go by a writer.

@@ -5,18 +5,8 @@ import torch
 
 from doubles.serving_kernels import Recorder, with_gpu_kernels
 from doubles.tasks import random_parameters, spec_of
-from nunatak_model import (
-    Backbone,
-    Branch,
-    HeadOnly,
-    Lora,
-    Row,
-    TopK,
-    TrunkCache,
-    TrunkGraphs,
-    build_branch,
-    forward,
-)
+from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Lora, TopK
+from nunatak_model import Backbone, Branch, Row, TrunkCache, TrunkGraphs, build_branch, forward
 from nunatak_server.engine.compute import BatchCompute
 from nunatak_server.errors import EngineFailedError, OutOfMemoryError
 from nunatak_server.failures import device_failure
@@ -36,7 +26,7 @@ def branches(backbone: Backbone) -> list[Branch]:
     specs = [
         spec_of(backbone, TopK(num_layers=1), num_labels=3),
         spec_of(backbone, HeadOnly(), num_labels=5),
-        spec_of(backbone, Lora(rank=2), num_labels=2),
+        spec_of(backbone, Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE), num_labels=2),
     ]
     return [
         build_branch(spec, backbone.config, random_parameters(spec, backbone, seed=seed))
@@ -143,7 +133,7 @@ def test_memory_that_torch_is_refused_on_a_processor_is_known_for_what_it_is() -
     assert isinstance(device_failure(refused.value), OutOfMemoryError)
 
 
-def test_a_batch_that_is_overtaken_gives_the_same_bits_and_so_does_what_overtakes(
+def test_a_batch_that_is_preempted_gives_the_same_bits_and_so_does_what_preempts(
     backbone: Backbone,
 ) -> None:
     one, other = backbone.tokenizer.encode(["one", "another text"], max_length=16)
@@ -152,10 +142,10 @@ def test_a_batch_that_is_overtaken_gives_the_same_bits_and_so_does_what_overtake
     compute = BatchCompute(backbone)
     found: list[list[list[float]]] = []
 
-    def overtake() -> None:
+    def preempt() -> None:
         found.append(compute(others))
 
-    logits = compute(rows, between_layers=overtake)
+    logits = compute(rows, between_layers=preempt)
 
     assert len(found) == backbone.config.num_layers
     assert logits == compute(rows)

@@ -36,7 +36,7 @@ from nunatak_server.errors import (
     OutOfMemoryError,
     TaskUnhealthyError,
 )
-from nunatak_server.scheduler.pace import Pace
+from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.rows import RowAnswer
 
 
@@ -139,10 +139,10 @@ async def test_an_engine_has_rows_until_they_are_answered(branch: Branch) -> Non
     assert engine.num_rows == 0
 
 
-async def test_time_that_others_take_on_the_same_cores_does_not_slow_the_pace(
+async def test_time_that_others_take_on_the_same_cores_does_not_count(
     branch: Branch,
 ) -> None:
-    async def pace_in(wall_s: float) -> Pace:
+    async def times_in(wall_s: float) -> BatchTimeModel:
         clock, stopwatch = ManualClock(), ManualClock()
 
         def advance(_num_rows: int) -> None:
@@ -158,9 +158,9 @@ async def test_time_that_others_take_on_the_same_cores_does_not_slow_the_pace(
             await row.future
         await engine.aclose()
         assert [report.compute_s for report in observer.batches] == [wall_s] * 3
-        return engine.pace
+        return engine.time_model
 
-    alone, crowded = (await pace_in(0.5)), (await pace_in(5.0))
+    alone, crowded = (await times_in(0.5)), (await times_in(5.0))
 
     assert alone.tokens_per_s is not None
     assert crowded == alone

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nunatak_registry import InvalidNameError, TaskReference
-from nunatak_registry.names import MAX_NAME_LENGTH, MAX_VERSION, check_version
+from nunatak_contract.errors import InvalidNameError
+from nunatak_contract.names import MAX_NAME_LENGTH, MAX_VERSION, TaskReference, check_version
 from nunatak_server.http.pages import REFERENCE, VERSION, integers_up_to
 
 LONGEST = "a" * MAX_NAME_LENGTH

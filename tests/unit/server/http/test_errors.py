@@ -3,13 +3,14 @@ from collections.abc import Iterator
 import pytest
 
 import nunatak_server.errors
+from nunatak_contract.errors import ContractError
+from nunatak_contract.requests import PredictRequest
 from nunatak_model import ModelError
 from nunatak_registry import RegistryError, TaskNotFoundError
 from nunatak_server.errors import OverloadedError, ServerError
 from nunatak_server.http.problems import STATUS_OF, error_items, problem_of
-from nunatak_server.http.schemas import PredictRequest
 
-TREES = (RegistryError, ModelError, ServerError)
+TREES = (ContractError, RegistryError, ModelError, ServerError)
 
 
 def subclasses(tree: type[Exception]) -> Iterator[type[Exception]]:
@@ -27,7 +28,7 @@ def test_every_error_of_the_project_has_a_status(tree: type[Exception]) -> None:
 
 @pytest.mark.parametrize("tree", TREES)
 def test_every_error_has_a_code_of_its_own_in_its_tree(
-    tree: type[RegistryError | ModelError | ServerError],
+    tree: type[ContractError | RegistryError | ModelError | ServerError],
 ) -> None:
     codes = [error.__dict__["code"] for error in subclasses(tree) if "code" in error.__dict__]
 

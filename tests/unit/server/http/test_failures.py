@@ -1,15 +1,21 @@
 """What becomes of failures that no route answers."""
 
 import logging
+from collections.abc import AsyncGenerator
 
 import pytest
-from starlette.types import Message, Receive, Scope, Send
+from fastapi import FastAPI, Response
+from fastapi.responses import StreamingResponse
+from starlette.types import Message, Scope
 
 from nunatak_server.errors import DrainingError
-from nunatak_server.http.problems import FailureMiddleware
-from nunatak_server.http.state import give_id
+from nunatak_server.http.problems import ANSWERS
+from nunatak_server.http.state import RequestIdMiddleware
 
-START: Message = {"type": "http.response.start", "status": 200, "headers": []}
+
+async def one_line_of(error: Exception) -> AsyncGenerator[bytes]:
+    yield b"first\n"
+    raise error
 
 
 @pytest.mark.parametrize("error", [ValueError("secret"), DrainingError()])
@@ -18,12 +24,12 @@ async def test_a_failure_after_an_answer_has_begun_is_logged_by_its_id_and_raise
 ) -> None:
     caplog.set_level(logging.ERROR, "nunatak_server")
     sent = list[Message]()
-    scope: Scope = {"type": "http", "headers": [(b"x-request-id", b"one")]}
-    give_id(scope)
+    app = FastAPI(exception_handlers=dict(ANSWERS))
+    app.add_middleware(RequestIdMiddleware)
 
-    async def fail(_: Scope, __: Receive, send: Send) -> None:
-        await send(START)
-        raise error
+    @app.get("/")
+    async def begin() -> Response:  # pyright: ignore[reportUnusedFunction] - by its route
+        return StreamingResponse(one_line_of(error))
 
     async def receive() -> Message:
         return {"type": "http.request"}
@@ -31,9 +37,13 @@ async def test_a_failure_after_an_answer_has_begun_is_logged_by_its_id_and_raise
     async def send(message: Message) -> None:
         sent.append(message)
 
-    with pytest.raises(type(error)):
-        await FailureMiddleware(fail)(scope, receive, send)
+    headers = [(b"x-request-id", b"one")]
+    scope: Scope = {"type": "http", "method": "GET", "path": "/", "headers": headers}
+    scope |= {"query_string": b"", "asgi": {"spec_version": "2.4"}}
+    with pytest.raises((type(error), RuntimeError)) as raised:
+        await app(scope, receive, send)
 
-    assert sent == [START]
+    assert raised.value is error or raised.value.__cause__ is error
+    assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
     assert f"request one failed ({type(error).__name__})" in caplog.text
     assert "secret" not in caplog.text

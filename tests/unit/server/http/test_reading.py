@@ -10,9 +10,19 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute, APIRouter
 from fastapi.testclient import TestClient
 
-from nunatak_server.http.reading import ReadingRoute
-from nunatak_server.http.requests import Message
+from nunatak_contract.requests import Message
+from nunatak_server.http.access import PUBLIC
+from nunatak_server.http.reading import Handler, quick_handler
 from nunatak_server.scheduler.rows import Priority
+
+
+class QuickRoute(APIRoute):
+    """Reads arguments in one pass, and only so."""
+
+    def get_route_handler(self) -> Handler:
+        handler = quick_handler(self)
+        assert handler is not None
+        return handler
 
 
 class Asked(Message):
@@ -92,14 +102,14 @@ def sent_headers(headers: dict[str, str] | list[tuple[str, str]]) -> list[tuple[
 def test_arguments_and_faults_are_those_that_the_framework_finds(name: str) -> None:
     path, body, headers = REQUESTS[name]
 
-    ours = client_of(ReadingRoute).post(path, content=body, headers=sent_headers(headers))
+    ours = client_of(QuickRoute).post(path, content=body, headers=sent_headers(headers))
     theirs = client_of(APIRoute).post(path, content=body, headers=sent_headers(headers))
 
     assert (ours.status_code, ours.json()) == (theirs.status_code, theirs.json())
 
 
 def test_some_of_these_requests_are_refused_and_some_are_not() -> None:
-    client = client_of(ReadingRoute)
+    client = client_of(QuickRoute)
 
     statuses = {
         client.post(it[0], content=it[1], headers=sent_headers(it[2])).status_code
@@ -129,12 +139,33 @@ async def with_two_bodies(first: Asked, second: Asked) -> Response:
     return JSONResponse([first.inputs, second.inputs])
 
 
+async def with_a_list(wanted: Annotated[list[str], Query()]) -> Response:
+    return JSONResponse(wanted)
+
+
+async def with_a_value_returned() -> list[str]:
+    return []
+
+
 @pytest.mark.parametrize(
     "endpoint",
-    [in_a_thread, with_a_cookie, with_a_dependency, with_a_response, with_two_bodies],
+    [
+        in_a_thread,
+        with_a_cookie,
+        with_a_dependency,
+        with_a_response,
+        with_two_bodies,
+        with_a_list,
+        with_a_value_returned,
+    ],
 )
-def test_an_endpoint_that_asks_for_more_is_refused(endpoint: Callable[..., Any]) -> None:
-    router = APIRouter(route_class=ReadingRoute)
+def test_an_endpoint_that_asks_for_more_is_read_by_the_framework(
+    endpoint: Callable[..., Any],
+) -> None:
+    assert quick_handler(APIRoute("/{task}", endpoint)) is None
 
-    with pytest.raises(TypeError, match=f"expected a coroutine function .* {endpoint.__name__}"):
-        router.post("/{task}")(endpoint)
+
+def test_a_dependency_beside_access_is_left_to_the_framework() -> None:
+    assert quick_handler(APIRoute("/{task}", may_ask, dependencies=[PUBLIC])) is not None
+    more = [PUBLIC, Depends(in_a_thread)]
+    assert quick_handler(APIRoute("/{task}", may_ask, dependencies=more)) is None

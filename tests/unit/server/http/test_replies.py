@@ -9,8 +9,9 @@ from doubles.backbones import tiny_backbone
 from doubles.drafts import make_draft
 from doubles.watching import watched
 from nunatak_artifact import LoadedTask
+from nunatak_contract.manifest import TaskManifest
 from nunatak_model import embedding_branch
-from nunatak_registry import TaskManifest, TaskSummary
+from nunatak_registry import TaskSummary
 from nunatak_server.http.replies import summaries_fields
 
 BRANCH = embedding_branch(tiny_backbone(num_layers=1))

@@ -4,10 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nunatak_registry import ProblemType
+from nunatak_contract.enums import FunctionToApply, ProblemType
 from nunatak_server.outputs.scores import (
     LabelScore,
-    ScoreFunction,
     ScoreOptions,
     default_function,
     label_scores,
@@ -35,7 +34,7 @@ def test_softmax_gives_a_distribution_best_first_for_any_finite_logits(logits: l
 @given(finite)
 @settings(derandomize=True)
 def test_sigmoid_stays_within_its_bounds_for_any_finite_logit(logit: float) -> None:
-    (first, _) = scores_of([logit, logit], ScoreOptions(function=ScoreFunction.SIGMOID))
+    (first, _) = scores_of([logit, logit], ScoreOptions(function=FunctionToApply.SIGMOID))
 
     assert 0.0 <= first["score"] <= 1.0
 
@@ -53,7 +52,7 @@ def test_equal_scores_keep_the_order_of_the_labels() -> None:
 
 
 def test_none_shows_the_logits_themselves() -> None:
-    ranked = scores_of([-1.5, 3.0], ScoreOptions(function=ScoreFunction.NONE))
+    ranked = scores_of([-1.5, 3.0], ScoreOptions(function=FunctionToApply.NONE))
 
     assert [item["score"] for item in ranked] == [3.0, -1.5]
 
@@ -66,7 +65,7 @@ def test_top_k_bounds_the_labels(top_k: int | None, count: int) -> None:
 def test_each_problem_type_has_its_own_function() -> None:
     functions = [default_function(problem_type) for problem_type in ProblemType]
 
-    assert functions == [ScoreFunction.SOFTMAX, ScoreFunction.SIGMOID, ScoreFunction.NONE]
+    assert functions == [FunctionToApply.SOFTMAX, FunctionToApply.SIGMOID, FunctionToApply.NONE]
 
 
 def test_labels_of_a_multi_label_task_do_not_compete() -> None:

@@ -5,9 +5,10 @@ import random
 
 import pytest
 
-from nunatak_registry import HeadKind, HeadRecord, Pooling, ProblemType
+from nunatak_contract.enums import FunctionToApply, HeadKind, Pooling, ProblemType
+from nunatak_contract.heads import HeadRecord
 from nunatak_server.outputs.combining import combine_windows
-from nunatak_server.outputs.scores import ScoreFunction, apply_function
+from nunatak_server.outputs.scores import apply_function
 
 LABELS = ("benign", "attack", "spam")
 
@@ -32,7 +33,7 @@ def random_windows(num_labels: int = 3) -> list[list[float]]:
 
 
 def softmax(logits: list[float]) -> list[float]:
-    return apply_function(ScoreFunction.SOFTMAX, logits)
+    return apply_function(FunctionToApply.SOFTMAX, logits)
 
 
 @pytest.mark.parametrize("problem", [*ProblemType, None])

@@ -4,8 +4,8 @@ import pytest
 
 from doubles.backbones import tiny_backbone
 from doubles.trained_tokenizers import TokenizerFamily, served
+from nunatak_contract.enums import AggregationStrategy
 from nunatak_server.outputs.entities import (
-    AggregationStrategy,
     Entity,
     EntityOptions,
     Window,

@@ -13,15 +13,11 @@ from doubles.engines import tiny_branch
 from doubles.leases import until
 from doubles.serving import FakeStore
 from doubles.traffic import OWN, add_versions, ask_for, make_traffic_bench
+from nunatak_contract.enums import HeadKind, Pooling
+from nunatak_contract.heads import HeadRecord
+from nunatak_contract.manifest import TaskManifest
 from nunatak_model import Encoding
-from nunatak_registry import (
-    HeadKind,
-    HeadRecord,
-    Pooling,
-    SharedTraffic,
-    TaskManifest,
-    Traffic,
-)
+from nunatak_registry import SharedTraffic, Traffic
 from nunatak_server.inputs import Question
 from nunatak_server.outputs.answers import AnswerOptions
 from nunatak_server.outputs.outputs import PredictionOptions, work_of
@@ -83,8 +79,8 @@ async def calls_for(*, max_tokens: int, is_shadowed: bool) -> int:
 
     await bench.service.predict(asked)
     if is_shadowed:
-        await until(lambda: bench.traffic.report(own, shadow).compared == 1)
-    await bench.traffic.aclose()
+        await until(lambda: bench.rollouts.shadows.report(own, shadow).compared == 1)
+    await bench.rollouts.aclose()
     await bench.residency.aclose()
     return executor.num_calls
 

@@ -1,6 +1,7 @@
 import pytest
 
-from nunatak_server.outputs.scores import RankingOptions, ScoreFunction, rank_documents
+from nunatak_contract.enums import FunctionToApply
+from nunatak_server.outputs.scores import RankingOptions, rank_documents
 
 DOCUMENTS = ("first", "second", "third")
 
@@ -22,7 +23,7 @@ def test_documents_are_repeated_only_if_asked_for() -> None:
 
 
 def test_softmax_is_over_the_documents_of_the_query() -> None:
-    options = RankingOptions(function=ScoreFunction.SOFTMAX)
+    options = RankingOptions(function=FunctionToApply.SOFTMAX)
 
     ranked = rank_documents([1.0, 2.0, 3.0], DOCUMENTS, options=options)
 

@@ -8,7 +8,8 @@ from doubles.backbones import tiny_backbone
 from doubles.leases import names, until
 from doubles.services import Bench, make_bench
 from doubles.tasks import random_parameters, spec_of
-from nunatak_model import TopK, build_branch
+from nunatak_contract.methods import TopK
+from nunatak_model import build_branch
 
 
 def new_bench() -> Bench:

@@ -1,4 +1,3 @@
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -20,18 +19,12 @@ from nunatak_server.errors import (
     TooManyInputsError,
     TooManyTokensError,
 )
-from nunatak_server.predict.embedding import (
-    BACKBONE,
-    EmbeddingRequest,
-    Embeddings,
-    EmbeddingService,
-    normalised,
-)
-from nunatak_server.predict.service import RequestLimits, Stages
+from nunatak_server.predict.service import PredictionService, RequestLimits, Stages
+from nunatak_server.predict.types import BACKBONE, EmbeddingRequest, Embeddings, normalised
 from nunatak_server.readiness import Readiness, State
-from nunatak_server.rollouts.rollouts import TrafficControl
+from nunatak_server.rollouts.rollouts import Rollouts
 from nunatak_server.scheduler.admission import Admission
-from nunatak_server.scheduler.pace import Pace
+from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.rows import PendingRow, Priority, RowAnswer, RowOutcome
 from nunatak_server.telemetry.metrics import Metrics
 from nunatak_server.tokenization import Tokenization
@@ -39,9 +32,9 @@ from nunatak_server.tokenization import Tokenization
 VECTOR = [3.0, 4.0]
 ANSWER = RowAnswer(logits=VECTOR, queue_s=0.1, compute_s=0.5, batch_rows=2)
 MAX_TOKENS = 120
-SLOW = replace(Pace(), tokens_per_s=10.0, largest_tokens=20.0)
+SLOW = replace(BatchTimeModel(), tokens_per_s=10.0, largest_tokens=20.0)
 URGENT = EmbeddingRequest(
-    texts=("ab", "c"),
+    inputs=("ab", "c"),
     truncates=False,
     normalises=False,
     deadline_s=1,
@@ -65,7 +58,7 @@ class FakeEngine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    service: EmbeddingService
+    service: PredictionService
     engine: FakeEngine
     admission: Admission
     readiness: Readiness
@@ -80,7 +73,7 @@ class Bench:
     ) -> Embeddings:
         return await self.service.embed(
             EmbeddingRequest(
-                texts=texts, truncates=truncates, normalises=normalises, deadline_s=deadline_s
+                inputs=texts, truncates=truncates, normalises=normalises, deadline_s=deadline_s
             )
         )
 
@@ -91,11 +84,17 @@ def backbone() -> Backbone:
 
 
 def make_bench(
-    backbone: Backbone, outcome: RowOutcome | None = ANSWER, *, pace: Pace | None = None
+    backbone: Backbone,
+    outcome: RowOutcome | None = ANSWER,
+    *,
+    time_model: BatchTimeModel | None = None,
 ) -> Bench:
     engine, metrics, readiness = FakeEngine(outcome), Metrics(), Readiness()
     admission = Admission(
-        max_requests=4, max_tokens=MAX_TOKENS, max_bytes=1000, pace=lambda: pace or Pace()
+        max_requests=4,
+        max_tokens=MAX_TOKENS,
+        max_bytes=1000,
+        time_model=lambda: time_model or BatchTimeModel(),
     )
     residency = make_residency(FakeStore(embedding_branch(backbone)))
     stages = Stages(
@@ -103,11 +102,11 @@ def make_bench(
         residency=residency,
         tokenization=Tokenization(backbone.tokenizer, num_threads=1),
         engine=engine,
-        traffic=TrafficControl(
+        rollouts=Rollouts(
             residency=residency, join=backbone.tokenizer.join, tolerance=0.1, clock=ManualClock()
         ),
     )
-    service = EmbeddingService(
+    service = PredictionService(
         readiness=readiness,
         limits=RequestLimits(max_inputs=3, max_tasks=1, max_text_chars=1000),
         stages=stages,
@@ -120,13 +119,10 @@ def make_bench(
     )
 
 
-def refusal(bench: Bench, *texts: str, deadline_s: float = 60) -> ServerError:
-    async def ask() -> ServerError:
-        with pytest.raises(ServerError) as refused:
-            await bench.embed(*texts, deadline_s=deadline_s)
-        return refused.value
-
-    return asyncio.run(ask())
+async def refusal(bench: Bench, *texts: str, deadline_s: float = 60) -> ServerError:
+    with pytest.raises(ServerError) as refused:
+        await bench.embed(*texts, deadline_s=deadline_s)
+    return refused.value
 
 
 async def test_every_text_has_its_vector_and_all_tokens_are_counted(backbone: Backbone) -> None:
@@ -164,7 +160,7 @@ async def test_rows_are_their_callers_at_the_priority_of_the_request(backbone: B
 
 
 async def test_an_urgent_text_does_not_wait_for_its_callers_others(backbone: Backbone) -> None:
-    bench = make_bench(backbone, pace=SLOW)
+    bench = make_bench(backbone, time_model=SLOW)
 
     with bench.admission.admit(URGENT.caller) as waiting:
         waiting.take_tokens({BACKBONE: 70})
@@ -190,42 +186,42 @@ async def test_a_long_text_is_cut_only_if_that_is_asked(backbone: Backbone) -> N
     bench = make_bench(backbone)
     limit = backbone.config.max_tokens
 
-    assert isinstance(refusal(bench, "a", "a " * limit), TooManyTokensError)
+    assert isinstance(await refusal(bench, "a", "a " * limit), TooManyTokensError)
     found = await bench.embed("a " * limit, truncates=True)
 
     assert found.num_tokens == limit
 
 
-def test_what_is_refused_takes_nothing(backbone: Backbone) -> None:
+async def test_what_is_refused_takes_nothing(backbone: Backbone) -> None:
     bench = make_bench(backbone)
 
-    assert isinstance(refusal(bench, "a", "b", "c", "d"), TooManyInputsError)
+    assert isinstance(await refusal(bench, "a", "b", "c", "d"), TooManyInputsError)
     with bench.admission.admit() as other:
         other.take_tokens({BACKBONE: 0.5 * MAX_TOKENS, "tone": 0.3 * MAX_TOKENS})
-        assert isinstance(refusal(bench, "a"), OverloadedError)
+        assert isinstance(await refusal(bench, "a"), OverloadedError)
     bench.readiness.move_to(State.DRAINING)
-    assert isinstance(refusal(bench, "a"), DrainingError)
+    assert isinstance(await refusal(bench, "a"), DrainingError)
 
     assert bench.engine.rows == []
     assert (bench.admission.num_requests, bench.admission.num_tokens) == (0, 0)
 
 
-def test_a_deadline_ends_the_wait_and_the_rows(backbone: Backbone) -> None:
+async def test_a_deadline_ends_the_wait_and_the_rows(backbone: Backbone) -> None:
     bench = make_bench(backbone, outcome=None)
 
-    assert isinstance(refusal(bench, "a", deadline_s=0.2), DeadlineExceededError)
+    assert isinstance(await refusal(bench, "a", deadline_s=0.2), DeadlineExceededError)
 
     assert all(row.is_cancelled for row in bench.engine.rows)
     assert (bench.admission.num_requests, bench.admission.num_tokens) == (0, 0)
 
 
-def test_a_row_that_fails_fails_the_request_and_is_no_version_that_is_rolled_back(
+async def test_a_row_that_fails_fails_the_request_and_is_no_version_that_is_rolled_back(
     backbone: Backbone,
 ) -> None:
     sick = TaskUnhealthyError(BACKBONE, 0, "is sick")
     bench = make_bench(backbone, outcome=sick)
 
-    failure = refusal(bench, "a", "b")
+    failure = await refusal(bench, "a", "b")
 
     assert isinstance(failure, BackboneUnhealthyError)
     assert str(failure).startswith("the backbone is sick; ")
@@ -233,7 +229,7 @@ def test_a_row_that_fails_fails_the_request_and_is_no_version_that_is_rolled_bac
     assert 'outcome="backbone_unhealthy",task="(backbone)"' in rendered(bench.metrics)
 
 
-def test_a_row_that_is_not_computed_fails_the_request(backbone: Backbone) -> None:
+async def test_a_row_that_is_not_computed_fails_the_request(backbone: Backbone) -> None:
     refused = OutOfMemoryError()
 
-    assert refusal(make_bench(backbone, outcome=refused), "a", "b") is refused
+    assert await refusal(make_bench(backbone, outcome=refused), "a", "b") is refused

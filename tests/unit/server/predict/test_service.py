@@ -6,8 +6,10 @@ from doubles.backbones import tiny_backbone
 from doubles.rendering import rendered
 from doubles.services import make_bench
 from doubles.tasks import random_parameters, spec_of
-from nunatak_model import Backbone, Branch, TopK, build_branch
-from nunatak_registry import StoreUnavailableError, TaskReference
+from nunatak_contract.methods import TopK
+from nunatak_contract.names import TaskReference
+from nunatak_model import Backbone, Branch, build_branch
+from nunatak_registry import StoreUnavailableError
 from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError, DrainingError
 from nunatak_server.outputs.outputs import PredictionOptions
 from nunatak_server.predict.types import (
@@ -16,7 +18,7 @@ from nunatak_server.predict.types import (
     TaskPrediction,
 )
 from nunatak_server.readiness import State
-from nunatak_server.scheduler.pace import Pace
+from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.rows import Priority
 
 
@@ -202,8 +204,8 @@ async def test_a_cold_task_that_fails_to_load_spares_those_loaded_beside_it(
 async def test_a_deadline_that_cannot_be_met_is_refused_before_anything_is_done(
     backbone: Backbone, branch: Branch
 ) -> None:
-    pace = Pace(tokens_per_s=10.0)
-    bench = make_bench(backbone, branch, pace=pace)
+    time_model = BatchTimeModel(tokens_per_s=10.0)
+    bench = make_bench(backbone, branch, time_model=time_model)
     bench.store.add("busy")
     bench.store.add("free")
     with bench.admission.admit() as queued:

@@ -11,8 +11,9 @@ from doubles.held_engine import make_held_bench, name_of
 from doubles.rendering import rendered
 from doubles.tasks import random_parameters, spec_of
 from doubles.traffic import TrafficBench, ask_for
-from nunatak_model import Backbone, Branch, TopK, build_branch
-from nunatak_registry import OnLong
+from nunatak_contract.enums import OnLong
+from nunatak_contract.methods import TopK
+from nunatak_model import Backbone, Branch, build_branch
 from nunatak_server.errors import (
     DeadlineExceededError,
     DeadlineTooShortError,
@@ -23,7 +24,7 @@ from nunatak_server.errors import (
 from nunatak_server.outputs.outputs import PredictionOptions
 from nunatak_server.predict.types import PredictionRequest
 from nunatak_server.scheduler.admission import Admission
-from nunatak_server.scheduler.pace import Pace
+from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.tokenization import Tokenization
 
 NUM_TOKENS = 30
@@ -43,9 +44,12 @@ def branch(backbone: Backbone) -> Branch:
     return build_branch(spec, backbone.config, random_parameters(spec, backbone, seed=0))
 
 
-def admission_of(*, num_tokens: int, pace: Pace | None = None) -> Admission:
+def admission_of(*, num_tokens: int, time_model: BatchTimeModel | None = None) -> Admission:
     return Admission(
-        max_requests=10, max_tokens=num_tokens, max_bytes=1000, pace=lambda: pace or Pace()
+        max_requests=10,
+        max_tokens=num_tokens,
+        max_bytes=1000,
+        time_model=lambda: time_model or BatchTimeModel(),
     )
 
 
@@ -149,7 +153,7 @@ async def test_a_stream_is_late_if_none_of_its_tasks_is_in_time(
 async def test_a_stream_is_too_late_at_once_only_if_all_of_its_tasks_are(
     backbone: Backbone, branch: Branch
 ) -> None:
-    paced = admission_of(num_tokens=1000, pace=Pace(tokens_per_s=10.0))
+    paced = admission_of(num_tokens=1000, time_model=BatchTimeModel(tokens_per_s=10.0))
     bench, _, _ = await make_held_bench(backbone, branch, "busy", "free", admission=paced)
     with bench.admission.admit() as queued:
         queued.take_tokens({"busy": 300})

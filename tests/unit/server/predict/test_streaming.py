@@ -13,7 +13,8 @@ from doubles.leases import until
 from doubles.rendering import rendered
 from doubles.tasks import random_parameters, spec_of
 from doubles.traffic import ask_for
-from nunatak_model import Backbone, Branch, TopK, build_branch
+from nunatak_contract.methods import TopK
+from nunatak_model import Backbone, Branch, build_branch
 from nunatak_registry import CorruptBlobError
 from nunatak_server.errors import DeadlineExceededError, OutOfMemoryError
 

@@ -3,7 +3,8 @@ import pytest
 from doubles.backbones import tiny_backbone
 from doubles.serving import FakeStore
 from doubles.tasks import random_parameters, spec_of
-from nunatak_model import Branch, HeadOnly, build_branch
+from nunatak_contract.methods import HeadOnly
+from nunatak_model import Branch, build_branch
 
 
 @pytest.fixture(scope="module")

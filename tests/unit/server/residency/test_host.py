@@ -1,7 +1,8 @@
 import pytest
 
 from doubles.drafts import make_draft
-from nunatak_registry import CorruptBlobError, TaskManifest
+from nunatak_contract.manifest import TaskManifest
+from nunatak_registry import CorruptBlobError
 from nunatak_server.residency.memory import HostTier
 
 DATA = b"0123456789"

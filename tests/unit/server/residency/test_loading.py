@@ -11,10 +11,11 @@ import torch
 from doubles.backbones import tiny_backbone
 from doubles.tasks import publish_tiny_task, tiny_task
 from nunatak_artifact import ProbeFailedError
+from nunatak_contract.manifest import TaskManifest
 from nunatak_model import Backbone
-from nunatak_registry import Registry, TaskManifest
-from nunatak_server.residency.loading import VersionLoading
-from nunatak_server.residency.loads import GivingWay
+from nunatak_registry import Registry
+from nunatak_server.residency.loading import VersionLoader
+from nunatak_server.residency.loads import LoadThrottle
 from nunatak_server.residency.memory import HostTier
 
 
@@ -34,11 +35,11 @@ def test_a_load_computes_on_its_own_thread_alone_and_gives_way_between_its_parts
     def rest(_seconds: float) -> None:
         pauses.append(torch.get_num_threads())
 
-    give_way = GivingWay(lambda: True, rest=rest)
+    throttle = LoadThrottle(lambda: True, rest=rest)
     with Registry.open(tmp_path) as registry, ThreadPoolExecutor(1) as threads:
         manifest = publish_tiny_task(registry, backbone)
-        read = partial(registry.read_blob, pause=give_way)
-        load = VersionLoading(backbone, HostTier(read, budget_bytes=0), give_way=give_way)
+        read = partial(registry.read_blob, pause=throttle)
+        load = VersionLoader(backbone, HostTier(read, budget_bytes=0), throttle=throttle)
 
         task = threads.submit(load, manifest).result()
 
@@ -48,7 +49,7 @@ def test_a_load_computes_on_its_own_thread_alone_and_gives_way_between_its_parts
     assert torch.get_num_threads() == 2
 
 
-def test_a_version_is_proven_once_whatever_else_is_loaded_meanwhile(
+def test_a_version_is_validated_once_whatever_else_is_loaded_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backbone, proven = tiny_backbone(), list[str]()
@@ -83,6 +84,6 @@ def test_a_version_that_fails_its_probe_is_refused_however_often_it_is_asked(
                 load(bad)
 
 
-def loading_of(registry: Registry, backbone: Backbone) -> VersionLoading:
+def loading_of(registry: Registry, backbone: Backbone) -> VersionLoader:
     host_tier = HostTier(registry.read_blob, budget_bytes=0)
-    return VersionLoading(backbone, host_tier, give_way=GivingWay(lambda: False))
+    return VersionLoader(backbone, host_tier, throttle=LoadThrottle(lambda: False))

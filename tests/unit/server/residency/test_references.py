@@ -4,7 +4,8 @@ import pytest
 
 from doubles.leases import lease, names, run, use
 from doubles.serving import FakeStore, RecordingObserver, make_residency
-from nunatak_registry import TaskNotFoundError, TaskReference
+from nunatak_contract.names import TaskReference
+from nunatak_registry import TaskNotFoundError
 
 
 def test_a_reference_is_looked_up_once_until_the_registry_changes(store: FakeStore) -> None:

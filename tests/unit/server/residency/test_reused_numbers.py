@@ -7,7 +7,7 @@ import pytest
 from doubles.leases import lease, names, run, settle, until, use
 from doubles.serving import FakeStore, make_residency
 from nunatak_artifact import ProbeFailedError
-from nunatak_registry import TaskReference
+from nunatak_contract.names import TaskReference
 
 TONE = TaskReference(task="tone", version=1)
 

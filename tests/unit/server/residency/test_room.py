@@ -5,7 +5,7 @@ import pytest
 
 from doubles.leases import lease, names, run, settle, use
 from doubles.serving import FakeStore, RecordingObserver, make_residency
-from nunatak_registry import TaskReference
+from nunatak_contract.names import TaskReference
 from nunatak_server.errors import (
     DrainingError,
     TaskDoesNotFitError,

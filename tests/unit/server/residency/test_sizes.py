@@ -3,7 +3,8 @@ import torch
 from doubles.backbones import tiny_backbone
 from doubles.tasks import tiny_task
 from nunatak_artifact import load_task
-from nunatak_registry import TaskManifest, TensorDtype
+from nunatak_contract.enums import TensorDtype
+from nunatak_contract.manifest import TaskManifest
 from nunatak_server.residency.memory import (
     free_memory,
     host_memory_budget,

@@ -11,11 +11,12 @@ from doubles.rendering import rendered
 from doubles.serving import FakeStore, ManualClock
 from doubles.tasks import random_parameters, spec_of
 from doubles.traffic import TrafficBench, add_versions, ask_for, make_traffic_bench
-from nunatak_model import Backbone, Branch, TopK, build_branch
+from nunatak_contract.methods import TopK
+from nunatak_model import Backbone, Branch, build_branch
 from nunatak_registry import CorruptBlobError
 from nunatak_server.errors import DeadlineExceededError
 from nunatak_server.predict.types import TaskPrediction
-from nunatak_server.rollouts.shadows import RETRY_S
+from nunatak_server.rollouts.choice import RETRY_S
 from nunatak_server.scheduler.rows import PendingRow, RowAnswer
 
 

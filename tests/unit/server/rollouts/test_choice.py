@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from doubles.drafts import make_draft
-from nunatak_registry import SharedTraffic, TaskManifest, Traffic
+from nunatak_contract.manifest import TaskManifest
+from nunatak_registry import SharedTraffic, Traffic
 from nunatak_server.rollouts.choice import Arm, choose, point_of
 
 

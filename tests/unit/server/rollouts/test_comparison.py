@@ -2,7 +2,8 @@
 
 import pytest
 
-from nunatak_registry import HeadKind, HeadRecord, Pooling, ProblemType
+from nunatak_contract.enums import HeadKind, Pooling, ProblemType
+from nunatak_contract.heads import HeadRecord
 from nunatak_server.outputs.answers import Answer
 from nunatak_server.outputs.entities import Entity, TokenEntity
 from nunatak_server.outputs.outputs import Output

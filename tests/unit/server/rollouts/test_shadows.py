@@ -9,8 +9,9 @@ from doubles.leases import until
 from doubles.serving import FakeStore, ManualClock, RecordingObserver
 from doubles.tasks import random_parameters, spec_of
 from doubles.traffic import TrafficBench, add_versions, ask_for, make_traffic_bench
-from nunatak_model import Backbone, BetweenLayers, Branch, Row, TopK, build_branch
-from nunatak_registry import TaskManifest
+from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.methods import TopK
+from nunatak_model import Backbone, BetweenLayers, Branch, Row, build_branch
 from nunatak_server.engine.compute import BatchCompute
 from nunatak_server.engine.engine import Engine
 from nunatak_server.errors import DeadlineExceededError, OutOfMemoryError, TaskUnhealthyError
@@ -92,8 +93,8 @@ async def settled_report(
     bench: TrafficBench, pair: tuple[TaskManifest, TaskManifest]
 ) -> ShadowReport:
     """Return the report once it speaks of something."""
-    await until(lambda: bench.traffic.report(*pair) != ShadowReport())
-    return bench.traffic.report(*pair)
+    await until(lambda: bench.rollouts.shadows.report(*pair) != ShadowReport())
+    return bench.rollouts.shadows.report(*pair)
 
 
 async def ask_once(
@@ -111,7 +112,7 @@ async def ask_once(
     await load(bench, *pair)
     found = scores(await bench.service.predict(ask_for("tone")))
     report = await settled_report(bench, pair) if shadow else ShadowReport()
-    await bench.traffic.aclose()
+    await bench.rollouts.aclose()
     await engine.aclose()
     await bench.residency.aclose()
     return found, report, observer, compute
@@ -158,7 +159,7 @@ async def test_an_answer_does_not_wait_for_its_shadow(backbone: Backbone, branch
     await bench.service.predict(ask_for("tone"))
 
     assert [row.future.done() for row in engine.shadows] == [False, False]
-    await bench.traffic.aclose()
+    await bench.rollouts.aclose()
     assert all(row.is_cancelled for row in engine.shadows)
     # Its lease has ended: it may go.
     assert bench.residency.evict("tone") == (1, 2)
@@ -207,7 +208,7 @@ async def test_a_shadow_that_failed_is_left_alone_for_a_while(
 
     clock.now = PAUSE_S - 1
     await bench.service.predict(ask_for("tone"))
-    assert (len(engine.shadows), bench.traffic.report(*pair).dropped) == (2, 2)
+    assert (len(engine.shadows), bench.rollouts.shadows.report(*pair).dropped) == (2, 2)
 
     clock.now = PAUSE_S
     await bench.service.predict(ask_for("tone"))
@@ -224,7 +225,7 @@ async def test_a_shadow_that_is_not_in_memory_is_dropped_and_loaded_meanwhile(
 
     await bench.service.predict(ask_for("tone"))
 
-    assert (engine.shadows, bench.traffic.report(own, candidate).dropped) == ([], 2)
+    assert (engine.shadows, bench.rollouts.shadows.report(own, candidate).dropped) == ([], 2)
     await until(lambda: bench.residency.is_resident(candidate))
     await bench.service.predict(ask_for("tone"))
     assert len(engine.shadows) == 2

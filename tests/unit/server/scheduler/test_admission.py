@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from nunatak_server.errors import OverloadedError, RequestTooLargeError, ShareExceededError
 from nunatak_server.scheduler.admission import CALLER_SHARE, MAX_RETRY_S, Admission, Permit
-from nunatak_server.scheduler.pace import Pace
+from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.rows import Priority
 
-PACE = replace(Pace(), tokens_per_s=10.0, largest_tokens=20.0)
+PACE = replace(BatchTimeModel(), tokens_per_s=10.0, largest_tokens=20.0)
 
 
 def make_admission(
@@ -20,7 +20,7 @@ def make_admission(
     max_requests: int = 100,
     max_tokens: int = 100,
     max_bytes: int = 100,
-    pace: Pace = PACE,
+    time_model: BatchTimeModel = PACE,
     jitter: float = 1.0,
     caller_share: float | None = CALLER_SHARE,
 ) -> Admission:
@@ -29,7 +29,7 @@ def make_admission(
         max_tokens=max_tokens,
         max_bytes=max_bytes,
         caller_share=caller_share,
-        pace=lambda: pace,
+        time_model=lambda: time_model,
         draw=lambda _, __: jitter,
     )
 
@@ -158,12 +158,12 @@ def test_what_is_refused_before_it_is_read_is_what_would_be_refused_after(
     with ExitStack() as stack:
         for name, own_task, count in held:
             with suppress(OverloadedError):
-                admission.check_room(name, tasks=[own_task], num_bytes=count)
+                admission.check_capacity(name, tasks=[own_task], num_bytes=count)
                 stack.enter_context(admission.hold_bytes(name)).take(count)
                 stack.enter_context(admission.admit(name, tasks=[own_task]))
 
         assert refusal_of(
-            lambda: admission.check_room(caller, tasks=[task], num_bytes=num_bytes)
+            lambda: admission.check_capacity(caller, tasks=[task], num_bytes=num_bytes)
         ) == (refusal_of(lambda: enter(admission, caller, task, num_bytes)))
 
 
@@ -202,7 +202,7 @@ def test_that_there_is_plenty_is_never_said_where_somebody_would_be_refused(
 
 
 def take(stack: ExitStack, admission: Admission, caller: str, task: str, amount: int) -> None:
-    admission.check_room(caller, tasks=[task], num_bytes=amount)
+    admission.check_capacity(caller, tasks=[task], num_bytes=amount)
     stack.enter_context(admission.hold_bytes(caller)).take(amount)
     permit = stack.enter_context(admission.admit(caller, tasks=[task]))
     permit.take_tokens({task: amount, "other": amount / 2})
@@ -241,7 +241,7 @@ def test_a_task_alone_leaves_room_for_others_of_its_caller() -> None:
             pass
 
         for _ in range(10):
-            stack.enter_context(admission.admit(tasks=["quiet"]))
+            stack.enter_context(admission.admit(tasks=["light"]))
 
 
 def test_tokens_for_one_task_leave_room_for_others_of_its_caller() -> None:
@@ -251,7 +251,7 @@ def test_tokens_for_one_task_leave_room_for_others_of_its_caller() -> None:
         permit.take_tokens({"noisy": 60})
         with pytest.raises(ShareExceededError, match="this task"):
             permit.take_tokens({"noisy": 1})
-        permit.take_tokens({"quiet": 10})
+        permit.take_tokens({"light": 10})
 
 
 @pytest.mark.parametrize(
@@ -299,9 +299,9 @@ def test_who_is_refused_returns_when_the_queue_has_drained(jitter: float, second
         assert admission.retry_after_s() == seconds
 
 
-@pytest.mark.parametrize("pace", [Pace(), replace(PACE, tokens_per_s=1e9)])
-def test_who_is_refused_waits_a_second_at_least(pace: Pace) -> None:
-    admission = make_admission(pace=pace)
+@pytest.mark.parametrize("time_model", [BatchTimeModel(), replace(PACE, tokens_per_s=1e9)])
+def test_who_is_refused_waits_a_second_at_least(time_model: BatchTimeModel) -> None:
+    admission = make_admission(time_model=time_model)
 
     assert admission.retry_after_s() == 1
 
@@ -332,13 +332,13 @@ def test_rows_wait_for_what_is_queued_before_them_less_one_batch() -> None:
 
 
 def test_nothing_is_known_to_wait_while_the_server_idles() -> None:
-    admission = make_admission(pace=replace(PACE, tokens_per_s=1e-9))
+    admission = make_admission(time_model=replace(PACE, tokens_per_s=1e-9))
 
     assert admission.wait_s("a", Priority.NORMAL, "tone") == 0
 
 
 def test_nothing_is_known_to_wait_before_a_batch_has_run() -> None:
-    admission = make_admission(pace=Pace(), max_tokens=200)
+    admission = make_admission(time_model=BatchTimeModel(), max_tokens=200)
 
     with ExitStack() as stack:
         assert queue(admission, stack, "a", 90).wait_s("tone") == 0

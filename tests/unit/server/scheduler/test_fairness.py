@@ -1,4 +1,4 @@
-"""Laws of who waits for whom, on a simulated clock with the real planner and pace."""
+"""Laws of who waits for whom, on a simulated clock with the real planner and time_model."""
 
 import random
 from dataclasses import replace
@@ -8,15 +8,15 @@ import pytest
 
 from doubles.simulation import Arrival, Machine, rows_at, simulate
 from doubles.waiting import WaitingRow
-from nunatak_server.scheduler.pace import FIXED_SHARE
+from nunatak_server.scheduler.batch_time import FIXED_SHARE
 from nunatak_server.scheduler.planner import TurnRules
 
 TOKENS = 16
 PROCESSOR = Machine(fixed_s=0.002, per_token_s=0.005 / TOKENS)
 """As MiniLM on one core: five milliseconds for a short text."""
 ACCELERATOR = Machine(fixed_s=0.004, per_token_s=1e-6)
-NOISY, QUIET = 0, 10**6
-"""First groups of the noisy task and of the quiet ones."""
+NOISY, LIGHT = 0, 10**6
+"""First groups of the noisy task and of the light ones."""
 SECONDS = 10.0
 
 
@@ -27,21 +27,21 @@ def poisson(rate: float, seed: int, seconds: float = SECONDS) -> list[float]:
     return times
 
 
-def quiet_tasks(total_rate: float, seed: int) -> list[Arrival]:
+def light_tasks(total_rate: float, seed: int) -> list[Arrival]:
     return [
         arrival
         for index in range(9)
         for arrival in rows_at(
             poisson(total_rate / 9, seed + index),
-            f"quiet-{index}",
-            first_group=QUIET * (index + 1),
+            f"light-{index}",
+            first_group=LIGHT * (index + 1),
         )
     ]
 
 
 def p99(waits: dict[int, float]) -> float:
-    quiet = sorted(wait for group, wait in waits.items() if group >= QUIET)
-    return quiet[int(0.99 * len(quiet))]
+    light = sorted(wait for group, wait in waits.items() if group >= LIGHT)
+    return light[int(0.99 * len(light))]
 
 
 def capacity(machine: Machine) -> float:
@@ -51,27 +51,27 @@ def capacity(machine: Machine) -> float:
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("noise", [0.5, 2.0])
-def test_a_noisy_task_adds_two_short_batches_at_most_to_the_wait_of_quiet_ones(
+def test_a_noisy_task_adds_two_short_batches_at_most_to_the_wait_of_light_ones(
     noise: float, seed: int
 ) -> None:
     rate = capacity(PROCESSOR)
-    quiet = quiet_tasks(0.3 * rate, 100 * seed)
+    light = light_tasks(0.3 * rate, 100 * seed)
     noisy = rows_at(poisson(noise * rate, seed), "noisy", first_group=NOISY)
 
-    alone = p99(simulate(PROCESSOR, quiet))
-    beside = p99(simulate(PROCESSOR, [*quiet, *noisy], until_s=SECONDS))
+    alone = p99(simulate(PROCESSOR, light))
+    beside = p99(simulate(PROCESSOR, [*light, *noisy], until_s=SECONDS))
 
     assert beside <= alone + 2 * longest_batch(PROCESSOR)
 
 
 @pytest.mark.parametrize("machine", [PROCESSOR, ACCELERATOR], ids=["processor", "accelerator"])
-def test_a_quiet_row_waits_for_two_batches_at_most(machine: Machine) -> None:
+def test_a_light_row_waits_for_two_batches_at_most(machine: Machine) -> None:
     noisy = rows_at([0.0] * 500, "noisy", first_group=NOISY)
     longest = longest_batch(machine)
 
     for moment in (0.0001, 0.0123, 0.0777):
-        quiet = rows_at([moment], "quiet", first_group=QUIET)
-        assert simulate(machine, [*quiet, *noisy])[QUIET] <= 2 * longest
+        light = rows_at([moment], "light", first_group=LIGHT)
+        assert simulate(machine, [*light, *noisy])[LIGHT] <= 2 * longest
 
 
 def longest_batch(machine: Machine) -> float:
@@ -80,49 +80,49 @@ def longest_batch(machine: Machine) -> float:
 
 
 LAYERED = Machine(fixed_s=0.006, per_token_s=0.005 / TOKENS, num_layers=6)
-"""Batches of a dozen short texts are efficient there, and can be overtaken between layers."""
+"""Batches of a dozen short texts are efficient there, and can be preempted between layers."""
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_between_layers_quiet_rows_go_before_a_flood_at_a_small_price(seed: int) -> None:
+def test_between_layers_light_rows_go_before_a_heavy_flow_at_a_small_price(seed: int) -> None:
     whole = replace(LAYERED, num_layers=1)
     rate = capacity(LAYERED)
-    quiet = quiet_tasks(0.3 * rate, 100 * seed)
+    light = light_tasks(0.3 * rate, 100 * seed)
     noisy = rows_at(poisson(3 * rate, seed), "noisy", first_group=NOISY)
 
     beside, without = (
-        simulate(machine, [*quiet, *noisy], until_s=SECONDS) for machine in (LAYERED, whole)
+        simulate(machine, [*light, *noisy], until_s=SECONDS) for machine in (LAYERED, whole)
     )
 
-    assert median_of_quiet(beside) <= 0.5 * median_of_quiet(without)
+    assert median_of_light(beside) <= 0.5 * median_of_light(without)
     assert p99(beside) <= p99(without)
     assert num_noisy(beside) >= 0.8 * num_noisy(without)
 
 
 @pytest.mark.parametrize("seed", range(1, 4))
-def test_who_overtook_one_batch_of_a_flood_is_not_held_back_by_the_next(seed: int) -> None:
+def test_who_preempted_one_batch_of_a_heavy_flow_is_not_held_back_by_the_next(seed: int) -> None:
     machine = replace(PROCESSOR, num_layers=6)
     rate = (1 - FIXED_SHARE) / (TOKENS * machine.per_token_s)
-    quiet = quiet_tasks(0.4 * rate, 100 * seed)
+    light = light_tasks(0.4 * rate, 100 * seed)
     noisy = rows_at(poisson(2 * rate, seed), "noisy", first_group=NOISY)
 
-    alone, beside = (simulate(machine, rows, until_s=SECONDS) for rows in (quiet, [*quiet, *noisy]))
+    alone, beside = (simulate(machine, rows, until_s=SECONDS) for rows in (light, [*light, *noisy]))
 
     assert p99(beside) <= 1.4 * p99(alone)
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_bursts_of_quiet_tasks_hardly_wait_for_a_flood(seed: int) -> None:
+def test_bursts_of_light_tasks_hardly_wait_for_a_heavy_flow(seed: int) -> None:
     rate, size = capacity(LAYERED), 6
-    bursts = quiet_tasks(0.3 * rate / size, 100 * seed)
-    quiet = [
+    bursts = light_tasks(0.3 * rate / size, 100 * seed)
+    light = [
         Arrival(at_s=it.at_s, row=replace(it.row, group=size * it.row.group + number))
         for it in bursts
         for number in range(size)
     ]
     noisy = rows_at(poisson(3 * rate, seed), "noisy", first_group=NOISY)
 
-    alone, beside = (simulate(LAYERED, rows, until_s=SECONDS) for rows in (quiet, [*quiet, *noisy]))
+    alone, beside = (simulate(LAYERED, rows, until_s=SECONDS) for rows in (light, [*light, *noisy]))
 
     assert p99(beside) <= 1.3 * p99(alone)
 
@@ -131,53 +131,53 @@ MANY_BRANCHES = replace(LAYERED, fixed_s=0.002, per_task_s=0.0005)
 ONE_ROW: TurnRules[WaitingRow] = TurnRules(turn_share=0.0)
 
 
-def floods_at(total_rate: float, num_tasks: int, seed: int) -> list[Arrival]:
+def heavy_flows_at(total_rate: float, num_tasks: int, seed: int) -> list[Arrival]:
     return [
         arrival
         for index in range(num_tasks)
         for arrival in rows_at(
             poisson(total_rate / num_tasks, seed + index),
-            f"flood-{index}",
+            f"heavy-{index}",
             first_group=NOISY + 10**4 * index,
         )
     ]
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_with_long_turns_many_floods_get_more(seed: int) -> None:
-    floods = floods_at(3 * capacity(MANY_BRANCHES), 9, 100 * seed)
+def test_with_long_turns_many_heavy_flows_get_more(seed: int) -> None:
+    heavy_flows = heavy_flows_at(3 * capacity(MANY_BRANCHES), 9, 100 * seed)
 
-    waits = simulate(MANY_BRANCHES, floods, until_s=SECONDS)
-    by_rows = simulate(MANY_BRANCHES, floods, rules=ONE_ROW, until_s=SECONDS)
+    waits = simulate(MANY_BRANCHES, heavy_flows, until_s=SECONDS)
+    by_rows = simulate(MANY_BRANCHES, heavy_flows, rules=ONE_ROW, until_s=SECONDS)
 
     assert len(waits) >= 1.02 * len(by_rows)
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_with_long_turns_of_many_floods_quiet_tasks_wait_less(seed: int) -> None:
-    quiet = quiet_tasks(0.3 * capacity(MANY_BRANCHES), 100 * seed)
-    floods = floods_at(3 * capacity(MANY_BRANCHES), 12, 100 * seed)
+def test_with_long_turns_of_many_heavy_flows_light_tasks_wait_less(seed: int) -> None:
+    light = light_tasks(0.3 * capacity(MANY_BRANCHES), 100 * seed)
+    heavy_flows = heavy_flows_at(3 * capacity(MANY_BRANCHES), 12, 100 * seed)
 
-    waits = simulate(MANY_BRANCHES, [*quiet, *floods], until_s=SECONDS)
-    by_rows = simulate(MANY_BRANCHES, [*quiet, *floods], rules=ONE_ROW, until_s=SECONDS)
+    waits = simulate(MANY_BRANCHES, [*light, *heavy_flows], until_s=SECONDS)
+    by_rows = simulate(MANY_BRANCHES, [*light, *heavy_flows], rules=ONE_ROW, until_s=SECONDS)
 
-    assert num_quiet(waits) >= num_quiet(by_rows)
+    assert num_light(waits) >= num_light(by_rows)
     assert p99(waits) <= 0.8 * p99(by_rows)
-    assert median_of_quiet(waits) <= median_of_quiet(by_rows)
+    assert median_of_light(waits) <= median_of_light(by_rows)
     assert num_noisy(waits) >= num_noisy(by_rows)
 
 
 @pytest.mark.parametrize(("num_tasks", "load"), [(16, 1.3), (2, 0.85), (4, 0.85)])
-def test_tasks_that_ask_for_as_much_as_each_other_overtake_next_to_nothing(
+def test_tasks_that_ask_for_as_much_as_each_other_preempt_next_to_nothing(
     num_tasks: int, load: float
 ) -> None:
-    """Chance makes a flood of one now and then; short batches that go first cost all of them."""
+    """Chance makes one flow heavy now and then; short batches that go first cost all flows."""
     rate = load / (TOKENS * LAYERED.per_token_s)
     arrivals = [
         arrival
         for index in range(num_tasks)
         for arrival in rows_at(
-            poisson(rate / num_tasks, index), f"task-{index}", first_group=QUIET * (index + 1)
+            poisson(rate / num_tasks, index), f"task-{index}", first_group=LIGHT * (index + 1)
         )
     ]
 
@@ -188,7 +188,9 @@ def test_tasks_that_ask_for_as_much_as_each_other_overtake_next_to_nothing(
 
 @pytest.mark.parametrize("caller", ["any", "rival-{}"])
 @pytest.mark.parametrize("num_rivals", [1, 3])
-def test_floods_get_as_much_as_each_other_whoever_goes_first(num_rivals: int, caller: str) -> None:
+def test_heavy_flows_get_as_much_as_each_other_whoever_goes_first(
+    num_rivals: int, caller: str
+) -> None:
     rate = capacity(LAYERED)
     rivals = [
         arrival
@@ -196,7 +198,7 @@ def test_floods_get_as_much_as_each_other_whoever_goes_first(num_rivals: int, ca
         for arrival in rows_at(
             poisson(2 * rate, 7 + index),
             f"rival-{index}",
-            first_group=QUIET * (index + 1),
+            first_group=LIGHT * (index + 1),
             caller=caller.format(index),
         )
     ]
@@ -207,16 +209,16 @@ def test_floods_get_as_much_as_each_other_whoever_goes_first(num_rivals: int, ca
     assert num_noisy(waits) == pytest.approx(len(waits) / (1 + num_rivals), rel=0.1)
 
 
-def median_of_quiet(waits: dict[int, float]) -> float:
-    return median(wait for group, wait in waits.items() if group >= QUIET)
+def median_of_light(waits: dict[int, float]) -> float:
+    return median(wait for group, wait in waits.items() if group >= LIGHT)
 
 
-def num_quiet(waits: dict[int, float]) -> int:
-    return sum(group >= QUIET for group in waits)
+def num_light(waits: dict[int, float]) -> int:
+    return sum(group >= LIGHT for group in waits)
 
 
 def num_noisy(waits: dict[int, float]) -> int:
-    return sum(group < QUIET for group in waits)
+    return sum(group < LIGHT for group in waits)
 
 
 @pytest.mark.parametrize("num_layers", [1, 6])
@@ -229,11 +231,11 @@ def test_a_caller_with_many_tasks_gets_no_more_than_one_with_one(num_layers: int
             [0.0] * 100, f"task-{index}", first_group=1000 * index, caller="busy"
         )
     ]
-    modest = rows_at([0.0] * 100, "task", first_group=QUIET, caller="modest")
+    modest = rows_at([0.0] * 100, "task", first_group=LIGHT, caller="modest")
 
     waits = simulate(machine, [*busy, *modest])
 
-    done = max(wait for group, wait in waits.items() if group >= QUIET)
+    done = max(wait for group, wait in waits.items() if group >= LIGHT)
     alone = max(simulate(machine, modest).values())
     assert done <= 2.1 * alone
 
@@ -243,10 +245,10 @@ def test_a_weight_is_a_share_of_the_device(num_layers: int) -> None:
     machine = replace(PROCESSOR, num_layers=num_layers)
     rules: TurnRules[WaitingRow] = TurnRules(weights={"gold": 3.0})
     gold = rows_at([0.0] * 90, "task", first_group=NOISY, caller="gold")
-    free = rows_at([0.0] * 90, "task", first_group=QUIET, caller="free")
+    free = rows_at([0.0] * 90, "task", first_group=LIGHT, caller="free")
 
     waits = simulate(machine, [*gold, *free], rules=rules)
 
-    done = max(wait for group, wait in waits.items() if group < QUIET)
-    answered = sum(wait <= done for group, wait in waits.items() if group >= QUIET)
+    done = max(wait for group, wait in waits.items() if group < LIGHT)
+    answered = sum(wait <= done for group, wait in waits.items() if group >= LIGHT)
     assert answered == pytest.approx(30, abs=5)

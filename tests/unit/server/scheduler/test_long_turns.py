@@ -13,10 +13,10 @@ from doubles.waiting import WaitingRow, waiting_row
 from nunatak_server.scheduler.fairness import (
     MANY_ROWS,
     ROWS_OF_WHOLE_TURN,
-    Debts,
+    FairQueue,
     Flow,
     Queues,
-    Turns,
+    VirtualTimes,
     flow_of,
 )
 from nunatak_server.scheduler.planner import (
@@ -26,7 +26,7 @@ from nunatak_server.scheduler.planner import (
     TurnRules,
     plan_batch,
 )
-from nunatak_server.scheduler.preemption import plan_quiet_first
+from nunatak_server.scheduler.preemption import plan_light_first
 from nunatak_server.scheduler.rows import Priority
 
 TOKENS = 16
@@ -38,7 +38,7 @@ TURN = TURN_SHARE * WORK
 LONGEST = 50.0
 
 
-def floods(num_tasks: int, *, rows: int = 200, caller: str = "any") -> list[WaitingRow]:
+def heavy_flows(num_tasks: int, *, rows: int = 200, caller: str = "any") -> list[WaitingRow]:
     return [
         waiting_row(
             f"task-{task}",
@@ -57,7 +57,7 @@ def test_a_turn_is_as_long_as_its_flow_and_the_longest_one_let_it_be(
     num_rows: int, longest: int, cost: int
 ) -> None:
     rows = [waiting_row(task, n) for n in range(num_rows) for task in ("first", "second")]
-    turns = Turns(Queues(rows), debts=Debts(), weights={}, longest_turn=longest)
+    turns = FairQueue(Queues(rows), virtual_times=VirtualTimes(), weights={}, longest_turn=longest)
 
     length = 0
     while (row := turns.next_row(())) is not None and row.task == "first":
@@ -88,8 +88,10 @@ def test_turns_begin_with_who_owes_least_with_the_long_turn_it_would_have(
             flow for flow, length in counts.items() for _ in range(length)
         )
     ]
-    turns = Turns(Queues(rows), debts=Debts(), weights=shares, longest_turn=LONGEST)
-    flows, debts = list(counts), defaultdict[object, float](float)
+    turns = FairQueue(
+        Queues(rows), virtual_times=VirtualTimes(), weights=shares, longest_turn=LONGEST
+    )
+    flows, virtual_times = list(counts), defaultdict[object, float](float)
     callers = list(dict.fromkeys(flow[0] for flow in flows))
     left, going_on, work_left = dict(counts), None, 0.0
 
@@ -99,10 +101,12 @@ def test_turns_begin_with_who_owes_least_with_the_long_turn_it_would_have(
 
     def best_of(caller: str) -> Flow:
         live = [flow for flow in flows if flow[0] == caller and left[flow]]
-        return min(live, key=lambda it: (it[1].rank, debts[it] + turn_of(it), flows.index(it)))
+        return min(
+            live, key=lambda it: (it[1].rank, virtual_times[it] + turn_of(it), flows.index(it))
+        )
 
     def due(caller: str) -> tuple[float, int]:
-        owed = debts[caller] + turn_of(best_of(caller)) / shares.get(caller, 1.0)
+        owed = virtual_times[caller] + turn_of(best_of(caller)) / shares.get(caller, 1.0)
         return owed, callers.index(caller)
 
     for cost, has_room in steps:
@@ -120,17 +124,17 @@ def test_turns_begin_with_who_owes_least_with_the_long_turn_it_would_have(
         left[flow] = left[flow] - 1 if has_room else 0
         if has_room:
             turns.charge(found, cost)
-            debts[flow] += cost
+            virtual_times[flow] += cost
             work_left -= cost
-            debts[flow[0]] += cost / shares.get(flow[0], 1.0)
+            virtual_times[flow[0]] += cost / shares.get(flow[0], 1.0)
         else:
             turns.end_turns(found)
 
 
 @pytest.mark.parametrize("caller", ["any", "caller-{}"])
 @pytest.mark.parametrize("num_tasks", [TURNS_OF_BATCH + 1, 20])
-def test_a_batch_of_many_floods_is_of_few_tasks(num_tasks: int, caller: str) -> None:
-    batch = plan_batch(Queues(floods(num_tasks, caller=caller)), limits=LIMITS).batch
+def test_a_batch_of_many_heavy_flows_is_of_few_tasks(num_tasks: int, caller: str) -> None:
+    batch = plan_batch(Queues(heavy_flows(num_tasks, caller=caller)), limits=LIMITS).batch
 
     assert len(batch) == BATCH_ROWS
     assert len({row.task for row in batch}) == TURNS_OF_BATCH
@@ -139,7 +143,7 @@ def test_a_batch_of_many_floods_is_of_few_tasks(num_tasks: int, caller: str) -> 
 def test_a_turn_is_a_quarter_of_a_batch_that_tokens_bound() -> None:
     limits = BatchLimits(max_tokens=2 * WORK, max_rows=64)
 
-    batch = plan_batch(Queues(floods(20)), limits=limits).batch
+    batch = plan_batch(Queues(heavy_flows(20)), limits=limits).batch
 
     taken = Counter(row.task for row in batch)
     assert max(taken.values()) == BATCH_ROWS / TURNS_OF_BATCH
@@ -148,8 +152,8 @@ def test_a_turn_is_a_quarter_of_a_batch_that_tokens_bound() -> None:
 @pytest.mark.parametrize(
     "rows",
     [
-        floods(TURNS_OF_BATCH),
-        floods(20, rows=MANY_ROWS - 1),
+        heavy_flows(TURNS_OF_BATCH),
+        heavy_flows(20, rows=MANY_ROWS - 1),
         [
             waiting_row("task", number, caller=f"caller-{number % 20}", tokens=TOKENS)
             for number in range(1000)
@@ -165,20 +169,20 @@ def test_turns_are_of_one_row_where_longer_ones_would_save_little(rows: list[Wai
     assert set(taken) == set(map(flow_of, rows))
 
 
-@pytest.mark.parametrize(("noisy", "caller"), [("any", "any"), ("caller-{}", "quiet")])
+@pytest.mark.parametrize(("noisy", "caller"), [("any", "any"), ("caller-{}", "light")])
 def test_who_has_few_rows_does_not_wait_for_long_turns(noisy: str, caller: str) -> None:
-    rows = floods(20, caller=noisy)
+    rows = heavy_flows(20, caller=noisy)
     if noisy != caller:
-        # Beside their floods they have rows of short turns, which are not next.
+        # Beside their heavy flows they have rows of short turns, which are not next.
         low = Priority.LOW
         rows += [
             waiting_row("rare", 10**5 + n, caller=noisy.format(n), priority=low) for n in range(20)
         ]
-    quiet = waiting_row("quiet", 10**6, tokens=TOKENS, caller=caller)
+    light = waiting_row("light", 10**6, tokens=TOKENS, caller=caller)
 
-    batch = plan_batch(Queues([*rows, quiet]), limits=LIMITS).batch
+    batch = plan_batch(Queues([*rows, light]), limits=LIMITS).batch
 
-    assert quiet in batch
+    assert light in batch
 
 
 def run_batches(
@@ -205,9 +209,9 @@ def run_batches(
 
 @pytest.mark.parametrize("caller", ["any", "caller-{}"])
 @pytest.mark.parametrize("num_tasks", [5, 9, 20])
-def test_floods_with_long_turns_get_as_much_as_each_other(num_tasks: int, caller: str) -> None:
+def test_heavy_flows_with_long_turns_get_as_much_as_each_other(num_tasks: int, caller: str) -> None:
     served = run_batches(
-        floods(num_tasks, caller=caller), length_of=lambda number: TOKENS * (1 + number % 3)
+        heavy_flows(num_tasks, caller=caller), length_of=lambda number: TOKENS * (1 + number % 3)
     )
 
     work = [sum(row.branch_tokens for row in rows) for rows in served.values()]
@@ -220,7 +224,7 @@ def test_floods_with_long_turns_get_as_much_as_each_other(num_tasks: int, caller
 def test_callers_with_long_turns_are_served_by_weight() -> None:
     rules: TurnRules[WaitingRow] = TurnRules(weights={"caller-0": 3.0})
 
-    served = run_batches(floods(9, caller="caller-{}"), rules=rules)
+    served = run_batches(heavy_flows(9, caller="caller-{}"), rules=rules)
 
     work = {task: sum(row.branch_tokens for row in rows) for task, rows in served.items()}
     heavy = work.pop("task-0")
@@ -228,7 +232,7 @@ def test_callers_with_long_turns_are_served_by_weight() -> None:
 
 
 def test_rows_of_a_flow_keep_their_order_from_turn_to_turn() -> None:
-    served = run_batches(floods(9))
+    served = run_batches(heavy_flows(9))
 
     groups = [[row.group for row in rows] for rows in served.values()]
     assert all(found == sorted(found) for found in groups)
@@ -236,7 +240,7 @@ def test_rows_of_a_flow_keep_their_order_from_turn_to_turn() -> None:
 
 
 @pytest.mark.parametrize("num_tasks", [9, 40])
-def test_floods_are_planned_once_though_the_last_turn_of_a_batch_is_cut_off(
+def test_heavy_flows_are_planned_once_though_the_last_turn_of_a_batch_is_cut_off(
     num_tasks: int,
 ) -> None:
     """Its flow was given less than others of the batch, and has more rows than can go first."""
@@ -247,10 +251,10 @@ def test_floods_are_planned_once_though_the_last_turn_of_a_batch_is_cut_off(
         num_looks += 1
         return False
 
-    queues, order = Queues(floods(num_tasks)), TurnOrder()
+    queues, order = Queues(heavy_flows(num_tasks)), TurnOrder()
     limits = BatchLimits(max_tokens=4096, max_rows=64, max_work=WORK + TOKENS / 4)
     for number in range(50):
-        plan = plan_quiet_first(
+        plan = plan_light_first(
             queues,
             limits=limits,
             order=order.at(0.08 * number),

@@ -12,8 +12,8 @@ from nunatak_server.scheduler.planner import (
     BatchPlan,
     TurnOrder,
     TurnRules,
-    lapsed_of,
     plan_batch,
+    stale_rows,
 )
 from nunatak_server.scheduler.rows import Priority
 
@@ -78,10 +78,10 @@ def test_a_batch_never_exceeds_its_limits(rows: list[WaitingRow]) -> None:
 
 @given(waiting_rows())
 @settings(derandomize=True)
-def test_rows_that_nobody_waits_for_or_that_are_too_late_have_lapsed(
+def test_rows_that_nobody_waits_for_or_that_are_too_late_are_stale(
     rows: list[WaitingRow],
 ) -> None:
-    found = lapsed_of(rows, now=NOW)
+    found = stale_rows(rows, now=NOW)
 
     assert found.cancelled == tuple(r for r in rows if r.is_cancelled)
     assert found.expired == tuple(r for r in rows if r.deadline <= NOW and not r.is_cancelled)
@@ -147,13 +147,13 @@ def test_planning_again_and_again_serves_everybody(rows: list[WaitingRow]) -> No
     assert num_batches <= len(rows)
 
 
-def test_a_hot_task_leaves_a_turn_to_a_quiet_one() -> None:
+def test_a_hot_task_leaves_a_turn_to_a_light_one() -> None:
     hot = [row("hot", group) for group in range(100)]
-    quiet = row("quiet", 100)
+    light = row("light", 100)
 
-    found = plan([*hot, quiet])
+    found = plan([*hot, light])
 
-    assert quiet in found.batch
+    assert light in found.batch
 
 
 def test_tasks_take_turns() -> None:

@@ -44,7 +44,7 @@ def test_queues_hold_what_came_and_did_not_leave_in_its_order(
             assert list(queues.of_text(row.group)) == [o for o in kept if o.group == row.group]
         by_age = sorted(queues.flows, key=queues.age_rank)
         assert by_age == list(dict.fromkeys(map(flow_of, kept)))
-        assert queues.flows_beside(kept[:3]) == set(map(flow_of, kept[3:]))
+        assert queues.flows_without(kept[:3]) == set(map(flow_of, kept[3:]))
 
 
 def test_planning_looks_at_no_row_beyond_those_it_takes_and_the_next_of_each_flow() -> None:

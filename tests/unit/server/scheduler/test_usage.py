@@ -8,7 +8,7 @@ from doubles.waiting import waiting_row
 from nunatak_server.scheduler.fairness import (
     HALF_LIFE_S,
     MIN_COST,
-    NEXT_TO_NOTHING,
+    MIN_USAGE,
     Flow,
     Queues,
     Usage,
@@ -43,7 +43,7 @@ def test_a_clock_that_stands_still_takes_nothing() -> None:
 
 
 def test_flows_that_pause_are_forgotten() -> None:
-    usage = Usage(flows={A: 1000.0, B: NEXT_TO_NOTHING}, as_of=0.0)
+    usage = Usage(flows={A: 1000.0, B: MIN_USAGE}, as_of=0.0)
 
     assert usage.at(HALF_LIFE_S).flows == {A: 500.0}
     assert not usage.at(100 * HALF_LIFE_S).flows
@@ -72,15 +72,15 @@ def test_a_caller_was_given_what_its_flows_were(
 
 @pytest.mark.parametrize("weight", [1.0, 4.0])
 @pytest.mark.parametrize("times", [1.4, 1.6])
-def test_who_was_given_two_thirds_of_another_is_quiet_beside_it(
+def test_who_was_given_two_thirds_of_another_is_light_beside_it(
     times: float, weight: float
 ) -> None:
     usage = Usage().plus({A: 100.0, B: 100.0 * times, OF_ELSE: weight * (100 + 100 * times) * 1.6})
 
-    assert usage.is_quiet(A, beside=B, weights={}) is (times >= 1.5)
-    assert not usage.is_quiet(B, beside=A, weights={})
+    assert usage.is_light(A, compared_with=B, weights={}) is (times >= 1.5)
+    assert not usage.is_light(B, compared_with=A, weights={})
     # Another caller is compared with all that this one was given.
-    assert usage.is_quiet(B, beside=OF_ELSE, weights={"else": weight})
+    assert usage.is_light(B, compared_with=OF_ELSE, weights={"else": weight})
 
 
 all_flows = st.sets(
@@ -99,28 +99,30 @@ all_flows = st.sets(
 
 
 @given(all_flows, st.lists(st.floats(1, 20), min_size=18, max_size=18), st.floats(0.5, 4))
-def test_who_is_loud_is_quiet_beside_none_and_there_is_always_one(
+def test_who_is_heaviest_is_light_beside_none_and_there_is_always_one(
     flows: set[Flow], work: list[float], weight: float
 ) -> None:
     usage = Usage().plus(dict(zip(sorted(flows), work, strict=False)))
     weights = {"x": weight}
 
-    loud = usage.loud(flows, weights=weights)
+    heaviest = usage.heaviest(flows, weights=weights)
 
-    assert loud
-    assert loud == {
+    assert heaviest
+    assert heaviest == {
         flow
         for flow in flows
-        if not any(usage.is_quiet(flow, beside=other, weights=weights) for other in flows - {flow})
+        if not any(
+            usage.is_light(flow, compared_with=other, weights=weights) for other in flows - {flow}
+        )
     }
 
 
-def test_a_higher_priority_is_quiet_beside_a_lower_one_of_its_caller() -> None:
+def test_a_higher_priority_is_light_beside_a_lower_one_of_its_caller() -> None:
     high = flow_of(waiting_row("a", 0, priority=Priority.HIGH))
     usage = Usage().plus({high: 100.0, A: 1.0})
 
-    assert usage.is_quiet(high, beside=A, weights={})
-    assert not usage.is_quiet(A, beside=high, weights={})
+    assert usage.is_light(high, compared_with=A, weights={})
+    assert not usage.is_light(A, compared_with=high, weights={})
 
 
 @given(st.sets(st.sampled_from("abc"), min_size=1), st.integers(1, 9))

@@ -4,18 +4,8 @@ import pytest
 
 from doubles.tasks import random_parameters, spec_of
 from doubles.watching import watched
-from nunatak_model import (
-    Backbone,
-    Branch,
-    Full,
-    HeadOnly,
-    Lora,
-    Method,
-    TopK,
-    build_branch,
-    model_size,
-    parameters_saved,
-)
+from nunatak_contract.methods import QUERY_AND_VALUE, Full, HeadOnly, Lora, Method, TopK
+from nunatak_model import Backbone, Branch, build_branch, model_size, parameters_saved
 from nunatak_server.telemetry.memory import measure_process, peak_activations, saved_by_formula
 
 
@@ -45,7 +35,7 @@ def test_full_copies_save_nothing(backbone: Backbone) -> None:
 
 
 def test_one_task_that_adds_to_all_layers_costs_more_than_its_own_model(backbone: Backbone) -> None:
-    branch = branch_of(backbone, Lora())
+    branch = branch_of(backbone, Lora(rank=8, alpha=16.0, targets=QUERY_AND_VALUE))
 
     assert saved_by_formula(backbone.config, [branch]) < 0
     assert saved_by_formula(backbone.config, [branch] * 10) > 0.5
@@ -68,7 +58,7 @@ def test_nothing_is_saved_while_nothing_is_held(backbone: Backbone) -> None:
 
 
 def test_a_version_more_costs_the_formula_one_look_at_the_backbone(backbone: Backbone) -> None:
-    branch = branch_of(backbone, Lora())
+    branch = branch_of(backbone, Lora(rank=8, alpha=16.0, targets=QUERY_AND_VALUE))
 
     def looks(num_branches: int) -> int:
         counted = Counter[str]()

@@ -60,11 +60,11 @@ def test_batches_and_memory_are_shown() -> None:
         num_padding_saved=30,
         started_at=0.0,
         compute_s=0.002,
-        has_overtaken=True,
+        has_preempted=True,
     )
 
     metrics.observe_batch(report)
-    metrics.observe_batch(replace(report, has_overtaken=False, num_rows=0, num_shared_rows=0))
+    metrics.observe_batch(replace(report, has_preempted=False, num_rows=0, num_shared_rows=0))
 
     text = rendered(metrics)
     assert "nunatak_shared_trunk_rows_total 4.0" in text

@@ -9,7 +9,8 @@ from pydantic import JsonValue
 from doubles.backbones import tiny_backbone
 from doubles.examples import RecordingReport, toy_data
 from doubles.killed import EveryTime, Killed, Mortal
-from nunatak_model import Bottleneck, Full, HeadOnly, Method, TopK, tensors_to_bytes
+from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Method, TopK
+from nunatak_model import tensors_to_bytes
 from nunatak_training import AlreadyTrainingError, CacheError, Recipe, default_recipe, fit_task
 from nunatak_training.loop.checkpoint import Checkpoint, Snapshot, held_checkpoint, run_key
 from nunatak_training.recipes import RegularizerName

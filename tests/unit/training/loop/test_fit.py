@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from doubles.examples import RecordingReport
-from nunatak_model import Encoding, HeadOnly
+from nunatak_contract.methods import HeadOnly
+from nunatak_model import Encoding
 from nunatak_training import Recipe, TrainingDivergedError, default_recipe
 from nunatak_training.loop.fit import EncodedSet, FitResult, fit, predict
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import optim
 
-from nunatak_model import HeadOnly, TopK
+from nunatak_contract.methods import HeadOnly, TopK
 from nunatak_training import default_recipe
 from nunatak_training.loop.step import MAX_EVALUATIONS, Course, build_optimizer, plan_course
 from nunatak_training.recipes import Schedule
@@ -43,7 +43,7 @@ def test_rate_follows_the_schedule_after_its_warmup(
     ("name", "kind"), [("adamw", optim.AdamW), ("adam", optim.Adam), ("sgd", optim.SGD)]
 )
 def test_recipe_names_the_optimizer(name: str, kind: type[optim.Optimizer]) -> None:
-    recipe = default_recipe(TopK(), changes={"optimizer": name})
+    recipe = default_recipe(TopK(num_layers=2), changes={"optimizer": name})
 
     assert type(build_optimizer({"head.output.bias": torch.zeros(2)}, recipe)) is kind
 
@@ -58,7 +58,7 @@ def test_rate_starts_full_without_warmup() -> None:
 )
 def test_small_data_gets_more_epochs_to_reach_the_steps(num_examples: int, num_epochs: int) -> None:
     changes = {"epochs": 3, "min_steps": 100, "batch_size": 32, "warmup_share": 0.1}
-    recipe = default_recipe(TopK(), changes=dict(changes))
+    recipe = default_recipe(TopK(num_layers=2), changes=dict(changes))
 
     course = plan_course(recipe, num_examples)
 
@@ -86,7 +86,9 @@ def test_head_has_its_own_rate_and_vectors_have_no_decay() -> None:
     }
     changes = {"learning_rate": 0.1, "head_learning_rate": 0.2, "weight_decay": 0.3}
 
-    groups = build_optimizer(parameters, default_recipe(TopK(), changes=dict(changes))).param_groups
+    groups = build_optimizer(
+        parameters, default_recipe(TopK(num_layers=2), changes=dict(changes))
+    ).param_groups
 
     found = {
         name: (group["lr"], group["weight_decay"])

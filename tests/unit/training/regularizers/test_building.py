@@ -6,7 +6,8 @@ from pydantic import JsonValue
 
 from doubles.backbones import tiny_backbone
 from doubles.examples import toy_data
-from nunatak_model import Backbone, Bottleneck, Full, HeadOnly, Lora, Method, TopK, tensors_to_bytes
+from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_model import Backbone, tensors_to_bytes
 from nunatak_training import (
     InvalidRecipeError,
     Recipe,
@@ -37,17 +38,25 @@ def trained(recipe: Recipe, backbone: Backbone) -> TrainedTask:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_regularizer_is_recorded_and_changes_the_digest(name: RegularizerName) -> None:
-    recipe = recipe_of(name, TopK())
+    recipe = recipe_of(name, TopK(num_layers=2))
 
     settings = recipe.settings()["regularizer"]
     assert isinstance(settings, dict)
     assert settings["name"] == name
     assert Recipe.model_validate(recipe.settings()) == recipe
     same = name is RegularizerName.NONE
-    assert (recipe.digest == recipe_of(RegularizerName.NONE, TopK()).digest) is same
+    assert (recipe.digest == recipe_of(RegularizerName.NONE, TopK(num_layers=2)).digest) is same
 
 
-@pytest.mark.parametrize("method", [TopK(num_layers=2), Bottleneck(size=4), Lora(rank=2), Full()])
+@pytest.mark.parametrize(
+    "method",
+    [
+        TopK(num_layers=2),
+        Bottleneck(size=4),
+        Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
+        Full(),
+    ],
+)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_regularizer_trains_every_method_with_layers(
     name: RegularizerName, method: Method, backbone: Backbone
@@ -77,7 +86,7 @@ def test_regularizer_does_not_disturb_the_random_state_of_the_loop() -> None:
     before = torch.get_rng_state()
 
     for name in NAMES:
-        settings = recipe_of(name, TopK()).regularizer
+        settings = recipe_of(name, TopK(num_layers=2)).regularizer
         built = build_regularizer(
             settings, parameters, num_epochs=3, generator=random_source(parameters, seed=0)
         )
@@ -95,14 +104,18 @@ def test_regularizer_does_not_disturb_the_random_state_of_the_loop() -> None:
     [it for it in NAMES if it is not RegularizerName.NONE and not it.startswith("gradfreeze")],
 )
 def test_gradient_dropout_and_mixout_take_the_place_of_dropout(name: RegularizerName) -> None:
-    assert recipe_of(name, TopK()).dropout == 0.0
+    assert recipe_of(name, TopK(num_layers=2)).dropout == 0.0
     with pytest.raises(InvalidRecipeError, match="takes the place of dropout"):
-        recipe_of(name, TopK(), dropout=0.1)
+        recipe_of(name, TopK(num_layers=2), dropout=0.1)
 
 
 @pytest.mark.parametrize("name", [RegularizerName.NONE, RegularizerName.GRADFREEZE_TOPDOWN])
 def test_others_keep_dropout(name: RegularizerName) -> None:
-    assert recipe_of(name, TopK()).dropout == default_recipe(TopK()).dropout > 0
+    assert (
+        recipe_of(name, TopK(num_layers=2)).dropout
+        == default_recipe(TopK(num_layers=2)).dropout
+        > 0
+    )
 
 
 @pytest.mark.parametrize("name", NAMES[1:])
@@ -138,4 +151,4 @@ def test_settings_that_do_not_fit_are_named(
     regularizer: dict[str, JsonValue], problem: str
 ) -> None:
     with pytest.raises(InvalidRecipeError, match=problem):
-        default_recipe(TopK(), changes={"regularizer": regularizer})
+        default_recipe(TopK(num_layers=2), changes={"regularizer": regularizer})

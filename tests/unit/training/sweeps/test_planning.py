@@ -9,8 +9,8 @@ from pydantic import JsonValue
 
 from doubles.examples import rows_of, toy_data, toy_examples, write_jsonl
 from doubles.sweeps import QUICK, toy_folder, toy_runs
-from nunatak_model import Full, HeadOnly, InvalidMethodError, Lora, TopK
-from nunatak_registry.manifest import LoraRecord
+from nunatak_contract.methods import QUERY_AND_VALUE, Full, HeadOnly, Lora, TopK
+from nunatak_model import InvalidMethodError
 from nunatak_training import (
     Example,
     ExampleSet,
@@ -167,7 +167,7 @@ def test_a_list_of_values_stands_for_one_method_each_and_a_list_of_lists_for_lis
 
     found = [run.description.recipe.method for run in toy_runs(folder, methods=[method])]
 
-    assert [(it.rank, len(it.targets)) for it in found if isinstance(it, LoraRecord)] == [
+    assert [(it.rank, len(it.targets)) for it in found if isinstance(it, Lora)] == [
         (2, 1), (2, 2), (4, 1), (4, 2),
     ]  # fmt: skip
 
@@ -199,7 +199,10 @@ def test_recipes_that_contradict_themselves_are_refused_before_any_run(folder: P
     [
         ({"kind": "topk", "frozen": [0]}, TopK(num_layers=3)),
         ({"kind": "topk", "frozen": [3]}, HeadOnly()),
-        ({"kind": "lora", "targets": ["key", "value"], "alpha": 2}, Lora()),
+        (
+            {"kind": "lora", "targets": ["key", "value"], "alpha": 2},
+            Lora(rank=8, alpha=16.0, targets=QUERY_AND_VALUE),
+        ),
         ({"kind": "full"}, Full()),
     ],
 )

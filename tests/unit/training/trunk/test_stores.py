@@ -10,15 +10,8 @@ from torch import Tensor
 
 from doubles.backbones import tiny_backbone
 from doubles.examples import toy_data
-from nunatak_model import (
-    Encoding,
-    HeadOnly,
-    Method,
-    TopK,
-    TrunkStates,
-    tensors_to_bytes,
-    trunk_source,
-)
+from nunatak_contract.methods import HeadOnly, Method, TopK
+from nunatak_model import Encoding, TrunkStates, tensors_to_bytes, trunk_source
 from nunatak_training import (
     DiskTrunkStore,
     MemoryTrunkStore,

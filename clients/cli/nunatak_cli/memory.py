@@ -1,0 +1,113 @@
+"""`nunatak memory`: the task versions that a running server holds in memory."""
+
+# ruff: noqa: PLC0415 - a command imports the client when it runs, not for --help
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from nunatak_cli.options import JsonOption, ReferenceArgument, example
+from nunatak_cli.output import console, print_json
+
+if TYPE_CHECKING:
+    from nunatak_client import MemoryReport
+
+ServerOption = Annotated[
+    str, typer.Option("--server", metavar="URL", help="Address of the server.")
+]
+NameArgument = Annotated[
+    str, typer.Argument(metavar="REF", help="name for all versions in memory, or name/version.")
+]
+
+EXAMPLES = {
+    "show": "nunatak memory show --server http://127.0.0.1:8080",
+    "preload": "nunatak memory preload tone@prod --server http://127.0.0.1:8080",
+    "pin": "nunatak memory pin tone@prod --server http://127.0.0.1:8080",
+    "unpin": "nunatak memory unpin tone --server http://127.0.0.1:8080",
+    "evict": "nunatak memory evict tone/2 --server http://127.0.0.1:8080",
+}
+
+
+def memory_app() -> typer.Typer:
+    """Return the group with its commands."""
+    app = typer.Typer(
+        name="memory",
+        help="See and choose which task versions a server holds.",
+        no_args_is_help=True,
+        epilog=example(EXAMPLES["pin"]),
+    )
+    commands = {"show": show, "preload": preload, "pin": pin, "unpin": unpin, "evict": evict}
+    for name, command in commands.items():
+        app.command(name, epilog=example(EXAMPLES[name]))(command)
+    return app
+
+
+def show(*, server: ServerOption, as_json: JsonOption = False) -> None:
+    """Show the task versions in memory and the bytes of each."""
+    from nunatak_client import Client
+
+    with Client(server) as client:
+        report = client.memory()
+    if as_json:
+        print_json(report.model_dump(mode="json"))
+        return
+    console().print(_report_table(report))
+    console().print(_budgets_line(report))
+
+
+def preload(reference: ReferenceArgument, *, server: ServerOption) -> None:
+    """Load a version, so that its first request does not wait."""
+    from nunatak_client import Client
+
+    with Client(server) as client:
+        held = client.preload(reference)
+    console().print(f"{held.task}/{held.version} is in memory ({held.bytes} bytes)")
+
+
+def pin(reference: ReferenceArgument, *, server: ServerOption) -> None:
+    """Load a version and keep it in memory, whatever other requests need."""
+    from nunatak_client import Client
+
+    with Client(server) as client:
+        held = client.pin(reference)
+    console().print(f"{held.task}/{held.version} is pinned ({held.bytes} bytes)")
+
+
+def unpin(reference: NameArgument, *, server: ServerOption) -> None:
+    """Allow the server to evict pinned versions again."""
+    from nunatak_client import Client
+
+    with Client(server) as client:
+        freed = client.unpin(reference)
+    console().print(f"unpinned: {_names(freed.task, freed.versions)}")
+
+
+def evict(reference: NameArgument, *, server: ServerOption) -> None:
+    """Drop versions from memory; the server refuses while one is in use or pinned."""
+    from nunatak_client import Client
+
+    with Client(server) as client:
+        dropped = client.evict(reference)
+    console().print(f"evicted: {_names(dropped.task, dropped.versions)}")
+
+
+def _names(task: str, versions: tuple[int, ...]) -> str:
+    return ", ".join(f"{task}/{version}" for version in versions) or "none"
+
+
+def _report_table(report: "MemoryReport") -> Table:
+    """Return one row per task version in memory."""
+    table = Table("version", "method", "bytes", "pinned")
+    for task in report.tasks:
+        pinned = "yes" if task.pinned else ""
+        table.add_row(f"{task.task}/{task.version}", task.method, f"{task.bytes}", pinned)
+    return table
+
+
+def _budgets_line(report: "MemoryReport") -> str:
+    device, host = report.tiers.device, report.tiers.host
+    return (
+        f"{device.bytes} of {device.budget_bytes} bytes on the device, "
+        f"{device.pinned_bytes} of them pinned; {host.bytes} of {host.budget_bytes} in host memory"
+    )

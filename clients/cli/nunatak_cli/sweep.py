@@ -1,0 +1,318 @@
+"""`nunatak sweep`: many training runs from one file, and the tables of their results."""
+
+# ruff: noqa: PLC0415 - a command imports torch when training starts, not for --help
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from pydantic import JsonValue
+
+from nunatak_cli.errors import InvalidOptionError
+from nunatak_cli.failures import needs_extra
+from nunatak_cli.options import BackboneOption, assignments, example
+from nunatak_cli.output import console, print_text
+
+if TYPE_CHECKING:
+    from nunatak_training.sweeps import Grid, RunRecord
+
+AXES = "Axes (they replace the axes of the file)"
+EXAMPLES = {
+    "run": "nunatak sweep run sweep.yaml --results sweep/ --jobs 2",
+    "report": "nunatak sweep report sweep/ --out report/",
+}
+ResultsArgument = Annotated[
+    Path, typer.Argument(metavar="FOLDER", help="Results of a sweep.", show_default=False)
+]
+
+
+def sweep_app() -> typer.Typer:
+    """Return the group with its commands."""
+    app = typer.Typer(
+        name="sweep",
+        help="Train over a grid of settings and compare.",
+        no_args_is_help=True,
+        epilog=example(EXAMPLES["run"]),
+    )
+    for command in (run, report):
+        app.command(epilog=example(EXAMPLES[command.__name__]))(command)
+    return app
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepRequest:
+    """The runs of a sweep, as file and options describe them."""
+
+    file: Path | None
+    tasks: tuple[str, ...] = ()
+    """Names of tasks of the file, or `name=path`."""
+    settings: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])
+    """Recipe settings of all runs, by name; they override the file."""
+    changes: Mapping[str, JsonValue]
+    """The axes that options give; they replace the axes of the file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepSettings:
+    """Where and how the runs of a sweep are done."""
+
+    results: Path
+    jobs: int
+    device: str
+    retry_failed: bool
+
+
+def run(  # noqa: PLR0913 - one parameter per option is how typer works
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[FILE]", help="Sweep file, YAML or TOML. Absent: the options give all."
+        ),
+    ] = None,
+    *,
+    results: Annotated[
+        Path,
+        typer.Option(
+            metavar="FOLDER",
+            help="Folder of results, one line of JSON per run. The same command continues a "
+            "stopped sweep: it skips runs that have a result.",
+        ),
+    ],
+    jobs: Annotated[int, typer.Option(min=1, metavar="N", help="Runs at the same time.")] = 1,
+    device: Annotated[str, typer.Option(metavar="NAME", help="Device: cpu or cuda.")] = "cpu",
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Repeat the runs that failed.")
+    ] = False,
+    data_root: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Folder of the tasks' data.", show_default=False),
+    ] = None,
+    backbone: BackboneOption = None,
+    task: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[=PATH]",
+            help="Only this task of the file; or a task with its examples. Repeatable.",
+            rich_help_panel=AXES,
+        ),
+    ] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Method of `train`. Repeatable.", rich_help_panel=AXES),
+    ] = None,
+    frozen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,N", help="topk: lowest layers that stay shared.", rich_help_panel=AXES
+        ),
+    ] = None,
+    size: Annotated[
+        str | None,
+        typer.Option(metavar="N,N", help="bottleneck: widths (64).", rich_help_panel=AXES),
+    ] = None,
+    regularizer: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="Regularizer of `train`. Repeatable.", rich_help_panel=AXES
+        ),
+    ] = None,
+    tapt_epochs: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,N",
+            help="Epochs of task-adaptive pretraining before fine-tuning; 0: none.",
+            rich_help_panel=AXES,
+            show_default=False,
+        ),
+    ] = None,
+    learning_rates: Annotated[
+        str | None,
+        typer.Option(
+            metavar="X,X",
+            help="Learning rates (the recipe's).",
+            rich_help_panel=AXES,
+            show_default=False,
+        ),
+    ] = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,N",
+            help="Seeds of initial weights, order and dropout (0); one run for each.",
+            rich_help_panel=AXES,
+            show_default=False,
+        ),
+    ] = None,
+    train_caps: Annotated[
+        str | None,
+        typer.Option(metavar="N,all", help="Numbers of train examples.", rich_help_panel=AXES),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="A setting of all runs, such as epochs=3; it overrides the file. Repeatable.",
+            rich_help_panel=AXES,
+        ),
+    ] = None,
+) -> None:
+    """Run every run of a sweep that has no result yet."""
+    changes: dict[str, JsonValue] = {
+        "data_root": None if data_root is None else str(data_root),
+        "backbones": None if backbone is None else [backbone],
+        "methods": _method_entries(method, frozen, size),
+        "regularizers": None if not regularizer else [{"name": it} for it in regularizer],
+        "tapt": _tapt_entries(tapt_epochs),
+        "learning_rates": _numbers(learning_rates),
+        "seeds": _numbers(seeds),
+        "train_caps": _numbers(train_caps),
+    }
+    with needs_extra("training"):
+        from nunatak_training.sweeps import Failed
+    records = _sweep_through(
+        SweepRequest(
+            file=file,
+            tasks=tuple(task or ()),
+            settings=dict(assignments("--set", settings)),
+            changes={name: value for name, value in changes.items() if value is not None},
+        ),
+        SweepSettings(results=results, jobs=jobs, device=device, retry_failed=retry_failed),
+    )
+    failures = sum(isinstance(record.outcome, Failed) for record in records)
+    console().print(f"{len(records)} runs, {failures} failed: {results}")
+    if failures:
+        raise typer.Exit(1)
+
+
+def report(
+    results: ResultsArgument,
+    *,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Folder for runs.csv, table.md and plots. Absent: print the table.",
+        ),
+    ] = None,
+) -> None:
+    """Make tables and plots from the results of a sweep, even while the sweep still runs."""
+    with needs_extra("training"):
+        from nunatak_training.sweeps import cells_markdown, cells_of, in_order, write_report
+    records = _existing_records(results)
+    if out is None:
+        print_text(cells_markdown(cells_of(in_order(records))))
+        return
+    for path in write_report(records, out):
+        console().print(str(path))
+
+
+def _numbers(text: str | None) -> list[JsonValue] | None:
+    """Split a list of values at its commas; the grid checks the values."""
+    return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _tapt_entries(epochs: str | None) -> list[JsonValue] | None:
+    """Return the settings of pretraining for each number of epochs; 0 means no pretraining."""
+    counts = _numbers(epochs)
+    if counts is None:
+        return None
+    return [None if count == "0" else {"epochs": count} for count in counts]
+
+
+def _method_entries(
+    methods: list[str] | None, frozen: str | None, size: str | None
+) -> list[JsonValue] | None:
+    """Return the methods that the options name, or None if they name none.
+
+    Raises:
+        InvalidOptionError: an option belongs to a method that the options do not name.
+    """
+    names = list(methods or ())
+    of_method = {"topk": ("frozen", _numbers(frozen)), "bottleneck": ("size", _numbers(size))}
+    for owner, (option, values) in of_method.items():
+        if values is not None and owner not in names:
+            if names:
+                raise InvalidOptionError(f"--{option} belongs to --method {owner}")
+            names.append(owner)
+    entries: list[JsonValue] = []
+    for name in names:
+        option, values = of_method.get(name, ("", None))
+        entries.append({"kind": name} if values is None else {"kind": name, option: values})
+    return entries or None
+
+
+def _sweep_through(request: SweepRequest, settings: SweepSettings) -> "tuple[RunRecord, ...]":
+    """Run every run that has no result yet; return the records of all runs."""
+    from nunatak_training.sweeps import (
+        InProcesses,
+        OneByOne,
+        ResultsFolder,
+        RunContext,
+        SweepProgress,
+        plan_runs,
+        run_sweep,
+    )
+
+    grid = grid_of(request)
+    context = RunContext(device=settings.device)
+    runs = plan_runs(grid, backbone_of=context.backbone, data_of=context.data)
+    results = ResultsFolder(settings.results)
+    if settings.retry_failed:
+        results.drop_failures()
+    runner = (
+        OneByOne(context)
+        if settings.jobs == 1
+        else InProcesses(jobs=settings.jobs, device=settings.device)
+    )
+    return run_sweep(runs, results, runner, SweepProgress(grid.name))
+
+
+def grid_of(request: SweepRequest) -> "Grid":
+    """Read the sweep file and apply the options to it.
+
+    Raises:
+        InvalidSweepError: file and options do not make a sweep.
+    """
+    from nunatak_training.settings import overlaid
+    from nunatak_training.sweeps import read_grid
+
+    changes = dict(request.changes)
+    pairs = [name.partition("=") for name in request.tasks if "=" in name]
+    if pairs:
+        changes["tasks"] = [{"name": name, "data": path} for name, _, path in pairs]
+    grid = read_grid(request.file, changes)
+    overrides = overlaid(grid.overrides, request.settings)
+    grid = grid.model_copy(update={"overrides": overrides})
+    return _with_tasks(grid, frozenset(name for name in request.tasks if "=" not in name))
+
+
+def _with_tasks(grid: "Grid", names: frozenset[str]) -> "Grid":
+    """Return the grid with only the named tasks; no names keep all tasks."""
+    from nunatak_training import InvalidSweepError
+
+    if not names:
+        return grid
+    unknown = names - {task.name for task in grid.tasks}
+    if unknown:
+        known = ", ".join(task.name for task in grid.tasks)
+        raise InvalidSweepError("--task", f"expected one of {known}, got {min(unknown)!r}")
+    kept = tuple(task for task in grid.tasks if task.name in names)
+    return grid.model_copy(update={"tasks": kept})
+
+
+def _existing_records(results: Path) -> "tuple[RunRecord, ...]":
+    """Read a results folder.
+
+    Raises:
+        InvalidSweepError: the folder holds no result.
+    """
+    from nunatak_training import InvalidSweepError
+    from nunatak_training.sweeps import ResultsFolder
+
+    records = ResultsFolder(results).records()
+    if not records:
+        raise InvalidSweepError(str(results), "expected a folder with results of a sweep")
+    return records

@@ -1,0 +1,336 @@
+"""`nunatak task`: list tasks, move aliases, delete and clean.
+
+The files `task_*.py` hold the other commands of the group.
+"""
+
+# ruff: noqa: PLC0415 - a command imports the registry when it runs, not for --help
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from pydantic import JsonValue
+from rich.table import Table
+from rich.text import Text
+
+from nunatak_cli.options import (
+    AliasOption,
+    BackboneOption,
+    ExpectOption,
+    JsonOption,
+    NameArgument,
+    RegistryOption,
+    UnprobedOption,
+    example,
+)
+from nunatak_cli.output import console, error_console, print_json
+from nunatak_cli.registries import existing_registry
+from nunatak_cli.task_exchange import export, import_, pull, push
+from nunatak_cli.task_rollout import canary, candidate_json, shadow
+from nunatak_cli.task_show import diff, labels_text, moment, show
+from nunatak_cli.task_verify import prove_version, verify
+
+if TYPE_CHECKING:
+    from nunatak_contract.manifest import TaskManifest
+    from nunatak_registry import AliasEvent, CandidateEvent, TaskSummary
+
+VersionArgument = Annotated[
+    int, typer.Argument(metavar="VERSION", min=1, help="Number of the version.")
+]
+
+EXAMPLES = {
+    "list": "nunatak task list",
+    "show": "nunatak task show tone@prod",
+    "diff": "nunatak task diff tone/1 tone@prod",
+    "history": "nunatak task history tone --alias prod",
+    "promote": "nunatak task promote tone 3 --alias prod --expect 2",
+    "rollback": "nunatak task rollback tone --alias prod",
+    "canary": "nunatak task canary tone --version 4 --share 0.1",
+    "shadow": "nunatak task shadow tone --version 5 --share 0.5",
+    "verify": "nunatak task verify --probe",
+    "import": "nunatak task import ./finetuned --task tone --backbone bert-base-uncased",
+    "export": "nunatak task export tone@prod ./tone --format transformers",
+    "push": "nunatak task push tone@prod owner/tone",
+    "pull": "nunatak task pull owner/tone --task tone --promote prod",
+    "delete": "nunatak task delete tone 1",
+    "gc": "nunatak task gc --grace 86400",
+}
+
+
+def task_app() -> typer.Typer:
+    """Return the group with its commands."""
+    app = typer.Typer(
+        name="task",
+        help="Look at tasks and versions, move aliases, exchange, check, delete and clean.",
+        no_args_is_help=True,
+        epilog=example(EXAMPLES["promote"]),
+    )
+    commands = {
+        "list": list_tasks,
+        "show": show,
+        "diff": diff,
+        "history": history,
+        "promote": promote,
+        "rollback": rollback,
+        "canary": canary,
+        "shadow": shadow,
+        "verify": verify,
+        "import": import_,
+        "export": export,
+        "push": push,
+        "pull": pull,
+        "delete": delete,
+        "gc": collect,
+    }
+    for name, command in commands.items():
+        app.command(name, epilog=example(EXAMPLES[name]))(command)
+    return app
+
+
+def list_tasks(*, registry: RegistryOption = None, as_json: JsonOption = False) -> None:
+    """List the tasks, each with the version that its bare name serves."""
+    with existing_registry(registry) as opened:
+        tasks = opened.tasks()
+    if as_json:
+        print_json({"tasks": [_summary_json(task) for task in tasks]})
+    elif tasks:
+        console().print(_tasks_table(tasks))
+    else:
+        error_console().print("no tasks yet; publish one with `nunatak train`")
+
+
+def history(
+    name: NameArgument,
+    *,
+    alias: Annotated[
+        str | None,
+        typer.Option(
+            "--alias",
+            metavar="ALIAS",
+            help="Only this alias. Absent: all aliases.",
+            show_default=False,
+        ),
+    ] = None,
+    registry: RegistryOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show every move of a task's aliases and every change of their candidates, oldest first."""
+    with existing_registry(registry) as opened:
+        aliases = opened.task(name).aliases if alias is None else [alias]
+        moves = [move for each in aliases for move in opened.history(name, each)]
+        changes = [change for each in aliases for change in opened.rollouts.history(name, each)]
+    moves.sort(key=lambda move: move.at)
+    changes.sort(key=lambda change: change.at)
+    if as_json:
+        print_json(
+            {
+                "task": name,
+                "events": [_event_json(move) for move in moves],
+                "candidates": [candidate_json(change) for change in changes],
+            }
+        )
+    elif moves:
+        console().print(_history_table(moves, changes))
+    else:
+        error_console().print(f"task {name!r} has no aliases; its newest version is served")
+
+
+def promote(  # noqa: PLR0913 - one parameter per option is how typer works
+    name: NameArgument,
+    version: VersionArgument,
+    *,
+    alias: AliasOption = "prod",
+    expect: ExpectOption = None,
+    backbone: BackboneOption = None,
+    unprobed: UnprobedOption = False,
+    registry: RegistryOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Point an alias at a version that passes its test run; servers follow within moments."""
+    with existing_registry(registry) as opened:
+        if not unprobed:
+            prove_version(opened, name, version, source=backbone)
+        move = opened.promote(name, alias, version, expected_version=expect)
+    if as_json:
+        print_json(_event_json(move))
+    else:
+        console().print(_moved_line(move))
+
+
+def rollback(
+    name: NameArgument,
+    *,
+    alias: AliasOption = "prod",
+    expect: ExpectOption = None,
+    backbone: BackboneOption = None,
+    unprobed: UnprobedOption = False,
+    registry: RegistryOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Point an alias back at its previous version; a repeated rollback goes further back."""
+    with existing_registry(registry) as opened:
+        if not unprobed:
+            # `expect` keeps the rollback from reaching another version than the proven one.
+            expect, target = opened.next_rollback(name, alias, expected_version=expect)
+            prove_version(opened, name, target, source=backbone)
+        move = opened.rollback(name, alias, expected_version=expect)
+    if as_json:
+        print_json(_event_json(move))
+    else:
+        console().print(_moved_line(move))
+
+
+def delete(
+    name: NameArgument,
+    version: VersionArgument,
+    *,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")] = False,
+    registry: RegistryOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete a version that no alias or server holds; its number is never used again."""
+    with existing_registry(registry) as opened:
+        reference = opened.resolve(f"{name}/{version}").reference
+        if not yes:
+            typer.confirm(f"Delete {reference} for good?", abort=True, err=True)
+        opened.delete(name, version)
+    if as_json:
+        print_json({"task": name, "version": version, "deleted": True})
+    else:
+        console().print(f"deleted {reference}")
+
+
+def collect(
+    *,
+    grace: Annotated[
+        float,
+        typer.Option(
+            "--grace",
+            metavar="SECONDS",
+            min=0,
+            help="Keep blobs that were used or written within this time; choose more than the "
+            "longest load or publish takes.",
+        ),
+    ] = 3600.0,
+    registry: RegistryOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove the blobs of deleted versions and the files that killed writers left."""
+    with existing_registry(registry) as opened:
+        collected = opened.gc(grace)
+    if as_json:
+        print_json(
+            {
+                "removed_blobs": list(collected.removed_blobs),
+                "removed_temporary": collected.removed_temporary,
+                "kept_young": collected.kept_young,
+            }
+        )
+    else:
+        console().print(
+            f"removed {len(collected.removed_blobs)} blobs and "
+            f"{collected.removed_temporary} temporary files; {collected.kept_young} too young"
+        )
+
+
+def _tasks_table(tasks: "Iterable[TaskSummary]") -> Table:
+    """Return one row per task, about the version that the bare name serves."""
+    from nunatak_registry.cards import method_text, shared_text
+
+    table = Table(box=None, header_style="bold")
+    table.add_column("task", style="cyan", no_wrap=True)
+    for heading in ("version", "aliases", "method", "shared", "dev score"):
+        table.add_column(heading, no_wrap=True)
+    # On a narrow terminal only this column shrinks; its cells are cut, not wrapped.
+    table.add_column("labels")
+    for task in tasks:
+        manifest = task.manifest
+        table.add_row(
+            task.name,
+            f"{manifest.version} of {len(task.versions)}",
+            _aliases(task.aliases),
+            method_text(manifest.method),
+            shared_text(manifest),
+            _score(manifest),
+            Text(labels_text(manifest.head.labels), no_wrap=True, overflow="ellipsis"),
+        )
+    return table
+
+
+def _history_table(events: "Iterable[AliasEvent]", changes: "Iterable[CandidateEvent]") -> Table:
+    """Return one row per move of an alias and per change of a candidate, oldest first."""
+    table = Table(box=None, header_style="bold")
+    for heading in ("when", "alias", "what", "from", "to"):
+        table.add_column(heading)
+    # The sort is stable: a move stays before the candidates that it ends at the same time.
+    for event in sorted((*events, *changes), key=lambda event: event.at):
+        table.add_row(moment(event.at), *_history_cells(event))
+    return table
+
+
+def _history_cells(event: "AliasEvent | CandidateEvent") -> tuple[str, str, str, str]:
+    from nunatak_registry import AliasEvent, CandidateEventKind
+
+    if isinstance(event, AliasEvent):
+        before = "-" if event.from_version is None else str(event.from_version)
+        return event.alias, event.kind.value, before, str(event.to_version)
+    candidate = event.candidate
+    match event.kind:
+        case CandidateEventKind.SET:
+            share = f"{candidate.version} ({candidate.share:.2%})"
+            return candidate.alias, candidate.role.value, "-", share
+        case CandidateEventKind.END:
+            return candidate.alias, f"{candidate.role.value} end", str(candidate.version), "-"
+
+
+def _moved_line(event: "AliasEvent") -> Text:
+    before = "new" if event.from_version is None else f"was {event.from_version}"
+    return Text.assemble(
+        (f"{event.task}@{event.alias}", "cyan"), f" -> version {event.to_version} ({before})"
+    )
+
+
+def _summary_json(task: "TaskSummary") -> dict[str, JsonValue]:
+    """Return a task in the shape of the server's `GET /v1/tasks`."""
+    manifest = task.manifest
+    return {
+        "name": task.name,
+        "version": manifest.version,
+        "versions": list(task.versions),
+        "aliases": dict(task.aliases),
+        "candidates": [
+            {
+                "alias": candidate.alias,
+                "role": candidate.role.value,
+                "version": candidate.version,
+                "share": candidate.share,
+            }
+            for candidate in task.candidates
+        ],
+        "head": manifest.head.kind.value,
+        "labels": list(manifest.head.labels),
+        "method": manifest.method.kind,
+        "split_depth": manifest.split_depth,
+    }
+
+
+def _event_json(event: "AliasEvent") -> dict[str, JsonValue]:
+    return {
+        "task": event.task,
+        "alias": event.alias,
+        "kind": event.kind.value,
+        "version": event.to_version,
+        "previous_version": event.from_version,
+        "at": event.at.isoformat(),
+    }
+
+
+def _aliases(aliases: dict[str, int]) -> str:
+    return ", ".join(f"{alias} = {version}" for alias, version in aliases.items()) or "-"
+
+
+def _score(manifest: "TaskManifest") -> str:
+    if not manifest.metrics:
+        return "-"
+    first = manifest.metrics[0]
+    return f"{first.name} {first.value:.4f}"

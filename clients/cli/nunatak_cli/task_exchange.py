@@ -1,0 +1,357 @@
+"""`nunatak task import|export|push|pull`: exchange versions with other programs and the hub."""
+
+# ruff: noqa: PLC0415 - a command imports torch when it runs, not for --help
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, assert_never
+
+import typer
+from pydantic import JsonValue
+from rich.text import Text
+
+from nunatak_cli.failures import needs_extra
+from nunatak_cli.options import (
+    BackboneOption,
+    ExportFormat,
+    ImportFormat,
+    JsonOption,
+    LogitUseName,
+    NewAliasOption,
+    ReferenceArgument,
+    RegistryOption,
+    RevisionOption,
+)
+from nunatak_cli.output import console, print_json
+from nunatak_cli.registries import created_registry, existing_registry
+from nunatak_contract.enums import OnLong, ProblemType
+
+if TYPE_CHECKING:
+    from nunatak_artifact import Draft
+    from nunatak_artifact.interchange import ImportChoices
+    from nunatak_contract.manifest import TaskManifest
+    from nunatak_registry import Registry
+
+PlaceArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="FOLDER|HUB_ID",
+        help="A folder, written as a path (./name), or a repository on the hub (owner/name).",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportRequest:
+    """A folder of another program, and how to read it."""
+
+    place: str
+    revision: str | None
+    task: str
+    kind: ImportFormat
+    choices: "ImportChoices"
+    backbone: str | None
+    note: str
+    default_label: str | None
+    on_long: OnLong | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """A version that came from elsewhere."""
+
+    manifest: "TaskManifest"
+    found: str
+    """What the folder held, in words."""
+
+
+def import_(  # noqa: PLR0913 - one parameter per option is how typer works
+    place: PlaceArgument,
+    *,
+    task: Annotated[str, typer.Option(metavar="NAME", help="Name of the task.")],
+    kind: Annotated[
+        ImportFormat, typer.Option(help="Library that wrote the folder; auto: its files decide.")
+    ] = ImportFormat.AUTO,
+    labels: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B,...",
+            help="Names of the logits, in order. Absent: the names in the folder.",
+            show_default=False,
+        ),
+    ] = None,
+    default_label: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LABEL",
+            help="The label that means that nothing was found. Absent: the first of two labels.",
+            show_default=False,
+        ),
+    ] = None,
+    on_long: Annotated[
+        OnLong | None,
+        typer.Option(
+            help="What the task does with a text of more tokens than it reads at once. Absent: "
+            "windows, and cut for ranking.",
+            show_default=False,
+        ),
+    ] = None,
+    problem_type: Annotated[
+        ProblemType | None,
+        typer.Option(
+            help="How logits become scores: by softmax, by sigmoid, or unchanged. Absent: as "
+            "transformers does.",
+            show_default=False,
+        ),
+    ] = None,
+    head: Annotated[
+        LogitUseName | None,
+        typer.Option(
+            help="Head of a model with one logit. Absent: ranking if the folder is a "
+            "cross-encoder.",
+            show_default=False,
+        ),
+    ] = None,
+    backbone: BackboneOption = None,
+    allow_other_base: Annotated[
+        bool,
+        typer.Option(
+            "--allow-other-base",
+            help="Accept an adapter whose folder names another base model, or none.",
+        ),
+    ] = False,
+    revision: RevisionOption = None,
+    promote: NewAliasOption = None,
+    note: Annotated[str, typer.Option(metavar="TEXT", help="A remark to keep with it.")] = "",
+    registry: RegistryOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Publish a model that another program trained, as its difference from the backbone."""
+    with needs_extra("model"):
+        from nunatak_artifact.interchange import ImportChoices, LogitUse
+    choices = ImportChoices(
+        labels=None if labels is None else tuple(label.strip() for label in labels.split(",")),
+        problem_type=problem_type,
+        logit_use=None if head is None else LogitUse(head.value),
+        allows_other_base=allow_other_base,
+    )
+    request = ImportRequest(
+        place=place,
+        revision=revision,
+        task=task,
+        kind=kind,
+        choices=choices,
+        backbone=backbone,
+        note=note,
+        default_label=default_label,
+        on_long=on_long,
+    )
+    with created_registry(registry) as opened:
+        published = _import_task(request, opened, alias=promote)
+    _show(published, alias=promote, as_json=as_json)
+
+
+def export(
+    reference: ReferenceArgument,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="To write to; new or empty.")],
+    *,
+    wanted: Annotated[
+        ExportFormat, typer.Option("--format", help="Format of the folder.")
+    ] = ExportFormat.TRANSFORMERS,
+    backbone: BackboneOption = None,
+    registry: RegistryOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a version as a folder that other programs load."""
+    with existing_registry(registry) as opened:
+        manifest = _export_task(
+            reference, folder.expanduser(), opened, wanted=wanted, source=backbone
+        )
+    if as_json:
+        print_json({"reference": manifest.reference, "folder": str(folder), "format": wanted.value})
+    else:
+        console().print(f"wrote {manifest.reference} to {folder} ({wanted})", soft_wrap=True)
+
+
+def push(
+    reference: ReferenceArgument,
+    place: PlaceArgument,
+    *,
+    public: Annotated[bool, typer.Option("--public", help="Make a new repository public.")] = False,
+    registry: RegistryOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a version with its task card to a folder or to a repository on the hub."""
+    with needs_extra("model"):
+        from nunatak_artifact import interchange
+    with existing_registry(registry) as opened:
+        manifest = opened.resolve(reference)
+        blobs = _blobs(opened, manifest)
+        hub = interchange.HuggingFaceHub()
+        pushed = interchange.push(manifest, blobs, place, hub=hub, private=not public)
+    if as_json:
+        print_json({"reference": manifest.reference, "place": pushed})
+    else:
+        console().print(f"pushed {manifest.reference} to {pushed}", soft_wrap=True)
+
+
+def pull(
+    place: PlaceArgument,
+    *,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Name of the task here. Absent: its name there.",
+            show_default=False,
+        ),
+    ] = None,
+    revision: RevisionOption = None,
+    backbone: BackboneOption = None,
+    promote: NewAliasOption = None,
+    registry: RegistryOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Publish a version that was pushed, if it computes its recorded logits here too."""
+    with needs_extra("model"):
+        from nunatak_artifact.interchange import (
+            HuggingFaceHub,
+            draft_pulled,
+            fetched,
+            hub,
+            read_hub_folder,
+        )
+        from nunatak_model import DEFAULT_BACKBONE, load_backbone
+    with created_registry(registry) as opened:
+        _check_alias(promote)
+        with fetched(place, hub=HuggingFaceHub(), revision=revision, files=hub.FILES) as there:
+            found = read_hub_folder(there.folder)
+            loaded = load_backbone(backbone or DEFAULT_BACKBONE)
+            draft = draft_pulled(found, loaded, task=task, origin=there.origin)
+        published = Published(
+            manifest=_publish(draft, opened, promote), found=f"{found.manifest.reference} there"
+        )
+    _show(published, alias=promote, as_json=as_json)
+
+
+def _import_task(request: ImportRequest, registry: "Registry", *, alias: str | None) -> Published:
+    """Import a folder, publish it, and point `alias`, if given, at the new version."""
+    from nunatak_artifact.interchange import (
+        ForeignKind,
+        HuggingFaceHub,
+        draft_imported,
+        fetched,
+        import_folder,
+        importing,
+    )
+    from nunatak_contract.names import check_task_name
+    from nunatak_model import DEFAULT_BACKBONE, load_backbone
+
+    check_task_name(request.task)
+    _check_alias(alias)
+    backbone = load_backbone(request.backbone or DEFAULT_BACKBONE)
+    kind = None if request.kind is ImportFormat.AUTO else ForeignKind(request.kind.value)
+    with fetched(
+        request.place, hub=HuggingFaceHub(), revision=request.revision, files=importing.FILES
+    ) as there:
+        imported = import_folder(there.folder, backbone, kind=kind, choices=request.choices)
+        draft = draft_imported(
+            request.task,
+            imported,
+            backbone,
+            origin=there.origin,
+            created_at=datetime.now(UTC),
+            note=request.note,
+            default_label=request.default_label,
+            on_long=request.on_long,
+        )
+    return Published(manifest=_publish(draft, registry, alias), found=imported.source)
+
+
+def _export_task(
+    reference: str, folder: Path, registry: "Registry", *, wanted: ExportFormat, source: str | None
+) -> "TaskManifest":
+    """Write a version to a folder; `source` names the backbone."""
+    with needs_extra("model"):
+        from nunatak_artifact import PARAMETERS_ROLE, load_task
+        from nunatak_artifact.interchange import (
+            export_peft,
+            export_transformers,
+            write_hub_folder,
+        )
+        from nunatak_model import DEFAULT_BACKBONE, load_backbone
+
+    manifest = registry.resolve(reference)
+    if wanted is ExportFormat.HUB:
+        write_hub_folder(manifest, _blobs(registry, manifest), folder)
+        return manifest
+    backbone = load_backbone(source or DEFAULT_BACKBONE)
+    task = load_task(manifest, registry.read_blob(manifest, PARAMETERS_ROLE), backbone)
+    match wanted:
+        case ExportFormat.TRANSFORMERS:
+            export_transformers(task, folder, backbone)
+        case ExportFormat.PEFT:
+            export_peft(task, folder, backbone)
+        case _:
+            assert_never(wanted)
+    return manifest
+
+
+def _blobs(registry: "Registry", manifest: "TaskManifest") -> dict[str, bytes]:
+    return {blob.role: registry.read_blob(manifest, blob.role) for blob in manifest.blobs}
+
+
+def _check_alias(alias: str | None) -> None:
+    """Refuse a malformed alias before the work, not after it."""
+    from nunatak_contract.names import check_alias_name
+
+    if alias is not None:
+        check_alias_name(alias)
+
+
+def _publish(draft: "Draft", registry: "Registry", alias: str | None) -> "TaskManifest":
+    manifest = registry.publish(draft.manifest, draft.blobs)
+    if alias is not None:
+        registry.promote(manifest.task, alias, manifest.version)
+    return manifest
+
+
+def _show(published: Published, *, alias: str | None, as_json: bool) -> None:
+    if as_json:
+        print_json(_published_json(published, alias=alias))
+    else:
+        console().print(_published_lines(published, alias=alias))
+
+
+def _published_lines(published: Published, *, alias: str | None) -> Text:
+    from nunatak_registry.cards import method_text, shared_text
+
+    manifest = published.manifest
+    default = manifest.head.default_label
+    lines = [
+        published.found,
+        f"method {method_text(manifest.method)}; shared layers {shared_text(manifest)}",
+        f"published {manifest.reference}",
+        *([] if default is None else [f"default label {default}"]),
+        *([] if alias is None else [f"{manifest.task}@{alias} -> version {manifest.version}"]),
+    ]
+    return Text("\n".join(lines))
+
+
+def _published_json(published: Published, *, alias: str | None) -> dict[str, JsonValue]:
+    manifest = published.manifest
+    return {
+        "reference": manifest.reference,
+        "task": manifest.task,
+        "version": manifest.version,
+        "alias": alias,
+        "found": published.found,
+        "method": manifest.method.kind,
+        "split_depth": manifest.split_depth,
+        "labels": list(manifest.head.labels),
+        "default_label": manifest.head.default_label,
+        "max_length": manifest.max_length,
+        "on_long": manifest.reads_long,
+        "note": manifest.note,
+    }

@@ -1,0 +1,236 @@
+"""`nunatak task show` and `diff`: everything about one version, and two versions compared."""
+
+# ruff: noqa: PLC0415 - a command imports the registry when it runs, not for --help
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from pydantic import JsonValue
+from rich.console import Group, RenderableType
+from rich.filesize import decimal
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from nunatak_cli.options import JsonOption, ReferenceArgument, RegistryOption
+from nunatak_cli.output import console, print_json, print_text
+from nunatak_cli.registries import existing_registry
+
+if TYPE_CHECKING:
+    from nunatak_contract.manifest import TaskManifest
+    from nunatak_registry import Compared, Matrix
+
+SHOWN_LABELS = 5
+"""Labels that people see; JSON has all."""
+
+
+def show(
+    reference: ReferenceArgument,
+    *,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the task card as Markdown.")
+    ] = False,
+    registry: RegistryOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show everything about one version: labels, method, scores, confusion, data and recipe."""
+    from nunatak_registry.cards import task_card
+
+    with existing_registry(registry) as opened:
+        manifest = opened.resolve(reference)
+        aliases = opened.task(manifest.task).aliases
+    if as_json:
+        print_json({"aliases": dict(aliases), "manifest": manifest.model_dump(mode="json")})
+    elif markdown:
+        print_text(task_card(manifest))
+    else:
+        console().print(_card(manifest, aliases))
+
+
+def diff(
+    left: ReferenceArgument,
+    right: Annotated[str, typer.Argument(metavar="REF", help="The version to compare with REF.")],
+    *,
+    registry: RegistryOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show two versions side by side: method, labels, scores, recipe and sizes."""
+    from nunatak_registry import compare
+
+    with existing_registry(registry) as opened:
+        pair = opened.resolve(left), opened.resolve(right)
+    rows = compare(*pair)
+    if as_json:
+        print_json(_comparison_json(*pair, rows))
+    else:
+        console().print(_comparison_table(*pair, rows))
+
+
+def labels_text(labels: Sequence[str]) -> str:
+    """Return the first few labels in one line."""
+    shown = ", ".join(labels[:SHOWN_LABELS])
+    more = len(labels) - SHOWN_LABELS
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def moment(at: datetime) -> str:
+    """Return a time to the second."""
+    return at.strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _card(manifest: "TaskManifest", aliases: dict[str, int]) -> RenderableType:
+    """Return a panel of facts, followed by the confusion matrix or the worst mistakes."""
+    from nunatak_registry.cards import head_text, method_text, shared_text, stored_bytes
+
+    names = [alias for alias, version in aliases.items() if version == manifest.version]
+    rows = [
+        ("aliases", ", ".join(names) or "none"),
+        ("head", head_text(manifest.head)),
+        ("labels", labels_text(manifest.head.labels) or "none"),
+        ("method", method_text(manifest.method)),
+        ("shared layers", shared_text(manifest)),
+        ("parameters", _parameters(manifest)),
+        ("stored", f"{decimal(stored_bytes(manifest))} ({manifest.dtype})"),
+        ("backbone", f"{manifest.backbone.name}  {manifest.backbone.digest[:12]}..."),
+        ("longest input", f"{manifest.max_length} tokens"),
+        ("metrics", _metrics(manifest)),
+        ("data", _data(manifest)),
+        ("recipe", _recipe(manifest)),
+        ("probe", f"{len(manifest.probe.inputs)} inputs, tolerance {manifest.probe.tolerance:g}"),
+        ("created", moment(manifest.created_at)),
+        *([("note", manifest.note)] if manifest.note else []),
+    ]
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column()
+    for name, value in rows:
+        grid.add_row(name, value)
+    title = Text(manifest.reference, style="bold cyan")
+    panel = Panel(grid, title=title, title_align="left", expand=False)
+    return Group(panel, *_confusion(manifest))
+
+
+def _confusion(manifest: "TaskManifest") -> list[RenderableType]:
+    from nunatak_registry import confusion_matrix, worst_mistakes
+
+    matrix, mistakes = confusion_matrix(manifest), worst_mistakes(manifest)
+    if matrix is not None:
+        return [_matrix_table(matrix)]
+    if not mistakes:
+        return []
+    table = Table(
+        box=None, header_style="bold", title="most frequent mistakes", title_justify="left"
+    )
+    for heading in ("true", "predicted instead"):
+        table.add_column(heading)
+    table.add_column("times", justify="right")
+    for mistake in mistakes:
+        table.add_row(mistake.truth, mistake.predicted, str(mistake.count))
+    return [table]
+
+
+def _matrix_table(matrix: "Matrix") -> Table:
+    table = Table(box=None, header_style="bold")
+    table.add_column("true \\ predicted", style="bold")
+    for label in matrix.labels:
+        table.add_column(label, justify="right")
+    for row, (label, counts) in enumerate(zip(matrix.labels, matrix.rows, strict=True)):
+        cells = [
+            Text(str(count), style="green" if column == row else "red" if count else "dim")
+            for column, count in enumerate(counts)
+        ]
+        table.add_row(label, *cells)
+    return table
+
+
+def _metrics(manifest: "TaskManifest") -> str:
+    from nunatak_registry.cards import score_text
+
+    if not manifest.metrics:
+        return "none recorded"
+    examples = manifest.metrics[0].num_examples
+    scores = ", ".join(f"{metric.name} {score_text(metric)}" for metric in manifest.metrics)
+    return f"{scores}  ({examples} examples)"
+
+
+def _data(manifest: "TaskManifest") -> str:
+    data = manifest.data
+    if data is None:
+        return "not recorded"
+    return f"{data.name}: {data.num_train} train, {data.num_dev} dev  {data.train_digest[:12]}..."
+
+
+def _recipe(manifest: "TaskManifest") -> str:
+    recipe = manifest.recipe
+    if recipe is None:
+        return "not recorded"
+    settings = ", ".join(
+        f"{name} {value}"
+        for name, value in recipe.settings.items()
+        if isinstance(value, int | float | str)
+    )
+    return f"{settings}  {recipe.digest[:12]}..."
+
+
+def _parameters(manifest: "TaskManifest") -> str:
+    from nunatak_registry.cards import own_parameters, saved_share
+
+    counts, saved = manifest.parameter_counts, saved_share(manifest)
+    saving = "" if saved is None else f"; {saved:.1%} saved"
+    return f"{own_parameters(manifest):,} ({counts.branch:,} branch, {counts.head:,} head){saving}"
+
+
+def _comparison_table(
+    left: "TaskManifest", right: "TaskManifest", rows: "Iterable[Compared]"
+) -> Table:
+    """Return one row per property; equal properties are dim."""
+    table = Table(box=None, header_style="bold")
+    table.add_column("")
+    table.add_column(left.reference, overflow="fold")
+    table.add_column(right.reference, overflow="fold")
+    table.add_column("change", justify="right", no_wrap=True)
+    for row in rows:
+        cells = (row.name, _value_text(row.left), _value_text(row.right), _change(row))
+        table.add_row(*cells, style=None if row.differs else "dim")
+    return table
+
+
+def _comparison_json(
+    left: "TaskManifest", right: "TaskManifest", rows: "Iterable[Compared]"
+) -> dict[str, JsonValue]:
+    """Return all properties, and the names of the differing ones."""
+    compared = list(rows)
+    properties: dict[str, JsonValue] = {
+        row.name: {"left": row.left, "right": row.right} for row in compared
+    }
+    return {
+        "left": left.reference,
+        "right": right.reference,
+        "properties": properties,
+        "differing": [row.name for row in compared if row.differs],
+    }
+
+
+def _value_text(value: JsonValue) -> str:
+    match value:
+        case None:
+            return "-"
+        case list():
+            return labels_text([str(item) for item in value]) or "none"
+        case bool():
+            return str(value).lower()
+        case int():
+            return f"{value:,}"
+        case float():
+            return f"{value:.4g}"
+        case _:
+            return str(value)
+
+
+def _change(row: "Compared") -> str:
+    change = row.change
+    if not change:
+        return ""
+    return f"{change:+,}" if isinstance(change, int) else f"{change:+.4f}"

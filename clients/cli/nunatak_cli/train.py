@@ -1,0 +1,231 @@
+"""`nunatak train` and `nunatak train-all`: their options.
+
+`training` and `training_all` do the work; they import torch.
+"""
+
+# ruff: noqa: PLC0415 - a command imports torch when training starts, or to list all settings
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer.core import TyperCommand
+
+from nunatak_cli.errors import MissingExtraError
+from nunatak_cli.failures import needs_extra
+from nunatak_cli.options import (
+    BackboneOption,
+    CacheOption,
+    EpochsOption,
+    JsonOption,
+    KindOption,
+    LearningRateOption,
+    NewAliasOption,
+    RegistryOption,
+    ResumeOption,
+    SeedOption,
+    SetOption,
+    settings_given,
+)
+from nunatak_cli.output import console, print_json
+from nunatak_cli.registries import created_registry
+from nunatak_contract.enums import OnLong
+
+METHOD = "Method"
+RECIPE = "Recipe (absent: the tuned default of the method)"
+
+
+class TrainCommand(TyperCommand):
+    """A command whose help lists every setting of `--set`, from the fields of the recipe."""
+
+    # Typer hands in a typer.Context, but names its own private base class here.
+    def format_help(self, ctx: typer.Context, formatter: object) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Print the options, then the settings."""
+        super().format_help(ctx, formatter)  # pyright: ignore[reportArgumentType]
+        try:
+            with needs_extra("training"):
+                from nunatak_cli.training import settings_table
+        except MissingExtraError as error:
+            console().print(f"Settings of --set: {error}", soft_wrap=True)
+            return
+        console().print(settings_table())
+
+
+def train(  # noqa: PLR0913 - one parameter per option is how typer works
+    *,
+    task: Annotated[str, typer.Option(metavar="NAME", help="Name of the task.")],
+    data: Annotated[
+        str,
+        typer.Option(
+            metavar="PATH",
+            help="Examples: JSONL, CSV, TSV or Parquet; a folder with train.* and dev.*; or the "
+            "name of a data set on the hub. Columns: see --kind.",
+        ),
+    ],
+    dev: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="Examples that choose the best epoch. Absent: a tenth of the data.",
+            show_default=False,
+        ),
+    ] = None,
+    kind: KindOption = None,
+    registry: RegistryOption = None,
+    promote: NewAliasOption = None,
+    note: Annotated[str, typer.Option(metavar="TEXT", help="A remark to keep with it.")] = "",
+    as_json: JsonOption = False,
+    cache: CacheOption = True,
+    resume: ResumeOption = True,
+    backbone: BackboneOption = None,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="What the task owns: topk (default), head, bottleneck, lora or full.",
+            rich_help_panel=METHOD,
+        ),
+    ] = None,
+    layers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|auto",
+            help="topk: number of own top layers (2); auto: the fewest that reach `target`.",
+            rich_help_panel=METHOD,
+        ),
+    ] = None,
+    frozen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N",
+            help="topk: number of lowest layers that stay shared, instead of --layers.",
+            rich_help_panel=METHOD,
+        ),
+    ] = None,
+    size: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N", help="bottleneck: width of the adapters (64).", rich_help_panel=METHOD
+        ),
+    ] = None,
+    rank: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="lora: rank of the updates (8).", rich_help_panel=METHOD),
+    ] = None,
+    first_layer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N",
+            help="bottleneck, lora: first layer with adapters (0); the layers below stay shared.",
+            rich_help_panel=METHOD,
+        ),
+    ] = None,
+    default_label: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LABEL",
+            help="The label that means that nothing was found (of two, the more frequent). A long "
+            "text gets the answer of the window in which another label is most likely.",
+            rich_help_panel=RECIPE,
+        ),
+    ] = None,
+    max_length: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N",
+            help="Tokens of a text that the task reads at once.",
+            rich_help_panel=RECIPE,
+        ),
+    ] = None,
+    on_long: Annotated[
+        OnLong | None,
+        typer.Option(
+            help="What the task does with a text of more than --max-length tokens. Absent: "
+            "windows, and cut for ranking.",
+            rich_help_panel=RECIPE,
+        ),
+    ] = None,
+    epochs: EpochsOption = None,
+    learning_rate: LearningRateOption = None,
+    seed: SeedOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Train a task on your examples and publish it as a new version."""
+    named = settings_given(
+        settings,
+        method=method,
+        layers=layers,
+        frozen=frozen,
+        size=size,
+        rank=rank,
+        first_layer=first_layer,
+        default_label=default_label,
+        max_length=max_length,
+        on_long=on_long,
+        epochs=epochs,
+        learning_rate=learning_rate,
+        seed=seed,
+    )
+    with needs_extra("training"):
+        from nunatak_cli.training import (
+            TrainRequest,
+            kind_named,
+            outcome_json,
+            outcome_table,
+            train_and_promote,
+        )
+        from nunatak_training import read_settings
+    request = TrainRequest(
+        task=task,
+        data=data,
+        kind=kind_named(kind),
+        dev=dev,
+        note=note,
+        backbone=backbone,
+        settings=read_settings(named),
+        alias=promote,
+        cache=cache,
+        resume=resume,
+    )
+    with created_registry(registry) as opened:
+        outcome = train_and_promote(request, opened)
+    if as_json:
+        print_json(outcome_json(outcome, alias=promote))
+    else:
+        console().print(outcome_table(outcome))
+        console().print(f"published {outcome.manifest.reference}")
+        if promote is not None:
+            console().print(f"{task}@{promote} -> version {outcome.manifest.version}")
+
+
+def train_all(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="YAML or TOML: tasks by name, each with settings of `train`."
+        ),
+    ],
+    *,
+    registry: RegistryOption = None,
+    as_json: JsonOption = False,
+    cache: CacheOption = True,
+    resume: ResumeOption = True,
+) -> None:
+    """Train and publish all tasks of a file; a task that fails does not stop the others."""
+    with needs_extra("training"):
+        from nunatak_cli.training_all import (
+            read_task_file,
+            requests_of,
+            results_json,
+            results_table,
+            train_in_turn,
+        )
+    requests = requests_of(read_task_file(file), file, cache=cache, resume=resume)
+    with created_registry(registry) as opened:
+        results = train_in_turn(requests, opened)
+    if as_json:
+        print_json(results_json(results))
+    else:
+        console().print(results_table(results))
+    if any(result.failure is not None for result in results):
+        raise typer.Exit(1)

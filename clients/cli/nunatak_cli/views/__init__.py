@@ -1,1 +1,0 @@
-"""Results as rich renderables and as JSON values; no command line, no input or output."""

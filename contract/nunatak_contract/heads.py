@@ -1,0 +1,134 @@
+"""What a head is made of and what its outputs stand for."""
+
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, model_validator
+
+from nunatak_contract.enums import (
+    Activation,
+    HeadKind,
+    HeadNorm,
+    Pooling,
+    ProblemType,
+    RankingScore,
+)
+from nunatak_contract.plain_text import visible
+from nunatak_contract.record import Record
+
+MAX_LABELS = 10_000
+
+
+def _check_label(label: str) -> str:
+    shown = visible(label)
+    if shown != label:
+        raise ValueError(
+            "a label must be one line without control characters and marks of direction, "
+            f"got '{shown}'; rename the label"
+        )
+    return label
+
+
+Label = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_check_label)]
+
+
+class DenseBlock(Record, frozen=True):
+    """What stands between pooling and output of a head: `norm(activation(dense(x)))`."""
+
+    activation: Activation
+    bias: bool
+    norm: HeadNorm
+
+
+TANH_BLOCK = DenseBlock(activation=Activation.TANH, bias=True, norm=HeadNorm.NONE)
+"""BERT's pooler and RoBERTa's `classifier.dense`."""
+
+
+class HeadRecord(Record, frozen=True):
+    """The head: labels in the order of its logits, and how it reads the encoder's output.
+
+    Only classification has labels; regression names its one value by one. Only sequence
+    classification has a problem type. Heads that read tokens have no pooling.
+    """
+
+    kind: HeadKind = HeadKind.SEQUENCE_CLASSIFICATION
+    problem_type: ProblemType | None = ProblemType.SINGLE_LABEL
+    labels: Annotated[tuple[Label, ...], Field(max_length=MAX_LABELS)]
+    pooling: Pooling | None
+    dense: bool = Field(description="a dense block stands between pooling and output")
+    # Left out where default: equal content has the digest that it had before this field.
+    block: DenseBlock = Field(
+        default=TANH_BLOCK,
+        exclude_if=TANH_BLOCK.__eq__,
+        description="what the dense block is made of",
+    )
+    default_label: Label | None = Field(
+        default=None,
+        # Younger than the schema, as `block`.
+        exclude_if=lambda label: label is None,
+        description="of single labels: the one that means that nothing was found",
+    )
+    score: RankingScore = Field(
+        default=RankingScore.SIGMOID,
+        exclude_if=RankingScore.SIGMOID.__eq__,
+        description="ranking: what logits become unless a request says otherwise",
+    )
+
+    @property
+    def num_outputs(self) -> int:
+        """Logits of a text, or of each token."""
+        return self.kind.fixed_outputs or len(self.labels)
+
+    @model_validator(mode="after")
+    def _labels_are_unique(self) -> "HeadRecord":
+        if len(set(self.labels)) != len(self.labels):
+            raise ValueError("labels must be unique")
+        return self
+
+    @model_validator(mode="after")
+    def _default_label_is_one(self) -> "HeadRecord":
+        if self.default_label is None:
+            return self
+        if self.problem_type is not ProblemType.SINGLE_LABEL:
+            raise ValueError(
+                "only a task that gives each text one label has a default label, "
+                f"got {self.default_label!r} for {self.problem_type or self.kind}"
+            )
+        if self.default_label not in self.labels:
+            raise ValueError(f"the default label must be a label, got {self.default_label!r}")
+        return self
+
+    @model_validator(mode="after")
+    def _fits_its_kind(self) -> "HeadRecord":
+        is_sequence_classification = self.kind is HeadKind.SEQUENCE_CLASSIFICATION
+        if (self.problem_type is not None) != is_sequence_classification:
+            raise ValueError(
+                "sequence classification has a problem_type and no other kind has, "
+                f"got {self.problem_type} for {self.kind}"
+            )
+        if (self.pooling is None) != self.kind.reads_tokens:
+            raise ValueError(
+                "heads that read tokens have no pooling and all others have one, "
+                f"got {self.pooling} for {self.kind}"
+            )
+        if not self.dense and self.block != TANH_BLOCK:
+            raise ValueError(f"a head that is not dense has no block, got {self.block!r}")
+        if self.score is not RankingScore.SIGMOID and self.kind is not HeadKind.RANKING:
+            raise ValueError(f"only a ranking has a score, got {self.score} for {self.kind}")
+        fewest, most = self._label_bounds()
+        if not fewest <= len(self.labels) <= most:
+            raise ValueError(
+                f"expected {fewest} to {most} labels for {self.problem_type or self.kind}, "
+                f"got {len(self.labels)}"
+            )
+        return self
+
+    def _label_bounds(self) -> tuple[int, int]:
+        match self.kind, self.problem_type:
+            case HeadKind.SEQUENCE_CLASSIFICATION, ProblemType.REGRESSION:
+                return 1, 1
+            case HeadKind.SEQUENCE_CLASSIFICATION, ProblemType.MULTI_LABEL:
+                return 1, MAX_LABELS
+            case ((HeadKind.SEQUENCE_CLASSIFICATION | HeadKind.TOKEN_CLASSIFICATION), _):
+                return 2, MAX_LABELS
+            case ((HeadKind.QUESTION_ANSWERING | HeadKind.RANKING), _):
+                return 0, 0

@@ -1,0 +1,155 @@
+"""The manifest itself."""
+
+import hashlib
+from collections.abc import Mapping
+from datetime import datetime
+from functools import cached_property
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from nunatak_contract.enums import HeadKind, OnLong, TensorDtype
+from nunatak_contract.evidence import (
+    ConfusionRecord,
+    DataRecord,
+    MetricRecord,
+    ProbeRecord,
+    RecipeRecord,
+)
+from nunatak_contract.heads import HeadRecord
+from nunatak_contract.methods import Method
+from nunatak_contract.names import Digest, TaskName
+from nunatak_contract.record import Record
+
+MIN_WINDOW_TOKENS = 8
+"""Special tokens of a pair, and a few to share between a question and its context."""
+
+
+Note = Annotated[str, Field(max_length=4096)]
+"""A remark to keep with a version."""
+
+
+class BackboneRecord(Record, frozen=True):
+    """The backbone a task version was trained on; the digest decides, the name is for people."""
+
+    name: Annotated[str, Field(min_length=1, max_length=200)]
+    digest: Digest
+    num_layers: Annotated[int, Field(ge=1, le=1000)]
+    hidden_width: Annotated[int, Field(ge=1, le=1_000_000)]
+    num_parameters: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="of embeddings and layers"
+    )
+
+
+class BlobRecord(Record, frozen=True):
+    """One content-addressed file."""
+
+    role: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,31}$")] = "parameters"
+    sha256: Digest
+    size_bytes: Annotated[int, Field(ge=1)]
+
+
+class ParameterCounts(Record, frozen=True):
+    """Numbers of parameters (not bytes) the task version owns."""
+
+    branch: Annotated[int, Field(ge=0)]
+    head: Annotated[int, Field(ge=0)]
+
+
+class TaskDraft(Record, frozen=True):
+    """A task version before the registry has numbered it."""
+
+    schema_version: Literal[1] = 1
+    task: TaskName
+    head: HeadRecord
+    method: Method
+    split_depth: Annotated[int, Field(ge=0, le=1000)] | None = Field(
+        description="first layer that differs from the backbone; null for a full copy"
+    )
+    backbone: BackboneRecord
+    tokenizer_digest: Digest
+    max_length: Annotated[int, Field(ge=1, le=1_000_000, description="tokens")]
+    on_long: OnLong | None = Field(
+        default=None,
+        description="what becomes of longer texts; null: windows, but for documents to rank cut",
+        # Younger than the schema: content without it keeps the digest it has always had.
+        exclude_if=lambda choice: choice is None,
+    )
+    dtype: TensorDtype
+    parameter_counts: ParameterCounts
+    blobs: Annotated[tuple[BlobRecord, ...], Field(min_length=1, max_length=16)]
+    probe: ProbeRecord
+    data: DataRecord | None = None
+    recipe: RecipeRecord | None = None
+    metrics: tuple[MetricRecord, ...] = ()
+    confusion: ConfusionRecord | None = None
+    created_at: datetime
+    note: Note = ""
+
+    @model_validator(mode="after")
+    def _windows_hold_something(self) -> "TaskDraft":
+        if self.head.kind.reads_tokens and self.max_length < MIN_WINDOW_TOKENS:
+            raise ValueError(
+                f"max_length of a {self.head.kind} task must be at least {MIN_WINDOW_TOKENS} "
+                f"tokens, got {self.max_length}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _confusion_is_of_our_labels(self) -> "TaskDraft":
+        if self.confusion is not None:
+            named = {label for pair in self.confusion.counts for label in pair}
+            if unknown := named.difference(self.head.labels):
+                raise ValueError(f"the confusion matrix names {min(unknown)!r}, which is no label")
+        return self
+
+    @model_validator(mode="after")
+    def _tokens_are_read_whole(self) -> "TaskDraft":
+        if self.on_long not in {None, OnLong.WINDOWS} and self.head.kind.reads_tokens:
+            raise ValueError(
+                f"a {self.head.kind} task reads long texts as windows, got on_long {self.on_long}"
+            )
+        return self
+
+    @property
+    def reads_long(self) -> OnLong:
+        """What becomes of longer texts where the caller does not say."""
+        if self.on_long is not None:
+            return self.on_long
+        return OnLong.CUT if self.head.kind is HeadKind.RANKING else OnLong.WINDOWS
+
+    def content_digest(self) -> str:
+        """SHA-256 over everything but the time of creation: equal content is the same version."""
+        left_out: dict[str, bool | set[str]] = {"created_at": True, "version": True}
+        # Younger than the schema: content without them keeps the digest it has always had.
+        if self.confusion is None:
+            left_out["confusion"] = True
+        if self.backbone.num_parameters is None:
+            left_out["backbone"] = {"num_parameters"}
+        return hashlib.sha256(self.model_dump_json(exclude=left_out).encode()).hexdigest()
+
+
+class TaskManifest(TaskDraft, frozen=True):
+    """One published, immutable task version."""
+
+    version: Annotated[int, Field(ge=1)]
+
+    @property
+    def reference(self) -> str:
+        """The reference that names exactly this version."""
+        return f"{self.task}/{self.version}"
+
+    @cached_property
+    def content(self) -> str:
+        """The content digest, made once: a registry may give out a number again after a restore."""
+        return self.content_digest()
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy, whose content may be another."""
+        copied = super().model_copy(update=update, deep=deep)
+        vars(copied).pop("content", None)
+        return copied
+
+    def blob(self, role: str) -> BlobRecord | None:
+        """The blob that plays `role`, if there is one."""
+        return next((blob for blob in self.blobs if blob.role == role), None)

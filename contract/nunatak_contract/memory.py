@@ -1,0 +1,95 @@
+"""What a server reports of its memory. All sizes are in bytes."""
+
+from nunatak_contract.wire import Result
+
+
+class BackboneMemory(Result):
+    """The shared backbone in memory."""
+
+    name: str
+    digest: str
+    dtype: str
+    bytes: int
+    parameters: int
+
+
+class TaskMemory(Result):
+    """What one resident task version takes in addition to the backbone."""
+
+    task: str
+    version: int
+    method: str
+    split_depth: int | None
+    bytes: int
+    parameters: int
+    pinned: bool
+
+
+class DeviceTierMemory(Result):
+    """Task versions ready to answer, and their budget; `pinned_bytes` are a part of `bytes`."""
+
+    bytes: int
+    budget_bytes: int
+    pinned_bytes: int
+    loading_bytes: int
+    versions: int
+
+
+class HostTierMemory(Result):
+    """Stored bytes of task versions, checked, in main memory; what became of the reads so far."""
+
+    bytes: int
+    budget_bytes: int
+    blobs: int
+    hits: int
+    misses: int
+
+
+class TiersMemory(Result):
+    """What a server holds of its task versions, and of how many bytes at most."""
+
+    device: DeviceTierMemory
+    host: HostTierMemory
+
+
+class TrunkCacheMemory(Result):
+    """Trunk states in addition to the parameters, and what became of them since the start."""
+
+    bytes: int
+    max_bytes: int
+    states: int
+    hits: int
+    misses: int
+    evictions: int
+    saved_tokens: int
+
+
+class ProcessMemory(Result):
+    """Memory of the server process as the kernel counts it; null where the kernel cannot."""
+
+    rss_bytes: int
+    peak_rss_bytes: int | None
+    pss_bytes: int | None
+    uss_bytes: int | None
+
+
+class ActivationsMemory(Result):
+    """The most that forward passes held at once in addition to all else; null on a CPU."""
+
+    peak_bytes: int | None
+
+
+class MemoryReport(Result):
+    """Bytes in use, and what one full model per resident task version would take."""
+
+    backbone: BackboneMemory
+    tasks: tuple[TaskMemory, ...]
+    shared_bytes: int
+    dedicated_bytes: int
+    saved_share: float
+    saved_share_formula: float
+    """The same by parameter counts alone."""
+    tiers: TiersMemory
+    trunk_cache: TrunkCacheMemory
+    activations: ActivationsMemory
+    process: ProcessMemory

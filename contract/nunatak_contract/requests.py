@@ -1,0 +1,214 @@
+"""What callers send over HTTP: strict, frozen, and without fields that nobody declared."""
+
+from collections.abc import Set as AbstractSet
+from typing import Annotated, Final, cast
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    WithJsonSchema,
+    model_validator,
+)
+
+from nunatak_contract.enums import AggregationStrategy, FunctionToApply, OnLong
+
+# Above every setting; what is longer is refused before its items are looked at, because listing
+# the faults of a million items would hold up the event loop.
+MAX_ITEMS: Final = 4096
+MAX_FIELDS: Final = 64
+
+
+class Message(BaseModel):
+    """Base of every request."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_few_fields(cls, value: object) -> object:
+        match value:
+            case dict() if len(cast("dict[str, object]", value)) > MAX_FIELDS:
+                raise ValueError(f"an object may have at most {MAX_FIELDS} fields")
+            case _:
+                return value
+
+
+# Every part of a context up to this length is looked at.
+MAX_ANSWER_TOKENS: Final = 100
+
+
+# Only described here: the service, which all protocols share, refuses other texts by a code.
+Text = Annotated[
+    str,
+    WithJsonSchema(
+        {
+            "type": "string",
+            "pattern": r"^[^\u0000]*[^\s\u0000\u001c-\u001f\u0085][^\u0000]*$",
+            "description": "with something to read in it",
+        }
+    ),
+]
+
+
+class TextPair(Message):
+    """A text, or two texts that are read together."""
+
+    text: Text
+    text_pair: Text | None = None
+
+
+class QuestionInput(Message):
+    """A question, to be answered by a part of its context."""
+
+    question: Text
+    context: Text
+
+
+class QueryInput(Message):
+    """A query, and the documents to order by how well they answer it."""
+
+    query: Text
+    documents: Annotated[list[Text], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
+
+
+KIND_OF_FIELDS = {"question": {"question", "context"}, "query": {"query", "documents"}}
+
+
+def _input_kind(value: object) -> str:
+    if isinstance(value, list):
+        return "list"
+    if isinstance(value, str):
+        return "text"
+    names = _field_names(value)
+    return next((kind for kind, own in KIND_OF_FIELDS.items() if names & own), "pair")
+
+
+def _field_names(value: object) -> AbstractSet[str]:
+    match value:
+        case dict():
+            return cast("dict[str, object]", value).keys()
+        case BaseModel():
+            return type(value).model_fields.keys()
+        case _:
+            return frozenset()
+
+
+# Tags choose the one schema that is meant, so that errors speak of that one alone.
+Item = Annotated[
+    Annotated[Text, Tag("text")]
+    | Annotated[TextPair, Tag("pair")]
+    | Annotated[QuestionInput, Tag("question")]
+    | Annotated[QueryInput, Tag("query")],
+    Discriminator(_input_kind),
+]
+Inputs = Annotated[
+    Annotated[Text, Tag("text")]
+    | Annotated[TextPair, Tag("pair")]
+    | Annotated[QuestionInput, Tag("question")]
+    | Annotated[QueryInput, Tag("query")]
+    | Annotated[list[Item], Tag("list"), Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)],
+    Discriminator(_input_kind),
+]
+
+
+Stride = Annotated[int, Field(ge=0, le=MAX_ITEMS)]
+
+
+class Parameters(Message):
+    """What to show; each kind of head heeds its own parameters and leaves those of others."""
+
+    top_k: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="labels, documents or answers; null = all, but of answers one"
+    )
+    function_to_apply: Annotated[FunctionToApply, Field(strict=False)] | None = Field(
+        None,
+        description="classification: null = by problem type; ranking: null = as the task says",
+    )
+    aggregation_strategy: Annotated[AggregationStrategy, Field(strict=False)] = Field(
+        AggregationStrategy.NONE, description="token classification"
+    )
+    ignore_labels: Annotated[list[str], Field(max_length=MAX_ITEMS, fail_fast=True)] = Field(
+        ["O"], description="token classification"
+    )
+    on_long: Annotated[OnLong, Field(strict=False)] | None = Field(
+        None,
+        description="sequence classification, ranking: what becomes of longer texts; "
+        "null = as the task version says",
+    )
+    stride: Stride | None = Field(
+        None, description="token classification: tokens that windows of a long text share"
+    )
+    doc_stride: Stride | None = Field(
+        None, description="question answering: tokens that windows of a long context share"
+    )
+    max_answer_len: Annotated[int, Field(ge=1, le=MAX_ANSWER_TOKENS)] = Field(
+        15, description="question answering: tokens"
+    )
+    handle_impossible_answer: bool = Field(
+        default=False, description='question answering: "" is one of the answers'
+    )
+    align_to_words: bool = Field(
+        default=False, description="question answering: answers are extended to whole words"
+    )
+    return_documents: bool = Field(default=False, description="ranking: repeat the texts")
+
+
+Reference = Annotated[str, Field(min_length=1, max_length=200, examples=["tone", "tone@prod"])]
+Version = Annotated[int, Field(ge=1, le=2**31 - 1)]
+
+
+class PredictRequest(Message):
+    """One or more inputs for one task."""
+
+    inputs: Inputs
+    parameters: Parameters | None = None
+
+
+class PredictManyRequest(PredictRequest):
+    """One or more inputs for several tasks."""
+
+    tasks: Annotated[
+        list[Reference],
+        Field(
+            min_length=1,
+            max_length=MAX_ITEMS,
+            fail_fast=True,
+            json_schema_extra={"uniqueItems": True},
+        ),
+    ]
+
+
+class PromoteRequest(Message):
+    """The version an alias is to name, and the version the alias is expected to name now."""
+
+    version: Version
+    expected_version: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
+        None, description="0 = the alias must not exist yet"
+    )
+
+
+class RollbackRequest(Message):
+    """The version that an alias is expected to name now."""
+
+    expected_version: Version | None = None
+
+
+class CandidateRequest(Message):
+    """The version to run next to an alias, and the version expected to run there now."""
+
+    version: Version
+    share: Annotated[float, Field(gt=0, le=1)] = Field(
+        description="of the requests that name the alias, or the task alone"
+    )
+    expected_version: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
+        None, description="0 = there must be none yet"
+    )
+
+
+class CandidateEndRequest(Message):
+    """The version expected to run next to an alias now."""
+
+    expected_version: Version | None = None

@@ -1,0 +1,259 @@
+"""Laws of `nunatak task import|export|push|pull`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from peft import PeftModel
+from transformers import BertForSequenceClassification
+
+from doubles.backbones import tiny_backbone
+from doubles.checkpoints import save_checkpoint
+from doubles.published import TwinFactory
+from doubles.tasks import publish_tiny_task
+from doubles.terminals import nunatak
+from nunatak_contract.enums import HeadKind, ProblemType
+from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Lora, TopK
+from nunatak_registry import Registry
+
+# Typed partly.
+BERT: Any = BertForSequenceClassification
+PEFT: Any = PeftModel
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A backbone, a checkpoint tuned from it, and a registry with a LoRA task of it."""
+    folder = tmp_path_factory.mktemp("exchange")
+    factory = TwinFactory(folder / "backbone", family="bert")
+    save_checkpoint(factory, folder / "tuned", method=TopK(num_layers=2))
+    with Registry.open(folder / "registry") as registry:
+        publish_tiny_task(
+            registry,
+            factory.backbone,
+            task="tone",
+            method=Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
+        )
+    return folder
+
+
+@pytest.fixture
+def place(tmp_path: Path, base: Path) -> tuple[str, ...]:
+    """A registry to publish to, and the backbone."""
+    return ("--registry", str(tmp_path / "mine"), "--backbone", str(base / "backbone"))
+
+
+@pytest.fixture
+def stored(base: Path) -> tuple[str, ...]:
+    """The registry that holds `tone/1`."""
+    return ("--registry", str(base / "registry"))
+
+
+def test_import_publishes_what_differs_and_says_what_was_found(
+    base: Path, place: tuple[str, ...], tmp_path: Path
+) -> None:
+    ran = nunatak("task", "import", str(base / "tuned"), "--task", "mood", *place)
+
+    assert ran.exit_code == 0
+    assert "layers 2-3 differ: top-2 of 4; " in ran.stdout
+    assert ran.stdout.endswith("published mood/1\n")
+    with Registry.open(tmp_path / "mine") as registry:
+        manifest = registry.resolve("mood")
+    assert manifest.split_depth == 2
+    assert manifest.note.startswith("imported from tuned: BertForSequenceClassification, ")
+
+
+def test_import_again_finds_the_version_that_is_there(base: Path, place: tuple[str, ...]) -> None:
+    words = ("task", "import", str(base / "tuned"), "--task", "mood", "--json", *place)
+
+    first, second = (nunatak(*words).json() for _ in range(2))
+
+    assert first == second
+    assert (first["reference"], first["method"], first["split_depth"]) == ("mood/1", "topk", 2)
+
+
+def test_import_says_what_one_logit_is_for(place: tuple[str, ...], tmp_path: Path) -> None:
+    factory = TwinFactory(tmp_path / "backbone", family="bert")
+    save_checkpoint(factory, tmp_path / "one", num_labels=1)
+    words = ("task", "import", str(tmp_path / "one"), *place[:2], "--backbone")
+
+    for options in (("--head", "ranking"), ("--problem-type", "regression"), ()):
+        nunatak(*words, str(tmp_path / "backbone"), "--task", f"t{len(options)}", *options)
+
+    with Registry.open(tmp_path / "mine") as registry:
+        assert registry.resolve("t0").head.problem_type is ProblemType.MULTI_LABEL
+        assert registry.resolve("t2/1").head.kind is HeadKind.RANKING
+        assert registry.resolve("t2/2").head.problem_type is ProblemType.REGRESSION
+
+
+def test_import_takes_an_adapter_of_another_base_only_if_told(
+    place: tuple[str, ...], stored: tuple[str, ...], tmp_path: Path
+) -> None:
+    folder = tmp_path / "adapter"
+    nunatak("task", "export", "tone", str(folder), "--format", "peft", *stored, *place[2:])
+    config = folder / "adapter_config.json"
+    other = {**json.loads(config.read_text()), "base_model_name_or_path": "acme/other"}
+    config.write_text(json.dumps(other))
+    words = ("task", "import", str(folder), "--task", "tone", *place)
+
+    refused, taken = nunatak(*words), nunatak(*words, "--allow-other-base")
+
+    assert refused.exit_code == 1
+    assert "it was trained on 'acme/other'" in refused.stderr.replace("\n", " ")
+    assert taken.exit_code == 0
+    with Registry.open(tmp_path / "mine") as registry:
+        assert "trained on acme/other" in registry.resolve("tone").note
+
+
+def test_import_takes_labels_a_note_and_an_alias(base: Path, place: tuple[str, ...]) -> None:
+    found = nunatak(
+        *("task", "import", str(base / "tuned"), "--task", "mood", "--labels", "a, b,c"),
+        *("--note", "from the archive", "--promote", "prod", "--json", *place),
+    ).json()
+
+    assert found["labels"] == ["a", "b", "c"]
+    assert str(found["note"]).endswith("; from the archive")
+    assert found["alias"] == "prod"
+    shown = nunatak("task", "show", "mood@prod", *place[:2]).stdout
+    assert "mood/1" in shown
+
+
+def test_import_refuses_labels_of_control_characters(base: Path, place: tuple[str, ...]) -> None:
+    ran = nunatak(
+        *("task", "import", str(base / "tuned"), "--task", "mood"),
+        *("--labels", "a,b\x1b[31m\u202e,c", *place),
+    )
+
+    assert ran.exit_code == 1
+    assert ran.stderr.startswith("error [invalid_folder]: ")
+    assert r"got 'b\x1b[31m\u202e'; rename the label" in ran.stderr
+    assert "no tasks yet" in nunatak("task", "list", *place[:2]).stderr
+
+
+def test_export_to_transformers_is_loaded_by_it(
+    base: Path, stored: tuple[str, ...], tmp_path: Path
+) -> None:
+    target = tmp_path / "out"
+
+    ran = nunatak(
+        *("task", "export", "tone", str(target), "--backbone", str(base / "backbone"), *stored)
+    )
+
+    assert ran.stdout == f"wrote tone/1 to {target} (transformers)\n"
+    model = BERT.from_pretrained(target)
+    assert model.config.id2label == {0: "calm", 1: "urgent", 2: "other"}
+
+
+def test_export_to_peft_is_loaded_by_it(
+    base: Path, stored: tuple[str, ...], tmp_path: Path
+) -> None:
+    target = str(tmp_path / "out")
+
+    ran = nunatak(
+        *("task", "export", "tone", target, "--format", "peft", "--json"),
+        *("--backbone", str(base / "backbone"), *stored),
+    )
+
+    assert ran.json() == {"reference": "tone/1", "folder": target, "format": "peft"}
+    model = BERT.from_pretrained(
+        base / "backbone", id2label=dict(enumerate("abc")), ignore_mismatched_sizes=True
+    )
+    assert PEFT.from_pretrained(model, target).peft_config["default"].peft_type == "LORA"
+
+
+def test_an_adapter_folder_is_told_from_a_checkpoint(
+    base: Path, stored: tuple[str, ...], place: tuple[str, ...], tmp_path: Path
+) -> None:
+    target = str(tmp_path / "out")
+    nunatak(
+        *("task", "export", "tone", target, "--format", "peft"),
+        *("--backbone", str(base / "backbone"), *stored),
+    )
+
+    found = nunatak("task", "import", target, "--task", "tone", "--json", *place).json()
+
+    assert (found["method"], found["labels"]) == ("lora", ["calm", "urgent", "other"])
+
+
+def test_what_was_pushed_to_a_folder_is_pulled_from_it(
+    stored: tuple[str, ...], place: tuple[str, ...], tmp_path: Path
+) -> None:
+    target = str(tmp_path / "pushed")
+
+    pushed = nunatak("task", "push", "tone", target, *stored)
+    pulled = nunatak("task", "pull", target, "--task", "mood", "--promote", "prod", *place)
+
+    assert pushed.stdout == f"pushed tone/1 to {target}\n"
+    assert pulled.exit_code == 0
+    assert "published mood/1\nmood@prod -> version 1\n" in pulled.stdout
+    shown = nunatak("task", "show", "mood", "--json", *place[:2]).json()
+    assert isinstance(shown["manifest"], dict)
+    assert shown["manifest"]["note"] == "pulled from pushed, where it was tone/1"
+
+
+def test_export_in_the_hubs_layout_needs_no_backbone(
+    stored: tuple[str, ...], tmp_path: Path
+) -> None:
+    ran = nunatak("task", "export", "tone", str(tmp_path / "out"), "--format", "hub", *stored)
+
+    assert ran.exit_code == 0
+    assert json.loads((tmp_path / "out" / "manifest.json").read_bytes())["task"] == "tone"
+
+
+def test_push_as_json_says_where_it_is(stored: tuple[str, ...], tmp_path: Path) -> None:
+    target = str(tmp_path / "out")
+
+    assert nunatak("task", "push", "tone", target, "--json", *stored).json() == {
+        "reference": "tone/1",
+        "place": target,
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        pytest.param(("import", "./nowhere", "--task", "x"), "invalid_folder", id="no-folder"),
+        pytest.param(("import", ".", "--task", "../x"), "invalid_name", id="hostile-name"),
+        pytest.param(("pull", ".", "--promote", "../x"), "invalid_name", id="hostile-alias"),
+        pytest.param(("pull", "./nowhere"), "invalid_folder", id="pull-no-folder"),
+    ],
+)
+def test_errors_are_one_line_with_their_code(
+    place: tuple[str, ...], arguments: tuple[str, ...], code: str
+) -> None:
+    ran = nunatak("task", *arguments, *place)
+
+    assert ran.exit_code == 1
+    assert ran.stdout == ""
+    assert ran.stderr.startswith(f"error [{code}]: ")
+    assert ran.stderr.count("\n") == 1
+
+
+def test_a_refused_import_publishes_nothing(base: Path, tmp_path: Path) -> None:
+    other = tmp_path / "registry"
+    ran = nunatak(
+        *("task", "import", str(base / "tuned"), "--task", "mood", "--labels", "a"),
+        *("--registry", str(other), "--backbone", str(base / "backbone")),
+    )
+
+    assert ran.stderr.startswith("error [unknown_labels]: ")
+    with Registry.open(other) as registry:
+        assert registry.tasks() == []
+
+
+def test_a_version_on_another_backbone_is_neither_exported_nor_pulled(
+    tmp_path: Path, place: tuple[str, ...]
+) -> None:
+    pushed = str(tmp_path / "pushed")
+    with Registry.open(tmp_path / "registry") as registry:
+        publish_tiny_task(registry, tiny_backbone(seed=5), task="far", method=HeadOnly())
+    far = ("--registry", str(tmp_path / "registry"))
+    nunatak("task", "push", "far", pushed, *far)
+
+    pulled = nunatak("task", "pull", pushed, *place)
+    exported = nunatak("task", "export", "far", str(tmp_path / "out"), *far, *place[2:])
+
+    for ran in (pulled, exported):
+        assert ran.stderr.startswith("error [backbone_mismatch]: ")
+    assert not (tmp_path / "out").exists()

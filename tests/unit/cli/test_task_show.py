@@ -1,0 +1,72 @@
+"""Laws of `nunatak task show` and `nunatak task diff`."""
+
+from pathlib import Path
+
+import pytest
+
+from doubles.drafts import make_draft
+from doubles.terminals import nunatak
+from nunatak_contract.evidence import ConfusionCell, ConfusionRecord
+from nunatak_registry import Registry, task_card
+
+
+@pytest.mark.parametrize(
+    ("reference", "shown"), [("intent", "intent/2"), ("intent@prod", "intent/2"), ("intent/3",) * 2]
+)
+def test_card_shows_the_version_that_the_reference_means(
+    place: tuple[str, str], reference: str, shown: str
+) -> None:
+    ran = nunatak("task", "show", reference, *place)
+
+    assert shown in ran.stdout
+    for expected in ("no, yes", "2 of 2", "tiny", "[draft]", "10 (0 branch, 10 head)"):
+        assert expected in ran.stdout
+
+
+def test_card_as_json_is_the_manifest(place: tuple[str, str], registry: Registry) -> None:
+    shown = nunatak("task", "show", "intent/1", "--json", *place).json()
+
+    assert shown["manifest"] == registry.resolve("intent/1").model_dump(mode="json")
+    assert shown["aliases"] == {"prod": 2}
+
+
+def test_card_in_markdown_is_that_of_the_registry(
+    place: tuple[str, str], registry: Registry
+) -> None:
+    shown = nunatak("task", "show", "intent/1", "--markdown", *place).stdout
+
+    assert shown == task_card(registry.resolve("intent/1"))
+
+
+def test_card_shows_the_confusion_matrix(folder: Path) -> None:
+    draft, blobs = make_draft()
+    cells = (
+        ConfusionCell(truth="no", predicted="no", count=31),
+        ConfusionCell(truth="no", predicted="yes", count=17),
+    )
+    confusion = ConfusionRecord(data_digest="d" * 64, cells=cells)
+    with Registry.open(folder) as registry:
+        registry.publish(draft.model_copy(update={"confusion": confusion}), blobs)
+
+    shown = nunatak("task", "show", "intent", "--registry", str(folder)).stdout
+
+    assert [line.split() for line in shown.splitlines()[-3:]] == [
+        ["true", "\\", "predicted", "no", "yes"],
+        ["no", "31", "17"],
+        ["yes", "0", "0"],
+    ]
+
+
+def test_diff_shows_two_versions_side_by_side(place: tuple[str, str]) -> None:
+    shown = nunatak("task", "diff", "intent/1", "intent@prod", *place).stdout.splitlines()
+
+    assert shown[0].split() == ["intent/1", "intent/2", "change"]
+    assert "no, yes" in next(line for line in shown if line.split()[0] == "labels")
+
+
+def test_diff_as_json_names_what_differs(place: tuple[str, str]) -> None:
+    found = nunatak("task", "diff", "intent/1", "intent/2", "--json", *place).json()
+
+    assert (found["left"], found["right"], found["differing"]) == ("intent/1", "intent/2", [])
+    assert isinstance(found["properties"], dict)
+    assert found["properties"]["labels"] == {"left": ["no", "yes"], "right": ["no", "yes"]}

@@ -1,0 +1,48 @@
+"""Laws of `nunatak task verify`."""
+
+from pathlib import Path
+
+from doubles.terminals import nunatak
+from nunatak_registry import Registry
+
+
+def test_verify_of_a_whole_registry_finds_nothing(place: tuple[str, str]) -> None:
+    assert nunatak("task", "verify", *place).exit_code == 0
+    assert nunatak("task", "verify", "intent", "--json", *place).json() == {
+        "errors": 0,
+        "checks": [],
+    }
+
+
+def test_verify_names_the_damaged_version_and_fails(
+    place: tuple[str, str], registry: Registry, folder: Path
+) -> None:
+    digest = registry.resolve("intent/1").blobs[0].sha256
+    (blob,) = folder.glob(f"blobs/**/{digest}")
+    blob.unlink()
+
+    ran = nunatak("task", "verify", *place)
+    found = nunatak("task", "verify", "--json", *place).json()
+
+    assert ran.exit_code == 1
+    assert "intent/1" in ran.stdout
+    assert found["errors"] == 1
+
+
+def test_verify_moves_damaged_files_aside_when_told(
+    place: tuple[str, str], registry: Registry, folder: Path
+) -> None:
+    digest = registry.resolve("intent/1").blobs[0].sha256
+    (blob,) = folder.glob(f"blobs/**/{digest}")
+    blob.chmod(0o644)
+    blob.write_bytes(b"damaged")
+
+    nunatak("task", "verify", *place)
+    assert blob.exists()
+
+    ran = nunatak("task", "verify", "--quarantine", "--json", *place)
+    assert ran.exit_code == 1
+    assert "moved to quarantine/" in ran.stdout
+    assert not blob.exists()
+    (moved,) = folder.glob(f"blobs/quarantine/*/{digest}")
+    assert moved.read_bytes() == b"damaged"

@@ -1,0 +1,277 @@
+from datetime import timedelta
+
+import pytest
+from pydantic import ValidationError
+
+from doubles.drafts import make_draft
+from doubles.hostile_texts import HOSTILE, obeyed
+from nunatak_contract.enums import OnLong, Pooling, ProblemType
+from nunatak_contract.evidence import ConfusionCell, ConfusionRecord, ProbeRecord
+from nunatak_contract.heads import HeadRecord
+from nunatak_contract.manifest import TaskDraft, TaskManifest
+from nunatak_contract.methods import Lora
+from nunatak_contract.plain_text import visible
+from nunatak_registry.cards import head_text
+
+
+def make_manifest(version: int = 3) -> TaskManifest:
+    draft, _ = make_draft()
+    return TaskManifest.model_validate({**draft.model_dump(), "version": version})
+
+
+def test_manifest_survives_its_own_json() -> None:
+    manifest = make_manifest()
+
+    assert TaskManifest.model_validate_json(manifest.model_dump_json()) == manifest
+
+
+def test_manifest_names_exactly_its_version() -> None:
+    assert make_manifest(version=3).reference == "intent/3"
+
+
+def test_blob_is_found_by_role_or_not_at_all() -> None:
+    manifest = make_manifest()
+
+    assert manifest.blob("parameters") == manifest.blobs[0]
+    assert manifest.blob("tokenizer") is None
+
+
+def test_content_digest_ignores_the_time_of_creation_and_the_version() -> None:
+    draft, _ = make_draft()
+    later = draft.model_copy(update={"created_at": draft.created_at + timedelta(days=1)})
+
+    assert later.content_digest() == draft.content_digest()
+    assert make_manifest(1).content_digest() == make_manifest(2).content_digest()
+    assert make_manifest(1).content_digest() == draft.content_digest()
+
+
+def test_content_without_later_fields_keeps_the_digest_it_has_always_had() -> None:
+    draft, _ = make_draft()
+
+    assert draft.content_digest() == (
+        "1dab78ae0a14b7c2d53a51a84a680aa0de53d78912b490c6ce4dbf2e9dbd04e3"
+    )
+
+
+def test_content_digest_sees_the_confusion_matrix_and_the_size_of_the_backbone() -> None:
+    draft, _ = make_draft()
+    cell = ConfusionCell(truth="no", predicted="yes", count=1)
+    sized = draft.backbone.model_copy(update={"num_parameters": 5})
+    others = [
+        draft.model_copy(
+            update={"confusion": ConfusionRecord(data_digest="d" * 64, cells=(cell,))}
+        ),
+        draft.model_copy(update={"backbone": sized}),
+    ]
+
+    assert len({it.content_digest() for it in (draft, *others)}) == 3
+
+
+def test_content_digest_sees_the_score_of_a_ranking_unless_it_is_the_default() -> None:
+    fields = {**head(kind="ranking", problem_type=None, labels=[])}
+    plain, sigmoid, logits = (
+        HeadRecord.model_validate({**fields, **score})
+        for score in ({}, {"score": "sigmoid"}, {"score": "none"})
+    )
+
+    assert "score" not in plain.model_dump()
+    assert plain == sigmoid
+    assert plain.model_dump_json() != logits.model_dump_json()
+    assert (head_text(plain), head_text(logits)) == ("ranking", "ranking, scored by its logits")
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        pytest.param([("no", "yes", 1), ("no", "yes", 2)], id="pair-twice"),
+        pytest.param([("no", "maybe", 1)], id="unknown-label"),
+        pytest.param([("no", "yes", 0)], id="nothing-counted"),
+        pytest.param([], id="no-cell"),
+    ],
+)
+def test_malformed_confusion_matrix_is_refused(cells: list[tuple[str, str, int]]) -> None:
+    draft, _ = make_draft()
+    named = [dict(zip(("truth", "predicted", "count"), cell, strict=True)) for cell in cells]
+
+    with pytest.raises(ValidationError):
+        TaskDraft.model_validate(
+            {**draft.model_dump(), "confusion": {"data_digest": "d" * 64, "cells": named}}
+        )
+
+
+@pytest.mark.parametrize("other", [make_draft(task="other"), make_draft(seed=1)])
+def test_content_digest_tells_different_content_apart(
+    other: tuple[TaskDraft, dict[str, bytes]],
+) -> None:
+    draft, _ = make_draft()
+
+    assert other[0].content_digest() != draft.content_digest()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({"auto_map": {"AutoModel": "evil.Model"}}, id="unknown-field"),
+        pytest.param({"schema_version": 2}, id="later-schema"),
+        pytest.param({"task": "../x"}, id="hostile-name"),
+        pytest.param({"task": "intent\n"}, id="newline-at-the-end"),
+        pytest.param({"tokenizer_digest": "C" * 64}, id="upper-case-digest"),
+        pytest.param({"blobs": ()}, id="no-blob"),
+        pytest.param({"split_depth": -1}, id="negative-depth"),
+        pytest.param({"method": {"kind": "pickle"}}, id="unknown-method"),
+        pytest.param({"version": 0}, id="version-zero"),
+    ],
+)
+def test_invalid_manifest_is_refused(change: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        TaskManifest.model_validate({**make_manifest().model_dump(), **change})
+
+
+def test_labels_are_unique() -> None:
+    with pytest.raises(ValidationError, match="unique"):
+        HeadRecord(labels=("a", "a"), pooling=Pooling.MEAN, dense=False)
+
+
+def test_probe_has_one_row_of_logits_per_input() -> None:
+    with pytest.raises(ValidationError, match="1 probe inputs, but 2 logit rows"):
+        ProbeRecord(inputs=("a",), logits=((0.0,), (1.0,)))
+
+
+def test_probe_refuses_logits_that_are_no_numbers() -> None:
+    with pytest.raises(ValidationError):
+        ProbeRecord(inputs=("a",), logits=((float("nan"),),))
+
+
+@pytest.mark.parametrize("target", ["imports.os", "QUERY", "query ", ""])
+def test_a_lora_target_that_no_layer_has_is_refused(target: str) -> None:
+    with pytest.raises(ValidationError):
+        Lora.model_validate({"rank": 2, "alpha": 4.0, "targets": [target]})
+
+
+def head(**changes: object) -> dict[str, object]:
+    fields: dict[str, object] = {
+        "kind": "sequence_classification",
+        "problem_type": "single_label_classification",
+        "labels": ["a", "b"],
+        "pooling": "mean",
+        "dense": False,
+    }
+    return fields | changes
+
+
+TOKEN_HEAD: dict[str, object] = {"problem_type": None, "pooling": None}
+GELU_BLOCK: dict[str, object] = {"activation": "gelu", "bias": False, "norm": "gain"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "num_outputs"),
+    [
+        pytest.param(head(), 2, id="single-label"),
+        pytest.param(head(problem_type="multi_label_classification"), 2, id="multi-label"),
+        pytest.param(
+            head(problem_type="multi_label_classification", labels=["a"]), 1, id="one-of-many"
+        ),
+        pytest.param(head(problem_type="regression", labels=["stars"]), 1, id="regression"),
+        pytest.param(head(kind="token_classification", **TOKEN_HEAD), 2, id="tokens"),
+        pytest.param(head(kind="question_answering", **TOKEN_HEAD, labels=[]), 2, id="answers"),
+        pytest.param(head(kind="ranking", problem_type=None, labels=[]), 1, id="ranking"),
+        pytest.param(
+            head(kind="ranking", problem_type=None, labels=[], score="none"), 1, id="logits"
+        ),
+        pytest.param(head(dense=True, block=GELU_BLOCK), 2, id="gelu-and-norm"),
+    ],
+)
+def test_every_kind_of_head_has_its_outputs(fields: dict[str, object], num_outputs: int) -> None:
+    record = HeadRecord.model_validate(fields)
+
+    assert record.num_outputs == num_outputs
+    assert HeadRecord.model_validate_json(record.model_dump_json()) == record
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        pytest.param(head(labels=["a"]), "2 to 10000 labels", id="one-label"),
+        pytest.param(head(problem_type="regression"), "1 to 1 labels", id="two-values"),
+        pytest.param(head(problem_type=None), "problem_type", id="no-problem-type"),
+        pytest.param(head(pooling=None), "pooling", id="no-pooling"),
+        pytest.param(head(kind="ranking", problem_type=None), "0 to 0 labels", id="ranked-labels"),
+        pytest.param(head(kind="ranking", labels=[]), "problem_type", id="ranked-problem"),
+        pytest.param(
+            head(kind="token_classification", problem_type=None), "pooling", id="pooled-tokens"
+        ),
+        pytest.param(
+            head(kind="question_answering", **TOKEN_HEAD), "0 to 0 labels", id="labelled-answers"
+        ),
+        pytest.param(head(dense=False, block=GELU_BLOCK), "not dense", id="block-of-nothing"),
+        pytest.param(head(score="none"), "only a ranking has a score", id="scored-labels"),
+        pytest.param(head(kind="translation"), "kind", id="unknown-kind"),
+    ],
+)
+def test_a_head_that_contradicts_its_kind_is_refused(
+    fields: dict[str, object], reason: str
+) -> None:
+    with pytest.raises(ValidationError, match=reason):
+        HeadRecord.model_validate(fields)
+
+
+def test_a_head_of_before_there_were_kinds_reads_the_same() -> None:
+    record = HeadRecord.model_validate_json('{"labels":["a","b"],"pooling":"mean","dense":true}')
+
+    assert record.model_dump(mode="json") == head(dense=True)
+
+
+def test_tokens_of_a_probe_have_equally_many_logits() -> None:
+    probe = ProbeRecord(inputs=("a",), logits=(((0.0, 1.0), (2.0, 3.0)),))
+
+    assert ProbeRecord.model_validate_json(probe.model_dump_json()) == probe
+    with pytest.raises(ValidationError, match="equally many"):
+        ProbeRecord(inputs=("a",), logits=(((0.0, 1.0), (2.0,)),))
+
+
+def test_windows_too_short_for_a_question_are_refused() -> None:
+    fields = make_manifest().model_dump() | {
+        "head": head(kind="question_answering", **TOKEN_HEAD, labels=[]),
+        "max_length": 7,
+    }
+
+    with pytest.raises(ValidationError, match="at least 8"):
+        TaskManifest.model_validate(fields)
+
+
+@pytest.mark.parametrize("control", sorted(obeyed(HOSTILE) | {"\n"}))
+def test_a_label_of_control_characters_is_refused_in_visible_form(control: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        HeadRecord(labels=("no", f"y{control}s"), pooling=Pooling.MEAN, dense=False)
+
+    message = str(refused.value)
+    assert f"got 'y{visible(control)}s'; rename the label" in message
+    assert obeyed(message) == set()
+
+
+def test_a_label_may_be_any_text_on_one_line() -> None:
+    labels = ("non lié", "[bold]", "</b>", "שלום", "東京\N{IDEOGRAPHIC SPACE}都", "👩\u200d💻")
+
+    assert HeadRecord(labels=labels, pooling=Pooling.MEAN, dense=False).labels == labels
+
+
+def test_a_default_label_is_a_label_of_a_task_with_one_label_a_text() -> None:
+    head = make_draft()[0].head
+    fields = head.model_dump()
+    first = head.labels[0]
+
+    assert HeadRecord.model_validate({**fields, "default_label": first}).default_label == first
+    with pytest.raises(ValidationError, match="must be a label"):
+        HeadRecord.model_validate({**fields, "default_label": "other"})
+    several = {"problem_type": ProblemType.MULTI_LABEL, "default_label": first}
+    with pytest.raises(ValidationError, match="one label"):
+        HeadRecord.model_validate({**fields, **several})
+
+
+def test_what_becomes_of_long_texts_is_left_out_of_content_that_does_not_say_it() -> None:
+    draft, _ = make_draft()
+    chosen = draft.model_copy(update={"on_long": OnLong.REFUSE})
+
+    assert (draft.reads_long, chosen.reads_long) == (OnLong.WINDOWS, OnLong.REFUSE)
+    assert not {"on_long", "default_label"} & {*draft.model_dump(), *draft.model_dump()["head"]}
+    assert chosen.content_digest() != draft.content_digest()

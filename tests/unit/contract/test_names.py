@@ -1,0 +1,105 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+
+from doubles.names import HOSTILE_NAMES
+from nunatak_contract.errors import InvalidNameError
+from nunatak_contract.names import (
+    MAX_VERSION,
+    AliasName,
+    TaskName,
+    TaskReference,
+    check_alias_name,
+    check_task_name,
+    check_version,
+)
+
+GOOD_NAMES = ("a", "0", "intent", "a.b", "a-b_c", "v1.2.3", "a" * 64, "a--")
+BAD_NUMBERS = ("0", "01", "-1", "+1", "1.0", "1e3", "0x1", "1_0", "\u0661", "\u00b2", "x")
+TASK_NAME = TypeAdapter(TaskName)
+ALIAS_NAME = TypeAdapter(AliasName)
+
+
+@pytest.mark.parametrize("name", GOOD_NAMES)
+def test_good_name_is_returned_as_it_is(name: str) -> None:
+    assert check_task_name(name) == name
+    assert check_alias_name(name) == name
+
+
+@pytest.mark.parametrize("name", HOSTILE_NAMES, ids=lambda name: ascii(name[:20]))
+def test_hostile_name_is_refused_everywhere(name: str) -> None:
+    with pytest.raises(InvalidNameError):
+        check_task_name(name)
+    with pytest.raises(InvalidNameError):
+        check_alias_name(name)
+    with pytest.raises(ValidationError):
+        TASK_NAME.validate_python(name)
+    with pytest.raises(ValidationError):
+        ALIAS_NAME.validate_python(name)
+    with pytest.raises(InvalidNameError):
+        TaskReference.parse(f"{name}@prod")
+    with pytest.raises(InvalidNameError):
+        TaskReference.parse(f"task@{name}")
+    with pytest.raises(InvalidNameError):
+        TaskReference.parse(f"task/{name}")
+
+
+@given(st.text(alphabet="ab0._-A\n\u00e9/", max_size=8) | st.text(max_size=70))
+@settings(max_examples=300, derandomize=True, deadline=None)
+def test_function_and_field_accept_the_same_names(name: str) -> None:
+    try:
+        TASK_NAME.validate_python(name)
+    except ValidationError:
+        with pytest.raises(InvalidNameError):
+            check_task_name(name)
+    else:
+        assert check_task_name(name) == name
+
+
+@pytest.mark.parametrize(
+    ("text", "reference"),
+    [
+        ("intent", TaskReference(task="intent")),
+        ("intent@prod", TaskReference(task="intent", alias="prod")),
+        ("intent/3", TaskReference(task="intent", version=3)),
+        (f"intent/{MAX_VERSION}", TaskReference(task="intent", version=MAX_VERSION)),
+    ],
+)
+def test_reference_reads_back_what_it_prints(text: str, reference: TaskReference) -> None:
+    assert TaskReference.parse(text) == reference
+    assert str(reference) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["intent@", "intent/", "@prod", "/3", "a@b@c", "a/1/2", "a@b/1", "a/1@b", "intent/3\n"],
+)
+def test_reference_outside_the_grammar_is_refused(text: str) -> None:
+    with pytest.raises(InvalidNameError):
+        TaskReference.parse(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", " 1", "1 ", *BAD_NUMBERS, str(MAX_VERSION + 1), "9" * 5000],
+    ids=lambda text: ascii(text[:12]),
+)
+def test_version_is_a_plain_positive_integer(text: str) -> None:
+    with pytest.raises(InvalidNameError):
+        check_version(text)
+
+
+def test_message_quotes_no_more_than_the_start_of_a_long_name() -> None:
+    with pytest.raises(InvalidNameError) as caught:
+        check_task_name("a" * 10_000)
+
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("text", "task"),
+    [("tone", "tone"), ("tone@prod", "tone"), ("tone/3", "tone"), ("A b/3@x", "A b"), ("@", "")],
+)
+def test_the_place_of_the_task_is_found_in_whatever_text(text: str, task: str) -> None:
+    assert TaskReference.task_in(text) == task

@@ -1,0 +1,303 @@
+"""Laws of the engine between the layers of a batch."""
+
+import asyncio
+import itertools
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+import pytest
+
+from doubles.engines import (
+    FakeCompute,
+    LayeredCompute,
+    logits_of,
+    make_engine,
+    make_row,
+    tiny_branch,
+)
+from doubles.serving import ManualClock, RecordingObserver
+from nunatak_model import (
+    Branch,
+)
+from nunatak_server.engine.outcomes import BatchReport
+from nunatak_server.errors import DeadlineExceededError, EngineFailedError, NotReadyError
+from nunatak_server.scheduler.batch_time import BatchTimeModel
+from nunatak_server.scheduler.fairness import HALF_LIFE_S
+from nunatak_server.scheduler.rows import PendingRow
+
+
+@pytest.fixture(name="branch", scope="module")
+def make_branch() -> Branch:
+    return tiny_branch()
+
+
+def make_heavy(branch: Branch) -> list[PendingRow]:
+    """More rows of one task than one batch takes."""
+    return [make_row(branch, token, task="heavy") for token in range(6)]
+
+
+async def test_rows_go_before_the_layers_of_a_heavy_flow_that_are_left(branch: Branch) -> None:
+    heavy = make_heavy(branch)
+    light, late = make_row(branch, 100, task="light"), make_row(branch, 101, task="late")
+    compute = LayeredCompute(lambda: engine.submit([light]), lambda: engine.submit([late]))
+    observer = RecordingObserver()
+    engine = make_engine(compute, observer=observer)
+    engine.submit(heavy)
+    engine.start()
+    compute.may_begin.set()
+
+    outcomes = await asyncio.gather(*(row.future for row in (*heavy, light, late)))
+    await engine.aclose()
+
+    assert [logits_of(outcome)[0] for outcome in outcomes] == [*range(6), 100, 101]
+    assert compute.ended == [[100], [101], [0, 1, 2, 3], [4, 5]]
+    assert [batch.has_preempted for batch in observer.batches] == [True, True, False, False]
+
+
+async def test_a_device_that_does_not_stop_computes_light_rows_with_the_heavy_flow(
+    branch: Branch,
+) -> None:
+    heavy, light = make_heavy(branch), make_row(branch, 100, task="light")
+    compute = FakeCompute()
+    engine = make_engine(compute)
+    engine.submit([*heavy, light])
+    engine.start()
+
+    await asyncio.gather(*(row.future for row in (*heavy, light)))
+    await engine.aclose()
+
+    assert compute.batches == [[0, 100, 1, 2], [3, 4, 5]]
+
+
+async def test_who_comes_while_others_preempt_waits_for_no_layer(branch: Branch) -> None:
+    heavy = make_heavy(branch)
+    light, late = make_row(branch, 100, task="light"), make_row(branch, 101, task="late")
+    coming = [[late]]
+
+    def come(num_rows: int) -> None:
+        if num_rows == 1 and coming:
+            engine.submit(coming.pop())
+
+    compute = LayeredCompute(lambda: engine.submit([light]), on_batch=come)
+    engine = make_engine(compute)
+    engine.submit(heavy)
+    engine.start()
+    compute.may_begin.set()
+
+    await asyncio.gather(*(row.future for row in (*heavy, light, late)))
+    await engine.aclose()
+
+    assert compute.ended == [[100], [101], [0, 1, 2, 3], [4, 5]]
+
+
+async def test_who_stays_behind_goes_later_and_a_batch_is_preempted_by_four_times_its_work(
+    branch: Branch,
+) -> None:
+    heavy = make_heavy(branch)
+    light = [make_row(branch, 100 + number, task=f"light-{number}") for number in range(20)]
+    compute = LayeredCompute(lambda: engine.submit(light), lambda: None, lambda: None)
+    engine = make_engine(compute)
+    engine.submit(heavy)
+    engine.start()
+    compute.may_begin.set()
+
+    await asyncio.gather(*(row.future for row in (*heavy, *light)))
+    await engine.aclose()
+
+    before = list(itertools.takewhile(lambda tokens: tokens != [0, 1, 2, 3], compute.ended))
+    assert sum(map(len, before)) == 4 * 4
+    assert sorted(chain.from_iterable(compute.ended)) == [*range(6), *range(100, 120)]
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 20 * HALF_LIFE_S])
+async def test_who_was_given_much_preempts_again_after_a_pause(
+    branch: Branch, pause_s: float
+) -> None:
+    busy = [make_row(branch, 200 + number, task="busy") for number in range(40)]
+    heavy, back = make_heavy(branch), make_row(branch, 100, task="busy")
+    compute, clock = LayeredCompute(), ManualClock()
+    engine = make_engine(compute, clock=clock)
+    engine.submit(busy)
+    engine.start()
+    compute.may_begin.set()
+    await asyncio.gather(*(row.future for row in busy))
+
+    clock.now += pause_s
+    compute.events = [lambda: engine.submit([back])]
+    engine.submit(heavy)
+    await asyncio.gather(*(row.future for row in (*heavy, back)))
+    await engine.aclose()
+
+    order = [tokens[0] for tokens in compute.ended if tokens[0] < 200]
+    assert order[0] == (100 if pause_s else 0)
+
+
+async def test_rows_of_one_text_stay_behind_together_at_every_layer(branch: Branch) -> None:
+    heavy = make_heavy(branch)
+    text = [
+        make_row(branch, 100 + number, task=task, group=-1)
+        for number, task in enumerate(("heavy", "light"))
+    ]
+    compute = LayeredCompute(lambda: engine.submit(text), lambda: None, lambda: None)
+    engine = make_engine(compute)
+    engine.submit(heavy)
+    engine.start()
+    compute.may_begin.set()
+
+    await asyncio.gather(*(row.future for row in (*heavy, *text)))
+    await engine.aclose()
+
+    assert compute.ended[0] == [0, 1, 2, 3]
+
+
+async def test_who_stays_behind_and_is_given_up_is_forgotten(branch: Branch) -> None:
+    heavy = make_heavy(branch)
+    light = [make_row(branch, 100 + number, task=f"light-{number}") for number in range(20)]
+
+    def give_up() -> None:
+        for row in light:
+            row.future.cancel()
+
+    compute = LayeredCompute(lambda: engine.submit(light), give_up, lambda: None, lambda: None)
+    engine = make_engine(compute)
+    engine.submit(heavy)
+    engine.start()
+    compute.may_begin.set()
+
+    outcomes = await asyncio.gather(*(row.future for row in heavy))
+    await engine.aclose()
+
+    assert [logits_of(outcome)[0] for outcome in outcomes] == [*range(6)]
+    assert sum(map(len, compute.ended)) < len(heavy) + len(light)
+
+
+@pytest.mark.parametrize("num_layers", [0, 1])
+async def test_a_row_that_waits_beside_a_heavy_flow_is_computed_first_also_if_that_runs_no_layer(
+    branch: Branch, num_layers: int
+) -> None:
+    compute = LayeredCompute(*[lambda: None] * num_layers)
+    engine = make_engine(compute)
+    rows = [*make_heavy(branch), make_row(branch, 100, task="light")]
+    engine.submit(rows)
+    engine.start()
+    compute.may_begin.set()
+
+    await asyncio.gather(*(row.future for row in rows))
+    await engine.aclose()
+
+    assert compute.ended[0] == [100]
+
+
+@pytest.mark.parametrize("dropped", ["shadow", "cancelled", "expired"])
+async def test_a_row_that_is_dropped_keeps_none_of_its_flow_from_going_first(
+    branch: Branch, dropped: str
+) -> None:
+    compute = LayeredCompute(lambda: None)
+    engine = make_engine(compute)
+    heavy, light = make_heavy(branch), make_row(branch, 100, task="light")
+    other = make_row(branch, 101, task="light", deadline=-1 if dropped == "expired" else 10)
+    if dropped == "shadow":
+        other = replace(other, is_shadow=True)
+    if dropped == "cancelled":
+        other.future.cancel()
+    engine.submit([*heavy, light, other])
+    engine.start()
+    compute.may_begin.set()
+
+    await asyncio.gather(*(row.future for row in (*heavy, light)))
+    await engine.aclose()
+
+    assert compute.ended[0] == [100]
+
+
+async def test_a_shadow_keeps_no_later_row_of_its_flow_from_preemption(branch: Branch) -> None:
+    first, later = make_row(branch, 100, task="light"), make_row(branch, 101, task="light")
+    shadow = replace(make_row(branch, 102, task="light"), is_shadow=True)
+    compute = LayeredCompute(lambda: engine.submit([first, shadow]), lambda: engine.submit([later]))
+    engine = make_engine(compute)
+    heavy = make_heavy(branch)
+    engine.submit(heavy)
+    engine.start()
+    compute.may_begin.set()
+
+    await asyncio.gather(*(row.future for row in (*heavy, first, later)))
+    await engine.aclose()
+
+    assert compute.ended[:2] == [[100], [101]]
+
+
+async def test_a_shadow_is_dropped_with_the_last_row_it_could_be_computed_beside(
+    branch: Branch,
+) -> None:
+    clock = ManualClock()
+    running, late = make_row(branch, 1), make_row(branch, 2, task="late", deadline=5)
+    shadow = replace(make_row(branch, 3, task="late"), is_shadow=True)
+
+    def pass_deadline() -> None:
+        clock.now = 5
+
+    compute = LayeredCompute(lambda: engine.submit([late, shadow]), pass_deadline)
+    engine = make_engine(compute, clock=clock)
+    engine.submit([running])
+    engine.start()
+    compute.may_begin.set()
+
+    outcome = await asyncio.wait_for(shadow.future, timeout=10)
+
+    assert isinstance(await late.future, DeadlineExceededError)
+    assert isinstance(outcome, DeadlineExceededError)
+    assert compute.ended == [[1]]
+    await engine.aclose()
+
+
+async def test_what_preempts_a_batch_is_not_counted_as_its_time(branch: Branch) -> None:
+    stopwatch = ManualClock()
+
+    def light_arrives() -> None:
+        stopwatch.now += 1.0
+        engine.submit([light])
+
+    def take_time(num_rows: int) -> None:
+        stopwatch.now += num_rows
+
+    compute = LayeredCompute(light_arrives, on_batch=take_time)
+    engine = make_engine(compute, stopwatch=stopwatch)
+    paces: list[float] = []
+    after = BatchTimeModel.after
+    heavy, light = make_heavy(branch), make_row(branch, 100, task="light")
+
+    def remember(time_model: BatchTimeModel, *, seconds: float, **batch: Any) -> BatchTimeModel:  # noqa: ANN401 - the rest
+        paces.append(seconds)
+        return after(time_model, seconds=seconds, **batch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BatchTimeModel, "after", remember)
+        engine.submit(heavy)
+        engine.start()
+        compute.may_begin.set()
+        await asyncio.gather(*(row.future for row in (*heavy, light)))
+        await engine.aclose()
+
+    assert paces == [1.0, 5.0, 2.0]
+
+
+async def test_a_failure_while_preemption_is_the_engine_s_and_answers_everybody(
+    branch: Branch,
+) -> None:
+    class BrokenObserver(RecordingObserver):
+        def observe_batch(self, report: BatchReport) -> None:
+            raise ArithmeticError
+
+    heavy, light = make_heavy(branch), make_row(branch, 100, task="light")
+    fatal: list[EngineFailedError] = []
+    compute = LayeredCompute(lambda: engine.submit([light]))
+    engine = make_engine(compute, fatal=fatal, observer=BrokenObserver())
+    engine.submit(heavy)
+    engine.start()
+    compute.may_begin.set()
+
+    outcomes = await asyncio.gather(*(row.future for row in (*heavy, light)))
+
+    assert all(isinstance(outcome, NotReadyError) for outcome in outcomes)
+    assert [error.reason for error in fatal] == ["ArithmeticError"]

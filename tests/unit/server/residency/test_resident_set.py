@@ -1,0 +1,291 @@
+import dataclasses
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from doubles.backbones import tiny_backbone
+from doubles.drafts import make_draft
+from doubles.tasks import random_parameters, spec_of
+from nunatak_artifact import LoadedTask
+from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.methods import HeadOnly
+from nunatak_model import Branch, build_branch
+from nunatak_server.errors import TaskDoesNotFitError, TaskInUseError, TaskPinnedError
+from nunatak_server.residency.resident_set import ResidentSet, VersionKey, key_of
+
+BUDGET = 100
+TASKS = "abcdefgh"
+NAMES = st.sampled_from(TASKS)
+
+
+def tiny_branch() -> Branch:
+    backbone = tiny_backbone(num_layers=1)
+    spec = spec_of(backbone, HeadOnly(), num_labels=2)
+    return build_branch(spec, backbone.config, random_parameters(spec, backbone, seed=0))
+
+
+def make_tasks() -> dict[str, LoadedTask]:
+    branch = tiny_branch()
+    return {
+        name: LoadedTask(
+            manifest=TaskManifest(**make_draft(name)[0].model_dump(), version=1),
+            branch=branch,
+            num_bytes=1,
+        )
+        for name in TASKS
+    }
+
+
+LOADED = make_tasks()
+
+
+def key(name: str) -> VersionKey:
+    """Return the key of a task's only version."""
+    return key_of(LOADED[name].manifest)
+
+
+def put(
+    resident_set: ResidentSet, name: str, *, num_bytes: int, load_s: float = 1.0, uses: int = 1
+) -> tuple[VersionKey, ...]:
+    """Load a version as residency does, without anybody waiting for it; return what went for it."""
+    for _ in range(uses):
+        resident_set.record_use(key(name))
+    assert resident_set.claim(key(name), num_bytes)
+    task = dataclasses.replace(LOADED[name], num_bytes=num_bytes)
+    return resident_set.add(task, load_s=load_s) + resident_set.release(key(name))
+
+
+def names(resident_set: ResidentSet) -> str:
+    return "".join(task.manifest.task for task in resident_set.resident())
+
+
+def test_the_version_used_least_goes_first() -> None:
+    resident_set = ResidentSet(budget_bytes=BUDGET)
+    put(resident_set, "a", num_bytes=50, uses=3)
+    put(resident_set, "b", num_bytes=50, uses=2)
+
+    assert put(resident_set, "c", num_bytes=50, uses=4) == (key("b"),)
+    assert names(resident_set) == "ac"
+
+
+def test_of_two_used_alike_the_one_that_loads_faster_goes() -> None:
+    resident_set = ResidentSet(budget_bytes=BUDGET)
+    put(resident_set, "a", num_bytes=50, load_s=0.01, uses=2)
+    put(resident_set, "b", num_bytes=50, load_s=1.0, uses=2)
+
+    put(resident_set, "c", num_bytes=50, uses=5)
+
+    assert names(resident_set) == "bc"
+
+
+def test_of_two_used_alike_the_larger_goes() -> None:
+    resident_set = ResidentSet(budget_bytes=BUDGET)
+    put(resident_set, "a", num_bytes=10, uses=2)
+    put(resident_set, "b", num_bytes=80, uses=2)
+
+    put(resident_set, "c", num_bytes=50, uses=5)
+
+    assert names(resident_set) == "ac"
+
+
+def test_versions_asked_once_displace_one_another_and_not_the_hot_ones() -> None:
+    resident_set = ResidentSet(budget_bytes=BUDGET)
+    for name in "abcd":
+        put(resident_set, name, num_bytes=25, uses=20)
+
+    for name in "efgh":
+        put(resident_set, name, num_bytes=25)
+
+    # One place goes to whichever was asked last, for it has to be somewhere to answer.
+    assert names(resident_set) == "bcdh"
+
+
+def test_a_version_that_keeps_being_asked_stays_although_it_went_before() -> None:
+    resident_set = ResidentSet(budget_bytes=BUDGET)
+    for name in "ab":
+        put(resident_set, name, num_bytes=50, uses=3)
+    put(resident_set, "c", num_bytes=50)
+    put(resident_set, "a", num_bytes=50)
+    assert names(resident_set) == "ab"
+
+    put(resident_set, "c", num_bytes=50, uses=5)
+    put(resident_set, "d", num_bytes=50)
+
+    assert names(resident_set) == "cd"
+
+
+def test_a_claim_is_refused_while_what_is_in_use_leaves_no_room() -> None:
+    resident_set = ResidentSet(budget_bytes=BUDGET)
+    put(resident_set, "a", num_bytes=60)
+    resident_set.lease(key("a"))
+
+    assert not resident_set.claim(key("b"), 50)
+    resident_set.release(key("a"))
+    assert resident_set.claim(key("b"), 50)
+    assert not resident_set.claim(key("c"), 60)
+    resident_set.abandon(key("b"))
+    assert resident_set.claim(key("c"), 60)
+
+
+def test_the_old_stays_until_the_new_is_there() -> None:
+    resident_set = ResidentSet(budget_bytes=BUDGET)
+    put(resident_set, "a", num_bytes=100)
+
+    assert resident_set.claim(key("b"), 100)
+    assert names(resident_set) == "a"
+    resident_set.abandon(key("b"))
+    assert names(resident_set) == "a"
+
+
+def test_room_is_refused_only_for_what_could_never_have_it() -> None:
+    resident_set = ResidentSet(budget_bytes=BUDGET)
+    put(resident_set, "a", num_bytes=60)
+    resident_set.lease(key("a"))
+    resident_set.check_fits(key("b"), BUDGET)
+
+    resident_set.pin(key("a"))
+
+    with pytest.raises(TaskDoesNotFitError):
+        resident_set.check_fits(key("b"), 50)
+    resident_set.check_fits(key("b"), 40)
+    resident_set.check_fits(key("a"), 60)
+
+
+def test_bytes_of_a_task_are_those_of_its_versions_together_and_go_with_the_last() -> None:
+    resident_set = ResidentSet(budget_bytes=BUDGET)
+    for version, num_bytes in ((1, 30), (2, 20)):
+        manifest = LOADED["a"].manifest.model_copy(update={"version": version})
+        task = dataclasses.replace(LOADED["a"], manifest=manifest, num_bytes=num_bytes)
+        resident_set.claim(key_of(manifest), num_bytes)
+        resident_set.add(task, load_s=1.0)
+        resident_set.release(key_of(manifest))
+
+    seen = resident_set.task_bytes()
+    resident_set.evict("a", 1)
+    assert resident_set.task_bytes() == {"a": 20}
+    resident_set.evict("a", 2)
+    assert resident_set.task_bytes() == {}
+    # Whoever reads it on another thread sees one moment.
+    assert seen == {"a": 50}
+
+
+def test_a_version_that_is_discarded_goes_with_its_last_lease_pinned_or_not() -> None:
+    resident_set = ResidentSet(budget_bytes=BUDGET)
+    put(resident_set, "a", num_bytes=10)
+    put(resident_set, "b", num_bytes=10)
+    resident_set.pin(key("a"))
+    resident_set.lease(key("a"))
+    resident_set.lease(key("a"))
+
+    assert resident_set.discard(key("a")) == ()
+    assert resident_set.release(key("a")) == ()
+    assert names(resident_set) == "ab"
+    assert resident_set.release(key("a")) == (key("a"),)
+    assert resident_set.discard(key("b")) == (key("b"),)
+    assert names(resident_set) == ""
+    assert resident_set.discard(key("b")) == ()
+
+
+class ResidentSetInUse(RuleBasedStateMachine):
+    """Any sequence of what residency may do with a resident_set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.resident_set = ResidentSet(budget_bytes=BUDGET)
+        self.claims: dict[VersionKey, int] = {}
+        self.leases: list[VersionKey] = []
+        self.told: set[VersionKey] = set()
+        """In memory, by what was placed and what was told to have gone."""
+
+    @rule(name=NAMES, num_bytes=st.integers(min_value=1, max_value=60))
+    def claim(self, name: str, num_bytes: int) -> None:
+        is_new = self.resident_set.get(key(name)) is None and key(name) not in self.claims
+        if is_new and self.resident_set.claim(key(name), num_bytes):
+            self.claims[key(name)] = num_bytes
+
+    @precondition(lambda self: self.claims)
+    @rule(data=st.data(), load_s=st.sampled_from((0.01, 1.0)))
+    def place(self, data: st.DataObject, load_s: float) -> None:
+        claimed = data.draw(st.sampled_from(sorted(self.claims)))
+        task = dataclasses.replace(LOADED[claimed.task], num_bytes=self.claims.pop(claimed))
+        self.told.add(claimed)
+        self.told.difference_update(self.resident_set.add(task, load_s=load_s))
+        self.leases.append(claimed)
+
+    @precondition(lambda self: self.claims)
+    @rule(data=st.data())
+    def abandon(self, data: st.DataObject) -> None:
+        claimed = data.draw(st.sampled_from(sorted(self.claims)))
+        del self.claims[claimed]
+        self.resident_set.abandon(claimed)
+
+    @rule(name=NAMES)
+    def lease(self, name: str) -> None:
+        if self.resident_set.lease(key(name)) is not None:
+            self.resident_set.record_use(key(name))
+            self.leases.append(key(name))
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        leased = data.draw(st.sampled_from(self.leases))
+        self.leases.remove(leased)
+        self.told.difference_update(self.resident_set.release(leased))
+
+    @rule(name=NAMES)
+    def pin(self, name: str) -> None:
+        if self.resident_set.get(key(name)) is not None:
+            self.resident_set.pin(key(name))
+
+    @rule(name=NAMES)
+    def unpin(self, name: str) -> None:
+        _, gone = self.resident_set.unpin(name, None)
+        self.told.difference_update(gone)
+
+    @rule(name=NAMES)
+    def discard(self, name: str) -> None:
+        gone = self.resident_set.discard(key(name))
+        assert not self.resident_set.is_pinned(key(name))
+        assert bool(gone) == (key(name) in self.told and key(name) not in self.leases)
+        self.told.difference_update(gone)
+
+    @rule(name=NAMES)
+    def evict(self, name: str) -> None:
+        try:
+            gone = self.resident_set.evict(name, None)
+            self.told.difference_update(gone)
+        except TaskInUseError:
+            assert key(name) in self.leases
+        except TaskPinnedError:
+            assert self.resident_set.is_pinned(key(name))
+
+    @invariant()
+    def what_is_in_use_is_there(self) -> None:
+        assert all(self.resident_set.get(leased) is not None for leased in self.leases)
+
+    @invariant()
+    def the_bytes_add_up(self) -> None:
+        stats, held = self.resident_set.stats(), self.resident_set.resident()
+        assert stats.resident_bytes == sum(task.num_bytes for task in held)
+        assert stats.loading_bytes == sum(self.claims.values())
+        assert self.resident_set.task_bytes() == {
+            task.manifest.task: task.num_bytes for task in held
+        }
+
+    @invariant()
+    def what_went_was_told(self) -> None:
+        assert {key_of(task.manifest) for task in self.resident_set.resident()} == self.told
+
+    @invariant()
+    def only_what_cannot_go_passes_the_budget(self) -> None:
+        if self.resident_set.stats().resident_bytes > BUDGET:
+            keys = {key_of(task.manifest) for task in self.resident_set.resident()}
+            assert all(it in self.leases or self.resident_set.is_pinned(it) for it in keys)
+
+
+ResidentSetInUse.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None
+)
+TestResidentSetInUse = ResidentSetInUse.TestCase

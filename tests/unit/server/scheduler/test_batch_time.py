@@ -1,0 +1,229 @@
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import inf
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nunatak_server.scheduler.batch_time import (
+    FIXED_SHARE,
+    MIN_EFFICIENT_TOKENS,
+    SIZE_VARIATION,
+    BatchTimeModel,
+    LinearFit,
+)
+
+sizes = st.lists(st.integers(10, 4000), min_size=2, max_size=30).filter(
+    lambda them: max(them) > 4 * min(them)
+)
+
+
+FIXED_S, PER_TOKEN_S = 1e-3, 0.15e-3
+
+
+def pace_of(batches: Sequence[tuple[float, float]]) -> BatchTimeModel:
+    """Return the time_model after batches of tokens and seconds."""
+    time_model = BatchTimeModel().after(work=1, asked_work=1, seconds=100, num_tasks=1, num_rows=1)
+    for work, seconds in batches:
+        time_model = time_model.after(
+            work=work, asked_work=work, seconds=seconds, num_tasks=1, num_rows=1
+        )
+    return time_model
+
+
+@given(sizes, st.floats(1e-3, 0.1), st.floats(1e-5, 1e-3))
+@settings(derandomize=True)
+def test_a_batch_of_efficient_size_spends_its_share_on_what_is_fixed(
+    tokens: list[int], fixed_s: float, per_token_s: float
+) -> None:
+    size = pace_of([(n, fixed_s + n * per_token_s) for n in tokens]).efficient_tokens(1)
+
+    if size > MIN_EFFICIENT_TOKENS and size < inf:
+        assert fixed_s / (fixed_s + size * per_token_s) == pytest.approx(FIXED_SHARE, rel=0.01)
+
+
+@given(
+    st.floats(1e-4, 0.1), st.floats(0, 0.01), st.floats(1e-5, 1e-3), st.integers(1, 100),
+    st.integers(2, 128),
+)  # fmt: skip
+@settings(derandomize=True)
+def test_an_efficient_batch_has_all_but_a_share_of_the_throughput_of_the_longest(
+    fixed_s: float, per_task_s: float, per_token_s: float, num_tasks: int, max_rows: int
+) -> None:
+    row = 20.0
+    fit = LinearFit(fixed_s=fixed_s, per_task_s=per_task_s, per_token_s=per_token_s)
+    time_model = BatchTimeModel(fit=fit, max_rows=max_rows, x=row, num_rows=1)
+
+    def throughput(work: float) -> float:
+        return work / fit.seconds(work, min(num_tasks, work / row))
+
+    size = time_model.efficient_tokens(num_tasks)
+
+    assert size <= max_rows * row
+    if size > MIN_EFFICIENT_TOKENS:
+        best = throughput(max_rows * row)
+        assert throughput(size) / best == pytest.approx(1 - FIXED_SHARE, rel=1e-6)
+
+
+PER_TASK_S = 0.9e-3
+
+
+def of_tasks(
+    tokens: Sequence[int], *, num_tasks: int, draw: random.Random
+) -> tuple[float, int, int, float]:
+    """Return a batch of rows for tasks in turn: its tokens, tasks, rows and seconds."""
+    work, tasks = sum(tokens), min(num_tasks, len(tokens))
+    seconds = 3.5e-3 + PER_TASK_S * tasks + PER_TOKEN_S * work
+    return work, tasks, len(tokens), seconds * draw.lognormvariate(0, 0.03)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("preemption", [0.0, 0.3])
+def test_rows_that_go_alone_do_not_make_batches_of_many_tasks_short(
+    seed: int, preemption: float
+) -> None:
+    draw = random.Random(seed)
+    time_model = BatchTimeModel(max_rows=64).after(
+        work=1, asked_work=1, seconds=1, num_tasks=1, num_rows=1
+    )
+
+    for count in range(600):
+        goes_alone = count < 20 or draw.random() < preemption
+        limit = 0.0 if goes_alone else min(time_model.next_tokens(9), 64 * 25)
+        tokens = [draw.randint(8, 42)]
+        while sum(tokens) + 25 <= limit:
+            tokens.append(draw.randint(8, 42))
+        work, tasks, rows, seconds = of_tasks(tokens, num_tasks=9, draw=draw)
+        time_model = time_model.after(
+            work=work, asked_work=work, seconds=seconds, num_tasks=tasks, num_rows=rows
+        )
+
+    fit = LinearFit(fixed_s=3.5e-3, per_task_s=PER_TASK_S, per_token_s=PER_TOKEN_S)
+    size, longest = time_model.efficient_tokens(9), 64 * 25
+    reached = size / fit.seconds(size, 9) * fit.seconds(longest, 9) / longest
+    assert reached == pytest.approx(1 - FIXED_SHARE, abs=0.05)
+
+
+def test_what_a_task_takes_is_kept_while_batches_do_not_tell_it() -> None:
+    fit = LinearFit(fixed_s=1e-3, per_task_s=PER_TASK_S, per_token_s=PER_TOKEN_S)
+    time_model = replace(
+        BatchTimeModel().after(work=1, asked_work=1, seconds=1, num_tasks=1, num_rows=1), fit=fit
+    )
+
+    for work in (20, 400) * 50:
+        time_model = time_model.after(
+            work=work, asked_work=work, seconds=fit.seconds(work, 1), num_tasks=1, num_rows=1
+        )
+
+    assert time_model.fit is not None
+    assert time_model.fit.per_task_s == PER_TASK_S
+
+
+def test_batches_of_one_size_tell_nothing_about_the_fixed_part() -> None:
+    assert pace_of([(100, 1.0)] * 50).efficient_tokens(1) == inf
+
+
+def test_what_was_learnt_is_kept_while_all_batches_are_of_one_size() -> None:
+    learnt = [(10, 1.01), (1000, 2.0)]
+
+    before, after = pace_of(learnt), pace_of(learnt + [(500, 1.5)] * 2000)
+
+    assert before.efficient_tokens(1) == pytest.approx(1000 * (1 / FIXED_SHARE - 1))
+    assert after.efficient_tokens(1) == pytest.approx(1000 * (1 / FIXED_SHARE - 1), rel=0.3)
+
+
+@pytest.mark.parametrize("wrong", [MIN_EFFICIENT_TOKENS, 5000.0])
+def test_a_wrong_size_is_found_out_though_all_rows_are_alike(wrong: float) -> None:
+    row, fixed_s, per_token_s = 18, 6e-3, 0.3e-3
+    fit = LinearFit(fixed_s=wrong * FIXED_SHARE / (1 - FIXED_SHARE), per_token_s=1)
+    time_model = replace(
+        BatchTimeModel().after(work=1, asked_work=1, seconds=1, num_tasks=1, num_rows=1), fit=fit
+    )
+
+    for _ in range(300):
+        work = row * max(1, int(time_model.next_tokens(1) // row))
+        time_model = time_model.after(
+            work=work,
+            asked_work=work,
+            seconds=fixed_s + work * per_token_s,
+            num_tasks=1,
+            num_rows=1,
+        )
+
+    right = (1 / FIXED_SHARE - 1) * fixed_s / per_token_s
+    assert time_model.efficient_tokens(1) == pytest.approx(right, rel=0.05)
+
+
+def test_sizes_swing_around_the_efficient_one() -> None:
+    time_model = pace_of([(10, 1.01), (1000, 2.0)])
+
+    following = time_model.after(work=100, asked_work=100, seconds=1.1, num_tasks=1, num_rows=1)
+
+    swings = [it.next_tokens(1) / it.efficient_tokens(1) for it in (time_model, following)]
+    assert sorted(swings) == pytest.approx([1 - SIZE_VARIATION, 1 + SIZE_VARIATION])
+
+
+def batches(draw: random.Random, *, delay_s: Callable[[], float]) -> list[tuple[float, float]]:
+    """Return batches of a few short texts, each delayed by the machine."""
+    tokens = [draw.choice((12, 15, 30, 45)) for _ in range(1000)]
+    return [(n, FIXED_S + n * PER_TOKEN_S + delay_s()) for n in tokens]
+
+
+@given(st.integers(0, 2**16))
+@settings(derandomize=True, max_examples=10, deadline=None)
+def test_a_machine_that_stalls_now_and_then_does_not_make_batches_long(seed: int) -> None:
+    draw = random.Random(seed)
+    calm = pace_of(batches(draw, delay_s=lambda: 0.0))
+    stalling = batches(draw, delay_s=lambda: draw.expovariate(1.0) * (draw.random() < 0.01))
+
+    assert pace_of(stalling).efficient_tokens(1) < 3 * calm.efficient_tokens(1)
+
+
+def test_a_batch_that_stood_still_for_long_changes_next_to_nothing() -> None:
+    before = [(n, FIXED_S + n * PER_TOKEN_S) for n in (10, 20, 40) * 20]
+
+    once = pace_of([*before, (20, 100.0)])
+
+    assert once.efficient_tokens(1) == pytest.approx(pace_of(before).efficient_tokens(1), rel=0.15)
+
+
+def test_a_fixed_part_that_grows_and_stays_is_learnt() -> None:
+    before = [(n, 1e-3 + n * PER_TOKEN_S) for n in (10, 20, 40) * 20]
+    after = [(n, 10e-3 + n * PER_TOKEN_S) for n in (10, 20, 40) * 1000]
+
+    learnt, expected = pace_of([*before, *after]), pace_of(after)
+
+    assert learnt.efficient_tokens(1) == pytest.approx(expected.efficient_tokens(1), rel=0.05)
+
+
+def test_a_machine_without_a_fixed_part_still_gets_a_few_rows() -> None:
+    assert pace_of([(n, n * 1e-3) for n in (10, 1000)]).efficient_tokens(1) == MIN_EFFICIENT_TOKENS
+
+
+def test_the_first_batch_is_not_counted() -> None:
+    time_model = BatchTimeModel().after(work=9, asked_work=9, seconds=1, num_tasks=1, num_rows=1)
+
+    assert (time_model.tokens_per_s, time_model.largest_tokens, time_model.efficient_tokens(1)) == (
+        None,
+        0,
+        inf,
+    )
+
+
+def test_the_pace_is_that_of_the_fastest_of_recent_batches() -> None:
+    fast, slow = (100, 1.0), (100, 2.0)
+
+    assert pace_of([fast, slow]).tokens_per_s == pytest.approx(98)
+    assert pace_of([fast, *[slow] * 200]).tokens_per_s == 50
+
+
+def test_batches_whose_states_are_all_held_tell_nothing_of_tokens() -> None:
+    learnt = pace_of([(tokens, FIXED_S + PER_TOKEN_S * tokens) for tokens in (20, 200) * 20])
+    time_model = learnt
+    for _ in range(100_000):
+        time_model = time_model.after(work=0, asked_work=20, seconds=1e-3, num_tasks=1, num_rows=1)
+
+    assert time_model.next_tokens(1) == learnt.next_tokens(1)
+    assert time_model.largest_tokens == 20
