@@ -25,7 +25,7 @@ QUERY_AND_VALUE = (LinearMap.QUERY, LinearMap.VALUE)
 
 
 class _MethodRecord(Record, frozen=True):
-    """What every method says of itself."""
+    """The base of all methods: the name, and how people read the method."""
 
     kind: MethodKind
 
@@ -109,7 +109,7 @@ class Lora(_MethodRecord, frozen=True):
 
 
 class Ia3(_MethodRecord, frozen=True):
-    """Learned scales of what linear maps give or take; by default those of Liu et al. 2022."""
+    """Learned scales of outputs and inputs of linear maps (by default those of Liu et al. 2022)."""
 
     kind: Literal[MethodKind.IA3] = MethodKind.IA3
     scaled_outputs: Annotated[

@@ -1,8 +1,8 @@
 """The parts of a transformer layer over a mixed batch, from which architectures build theirs.
 
-An *override* is what runs at a layer of a branch in place of the frozen weights, or is added to
-them. Whatever tasks share with the backbone is one product over all their tokens; whatever is a
-task's own runs on its span alone.
+An *override* runs at a layer of a branch in place of the frozen weights, or is added to them.
+Weights that tasks share with the backbone run as one product over all tokens. A task's own weights
+run on the task's span alone.
 
 Axes: tokens = packed tokens of the batch, width = hidden width, out = output width of a map,
 three_width = query, key and value side by side.
@@ -39,7 +39,7 @@ class OwnLayer:
 
 @runtime_checkable
 class MapChange(Protocol):
-    """What a task does to a frozen linear map."""
+    """A task's change of a frozen linear map."""
 
     def has_effect(self) -> bool:
         """Whether any input gets another output than from the frozen map."""
@@ -52,7 +52,7 @@ class MapChange(Protocol):
 
 @runtime_checkable
 class InputChange(MapChange, Protocol):
-    """A change of what a frozen linear map takes."""
+    """A change of the inputs of a frozen linear map."""
 
     def apply(self, x: Float[Tensor, "tokens in"], groups: SlotGroups | None) -> None:
         """Change the inputs of the task's tokens, in place; with `groups`, of many tasks."""
@@ -61,7 +61,7 @@ class InputChange(MapChange, Protocol):
 
 @runtime_checkable
 class OutputChange(MapChange, Protocol):
-    """A change of what a frozen linear map gives."""
+    """A change of the outputs of a frozen linear map."""
 
     def apply(
         self,
@@ -75,7 +75,7 @@ class OutputChange(MapChange, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangedMaps:
-    """The frozen layer, with changes of what some of its linear maps take or give.
+    """The frozen layer, with changes of the inputs or outputs of some of its linear maps.
 
     Query, key and value take one input, which no task changes for one of them alone.
     """
@@ -130,7 +130,7 @@ class TokenSpan:
 
     tokens: slice
     groups: SlotGroups | None = None
-    """Which of the stacked parameters each token runs; None where they are one task's."""
+    """The slot of each token in the stacked parameters; None for the parameters of one task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,18 +1,10 @@
-"""Regular expressions out of a stranger's file.
+"""`adapter_config.json` of peft: fields of all methods, and the modules that an adapter changes.
 
-A short pattern can keep `re` busy for years, and nothing in its process can stop it. What is more
-than a plain name is therefore matched in a process of its own, which is ended when it takes long.
-
-`adapter_config.json` of peft: what the configurations of all its methods say (peft 0.21).
-
-The modules of transformers' BERT and RoBERTa classes, as peft's configurations name them.
-
-A module's name is its path in the adapted model, `bert.encoder.layer.3.attention.self.query`.
-
-Which modules a peft configuration adapts, by whatever method.
-
-The rules are those of peft 0.21 (`check_target_module_exists`, `get_pattern_key`), of which
-configurations are an input; a test holds them against peft itself.
+The rules for modules are peft 0.21's (`check_target_module_exists`, `get_pattern_key`); a test
+compares both. A module's name is its path in the adapted model, such as
+`bert.encoder.layer.3.attention.self.query`. A pattern from a stranger's file can keep `re` busy for
+years, so every pattern that is more than a plain name runs in a process of its own with a time
+limit.
 """
 
 import json
@@ -38,7 +30,7 @@ from nunatak_model.methods.base import map_widths
 from nunatak_model.weights import Shapes
 
 TIME_LIMIT_SECONDS = 10.0
-"""Honest patterns take milliseconds, most of which go into starting the process."""
+"""Time limit of the process. An honest pattern takes milliseconds, mostly to start the process."""
 
 _PLAIN = re.compile(r"[\w.-]*")
 """Names, in which a dot stands for any character: nothing to repeat, nothing to choose from."""
@@ -48,6 +40,25 @@ import json, re, sys
 patterns, names = json.load(sys.stdin)
 json.dump([[name for name in names if re.fullmatch(it, name)] for it in patterns], sys.stdout)
 """
+CONFIG_FILE, WEIGHTS_STEM = "adapter_config.json", "adapter_model"
+Names = tuple[str, ...] | str
+ENCODERS: Mapping[str, str] = {
+    "bert": "bert",
+    "roberta": "roberta",
+    "xlm-roberta": "roberta",
+    "camembert": "roberta",
+}
+"""`model_type` -> the attribute that holds the encoder in the classes with a head."""
+TARGETS: Mapping[LinearMap, str] = {
+    LinearMap.QUERY: "attention.self.query",
+    LinearMap.KEY: "attention.self.key",
+    LinearMap.VALUE: "attention.self.value",
+    LinearMap.ATTENTION_OUTPUT: "attention.output.dense",
+    LinearMap.FEEDFORWARD_IN: "intermediate.dense",
+    LinearMap.FEEDFORWARD_OUT: "output.dense",
+}
+EMBEDDINGS = ("word_embeddings", "position_embeddings", "token_type_embeddings")
+ALL_LINEAR = "all-linear"
 
 
 def matches(
@@ -89,13 +100,8 @@ def matches(
     return [frozenset(it) for it in found]
 
 
-CONFIG_FILE, WEIGHTS_STEM = "adapter_config.json", "adapter_model"
-
-Names = tuple[str, ...] | str
-
-
 class TaskType(StrEnum):
-    """What the adapted model predicts, as far as we have heads for it (peft's names)."""
+    """Predictions of the adapted model for which there is a head here (peft's names)."""
 
     SEQUENCE_CLASSIFICATION = "SEQ_CLS"
     TOKEN_CLASSIFICATION = "TOKEN_CLS"  # noqa: S105 - a kind, no secret
@@ -107,7 +113,7 @@ CLASS_SUFFIXES = {
     "ForTokenClassification": TaskType.TOKEN_CLASSIFICATION,
     "ForQuestionAnswering": TaskType.QUESTION_ANSWERING,
 }
-"""How the class of the adapted model, recorded where no task type is, tells the task."""
+"""The task by the end of the class name, for configurations without a task type."""
 
 
 class ModelClass(BaseModel):
@@ -126,7 +132,7 @@ class Module:
     out: int
     into: int
     layer: int | None
-    """None for the pooler, which to us is part of the head."""
+    """None for the pooler, which belongs to the head here."""
     target: LinearMap | None
 
 
@@ -228,7 +234,7 @@ class PeftConfig(BaseModel, ABC):
 
 
 def task_type_of(folder: Path, config: PeftConfig) -> TaskType:
-    """What the adapted model predicts.
+    """Return the prediction of the adapted model.
 
     Raises:
         UnsupportedImportError: nothing that we have a head for, or it is not said.
@@ -250,29 +256,10 @@ def task_type_of(folder: Path, config: PeftConfig) -> TaskType:
 
 
 def task_type_of_class(model_class: str) -> TaskType | None:
-    """What a class of transformers predicts, as its name tells."""
+    """Return the prediction of a class of transformers, by the name of the class."""
     return next(
         (task for suffix, task in CLASS_SUFFIXES.items() if model_class.endswith(suffix)), None
     )
-
-
-ENCODERS: Mapping[str, str] = {
-    "bert": "bert",
-    "roberta": "roberta",
-    "xlm-roberta": "roberta",
-    "camembert": "roberta",
-}
-"""`model_type` -> what the classes with a head call their encoder."""
-
-TARGETS: Mapping[LinearMap, str] = {
-    LinearMap.QUERY: "attention.self.query",
-    LinearMap.KEY: "attention.self.key",
-    LinearMap.VALUE: "attention.self.value",
-    LinearMap.ATTENTION_OUTPUT: "attention.output.dense",
-    LinearMap.FEEDFORWARD_IN: "intermediate.dense",
-    LinearMap.FEEDFORWARD_OUT: "output.dense",
-}
-EMBEDDINGS = ("word_embeddings", "position_embeddings", "token_type_embeddings")
 
 
 def has_pooler(encoder: str, task_type: TaskType) -> bool:
@@ -300,13 +287,12 @@ def embeddings_of(encoder: str) -> tuple[str, ...]:
     return tuple(f"{encoder}.embeddings.{table}" for table in EMBEDDINGS)
 
 
-ALL_LINEAR = "all-linear"
 HEAD_NAMES = {
     TaskType.SEQUENCE_CLASSIFICATION: ("classifier", "score"),
     TaskType.TOKEN_CLASSIFICATION: ("classifier", "score"),
     TaskType.QUESTION_ANSWERING: ("qa_outputs",),
 }
-"""What peft adds to `modules_to_save` for a task type, whether or not it is written down."""
+"""Names that peft adds to `modules_to_save` for a task type, whether written down or not."""
 
 
 def saved_modules(folder: Path, config: PeftConfig, task_type: TaskType, encoder: str) -> set[str]:
@@ -369,7 +355,7 @@ def _targeted(folder: Path, config: PeftConfig, names: Sequence[str]) -> set[str
         if targets.lower() == ALL_LINEAR:
             return {name for name in names if ".embeddings." not in name}
         return set(named(folder, targets, names))
-    # A full name stands for itself whatever its layer.
+    # A full name matches its module in any layer.
     layers = config.chosen_layers(folder, names)
     return {name for name in named(folder, targets, names) if name in targets or name in layers}
 

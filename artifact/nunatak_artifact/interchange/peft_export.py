@@ -1,8 +1,8 @@
 """Writing tasks as folders that peft loads.
 
-`PeftModel.from_pretrained(base, folder)` wants the base with the right head class and number of
-labels, `AutoModelFor...from_pretrained(name, num_labels=n)`. The labels, for which peft has no
-place, go into a `config.json` beside it, where `import_peft` and people find them.
+`PeftModel.from_pretrained(base, folder)` needs the base model with the right head class and number
+of labels: `AutoModelFor...from_pretrained(name, num_labels=n)`. peft has no field for labels, so
+the labels go into a `config.json` in the same folder. `import_peft` reads this file.
 """
 
 from collections.abc import Mapping

@@ -1,12 +1,8 @@
-"""The heads of transformers' BERT and RoBERTa classes as ours.
+"""Import of the adapter folders of peft.
 
-BERT reads sequences through its pooler, a dense layer with tanh over the first token that belongs
-to the checkpoint; RoBERTa's `classifier` has such a layer of its own. To us both are `head.dense`.
-
-Reading the adapter folders of peft.
-
-What an adapter changes of BERT's pooler is merged into the pooler's weights, since to us the pooler
-is part of the head.
+BERT reads sequences through its pooler, a dense layer with tanh over the first token. RoBERTa's
+`classifier` has such a layer of its own. Both become `head.dense` here. A change of BERT's pooler
+is merged into the pooler's weights.
 """
 
 import re
@@ -63,6 +59,16 @@ HEAD_KINDS = {
     TaskType.QUESTION_ANSWERING: HeadKind.QUESTION_ANSWERING,
 }
 OUTPUT, DENSE = "head.output", "head.dense"
+PREFIX = "base_model.model."
+PICKLE_ADVICE = "save it again with a current peft (save_pretrained), which writes safetensors"
+PEFT_CONFIGS: Mapping[str, type[PeftConfig]] = {"LORA": LoraConfig, "IA3": Ia3Config}
+"""peft's name of each method that can be imported and exported, and the method's configuration."""
+
+
+class _Kind(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    peft_type: str
 
 
 def stored_head(encoder: str, task_type: TaskType, saved: Collection[str]) -> dict[str, str]:
@@ -130,20 +136,6 @@ def pooler_parameters(folder: Path, backbone: Backbone) -> dict[str, Tensor]:
     }
 
 
-PREFIX = "base_model.model."
-PEFT_CONFIGS: Mapping[str, type[PeftConfig]] = {"LORA": LoraConfig, "IA3": Ia3Config}
-"""peft's name of each method that is read and written, and the method's configuration."""
-
-
-class _Kind(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
-    peft_type: str
-
-
-PICKLE_ADVICE = "save it again with a current peft (save_pretrained), which writes safetensors"
-
-
 def import_peft(
     folder: Path, backbone: Backbone, choices: ImportChoices = AS_THE_FOLDER_SAYS
 ) -> ImportedTask:
@@ -151,15 +143,15 @@ def import_peft(
 
     Args:
         folder: holds `adapter_config.json` and `adapter_model.safetensors`, as peft writes them.
-        backbone: the base model it was trained on. peft records no digest of it, so that only
+        backbone: the base model of the adapter. peft records no digest of the base model, so only
             shapes and names can be checked here.
-        choices: what the caller says in place of the `config.json` in the folder, since peft
-            stores neither labels nor problem type.
+        choices: replace a `config.json` in the folder, since peft stores neither labels nor problem
+            type.
 
     Raises:
         InvalidFolderError: a file is missing, unsound or no part of the folder; tensors and
             configuration differ; or nothing names the labels.
-        UnsupportedImportError: what no method or head of ours computes.
+        UnsupportedImportError: no method or head here computes the same.
         ForeignBackboneError: the adapter fits another shape of backbone.
         InvalidMethodError: an adapter is beyond what our method takes.
     """
@@ -229,10 +221,10 @@ def _check_types(folder: Path, task_type: TaskType, backbone: Backbone) -> None:
 
 
 def encoder_of(folder: Path, backbone: Backbone) -> str:
-    """What transformers' classes with a head call an encoder like the backbone.
+    """Return the name of an encoder like the backbone in transformers' classes with a head.
 
     Raises:
-        UnsupportedImportError: adapters of such a model are not read.
+        UnsupportedImportError: adapters of such a model cannot be imported.
     """
     encoder = ENCODERS.get(backbone.config.model_type)
     if encoder is None:
@@ -260,7 +252,7 @@ def _check_backbone(
     backbone: Backbone,
     encoder: str,
 ) -> None:
-    """Tell another base model apart from a damaged folder, as far as names and widths tell."""
+    """Tell another base model from a damaged folder, as far as names and widths allow."""
     differences = [
         *(_foreign_name(name, encoder, backbone.config) for name in tensors),
         *(it.difference(tensors) for it in adapted),
@@ -283,7 +275,7 @@ def _foreign_name(name: str, encoder: str, config: BackboneConfig) -> str | None
 
 def _num_labels(tensors: Mapping[str, Tensor], task_type: TaskType, output: str) -> int:
     bias = tensors.get(f"{output}.bias")
-    # Where there is none, the check of all tensors says so.
+    # If the tensor is missing, the check of all tensors reports it.
     return 2 if task_type is TaskType.QUESTION_ANSWERING or bias is None else bias.numel()
 
 

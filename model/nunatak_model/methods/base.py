@@ -1,4 +1,4 @@
-"""What the maths of every method declare.
+"""The base of a method's maths.
 
 A method stores tensors of its own names under `layers.N.`, and returns for each layer one of the
 overrides of `layer.py`, which the mixed forward runs.
@@ -25,7 +25,7 @@ MethodT_co = TypeVar("MethodT_co", covariant=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodMaths(ABC, Generic[MethodT_co]):
-    """What a backbone's layers become by a method: one class for each member of `Method`."""
+    """The layers of a backbone under a method: one class for each member of `Method`."""
 
     method: MethodT_co
 
@@ -49,7 +49,7 @@ class MethodMaths(ABC, Generic[MethodT_co]):
 
     @abstractmethod
     def layer(self, index: int, parameters: Mapping[str, Tensor]) -> LayerOverride:
-        """What runs at layer `index`, which is at or above the split depth."""
+        """The override at layer `index`, which is at or above the split depth."""
 
     def padded(self, alignment: int) -> MethodT_co:
         """The method with its widths rounded up to a multiple of `alignment`.
@@ -60,7 +60,7 @@ class MethodMaths(ABC, Generic[MethodT_co]):
         return self.method
 
     def in_slot(self, name: str, tensor: Tensor) -> Tensor:
-        """What a slot holds of the tensor `name`, before the tensor is padded and rounded."""
+        """The tensor `name` as a slot holds it, before the tensor is padded and rounded."""
         del name
         return tensor
 
@@ -87,7 +87,7 @@ def map_widths(target: LinearMap, layer: int, config: BackboneConfig) -> tuple[i
 
 
 def copies(backbone: Backbone, names: Shapes) -> dict[str, Tensor]:
-    """Float32 copies of backbone tensors, for a task to change."""
+    """Float32 copies of backbone tensors, which a task then trains."""
     return {name: _float32_copy(backbone, name) for name in names}
 
 

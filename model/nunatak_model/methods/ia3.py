@@ -1,4 +1,4 @@
-"""Learned scales of what linear maps give or take.
+"""IA3: learned scales of the outputs and inputs of linear maps.
 
 Liu et al. 2022, "Few-Shot Parameter-Efficient Fine-Tuning is Better and Cheaper than In-Context
 Learning" (arXiv:2205.05638), sec. 3.3: keys become `l_k * K`, values `l_v * V`, and the inner

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from doubles.backbones import tiny_backbone
 from doubles.tasks import CREATED_AT, LABELS, PROBE_INPUTS, random_parameters, spec_of, tiny_task
 from nunatak_artifact import Draft, NoEffectError, Provenance, draft_task, load_task
 from nunatak_contract.manifest import TaskManifest
@@ -29,11 +28,6 @@ METHODS = [
     Ia3(),
     Full(),
 ]
-
-
-@pytest.fixture(scope="module")
-def backbone() -> Backbone:
-    return tiny_backbone()
 
 
 def without_effect(name: str, tensor: Tensor, backbone: Backbone) -> Tensor:
