@@ -10,15 +10,12 @@ from typing import Any, Final, TypeVar
 
 import torch
 
-from nunatak_artifact import ArtifactError
-from nunatak_contract.errors import ContractError
-from nunatak_model import ModelError
-from nunatak_registry import RegistryError
-from nunatak_server.errors import EngineFailedError, OutOfMemoryError, ServerError
+from nunatak_contract.errors import NunatakError
+from nunatak_server.errors import EngineFailedError, OutOfMemoryError
 
-KnownError = ContractError | RegistryError | ModelError | ArtifactError | ServerError
+NunatakError = NunatakError | NunatakError | NunatakError | NunatakError | NunatakError
 """Raised on purpose: it has a code, and its message may go to a caller and to the log."""
-KNOWN_ERRORS: Final = (ContractError, RegistryError, ModelError, ArtifactError, ServerError)
+KNOWN_ERRORS: Final = NunatakError
 """The same, as `except` takes them."""
 
 

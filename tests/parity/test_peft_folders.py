@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from doubles.refusals import raises
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 from peft import IA3Config, LoraConfig
@@ -15,11 +16,6 @@ from doubles.backbones import Family
 from doubles.peft_folders import NUM_LAYERS, PeftBase, id2label, logits_of, save
 from doubles.tasks import CREATED_AT
 from nunatak_artifact import LoadedTask, Provenance, draft_task, load_task
-from nunatak_artifact.errors import (
-    ForeignBackboneError,
-    UnsupportedExportError,
-    UnsupportedImportError,
-)
 from nunatak_artifact.interchange import (
     ImportChoices,
     ImportedTask,
@@ -31,7 +27,7 @@ from nunatak_artifact.interchange import (
 from nunatak_contract.enums import HeadKind, ProblemType, RankingScore
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import QUERY_AND_VALUE, Ia3, Lora
-from nunatak_model import Backbone, Encoding, InvalidMethodError, Row, forward
+from nunatak_model import Backbone, Encoding, Row, forward
 
 TOLERANCE = 1e-5
 ENCODINGS = [
@@ -275,7 +271,7 @@ def test_scales_that_are_not_exactly_ours_to_compute_are_refused_by_name(
     folder = save(base.train(config, num_labels=2, seed=1), tmp_path / "it", meaning=id2label(2))
     edit_json(folder / "adapter_config.json", changes)
 
-    with pytest.raises(UnsupportedImportError, match=named):
+    with raises("unsupported_import", match=named):
         import_peft(folder, base.backbone)
 
 
@@ -288,7 +284,7 @@ def test_scales_of_another_width_are_of_another_backbone(
     name = "base_model.model.bert.encoder.layer.0.attention.self.key.ia3_l"
     edit_tensors(folder / "adapter_model.safetensors", {name: torch.ones(7, 1)})
 
-    with pytest.raises(ForeignBackboneError, match="has 7 scales of its output there"):
+    with raises("foreign_backbone", match="has 7 scales of its output there"):
         import_peft(folder, base.backbone)
 
 
@@ -303,7 +299,7 @@ def test_a_map_that_is_scaled_on_both_sides_is_refused(
     )
     folder = save(base.train(config, num_labels=2, seed=1), tmp_path / "it", meaning=id2label(2))
 
-    with pytest.raises(InvalidMethodError, match="each on one side"):
+    with raises("invalid_method", match="each on one side"):
         import_peft(folder, base.backbone)
 
 
@@ -352,14 +348,14 @@ def test_question_answering_on_token_types_that_peft_drops_is_refused(
     plain = Encoding(token_ids=pair.token_ids, type_ids=(0,) * 6)
     assert torch.equal(logits_of(adapted, pair), logits_of(adapted, plain)), "peft reads types"
 
-    with pytest.raises(UnsupportedImportError, match="token types"):
+    with raises("unsupported_import", match="token types"):
         import_peft(folder, base.backbone)
     task = loaded_task(
         base.backbone,
         Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
         kind=HeadKind.QUESTION_ANSWERING,
     )
-    with pytest.raises(UnsupportedExportError, match="token types"):
+    with raises("unsupported_export", match="token types"):
         export_peft(task, tmp_path / "ours", base.backbone)
 
 
@@ -375,7 +371,7 @@ def test_an_adapter_of_another_base_is_taken_only_if_the_caller_says_so(
     assert import_folder(folder, base.backbone).base == str(base.folder)
 
     edit_json(folder / "adapter_config.json", {"base_model_name_or_path": named})
-    with pytest.raises(ForeignBackboneError, match="--allow-other-base"):
+    with raises("foreign_backbone", match="--allow-other-base"):
         import_folder(folder, base.backbone)
     imported = import_folder(folder, base.backbone, choices=ImportChoices(allows_other_base=True))
     draft = draft_imported("tone", imported, base.backbone, origin="theirs", created_at=CREATED_AT)

@@ -21,8 +21,8 @@ from typing import ClassVar, Protocol
 from pydantic import BaseModel, ConfigDict, JsonValue
 from torch import Tensor
 
-from nunatak_artifact.errors import CorruptFileError, UnsupportedImportError
 from nunatak_contract.enums import LinearMap
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import Method
 from nunatak_model import BackboneConfig
 from nunatak_model.layer import MapChange
@@ -72,7 +72,7 @@ def matches(
     """For each pattern, out of `file`, the names that it matches from first to last letter.
 
     Raises:
-        CorruptFileError: a pattern is no regular expression, or takes too long.
+        NunatakError: `corrupt_file`, a pattern is no regular expression, or takes too long.
     """
     if all(_PLAIN.fullmatch(pattern) for pattern in patterns):
         return [
@@ -88,13 +88,19 @@ def matches(
             timeout=time_limit,
         )
     except subprocess.TimeoutExpired as error:
-        raise CorruptFileError(
-            folder, file, f"holds a pattern that takes over {time_limit:g} s to match"
+        raise NunatakError(
+            "corrupt_file",
+            folder=folder,
+            file=file,
+            problem=f"holds a pattern that takes over {time_limit:g} s to match",
         ) from error
     except subprocess.CalledProcessError as error:
         reason = str(error.stderr).strip().rpartition("\n")[2][:200]
-        raise CorruptFileError(
-            folder, file, f"holds a pattern that is no regular expression ({reason})"
+        raise NunatakError(
+            "corrupt_file",
+            folder=folder,
+            file=file,
+            problem=f"holds a pattern that is no regular expression ({reason})",
         ) from error
     found: list[list[str]] = json.loads(done.stdout)
     return [frozenset(it) for it in found]
@@ -190,7 +196,7 @@ class PeftConfig(BaseModel, ABC):
         """Return if we can reproduce exactly what the configuration says.
 
         Raises:
-            UnsupportedImportError: it uses what we refuse.
+            NunatakError: `unsupported_import`, it uses what we refuse.
         """
 
     def chosen_layers(self, folder: Path, names: Sequence[str]) -> set[str]:
@@ -210,7 +216,7 @@ class PeftConfig(BaseModel, ABC):
         """Changes that the method made, at least one, as one method of ours with its parameters.
 
         Raises:
-            InvalidMethodError: a change is beyond what our method takes.
+            NunatakError: `invalid_method`, a change is beyond what our method takes.
         """
 
     @classmethod
@@ -225,10 +231,11 @@ class PeftConfig(BaseModel, ABC):
 
     def unsupported(self, folder: Path, found: str) -> UnsupportedImportError:
         """An error for what the folder was found to use."""
-        return UnsupportedImportError(
-            folder.name,
-            found,
-            f"expected plain {self.TITLE}; merge the adapter (merge_and_unload) and import the "
+        return NunatakError(
+            "unsupported_import",
+            folder=folder.name,
+            found=found,
+            advice=f"expected plain {self.TITLE}; merge the adapter (merge_and_unload) and import the "
             "whole model, or train it again without",
         )
 
@@ -237,7 +244,7 @@ def task_type_of(folder: Path, config: PeftConfig) -> TaskType:
     """Return the prediction of the adapted model.
 
     Raises:
-        UnsupportedImportError: nothing that we have a head for, or it is not said.
+        NunatakError: `unsupported_import`, nothing that we have a head for, or it is not said.
     """
     if config.task_type is not None:
         for task_type in TaskType:
@@ -247,10 +254,11 @@ def task_type_of(folder: Path, config: PeftConfig) -> TaskType:
     found = task_type_of_class(model_class or "")
     if config.task_type is None and found is not None:
         return found
-    raise UnsupportedImportError(
-        folder.name,
-        f"its task_type is {config.task_type!r} and its model {model_class!r}",
-        f"expected a task_type out of {', '.join(TaskType)}: an adapter without such a head "
+    raise NunatakError(
+        "unsupported_import",
+        folder=folder.name,
+        found=f"its task_type is {config.task_type!r} and its model {model_class!r}",
+        advice=f"expected a task_type out of {', '.join(TaskType)}: an adapter without such a head "
         "answers nothing",
     )
 
@@ -299,17 +307,18 @@ def saved_modules(folder: Path, config: PeftConfig, task_type: TaskType, encoder
     """Names of the modules that are stored whole.
 
     Raises:
-        UnsupportedImportError: one is neither head nor pooler.
+        NunatakError: `unsupported_import`, one is neither head nor pooler.
     """
     saved = set(config.modules_to_save or ())
     if config.task_type is not None:
         saved |= set(HEAD_NAMES[task_type])
     known = {"classifier", "score", "qa_outputs", "pooler", f"{encoder}.pooler"}
     if not saved <= known:
-        raise UnsupportedImportError(
-            folder.name,
-            f"it stores {', '.join(sorted(saved - known))} whole (modules_to_save)",
-            "expected nothing but the head and the pooler; merge the adapter (merge_and_unload) "
+        raise NunatakError(
+            "unsupported_import",
+            folder=folder.name,
+            found=f"it stores {', '.join(sorted(saved - known))} whole (modules_to_save)",
+            advice="expected nothing but the head and the pooler; merge the adapter (merge_and_unload) "
             "and import the whole model",
         )
     return saved
@@ -321,8 +330,8 @@ def adapted_modules(
     """The modules that a configuration adapts, each with its change.
 
     Raises:
-        InvalidFolderError: a pattern cannot be matched.
-        UnsupportedImportError: an embedding table is adapted, or another module stored whole.
+        NunatakError: `invalid_folder`, a pattern cannot be matched.
+        NunatakError: `unsupported_import`, an embedding table is adapted, or another module stored whole.
     """
     modules = modules_of(encoder, task_type, shape)
     names = (*(module.name for module in modules), *embeddings_of(encoder))
@@ -332,10 +341,11 @@ def adapted_modules(
     chosen = _targeted(folder, config, open_names)
     tables = sorted(chosen & set(embeddings_of(encoder)))
     if tables:
-        raise UnsupportedImportError(
-            folder.name,
-            f"it adapts {tables[0]}",
-            "embeddings are shared by all tasks; merge the adapter (merge_and_unload) and import "
+        raise NunatakError(
+            "unsupported_import",
+            folder=folder.name,
+            found=f"it adapts {tables[0]}",
+            advice="embeddings are shared by all tasks; merge the adapter (merge_and_unload) and import "
             "the whole model",
         )
     return config.adapted(folder, [module for module in modules if module.name in chosen])
@@ -375,7 +385,7 @@ def match_names(
     """For each pattern of a configuration, the names that it matches as a whole.
 
     Raises:
-        CorruptFileError: a pattern is no regular expression, or takes too long.
+        NunatakError: `corrupt_file`, a pattern is no regular expression, or takes too long.
     """
     return matches(patterns, names, folder=folder.name, file=CONFIG_FILE)
 

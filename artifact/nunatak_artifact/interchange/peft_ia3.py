@@ -82,7 +82,7 @@ class Ia3Config(PeftConfig):
         """Return if the configuration is of plain IA3.
 
         Raises:
-            UnsupportedImportError: it uses what we refuse.
+            NunatakError: `unsupported_import`, it uses what we refuse.
         """
         for name, value in (self.__pydantic_extra__ or {}).items():
             if value:
@@ -118,7 +118,7 @@ class Ia3Config(PeftConfig):
         """The scales as one method with its parameters.
 
         Raises:
-            InvalidMethodError: a map is scaled at its input in one layer, at its output in another.
+            NunatakError: `invalid_method`, a map is scaled at its input in one layer, at its output in another.
         """
         outputs = {place: it for place, it in changes.items() if isinstance(it, OutputScale)}
         inputs = {place: it for place, it in changes.items() if isinstance(it, InputScale)}

@@ -13,11 +13,6 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from nunatak_artifact.errors import (
-    ForeignBackboneError,
-    TensorMismatchError,
-    UnsupportedImportError,
-)
 from nunatak_artifact.interchange.compatibility import (
     AS_THE_FOLDER_SAYS,
     ImportChoices,
@@ -50,6 +45,7 @@ from nunatak_artifact.interchange.peft_config import (
 from nunatak_artifact.interchange.peft_ia3 import Ia3Config
 from nunatak_artifact.interchange.peft_lora import LoraConfig
 from nunatak_contract.enums import HeadKind, Pooling, RankingScore
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import HeadOnly, Method
 from nunatak_model import Backbone, BackboneConfig, BranchSpec, HeadSpec
 
@@ -121,14 +117,15 @@ def pooler_parameters(folder: Path, backbone: Backbone) -> dict[str, Tensor]:
     """The backbone's pooler as the dense layer of a head, in float32.
 
     Raises:
-        ForeignBackboneError: it has none.
+        NunatakError: `foreign_backbone`, it has none.
     """
     pooler = backbone.pooler
     if pooler is None or pooler.bias is None:
-        raise ForeignBackboneError(
-            folder.name,
-            backbone.name,
-            "the head reads the pooler of its base, and this backbone has none",
+        raise NunatakError(
+            "foreign_backbone",
+            folder=folder.name,
+            backbone=backbone.name,
+            difference="the head reads the pooler of its base, and this backbone has none",
         )
     return {
         f"{DENSE}.weight": pooler.weight.to("cpu", torch.float32, copy=True),
@@ -149,11 +146,11 @@ def import_peft(
             type.
 
     Raises:
-        InvalidFolderError: a file is missing, unsound or no part of the folder; tensors and
+        NunatakError: `invalid_folder`, a file is missing, unsound or no part of the folder; tensors and
             configuration differ; or nothing names the labels.
-        UnsupportedImportError: no method or head here computes the same.
-        ForeignBackboneError: the adapter fits another shape of backbone.
-        InvalidMethodError: an adapter is beyond what our method takes.
+        NunatakError: `unsupported_import`, no method or head here computes the same.
+        NunatakError: `foreign_backbone`, the adapter fits another shape of backbone.
+        NunatakError: `invalid_method`, an adapter is beyond what our method takes.
     """
     encoder = encoder_of(folder, backbone)
     config = read_peft_config(folder)
@@ -193,15 +190,16 @@ def read_peft_config(folder: Path) -> PeftConfig:
     """Read a configuration that we can reproduce exactly.
 
     Raises:
-        InvalidFolderError: it cannot be read.
-        UnsupportedImportError: it is of another method, or uses what we refuse.
+        NunatakError: `invalid_folder`, it cannot be read.
+        NunatakError: `unsupported_import`, it is of another method, or uses what we refuse.
     """
     kind = read_model(folder, CONFIG_FILE, _Kind).peft_type
     if kind not in PEFT_CONFIGS:
-        raise UnsupportedImportError(
-            folder.name,
-            f"it is a peft adapter of type {kind}",
-            f"expected one of {', '.join(PEFT_CONFIGS)}; merge the adapter (merge_and_unload) and "
+        raise NunatakError(
+            "unsupported_import",
+            folder=folder.name,
+            found=f"it is a peft adapter of type {kind}",
+            advice=f"expected one of {', '.join(PEFT_CONFIGS)}; merge the adapter (merge_and_unload) and "
             "import the whole model",
         )
     config = read_model(folder, CONFIG_FILE, PEFT_CONFIGS[kind])
@@ -211,11 +209,12 @@ def read_peft_config(folder: Path) -> PeftConfig:
 
 def _check_types(folder: Path, task_type: TaskType, backbone: Backbone) -> None:
     if task_type is TaskType.QUESTION_ANSWERING and backbone.tokenizer.tells_texts_apart:
-        raise UnsupportedImportError(
-            folder.name,
-            "peft's class for question answering gives its model no token types, and this backbone "
+        raise NunatakError(
+            "unsupported_import",
+            folder=folder.name,
+            found="peft's class for question answering gives its model no token types, and this backbone "
             "reads them",
-            "merge the adapter (merge_and_unload), check that the merged model answers well with "
+            advice="merge the adapter (merge_and_unload), check that the merged model answers well with "
             "token types, and import it whole",
         )
 
@@ -224,14 +223,15 @@ def encoder_of(folder: Path, backbone: Backbone) -> str:
     """Return the name of an encoder like the backbone in transformers' classes with a head.
 
     Raises:
-        UnsupportedImportError: adapters of such a model cannot be imported.
+        NunatakError: `unsupported_import`, adapters of such a model cannot be imported.
     """
     encoder = ENCODERS.get(backbone.config.model_type)
     if encoder is None:
-        raise UnsupportedImportError(
-            folder.name,
-            f"the backbone is a {backbone.config.model_type}",
-            f"adapter folders are read for {', '.join(ENCODERS)}",
+        raise NunatakError(
+            "unsupported_import",
+            folder=folder.name,
+            found=f"the backbone is a {backbone.config.model_type}",
+            advice=f"adapter folders are read for {', '.join(ENCODERS)}",
         )
     return encoder
 
@@ -259,7 +259,12 @@ def _check_backbone(
     ]
     for difference in differences:
         if difference is not None:
-            raise ForeignBackboneError(folder.name, backbone.name, difference)
+            raise NunatakError(
+                "foreign_backbone",
+                folder=folder.name,
+                backbone=backbone.name,
+                difference=difference,
+            )
 
 
 def _foreign_name(name: str, encoder: str, config: BackboneConfig) -> str | None:

@@ -119,7 +119,7 @@ class LoraConfig(PeftConfig):
         """Return if the configuration is of plain LoRA on an unchanged base.
 
         Raises:
-            UnsupportedImportError: it uses what we refuse.
+            NunatakError: `unsupported_import`, it uses what we refuse.
         """
         for name, value in (self.__pydantic_extra__ or {}).items():
             if value and name not in IDLE_ALONE | START_SETTINGS:
@@ -205,7 +205,7 @@ def normalised_lora(
             scale * (x @ down.T) @ up.T  is the same before and after, zero where there was none
 
     Raises:
-        InvalidMethodError: a rank is beyond what our method takes.
+        NunatakError: `invalid_method`, a rank is beyond what our method takes.
     """
     rank = max(update.down.shape[0] for update in updates.values())
     check_rank(rank, config)

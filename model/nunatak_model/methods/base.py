@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from nunatak_contract.enums import LinearMap
+from nunatak_contract.errors import NunatakError
 from nunatak_model.architectures import layer_shapes
 from nunatak_model.backbone import Backbone
 from nunatak_model.config import BackboneConfig
-from nunatak_model.errors import InvalidMethodError
 from nunatak_model.layer import LayerOverride
 from nunatak_model.weights import Shapes
 
@@ -31,7 +31,7 @@ class MethodMaths(ABC, Generic[MethodT_co]):
 
     @abstractmethod
     def check(self, config: BackboneConfig) -> None:
-        """Raise `InvalidMethodError` unless the settings fit this backbone."""
+        """Raise `invalid_method` unless the settings fit this backbone."""
 
     @abstractmethod
     def split_depth(self, config: BackboneConfig) -> int | None:
@@ -66,11 +66,12 @@ class MethodMaths(ABC, Generic[MethodT_co]):
 
 
 def check_first_layer(first_layer: int, config: BackboneConfig) -> None:
-    """Raise `InvalidMethodError` unless `first_layer` is a layer of the backbone."""
+    """Raise `invalid_method` unless `first_layer` is a layer of the backbone."""
     if not 0 <= first_layer < config.num_layers:
-        raise InvalidMethodError(
-            f"first_layer must be in [0, {config.num_layers - 1}], got {first_layer} "
-            f"(the backbone has {config.num_layers} layers)"
+        raise NunatakError(
+            "invalid_method",
+            problem=f"first_layer must be in [0, {config.num_layers - 1}], got {first_layer} "
+            f"(the backbone has {config.num_layers} layers)",
         )
 
 

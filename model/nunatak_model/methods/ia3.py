@@ -19,10 +19,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nunatak_contract.enums import LinearMap
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import Ia3
 from nunatak_model.backbone import Backbone
 from nunatak_model.config import BackboneConfig
-from nunatak_model.errors import InvalidMethodError
 from nunatak_model.layer import ChangedMaps, LayerOverride
 from nunatak_model.methods.base import MethodMaths, check_first_layer, map_widths
 from nunatak_model.ops.grouped import SlotGroups
@@ -87,19 +87,21 @@ class Ia3Maths(MethodMaths[Ia3]):
     """Scales of some maps in every layer from `first_layer` up."""
 
     def check(self, config: BackboneConfig) -> None:
-        """Raise `InvalidMethodError` unless maps and first layer make sense."""
+        """Raise `invalid_method` unless maps and first layer make sense."""
         check_first_layer(self.method.first_layer, config)
         outputs, inputs = self.method.scaled_outputs, self.method.scaled_inputs
         named = (*outputs, *inputs)
         if not named or len(set(named)) != len(named):
-            raise InvalidMethodError(
-                "ia3 scales one or more different maps, each on one side, got scaled_outputs="
-                f"{','.join(outputs)} and scaled_inputs={','.join(inputs)}"
+            raise NunatakError(
+                "invalid_method",
+                problem="ia3 scales one or more different maps, each on one side, got scaled_outputs="
+                f"{','.join(outputs)} and scaled_inputs={','.join(inputs)}",
             )
         if not set(inputs) <= set(SCALABLE_INPUTS):
-            raise InvalidMethodError(
-                f"ia3 scaled_inputs must be of {', '.join(SCALABLE_INPUTS)}, got "
-                f"{','.join(inputs)} (query, key and value share one input)"
+            raise NunatakError(
+                "invalid_method",
+                problem=f"ia3 scaled_inputs must be of {', '.join(SCALABLE_INPUTS)}, got "
+                f"{','.join(inputs)} (query, key and value share one input)",
             )
 
     def split_depth(self, config: BackboneConfig) -> int:

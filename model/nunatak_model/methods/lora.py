@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from nunatak_contract.enums import LinearMap
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import Lora
 from nunatak_model.backbone import Backbone
 from nunatak_model.config import BackboneConfig
-from nunatak_model.errors import InvalidMethodError
 from nunatak_model.layer import ChangedMaps, LayerOverride
 from nunatak_model.methods.base import MethodMaths, check_first_layer, map_widths
 from nunatak_model.ops.grouped import SlotGroups, grouped_product, rounded_up
@@ -67,13 +67,14 @@ class LoraMaths(MethodMaths[Lora]):
     """Rank-`rank` updates of `targets` in every layer from `first_layer` up."""
 
     def check(self, config: BackboneConfig) -> None:
-        """Raise `InvalidMethodError` unless rank, targets and first layer make sense."""
+        """Raise `invalid_method` unless rank, targets and first layer make sense."""
         check_first_layer(self.method.first_layer, config)
         check_rank(self.method.rank, config)
         if len(set(self.method.targets)) != len(self.method.targets):
-            raise InvalidMethodError(
-                f"lora targets must be one or more different ones of {', '.join(LinearMap)}, "
-                f"got {', '.join(self.method.targets)}"
+            raise NunatakError(
+                "invalid_method",
+                problem=f"lora targets must be one or more different ones of {', '.join(LinearMap)}, "
+                f"got {', '.join(self.method.targets)}",
             )
 
     def split_depth(self, config: BackboneConfig) -> int:
@@ -130,6 +131,8 @@ class LoraMaths(MethodMaths[Lora]):
 
 
 def check_rank(rank: int, config: BackboneConfig) -> None:
-    """Raise `InvalidMethodError` unless updates of this rank are no wider than the backbone."""
+    """Raise `invalid_method` unless updates of this rank are no wider than the backbone."""
     if not 1 <= rank <= config.hidden_width:
-        raise InvalidMethodError(f"lora rank must be in [1, {config.hidden_width}], got {rank}")
+        raise NunatakError(
+            "invalid_method", problem=f"lora rank must be in [1, {config.hidden_width}], got {rank}"
+        )

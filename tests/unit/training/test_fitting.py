@@ -1,5 +1,6 @@
 import pytest
 import torch
+from doubles.refusals import raises
 from pydantic import JsonValue
 
 from doubles.backbones import tiny_backbone
@@ -17,7 +18,6 @@ from nunatak_contract.methods import (
 )
 from nunatak_model import (
     Backbone,
-    InvalidMethodError,
     TrunkCache,
     initial_parameters,
     parameter_shapes,
@@ -146,7 +146,7 @@ def test_head_follows_the_backbone_unless_the_recipe_says_otherwise(backbone: Ba
 
 
 def test_method_that_does_not_fit_the_backbone_is_refused(backbone: Backbone) -> None:
-    with pytest.raises(InvalidMethodError, match="topk layers"):
+    with raises("invalid_method", match="topk layers"):
         trained(TopK(num_layers=9), backbone)
 
 

@@ -1,12 +1,12 @@
 """Laws of settings by name: options, task files and sweep files say them alike."""
 
 import pytest
+from doubles.refusals import raises
 from pydantic import JsonValue
 
 from doubles.backbones import tiny_backbone
 from nunatak_contract.enums import AdaptedBlocks, LinearMap, MethodKind
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
-from nunatak_model import InvalidMethodError
 from nunatak_training import InvalidRecipeError, default_recipe
 from nunatak_training.recipes import METHODS
 from nunatak_training.run_settings import all_settings, read_settings
@@ -121,7 +121,7 @@ def test_what_does_not_fit_is_named(named: dict[str, JsonValue], problem: str) -
 
 def test_layers_that_the_backbone_has_not_are_refused() -> None:
     for named in ({"frozen": 4}, {"layers": 4}):
-        with pytest.raises(InvalidMethodError, match="3 layers"):
+        with raises("invalid_method", match="3 layers"):
             read_settings(named).method(CONFIG)
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from doubles.refusals import raises
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +14,7 @@ from nunatak_artifact.interchange.adapterhub_import import (
 from nunatak_artifact.interchange.peft_lora import normalised_lora
 from nunatak_contract.enums import Activation, HeadKind, LinearMap, Norms
 from nunatak_contract.methods import Bottleneck, Lora
-from nunatak_model import InvalidMethodError, build_branch, maths_of
+from nunatak_model import build_branch, maths_of
 from nunatak_model.branch import BranchSpec
 from nunatak_model.heads import HeadSpec
 from nunatak_model.layer import ChangedMaps
@@ -80,7 +81,7 @@ def test_an_adapter_that_is_uniform_is_kept_as_it_is() -> None:
 
 
 def test_a_rank_beyond_the_width_is_refused() -> None:
-    with pytest.raises(InvalidMethodError, match="rank"):
+    with raises("invalid_method", match="rank"):
         normalised_lora({(0, LinearMap.KEY): random_update(0, LinearMap.KEY, 33, 1.0)}, CONFIG)
 
 
