@@ -1,6 +1,6 @@
 """Task versions between registry and model: manifest and bytes here, branches there."""
 
-from nunatak_artifact.drafting import PARAMETERS_ROLE, Draft, Provenance, draft_task
+from nunatak_artifact.drafting import PARAMETERS_ROLE, Provenance, VersionDraft, draft_task
 from nunatak_artifact.errors import (
     ArtifactError,
     BackboneMismatchError,
@@ -16,12 +16,12 @@ __all__ = [
     "PARAMETERS_ROLE",
     "ArtifactError",
     "BackboneMismatchError",
-    "Draft",
     "LoadedTask",
     "NoEffectError",
     "ProbeFailedError",
     "Provenance",
     "UnservableTaskError",
+    "VersionDraft",
     "branch_spec",
     "check_effect",
     "draft_task",

@@ -38,7 +38,7 @@ class Provenance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
+class VersionDraft:
     """A manifest without a version, and the blobs it speaks of: `registry.publish(*draft)`."""
 
     manifest: TaskDraft
@@ -59,7 +59,7 @@ def draft_task(  # noqa: PLR0913 - what a version is made of
     max_length: int,
     probe_inputs: Sequence[TextInput],
     provenance: Provenance,
-) -> Draft:
+) -> VersionDraft:
     """Describe and serialise a task version of float32 parameters.
 
     Counts and probe are taken from the serialised bytes, so they hold for what a server will read.
@@ -101,4 +101,4 @@ def draft_task(  # noqa: PLR0913 - what a version is made of
         created_at=provenance.created_at,
         note=provenance.note,
     )
-    return Draft(manifest=manifest, blobs={PARAMETERS_ROLE: data})
+    return VersionDraft(manifest=manifest, blobs={PARAMETERS_ROLE: data})

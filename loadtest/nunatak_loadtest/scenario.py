@@ -19,26 +19,26 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 
 
-class Part(BaseModel):
+class _Part(BaseModel):
     """Base of every part: frozen, and no name that nobody reads."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Uniform(Part):
+class Uniform(_Part):
     """Every task is asked equally often."""
 
     kind: Literal["uniform"] = "uniform"
 
 
-class Zipf(Part):
+class Zipf(_Part):
     """The task of rank r is asked in proportion to `r ** -exponent`."""
 
     kind: Literal["zipf"] = "zipf"
     exponent: Annotated[float, Field(gt=0, le=5)] = 1.0
 
 
-class Closed(Part):
+class Closed(_Part):
     """Users who each wait for their answer before they ask again; a slow server is asked less.
 
     With `steps`, the number of users follows them instead of being `users` all the time.
@@ -49,21 +49,21 @@ class Closed(Part):
     steps: tuple["Step", ...] = ()
 
 
-class Step(Part):
+class Step(_Part):
     """So many users for so long."""
 
     users: Annotated[int, Field(ge=1, le=10_000)]
     seconds: Annotated[int, Field(ge=1, le=86_400)]
 
 
-class Poisson(Part):
+class Poisson(_Part):
     """Requests that arrive whether or not the server keeps up, independent of each other."""
 
     kind: Literal["poisson"] = "poisson"
     rate_per_s: Annotated[float, Field(gt=0, le=100_000)]
 
 
-class Gamma(Part):
+class Gamma(_Part):
     """Bursty arrivals: gaps of a Gamma distribution with this coefficient of variation.
 
     `cv = 1` is Poisson (S-LoRA, arXiv 2311.03285, sec. 7: shape `1 / cv**2`, scale `cv**2 / rate`).
@@ -74,7 +74,7 @@ class Gamma(Part):
     cv: Annotated[float, Field(gt=0, le=100)] = 4.0
 
 
-class NormalLengths(Part):
+class NormalLengths(_Part):
     """Words per text: normal, rounded and clipped (PetS, ATC 2022: mean 32, clipped to 1..128)."""
 
     kind: Literal["normal"] = "normal"
@@ -83,7 +83,7 @@ class NormalLengths(Part):
     longest: Annotated[int, Field(ge=1, le=8192)] = 128
 
 
-class LogNormalLengths(Part):
+class LogNormalLengths(_Part):
     """Words per text: log-normal around a median, rounded and clipped; many short, few long."""
 
     kind: Literal["lognormal"] = "lognormal"
@@ -92,27 +92,27 @@ class LogNormalLengths(Part):
     longest: Annotated[int, Field(ge=1, le=8192)] = 128
 
 
-class FileTexts(Part):
+class FileTexts(_Part):
     """Texts from a file, one a line, drawn with repetition."""
 
     kind: Literal["file"] = "file"
     path: str
 
 
-class BuiltInTexts(Part):
+class BuiltInTexts(_Part):
     """A dozen sentences from short to long, drawn with repetition."""
 
     kind: Literal["builtin"] = "builtin"
 
 
-class Width(Part):
+class Width(_Part):
     """A share of requests that ask so many tasks about their text."""
 
     tasks: Annotated[int, Field(ge=1, le=4096)] = 1
     weight: Positive = 1.0
 
 
-class WarmUp(Part):
+class WarmUp(_Part):
     """Load before an open loop is measured, in windows, until three in a row agree in their median.
 
     Two medians agree where the higher is at most `1 + tolerance` times the lower. A server that is
@@ -124,7 +124,7 @@ class WarmUp(Part):
     tolerance: Share = 0.05
 
 
-class Objectives(Part):
+class Objectives(_Part):
     """What would be good enough."""
 
     p99_ms: Positive = 200.0
@@ -138,7 +138,7 @@ Texts = Annotated[
 ]
 
 
-class Scenario(Part):
+class Scenario(_Part):
     """One load, whole."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]

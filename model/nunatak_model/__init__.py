@@ -1,5 +1,6 @@
 """The maths of Nunatak: backbone, branches, heads and the mixed forward. No web, no threads."""
 
+from nunatak_contract.inputs import TextInput
 from nunatak_model.backbone import (
     INT8_SUFFIX,
     Backbone,
@@ -44,7 +45,7 @@ from nunatak_model.savings import (
     model_size,
     parameters_saved,
 )
-from nunatak_model.text.encoding import Alignment, Encoding, Part, TextInput
+from nunatak_model.text.encoding import Alignment, Encoding, Part
 from nunatak_model.text.tokenizer import TextTokenizer
 from nunatak_model.trunk import (
     TrunkActivations,

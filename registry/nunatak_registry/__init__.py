@@ -37,7 +37,7 @@ from nunatak_registry.errors import (
     VersionInUseError,
     VersionNotFoundError,
 )
-from nunatak_registry.index.snapshot import DamagedTask, Generation, TaskSummary
+from nunatak_registry.index.snapshot import DamagedTask, Generation, ListedTask
 from nunatak_registry.locations import default_location
 from nunatak_registry.store import Registry
 from nunatak_registry.upkeep import DEFAULT_GRACE_S, Collected, Finding, FindingKind
@@ -64,6 +64,7 @@ __all__ = [
     "InvalidArtifactError",
     "InvalidCandidateError",
     "InvalidManifestError",
+    "ListedTask",
     "Matrix",
     "Mistake",
     "NoPreviousVersionError",
@@ -73,7 +74,6 @@ __all__ = [
     "StoreReadOnlyError",
     "StoreUnavailableError",
     "TaskNotFoundError",
-    "TaskSummary",
     "TensorEntry",
     "Traffic",
     "VersionInUseError",

@@ -17,7 +17,7 @@ from nunatak_registry.errors import CandidateNotFoundError
 from nunatak_registry.index.index import Change, Index, find_version, require_alias, require_task
 
 
-class Rollouts:
+class RolloutStore:
     """The candidates of one registry. Safe to share between threads and between processes."""
 
     def __init__(

@@ -43,10 +43,10 @@ from nunatak_registry.index.index import (
     require_task,
     require_version,
 )
-from nunatak_registry.index.snapshot import DamagedTask, Generation, TaskSummary, summarize
+from nunatak_registry.index.snapshot import DamagedTask, Generation, ListedTask, summarize
 from nunatak_registry.locations import parse_location
 from nunatak_registry.publication import check_publication, number_draft
-from nunatak_registry.rollouts import Rollouts
+from nunatak_registry.rollouts import RolloutStore
 from nunatak_registry.upkeep import DEFAULT_GRACE_S, Collected, Finding, Upkeep
 
 Clock = Callable[[], datetime]
@@ -68,7 +68,7 @@ class Registry:
         self._blobs = blobs
         self._clock = clock
         self._upkeep = Upkeep(index=index, blobs=blobs, clock=clock)
-        self.rollouts = Rollouts(index=index, writing=self._writing, clock=clock)
+        self.rollouts = RolloutStore(index=index, writing=self._writing, clock=clock)
 
     @classmethod
     def open(cls, location: str | Path, *, clock: Clock = utc_now) -> Self:
@@ -176,17 +176,17 @@ class Registry:
             )
         return self._blobs.get(blob.sha256, blob.size_bytes, pause=pause)
 
-    def tasks(self) -> list[TaskSummary]:
+    def tasks(self) -> list[ListedTask]:
         """Return every task, ordered by name, but those that `damaged_tasks` names."""
         with self._index.reading() as snapshot:
-            return [found for found in summarize(snapshot) if isinstance(found, TaskSummary)]
+            return [found for found in summarize(snapshot) if isinstance(found, ListedTask)]
 
     def damaged_tasks(self) -> list[DamagedTask]:
         """Return the tasks whose bare names stand for a version with a damaged manifest."""
         with self._index.reading() as snapshot:
             return [found for found in summarize(snapshot) if isinstance(found, DamagedTask)]
 
-    def task(self, name: str) -> TaskSummary:
+    def task(self, name: str) -> ListedTask:
         """Return one task.
 
         Raises:

@@ -22,11 +22,11 @@ from nunatak_registry import (
     CandidateEvent,
     CandidateRole,
     Generation,
+    ListedTask,
     Registry,
     RegistryError,
     StoreUnavailableError,
     TaskNotFoundError,
-    TaskSummary,
     Traffic,
 )
 from nunatak_server.access.keys import TaskList
@@ -58,11 +58,11 @@ class Catalog:
         """Return the generation, which every change of the registry raises."""
         return await self._call(self._registry.generation)
 
-    async def tasks(self) -> list[TaskSummary]:
+    async def tasks(self) -> list[ListedTask]:
         """Return all tasks."""
         return await self._call(self._registry.tasks)
 
-    async def task(self, name: str) -> TaskSummary:
+    async def task(self, name: str) -> ListedTask:
         """Return one task."""
         return await self._call(self._registry.task, name)
 
@@ -172,13 +172,13 @@ class VisibleCatalog:
         note_task(traffic.manifest.reference)
         return traffic
 
-    async def task(self, name: str) -> TaskSummary:
+    async def task(self, name: str) -> ListedTask:
         """Return one task."""
         summary = await visible(name, self._catalog.task(name), tasks=self._tasks)
         note_task(summary.name)
         return summary
 
-    async def tasks(self) -> list[TaskSummary]:
+    async def tasks(self) -> list[ListedTask]:
         """Return the caller's tasks."""
         return [task for task in await self._catalog.tasks() if self._tasks.allows(task.name)]
 

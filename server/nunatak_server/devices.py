@@ -6,8 +6,8 @@ from typing import assert_never
 
 import torch
 
+from nunatak_contract.enums import ServingDtype
 from nunatak_server.errors import InvalidSettingsError
-from nunatak_server.settings import ServingDtype
 
 FindFault = Callable[[torch.device], str | None]
 """Says why a CUDA device cannot compute; None where it can."""

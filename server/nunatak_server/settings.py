@@ -21,6 +21,7 @@ from typing import Annotated, Final
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
 
+from nunatak_contract.enums import LogFormat, ServingDtype
 from nunatak_contract.errors import InvalidNameError
 from nunatak_contract.names import TaskReference
 from nunatak_model import DEFAULT_BACKBONE
@@ -29,20 +30,10 @@ from nunatak_server.errors import InvalidSettingsError
 from nunatak_server.residency.loading import references_in
 from nunatak_server.scheduler.batch_time import FIXED_SHARE
 from nunatak_server.scheduler.planner import BatchLimits
-from nunatak_server.telemetry.logs import LogFormat
 
 Count = Annotated[int, Field(ge=1, le=2**31)]
 Milliseconds = Annotated[int, Field(ge=1, le=600_000)]
 Seconds = Annotated[int, Field(ge=1, le=86_400)]
-
-
-class ServingDtype(StrEnum):
-    """Number format of the forward pass; `auto` is float32 on a CPU and bfloat16 on CUDA."""
-
-    AUTO = "auto"
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-    FLOAT16 = "float16"
 
 
 class ServerSettings(BaseSettings):

@@ -15,6 +15,7 @@ from itertools import chain, groupby, islice
 from operator import attrgetter
 from typing import Final, Protocol
 
+from nunatak_contract.inputs import Input
 from nunatak_model import Encoding, TextInput
 from nunatak_server.errors import (
     EmptyTextError,
@@ -22,7 +23,7 @@ from nunatak_server.errors import (
     TextTooLongError,
     TooManyTokensError,
 )
-from nunatak_server.inputs import TaskInput, strings_in, texts_to_read
+from nunatak_server.inputs import strings_in, texts_to_read
 
 
 class FairSemaphore:
@@ -173,7 +174,7 @@ def default_stride(max_length: int) -> int:
     return min(MAX_DEFAULT_STRIDE, max_length // 2)
 
 
-def check_texts(inputs: Sequence[TaskInput], *, max_chars: int) -> None:
+def check_texts(inputs: Sequence[Input], *, max_chars: int) -> None:
     """Return if every text can be tokenized at bounded cost.
 
     Tokenizers truncate after tokenizing, so this check bounds the length in characters.
@@ -224,7 +225,7 @@ class Tokenization:
         self._semaphore = FairSemaphore(num_slots=num_threads)
 
     async def encode(
-        self, inputs: Sequence[TaskInput], *, readings: Iterable[Reading], caller: str
+        self, inputs: Sequence[Input], *, readings: Iterable[Reading], caller: str
     ) -> Mapping[Reading, list[Encodings]]:
         """Encode every input once for each distinct reading."""
         distinct = tuple(dict.fromkeys(readings))

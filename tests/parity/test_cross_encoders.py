@@ -18,11 +18,10 @@ from doubles.sentence_folders import edit
 from nunatak_artifact.errors import UnsupportedImportError
 from nunatak_artifact.interchange import (
     ImportChoices,
-    LogitUse,
     export_transformers,
     import_transformers,
 )
-from nunatak_contract.enums import HeadKind, ProblemType, RankingScore
+from nunatak_contract.enums import HeadKind, LogitUse, ProblemType, RankingScore
 from nunatak_contract.methods import TopK
 
 QUERY = "who wrote the report?"

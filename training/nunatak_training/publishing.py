@@ -6,7 +6,7 @@ from datetime import datetime
 
 from pydantic import TypeAdapter, ValidationError
 
-from nunatak_artifact import Draft, Provenance, draft_task, head_record
+from nunatak_artifact import Provenance, VersionDraft, draft_task, head_record
 from nunatak_contract.evidence import (
     MAX_CONFUSION_CELLS,
     ConfusionCell,
@@ -74,7 +74,7 @@ def draft_trained(
     task: str,
     created_at: datetime,
     note: str = "",
-) -> Draft:
+) -> VersionDraft:
     """Describe and serialise a trained task."""
     recipe = trained.recipe
     return draft_task(

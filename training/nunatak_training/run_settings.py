@@ -63,14 +63,14 @@ class LayerSettings(BaseModel):
 class RunSettings:
     """A method, and what a recipe has in place of the method's defaults."""
 
-    record: Method
-    """Of the method; with `frozen` the backbone says how many layers that leaves."""
+    method: Method
+    """As it is named; with `frozen` the backbone decides how many layers it owns."""
     frozen: int | None
     layer_target: float | None
     """Given: the fewest layers are sought that keep this share of full fine-tuning's score."""
     changes: Mapping[str, JsonValue]
 
-    def method(self, config: BackboneConfig) -> Method:
+    def method_on(self, config: BackboneConfig) -> Method:
         """Return the method on a backbone.
 
         Raises:
@@ -78,8 +78,8 @@ class RunSettings:
         """
         if self.frozen is not None:
             return _above(self.frozen, config)
-        maths_of(self.record).check(config)
-        return self.record
+        maths_of(self.method).check(config)
+        return self.method
 
 
 def read_settings(named: Mapping[str, JsonValue]) -> RunSettings:
@@ -114,11 +114,11 @@ def read_settings(named: Mapping[str, JsonValue]) -> RunSettings:
         of_method = {"num_layers": chosen.layers} if isinstance(chosen.layers, int) else {}
     default = METHODS[kind]
     try:
-        record = type(default).model_validate({**default.model_dump(mode="json"), **of_method})
+        method = type(default).model_validate({**default.model_dump(mode="json"), **of_method})
     except ValidationError as error:
         raise InvalidRecipeError(problems_in(error)) from error
-    default_recipe(record, changes=flat)
-    return RunSettings(record=record, frozen=frozen, layer_target=target, changes=flat)
+    default_recipe(method, changes=flat)
+    return RunSettings(method=method, frozen=frozen, layer_target=target, changes=flat)
 
 
 @cache

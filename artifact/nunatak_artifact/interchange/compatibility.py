@@ -9,7 +9,6 @@ import json
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,7 +27,7 @@ from nunatak_artifact.errors import (
 )
 from nunatak_artifact.interchange.folders import MAX_JSON_BYTES, has_file, read_bytes
 from nunatak_artifact.interchange.transformers_layout import FAMILIES
-from nunatak_contract.enums import ProblemType, RankingScore
+from nunatak_contract.enums import LogitUse, OnLong, ProblemType, RankingScore
 from nunatak_model import (
     INT8_SUFFIX,
     Backbone,
@@ -46,13 +45,6 @@ from nunatak_model.tokenizer_settings import (
 )
 
 
-class LogitUse(StrEnum):
-    """What the one logit of a model is for."""
-
-    CLASSIFICATION = "classification"
-    RANKING = "ranking"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportChoices:
     """What the caller decides; None: as the folder says."""
@@ -62,6 +54,9 @@ class ImportChoices:
     problem_type: ProblemType | None = None
     """Of a sequence classification; a model with one is no ranking."""
     logit_use: LogitUse | None = None
+    default_label: str | None = None
+    """The label that means that nothing was found; None: the first of two labels."""
+    on_long: OnLong | None = None
     allows_other_base: bool = False
     """Whether an adapter is taken that names another base than the backbone, or none."""
 

@@ -16,14 +16,13 @@ from nunatak_artifact.errors import UnsupportedImportError
 from nunatak_artifact.interchange.compatibility import (
     CONFIG,
     ImportChoices,
-    LogitUse,
     import_errors,
     read_definition,
     read_json,
     read_settings,
 )
 from nunatak_artifact.interchange.folders import has_file
-from nunatak_contract.enums import RankingScore
+from nunatak_contract.enums import LogitUse, RankingScore
 from nunatak_model import Backbone
 from nunatak_model.sentence_folder import (
     SENTENCE_CONFIG,

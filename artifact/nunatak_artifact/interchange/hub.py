@@ -17,7 +17,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Protocol
 
-from nunatak_artifact.drafting import PARAMETERS_ROLE, Draft
+from nunatak_artifact.drafting import PARAMETERS_ROLE, VersionDraft
 from nunatak_artifact.errors import CorruptFileError, HubUnavailableError, InvalidFolderError
 from nunatak_artifact.interchange.folders import new_folder, read_bytes, read_model
 from nunatak_artifact.loading import load_task
@@ -116,7 +116,9 @@ def read_hub_folder(folder: Path) -> HubTask:
     )
 
 
-def draft_pulled(found: HubTask, backbone: Backbone, *, task: str | None, origin: str) -> Draft:
+def draft_pulled(
+    found: HubTask, backbone: Backbone, *, task: str | None, origin: str
+) -> VersionDraft:
     """Describe a foreign version as one to publish here, after validation that it answers right.
 
     Args:
@@ -146,7 +148,7 @@ def draft_pulled(found: HubTask, backbone: Backbone, *, task: str | None, origin
             "note": "; ".join(filter(None, (note, there.note)))[:MAX_NOTE_CHARS],
         }
     )
-    return Draft(manifest=draft, blobs=found.blobs)
+    return VersionDraft(manifest=draft, blobs=found.blobs)
 
 
 def _blob(folder: Path, blob: BlobRecord) -> bytes:

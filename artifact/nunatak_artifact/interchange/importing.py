@@ -1,13 +1,12 @@
 """From any folder that can be imported to a draft."""
 
 from datetime import datetime
-from enum import StrEnum
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from nunatak_artifact.drafting import Draft, Provenance, draft_task
+from nunatak_artifact.drafting import Provenance, VersionDraft, draft_task
 from nunatak_artifact.errors import InvalidFolderError, UnsupportedImportError
 from nunatak_artifact.interchange.adapterhub_import import import_adapterhub
 from nunatak_artifact.interchange.compatibility import (
@@ -24,7 +23,7 @@ from nunatak_artifact.interchange.peft_config import CONFIG_FILE
 from nunatak_artifact.interchange.peft_import import import_peft
 from nunatak_artifact.interchange.transformers_import import import_transformers
 from nunatak_artifact.records import head_record
-from nunatak_contract.enums import HeadKind, OnLong, ProblemType
+from nunatak_contract.enums import HeadKind, ImportFormat, OnLong, ProblemType
 from nunatak_contract.names import check_task_name
 from nunatak_model import Backbone, TextInput
 
@@ -38,14 +37,6 @@ PROBE_INPUTS: Final[tuple[TextInput, ...]] = (
 """A text, a sentence, a pair and something longer: foreign folders bring no examples of theirs."""
 
 
-class ForeignKind(StrEnum):
-    """What a folder to import can be."""
-
-    TRANSFORMERS = "transformers"
-    PEFT = "peft"
-    ADAPTERHUB = "adapterhub"
-
-
 class _AdapterConfig(BaseModel):
     """Both kinds of adapters have a file of this name; only peft's names a type of its own."""
 
@@ -54,7 +45,9 @@ class _AdapterConfig(BaseModel):
     peft_type: str | None = None
 
 
-def kind_of(folder: Path) -> ForeignKind:
+def kind_of(
+    folder: Path,
+) -> Literal[ImportFormat.TRANSFORMERS, ImportFormat.PEFT, ImportFormat.ADAPTERHUB]:
     """Tell by its files what a folder is.
 
     Raises:
@@ -69,9 +62,9 @@ def kind_of(folder: Path) -> ForeignKind:
         )
     if has_file(folder, CONFIG_FILE):
         is_peft = read_model(folder, CONFIG_FILE, _AdapterConfig).peft_type is not None
-        return ForeignKind.PEFT if is_peft else ForeignKind.ADAPTERHUB
+        return ImportFormat.PEFT if is_peft else ImportFormat.ADAPTERHUB
     if has_file(folder, CONFIG):
-        return ForeignKind.TRANSFORMERS
+        return ImportFormat.TRANSFORMERS
     raise InvalidFolderError(
         folder.name, f"it has neither {CONFIG_FILE} (an adapter) nor {CONFIG} (a model)"
     )
@@ -81,7 +74,7 @@ def import_folder(
     folder: Path,
     backbone: Backbone,
     *,
-    kind: ForeignKind | None = None,
+    kind: ImportFormat = ImportFormat.AUTO,
     choices: ImportChoices = AS_THE_FOLDER_SAYS,
 ) -> ImportedTask:
     """Read a folder of the given kind, or of the kind that its files tell.
@@ -92,19 +85,19 @@ def import_folder(
         ModelError: its parts do not fit the backbone.
     """
     check_exact(backbone)
-    match kind or kind_of(folder):
-        case ForeignKind.TRANSFORMERS:
+    match kind_of(folder) if kind is ImportFormat.AUTO else kind:
+        case ImportFormat.TRANSFORMERS:
             return import_transformers(folder, backbone, choices)
-        case ForeignKind.PEFT:
+        case ImportFormat.PEFT:
             imported = import_peft(folder, backbone, choices)
-        case ForeignKind.ADAPTERHUB:
+        case ImportFormat.ADAPTERHUB:
             imported = import_adapterhub(folder, backbone, choices)
     if not choices.allows_other_base:
         check_base(folder, imported.base, backbone)
     return imported
 
 
-def draft_imported(  # noqa: PLR0913 - an imported task, and what the importer says of it
+def draft_imported(
     task: str,
     imported: ImportedTask,
     backbone: Backbone,
@@ -112,9 +105,8 @@ def draft_imported(  # noqa: PLR0913 - an imported task, and what the importer s
     origin: str,
     created_at: datetime,
     note: str = "",
-    default_label: str | None = None,
-    on_long: OnLong | None = None,
-) -> Draft:
+    choices: ImportChoices = AS_THE_FOLDER_SAYS,
+) -> VersionDraft:
     """Describe an imported task as a version to publish; it has neither data nor scores.
 
     Of two labels of which a text has one, the first is the default label unless one is named.
@@ -126,9 +118,10 @@ def draft_imported(  # noqa: PLR0913 - an imported task, and what the importer s
         ModelError: the parameters do not fit, or are not finite.
     """
     check_task_name(task)
+    default_label = choices.default_label
     if default_label is None and _is_one_of_two(imported):
         default_label = imported.labels[0]
-    _check_head(imported, origin, default_label, on_long)
+    _check_head(imported, origin, default_label, choices.on_long)
     most = backbone.config.max_tokens
     found = f"imported from {origin}: {imported.source}"
     return draft_task(
@@ -137,7 +130,7 @@ def draft_imported(  # noqa: PLR0913 - an imported task, and what the importer s
         labels=imported.labels,
         problem_type=imported.problem_type,
         default_label=default_label,
-        on_long=on_long,
+        on_long=choices.on_long,
         score=imported.score,
         parameters=imported.parameters,
         backbone=backbone,

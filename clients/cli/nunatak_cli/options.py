@@ -116,55 +116,12 @@ RevisionOption = Annotated[
 ]
 
 
-class ImportFormat(StrEnum):
-    """The library whose folder `task import` reads."""
-
-    AUTO = "auto"
-    TRANSFORMERS = "transformers"
-    PEFT = "peft"
-    ADAPTERHUB = "adapterhub"
-
-
-class LogitUseName(StrEnum):
-    """The head that `task import` gives a model with one logit."""
-
-    CLASSIFICATION = "classification"
-    RANKING = "ranking"
-
-
 class ExportFormat(StrEnum):
     """The format that `task export` writes."""
 
     TRANSFORMERS = "transformers"
     PEFT = "peft"
     HUB = "hub"
-
-
-class AggregationName(StrEnum):
-    """How tokens with labels become entities."""
-
-    NONE = "none"
-    SIMPLE = "simple"
-    FIRST = "first"
-    AVERAGE = "average"
-    MAX = "max"
-    WORD = "word"
-
-
-class DtypeName(StrEnum):
-    """Number formats in which the server computes."""
-
-    AUTO = "auto"
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-    FLOAT16 = "float16"
-
-
-class LogFormatName(StrEnum):
-    """Formats of the server's log."""
-
-    TEXT = "text"
-    JSON = "json"
 
 
 def example(command_line: str) -> str:

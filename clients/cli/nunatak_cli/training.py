@@ -70,7 +70,7 @@ def train_and_promote(
         backbone = load_backbone(request.backbone or DEFAULT_BACKBONE)
     chosen = request.settings
     recipe = default_recipe(
-        chosen.method(backbone.config), backbone=backbone.name, changes=chosen.changes
+        chosen.method_on(backbone.config), backbone=backbone.name, changes=chosen.changes
     )
     if trunks is None and request.cache:
         trunks = DiskTrunkStore()

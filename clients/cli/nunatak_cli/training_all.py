@@ -81,7 +81,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskResult:
+class TrainResult:
     """The result of one task: either `outcome` or `failure`."""
 
     task: str
@@ -91,7 +91,7 @@ class TaskResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Requests:
+class TrainRequests:
     """All tasks of a file, checked before the first training."""
 
     backbone: Backbone
@@ -122,7 +122,7 @@ def read_task_file(path: Path) -> TaskFile:
     return file.model_copy(update={"tasks": tasks})
 
 
-def requests_of(listed: TaskFile, file: Path, *, cache: bool, resume: bool) -> Requests:
+def requests_of(listed: TaskFile, file: Path, *, cache: bool, resume: bool) -> TrainRequests:
     """Check every task of a file against the backbone.
 
     A store computes the states of one depth from the states of a smaller depth. So the tasks with
@@ -158,13 +158,13 @@ def requests_of(listed: TaskFile, file: Path, *, cache: bool, resume: bool) -> R
         except (TrainingError, ModelError) as error:
             raise TaskFileError(file, f"tasks.{task}", str(error)) from error
     items = sorted(requests.values(), key=lambda request: depths[request.task])
-    return Requests(backbone=backbone, items=tuple(items))
+    return TrainRequests(backbone=backbone, items=tuple(items))
 
 
-def train_in_turn(requests: Requests, registry: Registry) -> tuple[TaskResult, ...]:
+def train_in_turn(requests: TrainRequests, registry: Registry) -> tuple[TrainResult, ...]:
     """Train and publish each task; an error of Nunatak fails only its own task."""
     memory = MemoryTrunkStore()
-    results = list[TaskResult]()
+    results = list[TrainResult]()
     for number, request in enumerate(requests.items, start=1):
         result = _trained(request, requests.backbone, registry, memory)
         results.append(result)
@@ -198,7 +198,7 @@ def _merged(shared: SharedSettings, task: TaskSettings, folder: Path) -> TaskSet
 def _split_depth(request: TrainRequest, backbone: Backbone) -> int:
     """Return the depth at which a request needs trunk states; 0 for none or for several depths."""
     settings = request.settings
-    method = settings.method(backbone.config)
+    method = settings.method_on(backbone.config)
     default_recipe(method, backbone=backbone.name, changes=settings.changes)
     if settings.layer_target is not None:
         return 0
@@ -207,17 +207,17 @@ def _split_depth(request: TrainRequest, backbone: Backbone) -> int:
 
 def _trained(
     request: TrainRequest, backbone: Backbone, registry: Registry, memory: MemoryTrunkStore
-) -> TaskResult:
+) -> TrainResult:
     trunks = DiskTrunkStore() if request.cache else memory
     try:
         outcome = train_and_promote(request, registry, backbone=backbone, trunks=trunks)
     except (TrainingError, ModelError, RegistryError) as error:
         failure = Failure(code=error_code(error) or error.code, message=str(error))
-        return TaskResult(task=request.task, alias=request.alias, failure=failure)
-    return TaskResult(task=request.task, alias=request.alias, outcome=outcome)
+        return TrainResult(task=request.task, alias=request.alias, failure=failure)
+    return TrainResult(task=request.task, alias=request.alias, outcome=outcome)
 
 
-def _print_progress(result: TaskResult, number: int, count: int) -> None:
+def _print_progress(result: TrainResult, number: int, count: int) -> None:
     if result.failure is not None:
         line = f"failed [{result.failure.code}]: {result.failure.message}"
     elif result.outcome is not None:
@@ -228,7 +228,7 @@ def _print_progress(result: TaskResult, number: int, count: int) -> None:
     error_console().print(f"[{number}/{count}] {result.task}: {line}", soft_wrap=True)
 
 
-def results_table(results: Sequence[TaskResult]) -> Table:
+def results_table(results: Sequence[TrainResult]) -> Table:
     """Return one row per task."""
     table = Table("task", "version", "dev score", "time", box=None)
     for result in results:
@@ -242,7 +242,7 @@ def results_table(results: Sequence[TaskResult]) -> Table:
     return table
 
 
-def results_json(results: Sequence[TaskResult]) -> dict[str, JsonValue]:
+def results_json(results: Sequence[TrainResult]) -> dict[str, JsonValue]:
     """Return the result of each task, in the order of training."""
     published = [result for result in results if result.outcome is not None]
     return {
@@ -252,7 +252,7 @@ def results_json(results: Sequence[TaskResult]) -> dict[str, JsonValue]:
     }
 
 
-def _result_json(result: TaskResult) -> dict[str, JsonValue]:
+def _result_json(result: TrainResult) -> dict[str, JsonValue]:
     if result.outcome is not None:
         return {"status": "published", **outcome_json(result.outcome, alias=result.alias)}
     failure = result.failure

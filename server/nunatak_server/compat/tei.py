@@ -15,6 +15,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from nunatak_contract.enums import FunctionToApply, HeadKind, OnLong
+from nunatak_contract.inputs import Query
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.requests import MAX_ITEMS, Message, Text
 from nunatak_contract.wire import Score
@@ -38,7 +39,6 @@ from nunatak_server.http.endpoints import (
     runtime_of,
 )
 from nunatak_server.http.replies import reply
-from nunatak_server.inputs import Query
 from nunatak_server.outputs.outputs import PredictionOptions
 from nunatak_server.outputs.scores import RankingOptions, ScoreOptions
 from nunatak_server.runtime import Runtime

@@ -21,12 +21,12 @@ import orjson
 from pydantic import WithJsonSchema
 
 from nunatak_contract.enums import HeadKind
+from nunatak_contract.inputs import Input, Query, Question
 from nunatak_contract.requests import Parameters
 from nunatak_server.errors import InvalidRequestError
-from nunatak_server.inputs import Query, Question, TaskInput
-from nunatak_server.outputs.answers import Answer
+from nunatak_server.outputs.answers import AnswerScore
 from nunatak_server.outputs.outputs import Output
-from nunatak_server.outputs.scores import LabelScore, RankedDocument
+from nunatak_server.outputs.scores import DocumentScore, LabelScore
 
 Columns = Mapping[str, Sequence[str]]
 
@@ -64,7 +64,7 @@ class Tensor:
         return {**self.metadata, "data": list(self.data)}
 
 
-def inputs_of(columns: Columns) -> tuple[TaskInput, ...]:
+def inputs_of(columns: Columns) -> tuple[Input, ...]:
     """Turn named columns into inputs.
 
     Raises:
@@ -134,15 +134,15 @@ def output_tensors(kind: HeadKind, outputs: Sequence[Output]) -> list[Tensor]:
             found = tuple(orjson.dumps(it).decode() for it in outputs)
             return [Tensor(name="entities", datatype="BYTES", shape=shape, data=found)]
         case HeadKind.QUESTION_ANSWERING:
-            answers = cast("Sequence[list[Answer]]", outputs)
+            answers = cast("Sequence[list[AnswerScore]]", outputs)
             return _answered(shape, [row[0] if row else NOTHING for row in answers])
         case HeadKind.RANKING:
-            (ranked,) = cast("Sequence[list[RankedDocument]]", outputs)
+            (ranked,) = cast("Sequence[list[DocumentScore]]", outputs)
             ordered = tuple(it["score"] for it in sorted(ranked, key=lambda it: it["index"]))
             return [Tensor(name="score", datatype="FP32", shape=(len(ordered),), data=ordered)]
 
 
-NOTHING: Final = Answer(answer="", score=0.0, start=0, end=0)
+NOTHING: Final = AnswerScore(answer="", score=0.0, start=0, end=0)
 """In the place of an answer where the context has nothing to choose."""
 
 
@@ -155,7 +155,7 @@ def _classified(
     ]
 
 
-def _answered(shape: tuple[int, ...], answers: Sequence[Answer]) -> list[Tensor]:
+def _answered(shape: tuple[int, ...], answers: Sequence[AnswerScore]) -> list[Tensor]:
     return [
         Tensor(
             name="answer", datatype="BYTES", shape=shape, data=tuple(it["answer"] for it in answers)

@@ -40,14 +40,14 @@ from nunatak_server.predict.types import (
     AskedTask,
     EmbeddingRequest,
     Embeddings,
-    Prediction,
     PredictionRequest,
+    Predictions,
     RowOutcomes,
+    StageTimes,
     StreamedResult,
     TaskFailure,
     TaskOutcome,
     TaskPrediction,
-    Timings,
     lateness_of,
     normalised,
     result_of,
@@ -139,7 +139,7 @@ class PredictionService:
             self._metrics.observe_request(None, error.code)
             raise
 
-    async def predict(self, request: PredictionRequest) -> Prediction:
+    async def predict(self, request: PredictionRequest) -> Predictions:
         """Answer a request, with an answer or a failure for each of its tasks.
 
         Raises:
@@ -154,7 +154,7 @@ class PredictionService:
         lateness = lateness_of(outcomes)
         if lateness is not None:
             raise lateness
-        return Prediction(results=results, timings=_timings_of(outcomes))
+        return Predictions(results=results, timings=_timings_of(outcomes))
 
     async def stream(self, request: PredictionRequest) -> AsyncGenerator[StreamedResult]:
         """Yield an answer or a failure for each task, in the order in which they come.
@@ -451,7 +451,7 @@ async def _vectors(answers: Sequence[RowAnswer], *, normalises: bool) -> tuple[l
     return await asyncio.to_thread(lambda: tuple(map(normalised, vectors)))
 
 
-def _timings_of(outcomes: Sequence[TaskOutcome]) -> Timings:
+def _timings_of(outcomes: Sequence[TaskOutcome]) -> StageTimes:
     """Return where the time of tasks went that were read together."""
     tokenize_s = outcomes[0].tokenize_s if outcomes else 0.0
     return timings_of((row for it in outcomes for row in it.rows), tokenize_s)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from doubles.backbones import tiny_backbone
 from doubles.tasks import CREATED_AT, LABELS, PROBE_INPUTS, random_parameters, spec_of, tiny_task
-from nunatak_artifact import Draft, NoEffectError, Provenance, draft_task, load_task
+from nunatak_artifact import NoEffectError, Provenance, VersionDraft, draft_task, load_task
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
 from nunatak_model import Backbone, tensors_from_bytes, tensors_to_bytes
@@ -39,7 +39,7 @@ def idle_parameters(method: Method, backbone: Backbone) -> dict[str, Tensor]:
     return {name: without_effect(name, each, backbone) for name, each in parameters.items()}
 
 
-def draft(method: Method, parameters: dict[str, Tensor], backbone: Backbone) -> Draft:
+def draft(method: Method, parameters: dict[str, Tensor], backbone: Backbone) -> VersionDraft:
     return draft_task(
         "tone",
         spec=spec_of(backbone, method, num_labels=len(LABELS)),

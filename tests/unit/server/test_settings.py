@@ -1,8 +1,9 @@
 import pytest
 from pydantic import ValidationError
 
+from nunatak_contract.enums import ServingDtype
 from nunatak_server.errors import InvalidSettingsError
-from nunatak_server.settings import ServerSettings, ServingDtype
+from nunatak_server.settings import ServerSettings
 
 
 def test_the_environment_sets_every_field(monkeypatch: pytest.MonkeyPatch) -> None:

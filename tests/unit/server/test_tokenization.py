@@ -7,9 +7,9 @@ import pytest
 
 from doubles.backbones import tiny_backbone
 from doubles.leases import settle
+from nunatak_contract.inputs import Input, Query, Question
 from nunatak_model import Encoding, TextInput
 from nunatak_server.errors import EmptyTextError, InvalidTextError, ServerError, TextTooLongError
-from nunatak_server.inputs import Query, Question, TaskInput
 from nunatak_server.tokenization import (
     MAX_CHARS_A_CHUNK,
     MAX_CHARS_ON_LOOP,
@@ -112,7 +112,7 @@ async def test_inputs_are_encoded_once_per_reading() -> None:
     ],
     ids=["text", "texts", "pair", "query of each document"],
 )
-async def test_only_what_is_short_is_encoded_on_the_event_loop(inputs: Sequence[TaskInput]) -> None:
+async def test_only_what_is_short_is_encoded_on_the_event_loop(inputs: Sequence[Input]) -> None:
     encoder = SpyEncoder()
     tokenization = Tokenization(encoder, num_threads=1)
     reading = Reading(max_length=4, stride=None)

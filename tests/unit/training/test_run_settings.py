@@ -44,7 +44,7 @@ CONFIG = tiny_backbone(num_layers=3).config
     ],
 )
 def test_names_become_the_method(named: dict[str, JsonValue], method: Method) -> None:
-    assert read_settings(named).method(CONFIG) == method
+    assert read_settings(named).method_on(CONFIG) == method
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -117,7 +117,7 @@ def test_what_does_not_fit_is_named(named: dict[str, JsonValue], problem: str) -
 def test_layers_that_the_backbone_has_not_are_refused() -> None:
     for named in ({"frozen": 4}, {"layers": 4}):
         with pytest.raises(InvalidMethodError, match="3 layers"):
-            read_settings(named).method(CONFIG)
+            read_settings(named).method_on(CONFIG)
 
 
 def test_every_field_of_recipes_and_methods_is_listed_with_what_it_may_be() -> None:

@@ -19,7 +19,7 @@ from typing import cast
 
 from pyarrow import ArrowException, parquet
 
-from nunatak_training.data.rows import Row
+from nunatak_training.data.rows import FileRow
 from nunatak_training.errors import DataNotFoundError, InvalidRowError, UnreadableFileError
 
 
@@ -33,7 +33,7 @@ class FileFormat(StrEnum):
     PARQUET = ".parquet"
 
 
-def read_file(path: Path) -> Iterator[Row]:
+def read_file(path: Path) -> Iterator[FileRow]:
     """Read the rows of one file, by the format its suffix names.
 
     Raises:
@@ -65,7 +65,7 @@ def file_format(path: Path) -> FileFormat:
     raise UnreadableFileError(path.name, f"unknown file type; expected one of {known}")
 
 
-def _read_jsonl(path: Path) -> Iterator[Row]:
+def _read_jsonl(path: Path) -> Iterator[FileRow]:
     for number, line in _lines(path):
         if not line.strip():
             continue
@@ -76,7 +76,7 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
             raise InvalidRowError(where, f"not a JSON object: {error}") from error
         if not isinstance(row, dict):
             raise InvalidRowError(where, f"expected a JSON object, got {type(row).__name__}")
-        yield Row(where=where, columns_at=where, values=cast("dict[str, object]", row))
+        yield FileRow(where=where, columns_at=where, values=cast("dict[str, object]", row))
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -98,7 +98,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         ) from error
 
 
-def _read_delimited(path: Path, delimiter: str) -> Iterator[Row]:
+def _read_delimited(path: Path, delimiter: str) -> Iterator[FileRow]:
     lines = (line for _, line in _lines(path))
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     header: list[str] | None = None
@@ -113,7 +113,7 @@ def _read_delimited(path: Path, delimiter: str) -> Iterator[Row]:
                 header = _checked_header(fields, where)
             elif fields:
                 values = _named_fields(header, fields, where)
-                yield Row(where=where, columns_at=header_at, values=values)
+                yield FileRow(where=where, columns_at=header_at, values=values)
     except csv.Error as error:
         raise InvalidRowError(f"{path.name}:{first_line}", f"broken row: {error}") from error
     if header is None:
@@ -134,7 +134,7 @@ def _named_fields(header: list[str], fields: list[str], where: str) -> dict[str,
     return dict(zip(header, fields, strict=True))
 
 
-def _read_parquet(path: Path) -> Iterator[Row]:
+def _read_parquet(path: Path) -> Iterator[FileRow]:
     try:
         with parquet.ParquetFile(path) as file:
             number = 0
@@ -142,6 +142,6 @@ def _read_parquet(path: Path) -> Iterator[Row]:
                 for values in cast("list[dict[str, object]]", batch.to_pylist()):
                     number += 1
                     where = f"{path.name}:{number}"
-                    yield Row(where=where, columns_at=path.name, values=values)
+                    yield FileRow(where=where, columns_at=path.name, values=values)
     except (OSError, ArrowException, UnicodeDecodeError) as error:
         raise UnreadableFileError(path.name, f"not a readable Parquet file: {error}") from error

@@ -104,7 +104,7 @@ def _unicode(value: str, column: str, where: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class FileRow:
     """One row as a file has it, and the places to name in messages."""
 
     where: str
@@ -113,7 +113,7 @@ class Row:
     values: Mapping[str, object]
 
 
-def parse_row(row: Row, kind: TaskKind) -> list[ReadExample]:
+def parse_row(row: FileRow, kind: TaskKind) -> list[ReadExample]:
     """Read one row; columns that the kind does not know are ignored.
 
     Raises:
@@ -127,7 +127,7 @@ def parse_row(row: Row, kind: TaskKind) -> list[ReadExample]:
     return [ReadExample(where=row.where, example=example) for example in _examples(row, kind)]
 
 
-def _examples(row: Row, kind: TaskKind) -> list[Example]:
+def _examples(row: FileRow, kind: TaskKind) -> list[Example]:
     values, where = row.values, row.where
     match kind:
         case TaskKind.SINGLE_LABEL:
@@ -146,7 +146,7 @@ def _examples(row: Row, kind: TaskKind) -> list[Example]:
             return _documents(row)
 
 
-def _labelled(row: Row, label: str | float | LabelSet) -> Example:
+def _labelled(row: FileRow, label: str | float | LabelSet) -> Example:
     pair = row.values.get("text_pair")
     return Example(
         text=read_text(row.values["text"], "text", row.where),
@@ -221,7 +221,7 @@ def _answer(value: object, context: str, where: str) -> AnswerSpan:
     return AnswerSpan(text=text, begin=start)
 
 
-def _documents(row: Row) -> list[Example]:
+def _documents(row: FileRow) -> list[Example]:
     values, where = row.values, row.where
     query = read_text(values["query"], "query", where)
     group = read_label(values["group"], "group", where) if "group" in values else query
@@ -235,7 +235,7 @@ def _documents(row: Row) -> list[Example]:
     ]
 
 
-def _graded(row: Row) -> list[tuple[object, object]]:
+def _graded(row: FileRow) -> list[tuple[object, object]]:
     values = row.values
     if "document" in values:
         if "label" not in values:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from nunatak_training.data.examples import Example, ExampleSet, ReadExample, TaskData
 from nunatak_training.data.files import FileFormat, read_file
-from nunatak_training.data.rows import Row, parse_row
+from nunatak_training.data.rows import FileRow, parse_row
 from nunatak_training.data.splits import check_scored, check_train, draw_dev, label_names
 from nunatak_training.errors import DataNotFoundError, InvalidRowError
 from nunatak_training.kinds import TaskKind, kind_of_row
@@ -71,7 +71,7 @@ def load_from_hub(reference: HubReference) -> "Mapping[str, Dataset]":
     return cast("Mapping[str, Dataset]", loaded)
 
 
-def read_split(dataset: "Dataset", where: str) -> Iterator[Row]:
+def read_split(dataset: "Dataset", where: str) -> Iterator[FileRow]:
     """Read the rows of one split; class numbers become the class names the data set gives."""
     names_of = {
         column: names
@@ -83,7 +83,7 @@ def read_split(dataset: "Dataset", where: str) -> Iterator[Row]:
         values = dict(cast("Mapping[str, object]", item))
         for column, names in names_of.items():
             values[column] = _named(values[column], names, column, place)
-        yield Row(where=place, columns_at=where, values=values)
+        yield FileRow(where=place, columns_at=where, values=values)
 
 
 def _class_names(feature: object) -> list[str] | None:
@@ -107,8 +107,8 @@ DEV_NAMES = ("dev", "validation")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Source:
     name: str
-    train: Iterator[Row]
-    dev: Iterator[Row] | None
+    train: Iterator[FileRow]
+    dev: Iterator[FileRow] | None
 
 
 def load_examples(path: str | Path, *, kind: TaskKind | None = None) -> list[Example]:
@@ -171,7 +171,9 @@ def load_test_set(path: str | Path, data: TaskData) -> ExampleSet:
     return _set_of(found)
 
 
-def _with_kind(rows: Iterator[Row], kind: TaskKind | None) -> tuple[TaskKind, Iterator[Row]]:
+def _with_kind(
+    rows: Iterator[FileRow], kind: TaskKind | None
+) -> tuple[TaskKind, Iterator[FileRow]]:
     """Tell the kind from the first row, unless it is given, and return all rows again."""
     first = list(islice(rows, 1))
     told = kind_of_row(first[0].values) if first else TaskKind.SINGLE_LABEL
@@ -225,7 +227,7 @@ def _open_hub(reference: HubReference, load_dataset: DatasetLoader) -> _Source:
     )
 
 
-def _examples(rows: Iterable[Row], kind: TaskKind) -> list[ReadExample]:
+def _examples(rows: Iterable[FileRow], kind: TaskKind) -> list[ReadExample]:
     return [read for row in rows for read in parse_row(row, kind)]
 
 

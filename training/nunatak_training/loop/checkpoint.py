@@ -48,7 +48,7 @@ MAX_SHARE = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class SavedState:
     """All that a loop needs to go on as if it had never stopped."""
 
     tensors: Mapping[str, Tensor]
@@ -76,16 +76,16 @@ class Checkpoint:
         """Whether enough time has passed since the last one was written."""
         return self._clock() >= self._due_at
 
-    def load(self) -> Snapshot | None:
+    def load(self) -> SavedState | None:
         """Return the newest snapshot; None if there is none, or none that can be read."""
         try:
             tensors = tensors_from_bytes(self._path.read_bytes())
             facts = bytes(cast("list[int]", tensors.pop(FACTS).tolist())).decode()
         except (FileNotFoundError, InvalidTensorsError, KeyError):
             return None
-        return Snapshot(tensors=tensors, facts=facts)
+        return SavedState(tensors=tensors, facts=facts)
 
-    def save(self, snapshot: Snapshot) -> None:
+    def save(self, snapshot: SavedState) -> None:
         """Put a snapshot in the place of the one before.
 
         Raises:
@@ -190,7 +190,7 @@ class _Facts(BaseModel):
     history: tuple[EpochResult, ...]
 
 
-def snapshot(state: LoopState) -> Snapshot:
+def snapshot(state: LoopState) -> SavedState:
     """Return what the loop depends on from here; tensors are those of the loop, not copies."""
     place, best = state.place, state.best
     facts = _Facts(
@@ -210,10 +210,10 @@ def snapshot(state: LoopState) -> Snapshot:
         **_named(RANDOM, _random_states(state.randomness)),
         ORDER: torch.tensor(place.order, dtype=torch.int64),
     }
-    return Snapshot(tensors=tensors, facts=facts.model_dump_json())
+    return SavedState(tensors=tensors, facts=facts.model_dump_json())
 
 
-def restore(state: LoopState, held: Snapshot) -> None:
+def restore(state: LoopState, held: SavedState) -> None:
     """Bring a loop that has not begun to where a snapshot of the same run was taken."""
     facts = _Facts.model_validate_json(held.facts)
     with torch.no_grad():

@@ -83,7 +83,7 @@ def methods_of(axis: MethodAxis, config: BackboneConfig) -> Sequence[Method]:
     Raises:
         InvalidMethodError: a method does not fit the backbone.
     """
-    return [read_settings(named).method(config) for named in axis.choices()]
+    return [read_settings(named).method_on(config) for named in axis.choices()]
 
 
 class RegularizerEntry(_RecipeEntry):

@@ -8,10 +8,9 @@ import pytest
 
 from doubles.checkpoints import save_checkpoint
 from doubles.published import TwinFactory
-from nunatak_artifact import Draft, load_task
+from nunatak_artifact import VersionDraft, load_task
 from nunatak_artifact.errors import InvalidFolderError, UnsupportedImportError
 from nunatak_artifact.interchange import (
-    ForeignKind,
     ImportChoices,
     ImportedTask,
     draft_imported,
@@ -19,7 +18,7 @@ from nunatak_artifact.interchange import (
     kind_of,
 )
 from nunatak_artifact.interchange.importing import PROBE_INPUTS
-from nunatak_contract.enums import HeadKind, ProblemType
+from nunatak_contract.enums import HeadKind, ImportFormat, ProblemType
 from nunatak_contract.errors import InvalidNameError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import TopK
@@ -32,7 +31,7 @@ def factory(tmp_path_factory: pytest.TempPathFactory) -> TwinFactory:
     return TwinFactory(tmp_path_factory.mktemp("bert"), family="bert")
 
 
-def drafted(factory: TwinFactory, imported: ImportedTask, *, task: str = "tone") -> Draft:
+def drafted(factory: TwinFactory, imported: ImportedTask, *, task: str = "tone") -> VersionDraft:
     return draft_imported(
         task, imported, factory.backbone, origin="tuned", created_at=NOW, note="for the desk"
     )
@@ -41,21 +40,21 @@ def drafted(factory: TwinFactory, imported: ImportedTask, *, task: str = "tone")
 @pytest.mark.parametrize(
     ("files", "kind"),
     [
-        pytest.param({"config.json": {}}, ForeignKind.TRANSFORMERS, id="transformers"),
+        pytest.param({"config.json": {}}, ImportFormat.TRANSFORMERS, id="transformers"),
         pytest.param(
             {"adapter_config.json": {"peft_type": "LORA"}, "config.json": {}},
-            ForeignKind.PEFT,
+            ImportFormat.PEFT,
             id="peft",
         ),
         pytest.param(
             {"adapter_config.json": {"config": {"reduction_factor": 16}}},
-            ForeignKind.ADAPTERHUB,
+            ImportFormat.ADAPTERHUB,
             id="adapterhub",
         ),
     ],
 )
 def test_the_kind_of_a_folder_is_told_by_its_files(
-    tmp_path: Path, files: dict[str, dict[str, object]], kind: ForeignKind
+    tmp_path: Path, files: dict[str, dict[str, object]], kind: ImportFormat
 ) -> None:
     for name, fields in files.items():
         (tmp_path / name).write_text(json.dumps(fields))

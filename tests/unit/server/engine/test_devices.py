@@ -1,9 +1,9 @@
 import pytest
 import torch
 
+from nunatak_contract.enums import ServingDtype
 from nunatak_server.devices import cuda_fault, resolve_device, resolve_dtype
 from nunatak_server.errors import InvalidSettingsError
-from nunatak_server.settings import ServingDtype
 
 
 def test_auto_is_a_device_this_machine_has() -> None:
