@@ -1,20 +1,12 @@
 """Task versions between registry and model: manifest and bytes here, branches there."""
 
 from nunatak_artifact.drafting import PARAMETERS_ROLE, Provenance, VersionDraft, draft_task
-from nunatak_artifact.errors import (
-    ArtifactError,
-    BackboneMismatchError,
-    NoEffectError,
-    ProbeFailedError,
-    UnservableTaskError,
-)
 from nunatak_artifact.loading import LoadedTask, check_effect, load_task
 from nunatak_artifact.probing import probe_tolerance
 from nunatak_artifact.records import branch_spec, head_record
 
 __all__ = [
     "PARAMETERS_ROLE",
-    "ArtifactError",
     "BackboneMismatchError",
     "LoadedTask",
     "NoEffectError",

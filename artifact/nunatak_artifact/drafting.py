@@ -65,8 +65,8 @@ def draft_task(  # noqa: PLR0913 - what a version is made of
     Counts and probe are taken from the serialised bytes, so they hold for what a server will read.
 
     Raises:
-        NoEffectError: the parameters leave every layer as the backbone has it.
-        ModelError: the parameters do not fit method, head and backbone, or are not finite.
+        NunatakError: `no_effect`, the parameters leave every layer as the backbone has it.
+        NunatakError: the parameters do not fit method, head and backbone, or are not finite.
     """
     data = tensors_to_bytes(parameters)
     branch = build_branch(spec, backbone.config, tensors_from_bytes(data))

@@ -8,7 +8,8 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from nunatak_client import MemoryReport, ServerInfo
-from nunatak_loadtest.errors import InvalidSettingsError, first_problem
+from nunatak_contract.errors import NunatakError
+from nunatak_loadtest.errors import first_problem
 from nunatak_loadtest.memory import MemorySample
 from nunatak_loadtest.samples import RequestStatistics, Sample, percentile, span_s
 from nunatak_loadtest.scenario import Closed, Objectives, Scenario
@@ -41,12 +42,12 @@ class Job(BaseModel):
         """Build a job from outside values.
 
         Raises:
-            InvalidSettingsError: a value is malformed or out of range.
+            NunatakError: `invalid_settings`, a value is malformed or out of range.
         """
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            raise InvalidSettingsError(first_problem(error)) from error
+            raise NunatakError("invalid_settings", problem=first_problem(error)) from error
 
 
 class ProcessPeak(BaseModel):

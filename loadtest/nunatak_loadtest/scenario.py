@@ -11,7 +11,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from nunatak_loadtest.errors import InvalidSettingsError, first_problem
+from nunatak_contract.errors import NunatakError
+from nunatak_loadtest.errors import first_problem
 
 SUFFIX = ".toml"
 
@@ -177,11 +178,12 @@ class Scenario(_Part):
         """The scenario with the given values in place of its own.
 
         Raises:
-            InvalidSettingsError: users and rate exclude each other.
+            NunatakError: `invalid_settings`, users and rate exclude each other.
         """
         if users is not None and rate_per_s is not None:
-            raise InvalidSettingsError(
-                "give either users, who wait for answers, or a rate, not both"
+            raise NunatakError(
+                "invalid_settings",
+                problem="give either users, who wait for answers, or a rate, not both",
             )
         changes = dict[str, object]()
         if users is not None:
@@ -206,14 +208,16 @@ def load_scenario(name_or_path: str) -> Scenario:
     """Read a scenario by its name, or from a file that ends in `.toml`.
 
     Raises:
-        InvalidSettingsError: there is none of this name, or the file is no scenario.
+        NunatakError: `invalid_settings`, there is none of this name, or the file is no scenario.
     """
     if name_or_path.endswith(SUFFIX):
         return parse_scenario(_read(Path(name_or_path)), source=name_or_path)
     if name_or_path not in scenario_names():
         known = ", ".join(scenario_names())
-        raise InvalidSettingsError(
-            f"no scenario {name_or_path!r}; expected one of {known}, or a path ending in {SUFFIX}"
+        raise NunatakError(
+            "invalid_settings",
+            problem=f"no scenario {name_or_path!r}; expected one of {known}, or a path ending in "
+            f"{SUFFIX}",
         )
     file = files("nunatak_loadtest").joinpath("scenarios", name_or_path + SUFFIX)
     return parse_scenario(file.read_text(encoding="utf-8"), source=name_or_path)
@@ -223,20 +227,26 @@ def parse_scenario(text: str, *, source: str) -> Scenario:
     """Read a scenario from TOML.
 
     Raises:
-        InvalidSettingsError: the text is no TOML, or not a scenario.
+        NunatakError: `invalid_settings`, the text is no TOML, or not a scenario.
     """
     try:
         return Scenario.model_validate(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
-        raise InvalidSettingsError(f"{source} is no TOML: {error}") from error
+        raise NunatakError("invalid_settings", problem=f"{source} is no TOML: {error}") from error
     except ValidationError as error:
-        raise InvalidSettingsError(f"{source}: {first_problem(error)}") from error
+        raise NunatakError(
+            "invalid_settings", problem=f"{source}: {first_problem(error)}"
+        ) from error
 
 
 def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise InvalidSettingsError(f"cannot read {path}: {error.strerror}") from error
+        raise NunatakError(
+            "invalid_settings", problem=f"cannot read {path}: {error.strerror}"
+        ) from error
     except UnicodeDecodeError as error:
-        raise InvalidSettingsError(f"a scenario is UTF-8, but {path} is not: {error}") from error
+        raise NunatakError(
+            "invalid_settings", problem=f"a scenario is UTF-8, but {path} is not: {error}"
+        ) from error

@@ -22,18 +22,7 @@ from nunatak_model.config import (
     BackboneConfig,
 )
 from nunatak_model.cuda_graphs import TrunkGraphs, trunk_graphs
-from nunatak_model.errors import (
-    BackboneNotFoundError,
-    CorruptBackboneError,
-    InvalidHeadError,
-    InvalidMethodError,
-    InvalidTensorsError,
-    LayerNotHeldError,
-    ModelError,
-    NonFiniteParameterError,
-    ParameterMismatchError,
-    UnsupportedBackboneError,
-)
+from nunatak_model.errors import CorruptBackboneError, InvalidTensorsError, UnsupportedBackboneError
 from nunatak_model.forward import BetweenLayers, Row, forward, hidden_states, run_trunk
 from nunatak_model.heads import HeadSpec, default_head
 from nunatak_model.methods import maths_of
@@ -75,7 +64,6 @@ __all__ = [
     "InvalidMethodError",
     "InvalidTensorsError",
     "LayerNotHeldError",
-    "ModelError",
     "ModelSize",
     "NonFiniteParameterError",
     "ParameterMismatchError",

@@ -1,6 +1,7 @@
 """The versioned store of tasks."""
 
 from nunatak_contract.enums import CandidateRole
+from nunatak_contract.errors import NunatakError
 from nunatak_registry.aliases import (
     AliasEvent,
     AliasEventKind,
@@ -21,20 +22,12 @@ from nunatak_registry.cards import (
     worst_mistakes,
 )
 from nunatak_registry.errors import (
-    AliasConflictError,
-    AliasNotFoundError,
-    CandidateConflictError,
-    CandidateNotFoundError,
     CorruptBlobError,
     InvalidArtifactError,
-    InvalidCandidateError,
     InvalidManifestError,
-    NoPreviousVersionError,
-    RegistryError,
     StoreReadOnlyError,
     StoreUnavailableError,
     TaskNotFoundError,
-    VersionInUseError,
     VersionNotFoundError,
 )
 from nunatak_registry.index.snapshot import DamagedTask, Generation, ListedTask
@@ -68,8 +61,8 @@ __all__ = [
     "Matrix",
     "Mistake",
     "NoPreviousVersionError",
+    "NunatakError",
     "Registry",
-    "RegistryError",
     "SharedTraffic",
     "StoreReadOnlyError",
     "StoreUnavailableError",

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskDraft, TaskManifest
 from nunatak_contract.names import (
     TaskReference,
@@ -27,11 +28,7 @@ from nunatak_registry.aliases import (
 )
 from nunatak_registry.blobs.blobs import BlobStore
 from nunatak_registry.blobs.files import create_durable_folder
-from nunatak_registry.errors import (
-    InvalidManifestError,
-    StoreUnavailableError,
-    VersionInUseError,
-)
+from nunatak_registry.errors import InvalidManifestError, StoreUnavailableError
 from nunatak_registry.index.index import (
     Change,
     Index,
@@ -131,7 +128,7 @@ class Registry:
 
         Raises:
             TaskNotFoundError: no such task.
-            AliasNotFoundError: the task has no such alias.
+            NunatakError: `alias_not_found`, the task has no such alias.
             VersionNotFoundError: the task has no such version.
             InvalidManifestError: the stored manifest is damaged.
         """
@@ -146,7 +143,7 @@ class Registry:
         """Return what `resolve` does, and what runs beside it, all as of one moment.
 
         Raises:
-            RegistryError: as `resolve`.
+            NunatakError: as `resolve`.
         """
         reference.check()
         with self._index.reading() as snapshot:
@@ -222,7 +219,7 @@ class Registry:
 
         Raises:
             TaskNotFoundError: no such task.
-            AliasConflictError: the alias points elsewhere.
+            NunatakError: `alias_conflict`, the alias points elsewhere.
             VersionNotFoundError: the task has no such version.
         """
         check_alias_name(alias)
@@ -243,9 +240,9 @@ class Registry:
 
         Raises:
             TaskNotFoundError: no such task.
-            AliasNotFoundError: the task has no such alias.
-            AliasConflictError: the alias points elsewhere than expected.
-            NoPreviousVersionError: no earlier version is left to go back to.
+            NunatakError: `alias_not_found`, the task has no such alias.
+            NunatakError: `alias_conflict`, the alias points elsewhere than expected.
+            NunatakError: `no_previous_version`, no earlier version is left to go back to.
         """
         with self._writing() as change:
             current, target = find_rollback(change, task, alias, expected_version)
@@ -257,7 +254,7 @@ class Registry:
         """Return where an alias points, and where a rollback would let it point.
 
         Raises:
-            RegistryError: as `rollback`.
+            NunatakError: as `rollback`.
         """
         with self._index.reading() as snapshot:
             return find_rollback(snapshot, task, alias, expected_version)
@@ -267,7 +264,7 @@ class Registry:
 
         Raises:
             TaskNotFoundError: no such task.
-            AliasNotFoundError: the task has no such alias.
+            NunatakError: `alias_not_found`, the task has no such alias.
         """
         check_alias_name(alias)
         with self._index.reading() as snapshot:
@@ -284,22 +281,32 @@ class Registry:
         Raises:
             TaskNotFoundError: no such task.
             VersionNotFoundError: the task has no such version.
-            VersionInUseError: an alias points to it, it runs beside one, or a reader holds it.
+            NunatakError: `version_in_use`, an alias points to it, it runs beside one, or a reader
+                holds it.
         """
         with self._writing() as change:
             require_version(change, check_task_name(task), version)
             now = self._clock()
             targets = change.aliases(task).get(task, {})
-            aliases = tuple(alias for alias, target in targets.items() if target == version)
-            readers = change.readers(task, version, now)
-            candidates = tuple(
-                f"{it.role} of alias {it.alias}"
-                for it in change.candidates(task)
-                if it.version == version
-            )
-            if aliases or readers or candidates:
-                raise VersionInUseError(
-                    task, version, aliases=aliases, readers=readers, candidates=candidates
+            holders = [
+                *(
+                    f"alias {alias} (promote another version first)"
+                    for alias, target in targets.items()
+                    if target == version
+                ),
+                *(
+                    f"the {it.role} of alias {it.alias} (end it first)"
+                    for it in change.candidates(task)
+                    if it.version == version
+                ),
+                *(
+                    f"reader {reader} (evict it there, or wait for it to end)"
+                    for reader in change.readers(task, version, now)
+                ),
+            ]
+            if holders:
+                raise NunatakError(
+                    "version_in_use", task=task, version=version, holders=", ".join(holders)
                 )
             change.remove_version(task, version, now)
 

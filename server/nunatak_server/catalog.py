@@ -13,7 +13,7 @@ from functools import partial
 from typing import NoReturn, ParamSpec, TypeVar
 from uuid import uuid4
 
-from nunatak_contract.errors import ContractError
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import TaskReference
 from nunatak_registry import (
@@ -24,7 +24,6 @@ from nunatak_registry import (
     Generation,
     ListedTask,
     Registry,
-    RegistryError,
     StoreUnavailableError,
     TaskNotFoundError,
     Traffic,
@@ -207,6 +206,6 @@ async def deny(task: str, lookup: Awaitable[object]) -> NoReturn:
         await lookup
     except StoreUnavailableError:
         raise
-    except (ContractError, RegistryError):
+    except NunatakError:
         pass
     raise TaskNotFoundError(task)

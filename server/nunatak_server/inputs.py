@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 from nunatak_contract.enums import HeadKind
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input, Query, Question, TextInput
-from nunatak_server.errors import WrongInputKindError
 
 
 class InputKind(StrEnum):
@@ -43,13 +43,19 @@ def input_kinds_of(head: HeadKind) -> tuple[InputKind, ...]:
             return (InputKind.QUERY,)
 
 
-def find_misfit(inputs: Sequence[Input], head: HeadKind) -> WrongInputKindError | None:
+def find_misfit(inputs: Sequence[Input], head: HeadKind) -> NunatakError | None:
     """Return why a head cannot answer the inputs, or None if it can."""
     wanted = input_kinds_of(head)
     for position, item in enumerate(inputs):
         kind = input_kind(item)
         if kind not in wanted:
-            return WrongInputKindError(position, kind, head=head, wanted=wanted)
+            return NunatakError(
+                "wrong_input_kind",
+                position=position,
+                kind=kind,
+                head=head.replace("_", " "),
+                wanted=" or ".join(wanted),
+            )
     return None
 
 

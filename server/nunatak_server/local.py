@@ -56,7 +56,7 @@ class LocalPredictor:
         """Return the answer or the failure of each task for all inputs.
 
         Raises:
-            ServerError: the whole request cannot be answered.
+            NunatakError: the whole request cannot be answered.
         """
         request = PredictionRequest(
             references=tuple(tasks),

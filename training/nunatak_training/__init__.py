@@ -21,25 +21,7 @@ from nunatak_training.data import (
     load_examples,
     load_task_data,
 )
-from nunatak_training.errors import (
-    AlreadyTrainingError,
-    CacheError,
-    CorruptResultError,
-    DataError,
-    DataNotFoundError,
-    InvalidRecipeError,
-    InvalidRowError,
-    InvalidSweepError,
-    MissingColumnError,
-    SweepRunningError,
-    TargetMissedError,
-    TooFewExamplesError,
-    TrainingDivergedError,
-    TrainingError,
-    UnknownLabelError,
-    UnpublishableError,
-    UnreadableFileError,
-)
+from nunatak_training.errors import InvalidRecipeError, TrainingDivergedError
 from nunatak_training.fitting import TrainedTask, branch_logits, evaluate, fit_task
 from nunatak_training.kinds import Metric, TaskKind
 from nunatak_training.loop.checkpoint import Checkpoint, held_checkpoint, run_key
@@ -61,7 +43,6 @@ __all__ = [
     "Checkpoint",
     "ChosenTask",
     "CorruptResultError",
-    "DataError",
     "DataNotFoundError",
     "DiskTrunkStore",
     "EpochResult",
@@ -93,7 +74,6 @@ __all__ = [
     "TrainSettings",
     "TrainedTask",
     "TrainingDivergedError",
-    "TrainingError",
     "TrunkStore",
     "UnknownLabelError",
     "UnpublishableError",

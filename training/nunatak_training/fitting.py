@@ -85,9 +85,9 @@ def fit_task(
             when the result is safe. Absent: a killed run is lost.
 
     Raises:
-        CacheError: `trunks` or `checkpoint` cannot be written.
+        NunatakError: `cache_unusable`, `trunks` or `checkpoint` cannot be written.
         InvalidRecipeError: the recipe does not fit the data or the backbone.
-        ModelError: the method does not fit the backbone.
+        NunatakError: the method does not fit the backbone.
         TrainingDivergedError: the loss stopped being a number.
     """
     check_recipe(recipe, data, backbone)
@@ -157,9 +157,9 @@ def starting_parameters(
         checkpoint: of the whole run; pretraining has one beside it.
 
     Raises:
-        CacheError: the checkpoint cannot be written.
+        NunatakError: `cache_unusable`, the checkpoint cannot be written.
         InvalidRecipeError: nothing can be learnt from the texts.
-        ModelError: the method does not fit the backbone.
+        NunatakError: the method does not fit the backbone.
         TrainingDivergedError: the loss stopped being a number.
     """
     generator = torch.Generator().manual_seed(recipe.seed)
@@ -201,7 +201,7 @@ def branch_logits(
     encoding from its state there, where there is one.
 
     Raises:
-        ModelError: the parameters are not those of `spec`.
+        NunatakError: the parameters are not those of `spec`.
     """
     branch = build_branch(spec, backbone.config, parameters)
 

@@ -11,8 +11,9 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator
 
 from nunatak_contract.enums import MethodKind
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
-from nunatak_model import BackboneConfig, InvalidMethodError, maths_of
+from nunatak_model import BackboneConfig, maths_of
 from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.recipes import DEFAULTS_BY_METHOD, default_recipe, recipe_settings
 from nunatak_training.settings import Setting, check_name, flattened, problems_in, settings_of
@@ -74,7 +75,7 @@ class RunSettings:
         """Return the method on a backbone.
 
         Raises:
-            InvalidMethodError: the method does not fit the backbone.
+            NunatakError: `invalid_method`, the method does not fit the backbone.
         """
         if self.frozen is not None:
             return _above(self.frozen, config)
@@ -176,9 +177,10 @@ def _layers(named: Mapping[str, JsonValue]) -> LayerSettings:
 def _above(num_frozen: int, config: BackboneConfig) -> TopK | HeadOnly:
     """The method that tunes all layers above the lowest `num_frozen`; a head if none is left."""
     if num_frozen > config.num_layers:
-        raise InvalidMethodError(
-            f"frozen layers must be in [0, {config.num_layers}], got {num_frozen} "
-            f"(the backbone has {config.num_layers} layers)"
+        raise NunatakError(
+            "invalid_method",
+            problem=f"frozen layers must be in [0, {config.num_layers}], got {num_frozen} "
+            f"(the backbone has {config.num_layers} layers)",
         )
     if num_frozen == config.num_layers:
         return HeadOnly()

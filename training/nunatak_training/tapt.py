@@ -193,7 +193,7 @@ def adapt(
         checkpoint: holds how far it is, and at last what came out, for a run that goes on later.
 
     Raises:
-        CacheError: the checkpoint cannot be written.
+        NunatakError: `cache_unusable`, the checkpoint cannot be written.
         InvalidRecipeError: the vocabulary has no mask token, or no text has an ordinary one.
         TrainingDivergedError: the loss or a gradient became infinite or NaN.
     """

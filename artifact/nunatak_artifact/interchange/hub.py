@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Protocol
 
 from nunatak_artifact.drafting import PARAMETERS_ROLE, VersionDraft
-from nunatak_artifact.errors import CorruptFileError, HubUnavailableError, InvalidFolderError
+from nunatak_artifact.errors import HubUnavailableError
 from nunatak_artifact.interchange.folders import new_folder, read_bytes, read_model
 from nunatak_artifact.loading import load_task
 from nunatak_contract.enums import HeadKind
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import BlobRecord, TaskDraft, TaskManifest
 from nunatak_contract.names import check_task_name
 from nunatak_contract.plain_text import visible_lines
@@ -95,7 +96,7 @@ def write_hub_folder(
     """Write a version; `source` is the repository that the folder will become, if any.
 
     Raises:
-        FolderInUseError: the folder holds something already.
+        NunatakError: `folder_in_use`, the folder holds something already.
     """
     with new_folder(folder) as made:
         (made / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
@@ -108,7 +109,8 @@ def read_hub_folder(folder: Path) -> HubTask:
     """Read a version and check that every byte is the one its publisher stored.
 
     Raises:
-        InvalidFolderError: a file is missing, malformed, or not the one that the manifest names.
+        NunatakError: `invalid_folder`, a file is missing, malformed, or not the one that the
+            manifest names.
     """
     manifest = read_model(folder, MANIFEST, TaskManifest)
     return HubTask(
@@ -128,16 +130,18 @@ def draft_pulled(
         origin: where it is from, for the note.
 
     Raises:
-        ArtifactError: backbone or tokenizer are others, it changes nothing, or fails its probe.
-        ModelError: its tensors do not fit.
-        InvalidFolderError: the version has no parameters.
+        NunatakError: backbone or tokenizer are others, it changes nothing, or fails its probe.
+        NunatakError: its tensors do not fit.
+        NunatakError: `invalid_folder`, the version has no parameters.
         InvalidNameError: `task` is no name of a task.
     """
     there = found.manifest
     name = check_task_name(task or there.task)
     data = found.blobs.get(PARAMETERS_ROLE)
     if data is None:
-        raise InvalidFolderError(origin, f"it has no blob {PARAMETERS_ROLE!r}")
+        raise NunatakError(
+            "invalid_folder", folder=origin, reason=f"it has no blob {PARAMETERS_ROLE!r}"
+        )
     load_task(there, data, backbone)
     note = f"pulled from {origin}, where it was {there.reference}"
     fields = there.model_dump(include=set(TaskDraft.model_fields))
@@ -155,8 +159,11 @@ def _blob(folder: Path, blob: BlobRecord) -> bytes:
     name = _file(blob.role)
     data = read_bytes(folder, name, limit=blob.size_bytes)
     if (digest := sha256(data).hexdigest()) != blob.sha256:
-        raise CorruptFileError(
-            folder.name, name, f"must have SHA-256 {blob.sha256}, it has {digest}"
+        raise NunatakError(
+            "corrupt_file",
+            folder=folder.name,
+            file=name,
+            problem=f"must have SHA-256 {blob.sha256}, it has {digest}",
         )
     return data
 
@@ -245,7 +252,7 @@ def push(
     """Write a version to a place in the hub's layout; return where it is now.
 
     Raises:
-        FolderInUseError: the folder holds something already.
+        NunatakError: `folder_in_use`, the folder holds something already.
         HubUnavailableError: the hub does not take it.
     """
     if is_folder(place):
@@ -265,13 +272,13 @@ def fetched(
     """Yield the files of a place for reading; downloaded ones are gone afterwards.
 
     Raises:
-        InvalidFolderError: there is no such folder.
+        NunatakError: `invalid_folder`, there is no such folder.
         HubUnavailableError: the hub does not give them.
     """
     if is_folder(place):
         folder = Path(place).expanduser()
         if not folder.is_dir():
-            raise InvalidFolderError(place, "there is no such folder")
+            raise NunatakError("invalid_folder", folder=place, reason="there is no such folder")
         yield Fetched(folder=folder, origin=folder.resolve().name)
         return
     with tempfile.TemporaryDirectory() as scratch:

@@ -7,7 +7,6 @@ from typing import Final, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from nunatak_artifact.drafting import Provenance, VersionDraft, draft_task
-from nunatak_artifact.errors import InvalidFolderError, UnsupportedImportError
 from nunatak_artifact.interchange.adapterhub_import import import_adapterhub
 from nunatak_artifact.interchange.compatibility import (
     AS_THE_FOLDER_SAYS,
@@ -24,6 +23,7 @@ from nunatak_artifact.interchange.peft_import import import_peft
 from nunatak_artifact.interchange.transformers_import import import_transformers
 from nunatak_artifact.records import head_record
 from nunatak_contract.enums import HeadKind, ImportFormat, OnLong, ProblemType
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import check_task_name
 from nunatak_model import Backbone, TextInput
 
@@ -51,22 +51,27 @@ def kind_of(
     """Tell by its files what a folder is.
 
     Raises:
-        InvalidFolderError: nothing in it is known.
-        UnsupportedImportError: it is a task of our own, which is pulled.
+        NunatakError: `invalid_folder`, nothing in it is known.
+        NunatakError: `unsupported_import`, it is a task of our own, which is pulled.
     """
     if not folder.is_dir():
-        raise InvalidFolderError(str(folder), "there is no such folder")
+        raise NunatakError("invalid_folder", folder=str(folder), reason="there is no such folder")
     if has_file(folder, MANIFEST):
-        raise UnsupportedImportError(
-            folder.name, f"it has a {MANIFEST} and is no foreign folder", "use `nunatak task pull`"
+        raise NunatakError(
+            "unsupported_import",
+            folder=folder.name,
+            found=f"it has a {MANIFEST} and is no foreign folder",
+            advice="use `nunatak task pull`",
         )
     if has_file(folder, CONFIG_FILE):
         is_peft = read_model(folder, CONFIG_FILE, _AdapterConfig).peft_type is not None
         return ImportFormat.PEFT if is_peft else ImportFormat.ADAPTERHUB
     if has_file(folder, CONFIG):
         return ImportFormat.TRANSFORMERS
-    raise InvalidFolderError(
-        folder.name, f"it has neither {CONFIG_FILE} (an adapter) nor {CONFIG} (a model)"
+    raise NunatakError(
+        "invalid_folder",
+        folder=folder.name,
+        reason=f"it has neither {CONFIG_FILE} (an adapter) nor {CONFIG} (a model)",
     )
 
 
@@ -80,9 +85,9 @@ def import_folder(
     """Read a folder of the given kind, or of the kind that its files tell.
 
     Raises:
-        ForeignBackboneError: an adapter names another base than the backbone, or none.
-        ArtifactError: it cannot be imported; the message says what to do.
-        ModelError: its parts do not fit the backbone.
+        NunatakError: `foreign_backbone`, an adapter names another base than the backbone, or none.
+        NunatakError: it cannot be imported; the message says what to do.
+        NunatakError: its parts do not fit the backbone.
     """
     check_exact(backbone)
     match kind_of(folder) if kind is ImportFormat.AUTO else kind:
@@ -113,9 +118,9 @@ def draft_imported(
 
     Raises:
         InvalidNameError: `task` is no name of a task.
-        InvalidFolderError: labels and head contradict each other.
-        NoEffectError: the parameters leave every layer as the backbone has it.
-        ModelError: the parameters do not fit, or are not finite.
+        NunatakError: `invalid_folder`, labels and head contradict each other.
+        NunatakError: `no_effect`, the parameters leave every layer as the backbone has it.
+        NunatakError: the parameters do not fit, or are not finite.
     """
     check_task_name(task)
     default_label = choices.default_label
@@ -151,8 +156,10 @@ def _check_head(
 ) -> None:
     kind = imported.spec.head.kind
     if kind.reads_tokens and on_long not in {None, OnLong.WINDOWS}:
-        raise InvalidFolderError(
-            origin, f"a {kind} task reads long texts as windows, got on_long {on_long}"
+        raise NunatakError(
+            "invalid_folder",
+            folder=origin,
+            reason=f"a {kind} task reads long texts as windows, got on_long {on_long}",
         )
     try:
         head_record(
@@ -160,4 +167,6 @@ def _check_head(
         )
     except ValidationError as error:
         problem = error.errors(include_url=False, include_input=False)[0]["msg"]
-        raise InvalidFolderError(origin, f"labels and head do not fit: {problem}") from error
+        raise NunatakError(
+            "invalid_folder", folder=origin, reason=f"labels and head do not fit: {problem}"
+        ) from error

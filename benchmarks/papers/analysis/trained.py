@@ -29,8 +29,8 @@ def analyze_rsa(runs: Sequence[Run], bench: Bench, *, num_tokens: int = NUM_TOKE
     """Similarity to the backbone after each layer, on tokens of the dev examples.
 
     Raises:
-        TrainingError: a run is at fault.
-        ModelError: its method does not fit the backbone.
+        NunatakError: a run is at fault.
+        NunatakError: its method does not fit the backbone.
     """
     rows: list[tuple[str, float, float]] = []
     for run in runs:
@@ -60,8 +60,8 @@ def analyze_landscape(runs: Sequence[Run], bench: Bench) -> Findings:
     """Loss of the dev examples along the line from before training through the trained task.
 
     Raises:
-        TrainingError: a run is at fault.
-        ModelError: its method does not fit the backbone.
+        NunatakError: a run is at fault.
+        NunatakError: its method does not fit the backbone.
     """
     rows: list[tuple[str, float, float]] = []
     for run in runs:
@@ -87,9 +87,9 @@ def analyze_transfer(runs: Sequence[Run], bench: Bench, tests: Mapping[str, Path
     """Scores on other sets, beside those on the dev examples.
 
     Raises:
-        DataError: a test set is missing or broken, or has labels of its own.
-        TrainingError: a run is at fault.
-        ModelError: its method does not fit the backbone.
+        NunatakError: a test set is missing or broken, or has labels of its own.
+        NunatakError: a run is at fault.
+        NunatakError: its method does not fit the backbone.
     """
     drawing = Figure(figsize=(7, 4.8), layout="constrained")
     axes = drawing.subplots()

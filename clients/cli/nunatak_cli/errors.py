@@ -1,62 +1,10 @@
-"""Errors of the command itself; every other package has its own errors.
+"""The error of the command that code catches; all others are a `NunatakError` of another code."""
 
-CliError
-+-- MissingExtraError         an optional part of the installation is missing
-+-- RegistryMissingError      there is no registry at the given place
-+-- InvalidOptionError        the values of options make no sense
-+-- TaskFileError             a task file breaks the format
-"""
-
-from pathlib import Path
-from typing import ClassVar
+from nunatak_contract.errors import NunatakError
 
 
-class CliError(Exception):
-    """Base of every error that this package raises on purpose."""
-
-    code: ClassVar[str] = "cli_error"
-
-
-class MissingExtraError(CliError):
+class MissingExtraError(NunatakError):
     """An optional part of the installation is missing."""
 
-    code = "missing_extra"
-
     def __init__(self, extra: str, module: str) -> None:
-        self.extra = extra
-        self.module = module
-        super().__init__(
-            f"this command needs {module!r}, which is not installed; "
-            f"run: pip install 'nunatak[{extra}]'"
-        )
-
-
-class RegistryMissingError(CliError):
-    """There is no registry at the given place."""
-
-    code = "registry_missing"
-
-    def __init__(self, location: str) -> None:
-        self.location = location
-        super().__init__(
-            f"no registry at {location}; publish a first task with `nunatak train`, or name "
-            "another place with --registry or NUNATAK_REGISTRY"
-        )
-
-
-class InvalidOptionError(CliError):
-    """The values of options make no sense."""
-
-    code = "invalid_option"
-
-
-class TaskFileError(CliError):
-    """A task file breaks the format."""
-
-    code = "invalid_task_file"
-
-    def __init__(self, path: Path, place: str, problem: str) -> None:
-        self.path = path
-        self.place = place
-        self.problem = problem
-        super().__init__(f"{path}: {place}: {problem}; docs/training.md shows the format")
+        super().__init__("missing_extra", extra=extra, module=module)

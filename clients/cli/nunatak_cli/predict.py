@@ -11,7 +11,6 @@ from pydantic import JsonValue, TypeAdapter
 from rich.table import Table
 from rich.text import Text
 
-from nunatak_cli.errors import InvalidOptionError
 from nunatak_cli.failures import needs_extra
 from nunatak_cli.options import (
     BackboneOption,
@@ -21,6 +20,7 @@ from nunatak_cli.options import (
 from nunatak_cli.output import console, print_json, print_json_line
 from nunatak_cli.registries import existing_location
 from nunatak_contract.enums import AggregationStrategy, OnLong
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input, Query, Question
 
 if TYPE_CHECKING:
@@ -101,7 +101,9 @@ def predict(  # noqa: PLR0913 - one parameter per option is how typer works
     parameters = _parameters(source, aggregation=aggregation, on_long=on_long)
     if stream:
         if server is None:
-            raise InvalidOptionError("--stream needs a server; name one with --server")
+            raise NunatakError(
+                "invalid_option", problem="--stream needs a server; name one with --server"
+            )
         answers = _stream_server(server, source, task, parameters=parameters)
         has_failed = _print_stream(answers, as_json=as_json)
     else:
@@ -125,7 +127,7 @@ def _source(
     """Return the one input that the options describe.
 
     Raises:
-        InvalidOptionError: the options describe several kinds of input.
+        NunatakError: `invalid_option`, the options describe several kinds of input.
     """
     match pair, question, documents:
         case None, None, ():
@@ -137,9 +139,10 @@ def _source(
         case None, None, _:
             return Query(query=text, documents=documents)
         case _:
-            raise InvalidOptionError(
-                "expected at most one of --pair, --question and --document; "
-                "ask about each in a command of its own"
+            raise NunatakError(
+                "invalid_option",
+                problem="expected at most one of --pair, --question and --document; "
+                "ask about each in a command of its own",
             )
 
 

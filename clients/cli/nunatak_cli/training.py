@@ -8,7 +8,7 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from nunatak_cli.errors import InvalidOptionError
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import check_alias_name, check_task_name
 from nunatak_model import DEFAULT_BACKBONE, Backbone, load_backbone
 from nunatak_registry import Registry
@@ -108,10 +108,12 @@ def kind_named(name: str | None) -> TaskKind | None:
     """Return the kind of task that an option names, or `None` without a name.
 
     Raises:
-        InvalidOptionError: there is no such kind.
+        NunatakError: `invalid_option`, there is no such kind.
     """
     if name is not None and name not in set(TaskKind):
-        raise InvalidOptionError(f"--kind must be one of {', '.join(TaskKind)}, got {name!r}")
+        raise NunatakError(
+            "invalid_option", problem=f"--kind must be one of {', '.join(TaskKind)}, got {name!r}"
+        )
     return None if name is None else TaskKind(name)
 
 

@@ -17,18 +17,15 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from rich.table import Table
 
-from nunatak_cli.errors import TaskFileError
-from nunatak_cli.failures import error_code
 from nunatak_cli.output import error_console
 from nunatak_cli.training import TrainRequest, check_names, outcome_json, train_and_promote
-from nunatak_contract.errors import ContractError
-from nunatak_model import DEFAULT_BACKBONE, Backbone, ModelError, load_backbone, maths_of
-from nunatak_registry import Registry, RegistryError
+from nunatak_contract.errors import NunatakError
+from nunatak_model import DEFAULT_BACKBONE, Backbone, load_backbone, maths_of
+from nunatak_registry import Registry
 from nunatak_training import (
     DiskTrunkStore,
     MemoryTrunkStore,
     TaskKind,
-    TrainingError,
     TrainOutcome,
     default_recipe,
     read_settings,
@@ -105,7 +102,8 @@ def read_task_file(path: Path) -> TaskFile:
     Paths in the file are relative to its folder.
 
     Raises:
-        TaskFileError: the file does not exist, or breaks the format; the message names the place.
+        NunatakError: `invalid_task_file`, the file does not exist, or breaks the format; the
+            message names the place.
     """
     try:
         content = read_mapping(path)
@@ -113,11 +111,17 @@ def read_task_file(path: Path) -> TaskFile:
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         place = ".".join(map(str, problem["loc"])) or "file"
-        raise TaskFileError(path, place, problem["msg"]) from error
+        raise NunatakError(
+            "invalid_task_file", path=path, place=place, problem=problem["msg"]
+        ) from error
     except ValueError as error:
-        raise TaskFileError(path, "file", str(error)) from error
+        raise NunatakError(
+            "invalid_task_file", path=path, place="file", problem=str(error)
+        ) from error
     for name in TaskSettings.model_fields.keys() & file.shared.named.keys():
-        raise TaskFileError(path, f"shared.{name}", "each task has its own")
+        raise NunatakError(
+            "invalid_task_file", path=path, place=f"shared.{name}", problem="each task has its own"
+        )
     tasks = {name: _merged(file.shared, task, path.parent) for name, task in file.tasks.items()}
     return file.model_copy(update={"tasks": tasks})
 
@@ -129,7 +133,8 @@ def requests_of(listed: TaskFile, file: Path, *, cache: bool, resume: bool) -> T
     the lowest split depth come first, and each trunk layer runs once for equal texts.
 
     Raises:
-        TaskFileError: the settings of a task contradict each other; the message names the task.
+        NunatakError: `invalid_task_file`, the settings of a task contradict each other; the
+            message names the task.
     """
     name = listed.backbone or DEFAULT_BACKBONE
     requests = dict[str, TrainRequest]()
@@ -148,15 +153,19 @@ def requests_of(listed: TaskFile, file: Path, *, cache: bool, resume: bool) -> T
                 resume=resume,
             )
             check_names(requests[task])
-        except (TrainingError, ContractError, RegistryError) as error:
-            raise TaskFileError(file, f"tasks.{task}", str(error)) from error
+        except NunatakError as error:
+            raise NunatakError(
+                "invalid_task_file", path=file, place=f"tasks.{task}", problem=str(error)
+            ) from error
     backbone = load_backbone(name)
     depths = dict[str, int]()
     for task, request in requests.items():
         try:
             depths[task] = _split_depth(request, backbone)
-        except (TrainingError, ModelError) as error:
-            raise TaskFileError(file, f"tasks.{task}", str(error)) from error
+        except NunatakError as error:
+            raise NunatakError(
+                "invalid_task_file", path=file, place=f"tasks.{task}", problem=str(error)
+            ) from error
     items = sorted(requests.values(), key=lambda request: depths[request.task])
     return TrainRequests(backbone=backbone, items=tuple(items))
 
@@ -211,8 +220,8 @@ def _trained(
     trunks = DiskTrunkStore() if request.cache else memory
     try:
         outcome = train_and_promote(request, registry, backbone=backbone, trunks=trunks)
-    except (TrainingError, ModelError, RegistryError) as error:
-        failure = Failure(code=error_code(error) or error.code, message=str(error))
+    except NunatakError as error:
+        failure = Failure(code=error.code, message=str(error))
         return TrainResult(task=request.task, alias=request.alias, failure=failure)
     return TrainResult(task=request.task, alias=request.alias, outcome=outcome)
 

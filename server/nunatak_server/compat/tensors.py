@@ -21,9 +21,9 @@ import orjson
 from pydantic import WithJsonSchema
 
 from nunatak_contract.enums import HeadKind
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input, Query, Question
 from nunatak_contract.requests import Parameters
-from nunatak_server.errors import InvalidRequestError
 from nunatak_server.outputs.answers import AnswerScore
 from nunatak_server.outputs.outputs import Output
 from nunatak_server.outputs.scores import DocumentScore, LabelScore
@@ -68,17 +68,24 @@ def inputs_of(columns: Columns) -> tuple[Input, ...]:
     """Turn named columns into inputs.
 
     Raises:
-        InvalidRequestError: these columns do not belong together.
+        NunatakError: `invalid_request`, these columns do not belong together.
     """
     if frozenset(columns) not in PARAMETERS:
         known = "; ".join(" and ".join(sorted(names)) for names in PARAMETERS)
-        raise InvalidRequestError(f"inputs must be the tensors {known}; see the task's metadata")
+        raise NunatakError(
+            "invalid_request",
+            problem=f"inputs must be the tensors {known}; see the task's metadata",
+        )
     if "documents" in columns:
         if len(columns["query"]) != 1:
-            raise InvalidRequestError("query must have one element; send a request per query")
+            raise NunatakError(
+                "invalid_request", problem="query must have one element; send a request per query"
+            )
         return (Query(query=columns["query"][0], documents=tuple(columns["documents"])),)
     if len({len(column) for column in columns.values()}) > 1:
-        raise InvalidRequestError("all input tensors must have as many elements")
+        raise NunatakError(
+            "invalid_request", problem="all input tensors must have as many elements"
+        )
     if "question" in columns:
         return tuple(
             Question(question=question, context=context)

@@ -100,7 +100,7 @@ async def ask_task(
     """Ask one task through the service; returns its answer and the headers that go with it.
 
     Raises:
-        ServerError: or any other error of the project: the task cannot answer.
+        NunatakError: or any other error of the project: the task cannot answer.
     """
     wanted = prediction_request(request, (reference,), inputs, options=options, handling=handling)
     prediction = await runtime_of(request).service.predict(wanted)

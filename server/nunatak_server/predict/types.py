@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from nunatak_contract.enums import HeadKind
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input
 from nunatak_contract.manifest import TaskManifest
 from nunatak_server.access.keys import ALL_TASKS, TaskList
-from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError, ServerError
-from nunatak_server.failures import KnownError
+from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError
 from nunatak_server.outputs.entities import Join
 from nunatak_server.outputs.outputs import Output, PredictionOptions, outputs_of
 from nunatak_server.rollouts.choice import Arm
@@ -94,7 +94,7 @@ class AskedBackbone:
         return any(row.encoding.part.num_left_out for row in self.rows)
 
 
-RowOutcomes = Sequence[RowAnswer | KnownError]
+RowOutcomes = Sequence[RowAnswer | NunatakError]
 """What became of the rows of one version: one outcome for each, or one failure for all of them."""
 
 
@@ -103,7 +103,7 @@ class TaskFailure:
     """Why one task has no answer."""
 
     reference: str
-    error: KnownError
+    error: NunatakError
     task: str | None = None
     """The task's name, where it is certain that there is such a task."""
 
@@ -116,7 +116,7 @@ class TaskOutcome:
     """What was asked, or why nothing was."""
     rows: RowOutcomes = ()
     tokenize_s: float = 0.0
-    refusal: ServerError | None = None
+    refusal: NunatakError | None = None
     """What refused this task together with all others that were not answered by then."""
 
 
@@ -149,7 +149,7 @@ class StreamedResult:
 
     result: TaskPrediction | TaskFailure
     timings: StageTimes
-    refusal: ServerError | None = None
+    refusal: NunatakError | None = None
     """What the request fails with as a whole if none of its tasks fares better."""
 
 
@@ -202,7 +202,7 @@ def result_of(
     )
 
 
-def timings_of(rows: Iterable[RowAnswer | KnownError], tokenize_s: float) -> StageTimes:
+def timings_of(rows: Iterable[RowAnswer | NunatakError], tokenize_s: float) -> StageTimes:
     """Return where the time went; failed rows have no times."""
     answers = [row for row in rows if isinstance(row, RowAnswer)]
     return StageTimes(

@@ -11,7 +11,7 @@ from pydantic import JsonValue
 from doubles.backbones import save_tiny_backbone, tiny_backbone
 from doubles.examples import RecordingReport, rows_of, toy_examples, write_jsonl
 from nunatak_artifact import branch_spec
-from nunatak_contract.errors import InvalidNameError
+from nunatak_contract.errors import InvalidNameError, NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
 from nunatak_model import (
@@ -26,7 +26,6 @@ from nunatak_model import (
 from nunatak_registry import Registry
 from nunatak_training import (
     Checkpoint,
-    DataError,
     Metric,
     TrainOutcome,
     TrainSettings,
@@ -158,7 +157,7 @@ def test_broken_data_publishes_nothing(
 ) -> None:
     write_jsonl(folder / "dev.jsonl", [{"text": "", "label": "early"}])
 
-    with pytest.raises(DataError, match=r"dev\.jsonl:1"):
+    with pytest.raises(NunatakError, match=r"dev\.jsonl:1"):
         train(settings(HeadOnly(), folder), registry=registry, backbone=backbone)
 
     assert registry.tasks() == []

@@ -4,11 +4,11 @@ from pydantic import JsonValue
 
 from doubles.backbones import tiny_backbone
 from doubles.examples import toy_data
+from doubles.refusals import raises
 from nunatak_contract.enums import HeadKind, Pooling
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
 from nunatak_model import (
     Backbone,
-    InvalidMethodError,
     TrunkCache,
     initial_parameters,
     parameter_shapes,
@@ -136,7 +136,7 @@ def test_head_follows_the_backbone_unless_the_recipe_says_otherwise(backbone: Ba
 
 
 def test_method_that_does_not_fit_the_backbone_is_refused(backbone: Backbone) -> None:
-    with pytest.raises(InvalidMethodError, match="topk layers"):
+    with raises("invalid_method", match="topk layers"):
         trained(TopK(num_layers=9), backbone)
 
 

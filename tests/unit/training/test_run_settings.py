@@ -4,9 +4,9 @@ import pytest
 from pydantic import JsonValue
 
 from doubles.backbones import tiny_backbone
+from doubles.refusals import raises
 from nunatak_contract.enums import AdaptedBlocks, LoraTarget
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
-from nunatak_model import InvalidMethodError
 from nunatak_training import InvalidRecipeError, default_recipe
 from nunatak_training.run_settings import METHODS, all_settings, read_settings
 from nunatak_training.settings import flattened, overlaid
@@ -49,7 +49,7 @@ def test_names_become_the_method(named: dict[str, JsonValue], method: Method) ->
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_without_settings_has_its_own_defaults(name: str) -> None:
-    assert read_settings({"method": name}).record == METHODS[name]
+    assert read_settings({"method": name}).method == METHODS[name]
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_what_does_not_fit_is_named(named: dict[str, JsonValue], problem: str) -
 
 def test_layers_that_the_backbone_has_not_are_refused() -> None:
     for named in ({"frozen": 4}, {"layers": 4}):
-        with pytest.raises(InvalidMethodError, match="3 layers"):
+        with raises("invalid_method", match="3 layers"):
             read_settings(named).method_on(CONFIG)
 
 

@@ -29,10 +29,10 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType] - PathLike
 from torch import Tensor
 
+from nunatak_contract.errors import NunatakError
 from nunatak_model import Backbone, InvalidTensorsError, tensors_from_bytes
 from nunatak_training.cache import CHECKPOINTS_FOLDER, LOCK, SUFFIX, default_cache_folder, replacing
 from nunatak_training.data import TaskData
-from nunatak_training.errors import AlreadyTrainingError, CacheError
 from nunatak_training.loop.step import Best, Stepper
 from nunatak_training.recipes import Recipe
 from nunatak_training.report import EpochResult, Report
@@ -89,7 +89,7 @@ class Checkpoint:
         """Put a snapshot in the place of the one before.
 
         Raises:
-            CacheError: it cannot be written.
+            NunatakError: `cache_unusable`, it cannot be written.
         """
         begun = self._clock()
         tensors = {name: it.detach().cpu().contiguous() for name, it in snapshot.tensors.items()}
@@ -98,7 +98,9 @@ class Checkpoint:
             with replacing(self._path) as partial:
                 save_file(tensors, partial)
         except (OSError, SafetensorError) as error:
-            raise CacheError(self._path.parent, str(error)) from error
+            raise NunatakError(
+                "cache_unusable", folder=self._path.parent, problem=str(error)
+            ) from error
         now = self._clock()
         self._due_at = now + max(self._interval, (now - begun) / MAX_SHARE)
 
@@ -119,8 +121,8 @@ def held_checkpoint(key: str, folder: Path | None = None) -> Generator[Checkpoin
     """Give the checkpoint of a run to this process alone.
 
     Raises:
-        AlreadyTrainingError: another process has it.
-        CacheError: the folder cannot be written.
+        NunatakError: `already_training`, another process has it.
+        NunatakError: `cache_unusable`, the folder cannot be written.
     """
     root = (folder or default_cache_folder()) / CHECKPOINTS_FOLDER
     lock = FileLock(root / f"{key}{LOCK}")
@@ -128,9 +130,11 @@ def held_checkpoint(key: str, folder: Path | None = None) -> Generator[Checkpoin
         root.mkdir(parents=True, exist_ok=True)
         lock.acquire(blocking=False)
     except Timeout as error:
-        raise AlreadyTrainingError(root) from error
+        raise NunatakError("already_training", folder=root) from error
     except OSError as error:
-        raise CacheError(root, error.strerror or str(error)) from error
+        raise NunatakError(
+            "cache_unusable", folder=root, problem=error.strerror or str(error)
+        ) from error
     try:
         yield Checkpoint(root / f"{key}{SUFFIX}")
     finally:

@@ -9,9 +9,10 @@ from pydantic import JsonValue
 from doubles.backbones import tiny_backbone
 from doubles.examples import RecordingReport, toy_data
 from doubles.killed import EveryTime, Killed, Mortal
+from doubles.refusals import raises
 from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Method, TopK
 from nunatak_model import tensors_to_bytes
-from nunatak_training import AlreadyTrainingError, CacheError, Recipe, default_recipe, fit_task
+from nunatak_training import Recipe, default_recipe, fit_task
 from nunatak_training.loop.checkpoint import Checkpoint, SavedState, held_checkpoint, run_key
 from nunatak_training.recipes import RegularizerName
 
@@ -171,7 +172,7 @@ def test_one_run_has_one_process_at_a_time(tmp_path: Path) -> None:
     with (
         held_checkpoint("run", tmp_path),
         held_checkpoint("other", tmp_path),
-        pytest.raises(AlreadyTrainingError, match="--no-resume"),
+        raises("already_training", match="--no-resume"),
         held_checkpoint("run", tmp_path),
     ):
         pass
@@ -183,7 +184,7 @@ def test_a_folder_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Pat
     blocked = tmp_path / "file"
     blocked.write_text("")
 
-    with pytest.raises(CacheError, match="NUNATAK_CACHE"), held_checkpoint("run", blocked):
+    with raises("cache_unusable", match="NUNATAK_CACHE"), held_checkpoint("run", blocked):
         pass
 
 

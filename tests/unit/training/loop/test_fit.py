@@ -170,7 +170,7 @@ def test_loss_that_is_no_number_stops_the_run_at_its_step() -> None:
     with pytest.raises(TrainingDivergedError, match="lower the learning rate") as caught:
         fitted(CountingClassifier(scale=float("inf")), report=report)
 
-    assert caught.value.step == 1
+    assert caught.value.fields["step"] == 1
     assert report.times_ended == 1
 
 

@@ -11,8 +11,9 @@ from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariable
 from torch import Tensor
 
 from doubles.backbones import tiny_backbone
+from doubles.refusals import raises
 from nunatak_model import Encoding, trunk_source
-from nunatak_training import CacheError, DiskTrunkStore
+from nunatak_training import DiskTrunkStore
 from nunatak_training.cache import PARTIAL, stored_states
 from nunatak_training.trunk import STATES
 
@@ -158,7 +159,7 @@ def test_a_folder_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Pat
     blocked = tmp_path / "file"
     blocked.write_text("")
 
-    with pytest.raises(CacheError, match=r"NUNATAK_CACHE") as caught:
+    with raises("cache_unusable", match=r"NUNATAK_CACHE") as caught:
         Store(blocked).states(0)
 
     assert str(blocked) in str(caught.value)
