@@ -172,7 +172,7 @@ TRAINING: Mapping[str, Reason] = {
     ),
     "already_training": Reason(
         "another process trains the same task on the same data by the same recipe (its checkpoint "
-        "in {folder} is in use); wait for it, or train next to it with --no-resume"
+        "in {folder} is in use); wait for it, or train anyway with --no-resume"
     ),
     "cache_unusable": Reason(
         "the cache folder {folder} cannot be used: {problem}; make room there or let it be "

@@ -1,4 +1,4 @@
-"""From any folder that can be imported to a draft."""
+"""Import of a folder of any known kind, up to a draft for the registry."""
 
 from datetime import datetime
 from pathlib import Path
@@ -48,7 +48,7 @@ class _AdapterConfig(BaseModel):
 def kind_of(
     folder: Path,
 ) -> Literal[ImportFormat.TRANSFORMERS, ImportFormat.PEFT, ImportFormat.ADAPTERHUB]:
-    """Tell by its files what a folder is.
+    """Tell the kind of a folder by its files.
 
     Raises:
         NunatakError: `invalid_folder`, nothing in it is known.
@@ -114,7 +114,7 @@ def draft_imported(
 ) -> VersionDraft:
     """Describe an imported task as a version to publish; it has neither data nor scores.
 
-    Of two labels of which a text has one, the first is the default label unless one is named.
+    Of two exclusive labels, the first is the default label unless the caller names one.
 
     Raises:
         InvalidNameError: `task` is no name of a task.
