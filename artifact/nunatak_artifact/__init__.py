@@ -7,12 +7,8 @@ from nunatak_artifact.records import branch_spec, head_record
 
 __all__ = [
     "PARAMETERS_ROLE",
-    "BackboneMismatchError",
     "LoadedTask",
-    "NoEffectError",
-    "ProbeFailedError",
     "Provenance",
-    "UnservableTaskError",
     "VersionDraft",
     "branch_spec",
     "check_effect",

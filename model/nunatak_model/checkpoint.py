@@ -18,6 +18,7 @@ from torch import Tensor
 
 from nunatak_contract.enums import Pooling
 from nunatak_contract.errors import NunatakError
+from nunatak_contract.names import DEFAULT_BACKBONE
 from nunatak_model import sentence_folder
 from nunatak_model.architectures import architecture_of, config_from, encoder_shapes
 from nunatak_model.backbone import INT8_SUFFIX, Backbone, quantize_backbone
@@ -32,7 +33,6 @@ from nunatak_model.tokenizer_settings import (
 )
 from nunatak_model.weights import embeddings_from, layer_from, linear_from, norm_if_any
 
-DEFAULT_BACKBONE = "minilm"
 MINILM_NAME = "sentence-transformers/all-MiniLM-L6-v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 """Digest of `model.safetensors` at hub revision 1110a243fdf4706b3f48f1d95db1a4f5529b4d41."""

@@ -166,3 +166,20 @@ def test_light_packages_import_no_torch() -> None:
     )
 
     assert finished.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["--help", "train --help", "task --help", "task list", "task promote a 1", "task history a"],
+)
+def test_help_and_commands_about_the_registry_import_no_torch(command: str) -> None:
+    program = (
+        "import sys; from typer.testing import CliRunner; from nunatak_cli.main import app; "
+        "CliRunner().invoke(app, sys.argv[1:]); print('torch' in sys.modules)"
+    )
+    arguments = [*command.split(), *([] if "--help" in command else ["--registry", "/nowhere"])]
+    finished = subprocess.run(  # noqa: S603 - our own interpreter; no shell
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True
+    )
+
+    assert finished.stdout.strip() == "False"

@@ -11,9 +11,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator
 
 from nunatak_contract.enums import MethodKind
-from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
-from nunatak_model import BackboneConfig, maths_of
 from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.recipes import DEFAULTS_BY_METHOD, default_recipe, recipe_settings
 from nunatak_training.settings import Setting, check_name, flattened, problems_in, settings_of
@@ -70,17 +68,6 @@ class RunSettings:
     layer_target: float | None
     """Given: the fewest layers are sought that keep this share of full fine-tuning's score."""
     changes: Mapping[str, JsonValue]
-
-    def method_on(self, config: BackboneConfig) -> Method:
-        """Return the method on a backbone.
-
-        Raises:
-            NunatakError: `invalid_method`, the method does not fit the backbone.
-        """
-        if self.frozen is not None:
-            return _above(self.frozen, config)
-        maths_of(self.method).check(config)
-        return self.method
 
 
 def read_settings(named: Mapping[str, JsonValue]) -> RunSettings:
@@ -172,16 +159,3 @@ def _layers(named: Mapping[str, JsonValue]) -> LayerSettings:
     if "target" in named and chosen.layers != "auto":
         raise InvalidRecipeError("target belongs to layers auto")
     return chosen
-
-
-def _above(num_frozen: int, config: BackboneConfig) -> TopK | HeadOnly:
-    """The method that tunes all layers above the lowest `num_frozen`; a head if none is left."""
-    if num_frozen > config.num_layers:
-        raise NunatakError(
-            "invalid_method",
-            problem=f"frozen layers must be in [0, {config.num_layers}], got {num_frozen} "
-            f"(the backbone has {config.num_layers} layers)",
-        )
-    if num_frozen == config.num_layers:
-        return HeadOnly()
-    return TopK(num_layers=config.num_layers - num_frozen)

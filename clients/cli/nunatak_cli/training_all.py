@@ -22,16 +22,13 @@ from nunatak_cli.training import TrainRequest, check_names, outcome_json, train_
 from nunatak_contract.errors import NunatakError
 from nunatak_model import DEFAULT_BACKBONE, Backbone, load_backbone, maths_of
 from nunatak_registry import Registry
-from nunatak_training import (
-    DiskTrunkStore,
-    MemoryTrunkStore,
-    TaskKind,
-    TrainOutcome,
-    default_recipe,
-    read_settings,
-)
-from nunatak_training.run_settings import METHODS, method_settings
+from nunatak_training.fitting import method_on
+from nunatak_training.kinds import TaskKind
+from nunatak_training.recipes import default_recipe
+from nunatak_training.run_settings import METHODS, method_settings, read_settings
 from nunatak_training.settings import overlaid, read_mapping
+from nunatak_training.train import TrainOutcome
+from nunatak_training.trunk import DiskTrunkStore, MemoryTrunkStore
 
 METHOD = "method"
 LAYER_SETTINGS = frozenset(method_settings("topk"))
@@ -207,7 +204,7 @@ def _merged(shared: SharedSettings, task: TaskSettings, folder: Path) -> TaskSet
 def _split_depth(request: TrainRequest, backbone: Backbone) -> int:
     """Return the depth at which a request needs trunk states; 0 for none or for several depths."""
     settings = request.settings
-    method = settings.method_on(backbone.config)
+    method = method_on(settings, backbone.config)
     default_recipe(method, backbone=backbone.name, changes=settings.changes)
     if settings.layer_target is not None:
         return 0

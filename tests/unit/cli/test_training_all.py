@@ -7,7 +7,8 @@ import pytest
 from doubles.backbones import save_tiny_backbone
 from doubles.refusals import raises
 from nunatak_cli.training_all import TaskSettings, read_task_file, requests_of
-from nunatak_training import Recipe, default_recipe, read_settings
+from nunatak_training.recipes import Recipe, default_recipe
+from nunatak_training.run_settings import read_settings
 
 YAML = """
 backbone: minilm

@@ -2,14 +2,10 @@ from pathlib import Path
 
 from doubles.backbones import tiny_backbone
 from nunatak_model import Encoding
-from nunatak_training import (
-    DiskTrunkStore,
-    SilentReport,
-    cache_contents,
-    clear_cache,
-    held_checkpoint,
-)
-from nunatak_training.loop.checkpoint import SavedState
+from nunatak_training.cache import cache_contents, clear_cache
+from nunatak_training.loop.checkpoint import SavedState, held_checkpoint
+from nunatak_training.report import SilentReport
+from nunatak_training.trunk import DiskTrunkStore
 
 
 def test_a_folder_that_is_not_there_holds_nothing(tmp_path: Path) -> None:

@@ -14,17 +14,11 @@ from nunatak_model import (
     parameter_shapes,
     tensors_to_bytes,
 )
-from nunatak_training import (
-    InvalidRecipeError,
-    Metric,
-    Recipe,
-    SilentReport,
-    TrainedTask,
-    branch_logits,
-    default_recipe,
-    fit_task,
-)
-from nunatak_training.fitting import branch_spec
+from nunatak_training.errors import InvalidRecipeError
+from nunatak_training.fitting import TrainedTask, branch_logits, branch_spec, fit_task
+from nunatak_training.kinds import Metric
+from nunatak_training.recipes import Recipe, default_recipe
+from nunatak_training.report import SilentReport
 
 METHODS = [
     pytest.param(TopK(num_layers=2), id="topk"),

@@ -15,17 +15,10 @@ from doubles.refusals import raises
 from nunatak_contract.enums import Pooling
 from nunatak_contract.methods import Full, Method, TopK
 from nunatak_model import Backbone, load_backbone, run_trunk
-from nunatak_training import (
-    Example,
-    ExampleSet,
-    InvalidRecipeError,
-    Recipe,
-    SilentReport,
-    TaskData,
-    TaskKind,
-    default_recipe,
-    fit_task,
-)
+from nunatak_training.data import Example, ExampleSet, TaskData
+from nunatak_training.errors import InvalidRecipeError
+from nunatak_training.fitting import fit_task
+from nunatak_training.kinds import TaskKind
 from nunatak_training.multitask import (
     FittedEncoder,
     MultitaskOutcome,
@@ -34,6 +27,8 @@ from nunatak_training.multitask import (
     fit_encoder,
     train_backbone,
 )
+from nunatak_training.recipes import Recipe, default_recipe
+from nunatak_training.report import SilentReport
 
 NUM_TRAIN = {"letters": 64, "value": 20}
 

@@ -14,17 +14,17 @@ from nunatak_contract.manifest import TaskDraft
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
 from nunatak_model import Backbone, tensors_to_bytes
 from nunatak_registry import Registry
-from nunatak_training import (
-    Example,
-    SilentReport,
-    TrainedTask,
-    TrainSettings,
-    default_recipe,
+from nunatak_training.data import Example
+from nunatak_training.fitting import TrainedTask, fit_task
+from nunatak_training.publishing import (
+    MAX_PROBE_CHARS,
+    check_publishable,
     draft_trained,
-    fit_task,
-    train,
+    probe_inputs,
 )
-from nunatak_training.publishing import MAX_PROBE_CHARS, check_publishable, probe_inputs
+from nunatak_training.recipes import default_recipe
+from nunatak_training.report import SilentReport
+from nunatak_training.train import TrainSettings, train
 
 CREATED_AT = datetime(2026, 1, 1, tzinfo=UTC)
 

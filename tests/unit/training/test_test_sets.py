@@ -6,8 +6,8 @@ import pytest
 
 from doubles.examples import toy_data, write_jsonl
 from doubles.refusals import raises
-from nunatak_training import TaskData, TaskKind
-from nunatak_training.data import ExampleSet, load_test_set
+from nunatak_training.data import ExampleSet, TaskData, load_test_set
+from nunatak_training.kinds import TaskKind
 
 
 def test_test_set_with_a_label_of_its_own_is_refused(tmp_path: Path) -> None:

@@ -8,15 +8,10 @@ from doubles.backbones import tiny_backbone
 from doubles.examples import toy_data
 from doubles.refusals import raises
 from nunatak_contract.methods import HeadOnly, TopK
-from nunatak_training import (
-    ChosenTask,
-    Recipe,
-    SilentReport,
-    TrainedTask,
-    choose_layers,
-    default_recipe,
-    fit_task,
-)
+from nunatak_training.fitting import TrainedTask, fit_task
+from nunatak_training.recipes import Recipe, default_recipe
+from nunatak_training.report import SilentReport
+from nunatak_training.train import ChosenTask, choose_layers
 
 NUM_LAYERS = 6
 BACKBONE = tiny_backbone(num_layers=NUM_LAYERS)

@@ -9,8 +9,7 @@ from benchmarks.papers.analysis.transfer import transfer
 from doubles.examples import rows_of, toy_examples, write_jsonl
 from doubles.refusals import raises
 from doubles.sweeps import toy_folder, toy_runs
-from nunatak_training import load_examples
-from nunatak_training.data import ExampleSet
+from nunatak_training.data import ExampleSet, load_examples
 from nunatak_training.fitting import TrainedTask
 from nunatak_training.sweeps import Run, RunContext
 

@@ -10,7 +10,7 @@ from pyarrow import Table, parquet
 
 from doubles.refusals import raises
 from nunatak_contract.errors import NunatakError
-from nunatak_training import Example, load_examples
+from nunatak_training.data import Example, load_examples
 
 JSONL = (
     '{"text": "hello", "label": "greeting", "source": "mail"}\n'

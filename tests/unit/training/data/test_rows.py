@@ -7,7 +7,7 @@ from pydantic import JsonValue
 
 from doubles.examples import write_jsonl
 from doubles.refusals import raises
-from nunatak_training import (
+from nunatak_training.data import (
     Answers,
     AnswerSpan,
     Example,
@@ -15,12 +15,11 @@ from nunatak_training import (
     LabelSet,
     Relevance,
     TaggedWords,
-    TaskKind,
     Word,
     load_examples,
     load_task_data,
 )
-from nunatak_training.kinds import kind_of_row
+from nunatak_training.kinds import TaskKind, kind_of_row
 
 ANSWER: JsonValue = {"text": "Oslo", "answer_start": 8}
 CASES = [

@@ -12,8 +12,9 @@ from datasets import ClassLabel, Dataset, Features, List, Value
 
 from doubles.examples import rows_of, toy_examples, write_jsonl
 from doubles.refusals import raises
-from nunatak_training import ExampleSet, TaskKind, load_examples, load_task_data
+from nunatak_training.data import ExampleSet, load_examples, load_task_data
 from nunatak_training.data.sources import HubReference
+from nunatak_training.kinds import TaskKind
 
 TRAIN = toy_examples(40, seed=1)
 DEV = toy_examples(10, seed=2)

@@ -12,9 +12,9 @@ from doubles.killed import EveryTime, Killed, Mortal
 from doubles.refusals import raises
 from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Method, TopK
 from nunatak_model import tensors_to_bytes
-from nunatak_training import Recipe, default_recipe, fit_task
+from nunatak_training.fitting import fit_task
 from nunatak_training.loop.checkpoint import Checkpoint, SavedState, held_checkpoint, run_key
-from nunatak_training.recipes import RegularizerName
+from nunatak_training.recipes import Recipe, RegularizerName, default_recipe
 
 BACKBONE = tiny_backbone(num_layers=3)
 DATA = toy_data(num_train=30)

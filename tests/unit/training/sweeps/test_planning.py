@@ -11,8 +11,10 @@ from doubles.examples import rows_of, toy_data, toy_examples, write_jsonl
 from doubles.refusals import raises
 from doubles.sweeps import QUICK, toy_folder, toy_runs
 from nunatak_contract.methods import QUERY_AND_VALUE, Full, HeadOnly, Lora, TopK
-from nunatak_training import Example, ExampleSet, InvalidRecipeError, Relevance, TaskKind
+from nunatak_training.data import Example, ExampleSet, Relevance
 from nunatak_training.data.examples import Label
+from nunatak_training.errors import InvalidRecipeError
+from nunatak_training.kinds import TaskKind
 from nunatak_training.recipes import GradDropSettings, RegularizerName
 from nunatak_training.sweeps import Cut, Run, cut_data
 from nunatak_training.sweeps.tables import method_label

@@ -13,9 +13,8 @@ from torch import Tensor
 from doubles.backbones import tiny_backbone
 from doubles.refusals import raises
 from nunatak_model import Encoding, trunk_source
-from nunatak_training import DiskTrunkStore
 from nunatak_training.cache import PARTIAL, stored_states
-from nunatak_training.trunk import STATES
+from nunatak_training.trunk import STATES, DiskTrunkStore
 
 BACKBONE = tiny_backbone(num_layers=3)
 NUM_TOKENS, WIDTH = 6, 32
@@ -170,7 +169,7 @@ import os, signal, sys
 from pathlib import Path
 from doubles.backbones import tiny_backbone
 from nunatak_model import Encoding
-from nunatak_training import DiskTrunkStore
+from nunatak_training.trunk import (DiskTrunkStore)
 def progress(done, of):
     if done == int(sys.argv[2]):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -204,7 +203,7 @@ import sys
 from pathlib import Path
 from doubles.backbones import tiny_backbone
 from nunatak_model import Encoding
-from nunatak_training import DiskTrunkStore
+from nunatak_training.trunk import (DiskTrunkStore)
 backbone = tiny_backbone(num_layers=3)
 wanted = [Encoding(token_ids=(5,) * n, type_ids=(0,) * n) for n in range(1, 60)]
 passes = 0
