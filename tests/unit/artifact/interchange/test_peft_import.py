@@ -15,7 +15,6 @@ from doubles.refusals import raises
 from doubles.tasks import LABELS
 from nunatak_artifact.interchange import ImportChoices, import_peft
 from nunatak_contract.enums import LoraTarget
-from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import QUERY_AND_VALUE, Lora
 from nunatak_model import Backbone, tensors_from_bytes, tensors_to_bytes
 
@@ -309,13 +308,3 @@ def test_layers_below_the_lowest_adapted_stay_in_the_trunk(
     assert imported.spec.method == Lora(
         rank=2, alpha=4.0, targets=(LoraTarget.QUERY,), first_layer=3
     )
-
-
-def test_every_refusal_has_a_code_of_its_own() -> None:
-    codes = [error.code for error in _subclasses(NunatakError)]
-
-    assert len(set(codes)) == len(codes)
-
-
-def _subclasses(error: type[NunatakError]) -> list[type[NunatakError]]:
-    return [error, *(deeper for it in error.__subclasses__() for deeper in _subclasses(it))]
