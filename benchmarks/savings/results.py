@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from nunatak_contract.errors import NunatakError
-from nunatak_loadtest.errors import first_problem
 from nunatak_loadtest.report import KeptRun
+from nunatak_loadtest.scenario import first_problem
 
 
 class Result(BaseModel):

@@ -9,10 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from nunatak_client import MemoryReport, ServerInfo
 from nunatak_contract.errors import NunatakError
-from nunatak_loadtest.errors import first_problem
 from nunatak_loadtest.memory import MemorySample
 from nunatak_loadtest.samples import RequestStatistics, Sample, percentile, span_s
-from nunatak_loadtest.scenario import Closed, Objectives, Scenario
+from nunatak_loadtest.scenario import Closed, Objectives, Scenario, first_problem
 
 QUANTILES = (*(float(percent) for percent in range(100)), 99.5, 99.9, 100.0)
 LAG_LIMIT_MS = 5.0

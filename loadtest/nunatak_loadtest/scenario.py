@@ -12,12 +12,17 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from nunatak_contract.errors import NunatakError
-from nunatak_loadtest.errors import first_problem
 
 SUFFIX = ".toml"
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
+
+
+def first_problem(error: ValidationError) -> str:
+    """Return the first thing that is wrong with outside values, in one line."""
+    first = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}, got {first['input']!r}"
 
 
 class _Part(BaseModel):

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Protocol
 
 from nunatak_artifact.drafting import PARAMETERS_ROLE, VersionDraft
-from nunatak_artifact.errors import HubUnavailableError
 from nunatak_artifact.interchange.folders import new_folder, read_bytes, read_model
 from nunatak_artifact.loading import load_task
 from nunatak_contract.enums import HeadKind
@@ -31,6 +30,15 @@ LIBRARY = "nunatak"
 MANIFEST, README = "manifest.json", "README.md"
 FILES = (MANIFEST, README, "*.safetensors")
 MAX_NOTE_CHARS = 4096
+
+
+class HubUnavailableError(NunatakError):
+    """The hub gave or took nothing."""
+
+    def __init__(self, repository: str, action: str, reason: str) -> None:
+        self.action = action
+        self.reason = reason
+        super().__init__("hub_unavailable", repository=repository, action=action, reason=reason)
 
 
 def hub_card(manifest: TaskManifest, *, source: str | None) -> str:

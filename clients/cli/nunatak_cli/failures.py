@@ -14,11 +14,17 @@ import typer
 from rich.text import Text
 from typer.core import TyperGroup
 
-from nunatak_cli.errors import MissingExtraError
 from nunatak_cli.output import error_console, plain
 from nunatak_contract.errors import NunatakError
 
 _format_warning = warnings.formatwarning
+
+
+class MissingExtraError(NunatakError):
+    """An optional part of the installation is missing."""
+
+    def __init__(self, extra: str, module: str) -> None:
+        super().__init__("missing_extra", extra=extra, module=module)
 
 
 class Program(typer.Typer):

@@ -12,8 +12,7 @@ import typer
 from rich.table import Table
 from typer.core import TyperCommand
 
-from nunatak_cli.errors import MissingExtraError
-from nunatak_cli.failures import needs_extra
+from nunatak_cli.failures import MissingExtraError, needs_extra
 from nunatak_cli.options import (
     BackboneOption,
     CacheOption,

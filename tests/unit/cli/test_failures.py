@@ -8,9 +8,9 @@ import warnings
 import pytest
 
 from doubles.hostile_texts import HOSTILE, obeyed
-from nunatak_cli.errors import MissingExtraError
 from nunatak_cli.failures import (
     FailureGroup,
+    MissingExtraError,
     Program,
     needs_extra,
     print_failure,

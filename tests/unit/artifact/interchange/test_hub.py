@@ -9,7 +9,6 @@ from doubles.backbones import tiny_backbone
 from doubles.hubs import FakeHub, running_hub
 from doubles.refusals import raises
 from doubles.tasks import publish_tiny_task
-from nunatak_artifact.errors import HubUnavailableError
 from nunatak_artifact.interchange import (
     HuggingFaceHub,
     fetched,
@@ -17,7 +16,7 @@ from nunatak_artifact.interchange import (
     push,
     read_hub_folder,
 )
-from nunatak_artifact.interchange.hub import FILES
+from nunatak_artifact.interchange.hub import FILES, HubUnavailableError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_registry import Registry
 
