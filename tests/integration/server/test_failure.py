@@ -150,4 +150,4 @@ def test_a_lost_device_ends_the_server_with_its_reason(
 
     assert not thread.is_alive()
     assert server.failure is not None
-    assert server.failure.reason == "AcceleratorError"
+    assert server.failure.fields["reason"] == "AcceleratorError"

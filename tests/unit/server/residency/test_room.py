@@ -152,8 +152,8 @@ def test_a_version_that_can_never_fit_is_refused_with_what_it_needs(store: FakeS
         with pytest.raises(TaskDoesNotFitError) as refusal:
             await lease(residency, store.add("huge"))
 
-        assert refusal.value.needed_bytes == store.branch.num_bytes
-        assert refusal.value.budget_bytes == 0
+        assert refusal.value.fields["needed_bytes"] == store.branch.num_bytes
+        assert refusal.value.fields["budget_bytes"] == 0
         assert store.loaded == []
         await residency.aclose()
 
