@@ -22,7 +22,7 @@ def test_a_head_answers_its_own_kinds_of_input_and_no_other(head: HeadKind) -> N
         error = find_misfit([*FITTING[head], item], head)
         assert (error is None) == (item in FITTING[head])
         if error is not None:
-            assert error.position == len(FITTING[head])
+            assert error.fields["position"] == len(FITTING[head])
             assert error.head == head
 
 
