@@ -19,6 +19,7 @@ from nunatak_contract.heads import TANH_BLOCK
 from nunatak_contract.methods import HeadOnly, Method
 from nunatak_model.backbone import Backbone
 from nunatak_model.config import BackboneConfig
+from nunatak_model.errors import mismatch_of
 from nunatak_model.heads import Head, HeadSpec, head_from, head_shapes, initial_head, with_labels
 from nunatak_model.layer import LayerOverride, OwnLayer
 from nunatak_model.methods import maths_of
@@ -117,8 +118,8 @@ def build_branch(
 
     Raises:
         NunatakError: `invalid_method`, the method does not fit the backbone.
-        NunatakError: `parameter_mismatch`, the tensors do not match `parameter_shapes`, or are not all of one
-            floating-point dtype.
+        NunatakError: `parameter_mismatch`, the tensors do not match `parameter_shapes`, or are not
+            all of one floating-point dtype.
         NunatakError: `non_finite_parameter`, a tensor holds NaN or infinity.
     """
     _check_parameters(parameters, parameter_shapes(spec, config))
@@ -223,7 +224,12 @@ def _check_parameters(parameters: Mapping[str, Tensor], shapes: Shapes) -> None:
     ]
     missing, unused = shapes.keys() - parameters.keys(), parameters.keys() - shapes.keys()
     if missing or unused or wrong:
-        raise ParameterMismatchError(missing=missing, unused=unused, wrong=wrong)
+        found = {
+            "missing": sorted(missing),
+            "unused": sorted(unused),
+            "of another shape or dtype": wrong,
+        }
+        raise NunatakError("parameter_mismatch", found=mismatch_of(found))
     _check_finite(parameters)
 
 

@@ -159,7 +159,8 @@ def mix_layer(
     """Sort the overrides of a layer by kind; they come in the order of the plan's lanes.
 
     Raises:
-        NunatakError: `layer_not_held`, `frozen` is None, and not every token has a layer of its own.
+        NunatakError: `layer_not_held`, `frozen` is None, and not every token has a layer of its
+            own.
     """
     changed = tuple((span, it) for span, it in overrides if isinstance(it, ChangedMaps))
     bottleneck = tuple((span, it) for span, it in overrides if isinstance(it, BottleneckLayer))

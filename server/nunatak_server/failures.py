@@ -1,4 +1,4 @@
-"""Known errors of a task, failures of the device, and time limits that fail as callers choose.
+"""Failures of the device, and time limits that fail as callers choose.
 
 Separate from `errors.py`, which must stay light: this module loads torch.
 """
@@ -10,14 +10,7 @@ from typing import Any, Final, TypeVar
 
 import torch
 
-from nunatak_contract.errors import NunatakError
 from nunatak_server.errors import EngineFailedError, OutOfMemoryError
-
-NunatakError = NunatakError | NunatakError | NunatakError | NunatakError | NunatakError
-"""Raised on purpose: it has a code, and its message may go to a caller and to the log."""
-KNOWN_ERRORS: Final = NunatakError
-"""The same, as `except` takes them."""
-
 
 LIBRARY_FAILURE: Final = re.compile(
     r"(?:CUDA|cuDNN) error: (\w+_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR))"

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from doubles.refusals import raises
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 from peft import IA3Config, LoraConfig
@@ -14,6 +13,7 @@ from peft import IA3Config, LoraConfig
 from doubles.adapter_folders import edit_json, edit_tensors, loaded_task
 from doubles.backbones import Family
 from doubles.peft_folders import NUM_LAYERS, PeftBase, id2label, logits_of, save
+from doubles.refusals import raises
 from doubles.tasks import CREATED_AT
 from nunatak_artifact import LoadedTask, Provenance, draft_task, load_task
 from nunatak_artifact.interchange import (

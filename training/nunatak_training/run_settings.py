@@ -11,9 +11,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator
 
 from nunatak_contract.enums import MethodKind
-from nunatak_contract.errors import NunatakError
-from nunatak_contract.methods import HeadOnly, Method, TopK
-from nunatak_model import BackboneConfig, maths_of
+from nunatak_contract.methods import Method
 from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.recipes import (
     DEFAULTS_BY_METHOD,
@@ -57,23 +55,12 @@ class LayerSettings(BaseModel):
 class RunSettings:
     """A method, and changes to the recipe's defaults for that method."""
 
-    record: Method
-    """The method; with `frozen`, the backbone gives its number of layers."""
+    method: Method
+    """As it is named; with `frozen`, the backbone gives its number of layers."""
     frozen: int | None
     layer_target: float | None
     """Given: the fewest layers are sought that keep this share of full fine-tuning's score."""
     changes: Mapping[str, JsonValue]
-
-    def method(self, config: BackboneConfig) -> Method:
-        """Return the method on a backbone.
-
-        Raises:
-            NunatakError: `invalid_method`, the method does not fit the backbone.
-        """
-        if self.frozen is not None:
-            return _above(self.frozen, config)
-        maths_of(self.record).check(config)
-        return self.record
 
 
 def read_settings(named: Mapping[str, JsonValue]) -> RunSettings:
@@ -108,11 +95,11 @@ def read_settings(named: Mapping[str, JsonValue]) -> RunSettings:
         of_method = {"num_layers": chosen.layers} if isinstance(chosen.layers, int) else {}
     default = METHODS[kind]
     try:
-        record = type(default).model_validate({**default.model_dump(mode="json"), **of_method})
+        method = type(default).model_validate({**default.model_dump(mode="json"), **of_method})
     except ValidationError as error:
         raise InvalidRecipeError(problems_in(error)) from error
-    default_recipe(record, changes=flat)
-    return RunSettings(record=record, frozen=frozen, layer_target=target, changes=flat)
+    default_recipe(method, changes=flat)
+    return RunSettings(method=method, frozen=frozen, layer_target=target, changes=flat)
 
 
 @cache
@@ -165,16 +152,3 @@ def _layers(named: Mapping[str, JsonValue]) -> LayerSettings:
     if "target" in named and chosen.layers != "auto":
         raise InvalidRecipeError("target belongs to layers auto")
     return chosen
-
-
-def _above(num_frozen: int, config: BackboneConfig) -> TopK | HeadOnly:
-    """The method that tunes all layers above the lowest `num_frozen`; a head if none is left."""
-    if num_frozen > config.num_layers:
-        raise NunatakError(
-            "invalid_method",
-            problem=f"frozen layers must be in [0, {config.num_layers}], got {num_frozen} "
-            f"(the backbone has {config.num_layers} layers)",
-        )
-    if num_frozen == config.num_layers:
-        return HeadOnly()
-    return TopK(num_layers=config.num_layers - num_frozen)

@@ -229,14 +229,14 @@ class PeftConfig(BaseModel, ABC):
     def stored(cls, name: str, tensor: Tensor, encoder: str) -> tuple[str, Tensor]:
         """Name, without prefix, and shape in which peft stores a tensor of a layer of ours."""
 
-    def unsupported(self, folder: Path, found: str) -> UnsupportedImportError:
+    def unsupported(self, folder: Path, found: str) -> NunatakError:
         """An error for what the folder was found to use."""
         return NunatakError(
             "unsupported_import",
             folder=folder.name,
             found=found,
-            advice=f"expected plain {self.TITLE}; merge the adapter (merge_and_unload) and import the "
-            "whole model, or train it again without",
+            advice=f"expected plain {self.TITLE}; merge the adapter (merge_and_unload) and import "
+            "the whole model, or train it again without",
         )
 
 
@@ -318,7 +318,8 @@ def saved_modules(folder: Path, config: PeftConfig, task_type: TaskType, encoder
             "unsupported_import",
             folder=folder.name,
             found=f"it stores {', '.join(sorted(saved - known))} whole (modules_to_save)",
-            advice="expected nothing but the head and the pooler; merge the adapter (merge_and_unload) "
+            advice="expected nothing but the head and the pooler; merge the adapter "
+            "(merge_and_unload) "
             "and import the whole model",
         )
     return saved
@@ -331,7 +332,8 @@ def adapted_modules(
 
     Raises:
         NunatakError: `invalid_folder`, a pattern cannot be matched.
-        NunatakError: `unsupported_import`, an embedding table is adapted, or another module stored whole.
+        NunatakError: `unsupported_import`, an embedding table is adapted, or another module stored
+            whole.
     """
     modules = modules_of(encoder, task_type, shape)
     names = (*(module.name for module in modules), *embeddings_of(encoder))
@@ -345,7 +347,8 @@ def adapted_modules(
             "unsupported_import",
             folder=folder.name,
             found=f"it adapts {tables[0]}",
-            advice="embeddings are shared by all tasks; merge the adapter (merge_and_unload) and import "
+            advice="embeddings are shared by all tasks; merge the adapter (merge_and_unload) and "
+            "import "
             "the whole model",
         )
     return config.adapted(folder, [module for module in modules if module.name in chosen])

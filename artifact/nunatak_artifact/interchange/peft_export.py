@@ -40,8 +40,8 @@ def export_peft(task: LoadedTask, folder: Path, backbone: Backbone) -> None:
     A ranking head becomes a sequence classification with one output, as cross-encoders are stored.
 
     Raises:
-        NunatakError: `unsupported_export`, another method, a head that no class of transformers has, or token
-            types that peft's class for the head does not read.
+        NunatakError: `unsupported_export`, another method, a head that no class of transformers
+            has, or token types that peft's class for the head does not read.
         NunatakError: `folder_in_use`, the folder holds something already.
         UnsupportedBackboneError: the backbone is quantized.
     """
@@ -117,7 +117,8 @@ def _task_type(task: LoadedTask) -> TaskType:
                 reference=task.manifest.reference,
                 part=f"its head reads the {head.pooling} of the tokens "
                 f"{'through' if head.dense else 'without'} a dense layer",
-                advice="transformers' classes read the first token through one; train it on a backbone "
+                advice="transformers' classes read the first token through one; train it on a "
+                "backbone "
                 "that pools so",
             )
 

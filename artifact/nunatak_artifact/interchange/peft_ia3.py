@@ -118,7 +118,8 @@ class Ia3Config(PeftConfig):
         """The scales as one method with its parameters.
 
         Raises:
-            NunatakError: `invalid_method`, a map is scaled at its input in one layer, at its output in another.
+            NunatakError: `invalid_method`, a map is scaled at its input in one layer, at its
+                output in another.
         """
         outputs = {place: it for place, it in changes.items() if isinstance(it, OutputScale)}
         inputs = {place: it for place, it in changes.items() if isinstance(it, InputScale)}

@@ -48,6 +48,7 @@ from nunatak_contract.enums import HeadKind, Pooling, RankingScore
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import HeadOnly, Method
 from nunatak_model import Backbone, BackboneConfig, BranchSpec, HeadSpec
+from nunatak_model.errors import mismatch_of
 
 HEAD_KINDS = {
     TaskType.SEQUENCE_CLASSIFICATION: HeadKind.SEQUENCE_CLASSIFICATION,
@@ -146,11 +147,11 @@ def import_peft(
             type.
 
     Raises:
-        NunatakError: `invalid_folder`, a file is missing, unsound or no part of the folder; tensors and
-            configuration differ; or nothing names the labels.
+        NunatakError: `invalid_folder`, a file is missing, unsound or no part of the folder;
+            tensors and configuration differ; or nothing names the labels.
         NunatakError: `unsupported_import`, no method or head here computes the same.
         NunatakError: `foreign_backbone`, the adapter fits another shape of backbone.
-        NunatakError: `invalid_method`, an adapter is beyond what our method takes.
+        NunatakError: `invalid_method`, a rank is beyond what our method takes.
     """
     encoder = encoder_of(folder, backbone)
     config = read_peft_config(folder)
@@ -199,7 +200,8 @@ def read_peft_config(folder: Path) -> PeftConfig:
             "unsupported_import",
             folder=folder.name,
             found=f"it is a peft adapter of type {kind}",
-            advice=f"expected one of {', '.join(PEFT_CONFIGS)}; merge the adapter (merge_and_unload) and "
+            advice=f"expected one of {', '.join(PEFT_CONFIGS)}; merge the adapter "
+            "(merge_and_unload) and "
             "import the whole model",
         )
     config = read_model(folder, CONFIG_FILE, PEFT_CONFIGS[kind])
@@ -212,9 +214,11 @@ def _check_types(folder: Path, task_type: TaskType, backbone: Backbone) -> None:
         raise NunatakError(
             "unsupported_import",
             folder=folder.name,
-            found="peft's class for question answering gives its model no token types, and this backbone "
+            found="peft's class for question answering gives its model no token types, and this "
+            "backbone "
             "reads them",
-            advice="merge the adapter (merge_and_unload), check that the merged model answers well with "
+            advice="merge the adapter (merge_and_unload), check that the merged model answers "
+            "well with "
             "token types, and import it whole",
         )
 
@@ -241,7 +245,11 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
     stored = read_weights(folder, WEIGHTS_STEM, advice=PICKLE_ADVICE)
     strange = [name for name in stored if not name.startswith(PREFIX)]
     if strange:
-        raise TensorMismatchError(folder.name, missing=(), unused=strange, wrong=())
+        raise NunatakError(
+            "tensor_mismatch",
+            folder=folder.name,
+            found=mismatch_of({"that nothing reads": strange}),
+        )
     return {name.removeprefix(PREFIX): tensor for name, tensor in stored.items()}
 
 

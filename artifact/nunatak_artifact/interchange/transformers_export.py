@@ -140,7 +140,8 @@ def _family(task: LoadedTask, backbone: Backbone) -> Family:
         raise NunatakError(
             "unsupported_export",
             reference=task.manifest.reference,
-            part=f"no class of transformers has a head with {spec.head.pooling} pooling and {dense} "
+            part=f"no class of transformers has a head with {spec.head.pooling} pooling and "
+            f"{dense} "
             "dense layer",
             advice=KEEP_IT,
         )

@@ -185,7 +185,8 @@ def _baseline(cells: Mapping[tuple[_Ground, str], Cell], ground: _Ground) -> Cel
         raise NunatakError(
             "invalid_sweep",
             where=ground.task,
-            problem=f"expected a finished run of full fine-tuning on {ground.data.num_train} examples "
+            problem=f"expected a finished run of full fine-tuning on {ground.data.num_train} "
+            "examples "
             f"with backbone {ground.backbone.name}",
         )
     return cell

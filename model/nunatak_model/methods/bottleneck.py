@@ -58,7 +58,8 @@ class BottleneckMaths(MethodMaths[Bottleneck]):
             if self.method.norms is not Norms.FROZEN:
                 raise NunatakError(
                     "invalid_method",
-                    problem=f"adapters that read {self.method.reads} run its norm twice and need norms="
+                    problem=f"adapters that read {self.method.reads} run its norm twice and need "
+                    "norms="
                     f"{Norms.FROZEN}, got norms={self.method.norms}",
                 )
             if config.model_type not in bert.MODEL_TYPES:

@@ -94,7 +94,8 @@ class Ia3Maths(MethodMaths[Ia3]):
         if not named or len(set(named)) != len(named):
             raise NunatakError(
                 "invalid_method",
-                problem="ia3 scales one or more different maps, each on one side, got scaled_outputs="
+                problem="ia3 scales one or more different maps, each on one side, got "
+                "scaled_outputs="
                 f"{','.join(outputs)} and scaled_inputs={','.join(inputs)}",
             )
         if not set(inputs) <= set(SCALABLE_INPUTS):

@@ -73,7 +73,8 @@ class LoraMaths(MethodMaths[Lora]):
         if len(set(self.method.targets)) != len(self.method.targets):
             raise NunatakError(
                 "invalid_method",
-                problem=f"lora targets must be one or more different ones of {', '.join(LinearMap)}, "
+                problem="lora targets must be one or more different ones of "
+                f"{', '.join(LinearMap)}, "
                 f"got {', '.join(self.method.targets)}",
             )
 

@@ -31,7 +31,8 @@ class TopKMaths(MethodMaths[TopK]):
         if self.method.num_layers > config.num_layers:
             raise NunatakError(
                 "invalid_method",
-                problem=f"topk layers must be in [1, {config.num_layers}], got {self.method.num_layers} "
+                problem=f"topk layers must be in [1, {config.num_layers}], got "
+                f"{self.method.num_layers} "
                 f"(the backbone has {config.num_layers} layers)",
             )
 

@@ -47,7 +47,7 @@ from nunatak_server.http.endpoints import (
 )
 from nunatak_server.http.limits import StrictRoute
 from nunatak_server.http.replies import backbone_fields, memory_fields, reply
-from nunatak_server.rollouts.comparison import DRIFT_BOUNDS, ShadowReport
+from nunatak_server.rollouts.comparison import DRIFT_BOUNDS, ShadowComparison
 from nunatak_server.runtime import Runtime
 from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry.memory import measure_process, peak_activations, take_stock
@@ -245,7 +245,7 @@ def _candidate_fields(event: CandidateEvent) -> dict[str, Any]:
     }
 
 
-def _report_fields(report: ShadowReport) -> dict[str, Any]:
+def _report_fields(report: ShadowComparison) -> dict[str, Any]:
     return {
         "compared": report.compared,
         "agreement": report.agreement,
@@ -320,7 +320,9 @@ async def roll_back(
 
 
 @router.post(
-    "/v1/tasks/{task}/preload", dependencies=[needs(Scope.ADMIN)], response_model=wire.Residency
+    "/v1/tasks/{task}/preload",
+    dependencies=[needs(Scope.ADMIN)],
+    response_model=wire.ResidencyReport,
 )
 async def preload(
     request: Request, task: str, version: VersionQuery = None, deadline_ms: DeadlineHeader = None
@@ -334,7 +336,7 @@ async def preload(
 
 
 @router.post(
-    "/v1/tasks/{task}/pin", dependencies=[needs(Scope.ADMIN)], response_model=wire.Residency
+    "/v1/tasks/{task}/pin", dependencies=[needs(Scope.ADMIN)], response_model=wire.ResidencyReport
 )
 async def pin(
     request: Request, task: str, version: VersionQuery = None, deadline_ms: DeadlineHeader = None

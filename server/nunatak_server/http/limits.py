@@ -135,7 +135,9 @@ async def read_strictly(
     """
     limit_s = settings.receive_timeout_s
     reading = _read(request, settings.max_body_bytes, held)
-    body = await within(limit_s, reading, late=partial(ReceiveTimeoutError, limit_s))
+    body = await within(
+        limit_s, reading, late=partial(NunatakError, "receive_timeout", limit_s=limit_s)
+    )
     if not body:
         return StrictRequest(request, body=body, parsed=None)
     content_type = header_of(request.scope, b"content-type") or b""

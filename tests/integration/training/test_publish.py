@@ -32,18 +32,12 @@ from nunatak_model import (
     tensors_from_bytes,
 )
 from nunatak_registry import Registry
-from nunatak_training import (
-    Checkpoint,
-    Metric,
-    TrainOutcome,
-    TrainSettings,
-    changed_recipe,
-    default_recipe,
-    fit_task,
-    load_task_data,
-    run_key,
-    train,
-)
+from nunatak_training.data import load_task_data
+from nunatak_training.fitting import fit_task
+from nunatak_training.kinds import Metric
+from nunatak_training.loop.checkpoint import Checkpoint, run_key
+from nunatak_training.recipes import changed_recipe, default_recipe
+from nunatak_training.train import TrainOutcome, TrainSettings, train
 
 METHODS = [
     pytest.param(TopK(num_layers=1), id="topk"),

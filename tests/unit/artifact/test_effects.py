@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from doubles.refusals import raises
 from torch import Tensor
 
+from doubles.refusals import raises
 from doubles.tasks import CREATED_AT, LABELS, PROBE_INPUTS, random_parameters, spec_of, tiny_task
-from nunatak_artifact import Draft, Provenance, draft_task, load_task
+from nunatak_artifact import Provenance, VersionDraft, draft_task, load_task
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import (
     QUERY_AND_VALUE,
@@ -46,7 +46,7 @@ def idle_parameters(method: Method, backbone: Backbone) -> dict[str, Tensor]:
     return {name: without_effect(name, each, backbone) for name, each in parameters.items()}
 
 
-def draft(method: Method, parameters: dict[str, Tensor], backbone: Backbone) -> Draft:
+def draft(method: Method, parameters: dict[str, Tensor], backbone: Backbone) -> VersionDraft:
     return draft_task(
         "tone",
         spec=spec_of(backbone, method, num_labels=len(LABELS)),
@@ -74,7 +74,7 @@ def test_parameters_without_effect_are_not_loaded(backbone: Backbone, method: Me
     with raises("no_effect") as caught:
         load_task(numbered, data, backbone)
 
-    assert caught.value.reference == "tone/1"
+    assert caught.value.fields["reference"] == "tone/1"
 
 
 def test_lora_without_a_lower_half_has_no_effect(backbone: Backbone) -> None:

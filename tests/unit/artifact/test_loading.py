@@ -1,8 +1,8 @@
 import pytest
 import torch
-from doubles.refusals import raises
 
 from doubles.backbones import tiny_backbone
+from doubles.refusals import raises
 from doubles.serving_kernels import banks_of, with_gpu_kernels
 from doubles.tasks import tiny_task
 from nunatak_artifact import load_task, probe_tolerance

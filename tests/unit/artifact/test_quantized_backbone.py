@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from doubles.refusals import raises
 
 from doubles.backbones import tiny_backbone
+from doubles.refusals import raises
 from doubles.tasks import tiny_task
 from nunatak_artifact import load_task
 from nunatak_artifact.interchange import check_exportable, import_folder

@@ -1,10 +1,10 @@
 import pytest
 import torch
-from doubles.refusals import raises
 from pydantic import JsonValue
 
 from doubles.backbones import tiny_backbone
 from doubles.examples import toy_data
+from doubles.refusals import raises
 from nunatak_contract.enums import HeadKind, Pooling
 from nunatak_contract.methods import (
     QUERY_AND_VALUE,
@@ -23,17 +23,11 @@ from nunatak_model import (
     parameter_shapes,
     tensors_to_bytes,
 )
-from nunatak_training import (
-    InvalidRecipeError,
-    Metric,
-    Recipe,
-    SilentReport,
-    TrainedTask,
-    branch_logits,
-    default_recipe,
-    fit_task,
-)
-from nunatak_training.fitting import branch_spec
+from nunatak_training.errors import InvalidRecipeError
+from nunatak_training.fitting import TrainedTask, branch_logits, branch_spec, fit_task
+from nunatak_training.kinds import Metric
+from nunatak_training.recipes import Recipe, default_recipe
+from nunatak_training.report import SilentReport
 
 METHODS = [
     pytest.param(TopK(num_layers=2), id="topk"),

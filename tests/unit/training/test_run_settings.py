@@ -1,14 +1,15 @@
 """Laws of settings by name: options, task files and sweep files say them alike."""
 
 import pytest
-from doubles.refusals import raises
 from pydantic import JsonValue
 
 from doubles.backbones import tiny_backbone
+from doubles.refusals import raises
 from nunatak_contract.enums import AdaptedBlocks, LinearMap, MethodKind
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
-from nunatak_training import InvalidRecipeError, default_recipe
-from nunatak_training.recipes import METHODS
+from nunatak_training.errors import InvalidRecipeError
+from nunatak_training.fitting import method_on
+from nunatak_training.recipes import METHODS, default_recipe
 from nunatak_training.run_settings import all_settings, read_settings
 from nunatak_training.settings import flattened, overlaid
 
@@ -45,7 +46,7 @@ CONFIG = tiny_backbone(num_layers=3).config
     ],
 )
 def test_names_become_the_method(named: dict[str, JsonValue], method: Method) -> None:
-    assert read_settings(named).method(CONFIG) == method
+    assert method_on(read_settings(named), CONFIG) == method
 
 
 def test_every_method_has_defaults() -> None:
@@ -54,7 +55,7 @@ def test_every_method_has_defaults() -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_without_settings_has_its_own_defaults(name: str) -> None:
-    assert read_settings({"method": name}).record == METHODS[name]
+    assert read_settings({"method": name}).method == METHODS[name]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +123,7 @@ def test_what_does_not_fit_is_named(named: dict[str, JsonValue], problem: str) -
 def test_layers_that_the_backbone_has_not_are_refused() -> None:
     for named in ({"frozen": 4}, {"layers": 4}):
         with raises("invalid_method", match="3 layers"):
-            read_settings(named).method(CONFIG)
+            method_on(read_settings(named), CONFIG)
 
 
 def test_every_field_of_recipes_and_methods_is_listed_with_what_it_may_be() -> None:

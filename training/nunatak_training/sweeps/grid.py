@@ -12,6 +12,7 @@ from nunatak_contract.methods import Method
 from nunatak_contract.names import TaskName
 from nunatak_model import DEFAULT_BACKBONE, BackboneConfig
 from nunatak_training.errors import InvalidRecipeError
+from nunatak_training.fitting import method_on
 from nunatak_training.kinds import TaskKind
 from nunatak_training.recipes import METHODS, RegularizerName, TaptSettings
 from nunatak_training.run_settings import method_settings, read_settings
@@ -84,7 +85,7 @@ def methods_of(axis: MethodAxis, config: BackboneConfig) -> Sequence[Method]:
     Raises:
         NunatakError: `invalid_method`, a method does not fit the backbone.
     """
-    return [read_settings(named).method(config) for named in axis.choices()]
+    return [method_on(read_settings(named), config) for named in axis.choices()]
 
 
 class RegularizerEntry(_RecipeEntry):
@@ -137,8 +138,8 @@ def read_grid(path: Path | None, changes: Mapping[str, JsonValue] | None = None)
     """Read a sweep file; `changes` take the place of its axes by name, and can be all there is.
 
     Raises:
-        NunatakError: `invalid_sweep`, there is no such file, it is neither YAML nor TOML, or it has a name that
-            no sweep has.
+        NunatakError: `invalid_sweep`, there is no such file, it is neither YAML nor TOML, or it
+            has a name that no sweep has.
     """
     where = "options" if path is None else path.name
     try:

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from doubles.refusals import raises
 from hypothesis import given
 from hypothesis import strategies as st
 
 from doubles.backbones import tiny_backbone
+from doubles.refusals import raises
 from nunatak_artifact.interchange.adapterhub_import import (
     StoredAdapter,
     normalised_bottleneck,

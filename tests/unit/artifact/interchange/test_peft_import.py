@@ -1,20 +1,20 @@
 """peft folders: what is not exactly ours to compute is refused by its name."""
 
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from doubles.refusals import raises
 
 from doubles.adapter_folders import edit_json, edit_tensors, peft_folder
 from doubles.backbones import WIDTH, tiny_backbone
 from doubles.hostile_files import HOSTILE_FILES
+from doubles.refusals import raises
 from doubles.tasks import LABELS
 from nunatak_artifact.interchange import ImportChoices, import_peft
 from nunatak_contract.enums import LinearMap
-from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import QUERY_AND_VALUE, Lora
 from nunatak_model import Backbone, tensors_from_bytes, tensors_to_bytes
 
@@ -136,7 +136,7 @@ def test_a_broken_configuration_is_a_corrupt_file(
     with raises("corrupt_file") as caught:
         import_peft(folder, backbone)
 
-    assert caught.value.file == CONFIG
+    assert caught.value.fields["file"] == CONFIG
 
 
 @pytest.mark.parametrize("name", HOSTILE_FILES)
@@ -146,7 +146,7 @@ def test_hostile_weights_are_a_corrupt_file(name: str, folder: Path, backbone: B
     with raises("corrupt_file") as caught:
         import_peft(folder, backbone)
 
-    assert caught.value.file == WEIGHTS
+    assert caught.value.fields["file"] == WEIGHTS
 
 
 def test_truncated_weights_are_a_corrupt_file(folder: Path, backbone: Backbone) -> None:
@@ -195,10 +195,10 @@ def test_a_pickle_is_refused_unread(folder: Path, backbone: Backbone) -> None:
 def test_a_missing_tensor_is_named(folder: Path, backbone: Backbone) -> None:
     edit_tensors(folder / WEIGHTS, {QUERY.format(2, "B"): None})
 
-    with raises("tensor_mismatch") as caught:
-        import_peft(folder, backbone)
+    missing = QUERY.format(2, "B").removeprefix("base_model.model.")
 
-    assert caught.value.missing == (QUERY.format(2, "B").removeprefix("base_model.model."),)
+    with raises("tensor_mismatch", match=re.escape(f": 1 missing ({missing})")):
+        import_peft(folder, backbone)
 
 
 @pytest.mark.parametrize("name", ["base_model.model.bert.extra", "classifier.bias"])
@@ -308,13 +308,3 @@ def test_layers_below_the_lowest_adapted_stay_in_the_trunk(
     assert imported.spec.method == Lora(
         rank=2, alpha=4.0, targets=(LinearMap.QUERY,), first_layer=3
     )
-
-
-def test_every_refusal_has_a_code_of_its_own() -> None:
-    codes = [error.code for error in _subclasses(NunatakError)]
-
-    assert len(set(codes)) == len(codes)
-
-
-def _subclasses(error: type[NunatakError]) -> list[type[NunatakError]]:
-    return [error, *(deeper for it in error.__subclasses__() for deeper in _subclasses(it))]

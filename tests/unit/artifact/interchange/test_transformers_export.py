@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from doubles.refusals import raises
 from transformers import (
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
@@ -17,6 +16,7 @@ from transformers import (
 from doubles.backbones import Family, tiny_backbone
 from doubles.checkpoints import TEXTS, encodings, loaded_task, published_logits
 from doubles.published import Twin, TwinFactory
+from doubles.refusals import raises
 from doubles.tasks import MAX_LENGTH
 from nunatak_artifact.interchange import export_transformers, import_transformers
 from nunatak_contract.enums import HeadKind, LinearMap, Pooling, ProblemType
