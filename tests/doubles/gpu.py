@@ -34,6 +34,7 @@ METHODS: dict[str, Method] = {
     "lora": Lora(rank=4, alpha=8.0, targets=QUERY_AND_VALUE),
     "lora-from-2": Lora(rank=3, alpha=6.0, first_layer=2, targets=QUERY_AND_VALUE),
     "lora-all-targets": Lora(rank=5, alpha=5.0, targets=tuple(LoraTarget)),
+    "lora-wide": Lora(rank=128, alpha=8.0, targets=QUERY_AND_VALUE),
     "bottleneck": Bottleneck(size=8),
     "bottleneck-from-3": Bottleneck(size=5, first_layer=3),
     "full": Full(),

@@ -11,6 +11,7 @@ an update B A of that map is three updates with the same A and a third of B's ro
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -25,6 +26,10 @@ from nunatak_model.layer import LayerOverride, LoraLayer, LoraUpdate
 from nunatak_model.methods.base import check_first_layer
 from nunatak_model.weights import Shapes
 
+MAX_RANK: Final = 1024
+"""peft takes ranks above the width of a map, so the width is no limit; without any, a folder of a
+few bytes could ask for all memory, since an import writes every map with the largest rank."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraMaths:
@@ -35,7 +40,7 @@ class LoraMaths:
     def check(self, config: BackboneConfig) -> None:
         """Raise `InvalidMethodError` unless rank, targets and first layer make sense."""
         check_first_layer(self.method.first_layer, config)
-        check_rank(self.method.rank, config)
+        check_rank(self.method.rank)
         if len(set(self.method.targets)) != len(self.method.targets):
             raise InvalidMethodError(
                 f"lora targets must be one or more different ones of {', '.join(LoraTarget)}, "
@@ -83,10 +88,10 @@ class LoraMaths:
         )
 
 
-def check_rank(rank: int, config: BackboneConfig) -> None:
-    """Raise `InvalidMethodError` unless updates of this rank are no wider than the backbone."""
-    if not 1 <= rank <= config.hidden_width:
-        raise InvalidMethodError(f"lora rank must be in [1, {config.hidden_width}], got {rank}")
+def check_rank(rank: int) -> None:
+    """Raise `InvalidMethodError` unless the rank is one that is taken."""
+    if not 1 <= rank <= MAX_RANK:
+        raise InvalidMethodError(f"lora rank must be in [1, {MAX_RANK}], got {rank}")
 
 
 def _widths(target: LoraTarget, layer: int, config: BackboneConfig) -> tuple[int, int]:

@@ -17,6 +17,7 @@ from nunatak_model import InvalidMethodError, build_branch, maths_of
 from nunatak_model.branch import BranchSpec
 from nunatak_model.heads import HeadSpec
 from nunatak_model.layer import LoraLayer, LoraUpdate
+from nunatak_model.methods.lora import MAX_RANK
 from nunatak_model.weights import Linear
 
 CONFIG = tiny_backbone().config
@@ -77,9 +78,14 @@ def test_an_adapter_that_is_uniform_is_kept_as_it_is() -> None:
         assert torch.equal(parameters[f"layers.{layer}.lora.{target}.up"], update.up)
 
 
-def test_a_rank_beyond_the_width_is_refused() -> None:
-    with pytest.raises(InvalidMethodError, match="rank"):
-        normalised_lora({(0, LoraTarget.KEY): random_update(0, LoraTarget.KEY, 33, 1.0)}, CONFIG)
+def test_a_rank_may_exceed_the_width_up_to_a_limit() -> None:
+    wide = random_update(0, LoraTarget.KEY, MAX_RANK, 1.0)
+    assert normalised_lora({(0, LoraTarget.KEY): wide}, CONFIG)[0].rank == MAX_RANK >= 256
+
+    with pytest.raises(InvalidMethodError, match="1024"):
+        normalised_lora(
+            {(0, LoraTarget.KEY): random_update(0, LoraTarget.KEY, MAX_RANK + 1, 1.0)}, CONFIG
+        )
 
 
 @pytest.mark.parametrize("activation", Activation)
