@@ -185,17 +185,14 @@ class UnsupportedMediaTypeError(RequestError):
 
 
 class TooManyInputsError(RequestError):
-    """The request has too many inputs."""
+    """The request has too many inputs, or too many documents to rank."""
 
     code = "too_many_inputs"
 
-    def __init__(self, count: int, limit: int) -> None:
+    def __init__(self, count: int, limit: int, *, of: str = "inputs") -> None:
         self.count = count
         self.limit = limit
-        super().__init__(
-            f"a request carries at most {limit} inputs, documents of queries included, "
-            f"got {count}; split it"
-        )
+        super().__init__(f"a request carries at most {limit} {of}, got {count}; split it")
 
 
 class TooManyTasksError(RequestError):

@@ -86,6 +86,11 @@ def strings_in(item: TaskInput) -> tuple[str, ...]:
             return item.query, *item.documents
 
 
+def count_documents(inputs: Sequence[TaskInput]) -> int:
+    """Return the number of documents of all queries."""
+    return sum(len(item.documents) for item in inputs if isinstance(item, Query))
+
+
 def texts_to_read(item: TaskInput) -> tuple[TextInput, ...]:
     """Return the texts or pairs to encode for an input: one, or one for each document."""
     match item:

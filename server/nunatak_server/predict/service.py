@@ -31,7 +31,7 @@ from nunatak_server.errors import (
     TooManyInputsError,
     TooManyTasksError,
 )
-from nunatak_server.inputs import texts_to_read
+from nunatak_server.inputs import count_documents
 from nunatak_server.outputs.outputs import MAX_LOGITS_ON_LOOP, work_of
 from nunatak_server.predict.ask import Dispatcher, RowSink
 from nunatak_server.predict.prepare import Preprocessor
@@ -69,6 +69,8 @@ class RequestLimits:
     """What one request may carry."""
 
     max_inputs: int
+    max_documents: int
+    """Over all queries."""
     max_tasks: int
     max_text_chars: int
 
@@ -216,9 +218,11 @@ class PredictionService:
         num_layers = self._backbone.config.num_layers
         if isinstance(request, EmbeddingRequest) and len(self._backbone.layers) < num_layers:
             raise LayerNotHeldError(num_layers - 1)
-        num_inputs = sum(len(texts_to_read(item)) for item in request.inputs)
+        num_inputs, num_documents = len(request.inputs), count_documents(request.inputs)
         if num_inputs > self._limits.max_inputs:
             raise TooManyInputsError(num_inputs, self._limits.max_inputs)
+        if num_documents > self._limits.max_documents:
+            raise TooManyInputsError(num_documents, self._limits.max_documents, of="documents")
         if isinstance(request, PredictionRequest):
             num_tasks = len(request.references)
             if num_tasks > self._limits.max_tasks:
