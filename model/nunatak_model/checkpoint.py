@@ -111,7 +111,7 @@ def _download(hub_id: str) -> Path:
 
 def _load_folder(folder: Path, name: str, dtype: torch.dtype, device: torch.device) -> Backbone:
     raw = _read_json(folder / "config.json")
-    config = _config(raw)
+    config = config_from(raw)
     definition, settings = _read(folder / "tokenizer.json"), _settings(folder)
     tokenizer = _tokenizer(definition, raw, settings, config)
     embedding = _embedding(folder, raw, json.loads(definition), settings)
@@ -144,13 +144,6 @@ def _load_folder(folder: Path, name: str, dtype: torch.dtype, device: torch.devi
         embeddings=embeddings_from(parameters),
         layers=tuple(layer_from(parameters, index) for index in range(config.num_layers)),
     )
-
-
-def _config(raw: dict[str, Any]) -> BackboneConfig:
-    try:
-        return config_from(raw)
-    except KeyError as error:
-        raise CorruptBackboneError(f"config.json has no {error.args[0]!r}") from error
 
 
 def _settings(folder: Path) -> dict[str, Any]:
@@ -257,7 +250,7 @@ def _encoder_tensors(stored: Stored, config: BackboneConfig) -> Iterator[tuple[s
         tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
         if tuple(tensor.shape) != shape:
             raise CorruptBackboneError(
-                f"{target} must have shape {list(shape)}, got {list(tensor.shape)}"
+                f"{target} must have shape {list(shape)} by config.json, got {list(tensor.shape)}"
             )
         yield target, tensor
 

@@ -273,8 +273,6 @@ def _read_object(folder: Path, name: str) -> dict[str, JsonValue]:
 def _config(folder: Path, raw: dict[str, JsonValue]) -> BackboneConfig:
     try:
         return config_from(raw)
-    except KeyError as error:
-        raise CorruptFileError(folder.name, CONFIG, f"has no field {error}") from error
     except (TypeError, ValueError) as error:
         raise CorruptFileError(folder.name, CONFIG, f"does not read: {error}") from error
 

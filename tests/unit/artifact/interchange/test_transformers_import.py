@@ -270,8 +270,8 @@ REFUSALS: dict[str, tuple[Damage, type[ArtifactError], str]] = {
     ),
     "missing-field": (
         lambda it: edit(it / "config.json", hidden_size=...),
-        CorruptFileError,
-        "no field 'hidden_size'",
+        ForeignBackboneError,
+        "its hidden_width is 768, the backbone's is 32",
     ),
     "unknown-problem": (
         lambda it: edit(it / "config.json", problem_type="poetry"),
