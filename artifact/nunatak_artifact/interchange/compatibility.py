@@ -122,6 +122,24 @@ def check_shape(folder: Path, backbone: Backbone) -> None:
         ForeignBackboneError: another shape.
         UnsupportedBackboneError: a variant of the family whose layers are computed differently.
     """
+    theirs, ours = read_config(folder), backbone.config
+    differences = [
+        f"its {name} is {getattr(theirs, name)}, the backbone's is {getattr(ours, name)}"
+        for name in _names_of_both(theirs, ours)
+        if getattr(theirs, name) != getattr(ours, name)
+    ]
+    if differences:
+        raise ForeignBackboneError(folder.name, backbone.name, "; ".join(differences))
+
+
+def read_config(folder: Path) -> BackboneConfig:
+    """Read the shape of the encoder in `config.json`.
+
+    Raises:
+        UnsupportedImportError: another architecture.
+        InvalidFolderError: there is no sound `config.json`.
+        UnsupportedBackboneError: a variant of the family whose layers are computed differently.
+    """
     raw = _read_object(folder, CONFIG)
     if raw.get("model_type") not in FAMILIES:
         raise UnsupportedImportError(
@@ -129,15 +147,16 @@ def check_shape(folder: Path, backbone: Backbone) -> None:
             f"its model_type is {raw.get('model_type')!r}",
             f"checkpoints are read of {', '.join(FAMILIES)}",
         )
-    theirs, ours = _config(folder, raw), backbone.config
-    differences = [
-        f"its {field.name} is {getattr(theirs, field.name)}, "
-        f"the backbone's is {getattr(ours, field.name)}"
-        for field in fields(BackboneConfig)
-        if getattr(theirs, field.name) != getattr(ours, field.name)
-    ]
-    if differences:
-        raise ForeignBackboneError(folder.name, backbone.name, "; ".join(differences))
+    try:
+        return config_from(raw)
+    except (TypeError, ValueError) as error:
+        raise CorruptFileError(folder.name, CONFIG, f"does not read: {error}") from error
+
+
+def _names_of_both(theirs: BackboneConfig, ours: BackboneConfig) -> list[str]:
+    """The fields of both shapes that describe the encoder; a dense block is part of a head."""
+    both = fields(ours) if type(theirs) is type(ours) else fields(BackboneConfig)
+    return [field.name for field in both if field.name != "dense_block"]
 
 
 def check_tokenizer(folder: Path, backbone: Backbone) -> None:
@@ -268,13 +287,6 @@ def _read_object(folder: Path, name: str) -> dict[str, JsonValue]:
     if not isinstance(found, dict):
         raise CorruptFileError(folder.name, name, "is no JSON object")
     return found
-
-
-def _config(folder: Path, raw: dict[str, JsonValue]) -> BackboneConfig:
-    try:
-        return config_from(raw)
-    except (TypeError, ValueError) as error:
-        raise CorruptFileError(folder.name, CONFIG, f"does not read: {error}") from error
 
 
 def _normalised(definition: str) -> dict[str, JsonValue]:

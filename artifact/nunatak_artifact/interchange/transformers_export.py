@@ -27,7 +27,7 @@ from nunatak_contract.enums import HeadKind, LoraTarget, Pooling
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import Bottleneck
 from nunatak_model import Backbone
-from nunatak_model.architectures import architecture_of, encoder_shapes
+from nunatak_model.architectures import architecture_of, bert, encoder_shapes
 from nunatak_model.layer import LoraLayer
 from nunatak_model.weights import Linear
 
@@ -70,11 +70,11 @@ def export_backbone(parameters: Mapping[str, Tensor], base: Backbone, folder: Pa
 def check_exportable(base: Backbone) -> None:
     """Raise `UnsupportedExportError` unless backbones of this architecture can be written."""
     check_exact(base)
-    if base.config.model_type not in FAMILIES:
+    if base.config.model_type not in bert.MODEL_TYPES:
         raise UnsupportedExportError(
             base.name,
             f"it is a {base.config.model_type}",
-            f"start from one of {', '.join(FAMILIES)}",
+            f"start from one of {', '.join(bert.MODEL_TYPES)}",
         )
 
 
@@ -131,7 +131,7 @@ def _family(task: LoadedTask, backbone: Backbone) -> Family:
         raise UnsupportedExportError(
             task.manifest.reference, "no class of transformers has bottleneck adapters", KEEP_IT
         )
-    if not has_class(spec.head):
+    if not has_class(spec.head, backbone.config):
         dense = "a" if spec.head.dense else "no"
         raise UnsupportedExportError(
             task.manifest.reference,
@@ -178,6 +178,8 @@ def _config(manifest: TaskManifest, family: Family, backbone: Backbone) -> dict[
         "id2label": {str(index): label for index, label in enumerate(labels)},
         "label2id": {label: index for index, label in enumerate(labels)},
     }
+    if head.pooling is Pooling.MEAN:
+        config["classifier_pooling"] = "mean"
     if head.problem_type is not None:
         config["problem_type"] = head.problem_type.value
     if kind is HeadKind.RANKING:

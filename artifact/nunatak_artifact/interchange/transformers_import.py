@@ -21,6 +21,7 @@ from nunatak_artifact.interchange.compatibility import (
     ImportedTask,
     check_shape,
     check_tokenizer,
+    read_config,
 )
 from nunatak_artifact.interchange.cross_encoder import is_ranking, read_cross_encoder, score_of
 from nunatak_artifact.interchange.folders import (
@@ -114,6 +115,8 @@ class _Settings(BaseModel):
     architectures: Annotated[tuple[str, ...], Field(min_length=1, max_length=1)]
     id2label: dict[int, str] | None = None
     problem_type: ProblemType | None = None
+    classifier_pooling: str | None = None
+    """Of ModernBERT: `mean`, else the first token."""
 
     @property
     def class_name(self) -> str:
@@ -152,7 +155,12 @@ def import_transformers(
         folder, cross_encoder, choices, num_outputs=num_outputs
     ):
         kind = HeadKind.RANKING
-    head = head_spec(kind, num_outputs=num_outputs)
+    head = head_spec(
+        kind,
+        read_config(folder),
+        num_outputs=num_outputs,
+        is_mean=settings.classifier_pooling == "mean",
+    )
     check_tensors(folder, stored, stored_shapes(family, head, backbone.config))
     tensors = from_stored(stored, family, head, backbone.config)
     found = find_divergence(tensors, backbone)
