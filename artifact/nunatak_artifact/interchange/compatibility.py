@@ -10,6 +10,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,8 +41,11 @@ from nunatak_model import (
 from nunatak_model.architectures import config_from
 from nunatak_model.checkpoint import WEIGHTS
 from nunatak_model.tokenizer_settings import (
+    SAVE_ADVICE,
+    TOKENIZER,
     TOKENIZER_CONFIG,
     check_settings,
+    definition_of,
     gives_token_types,
 )
 
@@ -92,7 +96,6 @@ class ImportedTask:
 
 
 CONFIG: Final = "config.json"
-TOKENIZER: Final = "tokenizer.json"
 TOKENIZING_PARTS: Final = ("added_tokens", "normalizer", "pre_tokenizer", "post_processor", "model")
 """What decides token ids. Saved truncation and padding do not: each task has its own length."""
 MAX_TOKENIZER_BYTES: Final = 64 * 1024 * 1024
@@ -167,7 +170,12 @@ def check_tokenizer(folder: Path, backbone: Backbone) -> None:
         ForeignBackboneError: it differs in what decides token ids or types.
         UnsupportedImportError: as `check_reading`.
     """
-    data = read_bytes(folder, TOKENIZER, limit=MAX_TOKENIZER_BYTES)
+    with import_errors(folder):
+        data = definition_of(
+            partial(_read_if_any, folder), _read_object(folder, CONFIG), read_settings(folder)
+        )
+    if data is None:
+        raise InvalidFolderError(folder.name, f"it has no {TOKENIZER}; {SAVE_ADVICE}")
     try:
         theirs = _normalised(data.decode())
     except Exception as error:  # the library raises nothing more specific
@@ -280,6 +288,12 @@ def _drops_types(backbone: Backbone) -> bool:
     tokenizer = Tokenizer.from_str(backbone.tokenizer.definition)
     tokenizer.no_truncation()
     return any(tokenizer.encode("a", "a").type_ids)
+
+
+def _read_if_any(folder: Path, name: str) -> bytes | None:
+    if not has_file(folder, name):
+        return None
+    return read_bytes(folder, name, limit=MAX_TOKENIZER_BYTES)
 
 
 def _read_object(folder: Path, name: str) -> dict[str, JsonValue]:
