@@ -8,7 +8,7 @@ The files of a model folder of transformers.
 import json
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -98,6 +98,7 @@ class ImportedTask:
 CONFIG: Final = "config.json"
 TOKENIZING_PARTS: Final = ("added_tokens", "normalizer", "pre_tokenizer", "post_processor", "model")
 """What decides token ids. Saved truncation and padding do not: each task has its own length."""
+OWN_BACKBONE: Final = "import and serve it with its own folder as the backbone (--backbone)"
 MAX_TOKENIZER_BYTES: Final = 64 * 1024 * 1024
 """That of XLM-R, the largest of the family, has 17 MB."""
 
@@ -120,12 +121,19 @@ def check_shape(folder: Path, backbone: Backbone) -> None:
     """Refuse a `config.json` of an encoder that is not shaped as the backbone.
 
     Raises:
-        UnsupportedImportError: another architecture.
+        UnsupportedImportError: another architecture, or embeddings of more or fewer tokens.
         InvalidFolderError: there is no sound `config.json`.
         ForeignBackboneError: another shape.
         UnsupportedBackboneError: a variant of the family whose layers are computed differently.
     """
     theirs, ours = read_config(folder), backbone.config
+    if replace(theirs, vocab_size=ours.vocab_size) == ours != theirs:
+        raise UnsupportedImportError(
+            folder.name,
+            f"its embeddings have {theirs.vocab_size} tokens, those of backbone {backbone.name!r} "
+            f"have {ours.vocab_size} (tokens were added, or the embeddings were resized)",
+            OWN_BACKBONE,
+        )
     differences = [
         f"its {name} is {getattr(theirs, name)}, the backbone's is {getattr(ours, name)}"
         for name in _names_of_both(theirs, ours)
@@ -168,7 +176,7 @@ def check_tokenizer(folder: Path, backbone: Backbone) -> None:
     Raises:
         InvalidFolderError: there is no sound `tokenizer.json`.
         ForeignBackboneError: it differs in what decides token ids or types.
-        UnsupportedImportError: as `check_reading`.
+        UnsupportedImportError: it differs in one setting, or as `check_reading`.
     """
     with import_errors(folder):
         data = definition_of(
@@ -182,6 +190,14 @@ def check_tokenizer(folder: Path, backbone: Backbone) -> None:
         raise CorruptFileError(folder.name, TOKENIZER, f"is no tokenizer: {error}") from error
     ours = _normalised(backbone.tokenizer.definition)
     differing = [part for part in TOKENIZING_PARTS if ours.get(part) != theirs.get(part)]
+    if differing and _without_spaces(ours) == _without_spaces(theirs):
+        raise UnsupportedImportError(
+            folder.name,
+            "its tokenizer and the backbone's differ in add_prefix_space, the space before a "
+            "text's first word",
+            f"{OWN_BACKBONE}, or with a copy of the backbone's folder that has the tokenizer files "
+            f"of {folder.name}, on which other tasks trained with that tokenizer share layers",
+        )
     if differing:
         names = ", ".join("vocabulary" if part == "model" else part for part in differing)
         raise ForeignBackboneError(folder.name, backbone.name, f"its tokenizer differs in: {names}")
@@ -301,6 +317,16 @@ def _read_object(folder: Path, name: str) -> dict[str, JsonValue]:
     if not isinstance(found, dict):
         raise CorruptFileError(folder.name, name, "is no JSON object")
     return found
+
+
+def _without_spaces(definition: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    """What decides token ids, but for the space before the first word."""
+    parts = {part: definition.get(part) for part in TOKENIZING_PARTS}
+    for part in ("pre_tokenizer", "post_processor"):
+        found = parts[part]
+        if isinstance(found, dict):
+            parts[part] = {name: it for name, it in found.items() if name != "add_prefix_space"}
+    return parts
 
 
 def _normalised(definition: str) -> dict[str, JsonValue]:

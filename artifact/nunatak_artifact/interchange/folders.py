@@ -126,7 +126,7 @@ class ModelConfigFile(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     id2label: dict[NonNegativeInt, str] | None = None
-    problem_type: ProblemType | None = None
+    problem_type: str | None = None
 
 
 class TokenizerConfigFile(BaseModel):
@@ -152,13 +152,38 @@ def read_max_length(folder: Path, backbone: Backbone) -> int | None:
     return int(length) if length is not None and length <= backbone.config.max_tokens else None
 
 
-def problem_type_of(head: HeadSpec, said: ProblemType | None) -> ProblemType | None:
+def read_problem_type(folder: Path, named: str | None) -> ProblemType | None:
+    """The problem type that a `config.json` names.
+
+    Raises:
+        UnsupportedImportError: transformers knows no such problem.
+    """
+    if named is None or named in set(ProblemType):
+        return None if named is None else ProblemType(named)
+    raise UnsupportedImportError(
+        folder.name,
+        f"problem_type in config.json is {named!r}",
+        f"expected one of {', '.join(ProblemType)}; say which with --problem-type",
+    )
+
+
+def problem_type_of(folder: Path, head: HeadSpec, said: ProblemType | None) -> ProblemType | None:
     """What decides the scores, by the rule of transformers' text classification pipeline.
 
     One logit is a number only where that is said; else it is the logit of a label, for sigmoid.
+
+    Raises:
+        UnsupportedImportError: several logits are numbers.
     """
     if head.kind is not HeadKind.SEQUENCE_CLASSIFICATION:
         return None
+    if said is ProblemType.REGRESSION and head.num_labels > 1:
+        raise UnsupportedImportError(
+            folder.name,
+            f"it is a regression to {head.num_labels} numbers",
+            "a regression task gives one number; train one model for each, or name another "
+            "--problem-type if the logits are those of labels",
+        )
     default = ProblemType.MULTI_LABEL if head.num_labels == 1 else ProblemType.SINGLE_LABEL
     return said or default
 
@@ -176,8 +201,15 @@ def labels_in_order(
 
     Raises:
         UnknownLabelsError: there are none, too few, too many, or two that are equal.
+        UnsupportedImportError: the caller names labels of a kind that has none.
     """
     if head.kind.fixed_outputs is not None:
+        if given is not None:
+            raise UnsupportedImportError(
+                folder.name,
+                f"a {head.kind.replace('_', ' ')} task has no labels, got {', '.join(given)}",
+                "leave out --labels",
+            )
         return ()
     if given is None and stored is None:
         raise UnknownLabelsError(folder.name, head.num_labels, "the folder names none")

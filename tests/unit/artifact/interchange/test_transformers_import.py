@@ -26,7 +26,7 @@ from nunatak_artifact.errors import (
     UnknownLabelsError,
     UnsupportedImportError,
 )
-from nunatak_artifact.interchange import ImportChoices, import_transformers
+from nunatak_artifact.interchange import ImportChoices, LogitUse, import_transformers
 from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.methods import Full, HeadOnly, Method, TopK
 from nunatak_model import load_backbone
@@ -255,8 +255,23 @@ REFUSALS: dict[str, tuple[Damage, type[ArtifactError], str]] = {
     ),
     "no-class": (
         lambda it: edit(it / "config.json", architectures=None),
-        CorruptFileError,
-        "architectures",
+        UnsupportedImportError,
+        "names no class; write there the one class",
+    ),
+    "two-classes": (
+        lambda it: edit(it / "config.json", architectures=["BertModel", "BertForMaskedLM"]),
+        UnsupportedImportError,
+        "names BertModel, BertForMaskedLM; write there the one class",
+    ),
+    "own-class": (
+        lambda it: edit(it / "config.json", architectures=["MyBertForSequenceClassification"]),
+        UnsupportedImportError,
+        "a class of one's own may compute otherwise",
+    ),
+    "several-numbers": (
+        lambda it: edit(it / "config.json", problem_type="regression"),
+        UnsupportedImportError,
+        "it is a regression to 3 numbers; a regression task gives one number",
     ),
     "another-class": (
         lambda it: edit(it / "config.json", architectures=["BertForMaskedLM"]),
@@ -275,8 +290,8 @@ REFUSALS: dict[str, tuple[Damage, type[ArtifactError], str]] = {
     ),
     "unknown-problem": (
         lambda it: edit(it / "config.json", problem_type="poetry"),
-        CorruptFileError,
-        "problem_type",
+        UnsupportedImportError,
+        "problem_type in config.json is 'poetry'; expected one of single_label_classification, ",
     ),
     "another-depth": (
         lambda it: edit(it / "config.json", num_hidden_layers=5),
@@ -384,3 +399,39 @@ def test_labels_that_do_not_fit_the_head_are_refused(
 
     with pytest.raises(UnknownLabelsError):
         import_transformers(tmp_path, bert.backbone, ImportChoices(labels=labels))
+
+
+@pytest.mark.parametrize("kind", [HeadKind.QUESTION_ANSWERING, HeadKind.RANKING])
+def test_labels_for_a_head_that_has_none_are_refused(
+    bert: TwinFactory, tmp_path: Path, kind: HeadKind
+) -> None:
+    save_checkpoint(bert, tmp_path, kind=kind)
+    use = LogitUse.RANKING if kind is HeadKind.RANKING else None
+
+    with pytest.raises(UnsupportedImportError, match="leave out --labels"):
+        import_transformers(tmp_path, bert.backbone, ImportChoices(labels=("a",), logit_use=use))
+
+
+def test_a_problem_that_is_not_known_is_what_the_caller_says(
+    bert: TwinFactory, tmp_path: Path
+) -> None:
+    save_checkpoint(bert, tmp_path)
+    edit(tmp_path / "config.json", problem_type="poetry")
+    choices = ImportChoices(problem_type=ProblemType.MULTI_LABEL)
+
+    imported = import_transformers(tmp_path, bert.backbone, choices)
+
+    assert imported.problem_type is ProblemType.MULTI_LABEL
+
+
+def test_a_file_left_over_from_shards_is_not_read(bert: TwinFactory, tmp_path: Path) -> None:
+    """transformers reads the one file first, and leaves the index of an earlier save."""
+    save_checkpoint(bert, tmp_path, method=TopK(num_layers=1))
+    index = {"weight_map": {"bert.pooler.dense.bias": "model-00001-of-00004.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    imported = import_transformers(tmp_path, bert.backbone)
+    own = load_backbone(tmp_path)
+
+    assert imported.spec.method == TopK(num_layers=1)
+    assert isinstance(import_transformers(tmp_path, own).spec.method, HeadOnly)
