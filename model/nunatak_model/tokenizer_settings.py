@@ -1,8 +1,8 @@
-"""How transformers reads a text by the files of a folder: `tokenizer.json`, and its settings.
+"""How transformers reads a text by the files of a folder: `tokenizer.json` and the settings.
 
-Judged as transformers 5 does. It builds a tokenizer of a class of its own anew from the vocabulary,
-so that settings win over what `tokenizer.json` says; the general class takes `tokenizer.json` as it
-is. Of a BERT that has `vocab.txt` alone, the same `tokenizer.json` is written here.
+The rules are those of transformers 5. It rebuilds a tokenizer of a specific class from the
+vocabulary, so that settings override `tokenizer.json`. The general class takes `tokenizer.json`
+unchanged. For a BERT folder that has only `vocab.txt`, this file writes the `tokenizer.json`.
 """
 
 import json
@@ -13,11 +13,11 @@ from nunatak_model.errors import CorruptBackboneError, UnsupportedBackboneError
 
 TOKENIZER, TOKENIZER_CONFIG, VOCABULARY = "tokenizer.json", "tokenizer_config.json", "vocab.txt"
 SPECIAL_TOKENS_FILE, ADDED_TOKENS_FILE = "special_tokens_map.json", "added_tokens.json"
-"""Files of old releases beside `vocab.txt`."""
+"""Files that old releases of transformers write next to `vocab.txt`."""
 FILES = (TOKENIZER, TOKENIZER_CONFIG, VOCABULARY, SPECIAL_TOKENS_FILE, ADDED_TOKENS_FILE)
-"""All that decides how texts are read."""
+"""The files that decide how texts are read."""
 ReadFile = Callable[[str], bytes | None]
-"""Bytes of a file by its name; None where there is none."""
+"""Returns the bytes of a file by its name, or None if the folder has no such file."""
 SPECIAL_TOKENS = {
     "pad_token": "[PAD]",
     "unk_token": "[UNK]",
@@ -25,7 +25,7 @@ SPECIAL_TOKENS = {
     "sep_token": "[SEP]",
     "mask_token": "[MASK]",
 }
-"""Of BERT, by the names of their settings."""
+"""BERT's special tokens, by the names of their settings."""
 OWN_TOKENS = tuple(SPECIAL_TOKENS.values())
 ADDED_TOKENS = "added_tokens_decoder"
 MORE_TOKENS = ("additional_special_tokens", "extra_special_tokens")
@@ -47,7 +47,7 @@ GIVES_TYPES = {
     **dict.fromkeys(("DistilBertTokenizer", "MPNetTokenizer", "BertJapaneseTokenizer"), False),
     **dict.fromkeys(("TokenizersBackend", "PreTrainedTokenizer"), False),
 }
-"""Whether a class, named without `Fast`, gives token types where the settings name no inputs."""
+"""Whether a class (without `Fast`) gives token types if the settings name no inputs."""
 
 
 def gives_token_types(config: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
@@ -76,7 +76,7 @@ def gives_token_types(config: Mapping[str, Any], settings: Mapping[str, Any]) ->
 def check_settings(
     config: Mapping[str, Any], settings: Mapping[str, Any], definition: Mapping[str, Any]
 ) -> None:
-    """Refuse settings by which transformers reads texts otherwise than `tokenizer.json` says.
+    """Refuse settings that make transformers read texts differently from `tokenizer.json`.
 
     Args:
         config: the `config.json`.
@@ -97,7 +97,7 @@ def check_settings(
 def definition_of(
     read: ReadFile, config: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> bytes | None:
-    """The `tokenizer.json` of a folder, or what transformers builds of its `vocab.txt`.
+    """Return the `tokenizer.json` of a folder, or the one that its `vocab.txt` amounts to.
 
     Args:
         read: reads the files of the folder.
@@ -122,7 +122,7 @@ def definition_of(
         words = vocabulary.decode().removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
         raise CorruptBackboneError(f"{VOCABULARY} is no UTF-8: {error}") from error
-    # As transformers: of equal lines the last counts, and white space at the end of none.
+    # As in transformers: the last of equal lines counts, without white space at its end.
     ids = {word.rstrip(): index for index, word in enumerate(words)}
     more = _more_tokens(named, ids)
     more += [ADDED_TOKENS_FILE] if _json_in(read, ADDED_TOKENS_FILE) else []
@@ -135,7 +135,7 @@ def definition_of(
 
 
 def _more_tokens(named: Mapping[str, Any], ids: Mapping[str, int]) -> list[str]:
-    """Name the settings of tokens other than BERT's own, each at its place in the vocabulary."""
+    """Name what adds to BERT's own tokens, or moves them."""
     more = [name for name in MORE_TOKENS if named.get(name)]
     added: Mapping[str, object] = named.get(ADDED_TOKENS) or {}
     if any(
@@ -152,7 +152,7 @@ def _more_tokens(named: Mapping[str, Any], ids: Mapping[str, int]) -> list[str]:
 
 
 def _is_plain(named: object, token: str) -> bool:
-    """Whether a setting names this token, with nothing special about how it is found in texts."""
+    """Whether a setting names this token, without rules for how texts are searched for it."""
     if not isinstance(named, dict):
         return named == token
     found = cast("dict[str, object]", named)
@@ -173,7 +173,7 @@ def _json_in(read: ReadFile, name: str) -> Mapping[str, Any]:
 
 
 def _bert_tokenizer(ids: Mapping[str, int], settings: Mapping[str, Any]) -> dict[str, object]:
-    """What transformers' BertTokenizer is made of, as `tokenizer.json` says it."""
+    """Return the parts of transformers' BertTokenizer in the form of `tokenizer.json`."""
     start, end = SPECIAL_TOKENS["cls_token"], SPECIAL_TOKENS["sep_token"]
     first = [_special(start, 0), {"Sequence": {"id": "A", "type_id": 0}}, _special(end, 0)]
     second = [{"Sequence": {"id": "B", "type_id": 1}}, _special(end, 1)]

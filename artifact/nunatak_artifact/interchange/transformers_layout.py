@@ -1,8 +1,8 @@
-"""How transformers names classes, configuration fields and tensors of encoders with a head.
+"""Names of classes, configuration fields and tensors in transformers' encoders, with a head.
 
-One description for both directions. The classes of RoBERTa, XLM-R and CamemBERT differ in name
-alone. ModernBERT has one head for all kinds, and reads sequences by their mean or their first
-token.
+Import and export share this description. The classes of RoBERTa, XLM-R and CamemBERT differ in
+their names only. ModernBERT has one head for all kinds, and reads sequences by their mean or their
+first token.
 """
 
 from collections.abc import Mapping
@@ -28,16 +28,16 @@ CLASS_SUFFIXES: Final[Mapping[str, HeadKind]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """Names that a family of classes has in common; those of modules are without `.weight`."""
+    """Names that a family of classes shares. Names of modules come without `.weight`."""
 
     class_prefix: str
     encoder: str
     dense: str
-    """The layer with tanh of the sequence classification head; in ModernBERT of every head."""
+    """The dense layer of the sequence classification head; in ModernBERT, of every head."""
     sequence_output: str
     answer_output: str = "qa_outputs"
     norm: str | None = None
-    """The norm after the dense layer, where there is one."""
+    """The norm after the dense layer, if there is one."""
 
     @property
     def has_dense_tokens(self) -> bool:
@@ -73,7 +73,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         answer_output="classifier",
     ),
 }
-"""By `model_type`."""
+"""Families by `model_type`."""
 
 
 def class_name(family: Family, kind: HeadKind) -> str:
@@ -92,7 +92,7 @@ def has_class(spec: HeadSpec, config: BackboneConfig) -> bool:
 def head_spec(
     kind: HeadKind, config: BackboneConfig, *, num_outputs: int, is_mean: bool = False
 ) -> HeadSpec:
-    """The head that transformers' class of this kind has.
+    """Return the head that transformers' class of this kind has.
 
     In the BERT family, sequence heads read the first token through a dense layer with tanh, and
     token heads have neither. In ModernBERT every head has the dense block of the configuration,
@@ -113,7 +113,7 @@ def head_spec(
 
 
 def head_names(family: Family, kind: HeadKind) -> dict[str, str]:
-    """Our names of the tensors that a head may have, each with the name it is stored under."""
+    """Return our names of the tensors that a head may have, each with its stored name."""
     match kind:
         case HeadKind.QUESTION_ANSWERING:
             modules = {"head.output": family.answer_output}
@@ -133,7 +133,7 @@ def head_names(family: Family, kind: HeadKind) -> dict[str, str]:
 
 
 def encoder_names(family: Family, config: BackboneConfig) -> dict[str, tuple[str, ...]]:
-    """Our names of the encoder's tensors, each with those whose rows, stacked, make it up."""
+    """Our names of the encoder's tensors, each with the stored tensors that it stacks."""
     sources = architecture_of(config).source_names
     return {
         name: tuple(f"{family.encoder}.{source}" for source in sources(name))
@@ -158,7 +158,7 @@ def stored_shapes(
 def to_stored(
     tensors: Mapping[str, Tensor], family: Family, head: HeadSpec, config: BackboneConfig
 ) -> dict[str, Tensor]:
-    """Rename the tensors of a whole model to those that transformers stores."""
+    """Rename the tensors of a whole model to transformers' names."""
     names = encoder_names(family, config)
     stored = {
         source: part

@@ -27,8 +27,9 @@ from nunatak_model.methods.base import check_first_layer
 from nunatak_model.weights import Shapes
 
 MAX_RANK: Final = 1024
-"""peft takes ranks above the width of a map, so the width is no limit; without any, a folder of a
-few bytes could ask for all memory, since an import writes every map with the largest rank."""
+"""A limit on memory: an import writes every map with the largest rank of the adapter.
+
+peft takes ranks above the width of a map, so the width is no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +90,7 @@ class LoraMaths:
 
 
 def check_rank(rank: int) -> None:
-    """Raise `InvalidMethodError` unless the rank is one that is taken."""
+    """Raise `InvalidMethodError` unless the rank is from 1 to `MAX_RANK`."""
     if not 1 <= rank <= MAX_RANK:
         raise InvalidMethodError(f"lora rank must be in [1, {MAX_RANK}], got {rank}")
 
