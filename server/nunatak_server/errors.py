@@ -1,12 +1,12 @@
-"""The errors of the server, in three branches below `ServerError`.
+"""The errors of the server, in three branches below `NunatakError`.
 
 - `AccessError`: the key of the caller does not allow the request.
 - `RequestError`: the request cannot be answered as it stands.
-- `UnavailableError` and `TaskError`: the server, or one task version, cannot serve now.
+- `NunatakError` and `TaskError`: the server, or one task version, cannot serve now.
 
 Each error has a stable `code`. Messages may go to callers.
 
-    ServerError
+    NunatakError
         InvalidSettingsError
         KeyFileError
         AccessError
@@ -29,7 +29,7 @@ Each error has a stable `code`. Messages may go to callers.
             InvalidTextError
             ModelNotFoundError
             WrongInputKindError
-        UnavailableError
+        NunatakError
             OverloadedError
                 ShareExceededError
             DeadlineExceededError
@@ -50,20 +50,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from nunatak_contract.errors import NunatakError
 
-class ServerError(Exception):
+
+class NunatakError(Exception):
     """Base of every error that this package raises."""
 
     code: ClassVar[str] = "server_error"
 
 
-class InvalidSettingsError(ServerError):
+class InvalidSettingsError(NunatakError):
     """The settings contradict each other or do not fit the machine."""
 
     code = "invalid_settings"
 
 
-class KeyFileError(ServerError):
+class KeyFileError(NunatakError):
     """The file of API keys cannot be read, trusted or changed."""
 
     code = "invalid_key_file"
@@ -74,7 +76,7 @@ class KeyFileError(ServerError):
         super().__init__(f"the file of API keys {path}: {reason}")
 
 
-class AccessError(ServerError):
+class AccessError(NunatakError):
     """Base: the caller has no permission for the request."""
 
     code = "access_denied"
@@ -119,7 +121,7 @@ class CrossSiteError(AccessError):
         )
 
 
-class RequestError(ServerError):
+class RequestError(NunatakError):
     """Base: the request cannot be answered as it stands."""
 
     code = "invalid_request"
@@ -300,13 +302,13 @@ class WrongInputKindError(RequestError):
         )
 
 
-class UnavailableError(ServerError):
+class NunatakError(NunatakError):
     """Base: the request is valid, but the server cannot answer it now."""
 
     code = "unavailable"
 
 
-class OverloadedError(UnavailableError):
+class OverloadedError(NunatakError):
     """The queue is full, so the server refuses the request at once."""
 
     code = "overloaded"
@@ -335,7 +337,7 @@ class ShareExceededError(OverloadedError):
         self.args = (message,)
 
 
-class DeadlineExceededError(UnavailableError):
+class DeadlineExceededError(NunatakError):
     """The deadline passed before the answer; rows that still waited are never computed."""
 
     code = "deadline_exceeded"
@@ -360,7 +362,7 @@ class DeadlineTooShortError(DeadlineExceededError):
         )
 
 
-class NotReadyError(UnavailableError):
+class NotReadyError(NunatakError):
     """The server is starting, or its engine has stopped."""
 
     code = "not_ready"
@@ -370,7 +372,7 @@ class NotReadyError(UnavailableError):
         super().__init__(f"the server is not ready: {reason}")
 
 
-class DrainingError(UnavailableError):
+class DrainingError(NunatakError):
     """The server is shutting down: it answers accepted requests and accepts no new ones."""
 
     code = "draining"
@@ -379,7 +381,7 @@ class DrainingError(UnavailableError):
         super().__init__("the server is shutting down; send the request to another one")
 
 
-class EngineFailedError(UnavailableError):
+class EngineFailedError(NunatakError):
     """The process cannot serve any more, for example because its device is lost."""
 
     code = "engine_failed"
@@ -389,7 +391,7 @@ class EngineFailedError(UnavailableError):
         super().__init__(f"the server has failed ({reason}); restart it")
 
 
-class OutOfMemoryError(UnavailableError):
+class OutOfMemoryError(NunatakError):
     """The device or the host has no memory left for a batch or a load."""
 
     code = "out_of_memory"
@@ -401,7 +403,7 @@ class OutOfMemoryError(UnavailableError):
         )
 
 
-class BackboneUnhealthyError(UnavailableError):
+class BackboneUnhealthyError(NunatakError):
     """The forward pass of the backbone alone fails, or its outputs are not finite."""
 
     code = "backbone_unhealthy"
@@ -411,7 +413,7 @@ class BackboneUnhealthyError(UnavailableError):
         super().__init__(f"the backbone {reason}; see the log, or try another NUNATAK_DTYPE")
 
 
-class TaskError(ServerError):
+class TaskError(NunatakError):
     """Base: one task version cannot be served; other versions can."""
 
     code = "task_error"

@@ -6,7 +6,6 @@ from enum import StrEnum
 
 from nunatak_contract.enums import HeadKind
 from nunatak_model import TextInput
-from nunatak_server.errors import WrongInputKindError
 
 
 class InputKind(StrEnum):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from doubles.backbones import Family
 from doubles.published import Twin, TwinFactory
-from nunatak_contract.enums import HeadKind, LoraTarget
+from nunatak_contract.enums import HeadKind, LinearMap
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
 from nunatak_model import (
     Backbone,
@@ -33,7 +33,7 @@ METHODS: dict[str, Method] = {
     "topk-3": TopK(num_layers=3),
     "lora": Lora(rank=4, alpha=8.0, targets=QUERY_AND_VALUE),
     "lora-from-2": Lora(rank=3, alpha=6.0, first_layer=2, targets=QUERY_AND_VALUE),
-    "lora-all-targets": Lora(rank=5, alpha=5.0, targets=tuple(LoraTarget)),
+    "lora-all-targets": Lora(rank=5, alpha=5.0, targets=tuple(LinearMap)),
     "lora-wide": Lora(rank=128, alpha=8.0, targets=QUERY_AND_VALUE),
     "bottleneck": Bottleneck(size=8),
     "bottleneck-from-3": Bottleneck(size=5, first_layer=3),

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from doubles.refusals import raises
 from transformers import (
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
@@ -23,7 +24,6 @@ from doubles.checkpoints import (
 )
 from doubles.imported import answers
 from doubles.published import TwinFactory
-from nunatak_artifact.errors import ForeignBackboneError, UnsupportedExportError
 from nunatak_artifact.interchange import (
     export_peft,
     export_transformers,
@@ -104,7 +104,7 @@ def test_an_encoder_that_is_computed_otherwise_is_another_backbone(tmp_path: Pat
     path = tmp_path / "tuned" / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "local_attention": 4}))
 
-    with pytest.raises(ForeignBackboneError, match="its reach is 2, the backbone's is 4"):
+    with raises("foreign_backbone", match="its reach is 2, the backbone's is 4"):
         import_transformers(tmp_path / "tuned", factory.backbone)
 
 
@@ -113,5 +113,5 @@ def test_adapters_for_peft_are_refused_by_name(tmp_path: Path) -> None:
     twin = factory.twin(Lora(rank=2, alpha=4.0, targets=QUERY_AND_VALUE))
     task = loaded_task(factory.backbone, twin.branch)
 
-    with pytest.raises(UnsupportedExportError, match="modernbert"):
+    with raises("unsupported_export", match="modernbert"):
         export_peft(task, tmp_path / "out", factory.backbone)

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from doubles.refusals import raises
 from transformers import AutoTokenizer, PreTrainedModel, pipeline
 
 from doubles.checkpoints import save_checkpoint
 from doubles.imported import answers
 from doubles.published import TwinFactory
 from doubles.trained_tokenizers import TokenizerFamily, published
-from nunatak_artifact.errors import UnsupportedImportError
 from nunatak_artifact.interchange import import_transformers
 from nunatak_contract.enums import HeadKind
 from nunatak_contract.methods import HeadOnly, TopK
@@ -60,7 +60,7 @@ def test_a_model_with_added_tokens_is_imported_on_its_own_folder(tmp_path: Path)
     added, had = len(tokenizer), base.backbone.config.vocab_size
     assert added == had + 2
 
-    with pytest.raises(UnsupportedImportError, match=re.escape(ADVICE)) as refused:
+    with raises("unsupported_import", match=re.escape(ADVICE)) as refused:
         import_transformers(tuned, base.backbone)
     own = load_backbone(tuned)
 
@@ -85,7 +85,7 @@ def test_a_model_that_reads_a_first_space_is_imported_on_a_base_that_does(
         (copied / name).write_bytes((base.folder / name).read_bytes())
     spaced.save_pretrained(copied)
 
-    with pytest.raises(UnsupportedImportError, match="add_prefix_space") as refused:
+    with raises("unsupported_import", match="add_prefix_space") as refused:
         import_transformers(tuned, base.backbone)
     copy, own = load_backbone(copied), load_backbone(tuned)
 

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from doubles.refusals import raises
 from transformers import AutoTokenizer, pipeline
 
 from doubles.backbones import SPECIAL, save_tiny_backbone
 from doubles.checkpoints import save_checkpoint
 from doubles.imported import answers
 from doubles.published import TwinFactory
-from nunatak_artifact.errors import InvalidFolderError, UnsupportedImportError
 from nunatak_artifact.interchange import import_transformers
 from nunatak_contract.methods import TopK
 from nunatak_model import TextInput, UnsupportedBackboneError, load_backbone
@@ -133,7 +133,7 @@ def test_tokens_beside_the_vocabulary_are_refused_with_advice(
 
     with pytest.raises(UnsupportedBackboneError, match=named) as refused:
         load_backbone(folder)
-    with pytest.raises(UnsupportedImportError, match=named):
+    with raises("unsupported_import", match=named):
         import_transformers(tuned, factory.backbone)
 
     assert "save_pretrained" in str(refused.value)
@@ -158,7 +158,7 @@ def test_a_folder_with_neither_says_how_to_get_a_tokenizer(
     roberta = save_tiny_backbone(tmp_path / "roberta", family="roberta")
     (roberta / "tokenizer.json").rename(roberta / "vocab.json")
 
-    with pytest.raises(InvalidFolderError, match="save_pretrained"):
+    with raises("invalid_folder", match="save_pretrained"):
         import_transformers(tmp_path / "tuned", factory.backbone)
     with pytest.raises(UnsupportedBackboneError, match="save_pretrained"):
         load_backbone(roberta)

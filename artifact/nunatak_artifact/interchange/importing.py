@@ -8,7 +8,6 @@ from typing import Final
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from nunatak_artifact.drafting import Draft, Provenance, draft_task
-from nunatak_artifact.errors import InvalidFolderError, UnsupportedImportError
 from nunatak_artifact.interchange.adapterhub_import import import_adapterhub
 from nunatak_artifact.interchange.compatibility import (
     AS_THE_FOLDER_SAYS,
@@ -25,6 +24,7 @@ from nunatak_artifact.interchange.peft_import import import_peft
 from nunatak_artifact.interchange.transformers_import import import_transformers
 from nunatak_artifact.records import head_record
 from nunatak_contract.enums import HeadKind, OnLong, ProblemType
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import check_task_name
 from nunatak_model import Backbone, TextInput
 from nunatak_model.tokenizer_settings import VOCABULARY
@@ -59,22 +59,27 @@ def kind_of(folder: Path) -> ForeignKind:
     """Tell the kind of a folder by its files.
 
     Raises:
-        InvalidFolderError: nothing in it is known.
-        UnsupportedImportError: it is a task of our own, which is pulled.
+        NunatakError: `invalid_folder`, nothing in it is known.
+        NunatakError: `unsupported_import`, it is a task of our own, which is pulled.
     """
     if not folder.is_dir():
-        raise InvalidFolderError(str(folder), "there is no such folder")
+        raise NunatakError("invalid_folder", folder=str(folder), reason="there is no such folder")
     if has_file(folder, MANIFEST):
-        raise UnsupportedImportError(
-            folder.name, f"it has a {MANIFEST} and is no foreign folder", "use `nunatak task pull`"
+        raise NunatakError(
+            "unsupported_import",
+            folder=folder.name,
+            found=f"it has a {MANIFEST} and is no foreign folder",
+            advice="use `nunatak task pull`",
         )
     if has_file(folder, CONFIG_FILE):
         is_peft = read_model(folder, CONFIG_FILE, _AdapterConfig).peft_type is not None
         return ForeignKind.PEFT if is_peft else ForeignKind.ADAPTERHUB
     if has_file(folder, CONFIG):
         return ForeignKind.TRANSFORMERS
-    raise InvalidFolderError(
-        folder.name, f"it has neither {CONFIG_FILE} (an adapter) nor {CONFIG} (a model)"
+    raise NunatakError(
+        "invalid_folder",
+        folder=folder.name,
+        reason=f"it has neither {CONFIG_FILE} (an adapter) nor {CONFIG} (a model)",
     )
 
 
@@ -88,9 +93,9 @@ def import_folder(
     """Read a folder of the given kind, or of the kind that its files tell.
 
     Raises:
-        ForeignBackboneError: an adapter names another base than the backbone, or none.
-        ArtifactError: it cannot be imported; the message says what to do.
-        ModelError: its parts do not fit the backbone.
+        NunatakError: `foreign_backbone`, an adapter names another base than the backbone, or none.
+        NunatakError: it cannot be imported; the message says what to do.
+        NunatakError: its parts do not fit the backbone.
     """
     check_exact(backbone)
     match kind or kind_of(folder):
@@ -122,9 +127,9 @@ def draft_imported(  # noqa: PLR0913 - an imported task, and what the caller add
 
     Raises:
         InvalidNameError: `task` is no name of a task.
-        InvalidFolderError: labels and head contradict each other.
-        NoEffectError: the parameters leave every layer as the backbone has it.
-        ModelError: the parameters do not fit, or are not finite.
+        NunatakError: `invalid_folder`, labels and head contradict each other.
+        NunatakError: `no_effect`, the parameters leave every layer as the backbone has it.
+        NunatakError: the parameters do not fit, or are not finite.
     """
     check_task_name(task)
     if default_label is None and _is_one_of_two(imported):
@@ -159,8 +164,10 @@ def _check_head(
 ) -> None:
     kind = imported.spec.head.kind
     if kind.reads_tokens and on_long not in {None, OnLong.WINDOWS}:
-        raise InvalidFolderError(
-            origin, f"a {kind} task reads long texts as windows, got on_long {on_long}"
+        raise NunatakError(
+            "invalid_folder",
+            folder=origin,
+            reason=f"a {kind} task reads long texts as windows, got on_long {on_long}",
         )
     try:
         head_record(
@@ -168,4 +175,6 @@ def _check_head(
         )
     except ValidationError as error:
         problem = error.errors(include_url=False, include_input=False)[0]["msg"]
-        raise InvalidFolderError(origin, f"labels and head do not fit: {problem}") from error
+        raise NunatakError(
+            "invalid_folder", folder=origin, reason=f"labels and head do not fit: {problem}"
+        ) from error

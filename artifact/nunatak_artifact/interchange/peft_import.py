@@ -19,11 +19,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from nunatak_artifact.errors import (
-    ForeignBackboneError,
-    TensorMismatchError,
-    UnsupportedImportError,
-)
 from nunatak_artifact.interchange.compatibility import (
     AS_THE_FOLDER_SAYS,
     ImportChoices,
@@ -52,13 +47,14 @@ from nunatak_artifact.interchange.peft_config import (
     saved_modules,
     task_type_of,
 )
-from nunatak_contract.enums import HeadKind, LoraTarget, Pooling, RankingScore
+from nunatak_contract.enums import HeadKind, LinearMap, Pooling, RankingScore
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import HeadOnly, Lora
 from nunatak_model import Backbone, BackboneConfig, BranchSpec, HeadSpec, maths_of
 from nunatak_model.layer import LoraUpdate
 from nunatak_model.methods.lora import check_rank
 
-Updates = Mapping[tuple[int, LoraTarget], LoraUpdate]
+Updates = Mapping[tuple[int, LinearMap], LoraUpdate]
 """Layer and target -> its update; at least one."""
 HEAD_KINDS = {
     TaskType.SEQUENCE_CLASSIFICATION: HeadKind.SEQUENCE_CLASSIFICATION,
@@ -78,7 +74,7 @@ def normalised_lora(updates: Updates, config: BackboneConfig) -> tuple[Lora, dic
             scale * (x @ down.T) @ up.T  is the same before and after, zero where there was none
 
     Raises:
-        InvalidMethodError: a rank is beyond what our method takes.
+        NunatakError: `invalid_method`, a rank is beyond what our method takes.
     """
     rank = max(update.down.shape[0] for update in updates.values())
     check_rank(rank)
@@ -87,7 +83,7 @@ def normalised_lora(updates: Updates, config: BackboneConfig) -> tuple[Lora, dic
     method = Lora(
         rank=rank,
         alpha=scale * rank,
-        targets=tuple(target for target in LoraTarget if any(it == target for _, it in updates)),
+        targets=tuple(target for target in LinearMap if any(it == target for _, it in updates)),
         first_layer=min(layer for layer, _ in updates),
     )
     maths = maths_of(method)
@@ -152,14 +148,15 @@ def pooler_parameters(folder: Path, backbone: Backbone) -> dict[str, Tensor]:
     """The backbone's pooler as the dense layer of a head, in float32.
 
     Raises:
-        ForeignBackboneError: it has none.
+        NunatakError: `foreign_backbone`, it has none.
     """
     pooler = backbone.pooler
     if pooler is None or pooler.bias is None:
-        raise ForeignBackboneError(
-            folder.name,
-            backbone.name,
-            "the head reads the pooler of its base, and this backbone has none",
+        raise NunatakError(
+            "foreign_backbone",
+            folder=folder.name,
+            backbone=backbone.name,
+            difference="the head reads the pooler of its base, and this backbone has none",
         )
     return {
         f"{DENSE}.weight": pooler.weight.to("cpu", torch.float32, copy=True),
@@ -180,11 +177,11 @@ def import_peft(
             type.
 
     Raises:
-        InvalidFolderError: a file is missing, unsound or no part of the folder; tensors and
+        NunatakError: `invalid_folder`, a file is missing, unsound or no part of the folder; tensors and
             configuration differ; or nothing names the labels.
-        UnsupportedImportError: no method or head here computes the same.
-        ForeignBackboneError: the adapter fits another shape of backbone.
-        InvalidMethodError: a rank is beyond what our method takes.
+        NunatakError: `unsupported_import`, no method or head here computes the same.
+        NunatakError: `foreign_backbone`, the adapter fits another shape of backbone.
+        NunatakError: `invalid_method`, a rank is beyond what our method takes.
     """
     encoder = encoder_of(folder, backbone)
     config = read_peft_config(folder)
@@ -226,11 +223,12 @@ def import_peft(
 
 def _check_types(folder: Path, task_type: TaskType, backbone: Backbone) -> None:
     if task_type is TaskType.QUESTION_ANSWERING and backbone.tokenizer.tells_texts_apart:
-        raise UnsupportedImportError(
-            folder.name,
-            "peft's class for question answering gives its model no token types, and this backbone "
+        raise NunatakError(
+            "unsupported_import",
+            folder=folder.name,
+            found="peft's class for question answering gives its model no token types, and this backbone "
             "reads them",
-            "merge the adapter (merge_and_unload), check that the merged model answers well with "
+            advice="merge the adapter (merge_and_unload), check that the merged model answers well with "
             "token types, and import it whole",
         )
 
@@ -239,14 +237,15 @@ def encoder_of(folder: Path, backbone: Backbone) -> str:
     """Return the name of an encoder like the backbone in transformers' classes with a head.
 
     Raises:
-        UnsupportedImportError: adapters of such a model cannot be imported.
+        NunatakError: `unsupported_import`, adapters of such a model cannot be imported.
     """
     encoder = ENCODERS.get(backbone.config.model_type)
     if encoder is None:
-        raise UnsupportedImportError(
-            folder.name,
-            f"the backbone is a {backbone.config.model_type}",
-            f"adapter folders are read for {', '.join(ENCODERS)}",
+        raise NunatakError(
+            "unsupported_import",
+            folder=folder.name,
+            found=f"the backbone is a {backbone.config.model_type}",
+            advice=f"adapter folders are read for {', '.join(ENCODERS)}",
         )
     return encoder
 
@@ -274,7 +273,12 @@ def _check_backbone(
     ]
     for difference in differences:
         if difference is not None:
-            raise ForeignBackboneError(folder.name, backbone.name, difference)
+            raise NunatakError(
+                "foreign_backbone",
+                folder=folder.name,
+                backbone=backbone.name,
+                difference=difference,
+            )
 
 
 def _foreign_name(name: str, encoder: str, config: BackboneConfig) -> str | None:

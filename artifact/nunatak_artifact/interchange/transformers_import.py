@@ -13,7 +13,6 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from nunatak_artifact.errors import UnsupportedImportError
 from nunatak_artifact.interchange.compatibility import (
     AS_THE_FOLDER_SAYS,
     CONFIG,
@@ -44,6 +43,7 @@ from nunatak_artifact.interchange.transformers_layout import (
     unread_names,
 )
 from nunatak_contract.enums import HeadKind, RankingScore
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import Full, HeadOnly, TopK
 from nunatak_model import Backbone, BranchSpec, HeadSpec, dedicated_parameters, parameter_shapes
 
@@ -135,9 +135,9 @@ def import_transformers(
         choices: replace what the folder says.
 
     Raises:
-        InvalidFolderError: a file is missing or malformed, or a tensor is.
-        UnsupportedImportError: another class, pickled weights, or tensors that nothing reads.
-        ForeignBackboneError: another shape or tokenizer than the backbone's.
+        NunatakError: `invalid_folder`, a file is missing or malformed, or a tensor is.
+        NunatakError: `unsupported_import`, another class, pickled weights, or tensors that nothing reads.
+        NunatakError: `foreign_backbone`, another shape or tokenizer than the backbone's.
         UnsupportedBackboneError: a variant of the family whose layers are computed differently.
     """
     settings = read_model(folder, CONFIG, _Settings)
@@ -185,10 +185,11 @@ def import_transformers(
 def _head_class(folder: Path, named: Sequence[str]) -> tuple[str, HeadKind]:
     """Return the one class that `config.json` names, and the kind of its head."""
     if len(named) != 1:
-        raise UnsupportedImportError(
-            folder.name,
-            f"architectures in config.json names {', '.join(named) or 'no class'}",
-            "write there the one class of transformers that the model was trained as, such as "
+        raise NunatakError(
+            "unsupported_import",
+            folder=folder.name,
+            found=f"architectures in config.json names {', '.join(named) or 'no class'}",
+            advice="write there the one class of transformers that the model was trained as, such as "
             "BertForSequenceClassification",
         )
     for family in FAMILIES.values():
@@ -196,10 +197,11 @@ def _head_class(folder: Path, named: Sequence[str]) -> tuple[str, HeadKind]:
             if named[0] == family.class_prefix + suffix:
                 return named[0], kind
     prefixes = dict.fromkeys(family.class_prefix for family in FAMILIES.values())
-    raise UnsupportedImportError(
-        folder.name,
-        f"it is a {named[0]}",
-        f"expected a class of transformers called {', '.join(prefixes)} with "
+    raise NunatakError(
+        "unsupported_import",
+        folder=folder.name,
+        found=f"it is a {named[0]}",
+        advice=f"expected a class of transformers called {', '.join(prefixes)} with "
         f"{', '.join(CLASS_SUFFIXES)} behind it; a class of one's own may compute otherwise",
     )
 

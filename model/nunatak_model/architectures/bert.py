@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from nunatak_contract.enums import LoraTarget, Pooling
+from nunatak_contract.enums import LinearMap, Pooling
 from nunatak_contract.heads import TANH_BLOCK, DenseBlock
 from nunatak_model.architectures.base import RunLayer
 from nunatak_model.config import BackboneConfig, read_activation
@@ -207,7 +207,7 @@ def _run_layer(
     context = attention(qkv, num_heads=config.num_heads, dropout=dropout)
 
     block = mixed_linear(
-        context, layer, lambda weights: weights.attention_output, LoraTarget.ATTENTION_OUTPUT
+        context, layer, lambda weights: weights.attention_output, LinearMap.ATTENTION_OUTPUT
     )
     block = functional.dropout(block, dropout, training=dropout > 0.0)
     summed = hidden + block
@@ -231,11 +231,11 @@ def _run_layer(
         hidden,
         layer,
         lambda weights: weights.feedforward_in,
-        LoraTarget.FEEDFORWARD_IN,
+        LinearMap.FEEDFORWARD_IN,
         activation=config.activation,
     )
     block = mixed_linear(
-        inner, layer, lambda weights: weights.feedforward_out, LoraTarget.FEEDFORWARD_OUT
+        inner, layer, lambda weights: weights.feedforward_out, LinearMap.FEEDFORWARD_OUT
     )
     block = functional.dropout(block, dropout, training=dropout > 0.0)
     summed = hidden + block

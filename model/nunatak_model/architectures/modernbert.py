@@ -22,7 +22,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from nunatak_contract.enums import HeadNorm, LoraTarget, Pooling
+from nunatak_contract.enums import HeadNorm, LinearMap, Pooling
 from nunatak_contract.heads import DenseBlock
 from nunatak_model.architectures.base import RunLayer
 from nunatak_model.config import BackboneConfig, read_activation
@@ -252,7 +252,7 @@ def _run_layer(
     qkv = _rotate(mixed_qkv(normed, layer), attention, num_heads=config.num_heads)
     context = attention.attend(qkv, num_heads=config.num_heads, dropout=dropout)
     block = mixed_linear(
-        context, layer, lambda weights: weights.attention_output, LoraTarget.ATTENTION_OUTPUT
+        context, layer, lambda weights: weights.attention_output, LinearMap.ATTENTION_OUTPUT
     )
     block = functional.dropout(block, dropout, training=dropout > 0.0)
     hidden = hidden + block
@@ -264,14 +264,14 @@ def _run_layer(
         hidden, layer, lambda own: own.output_norm, lambda own: own.output_norm, epsilon=epsilon
     )
     inner = mixed_linear(
-        normed, layer, lambda weights: weights.feedforward_in, LoraTarget.FEEDFORWARD_IN
+        normed, layer, lambda weights: weights.feedforward_in, LinearMap.FEEDFORWARD_IN
     )
     value, gate = inner.chunk(2, dim=1)
     block = mixed_linear(
         activate(value, config.activation) * gate,
         layer,
         lambda weights: weights.feedforward_out,
-        LoraTarget.FEEDFORWARD_OUT,
+        LinearMap.FEEDFORWARD_OUT,
     )
     block = functional.dropout(block, dropout, training=dropout > 0.0)
     hidden = hidden + block

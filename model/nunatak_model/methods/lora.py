@@ -16,12 +16,12 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from nunatak_contract.enums import LoraTarget
+from nunatak_contract.enums import LinearMap
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import Lora
 from nunatak_model.architectures import layer_shapes
 from nunatak_model.backbone import Backbone
 from nunatak_model.config import BackboneConfig
-from nunatak_model.errors import InvalidMethodError
 from nunatak_model.layer import LayerOverride, LoraLayer, LoraUpdate
 from nunatak_model.methods.base import check_first_layer
 from nunatak_model.weights import Shapes
@@ -39,13 +39,14 @@ class LoraMaths:
     method: Lora
 
     def check(self, config: BackboneConfig) -> None:
-        """Raise `InvalidMethodError` unless rank, targets and first layer make sense."""
+        """Raise `invalid_method` unless rank, targets and first layer make sense."""
         check_first_layer(self.method.first_layer, config)
         check_rank(self.method.rank)
         if len(set(self.method.targets)) != len(self.method.targets):
-            raise InvalidMethodError(
-                f"lora targets must be one or more different ones of {', '.join(LoraTarget)}, "
-                f"got {', '.join(self.method.targets)}"
+            raise NunatakError(
+                "invalid_method",
+                problem=f"lora targets must be one or more different ones of {', '.join(LinearMap)}, "
+                f"got {', '.join(self.method.targets)}",
             )
 
     def split_depth(self, config: BackboneConfig) -> int:
@@ -90,15 +91,17 @@ class LoraMaths:
 
 
 def check_rank(rank: int) -> None:
-    """Raise `InvalidMethodError` unless the rank is from 1 to `MAX_RANK`."""
+    """Raise `invalid_method` unless the rank is from 1 to `MAX_RANK`."""
     if not 1 <= rank <= MAX_RANK:
-        raise InvalidMethodError(f"lora rank must be in [1, {MAX_RANK}], got {rank}")
+        raise NunatakError(
+            "invalid_method", problem=f"lora rank must be in [1, {MAX_RANK}], got {rank}"
+        )
 
 
-def _widths(target: LoraTarget, layer: int, config: BackboneConfig) -> tuple[int, int]:
+def _widths(target: LinearMap, layer: int, config: BackboneConfig) -> tuple[int, int]:
     shapes = layer_shapes(layer, config)
     match target:
-        case LoraTarget.QUERY | LoraTarget.KEY | LoraTarget.VALUE:
+        case LinearMap.QUERY | LinearMap.KEY | LinearMap.VALUE:
             out, into = shapes[f"layers.{layer}.qkv.weight"]
             return out // 3, into
         case _:

@@ -15,6 +15,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from nunatak_contract.enums import FunctionToApply, HeadKind, OnLong
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.requests import MAX_ITEMS, Message, Text
 from nunatak_contract.wire import Score
@@ -26,7 +27,6 @@ from nunatak_server.compat.translation import (
     explained,
     find_task,
 )
-from nunatak_server.errors import InvalidRequestError
 from nunatak_server.http.access import PUBLIC, needs
 from nunatak_server.http.endpoints import (
     DeadlineHeader,
@@ -319,9 +319,10 @@ def _model_kind(manifest: TaskManifest) -> str:
 
 
 def _no_such_model(task: str, kind: HeadKind) -> InvalidRequestError:
-    return InvalidRequestError(
-        f"text-embeddings-inference has no route for {kind.replace('_', ' ')}; "
-        f"ask {task} at /v1/tasks/{task}/predict"
+    return NunatakError(
+        "invalid_request",
+        problem=f"text-embeddings-inference has no route for {kind.replace('_', ' ')}; "
+        f"ask {task} at /v1/tasks/{task}/predict",
     )
 
 

@@ -17,6 +17,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from nunatak_artifact import LoadedTask
 from nunatak_contract import wire
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.memory import MemoryReport
 from nunatak_contract.names import DEFAULT_ALIAS, TaskReference, check_alias_name, check_task_name
 from nunatak_contract.requests import (
@@ -30,7 +31,6 @@ from nunatak_registry import (
     Candidate,
     CandidateEvent,
     CandidateEventKind,
-    CandidateNotFoundError,
     CandidateRole,
 )
 from nunatak_server.access.keys import Scope
@@ -220,7 +220,7 @@ async def show_shadow(request: Request, task: str, alias: AliasQuery = DEFAULT_A
     traffic = await catalog_of(request).traffic(reference)
     shadow = traffic.shadow
     if shadow is None:
-        raise CandidateNotFoundError(task, alias, CandidateRole.SHADOW)
+        raise NunatakError("candidate_not_found", task=task, alias=alias, role=CandidateRole.SHADOW)
     report = runtime.rollouts.shadows.report(traffic.manifest, shadow.manifest)
     return reply(
         {
@@ -380,7 +380,7 @@ async def evict(request: Request, task: str, version: VersionQuery = None) -> Re
 async def _versions_meant(request: Request, text: str) -> TaskReference:
     """Return a version, or the task itself where all of its versions are meant.
 
-    Raises `RegistryError` if there is no such task, or no such alias.
+    Raises `NunatakError` if there is no such task, or no such alias.
     """
     reference = TaskReference.parse(text)
     if reference.alias is None:

@@ -9,7 +9,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from doubles.backbones import Family, tiny_backbone
 from doubles.serving_kernels import banks_of, with_gpu_kernels
-from nunatak_contract.enums import AdapterInput, HeadKind, LoraTarget, Norms
+from nunatak_contract.enums import AdapterInput, HeadKind, LinearMap, Norms
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
 from nunatak_model import (
     Backbone,
@@ -31,7 +31,7 @@ METHODS: list[Method] = [
     TopK(num_layers=3),
     Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
     Lora(rank=3, alpha=5.0, targets=QUERY_AND_VALUE),
-    Lora(rank=5, first_layer=2, targets=tuple(LoraTarget), alpha=16.0),
+    Lora(rank=5, first_layer=2, targets=tuple(LinearMap), alpha=16.0),
     Lora(rank=64, targets=QUERY_AND_VALUE, alpha=4.0),
     Bottleneck(size=3),
     Bottleneck(size=4, first_layer=3),

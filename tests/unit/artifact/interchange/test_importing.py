@@ -5,11 +5,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from doubles.refusals import raises
 
 from doubles.checkpoints import save_checkpoint
 from doubles.published import TwinFactory
 from nunatak_artifact import Draft, load_task
-from nunatak_artifact.errors import InvalidFolderError, UnsupportedImportError
 from nunatak_artifact.interchange import (
     ForeignKind,
     ImportChoices,
@@ -64,16 +64,16 @@ def test_the_kind_of_a_folder_is_told_by_its_files(
 
 
 def test_folders_of_no_known_kind_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidFolderError, match="neither"):
+    with raises("invalid_folder", match="neither"):
         kind_of(tmp_path)
-    with pytest.raises(InvalidFolderError, match="no such folder"):
+    with raises("invalid_folder", match="no such folder"):
         kind_of(tmp_path / "nowhere")
 
 
 def test_tasks_of_our_own_are_pulled_not_imported(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("{}")
 
-    with pytest.raises(UnsupportedImportError, match="nunatak task pull"):
+    with raises("unsupported_import", match="nunatak task pull"):
         kind_of(tmp_path)
 
 
@@ -110,7 +110,7 @@ def test_labels_that_no_head_can_have_are_refused(factory: TwinFactory, tmp_path
     unnamed = ImportChoices(labels=("a", "b", ""))
     blank = import_folder(tmp_path, factory.backbone, choices=unnamed)
 
-    with pytest.raises(InvalidFolderError, match="labels and head do not fit"):
+    with raises("invalid_folder", match="labels and head do not fit"):
         drafted(factory, blank)
 
 

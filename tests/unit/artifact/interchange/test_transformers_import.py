@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from doubles.refusals import raises
 from safetensors.torch import (
     load_file,  # pyright: ignore[reportUnknownVariableType] - its paths are typed partly
     save_file,  # pyright: ignore[reportUnknownVariableType] - its paths are typed partly
@@ -15,19 +16,9 @@ from torch import Tensor
 from doubles.backbones import Family, save_tiny_backbone
 from doubles.checkpoints import branch_of, encodings, logits, save_checkpoint
 from doubles.published import TwinFactory
-from nunatak_artifact.errors import (
-    ArtifactError,
-    CorruptFileError,
-    EscapingFileError,
-    ForeignBackboneError,
-    InvalidFolderError,
-    PickledWeightsError,
-    TensorMismatchError,
-    UnknownLabelsError,
-    UnsupportedImportError,
-)
 from nunatak_artifact.interchange import ImportChoices, LogitUse, import_transformers
 from nunatak_contract.enums import HeadKind, ProblemType
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import Full, HeadOnly, Method, TopK
 from nunatak_model import load_backbone
 
@@ -236,7 +227,7 @@ def index_elsewhere(folder: Path) -> None:
 
 
 Damage = Callable[[Path], object]
-REFUSALS: dict[str, tuple[Damage, type[ArtifactError], str]] = {
+REFUSALS: dict[str, tuple[Damage, type[NunatakError], str]] = {
     "no-config": (lambda it: (it / "config.json").unlink(), InvalidFolderError, "config.json"),
     "config-is-no-json": (
         lambda it: (it / "config.json").write_text("{"),
@@ -397,7 +388,7 @@ def test_labels_that_do_not_fit_the_head_are_refused(
 ) -> None:
     save_checkpoint(bert, tmp_path)
 
-    with pytest.raises(UnknownLabelsError):
+    with raises("unknown_labels"):
         import_transformers(tmp_path, bert.backbone, ImportChoices(labels=labels))
 
 
@@ -408,7 +399,7 @@ def test_labels_for_a_head_that_has_none_are_refused(
     save_checkpoint(bert, tmp_path, kind=kind)
     use = LogitUse.RANKING if kind is HeadKind.RANKING else None
 
-    with pytest.raises(UnsupportedImportError, match="leave out --labels"):
+    with raises("unsupported_import", match="leave out --labels"):
         import_transformers(tmp_path, bert.backbone, ImportChoices(labels=("a",), logit_use=use))
 
 

@@ -6,17 +6,14 @@ import pytest
 from doubles.backbones import tiny_backbone
 from doubles.rendering import rendered
 from doubles.serving import FakeStore, ManualClock, make_residency
+from nunatak_contract.errors import NunatakError
 from nunatak_model import Backbone, embedding_branch
 from nunatak_server.errors import (
-    BackboneUnhealthyError,
     DeadlineExceededError,
     DeadlineTooShortError,
-    DrainingError,
     OutOfMemoryError,
     OverloadedError,
-    ServerError,
     TaskUnhealthyError,
-    TooManyInputsError,
     TooManyTokensError,
 )
 from nunatak_server.predict.service import PredictionService, RequestLimits, Stages
@@ -119,8 +116,8 @@ def make_bench(
     )
 
 
-async def refusal(bench: Bench, *texts: str, deadline_s: float = 60) -> ServerError:
-    with pytest.raises(ServerError) as refused:
+async def refusal(bench: Bench, *texts: str, deadline_s: float = 60) -> NunatakError:
+    with pytest.raises(NunatakError) as refused:
         await bench.embed(*texts, deadline_s=deadline_s)
     return refused.value
 
