@@ -224,8 +224,7 @@ REQUESTS: Mapping[str, Reason] = {
         HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
     ),
     "too_many_inputs": Reason(
-        "a request carries at most {limit} inputs, documents of queries included, got {count}; "
-        "split it",
+        "a request carries at most {limit} {of}, got {count}; split it",
         _INVALID,
     ),
     "too_many_tasks": Reason(

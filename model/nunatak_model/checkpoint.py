@@ -9,6 +9,7 @@ import importlib.util
 import json
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -19,7 +20,7 @@ from torch import Tensor
 from nunatak_contract.enums import Pooling
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import DEFAULT_BACKBONE
-from nunatak_model import sentence_folder
+from nunatak_model import sentence_folder, tokenizer_settings
 from nunatak_model.architectures import architecture_of, config_from, encoder_shapes
 from nunatak_model.backbone import INT8_SUFFIX, Backbone, quantize_backbone
 from nunatak_model.config import BackboneConfig
@@ -27,8 +28,10 @@ from nunatak_model.errors import CorruptBackboneError, UnsupportedBackboneError
 from nunatak_model.sentence_folder import Embedding, read_embedding
 from nunatak_model.text.tokenizer import TextTokenizer
 from nunatak_model.tokenizer_settings import (
+    TOKENIZER,
     TOKENIZER_CONFIG,
     check_settings,
+    definition_of,
     gives_token_types,
 )
 from nunatak_model.weights import embeddings_from, layer_from, linear_from, norm_if_any
@@ -98,8 +101,8 @@ def _download(hub_id: str) -> Path:
     )
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError  # noqa: PLC0415
 
-    patterns = ["config.json", "tokenizer.json", TOKENIZER_CONFIG, "*.safetensors", WEIGHTS_INDEX]
-    patterns += sentence_folder.FILES
+    patterns = ["config.json", "*.safetensors", WEIGHTS_INDEX]
+    patterns += (*tokenizer_settings.FILES, *sentence_folder.FILES)
     try:
         return Path(snapshot_download(hub_id, allow_patterns=patterns))
     except (HfHubHTTPError, HFValidationError, OSError) as error:
@@ -112,8 +115,11 @@ def _download(hub_id: str) -> Path:
 
 def _load_folder(folder: Path, name: str, dtype: torch.dtype, device: torch.device) -> Backbone:
     raw = _read_json(folder / "config.json")
-    config = _config(raw)
-    definition, settings = _read(folder / "tokenizer.json"), _settings(folder)
+    config = config_from(raw)
+    settings = _settings(folder)
+    definition = definition_of(partial(_read_if_any, folder), raw, settings)
+    if definition is None:
+        raise _missing(folder / TOKENIZER)
     tokenizer = _tokenizer(definition, raw, settings, config)
     embedding = _embedding(folder, raw, json.loads(definition), settings)
     digest = hashlib.sha256(
@@ -147,13 +153,6 @@ def _load_folder(folder: Path, name: str, dtype: torch.dtype, device: torch.devi
     )
 
 
-def _config(raw: dict[str, Any]) -> BackboneConfig:
-    try:
-        return config_from(raw)
-    except KeyError as error:
-        raise CorruptBackboneError(f"config.json has no {error.args[0]!r}") from error
-
-
 def _settings(folder: Path) -> dict[str, Any]:
     path = folder / TOKENIZER_CONFIG
     return _read_json(path) if path.exists() else {}
@@ -177,6 +176,11 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except FileNotFoundError as error:
         raise _missing(path) from error
+
+
+def _read_if_any(folder: Path, name: str) -> bytes | None:
+    path = folder / name
+    return path.read_bytes() if path.exists() else None
 
 
 def _parsed(path: Path) -> object:
@@ -258,7 +262,7 @@ def _encoder_tensors(stored: Stored, config: BackboneConfig) -> Iterator[tuple[s
         tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
         if tuple(tensor.shape) != shape:
             raise CorruptBackboneError(
-                f"{target} must have shape {list(shape)}, got {list(tensor.shape)}"
+                f"{target} must have shape {list(shape)} by config.json, got {list(tensor.shape)}"
             )
         yield target, tensor
 

@@ -72,6 +72,11 @@ def strings_in(item: Input) -> tuple[str, ...]:
             return item.query, *item.documents
 
 
+def count_documents(inputs: Sequence[Input]) -> int:
+    """Return the number of documents of all queries."""
+    return sum(len(item.documents) for item in inputs if isinstance(item, Query))
+
+
 def texts_to_read(item: Input) -> tuple[TextInput, ...]:
     """Return the texts or pairs to encode for an input: one, or one for each document."""
     match item:

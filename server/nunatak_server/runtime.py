@@ -211,6 +211,7 @@ class Runtime:
             readiness=self.readiness,
             limits=RequestLimits(
                 max_inputs=settings.max_inputs,
+                max_documents=settings.max_documents,
                 max_tasks=settings.max_tasks_per_request,
                 max_text_chars=settings.max_text_chars,
             ),

@@ -82,7 +82,10 @@ class ServerSettings(BaseSettings):
 
     max_body_bytes: Count = Field(default=1024 * 1024, description="body of one request")
     max_inputs: Annotated[int, Field(ge=1, le=4096)] = Field(
-        default=64, description="inputs of one request; each document of a ranking counts"
+        default=64, description="inputs of one request; a query with its documents is one input"
+    )
+    max_documents: Annotated[int, Field(ge=1, le=4096)] = Field(
+        default=1000, description="documents of one request, over all its queries"
     )
     max_tasks_per_request: Annotated[int, Field(ge=1, le=4096)] = Field(
         default=64, description="tasks that one request may name"

@@ -45,6 +45,7 @@ METHODS: dict[str, Method] = {
     "lora-all-targets": Lora(rank=5, alpha=5.0, targets=tuple(LinearMap)),
     "ia3": Ia3(),
     "ia3-from-2": Ia3(first_layer=2, scaled_outputs=tuple(LinearMap), scaled_inputs=()),
+    "lora-wide": Lora(rank=128, alpha=8.0, targets=QUERY_AND_VALUE),
     "bottleneck": Bottleneck(size=8),
     "bottleneck-from-3": Bottleneck(size=5, first_layer=3),
     "full": Full(),

@@ -96,7 +96,7 @@ def make_bench(
     )
     service = PredictionService(
         readiness=readiness,
-        limits=RequestLimits(max_inputs=8, max_tasks=8, max_text_chars=100),
+        limits=RequestLimits(max_inputs=8, max_documents=16, max_tasks=8, max_text_chars=100),
         stages=stages,
         metrics=metrics,
         backbone=backbone,

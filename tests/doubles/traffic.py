@@ -56,7 +56,7 @@ def make_traffic_bench(
         metrics.include(collector)
     service = PredictionService(
         readiness=readiness,
-        limits=RequestLimits(max_inputs=8, max_tasks=8, max_text_chars=100),
+        limits=RequestLimits(max_inputs=8, max_documents=16, max_tasks=8, max_text_chars=100),
         stages=Stages(
             admission=admission,
             residency=residency,

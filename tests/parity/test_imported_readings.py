@@ -158,15 +158,27 @@ def test_the_general_class_takes_the_tokenizer_as_it_is(
     check_scores(tmp_path, answers(tmp_path, factory.backbone, INPUTS))
 
 
-@pytest.mark.parametrize("model_type", ["bert", "roberta", "xlm-roberta", "camembert"])
+@pytest.mark.parametrize(
+    "model_type", ["bert", "roberta", "xlm-roberta", "camembert", "modernbert"]
+)
 def test_fields_that_are_left_out_have_the_defaults_of_transformers(model_type: str) -> None:
-    theirs = CONFIGS.for_model(model_type)
-    names = ("pad_token_id", "type_vocab_size", "layer_norm_eps", "hidden_act")
-    whole = {**theirs.to_dict(), "position_embedding_type": None}
+    whole = {**CONFIGS.for_model(model_type).to_dict(), "position_embedding_type": None}
 
-    sparse = config_from({name: it for name, it in whole.items() if name not in names})
+    assert config_from({"model_type": model_type}) == config_from(whole)
+    for name in whole.keys() - {"model_type"}:
+        sparse = {other: it for other, it in whole.items() if other != name}
+        assert config_from(sparse) == config_from(whole), name
 
-    assert sparse == config_from(whole)
+
+def test_pruned_heads_are_refused_by_name(tmp_path: Path) -> None:
+    folder = save_tiny_backbone(tmp_path)
+    edit(folder / "config.json", {"pruned_heads": {}})
+    load_backbone(folder)
+
+    edit(folder / "config.json", {"pruned_heads": {"0": [1]}})
+
+    with pytest.raises(UnsupportedBackboneError, match="pruned_heads"):
+        load_backbone(folder)
 
 
 def test_positions_without_a_padding_id_are_refused(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from doubles.adapter_folders import edit_json, edit_tensors, loaded_task
 from doubles.backbones import Family
 from doubles.peft_folders import NUM_LAYERS, PeftBase, id2label, logits_of, save
 from doubles.refusals import raises
+from doubles.serving_kernels import with_gpu_kernels
 from doubles.tasks import CREATED_AT
 from nunatak_artifact import LoadedTask, Provenance, draft_task, load_task
 from nunatak_artifact.interchange import (
@@ -27,7 +28,7 @@ from nunatak_artifact.interchange import (
 from nunatak_contract.enums import HeadKind, ProblemType, RankingScore
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import QUERY_AND_VALUE, Ia3, Lora
-from nunatak_model import Backbone, Encoding, Row, forward
+from nunatak_model import Backbone, Branch, Encoding, Row, convert_branch, forward
 
 TOLERANCE = 1e-5
 ENCODINGS = [
@@ -301,6 +302,32 @@ def test_a_map_that_is_scaled_on_both_sides_is_refused(
 
     with raises("invalid_method", match="each on one side"):
         import_peft(folder, base.backbone)
+
+
+@pytest.mark.parametrize("kernels", ["cpu", "grouped"])
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_large_ranks_equal_peft_in_one_batch_with_small_ones(
+    bases: dict[str, PeftBase], tmp_path: Path, family: str, kernels: str
+) -> None:
+    """Ranks above the width of the backbone, which is 32, are as good as any."""
+    base = bases[family]
+    served = base.backbone if kernels == "cpu" else with_gpu_kernels(base.backbone)
+    adapted: list[tuple[Branch, torch.nn.Module]] = []
+    for number, rank in enumerate((4, 64, 8, 128, 3, 256, 64)):
+        config = LoraConfig(task_type="SEQ_CLS", r=rank, lora_alpha=8, target_modules="all-linear")
+        theirs = base.train(config, num_labels=3, seed=number)
+        folder = save(theirs, tmp_path / str(number), meaning=id2label(3))
+        task = loaded(import_peft(folder, base.backbone), base.backbone)
+        adapted.append((convert_branch(task.branch, served), theirs))
+    pairs = [(encoding, *task) for encoding in ENCODINGS for task in adapted]
+
+    with torch.inference_mode():
+        answers = forward(
+            served, [Row(encoding=encoding, branch=branch) for encoding, branch, _ in pairs]
+        )
+
+    for answer, (encoding, _, theirs) in zip(answers, pairs, strict=True):
+        assert (answer - logits_of(theirs, encoding)).abs().max().item() <= TOLERANCE
 
 
 @pytest.mark.parametrize(("activation", "score"), SCORES)

@@ -156,7 +156,7 @@ def class_head(
     return ImportedHead(
         spec=spec,
         parameters=parameters,
-        problem_type=problem_type_of(spec, None),
+        problem_type=problem_type_of(folder, spec, None),
         id2label=_inverted(file.label2id),
     )
 

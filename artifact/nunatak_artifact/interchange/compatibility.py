@@ -8,7 +8,8 @@ model folder in the layout of transformers.
 import json
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,15 +35,18 @@ from nunatak_model import (
 from nunatak_model.architectures import config_from
 from nunatak_model.checkpoint import WEIGHTS
 from nunatak_model.tokenizer_settings import (
+    SAVE_ADVICE,
+    TOKENIZER,
     TOKENIZER_CONFIG,
     check_settings,
+    definition_of,
     gives_token_types,
 )
 
 CONFIG: Final = "config.json"
-TOKENIZER: Final = "tokenizer.json"
 TOKENIZING_PARTS: Final = ("added_tokens", "normalizer", "pre_tokenizer", "post_processor", "model")
 """Parts that decide token ids. Saved truncation and padding do not: each task has its length."""
+OWN_BACKBONE: Final = "import and serve it with its own folder as the backbone (--backbone)"
 MAX_TOKENIZER_BYTES: Final = 64 * 1024 * 1024
 """That of XLM-R, the largest of the family, has 17 MB."""
 MASKS: Final = ("[MASK]", "<mask>")
@@ -107,25 +111,26 @@ def check_shape(folder: Path, backbone: Backbone) -> None:
     """Refuse a `config.json` of an encoder that is not shaped as the backbone.
 
     Raises:
-        NunatakError: `unsupported_import`, another architecture.
+        NunatakError: `unsupported_import`, another architecture, or embeddings of more or fewer
+            tokens.
         NunatakError: `invalid_folder`, there is no sound `config.json`.
         NunatakError: `foreign_backbone`, another shape.
         UnsupportedBackboneError: a variant of the family whose layers are computed differently.
     """
-    raw = _read_object(folder, CONFIG)
-    if raw.get("model_type") not in FAMILIES:
+    theirs, ours = read_config(folder), backbone.config
+    if replace(theirs, vocab_size=ours.vocab_size) == ours != theirs:
         raise NunatakError(
             "unsupported_import",
             folder=folder.name,
-            found=f"its model_type is {raw.get('model_type')!r}",
-            advice=f"checkpoints are read of {', '.join(FAMILIES)}",
+            found=f"its embeddings have {theirs.vocab_size} tokens, those of backbone "
+            f"{backbone.name!r} "
+            f"have {ours.vocab_size} (tokens were added, or the embeddings were resized)",
+            advice=OWN_BACKBONE,
         )
-    theirs, ours = _config(folder, raw), backbone.config
     differences = [
-        f"its {field.name} is {getattr(theirs, field.name)}, "
-        f"the backbone's is {getattr(ours, field.name)}"
-        for field in fields(BackboneConfig)
-        if getattr(theirs, field.name) != getattr(ours, field.name)
+        f"its {name} is {getattr(theirs, name)}, the backbone's is {getattr(ours, name)}"
+        for name in _names_of_both(theirs, ours)
+        if getattr(theirs, name) != getattr(ours, name)
     ]
     if differences:
         raise NunatakError(
@@ -136,15 +141,52 @@ def check_shape(folder: Path, backbone: Backbone) -> None:
         )
 
 
+def read_config(folder: Path) -> BackboneConfig:
+    """Read the shape of the encoder in `config.json`.
+
+    Raises:
+        NunatakError: `unsupported_import`, another architecture.
+        NunatakError: `invalid_folder`, there is no sound `config.json`.
+        UnsupportedBackboneError: a variant of the family whose layers are computed differently.
+    """
+    raw = _read_object(folder, CONFIG)
+    if raw.get("model_type") not in FAMILIES:
+        raise NunatakError(
+            "unsupported_import",
+            folder=folder.name,
+            found=f"its model_type is {raw.get('model_type')!r}",
+            advice=f"checkpoints are read of {', '.join(FAMILIES)}",
+        )
+    try:
+        return config_from(raw)
+    except (TypeError, ValueError) as error:
+        raise NunatakError(
+            "corrupt_file", folder=folder.name, file=CONFIG, problem=f"does not read: {error}"
+        ) from error
+
+
+def _names_of_both(theirs: BackboneConfig, ours: BackboneConfig) -> list[str]:
+    """Return the fields of both shapes that describe the encoder, so without the dense block."""
+    both = fields(ours) if type(theirs) is type(ours) else fields(BackboneConfig)
+    return [field.name for field in both if field.name != "dense_block"]
+
+
 def check_tokenizer(folder: Path, backbone: Backbone) -> None:
     """Refuse a folder whose tokenizer may give other token ids or types than the backbone's.
 
     Raises:
         NunatakError: `invalid_folder`, there is no sound `tokenizer.json`.
         NunatakError: `foreign_backbone`, it differs in what decides token ids or types.
-        NunatakError: `unsupported_import`, as `check_reading`.
+        NunatakError: `unsupported_import`, it differs in one setting, or as `check_reading`.
     """
-    data = read_bytes(folder, TOKENIZER, limit=MAX_TOKENIZER_BYTES)
+    with import_errors(folder):
+        data = definition_of(
+            partial(_read_if_any, folder), _read_object(folder, CONFIG), read_settings(folder)
+        )
+    if data is None:
+        raise NunatakError(
+            "invalid_folder", folder=folder.name, reason=f"it has no {TOKENIZER}; {SAVE_ADVICE}"
+        )
     try:
         theirs = _normalised(data.decode())
     except Exception as error:  # the library raises nothing more specific
@@ -153,6 +195,16 @@ def check_tokenizer(folder: Path, backbone: Backbone) -> None:
         ) from error
     ours = _normalised(backbone.tokenizer.definition)
     differing = [part for part in TOKENIZING_PARTS if ours.get(part) != theirs.get(part)]
+    if differing and _without_spaces(ours) == _without_spaces(theirs):
+        raise NunatakError(
+            "unsupported_import",
+            folder=folder.name,
+            found="its tokenizer and the backbone's differ in add_prefix_space, the space before a "
+            "text's first word",
+            advice=f"{OWN_BACKBONE}, or with a copy of the backbone's folder that has the "
+            "tokenizer files "
+            f"of {folder.name}, on which other tasks trained with that tokenizer share layers",
+        )
     if differing:
         names = ", ".join("vocabulary" if part == "model" else part for part in differing)
         raise NunatakError(
@@ -275,6 +327,12 @@ def _drops_types(backbone: Backbone) -> bool:
     return any(tokenizer.encode("a", "a").type_ids)
 
 
+def _read_if_any(folder: Path, name: str) -> bytes | None:
+    if not has_file(folder, name):
+        return None
+    return read_bytes(folder, name, limit=MAX_TOKENIZER_BYTES)
+
+
 def _read_object(folder: Path, name: str) -> dict[str, JsonValue]:
     found = read_json(folder, name)
     if not isinstance(found, dict):
@@ -284,17 +342,14 @@ def _read_object(folder: Path, name: str) -> dict[str, JsonValue]:
     return found
 
 
-def _config(folder: Path, raw: dict[str, JsonValue]) -> BackboneConfig:
-    try:
-        return config_from(raw)
-    except KeyError as error:
-        raise NunatakError(
-            "corrupt_file", folder=folder.name, file=CONFIG, problem=f"has no field {error}"
-        ) from error
-    except (TypeError, ValueError) as error:
-        raise NunatakError(
-            "corrupt_file", folder=folder.name, file=CONFIG, problem=f"does not read: {error}"
-        ) from error
+def _without_spaces(definition: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    """Return the parts that decide token ids, without the setting of the first space."""
+    parts = {part: definition.get(part) for part in TOKENIZING_PARTS}
+    for part in ("pre_tokenizer", "post_processor"):
+        found = parts[part]
+        if isinstance(found, dict):
+            parts[part] = {name: it for name, it in found.items() if name != "add_prefix_space"}
+    return parts
 
 
 def _normalised(definition: str) -> dict[str, JsonValue]:

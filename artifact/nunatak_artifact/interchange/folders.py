@@ -126,7 +126,7 @@ class ModelConfigFile(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     id2label: dict[NonNegativeInt, str] | None = None
-    problem_type: ProblemType | None = None
+    problem_type: str | None = None
 
 
 class TokenizerConfigFile(BaseModel):
@@ -152,13 +152,40 @@ def read_max_length(folder: Path, backbone: Backbone) -> int | None:
     return int(length) if length is not None and length <= backbone.config.max_tokens else None
 
 
-def problem_type_of(head: HeadSpec, said: ProblemType | None) -> ProblemType | None:
+def read_problem_type(folder: Path, named: str | None) -> ProblemType | None:
+    """Return the problem type that a `config.json` names.
+
+    Raises:
+        NunatakError: `unsupported_import`, transformers knows no such problem.
+    """
+    if named is None or named in set(ProblemType):
+        return None if named is None else ProblemType(named)
+    raise NunatakError(
+        "unsupported_import",
+        folder=folder.name,
+        found=f"problem_type in config.json is {named!r}",
+        advice=f"expected one of {', '.join(ProblemType)}; say which with --problem-type",
+    )
+
+
+def problem_type_of(folder: Path, head: HeadSpec, said: ProblemType | None) -> ProblemType | None:
     """Return the problem type, by the rule of transformers' text classification pipeline.
 
     One logit is a regression only if `said` names one; else it is a label's logit, for sigmoid.
+
+    Raises:
+        NunatakError: `unsupported_import`, it is a regression with several logits.
     """
     if head.kind is not HeadKind.SEQUENCE_CLASSIFICATION:
         return None
+    if said is ProblemType.REGRESSION and head.num_labels > 1:
+        raise NunatakError(
+            "unsupported_import",
+            folder=folder.name,
+            found=f"it is a regression to {head.num_labels} numbers",
+            advice="a regression task gives one number; train one model for each, or name another "
+            "--problem-type if the logits are those of labels",
+        )
     default = ProblemType.MULTI_LABEL if head.num_labels == 1 else ProblemType.SINGLE_LABEL
     return said or default
 
@@ -176,8 +203,16 @@ def labels_in_order(
 
     Raises:
         NunatakError: `unknown_labels`, there are none, too few, too many, or two that are equal.
+        NunatakError: `unsupported_import`, the caller names labels of a kind that has none.
     """
     if head.kind.fixed_outputs is not None:
+        if given is not None:
+            raise NunatakError(
+                "unsupported_import",
+                folder=folder.name,
+                found=f"a {head.kind.replace('_', ' ')} task has no labels, got {', '.join(given)}",
+                advice="leave out --labels",
+            )
         return ()
     if given is None and stored is None:
         raise NunatakError(

@@ -26,8 +26,9 @@ from nunatak_contract.enums import HeadKind, ImportFormat, OnLong, ProblemType
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import check_task_name
 from nunatak_model import Backbone, TextInput
+from nunatak_model.tokenizer_settings import VOCABULARY
 
-FILES = ("*.json", "*.safetensors")
+FILES = ("*.json", "*.safetensors", VOCABULARY)
 PROBE_INPUTS: Final[tuple[TextInput, ...]] = (
     "Thanks!",
     "Where is my parcel? It was due on Monday.",

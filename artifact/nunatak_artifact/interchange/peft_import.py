@@ -28,6 +28,7 @@ from nunatak_artifact.interchange.folders import (
     read_max_length,
     read_model,
     read_model_config,
+    read_problem_type,
     read_weights,
 )
 from nunatak_artifact.interchange.peft_config import (
@@ -178,7 +179,9 @@ def import_peft(
     return ImportedTask(
         spec=BranchSpec(method=method, head=spec),
         labels=labels_in_order(folder, spec, given=choices.labels, stored=meaning.id2label),
-        problem_type=problem_type_of(spec, choices.problem_type or meaning.problem_type),
+        problem_type=problem_type_of(
+            folder, spec, choices.problem_type or read_problem_type(folder, meaning.problem_type)
+        ),
         parameters=parameters,
         max_length=read_max_length(folder, backbone),
         source=f"peft {config.TITLE} folder, {f'trained on {base}' if base else 'no base named'}",

@@ -208,7 +208,7 @@ def normalised_lora(
         NunatakError: `invalid_method`, a rank is beyond what our method takes.
     """
     rank = max(update.down.shape[0] for update in updates.values())
-    check_rank(rank, config)
+    check_rank(rank)
     scales = {update.scale for update in updates.values()}
     scale = min(scales) if len(scales) == 1 and min(scales) > 0.0 else 1.0
     method = Lora(

@@ -23,7 +23,7 @@ from nunatak_contract.enums import HeadKind, LinearMap, Pooling
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_model import Backbone
-from nunatak_model.architectures import architecture_of, encoder_shapes
+from nunatak_model.architectures import architecture_of, bert, encoder_shapes
 from nunatak_model.branch import HEAD_PREFIX
 from nunatak_model.layer import BottleneckLayer, ChangedMaps
 from nunatak_model.weights import Linear
@@ -75,12 +75,12 @@ def export_backbone(parameters: Mapping[str, Tensor], base: Backbone, folder: Pa
 def check_exportable(base: Backbone) -> None:
     """Raise `unsupported_export` unless backbones of this architecture can be written."""
     check_exact(base)
-    if base.config.model_type not in FAMILIES:
+    if base.config.model_type not in bert.MODEL_TYPES:
         raise NunatakError(
             "unsupported_export",
             reference=base.name,
             part=f"it is a {base.config.model_type}",
-            advice=f"start from one of {', '.join(FAMILIES)}",
+            advice=f"start from one of {', '.join(bert.MODEL_TYPES)}",
         )
 
 
@@ -135,7 +135,7 @@ def _family(task: LoadedTask, backbone: Backbone) -> Family:
             part="no class of transformers has bottleneck adapters",
             advice=KEEP_IT,
         )
-    if not has_class(spec.head):
+    if not has_class(spec.head, backbone.config):
         dense = "a" if spec.head.dense else "no"
         raise NunatakError(
             "unsupported_export",
@@ -191,6 +191,8 @@ def _config(manifest: TaskManifest, family: Family, backbone: Backbone) -> dict[
         "id2label": {str(index): label for index, label in enumerate(labels)},
         "label2id": {label: index for index, label in enumerate(labels)},
     }
+    if head.pooling is Pooling.MEAN:
+        config["classifier_pooling"] = "mean"
     if head.problem_type is not None:
         config["problem_type"] = head.problem_type.value
     if kind is HeadKind.RANKING:

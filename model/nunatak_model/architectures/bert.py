@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from nunatak_contract.enums import Activation, LinearMap, Pooling
+from nunatak_contract.enums import LinearMap, Pooling
 from nunatak_contract.heads import TANH_BLOCK, DenseBlock
 from nunatak_model.architectures.base import RunLayer
 from nunatak_model.config import BackboneConfig, read_activation
@@ -29,8 +29,19 @@ from nunatak_model.weights import EmbeddingWeights, Shapes, linear_shapes, norm_
 POSITIONS_FROM_PADDING = {"bert": False, "roberta": True, "xlm-roberta": True, "camembert": True}
 """Values of `model_type`, and whether positions start after the padding id."""
 MODEL_TYPES = tuple(POSITIONS_FROM_PADDING)
-NUM_TOKEN_TYPES, LAYER_NORM_EPSILON = 2, 1e-12
+DEFAULTS: Mapping[str, object] = {
+    "vocab_size": 30_522,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "layer_norm_eps": 1e-12,
+    "hidden_act": "gelu",
+}
 """Defaults of transformers for missing fields. The default `pad_token_id` is 0 in BERT, else 1."""
+ROBERTA_VOCAB_SIZE = 50_265
 
 EMBEDDINGS = {
     "embeddings.word": "embeddings.word_embeddings.weight",
@@ -56,12 +67,19 @@ def config_from(raw: dict[str, Any]) -> BackboneConfig:
     Raises:
         UnsupportedBackboneError: a variant whose layers are computed differently.
     """
+    of_type = {"vocab_size": ROBERTA_VOCAB_SIZE} if raw["model_type"] == "roberta" else {}
+    raw = {**DEFAULTS, **of_type, **raw}
     positions = raw.get("position_embedding_type") or "absolute"
     if positions != "absolute" or raw.get("is_decoder"):
         raise UnsupportedBackboneError(
             "expected an encoder with absolute positions, got "
             f"position_embedding_type={raw.get('position_embedding_type')!r}, "
             f"is_decoder={raw.get('is_decoder', False)}"
+        )
+    if any((raw.get("pruned_heads") or {}).values()):
+        raise UnsupportedBackboneError(
+            f"expected a model with all attention heads, got pruned_heads={raw['pruned_heads']}; "
+            "take the model before its heads were pruned"
         )
     from_padding = POSITIONS_FROM_PADDING[raw["model_type"]]
     padding_id = raw.get("pad_token_id", int(from_padding))
@@ -80,10 +98,10 @@ def config_from(raw: dict[str, Any]) -> BackboneConfig:
         intermediate_width=raw["intermediate_size"],
         num_positions=raw["max_position_embeddings"],
         position_offset=padding_id + 1 if from_padding else 0,
-        num_token_types=raw.get("type_vocab_size", NUM_TOKEN_TYPES),
+        num_token_types=raw["type_vocab_size"],
         padding_id=padding_id,
-        layer_norm_epsilon=raw.get("layer_norm_eps", LAYER_NORM_EPSILON),
-        activation=read_activation("hidden_act", raw.get("hidden_act", Activation.GELU)),
+        layer_norm_epsilon=raw["layer_norm_eps"],
+        activation=read_activation("hidden_act", raw["hidden_act"]),
         counts_positions_from_padding=from_padding,
     )
 

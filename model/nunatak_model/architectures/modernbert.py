@@ -37,7 +37,24 @@ from nunatak_model.weights import EmbeddingWeights, Shapes, linear_shapes, norm_
 MODEL_TYPES = ("modernbert",)
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
 GLOBAL_EVERY, GLOBAL_BASE, LOCAL_BASE = 3, 160_000.0, 10_000.0
-"""Defaults of transformers for fields missing in `config.json`."""
+DEFAULTS: Mapping[str, object] = {
+    "vocab_size": 50_368,
+    "hidden_size": 768,
+    "num_hidden_layers": 22,
+    "num_attention_heads": 12,
+    "intermediate_size": 1152,
+    "max_position_embeddings": 8192,
+    "pad_token_id": 50_283,
+    "local_attention": 128,
+    "norm_eps": 1e-5,
+    "norm_bias": False,
+    "hidden_activation": "gelu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "classifier_activation": "gelu",
+    "classifier_bias": False,
+}
+"""Defaults of transformers for missing fields, as the three numbers above."""
 
 EMBEDDINGS = {
     "embeddings.word": "embeddings.tok_embeddings.weight",
@@ -79,8 +96,9 @@ def config_from(raw: dict[str, Any]) -> ModernBertConfig:
     Raises:
         UnsupportedBackboneError: rotary positions that are stretched, or an unknown activation.
     """
+    raw = {**DEFAULTS, **raw}
     num_layers: int = raw["num_hidden_layers"]
-    bias: bool = raw.get("norm_bias", False)
+    bias: bool = raw["norm_bias"]
     return ModernBertConfig(
         model_type=raw["model_type"],
         vocab_size=raw["vocab_size"],
@@ -92,21 +110,19 @@ def config_from(raw: dict[str, Any]) -> ModernBertConfig:
         position_offset=0,
         num_token_types=1,
         padding_id=int(raw.get("pad_token_id") or 0),
-        layer_norm_epsilon=raw.get("norm_eps", 1e-5),
-        activation=read_activation("hidden_activation", raw.get("hidden_activation", "gelu")),
+        layer_norm_epsilon=raw["norm_eps"],
+        activation=read_activation("hidden_activation", raw["hidden_activation"]),
         counts_positions_from_padding=False,
         is_local=_local_layers(raw, num_layers),
         reach=raw["local_attention"] // 2,
         global_base=_rotary_base(raw, GLOBAL, "global_rope_theta", GLOBAL_BASE),
         local_base=_rotary_base(raw, LOCAL, "local_rope_theta", LOCAL_BASE),
-        attention_bias=raw.get("attention_bias", False),
-        feedforward_bias=raw.get("mlp_bias", False),
+        attention_bias=raw["attention_bias"],
+        feedforward_bias=raw["mlp_bias"],
         norm_bias=bias,
         dense_block=DenseBlock(
-            activation=read_activation(
-                "classifier_activation", raw.get("classifier_activation", "gelu")
-            ),
-            bias=raw.get("classifier_bias", False),
+            activation=read_activation("classifier_activation", raw["classifier_activation"]),
+            bias=raw["classifier_bias"],
             norm=HeadNorm.GAIN_AND_OFFSET if bias else HeadNorm.GAIN,
         ),
     )

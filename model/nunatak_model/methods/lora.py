@@ -13,6 +13,7 @@ Axes: tokens = packed tokens, in, out = widths of the map, slots = places of a p
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from jaxtyping import Float
@@ -28,6 +29,11 @@ from nunatak_model.layer import ChangedMaps, LayerOverride
 from nunatak_model.methods.base import MethodMaths, check_first_layer, map_widths
 from nunatak_model.ops.grouped import SlotGroups, grouped_product, rounded_up
 from nunatak_model.weights import Shapes
+
+MAX_RANK: Final = 1024
+"""A limit on memory: an import writes every map with the largest rank of the adapter.
+
+peft takes ranks above the width of a map, so the width is no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +75,7 @@ class LoraMaths(MethodMaths[Lora]):
     def check(self, config: BackboneConfig) -> None:
         """Raise `invalid_method` unless rank, targets and first layer make sense."""
         check_first_layer(self.method.first_layer, config)
-        check_rank(self.method.rank, config)
+        check_rank(self.method.rank)
         if len(set(self.method.targets)) != len(self.method.targets):
             raise NunatakError(
                 "invalid_method",
@@ -131,9 +137,9 @@ class LoraMaths(MethodMaths[Lora]):
         return tensor
 
 
-def check_rank(rank: int, config: BackboneConfig) -> None:
-    """Raise `invalid_method` unless updates of this rank are no wider than the backbone."""
-    if not 1 <= rank <= config.hidden_width:
+def check_rank(rank: int) -> None:
+    """Raise `invalid_method` unless the rank is from 1 to `MAX_RANK`."""
+    if not 1 <= rank <= MAX_RANK:
         raise NunatakError(
-            "invalid_method", problem=f"lora rank must be in [1, {config.hidden_width}], got {rank}"
+            "invalid_method", problem=f"lora rank must be in [1, {MAX_RANK}], got {rank}"
         )

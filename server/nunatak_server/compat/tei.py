@@ -337,6 +337,7 @@ def _info(
     runtime: Runtime, model: str, digest: str | None, kind: dict[str, Any], max_tokens: int
 ) -> dict[str, Any]:
     settings = runtime.settings
+    ranks = "reranker" in kind
     return {
         "model_id": model,
         "model_sha": digest,
@@ -346,7 +347,7 @@ def _info(
         "max_input_length": max_tokens,
         "max_batch_tokens": settings.max_batch_tokens,
         "max_batch_requests": settings.max_batch_rows,
-        "max_client_batch_size": settings.max_inputs,
+        "max_client_batch_size": settings.max_documents if ranks else settings.max_inputs,
         "auto_truncate": False,
         "tokenization_workers": settings.tokenizer_threads,
         "version": version_of("nunatak"),

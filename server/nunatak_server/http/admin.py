@@ -76,6 +76,7 @@ router = APIRouter(route_class=StrictRoute, responses=PROBLEMS)
 PUBLISHED_LIMITS = {
     "max_body_bytes",
     "max_inputs",
+    "max_documents",
     "max_tasks_per_request",
     "max_text_chars",
     "max_batch_tokens",

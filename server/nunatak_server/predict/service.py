@@ -27,7 +27,7 @@ from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import TaskReference
 from nunatak_model import Backbone, embedding_branch
 from nunatak_server.errors import DeadlineExceededError
-from nunatak_server.inputs import texts_to_read
+from nunatak_server.inputs import count_documents
 from nunatak_server.outputs.outputs import MAX_LOGITS_ON_LOOP, work_of
 from nunatak_server.predict.ask import Dispatcher, RowSink
 from nunatak_server.predict.prepare import Preprocessor
@@ -65,6 +65,8 @@ class RequestLimits:
     """What one request may carry."""
 
     max_inputs: int
+    max_documents: int
+    """Over all queries."""
     max_tasks: int
     max_text_chars: int
 
@@ -212,9 +214,18 @@ class PredictionService:
         num_layers = self._backbone.config.num_layers
         if isinstance(request, EmbeddingRequest) and len(self._backbone.layers) < num_layers:
             raise NunatakError("layer_not_held", index=num_layers - 1)
-        num_inputs = sum(len(texts_to_read(item)) for item in request.inputs)
+        num_inputs, num_documents = len(request.inputs), count_documents(request.inputs)
         if num_inputs > self._limits.max_inputs:
-            raise NunatakError("too_many_inputs", count=num_inputs, limit=self._limits.max_inputs)
+            raise NunatakError(
+                "too_many_inputs", count=num_inputs, limit=self._limits.max_inputs, of="inputs"
+            )
+        if num_documents > self._limits.max_documents:
+            raise NunatakError(
+                "too_many_inputs",
+                count=num_documents,
+                limit=self._limits.max_documents,
+                of="documents",
+            )
         if isinstance(request, PredictionRequest):
             num_tasks = len(request.references)
             if num_tasks > self._limits.max_tasks:

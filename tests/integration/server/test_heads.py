@@ -222,11 +222,27 @@ async def test_errors_speak_of_the_kind_that_was_meant(
     assert [item["location"] for item in answer.json()["errors"]] == [location]
 
 
-async def test_documents_count_as_inputs(backbone: Backbone, registry: Registry) -> None:
-    async with running_client(backbone, registry, make_settings(max_inputs=2)) as client:
-        answer = await client.post(f"/v1/tasks/{RANKS}/predict", json={"inputs": QUERY})
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ([{**QUERY, "documents": ["ann"]}] * 3, "at most 2 inputs, got 3"),
+        ({**QUERY, "documents": ["ann"] * 5}, "at most 4 documents, got 5"),
+        ([QUERY, {**QUERY, "documents": ["ann", "bob"]}], "at most 4 documents, got 5"),
+    ],
+)
+async def test_queries_count_as_inputs_and_their_documents_together(
+    backbone: Backbone, registry: Registry, inputs: object, message: str
+) -> None:
+    settings = make_settings(max_inputs=2, max_documents=4)
+    async with running_client(backbone, registry, settings) as client:
+        answer = await client.post(f"/v1/tasks/{RANKS}/predict", json={"inputs": inputs})
+        four = await client.post(
+            f"/v1/tasks/{RANKS}/predict", json={"inputs": [{**QUERY, "documents": ["a", "b"]}] * 2}
+        )
 
     assert (answer.status_code, answer.json()["code"]) == (422, "too_many_inputs")
+    assert message in answer.json()["detail"]
+    assert four.status_code == 200
 
 
 def test_the_client_reads_every_kind(backbone: Backbone, registry: Registry) -> None:

@@ -141,7 +141,7 @@ def test_huge_but_finite_values_are_accepted() -> None:
     [
         TopK(num_layers=5),
         Lora(first_layer=4, rank=8, alpha=16.0, targets=QUERY_AND_VALUE),
-        Lora(rank=33, alpha=16.0, targets=QUERY_AND_VALUE),
+        Lora(rank=1025, alpha=16.0, targets=QUERY_AND_VALUE),
         Lora(rank=8, alpha=16.0, targets=(LinearMap.QUERY, LinearMap.QUERY)),
         Ia3(first_layer=4),
         Ia3(scaled_outputs=(), scaled_inputs=()),

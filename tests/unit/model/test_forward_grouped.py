@@ -43,6 +43,7 @@ METHODS: list[Method] = [
     Lora(rank=5, first_layer=2, targets=tuple(LinearMap), alpha=16.0),
     Ia3(),
     Ia3(scaled_outputs=tuple(LinearMap), scaled_inputs=(), first_layer=2),
+    Lora(rank=64, targets=QUERY_AND_VALUE, alpha=4.0),
     Bottleneck(size=3),
     Bottleneck(size=4, first_layer=3),
     Full(),
@@ -143,6 +144,28 @@ def test_a_version_in_slots_takes_no_more_than_its_padded_parameters(method: Met
             size - alignment < before <= size
             for size, before in zip(tensor.shape, stored.shape, strict=True)
         )
+
+
+def test_small_ranks_take_no_more_next_to_a_large_one() -> None:
+    """Each rank has pages of its own, so nothing is padded to the largest of a batch."""
+    plain = tiny_backbone()
+    ranks = (4, 8, 16, 256)
+    stored = [
+        stored_branch(plain, Lora(rank=rank, alpha=8.0, targets=QUERY_AND_VALUE), 4 * seed)
+        for seed, rank in enumerate(ranks)
+    ]
+    alone = list[int]()
+    for branch in stored:
+        served = with_gpu_kernels(plain)
+        held = convert_branch(branch, served)
+        alone.append(held.num_bytes)
+    together = with_gpu_kernels(plain)
+
+    branches = [convert_branch(branch, together) for branch in stored]
+
+    assert [branch.num_bytes for branch in branches] == alone
+    answers(together, branches, [(index, random_encodings(0)[0]) for index in range(len(ranks))])
+    assert banks_of(together).num_bytes() <= FIRST_SLOTS * sum(alone)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from nunatak_model import build_branch, maths_of
 from nunatak_model.branch import BranchSpec
 from nunatak_model.heads import HeadSpec
 from nunatak_model.layer import ChangedMaps
-from nunatak_model.methods.lora import LoraUpdate
+from nunatak_model.methods.lora import MAX_RANK, LoraUpdate
 from nunatak_model.weights import Linear
 
 CONFIG = tiny_backbone().config
@@ -80,9 +80,14 @@ def test_an_adapter_that_is_uniform_is_kept_as_it_is() -> None:
         assert torch.equal(parameters[f"layers.{layer}.lora.{target}.up"], update.up)
 
 
-def test_a_rank_beyond_the_width_is_refused() -> None:
-    with raises("invalid_method", match="rank"):
-        normalised_lora({(0, LinearMap.KEY): random_update(0, LinearMap.KEY, 33, 1.0)}, CONFIG)
+def test_a_rank_may_exceed_the_width_up_to_a_limit() -> None:
+    wide = random_update(0, LinearMap.KEY, MAX_RANK, 1.0)
+    assert normalised_lora({(0, LinearMap.KEY): wide}, CONFIG)[0].rank == MAX_RANK >= 256
+
+    with raises("invalid_method", match="1024"):
+        normalised_lora(
+            {(0, LinearMap.KEY): random_update(0, LinearMap.KEY, MAX_RANK + 1, 1.0)}, CONFIG
+        )
 
 
 @pytest.mark.parametrize("activation", Activation)

@@ -17,7 +17,7 @@ from doubles.checkpoints import branch_of, encodings, logits, save_checkpoint
 from doubles.published import TwinFactory
 from doubles.refusals import raises
 from nunatak_artifact.interchange import ImportChoices, import_transformers
-from nunatak_contract.enums import HeadKind, ProblemType
+from nunatak_contract.enums import HeadKind, LogitUse, ProblemType
 from nunatak_contract.methods import Full, HeadOnly, Method, TopK
 from nunatak_model import load_backbone
 
@@ -29,7 +29,7 @@ KINDS = (
 METHODS: tuple[Method, ...] = (HeadOnly(), TopK(num_layers=1), TopK(num_layers=3), Full())
 
 
-@pytest.fixture(scope="module", params=["bert", "roberta"])
+@pytest.fixture(scope="module", params=["bert", "roberta", "modernbert"])
 def factory(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> TwinFactory:
@@ -245,8 +245,23 @@ REFUSALS: dict[str, tuple[Damage, str, str]] = {
     ),
     "no-class": (
         lambda it: edit(it / "config.json", architectures=None),
-        "corrupt_file",
-        "architectures",
+        "unsupported_import",
+        "names no class; write there the one class",
+    ),
+    "two-classes": (
+        lambda it: edit(it / "config.json", architectures=["BertModel", "BertForMaskedLM"]),
+        "unsupported_import",
+        "names BertModel, BertForMaskedLM; write there the one class",
+    ),
+    "own-class": (
+        lambda it: edit(it / "config.json", architectures=["MyBertForSequenceClassification"]),
+        "unsupported_import",
+        "a class of one's own may compute otherwise",
+    ),
+    "several-numbers": (
+        lambda it: edit(it / "config.json", problem_type="regression"),
+        "unsupported_import",
+        "it is a regression to 3 numbers; a regression task gives one number",
     ),
     "another-class": (
         lambda it: edit(it / "config.json", architectures=["BertForMaskedLM"]),
@@ -260,13 +275,13 @@ REFUSALS: dict[str, tuple[Damage, str, str]] = {
     ),
     "missing-field": (
         lambda it: edit(it / "config.json", hidden_size=...),
-        "corrupt_file",
-        "no field 'hidden_size'",
+        "foreign_backbone",
+        "its hidden_width is 768, the backbone's is 32",
     ),
     "unknown-problem": (
         lambda it: edit(it / "config.json", problem_type="poetry"),
-        "corrupt_file",
-        "problem_type",
+        "unsupported_import",
+        "problem_type in config.json is 'poetry'; expected one of single_label_classification, ",
     ),
     "another-depth": (
         lambda it: edit(it / "config.json", num_hidden_layers=5),
@@ -374,3 +389,39 @@ def test_labels_that_do_not_fit_the_head_are_refused(
 
     with raises("unknown_labels"):
         import_transformers(tmp_path, bert.backbone, ImportChoices(labels=labels))
+
+
+@pytest.mark.parametrize("kind", [HeadKind.QUESTION_ANSWERING, HeadKind.RANKING])
+def test_labels_for_a_head_that_has_none_are_refused(
+    bert: TwinFactory, tmp_path: Path, kind: HeadKind
+) -> None:
+    save_checkpoint(bert, tmp_path, kind=kind)
+    use = LogitUse.RANKING if kind is HeadKind.RANKING else None
+
+    with raises("unsupported_import", match="leave out --labels"):
+        import_transformers(tmp_path, bert.backbone, ImportChoices(labels=("a",), logit_use=use))
+
+
+def test_a_problem_that_is_not_known_is_what_the_caller_says(
+    bert: TwinFactory, tmp_path: Path
+) -> None:
+    save_checkpoint(bert, tmp_path)
+    edit(tmp_path / "config.json", problem_type="poetry")
+    choices = ImportChoices(problem_type=ProblemType.MULTI_LABEL)
+
+    imported = import_transformers(tmp_path, bert.backbone, choices)
+
+    assert imported.problem_type is ProblemType.MULTI_LABEL
+
+
+def test_a_file_left_over_from_shards_is_not_read(bert: TwinFactory, tmp_path: Path) -> None:
+    """transformers reads the one file first, and leaves the index of an earlier save."""
+    save_checkpoint(bert, tmp_path, method=TopK(num_layers=1))
+    index = {"weight_map": {"bert.pooler.dense.bias": "model-00001-of-00004.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    imported = import_transformers(tmp_path, bert.backbone)
+    own = load_backbone(tmp_path)
+
+    assert imported.spec.method == TopK(num_layers=1)
+    assert isinstance(import_transformers(tmp_path, own).spec.method, HeadOnly)

@@ -106,7 +106,7 @@ def make_bench(
     )
     service = PredictionService(
         readiness=readiness,
-        limits=RequestLimits(max_inputs=3, max_tasks=1, max_text_chars=1000),
+        limits=RequestLimits(max_inputs=3, max_documents=1, max_tasks=1, max_text_chars=1000),
         stages=stages,
         metrics=metrics,
         backbone=backbone,
