@@ -92,7 +92,7 @@ def test_a_model_that_reads_a_first_space_is_imported_on_a_base_that_does(
     assert ADVICE in str(refused.value)
     assert "copy of the backbone's folder" in str(refused.value)
     assert import_transformers(tuned, copy).spec.method == TopK(num_layers=1)
-    parameters = {"ignore_labels": []} if kind.reads_tokens else None
+    parameters: dict[str, object] | None = {"ignore_labels": []} if kind.reads_tokens else None
     check = check_tokens if kind.reads_tokens else check_scores
     for backbone in (copy, own):
         check(tuned, answers(tuned, backbone, TEXTS, parameters=parameters))

@@ -40,8 +40,11 @@ SETTINGS: dict[str, dict[str, object]] = {
     },
     "named": {"tokenizer_class": "BertTokenizer", "unk_token": "[UNK]", "do_lower_case": False},
 }
-WORDS = [*SPECIAL["bert"], *"abcdefghijklmnopqrstuvwxyzAEIZ0123456789.,!?é京東"]
-WORDS += [f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyz0123456789é"]
+WORDS = [
+    *SPECIAL["bert"],
+    *"abcdefghijklmnopqrstuvwxyzAEIZ0123456789.,!?é京東",
+    *(f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyz0123456789é"),
+]
 
 
 def with_words_alone(folder: Path, settings: Mapping[str, object]) -> Path:

@@ -50,6 +50,7 @@ from nunatak_artifact.interchange.folders import (
     read_max_length,
     read_model,
     read_model_config,
+    read_problem_type,
     read_weights,
 )
 from nunatak_artifact.interchange.peft_config import task_type_of_class
@@ -290,7 +291,11 @@ def import_adapterhub(
             folder, head.spec, given=choices.labels, stored=head.id2label or meaning.id2label
         ),
         problem_type=head.problem_type
-        and (choices.problem_type or meaning.problem_type or head.problem_type),
+        and (
+            choices.problem_type
+            or read_problem_type(folder, meaning.problem_type)
+            or head.problem_type
+        ),
         parameters={**parameters, **head.parameters},
         max_length=read_max_length(folder, backbone),
         source="AdapterHub bottleneck folder, "

@@ -123,8 +123,8 @@ def check_shape(folder: Path, backbone: Backbone) -> None:
             "unsupported_import",
             folder=folder.name,
             found=f"its embeddings have {theirs.vocab_size} tokens, those of backbone "
-            f"{backbone.name!r} "
-            f"have {ours.vocab_size} (tokens were added, or the embeddings were resized)",
+            f"{backbone.name!r} have {ours.vocab_size} (tokens were added, or the embeddings were "
+            "resized)",
             advice=OWN_BACKBONE,
         )
     differences = [
@@ -202,8 +202,8 @@ def check_tokenizer(folder: Path, backbone: Backbone) -> None:
             found="its tokenizer and the backbone's differ in add_prefix_space, the space before a "
             "text's first word",
             advice=f"{OWN_BACKBONE}, or with a copy of the backbone's folder that has the "
-            "tokenizer files "
-            f"of {folder.name}, on which other tasks trained with that tokenizer share layers",
+            f"tokenizer files of {folder.name}, on which other tasks trained with that tokenizer "
+            "share layers",
         )
     if differing:
         names = ", ".join("vocabulary" if part == "model" else part for part in differing)

@@ -204,8 +204,7 @@ def read_peft_config(folder: Path) -> PeftConfig:
             folder=folder.name,
             found=f"it is a peft adapter of type {kind}",
             advice=f"expected one of {', '.join(PEFT_CONFIGS)}; merge the adapter "
-            "(merge_and_unload) and "
-            "import the whole model",
+            "(merge_and_unload) and import the whole model",
         )
     config = read_model(folder, CONFIG_FILE, PEFT_CONFIGS[kind])
     config.check(folder)
@@ -218,11 +217,9 @@ def _check_types(folder: Path, task_type: TaskType, backbone: Backbone) -> None:
             "unsupported_import",
             folder=folder.name,
             found="peft's class for question answering gives its model no token types, and this "
-            "backbone "
-            "reads them",
+            "backbone reads them",
             advice="merge the adapter (merge_and_unload), check that the merged model answers "
-            "well with "
-            "token types, and import it whole",
+            "well with token types, and import it whole",
         )
 
 

@@ -191,8 +191,7 @@ def _head_class(folder: Path, named: Sequence[str]) -> tuple[str, HeadKind]:
             folder=folder.name,
             found=f"architectures in config.json names {', '.join(named) or 'no class'}",
             advice="write there the one class of transformers that the model was trained as, such "
-            "as "
-            "BertForSequenceClassification",
+            "as BertForSequenceClassification",
         )
     for family in FAMILIES.values():
         for suffix, kind in CLASS_SUFFIXES.items():

@@ -76,9 +76,10 @@ def config_from(raw: dict[str, Any]) -> BackboneConfig:
             f"position_embedding_type={raw.get('position_embedding_type')!r}, "
             f"is_decoder={raw.get('is_decoder', False)}"
         )
-    if any((raw.get("pruned_heads") or {}).values()):
+    pruned: Mapping[str, object] = raw.get("pruned_heads") or {}
+    if any(pruned.values()):
         raise UnsupportedBackboneError(
-            f"expected a model with all attention heads, got pruned_heads={raw['pruned_heads']}; "
+            f"expected a model with all attention heads, got pruned_heads={pruned}; "
             "take the model before its heads were pruned"
         )
     from_padding = POSITIONS_FROM_PADDING[raw["model_type"]]
