@@ -320,7 +320,7 @@ def _change_outputs(
     ]
     if not changes:
         return
-    # Rows of one lane are neighbours, so that one copy serves all their tasks.
+    # Rows of one lane are adjacent, so that one copy serves all their tasks.
     lane = slice(changes[0][0].tokens.start, changes[-1][0].tokens.stop)
     dtype = torch.float32 if y.device.type == "cpu" else y.dtype
     inputs, outputs = x[lane].to(dtype), y[lane].to(dtype)

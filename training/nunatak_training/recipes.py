@@ -284,7 +284,7 @@ DEFAULTS_BY_METHOD = ("min_steps", *(field.name for field in fields(_Defaults)))
 """The settings whose defaults differ between methods, or follow from what else is named."""
 TOP_LAYERS = 2
 """Layers that `topk` tunes unless a run says otherwise."""
-_TUNED: Mapping[Method, _Defaults] = {
+_DEFAULTS: Mapping[Method, _Defaults] = {
     TopK(num_layers=TOP_LAYERS): _Defaults(
         epochs=2, batch_size=32, learning_rate=2e-4, head_learning_rate=1e-3
     ),
@@ -298,12 +298,13 @@ _TUNED: Mapping[Method, _Defaults] = {
     Ia3(): _Defaults(epochs=6, batch_size=16, learning_rate=1e-2, head_learning_rate=2e-3),
     Full(): _Defaults(epochs=2, batch_size=32, learning_rate=5e-5, head_learning_rate=1e-3),
 }
-"""Each method as it is tuned unless a run says otherwise.
+"""The settings of each method, and of its training, unless a run says otherwise.
 
-The numbers were chosen on dev examples of SST-2, TREC, SUBJ, MRPC and CoLA with MiniLM (width 384);
-those of `full` and `ia3` were not tuned: `full` follows common practice, and `ia3` has a guess.
+The numbers were chosen on dev examples of SST-2, TREC, SUBJ, MRPC and CoLA with MiniLM (width 384).
+`full` and `ia3` were not tuned: the numbers of `full` follow common practice, those of `ia3` are a
+first guess.
 """
-METHODS: Mapping[str, Method] = {method.kind.value: method for method in _TUNED}
+METHODS: Mapping[str, Method] = {method.kind.value: method for method in _DEFAULTS}
 """All methods by name, each with its defaults."""
 
 
@@ -322,7 +323,7 @@ def default_recipe(
         InvalidRecipeError: a change names no setting, or its value or one of the method's does not
             fit.
     """
-    defaults = _TUNED[METHODS[method.kind.value]]
+    defaults = _DEFAULTS[METHODS[method.kind.value]]
     recipe = Recipe(
         backbone=backbone,
         method=method,

@@ -155,7 +155,7 @@ class AdaptedModule(Protocol):
         ...
 
     def difference(self, tensors: Mapping[str, Tensor]) -> str | None:
-        """In words: how the stored tensors fit another width than the module's, if they do."""
+        """Describe how the stored tensors fit another width than the module's; None if they fit."""
         ...
 
     def change(self, tensors: Mapping[str, Tensor]) -> MapChange:
@@ -168,17 +168,17 @@ Place = tuple[int, LinearMap]
 
 
 class PeftConfig(BaseModel, ABC):
-    """What the configurations of all methods say; the fields are documented by peft's `PeftConfig`.
+    """The fields that all methods share; they are documented by peft's `PeftConfig`.
 
-    One subclass for each method of peft that is read and written.
+    Each method of peft that is read and written has one subclass.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False, strict=True)
 
     TITLE: ClassVar[str]
-    """The method as people call it."""
+    """The usual name of the method."""
     METHOD: ClassVar[type[Method]]
-    """Ours, of the same maths."""
+    """The method of Nunatak with the same maths."""
 
     task_type: str | None = None
     auto_mapping: ModelClass | None = None
@@ -200,7 +200,7 @@ class PeftConfig(BaseModel, ABC):
         """
 
     def chosen_layers(self, folder: Path, names: Sequence[str]) -> set[str]:
-        """Those of the module names that lie in a layer to adapt; all, unless a method chooses."""
+        """Return the module names that lie in a layer to adapt: all, unless the method chooses."""
         del folder
         return set(names)
 
@@ -319,8 +319,7 @@ def saved_modules(folder: Path, config: PeftConfig, task_type: TaskType, encoder
             folder=folder.name,
             found=f"it stores {', '.join(sorted(saved - known))} whole (modules_to_save)",
             advice="expected nothing but the head and the pooler; merge the adapter "
-            "(merge_and_unload) "
-            "and import the whole model",
+            "(merge_and_unload) and import the whole model",
         )
     return saved
 
@@ -348,8 +347,7 @@ def adapted_modules(
             folder=folder.name,
             found=f"it adapts {tables[0]}",
             advice="embeddings are shared by all tasks; merge the adapter (merge_and_unload) and "
-            "import "
-            "the whole model",
+            "import the whole model",
         )
     return config.adapted(folder, [module for module in modules if module.name in chosen])
 
@@ -396,7 +394,7 @@ def match_names(
 def target_pattern(
     targets: Iterable[LinearMap], encoder: str, *, first_layer: int, num_layers: int
 ) -> str:
-    """A pattern for whole names: a list of last parts could not tell the two `output.dense`."""
+    """A pattern for whole names: a list of last parts would confuse the two `output.dense`."""
     layers = "|".join(map(str, range(first_layer, num_layers)))
     paths = "|".join(TARGETS[target].replace(".", r"\.") for target in targets)
     return rf"{encoder}\.encoder\.layer\.({layers})\.({paths})"

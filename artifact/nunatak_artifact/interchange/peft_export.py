@@ -1,4 +1,4 @@
-"""Writing tasks as folders that peft loads.
+"""Export of tasks as folders that peft loads.
 
 `PeftModel.from_pretrained(base, folder)` needs the base model with the right head class and number
 of labels: `AutoModelFor...from_pretrained(name, num_labels=n)`. peft has no field for labels, so

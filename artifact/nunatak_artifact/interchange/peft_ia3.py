@@ -47,7 +47,7 @@ class ScaledModule:
         return {self._name(): (1, width) if self.is_at_input else (width, 1)}
 
     def difference(self, tensors: Mapping[str, Tensor]) -> str | None:
-        """In words: how many scales there are instead, if the stored ones are more or fewer."""
+        """Describe how many scales are stored, if that number does not fit the module."""
         scales = tensors.get(self._name())
         if scales is None or scales.numel() == self._width():
             return None

@@ -1,13 +1,13 @@
 """LoRA folders of peft.
 
-Read from peft 0.21 (`LoraConfig`); files of older releases lack fields, those of newer ones may
-have more. A field we do not know is accepted while it is off (null, false, empty), and refused
-otherwise, since it may change what the adapter computes.
+The fields are those of peft 0.21 (`LoraConfig`); older and newer files have fewer or more. An
+unknown field is accepted while it is off (null, false, empty). An unknown field that is on is
+refused, since it may change the result.
 
-`Lora` has one rank and one scale, for all targets and every layer from its first. An adapter that
-gives each map its own, or adapts a map in some layers only, is written with the largest rank:
-zero rows of `down` and zero columns of `up` add nothing, and where scales differ they are
-multiplied into `up`. The zeros cost memory and time; in return a batch of tasks stays one product.
+`Lora` has one rank and one scale for all targets, and adapts every layer from its first. An adapter
+with several ranks, or with gaps between its layers, is padded to the largest rank: zero rows of
+`down` and zero columns of `up` add nothing. Where scales differ, they are multiplied into `up`.
+Padding costs memory and time, but it keeps a batch of tasks one product.
 
 Axes: rank, in, out = of one update.
 """
@@ -77,7 +77,7 @@ class UpdatedModule:
         return {down: (self.rank, self.module.into), up: (self.module.out, self.rank)}
 
     def difference(self, tensors: Mapping[str, Tensor]) -> str | None:
-        """In words: how the stored factors fit another width than the module's, if they do."""
+        """Describe how the stored factors fit another width than the module's; None if they fit."""
         module = self.module
         down, up = (tensors.get(name) for name in self._names())
         if down is None or up is None or not down.dim() == up.dim() == 2:
@@ -133,13 +133,13 @@ class LoraConfig(PeftConfig):
                 folder, f"it fits a base changed at the start (init_lora_weights={start!r})"
             )
         if isinstance(self.target_modules, str) and self.layers_to_transform:
-            # peft refuses the pair as well; all-linear is the one text that it could have meant.
+            # peft refuses the pair too; the only text that peft would accept is all-linear.
             raise self.unsupported(
                 folder, "it chooses layers both by pattern and by layers_to_transform"
             )
 
     def chosen_layers(self, folder: Path, names: Sequence[str]) -> set[str]:
-        """Those of the names that `layers_to_transform` chooses."""
+        """Return the names that lie in a layer of `layers_to_transform`."""
         layers = self.layers_to_transform
         indexes = (layers,) if isinstance(layers, int) else layers
         if not indexes:
@@ -236,7 +236,7 @@ def _layer_of(name: str) -> int | None:
 def _by_pattern(
     folder: Path, values: dict[str, int] | dict[str, float], modules: Sequence[Module], usual: float
 ) -> list[float]:
-    """Of each module the value of the first pattern that ends its name, or else the usual one."""
+    """Return each module's value: of the first pattern that ends its name, else the default."""
     names = [module.name for module in modules]
     found = match_names(folder, [_ending(pattern) for pattern in values], names)
     return [

@@ -67,6 +67,15 @@ def test_what_is_no_plain_bottleneck_is_refused_by_name(
         import_adapterhub(folder, backbone)
 
 
+def test_an_unknown_problem_type_of_the_model_is_refused_by_name(
+    folder: Path, backbone: Backbone
+) -> None:
+    (folder / "config.json").write_text('{"problem_type": "poetry"}')
+
+    with raises("unsupported_import", match="'poetry'"):
+        import_adapterhub(folder, backbone)
+
+
 @pytest.mark.parametrize("case", ["bert-pfeiffer", "bert-attention-alone"])
 def test_an_imported_task_is_drafted_and_loaded_as_any_other(
     case: str, tmp_path: Path, backbone: Backbone
