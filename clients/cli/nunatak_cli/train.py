@@ -32,7 +32,7 @@ from nunatak_cli.registries import created_registry
 from nunatak_contract.enums import MethodKind, OnLong
 
 METHOD = "Method"
-RECIPE = "Recipe (absent: the tuned default of the method)"
+RECIPE = "Recipe (absent: the default of the method)"
 
 
 class TrainCommand(TyperCommand):
