@@ -53,6 +53,7 @@ def draft_task(  # noqa: PLR0913 - what a version is made of
     problem_type: ProblemType | None = None,
     score: RankingScore = RankingScore.SIGMOID,
     default_label: str | None = None,
+    thresholds: Mapping[str, float] | None = None,
     on_long: OnLong | None = None,
     parameters: Mapping[str, Tensor],
     backbone: Backbone,
@@ -73,7 +74,14 @@ def draft_task(  # noqa: PLR0913 - what a version is made of
     check_effect(task, branch, backbone)
     manifest = TaskDraft(
         task=task,
-        head=head_record(spec.head, labels, problem_type, score, default_label=default_label),
+        head=head_record(
+            spec.head,
+            labels,
+            problem_type,
+            score,
+            default_label=default_label,
+            thresholds=thresholds,
+        ),
         method=spec.method,
         split_depth=branch.split_depth,
         backbone=BackboneRecord(

@@ -20,7 +20,7 @@ from pydantic import JsonValue
 
 from nunatak_contract.enums import HeadKind, OnLong, RankingScore
 from nunatak_contract.evidence import MetricRecord
-from nunatak_contract.heads import HeadRecord
+from nunatak_contract.heads import DEFAULT_THRESHOLD, HeadRecord
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Lora, Method, TopK
 from nunatak_contract.plain_text import visible, visible_lines
@@ -304,10 +304,17 @@ def _facts(manifest: TaskManifest) -> Iterator[tuple[str, str]]:
     yield "stored", f"{stored_bytes(manifest):,} bytes ({manifest.dtype})"
     if manifest.head.default_label is not None:
         yield "default label", _text(manifest.head.default_label)
+    if manifest.head.thresholds:
+        yield "thresholds", _thresholds_text(manifest.head.thresholds)
     yield "longest input", f"{manifest.max_length} tokens; {long_text(manifest)}"
     yield "backbone digest", f"`{manifest.backbone.digest}`"
     yield "tokenizer digest", f"`{manifest.tokenizer_digest}`"
     yield "created", manifest.created_at.strftime("%Y-%m-%d %H:%M:%S %Z").strip()
+
+
+def _thresholds_text(thresholds: Mapping[str, float]) -> str:
+    named = ", ".join(f"{_text(label)} {value:g}" for label, value in thresholds.items())
+    return f"{named}; other labels {DEFAULT_THRESHOLD:g}"
 
 
 def _scores(manifest: TaskManifest) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """Tiny task versions that a real server can load: random parameters, true probes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 import torch
@@ -39,6 +39,7 @@ def tiny_task(
     max_length: int = MAX_LENGTH,
     kind: HeadKind = HeadKind.SEQUENCE_CLASSIFICATION,
     problem_type: ProblemType | None = None,
+    thresholds: Mapping[str, float] | None = None,
 ) -> tuple[TaskDraft, dict[str, bytes]]:
     """Return a draft on `backbone` and its bytes; equal arguments give equal content."""
     has_labels = kind.fixed_outputs is None
@@ -48,6 +49,7 @@ def tiny_task(
         spec=spec,
         labels=tuple(labels) if has_labels else (),
         problem_type=problem_type,
+        thresholds=thresholds,
         parameters=random_parameters(spec, backbone, seed=seed),
         backbone=backbone,
         max_length=max_length,
@@ -67,6 +69,7 @@ def publish_tiny_task(
     seed: int = 0,
     kind: HeadKind = HeadKind.SEQUENCE_CLASSIFICATION,
     problem_type: ProblemType | None = None,
+    thresholds: Mapping[str, float] | None = None,
 ) -> TaskManifest:
     """Publish `tiny_task` and return its manifest."""
     draft, blobs = tiny_task(
@@ -77,6 +80,7 @@ def publish_tiny_task(
         seed=seed,
         kind=kind,
         problem_type=problem_type,
+        thresholds=thresholds,
     )
     return registry.publish(draft, blobs)
 

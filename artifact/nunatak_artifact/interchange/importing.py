@@ -1,5 +1,6 @@
 """From any folder that can be imported to a draft."""
 
+from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
@@ -113,6 +114,7 @@ def draft_imported(  # noqa: PLR0913 - an imported task, and what the importer s
     created_at: datetime,
     note: str = "",
     default_label: str | None = None,
+    thresholds: Mapping[str, float] | None = None,
     on_long: OnLong | None = None,
 ) -> Draft:
     """Describe an imported task as a version to publish; it has neither data nor scores.
@@ -128,7 +130,7 @@ def draft_imported(  # noqa: PLR0913 - an imported task, and what the importer s
     check_task_name(task)
     if default_label is None and _is_one_of_two(imported):
         default_label = imported.labels[0]
-    _check_head(imported, origin, default_label, on_long)
+    _check_head(imported, origin, default_label, thresholds, on_long)
     most = backbone.config.max_tokens
     found = f"imported from {origin}: {imported.source}"
     return draft_task(
@@ -137,6 +139,7 @@ def draft_imported(  # noqa: PLR0913 - an imported task, and what the importer s
         labels=imported.labels,
         problem_type=imported.problem_type,
         default_label=default_label,
+        thresholds=thresholds,
         on_long=on_long,
         score=imported.score,
         parameters=imported.parameters,
@@ -154,7 +157,11 @@ def _is_one_of_two(imported: ImportedTask) -> bool:
 
 
 def _check_head(
-    imported: ImportedTask, origin: str, default_label: str | None, on_long: OnLong | None
+    imported: ImportedTask,
+    origin: str,
+    default_label: str | None,
+    thresholds: Mapping[str, float] | None,
+    on_long: OnLong | None,
 ) -> None:
     kind = imported.spec.head.kind
     if kind.reads_tokens and on_long not in {None, OnLong.WINDOWS}:
@@ -163,7 +170,11 @@ def _check_head(
         )
     try:
         head_record(
-            imported.spec.head, imported.labels, imported.problem_type, default_label=default_label
+            imported.spec.head,
+            imported.labels,
+            imported.problem_type,
+            default_label=default_label,
+            thresholds=thresholds,
         )
     except ValidationError as error:
         problem = error.errors(include_url=False, include_input=False)[0]["msg"]

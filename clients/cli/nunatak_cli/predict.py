@@ -24,12 +24,21 @@ from nunatak_cli.registries import existing_location
 from nunatak_contract.enums import OnLong
 
 if TYPE_CHECKING:
-    from nunatak_client import Entity, Input, Parameters, Predicted, TaskResult
+    from nunatak_client import (
+        Entity,
+        HeadOutputs,
+        Input,
+        Parameters,
+        PredictedValue,
+        ProblemType,
+        TaskResult,
+    )
     from nunatak_server.inputs import TaskInput
     from nunatak_server.predict.types import TaskFailure, TaskPrediction
 
 SHOWN_ITEMS = 3
-"""Items of an answer that people see; JSON has all."""
+"""Items of an answer that people see; they see every predicted label, and JSON has all items."""
+NOTHING = "nothing found"
 
 Item = Mapping[str, JsonValue]
 """One label, entity, answer or document with its score, in the shape of the server."""
@@ -43,6 +52,9 @@ class Answer:
     version: int | None
     items: tuple[Item, ...]
     """The best item first; entities are in the order of the text."""
+    problem_type: "ProblemType | None" = None
+    predicted: "PredictedValue | None" = None
+    """The label, all labels that apply, or the value; None for other heads."""
     num_tokens: int | None = None
     """Tokens of the text that the task read; None if the server does not report the number."""
     is_truncated: bool = False
@@ -182,6 +194,8 @@ def _stream_server(
 
 
 def _server_answer(result: "TaskResult") -> Answer:
+    from nunatak_client import Classification
+
     problem = result.error
     if problem is not None:
         return Answer(
@@ -191,22 +205,26 @@ def _server_answer(result: "TaskResult") -> Answer:
             error_code=problem.code,
             error_message=problem.detail or problem.title,
         )
+    said = result.require()
+    is_classification = isinstance(said, Classification)
     return Answer(
         reference=result.reference,
         version=result.version,
-        items=_items(result.require()),
+        items=_items(said),
+        problem_type=said.problem_type if is_classification else None,
+        predicted=next(iter(said.predicted), None) if is_classification else None,
         num_tokens=sum(result.tokens) if result.tokens else None,
         is_truncated=result.is_truncated,
     )
 
 
-def _items(predicted: "Predicted") -> tuple[Item, ...]:
+def _items(said: "HeadOutputs") -> tuple[Item, ...]:
     """Return the outputs for the one input, in the shape of the server."""
     from nunatak_client import TokenClassification
 
-    if isinstance(predicted, TokenClassification):
-        return tuple(_entity(entity) for entity in predicted.outputs[0])
-    return tuple(item.model_dump(exclude_none=True) for item in predicted.outputs[0])
+    if isinstance(said, TokenClassification):
+        return tuple(_entity(entity) for entity in said.outputs[0])
+    return tuple(item.model_dump(exclude_none=True) for item in said.outputs[0])
 
 
 def _entity(entity: "Entity") -> Item:
@@ -268,6 +286,8 @@ def _local_answer(result: "TaskPrediction | TaskFailure") -> Answer:
         reference=result.reference,
         version=result.version,
         items=items.validate_python(result.outputs[0]),
+        problem_type=result.problem_type,
+        predicted=None if result.predicted is None else result.predicted[0],
         num_tokens=result.extents[0].num_tokens,
         is_truncated=result.extents[0].is_cut,
     )
@@ -299,14 +319,13 @@ def _answers_table(answers: Iterable[Answer]) -> Table:
             problem = Text(f"error [{answer.error_code}]: {answer.error_message}", style="red")
             table.add_row(answer.reference, version, "-", problem, "")
             continue
-        shown = [(_item_text(item), f"{item['score']:.4f}") for item in answer.items[:SHOWN_ITEMS]]
-        text, score = shown[0] if shown else ("nothing found", "-")
+        first, others = _shown(answer)
         table.add_row(
             answer.reference,
             version,
-            score,
-            Text.assemble((text, "bold"), _truncation_mark(answer)),
-            ", ".join(f"{text} {score}" for text, score in shown[1:]),
+            f"{first[0]['score']:.4f}" if first else "-",
+            Text.assemble((_items_text(first), "bold"), _truncation_mark(answer)),
+            _scored_text(others),
         )
     return table
 
@@ -316,9 +335,32 @@ def _answer_line(answer: Answer) -> Text:
     name = (f"{answer.reference}{version}: ", "cyan")
     if answer.error_code is not None:
         return Text.assemble(name, (f"error [{answer.error_code}]: {answer.error_message}", "red"))
-    items = answer.items[:SHOWN_ITEMS]
-    shown = ", ".join(f"{_item_text(item)} {item['score']:.4f}" for item in items)
-    return Text.assemble(name, shown or "nothing found", _truncation_mark(answer))
+    first, others = _shown(answer)
+    if isinstance(answer.predicted, tuple):
+        shown = f"{_scored_text(first) or NOTHING}; next {_scored_text(others) or '-'}"
+    else:
+        shown = _scored_text((*first, *others)) or NOTHING
+    return Text.assemble(name, shown, _truncation_mark(answer))
+
+
+def _shown(answer: Answer) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
+    """Return the items that are the answer, and the next ones.
+
+    The answer of a multi-label task is all labels that apply. Any other answer is the first item.
+    """
+    if not isinstance(answer.predicted, tuple):
+        return answer.items[:1], answer.items[1:SHOWN_ITEMS]
+    predicted = tuple(item for item in answer.items if item["label"] in answer.predicted)
+    others = tuple(item for item in answer.items if item["label"] not in answer.predicted)
+    return predicted, others[: SHOWN_ITEMS - 1]
+
+
+def _items_text(items: Iterable[Item]) -> str:
+    return ", ".join(map(_item_text, items)) or NOTHING
+
+
+def _scored_text(items: Iterable[Item]) -> str:
+    return ", ".join(f"{_item_text(item)} {item['score']:.4f}" for item in items)
 
 
 def _truncation_mark(answer: Answer) -> tuple[str, str]:
@@ -351,6 +393,12 @@ def _answer_json(answer: Answer) -> dict[str, JsonValue]:
     return {
         "reference": answer.reference,
         "version": answer.version,
+        "problem_type": answer.problem_type,
+        "predicted": _predicted_json(answer.predicted),
         "outputs": [dict(item) for item in answer.items],
         **extent,
     }
+
+
+def _predicted_json(predicted: "PredictedValue | None") -> JsonValue:
+    return list(predicted) if isinstance(predicted, tuple) else predicted

@@ -2,6 +2,7 @@
 
 # ruff: noqa: PLC0415 - a command imports torch when it runs, not for --help
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,6 +12,7 @@ import typer
 from pydantic import JsonValue
 from rich.text import Text
 
+from nunatak_cli.errors import InvalidOptionError
 from nunatak_cli.failures import needs_extra
 from nunatak_cli.options import (
     BackboneOption,
@@ -22,6 +24,7 @@ from nunatak_cli.options import (
     ReferenceArgument,
     RegistryOption,
     RevisionOption,
+    assignments,
 )
 from nunatak_cli.output import console, print_json
 from nunatak_cli.registries import created_registry, existing_registry
@@ -54,6 +57,7 @@ class ImportRequest:
     backbone: str | None
     note: str
     default_label: str | None
+    thresholds: Mapping[str, float]
     on_long: OnLong | None
 
 
@@ -86,6 +90,15 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
         typer.Option(
             metavar="LABEL",
             help="The label that means that nothing was found. Absent: the first of two labels.",
+            show_default=False,
+        ),
+    ] = None,
+    threshold: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="LABEL=X",
+            help="The score from which a label of a multi-label task applies. Repeatable. Absent: "
+            "0.5.",
             show_default=False,
         ),
     ] = None,
@@ -145,6 +158,7 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
         backbone=backbone,
         note=note,
         default_label=default_label,
+        thresholds=_thresholds(threshold),
         on_long=on_long,
     )
     with created_registry(registry) as opened:
@@ -264,6 +278,7 @@ def _import_task(request: ImportRequest, registry: "Registry", *, alias: str | N
             created_at=datetime.now(UTC),
             note=request.note,
             default_label=request.default_label,
+            thresholds=request.thresholds,
             on_long=request.on_long,
         )
     return Published(manifest=_publish(draft, registry, alias), found=imported.source)
@@ -300,6 +315,23 @@ def _export_task(
 
 def _blobs(registry: "Registry", manifest: "TaskManifest") -> dict[str, bytes]:
     return {blob.role: registry.read_blob(manifest, blob.role) for blob in manifest.blobs}
+
+
+def _thresholds(given: Iterable[str] | None) -> dict[str, float]:
+    """Return the scores of `--threshold`, by label.
+
+    Raises:
+        InvalidOptionError: a text is not LABEL=X, or X is no number.
+    """
+    found = dict[str, float]()
+    for label, text in assignments("--threshold", given).items():
+        try:
+            found[label] = float(text)
+        except ValueError:
+            raise InvalidOptionError(
+                f"--threshold expects a number from 0 to 1 after =, got {text!r}"
+            ) from None
+    return found
 
 
 def _check_alias(alias: str | None) -> None:
@@ -351,6 +383,7 @@ def _published_json(published: Published, *, alias: str | None) -> dict[str, Jso
         "split_depth": manifest.split_depth,
         "labels": list(manifest.head.labels),
         "default_label": manifest.head.default_label,
+        "thresholds": dict(manifest.head.thresholds),
         "max_length": manifest.max_length,
         "on_long": manifest.reads_long,
         "note": manifest.note,

@@ -82,6 +82,8 @@ def prediction_fields(result: TaskPrediction, inputs: Inputs) -> dict[str, Any]:
         "task": result.task,
         "version": result.version,
         "head": result.head,
+        "problem_type": result.problem_type,
+        "predicted": None if result.predicted is None else as_sent(result.predicted, inputs),
         "outputs": as_sent(result.outputs, inputs),
         "tokens": as_sent([extent.num_tokens for extent in result.extents], inputs),
         "truncated": as_sent([extent.is_cut for extent in result.extents], inputs),

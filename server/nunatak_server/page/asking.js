@@ -2,11 +2,10 @@
 
 import { answerCard, failureCard } from "/page/answers.js";
 import { byId, element, milliseconds, show } from "/page/dom.js";
-import { Refusal, getJson, permitted, postJson } from "/page/server.js";
+import { Refusal, postJson } from "/page/server.js";
 
 const CHOSEN_AT_FIRST = 12;
 
-const manifests = new Map();
 let tasks = [];
 
 /** Listen to the form; tells when answers have come, and when a key is missing. */
@@ -60,11 +59,11 @@ function requests() {
   };
   const groups = grouped(chosen(), (it) => (it.head in inputs ? it.head : "text"));
   return [...groups].map(([kind, members]) => ({
-    asked: { text, documents, isRegression },
+    asked: { text, documents },
     body: {
       inputs: inputs[kind] ?? text,
       tasks: members.map((it) => it.name),
-      parameters: { aggregation_strategy: "simple" },
+      parameters: { aggregation_strategy: "first" },
     },
   }));
 }
@@ -73,23 +72,6 @@ function grouped(items, keyOf) {
   const groups = new Map();
   for (const it of items) groups.set(keyOf(it), [...(groups.get(keyOf(it)) ?? []), it]);
   return groups;
-}
-
-function isRegression(result) {
-  return manifests.get(`${result.task}/${result.version}`)?.head.problem_type === "regression";
-}
-
-/** A score of one label may be a number of its own kind: the manifest tells. */
-async function learnManifests(results) {
-  const single = results.filter((it) => it.outputs?.length === 1 && it.head === "sequence_classification");
-  await Promise.all(
-    single.map(async ({ task, version }) => {
-      const key = `${task}/${version}`;
-      if (manifests.has(key)) return;
-      const path = `/v1/tasks/${encodeURIComponent(task)}?version=${version}`;
-      manifests.set(key, (await permitted(getJson(path)))?.manifest);
-    }),
-  );
 }
 
 async function ask(onMissingKey) {
@@ -109,7 +91,6 @@ async function ask(onMissingKey) {
 async function askOne({ asked, body }, onMissingKey) {
   try {
     const { answer, timing } = await postJson("/v1/predict", body);
-    await learnManifests(answer.results);
     return { cards: answer.results.map((it) => answerCard(it, asked)), timing: spoken(timing, body.tasks.length) };
   } catch (error) {
     if (error instanceof Refusal && error.status === 401) onMissingKey();

@@ -16,7 +16,21 @@ TONE: JsonValue = {
     "reference": "tone",
     "task": "tone",
     "version": 3,
+    "problem_type": "single_label_classification",
+    "predicted": "urgent",
     "outputs": [{"label": "urgent", "score": 0.93}, {"label": "calm", "score": 0.07}],
+}
+TOPICS: dict[str, JsonValue] = {
+    "reference": "topics",
+    "task": "topics",
+    "version": 1,
+    "problem_type": "multi_label_classification",
+    "outputs": [
+        {"label": "money", "score": 0.9},
+        {"label": "law", "score": 0.6},
+        {"label": "sport", "score": 0.5},
+        {"label": "art", "score": 0.4},
+    ],
 }
 MISSING: JsonValue = {
     "reference": "nope",
@@ -79,10 +93,32 @@ def test_answers_as_json_have_the_shape_of_the_server(server: CannedServer) -> N
             {
                 "reference": "tone",
                 "version": 3,
+                "problem_type": "single_label_classification",
+                "predicted": "urgent",
                 "outputs": [{"label": "urgent", "score": 0.93}, {"label": "calm", "score": 0.07}],
             }
         ]
     }
+
+
+@pytest.mark.parametrize(
+    ("predicted", "answer", "following"),
+    [
+        (["money", "law", "art"], "0.9000 money, law, art", "sport 0.5000"),
+        (["money"], "0.9000 money", "law 0.6000, sport 0.5000"),
+        ([], "- nothing found", "money 0.9000, law 0.6000"),
+    ],
+)
+def test_all_labels_that_apply_are_the_answer(
+    server: CannedServer, predicted: list[JsonValue], answer: str, following: str
+) -> None:
+    server.answer = {"results": [{**TOPICS, "predicted": predicted}]}
+    asked = ("predict", "Come.", "--task", "topics", "--server", server.url)
+
+    ran, written = nunatak(*asked), nunatak(*asked, "--json")
+
+    assert " ".join(ran.stdout.splitlines()[1].split()) == f"topics 1 {answer} {following}"
+    assert written.json()["results"][0]["predicted"] == predicted
 
 
 PLACE: dict[str, JsonValue] = {"score": 0.75, "word": "ann", "start": 0, "end": 3}
@@ -117,7 +153,10 @@ def test_every_kind_is_shown_and_written_as_the_server_sent_it(
     written = nunatak("predict", "Come.", "--task", "t", "--server", server.url, "--json")
 
     assert " ".join(ran.stdout.splitlines()[1].split()) == f"t 3 {shown}"
-    assert written.json() == {"results": [{"reference": "t", "version": 3, "outputs": outputs}]}
+    nothing = {"problem_type": None, "predicted": None}
+    assert written.json() == {
+        "results": [{"reference": "t", "version": 3, **nothing, "outputs": outputs}]
+    }
 
 
 def test_a_text_without_entities_is_shown_as_such(server: CannedServer) -> None:

@@ -119,6 +119,25 @@ def test_import_takes_labels_a_note_and_an_alias(base: Path, place: tuple[str, .
     assert "mood/1" in shown
 
 
+def test_import_takes_the_thresholds_of_several_labels(
+    base: Path, place: tuple[str, ...], tmp_path: Path
+) -> None:
+    words = ("task", "import", str(base / "tuned"), "--task", "mood", *place)
+    several = ("--problem-type", "multi_label_classification", "--labels", "a,b,c")
+
+    ran = nunatak(*words, *several, "--threshold", "a=0.2", "--threshold", "c=0.9", "--json")
+    no_number = nunatak(*words, *several, "--threshold", "a=low")
+    no_label = nunatak(*words, *several, "--threshold", "d=0.5")
+    one_label = nunatak(*words, "--threshold", "calm=0.5")
+
+    assert ran.json()["thresholds"] == {"a": 0.2, "c": 0.9}
+    with Registry.open(tmp_path / "mine") as registry:
+        assert registry.resolve("mood").head.thresholds == {"a": 0.2, "c": 0.9}
+    assert no_number.stderr.startswith("error [invalid_option]: --threshold expects a number")
+    assert "a threshold must be of a label, got 'd'" in no_label.stderr
+    assert "several labels has thresholds" in one_label.stderr
+
+
 def test_import_refuses_labels_of_control_characters(base: Path, place: tuple[str, ...]) -> None:
     ran = nunatak(
         *("task", "import", str(base / "tuned"), "--task", "mood"),
