@@ -10,7 +10,7 @@ from torch import Tensor
 from nunatak_artifact.loading import check_effect
 from nunatak_artifact.probing import record_probe
 from nunatak_artifact.records import head_record
-from nunatak_contract.enums import OnLong, ProblemType, RankingScore, TensorDtype
+from nunatak_contract.enums import OnLong, ProblemType, RankingScore, Reads, TensorDtype
 from nunatak_contract.evidence import ConfusionRecord, DataRecord, MetricRecord, RecipeRecord
 from nunatak_contract.manifest import BackboneRecord, BlobRecord, ParameterCounts, TaskDraft
 from nunatak_model import (
@@ -54,6 +54,7 @@ def draft_task(  # noqa: PLR0913 - what a version is made of
     score: RankingScore = RankingScore.SIGMOID,
     default_label: str | None = None,
     thresholds: Mapping[str, float] | None = None,
+    reads: Reads | None = None,
     on_long: OnLong | None = None,
     parameters: Mapping[str, Tensor],
     backbone: Backbone,
@@ -93,6 +94,7 @@ def draft_task(  # noqa: PLR0913 - what a version is made of
         ),
         tokenizer_digest=backbone.tokenizer.digest,
         max_length=max_length,
+        reads=reads,
         on_long=on_long,
         dtype=TensorDtype.FLOAT32,
         parameter_counts=ParameterCounts(

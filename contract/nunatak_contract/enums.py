@@ -44,6 +44,13 @@ class OnLong(StrEnum):
     CUT = "cut"
 
 
+class Reads(StrEnum):
+    """The texts that a sequence classification reads for one answer."""
+
+    SINGLE = "single"
+    PAIR = "pair"
+
+
 class RankingScore(StrEnum):
     """What the logit of a document becomes (names as in requests' `function_to_apply`)."""
 

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from nunatak_contract.enums import CandidateRole, HeadKind, ProblemType
+from nunatak_contract.enums import CandidateRole, HeadKind, ProblemType, Reads
 
 QUEUE_HEADER: Final = "x-queue-ms"
 TOKENIZE_HEADER: Final = "x-tokenize-ms"
@@ -180,7 +180,7 @@ class RunningCandidate(Result):
 
 
 class TaskSummary(Result):
-    """One task; head, labels, method and split depth are those of `version`.
+    """One task; head, labels, inputs, method and split depth are those of `version`.
 
     `version` is the version that the bare name of the task means.
     """
@@ -192,6 +192,10 @@ class TaskSummary(Result):
     candidates: tuple[RunningCandidate, ...]
     head: str
     labels: tuple[str, ...]
+    reads: Reads | None = Field(
+        default=None,
+        description="sequence classification: a single text or a pair; null: both, or another head",
+    )
     method: str
     split_depth: int | None
     resident_versions: tuple[int, ...]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from nunatak_contract.enums import CandidateRole
+from nunatak_contract.enums import CandidateRole, Reads
 from nunatak_contract.manifest import TaskManifest
 from nunatak_registry.errors import CandidateConflictError, InvalidCandidateError
 
@@ -126,9 +126,25 @@ def check_candidate(candidate: Candidate, *, base: TaskManifest, manifest: TaskM
             f"it is of kind {_question(manifest)} and the alias points to one of kind "
             f"{_question(base)}; callers could not read its answers: publish it under another name"
         )
+    elif manifest.reads not in {None, base.reads}:
+        reason = (
+            f"it reads only {reads_text(manifest)}, and the version of the alias reads "
+            f"{reads_text(base)}; it would refuse what callers send: publish it under another name"
+        )
     else:
         return
     raise InvalidCandidateError(candidate.task, candidate.version, candidate.role, reason)
+
+
+def reads_text(manifest: TaskManifest) -> str:
+    """What a sequence classification reads for one answer."""
+    match manifest.reads:
+        case Reads.SINGLE:
+            return "single texts"
+        case Reads.PAIR:
+            return "pairs of texts"
+        case None:
+            return "single texts and pairs of texts"
 
 
 def _question(manifest: TaskManifest) -> str:

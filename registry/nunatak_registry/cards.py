@@ -18,12 +18,13 @@ from typing import Final, assert_never
 
 from pydantic import JsonValue
 
-from nunatak_contract.enums import HeadKind, OnLong, RankingScore
+from nunatak_contract.enums import HeadKind, OnLong, RankingScore, Reads
 from nunatak_contract.evidence import MetricRecord
 from nunatak_contract.heads import DEFAULT_THRESHOLD, HeadRecord
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Lora, Method, TopK
 from nunatak_contract.plain_text import visible, visible_lines
+from nunatak_registry.aliases import reads_text
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -306,6 +307,8 @@ def _facts(manifest: TaskManifest) -> Iterator[tuple[str, str]]:
         yield "default label", _text(manifest.head.default_label)
     if manifest.head.thresholds:
         yield "thresholds", _thresholds_text(manifest.head.thresholds)
+    if manifest.head.kind is HeadKind.SEQUENCE_CLASSIFICATION:
+        yield "reads", reads_text(manifest)
     yield "longest input", f"{manifest.max_length} tokens; {long_text(manifest)}"
     yield "backbone digest", f"`{manifest.backbone.digest}`"
     yield "tokenizer digest", f"`{manifest.tokenizer_digest}`"
@@ -389,7 +392,7 @@ def _usage(manifest: TaskManifest, source: str | None) -> Iterator[str]:
         case HeadKind.RANKING:
             options = ' --document "one" --document "another"'
         case HeadKind.SEQUENCE_CLASSIFICATION | HeadKind.TOKEN_CLASSIFICATION:
-            pass
+            options = ' --pair "another text"' if manifest.reads is Reads.PAIR else ""
     yield from ("## How to call it", "", "```sh")
     if source is not None:
         yield f"nunatak task pull {source} --task {task}"

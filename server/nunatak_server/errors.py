@@ -298,8 +298,8 @@ class WrongInputKindError(RequestError):
         self.head = head
         self.wanted = tuple(wanted)
         super().__init__(
-            f"input {position} is a {kind}, a {head.replace('_', ' ')} task answers "
-            f"{' or '.join(wanted)}; send what it reads, or ask another task"
+            f"input {position} is a {kind}, and this {head.replace('_', ' ')} task reads "
+            f"a {' or a '.join(wanted)}; send what the task reads, or ask another task"
         )
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from nunatak_artifact import Provenance, draft_task
-from nunatak_contract.enums import HeadKind, ProblemType
+from nunatak_contract.enums import HeadKind, ProblemType, Reads
 from nunatak_contract.manifest import TaskDraft, TaskManifest
 from nunatak_contract.methods import Method, TopK
 from nunatak_model import (
@@ -40,6 +40,7 @@ def tiny_task(
     kind: HeadKind = HeadKind.SEQUENCE_CLASSIFICATION,
     problem_type: ProblemType | None = None,
     thresholds: Mapping[str, float] | None = None,
+    reads: Reads | None = None,
 ) -> tuple[TaskDraft, dict[str, bytes]]:
     """Return a draft on `backbone` and its bytes; equal arguments give equal content."""
     has_labels = kind.fixed_outputs is None
@@ -50,6 +51,7 @@ def tiny_task(
         labels=tuple(labels) if has_labels else (),
         problem_type=problem_type,
         thresholds=thresholds,
+        reads=reads,
         parameters=random_parameters(spec, backbone, seed=seed),
         backbone=backbone,
         max_length=max_length,
@@ -70,6 +72,7 @@ def publish_tiny_task(
     kind: HeadKind = HeadKind.SEQUENCE_CLASSIFICATION,
     problem_type: ProblemType | None = None,
     thresholds: Mapping[str, float] | None = None,
+    reads: Reads | None = None,
 ) -> TaskManifest:
     """Publish `tiny_task` and return its manifest."""
     draft, blobs = tiny_task(
@@ -81,6 +84,7 @@ def publish_tiny_task(
         kind=kind,
         problem_type=problem_type,
         thresholds=thresholds,
+        reads=reads,
     )
     return registry.publish(draft, blobs)
 

@@ -7,6 +7,7 @@ from datetime import datetime
 from pydantic import TypeAdapter, ValidationError
 
 from nunatak_artifact import Draft, Provenance, draft_task, head_record
+from nunatak_contract.enums import HeadKind, Reads
 from nunatak_contract.evidence import (
     MAX_CONFUSION_CELLS,
     ConfusionCell,
@@ -83,6 +84,7 @@ def draft_trained(
         labels=trained.data.labels,
         problem_type=trained.data.kind.problem_type,
         default_label=default_label_of(trained.data, recipe),
+        reads=reads_of(trained.data),
         on_long=recipe.on_long,
         parameters=trained.parameters,
         backbone=backbone,
@@ -105,6 +107,18 @@ def probe_inputs(examples: Sequence[Example]) -> tuple[TextInput, ...]:
     last = len(distinct) - 1
     positions = {round(last * part / (NUM_PROBE_INPUTS - 1)) for part in range(NUM_PROBE_INPUTS)}
     return tuple(distinct[position] for position in sorted(positions))
+
+
+def reads_of(data: TaskData) -> Reads | None:
+    """Return whether a sequence classification reads single texts or pairs: as its examples.
+
+    None if the examples are of both forms, or if the head of the task has inputs of its own kind.
+    """
+    if data.kind.head is not HeadKind.SEQUENCE_CLASSIFICATION:
+        return None
+    examples = (*data.train.examples, *data.dev.examples)
+    forms = {Reads.SINGLE if it.text_pair is None else Reads.PAIR for it in examples}
+    return forms.pop() if len(forms) == 1 else None
 
 
 def default_label_of(data: TaskData, recipe: Recipe) -> str | None:

@@ -25,7 +25,7 @@ from nunatak_artifact.interchange.peft_config import CONFIG_FILE
 from nunatak_artifact.interchange.peft_import import import_peft
 from nunatak_artifact.interchange.transformers_import import import_transformers
 from nunatak_artifact.records import head_record
-from nunatak_contract.enums import HeadKind, OnLong, ProblemType
+from nunatak_contract.enums import HeadKind, OnLong, ProblemType, Reads
 from nunatak_contract.names import check_task_name
 from nunatak_model import Backbone, TextInput
 
@@ -115,6 +115,7 @@ def draft_imported(  # noqa: PLR0913 - an imported task, and what the importer s
     note: str = "",
     default_label: str | None = None,
     thresholds: Mapping[str, float] | None = None,
+    reads: Reads | None = None,
     on_long: OnLong | None = None,
 ) -> Draft:
     """Describe an imported task as a version to publish; it has neither data nor scores.
@@ -130,7 +131,8 @@ def draft_imported(  # noqa: PLR0913 - an imported task, and what the importer s
     check_task_name(task)
     if default_label is None and _is_one_of_two(imported):
         default_label = imported.labels[0]
-    _check_head(imported, origin, default_label, thresholds, on_long)
+    _check_inputs(imported.spec.head.kind, origin, reads, on_long)
+    _check_head(imported, origin, default_label, thresholds)
     most = backbone.config.max_tokens
     found = f"imported from {origin}: {imported.source}"
     return draft_task(
@@ -140,6 +142,7 @@ def draft_imported(  # noqa: PLR0913 - an imported task, and what the importer s
         problem_type=imported.problem_type,
         default_label=default_label,
         thresholds=thresholds,
+        reads=reads,
         on_long=on_long,
         score=imported.score,
         parameters=imported.parameters,
@@ -156,18 +159,23 @@ def _is_one_of_two(imported: ImportedTask) -> bool:
     return is_classification and is_single and len(imported.labels) == 2
 
 
+def _check_inputs(kind: HeadKind, origin: str, reads: Reads | None, on_long: OnLong | None) -> None:
+    if kind.reads_tokens and on_long not in {None, OnLong.WINDOWS}:
+        raise InvalidFolderError(
+            origin, f"a {kind} task reads long texts as windows, got on_long {on_long}"
+        )
+    if reads is not None and kind is not HeadKind.SEQUENCE_CLASSIFICATION:
+        raise InvalidFolderError(
+            origin, f"a {kind} task reads inputs of its own kind, got reads {reads}; leave it out"
+        )
+
+
 def _check_head(
     imported: ImportedTask,
     origin: str,
     default_label: str | None,
     thresholds: Mapping[str, float] | None,
-    on_long: OnLong | None,
 ) -> None:
-    kind = imported.spec.head.kind
-    if kind.reads_tokens and on_long not in {None, OnLong.WINDOWS}:
-        raise InvalidFolderError(
-            origin, f"a {kind} task reads long texts as windows, got on_long {on_long}"
-        )
     try:
         head_record(
             imported.spec.head,

@@ -28,7 +28,7 @@ from nunatak_cli.options import (
 )
 from nunatak_cli.output import console, print_json
 from nunatak_cli.registries import created_registry, existing_registry
-from nunatak_contract.enums import OnLong, ProblemType
+from nunatak_contract.enums import OnLong, ProblemType, Reads
 
 if TYPE_CHECKING:
     from nunatak_artifact import Draft
@@ -58,6 +58,7 @@ class ImportRequest:
     note: str
     default_label: str | None
     thresholds: Mapping[str, float]
+    reads: Reads | None
     on_long: OnLong | None
 
 
@@ -99,6 +100,14 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
             metavar="LABEL=X",
             help="The score from which a label of a multi-label task applies. Repeatable. Absent: "
             "0.5.",
+            show_default=False,
+        ),
+    ] = None,
+    reads: Annotated[
+        Reads | None,
+        typer.Option(
+            help="Whether the task reads a single text or a pair of texts; it then refuses the "
+            "other. Absent: both.",
             show_default=False,
         ),
     ] = None,
@@ -159,6 +168,7 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
         note=note,
         default_label=default_label,
         thresholds=_thresholds(threshold),
+        reads=reads,
         on_long=on_long,
     )
     with created_registry(registry) as opened:
@@ -279,6 +289,7 @@ def _import_task(request: ImportRequest, registry: "Registry", *, alias: str | N
             note=request.note,
             default_label=request.default_label,
             thresholds=request.thresholds,
+            reads=request.reads,
             on_long=request.on_long,
         )
     return Published(manifest=_publish(draft, registry, alias), found=imported.source)
@@ -384,6 +395,7 @@ def _published_json(published: Published, *, alias: str | None) -> dict[str, Jso
         "labels": list(manifest.head.labels),
         "default_label": manifest.head.default_label,
         "thresholds": dict(manifest.head.thresholds),
+        "reads": manifest.reads,
         "max_length": manifest.max_length,
         "on_long": manifest.reads_long,
         "note": manifest.note,

@@ -82,6 +82,7 @@ def moment(at: datetime) -> str:
 
 def _card(manifest: "TaskManifest", aliases: dict[str, int]) -> RenderableType:
     """Return a panel of facts, followed by the confusion matrix or the worst mistakes."""
+    from nunatak_registry.aliases import reads_text
     from nunatak_registry.cards import head_text, method_text, shared_text, stored_bytes
 
     names = [alias for alias, version in aliases.items() if version == manifest.version]
@@ -89,6 +90,7 @@ def _card(manifest: "TaskManifest", aliases: dict[str, int]) -> RenderableType:
         ("aliases", ", ".join(names) or "none"),
         ("head", head_text(manifest.head)),
         ("labels", labels_text(manifest.head.labels) or "none"),
+        *([] if manifest.reads is None else [("reads", reads_text(manifest))]),
         ("method", method_text(manifest.method)),
         ("shared layers", shared_text(manifest)),
         ("parameters", _parameters(manifest)),

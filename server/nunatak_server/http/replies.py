@@ -140,6 +140,7 @@ def _summary_fields(summary: TaskSummary, resident_versions: Sequence[int]) -> d
         ],
         "head": manifest.head.kind,
         "labels": manifest.head.labels,
+        "reads": manifest.reads,
         "method": manifest.method.kind,
         "split_depth": manifest.split_depth,
         "resident_versions": resident_versions,

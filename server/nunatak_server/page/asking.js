@@ -10,7 +10,7 @@ let tasks = [];
 
 /** Listen to the form; tells when answers have come, and when a key is missing. */
 export function startAsking({ onAnswers, onMissingKey }) {
-  byId("chips").addEventListener("change", drawQuestion);
+  byId("chips").addEventListener("change", drawBoxes);
   byId("ask-form").addEventListener("submit", async (event) => {
     event.preventDefault();
     await ask(onMissingKey);
@@ -29,7 +29,7 @@ export function offerTasks(offered) {
     return element("label", {}, element("input", { type: "checkbox", value: task.name, checked }), task.name);
   });
   byId("chips").replaceChildren(...chips);
-  drawQuestion();
+  drawBoxes();
 }
 
 function chosen() {
@@ -37,7 +37,11 @@ function chosen() {
   return tasks.filter((it) => names.has(it.name));
 }
 
-function drawQuestion() {
+/** What a task reads next to the text decides which boxes there are. */
+function drawBoxes() {
+  const pairing = chosen().filter(readsPairs);
+  byId("pair-field").hidden = pairing.length === 0;
+  show("pair-note", pairing.map((it) => `${it.name} reads both texts together`).join("; "));
   const asking = chosen().filter((it) => it.head === "question_answering");
   const ranking = chosen().filter((it) => it.head === "ranking");
   byId("question-field").hidden = asking.length + ranking.length === 0;
@@ -48,6 +52,10 @@ function drawQuestion() {
   show("question-note", notes.join("; "));
 }
 
+function readsPairs(task) {
+  return task.reads === "pair";
+}
+
 /** The requests that the chosen tasks need: tasks that read the same share one. */
 function requests() {
   const text = byId("text").value;
@@ -56,8 +64,10 @@ function requests() {
   const inputs = {
     question_answering: { question, context: text },
     ranking: { query: question, documents },
+    pair: { text, text_pair: byId("pair").value },
   };
-  const groups = grouped(chosen(), (it) => (it.head in inputs ? it.head : "text"));
+  const kindOf = (it) => (readsPairs(it) ? "pair" : it.head in inputs ? it.head : "text");
+  const groups = grouped(chosen(), kindOf);
   return [...groups].map(([kind, members]) => ({
     asked: { text, documents },
     body: {

@@ -3,7 +3,7 @@
 import pytest
 
 from doubles.drafts import make_draft, publish_many, publish_one
-from nunatak_contract.enums import ProblemType
+from nunatak_contract.enums import ProblemType, Reads
 from nunatak_contract.names import TaskReference
 from nunatak_registry import (
     AliasNotFoundError,
@@ -161,6 +161,23 @@ def test_a_candidate_answers_the_same_kind_of_question(promoted: Registry) -> No
 
     with pytest.raises(InvalidCandidateError, match="multi_label"):
         promoted.rollouts.set(candidate(other.version))
+
+
+@pytest.mark.parametrize("base", [*Reads, None])
+@pytest.mark.parametrize("reads", [*Reads, None])
+def test_a_candidate_reads_all_that_the_version_of_the_alias_reads(
+    registry: Registry, base: Reads | None, reads: Reads | None
+) -> None:
+    for seed, texts in enumerate((base, reads)):
+        draft, blobs = make_draft(seed=seed)
+        registry.publish(draft.model_copy(update={"reads": texts}), blobs)
+    registry.promote("intent", "prod", 1)
+
+    if reads in {base, None}:
+        assert registry.rollouts.set(candidate(2)).candidate == candidate(2)
+    else:
+        with pytest.raises(InvalidCandidateError, match="would refuse what callers send"):
+            registry.rollouts.set(candidate(2))
 
 
 def test_a_candidate_needs_its_alias_and_its_version(promoted: Registry) -> None:

@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Locator, Page, Route, ViewportSize, exp
 from doubles.backbones import tiny_backbone
 from doubles.serving import make_settings, running_server
 from doubles.tasks import publish_tiny_task
-from nunatak_contract.enums import HeadKind, ProblemType
+from nunatak_contract.enums import HeadKind, ProblemType, Reads
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, HeadOnly, Lora, Method, TopK
 from nunatak_contract.names import MAX_NAME_LENGTH
 from nunatak_registry import Registry
@@ -36,6 +36,7 @@ TASKS: dict[str, tuple[HeadKind, Method, tuple[str, ...], ProblemType | None]] =
         ("I-X", "I-Y"),
         None,
     ),
+    "pairs": (HeadKind.SEQUENCE_CLASSIFICATION, HeadOnly(), ("yes", "no"), None),
     "themes": (
         HeadKind.SEQUENCE_CLASSIFICATION,
         HeadOnly(),
@@ -94,6 +95,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
                 labels=labels,
                 kind=kind,
                 problem_type=problem,
+                reads=Reads.PAIR if name == "pairs" else None,
                 # Every label but one applies, which are more than are shown at least.
                 thresholds={label: float(label == THEMES[-1]) for label in THEMES}
                 if problem is ProblemType.MULTI_LABEL
@@ -251,6 +253,25 @@ def test_documents_are_shown_in_the_order_of_their_scores(page: Page) -> None:
     documents = ["ann", "bob and cy", "nobody"]
     names = card(page, "ranks/1").locator(".name")
     expect(names).to_have_text([documents[index] for index in order])
+
+
+def test_a_task_about_pairs_has_a_second_box(page: Page) -> None:
+    fill_in(page, "topic", text="it rains")
+    expect(page.locator("#pair-field")).to_be_hidden()
+    page.locator("#chips input[value=pairs]").check()
+    expect(page.locator("#pair-note")).to_have_text("pairs reads both texts together")
+    page.fill("#pair", "the street is wet")
+    bodies = list[Any]()
+    page.on("request", lambda it: bodies.append(it.post_data_json) if it.post_data else None)
+
+    page.click("#send")
+
+    expect(card(page, "topic/1").locator(".score")).to_have_count(2)
+    expect(card(page, "pairs/1").locator(".score")).to_have_count(2)
+    assert {it["tasks"][0]: it["inputs"] for it in bodies} == {
+        "topic": "it rains",
+        "pairs": {"text": "it rains", "text_pair": "the street is wet"},
+    }
 
 
 def test_all_labels_that_apply_are_marked(page: Page) -> None:

@@ -5,7 +5,7 @@ from pydantic import ValidationError
 
 from doubles.drafts import make_draft
 from doubles.hostile_texts import HOSTILE, obeyed
-from nunatak_contract.enums import OnLong, Pooling, ProblemType
+from nunatak_contract.enums import OnLong, Pooling, ProblemType, Reads
 from nunatak_contract.evidence import ConfusionCell, ConfusionRecord, ProbeRecord
 from nunatak_contract.heads import HeadRecord
 from nunatak_contract.manifest import TaskDraft, TaskManifest
@@ -227,6 +227,17 @@ def test_tokens_of_a_probe_have_equally_many_logits() -> None:
     assert ProbeRecord.model_validate_json(probe.model_dump_json()) == probe
     with pytest.raises(ValidationError, match="equally many"):
         ProbeRecord(inputs=("a",), logits=(((0.0, 1.0), (2.0,)),))
+
+
+def test_only_sequence_classification_reads_a_single_text_or_a_pair() -> None:
+    fields = make_manifest().model_dump()
+    tokens = {"head": head(kind="token_classification", **TOKEN_HEAD)}
+
+    assert make_manifest().reads is None
+    assert "reads" not in fields
+    assert TaskManifest.model_validate({**fields, "reads": "pair"}).reads is Reads.PAIR
+    with pytest.raises(ValidationError, match="only sequence classification"):
+        TaskManifest.model_validate({**fields, **tokens, "reads": "pair"})
 
 
 def test_windows_too_short_for_a_question_are_refused() -> None:
