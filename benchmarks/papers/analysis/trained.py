@@ -16,8 +16,8 @@ from benchmarks.papers.analysis.transfer import transfer
 from nunatak_model import Backbone, Encoding, build_branch
 from nunatak_training.data import ExampleSet, TaskData, load_test_set
 from nunatak_training.fitting import TrainedTask
-from nunatak_training.sweeps.canvas import LOOKS, legend_below, whole_numbers
 from nunatak_training.sweeps.planning import Run
+from nunatak_training.sweeps.reporting import LOOKS, legend_below, whole_numbers
 from nunatak_training.sweeps.running import Bench
 from nunatak_training.sweeps.tables import run_text
 

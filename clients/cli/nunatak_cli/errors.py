@@ -5,6 +5,7 @@ CliError
 +-- RegistryMissingError      there is no registry at the given place
 +-- InvalidOptionError        the values of options make no sense
 +-- TaskFileError             a task file breaks the format
++-- InputFileError            a file of inputs cannot be read, or breaks the format
 """
 
 from pathlib import Path
@@ -60,3 +61,14 @@ class TaskFileError(CliError):
         self.place = place
         self.problem = problem
         super().__init__(f"{path}: {place}: {problem}; docs/training.md shows the format")
+
+
+class InputFileError(CliError):
+    """A file of inputs cannot be read, or breaks the format."""
+
+    code = "invalid_input_file"
+
+    def __init__(self, where: str, problem: str) -> None:
+        self.where = where
+        self.problem = problem
+        super().__init__(f"{where}: {problem}")

@@ -1,77 +1,77 @@
-"""`nunatak predict`: ask tasks about a text, over HTTP or in this process."""
+"""`nunatak predict`: ask tasks about a text or a file, over HTTP or in this process."""
 
 # ruff: noqa: PLC0415 - the command imports client and server when it runs, not for --help
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from pydantic import JsonValue, TypeAdapter
+from pydantic import JsonValue
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from nunatak_cli.asking import (
+    Answer,
+    Asker,
+    InputFormat,
+    Item,
+    PlacedInput,
+    open_asker,
+    open_inputs,
+    server_answer,
+)
 from nunatak_cli.errors import InvalidOptionError
-from nunatak_cli.failures import needs_extra
 from nunatak_cli.options import (
     AggregationName,
     BackboneOption,
     JsonOption,
     RegistryOption,
 )
-from nunatak_cli.output import console, print_json, print_json_line
-from nunatak_cli.registries import existing_location
+from nunatak_cli.output import console, error_console, print_json, print_json_line
 from nunatak_contract.enums import OnLong
 
 if TYPE_CHECKING:
-    from nunatak_client import (
-        Entity,
-        HeadOutputs,
-        Input,
-        Parameters,
-        PredictedValue,
-        ProblemType,
-        TaskResult,
-    )
-    from nunatak_server.inputs import TaskInput
-    from nunatak_server.predict.types import TaskFailure, TaskPrediction
+    from nunatak_client import Input, Parameters, PredictedValue
 
 SHOWN_ITEMS = 3
 """Items of an answer that people see; they see every predicted label, and JSON has all items."""
 NOTHING = "nothing found"
 
-Item = Mapping[str, JsonValue]
-"""One label, entity, answer or document with its score, in the shape of the server."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """The answer of one task, or its error."""
-
-    reference: str
-    version: int | None
-    items: tuple[Item, ...]
-    """The best item first; entities are in the order of the text."""
-    problem_type: "ProblemType | None" = None
-    predicted: "PredictedValue | None" = None
-    """The label, all labels that apply, or the value; None for other heads."""
-    num_tokens: int | None = None
-    """Tokens of the text that the task read; None if the server does not report the number."""
-    is_truncated: bool = False
-    """Whether the task did not read a part of the text."""
-    error_code: str | None = None
-    error_message: str = ""
-
 
 def predict(  # noqa: PLR0913 - one parameter per option is how typer works
     text: Annotated[
-        str, typer.Argument(metavar="TEXT", help="The text, context or query to ask about.")
-    ],
+        str | None,
+        typer.Argument(
+            metavar="[TEXT]",
+            help="The text, context or query to ask about.",
+            show_default=False,
+        ),
+    ] = None,
     *,
     task: Annotated[
         list[str],
         typer.Option(metavar="REF", help="Task: name, name@alias or name/version. Repeatable."),
     ],
+    file: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|-",
+            help="Ask about every row of a file, or of standard input (-), in place of TEXT, and "
+            "print one JSON line for each.",
+        ),
+    ] = None,
+    file_format: Annotated[
+        InputFormat | None,
+        typer.Option(
+            "--format",
+            help="Format of the file. Absent: its suffix tells it; standard input is txt, one text "
+            "a line.",
+            show_default=False,
+        ),
+    ] = None,
     pair: Annotated[
         str | None,
         typer.Option(metavar="TEXT", help="Second text, for tasks about pairs of texts."),
@@ -109,27 +109,85 @@ def predict(  # noqa: PLR0913 - one parameter per option is how typer works
     backbone: BackboneOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Ask one or more tasks about a text; exit 1 if a task fails."""
-    source = _source(text, pair=pair, question=question, documents=document or ())
-    parameters = _parameters(source, aggregation=aggregation, on_long=on_long)
-    if stream:
-        if server is None:
-            raise InvalidOptionError("--stream needs a server; name one with --server")
-        answers = _stream_server(server, source, task, parameters=parameters)
-        has_failed = _print_stream(answers, as_json=as_json)
+    """Ask one or more tasks about a text or a file of texts; exit 1 if a task fails."""
+    parameters = _parameters(ranks=bool(document), aggregation=aggregation, on_long=on_long)
+    if file is not None:
+        if stream or any(it is not None for it in (text, pair, question, document)):
+            raise InvalidOptionError(
+                "--file takes the place of TEXT, --pair, --question, --document and --stream; "
+                "put the texts into columns of the file"
+            )
+        with (
+            open_inputs(file, file_format) as inputs,
+            open_asker(server, registry=registry, backbone=backbone) as asker,
+        ):
+            has_failed = _ask_file(inputs, asker, task, parameters)
+    elif text is None or file_format is not None:
+        raise InvalidOptionError("expected a TEXT, or --file (with --format where needed)")
     else:
-        found = (
-            _ask_here(source, task, parameters=parameters, registry=registry, backbone=backbone)
-            if server is None
-            else _ask_server(server, source, task, parameters=parameters)
-        )
-        if as_json:
-            print_json({"results": [_answer_json(answer) for answer in found]})
+        source = _source(text, pair=pair, question=question, documents=document or ())
+        if stream:
+            if server is None:
+                raise InvalidOptionError("--stream needs a server; name one with --server")
+            answers = _stream_server(server, source, task, parameters=parameters)
+            has_failed = _print_stream(answers, as_json=as_json)
         else:
-            console().print(_answers_table(found))
-        has_failed = any(answer.error_code is not None for answer in found)
+            with open_asker(server, registry=registry, backbone=backbone) as asker:
+                found = asker.ask_one(source, task, parameters)
+            has_failed = _print_answers(found, as_json=as_json)
     if has_failed:
         raise typer.Exit(1)
+
+
+def _ask_file(
+    inputs: Iterator[PlacedInput],
+    asker: Asker,
+    tasks: Sequence[str],
+    parameters: "Parameters",
+) -> bool:
+    """Print one line for every input, in order; return whether a task failed."""
+    waiting = list[PlacedInput]()
+
+    def sources() -> Iterator["Input"]:
+        for placed in inputs:
+            waiting.append(placed)
+            yield placed.source
+
+    has_failed = False
+    with counting("asked") as advance:
+        for answers in asker.ask(sources(), tasks, parameters):
+            placed = waiting.pop(0)
+            has_failed = has_failed or any(it.error_code is not None for it in answers)
+            results: list[JsonValue] = [_answer_json(answer) for answer in answers]
+            print_json_line({"place": placed.where, "results": results})
+            advance()
+    return has_failed
+
+
+@contextmanager
+def counting(what: str) -> Generator[Callable[[], None]]:
+    """Show on standard error how many inputs are done; yield what counts one more.
+
+    Nothing is shown if standard error is no terminal, or if standard output is a terminal too,
+    where its lines show the progress.
+    """
+    console = error_console()
+    if not console.is_terminal or sys.stdout.isatty():
+        yield lambda: None
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.completed} " + what), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, redirect_stdout=False) as progress:
+        shown = progress.add_task("", total=None)
+        yield lambda: progress.advance(shown)
+
+
+def _print_answers(found: Sequence[Answer], *, as_json: bool) -> bool:
+    """Print the answers to one input; return whether a task failed."""
+    if as_json:
+        print_json({"results": [_answer_json(answer) for answer in found]})
+    else:
+        console().print(_answers_table(found))
+    return any(answer.error_code is not None for answer in found)
 
 
 def _source(
@@ -159,27 +217,16 @@ def _source(
 
 
 def _parameters(
-    source: "Input", *, aggregation: AggregationName | None, on_long: OnLong | None
+    *, ranks: bool, aggregation: AggregationName | None, on_long: OnLong | None
 ) -> "Parameters":
     """Return the parameters of the request; a ranking shows its documents as texts."""
-    from nunatak_client import AggregationStrategy, OnLong, Parameters, Query
+    from nunatak_client import AggregationStrategy, OnLong, Parameters
 
     return Parameters(
         on_long=None if on_long is None else OnLong(on_long),
         aggregation_strategy=None if aggregation is None else AggregationStrategy(aggregation),
-        return_documents=True if isinstance(source, Query) else None,
+        return_documents=True if ranks else None,
     )
-
-
-def _ask_server(
-    server: str, source: "Input", tasks: Sequence[str], *, parameters: "Parameters"
-) -> list[Answer]:
-    """Ask a server about all tasks in one request."""
-    from nunatak_client import Client
-
-    with Client(server) as client:
-        fan_out = client.predict_many(source, tasks, parameters=parameters)
-    return [_server_answer(result) for result in fan_out.results]
 
 
 def _stream_server(
@@ -190,107 +237,7 @@ def _stream_server(
 
     with Client(server) as client:
         for result in client.stream(source, tasks, parameters=parameters):
-            yield _server_answer(result)
-
-
-def _server_answer(result: "TaskResult") -> Answer:
-    from nunatak_client import Classification
-
-    problem = result.error
-    if problem is not None:
-        return Answer(
-            reference=result.reference,
-            version=None,
-            items=(),
-            error_code=problem.code,
-            error_message=problem.detail or problem.title,
-        )
-    said = result.require()
-    is_classification = isinstance(said, Classification)
-    return Answer(
-        reference=result.reference,
-        version=result.version,
-        items=_items(said),
-        problem_type=said.problem_type if is_classification else None,
-        predicted=next(iter(said.predicted), None) if is_classification else None,
-        num_tokens=sum(result.tokens) if result.tokens else None,
-        is_truncated=result.is_truncated,
-    )
-
-
-def _items(said: "HeadOutputs") -> tuple[Item, ...]:
-    """Return the outputs for the one input, in the shape of the server."""
-    from nunatak_client import TokenClassification
-
-    if isinstance(said, TokenClassification):
-        return tuple(_entity(entity) for entity in said.outputs[0])
-    return tuple(item.model_dump(exclude_none=True) for item in said.outputs[0])
-
-
-def _entity(entity: "Entity") -> Item:
-    is_group = entity.index is None
-    place = entity.model_dump(exclude={"label"}, exclude_none=True)
-    return {"entity_group" if is_group else "entity": entity.label, **place}
-
-
-def _ask_here(
-    source: "Input",
-    tasks: Sequence[str],
-    *,
-    parameters: "Parameters",
-    registry: str | None,
-    backbone: str | None,
-) -> list[Answer]:
-    """Ask tasks in this process, with the engine of the server and without HTTP."""
-    with needs_extra("server"):
-        from nunatak_contract import requests
-        from nunatak_model import DEFAULT_BACKBONE, load_backbone
-        from nunatak_registry import Registry
-        from nunatak_server.http.requests import options_of
-        from nunatak_server.local import LocalPredictor
-
-    options = options_of(requests.Parameters.model_validate(parameters.wire()))
-    with Registry.open(existing_location(registry)) as opened:
-        loaded = load_backbone(backbone or DEFAULT_BACKBONE)
-        with LocalPredictor(opened, loaded) as predictor:
-            prediction = predictor.predict([_server_input(source)], tasks, options=options)
-    return [_local_answer(result) for result in prediction.results]
-
-
-def _server_input(source: "Input") -> "TaskInput":
-    from nunatak_client import Query, Question
-    from nunatak_server import inputs
-
-    match source:
-        case Question():
-            return inputs.Question(question=source.question, context=source.context)
-        case Query():
-            return inputs.Query(query=source.query, documents=tuple(source.documents))
-        case _:
-            return source
-
-
-def _local_answer(result: "TaskPrediction | TaskFailure") -> Answer:
-    from nunatak_server.predict.types import TaskFailure
-
-    if isinstance(result, TaskFailure):
-        return Answer(
-            reference=result.reference,
-            version=None,
-            items=(),
-            error_code=result.error.code,
-            error_message=str(result.error),
-        )
-    items = TypeAdapter(tuple[dict[str, JsonValue], ...])
-    return Answer(
-        reference=result.reference,
-        version=result.version,
-        items=items.validate_python(result.outputs[0]),
-        problem_type=result.problem_type,
-        predicted=None if result.predicted is None else result.predicted[0],
-        num_tokens=result.extents[0].num_tokens,
-        is_truncated=result.extents[0].is_cut,
-    )
+            yield server_answer(result)
 
 
 def _print_stream(answers: Iterable[Answer], *, as_json: bool) -> bool:

@@ -289,7 +289,8 @@ def test_entities_are_never_cut_within_words(page: Page) -> None:
     with page.expect_response("**/v1/predict") as sent:
         page.click("#send")
     groups = sent.value.json()["results"][0]["outputs"]
-    assert sent.value.request.post_data_json["parameters"] == {"aggregation_strategy": "first"}
+    asked: Any = sent.value.request.post_data_json
+    assert asked["parameters"] == {"aggregation_strategy": "first"}
     assert groups
     assert {word for it in groups for word in text[it["start"] : it["end"]].split()} <= set(
         text.split()

@@ -165,10 +165,22 @@ def load_test_set(path: str | Path, data: TaskData) -> ExampleSet:
         DataError: the file is missing, broken or empty, or holds nothing that can be found.
         UnknownLabelError: it has a label that the task was not trained on.
     """
-    path = Path(path)
-    found = _examples(read_file(path), data.kind)
-    check_scored(found, data.labels, path.name, split="test")
-    return _set_of(found)
+    return _set_of(load_test_rows(path, kind=data.kind, labels=data.labels))
+
+
+def load_test_rows(
+    path: str | Path, *, kind: TaskKind, labels: tuple[str, ...]
+) -> list[ReadExample]:
+    """Read a file of examples that a task of these labels can be scored on, with their places.
+
+    Raises:
+        DataError: the file is missing, broken or empty, or holds nothing that can be found.
+        UnknownLabelError: it has a label that the task does not know.
+    """
+    path = Path(path).expanduser()
+    found = _examples(read_file(path), kind)
+    check_scored(found, labels, path.name, split="test")
+    return found
 
 
 def _with_kind(rows: Iterator[Row], kind: TaskKind | None) -> tuple[TaskKind, Iterator[Row]]:
