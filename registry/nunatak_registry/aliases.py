@@ -10,15 +10,40 @@ A canary answers a share of the alias's requests; a shadow runs on a share of th
 An alias has at most one of each. Its next move ends both: they were set beside what it pointed to.
 """
 
+import getpass
 import math
+import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
 from nunatak_contract.enums import CandidateRole, Reads
+from nunatak_contract.errors import InvalidNameError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_registry.errors import CandidateConflictError, InvalidCandidateError
+
+MAX_ACTOR_LENGTH = 200
+
+
+def current_user() -> str:
+    """Return the user of the operating system; by number if the system has no name."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return f"user {os.getuid()}"
+
+
+def actor(given: str | None) -> str:
+    """Return who changes an alias: the given name, or the user of the operating system.
+
+    Raises:
+        InvalidNameError: the name is empty, too long or not printable.
+    """
+    name = current_user() if given is None else given
+    if not (1 <= len(name) <= MAX_ACTOR_LENGTH and name.isprintable()):
+        raise InvalidNameError("actor", name, f"1 to {MAX_ACTOR_LENGTH} printable characters")
+    return name
 
 
 class AliasEventKind(StrEnum):
@@ -38,6 +63,8 @@ class AliasEvent:
     from_version: int | None
     to_version: int
     at: datetime
+    by: str
+    """The user of the operating system, or the key of a server, that moved it."""
 
 
 def rollback_target(history: Sequence[AliasEvent], available: Collection[int]) -> int | None:
@@ -92,6 +119,8 @@ class CandidateEvent:
     kind: CandidateEventKind
     candidate: Candidate
     at: datetime
+    by: str
+    """The user of the operating system, or the key of a server, that changed it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

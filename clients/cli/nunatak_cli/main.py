@@ -42,7 +42,7 @@ def build_app() -> Program:
         name="nunatak",
         cls=FailureGroup,
         no_args_is_help=True,
-        add_completion=False,
+        add_completion=True,
         rich_markup_mode="rich",
         context_settings={"help_option_names": ["-h", "--help"]},
         epilog=example(EXAMPLES["nunatak"]),

@@ -1,5 +1,7 @@
 """What every kind of index must do: canaries and shadows beside aliases."""
 
+import getpass
+
 import pytest
 
 from doubles.drafts import make_draft, publish_many, publish_one
@@ -207,3 +209,13 @@ def test_the_next_rollback_is_where_the_rollback_goes(promoted: Registry) -> Non
     assert (moved.from_version, moved.to_version) == (2, 1)
     with pytest.raises(NoPreviousVersionError):
         promoted.next_rollback("intent", "prod")
+
+
+def test_every_change_of_a_candidate_says_by_whom(promoted: Registry) -> None:
+    promoted.rollouts.set(candidate(3), by="key ops")
+    promoted.rollouts.end("intent", "prod", CandidateRole.CANARY)
+    promoted.rollouts.set(candidate(4), by="key ops")
+    promoted.promote("intent", "prod", 1, by="key night")
+
+    found = [event.by for event in promoted.rollouts.history("intent", "prod")]
+    assert found == ["key ops", getpass.getuser(), "key ops", "key night"]
