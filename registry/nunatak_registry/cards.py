@@ -61,6 +61,14 @@ def head_text(head: HeadRecord) -> str:
     return (head.problem_type or head.kind).value.replace("_", " ")
 
 
+def thresholds_text(head: HeadRecord) -> str | None:
+    """The scores from which labels of a multi-label task apply; None if none is recorded."""
+    if not head.thresholds:
+        return None
+    named = ", ".join(f"{label} {value:g}" for label, value in head.thresholds.items())
+    return f"{named}; other labels {DEFAULT_THRESHOLD:g}"
+
+
 def shared_text(manifest: TaskManifest) -> str:
     """How much of the forward pass the version shares with other tasks."""
     if manifest.split_depth is None:
@@ -305,19 +313,14 @@ def _facts(manifest: TaskManifest) -> Iterator[tuple[str, str]]:
     yield "stored", f"{stored_bytes(manifest):,} bytes ({manifest.dtype})"
     if manifest.head.default_label is not None:
         yield "default label", _text(manifest.head.default_label)
-    if manifest.head.thresholds:
-        yield "thresholds", _thresholds_text(manifest.head.thresholds)
+    if (thresholds := thresholds_text(manifest.head)) is not None:
+        yield "thresholds", _text(thresholds)
     if manifest.head.kind is HeadKind.SEQUENCE_CLASSIFICATION:
         yield "reads", reads_text(manifest)
     yield "longest input", f"{manifest.max_length} tokens; {long_text(manifest)}"
     yield "backbone digest", f"`{manifest.backbone.digest}`"
     yield "tokenizer digest", f"`{manifest.tokenizer_digest}`"
     yield "created", manifest.created_at.strftime("%Y-%m-%d %H:%M:%S %Z").strip()
-
-
-def _thresholds_text(thresholds: Mapping[str, float]) -> str:
-    named = ", ".join(f"{_text(label)} {value:g}" for label, value in thresholds.items())
-    return f"{named}; other labels {DEFAULT_THRESHOLD:g}"
 
 
 def _scores(manifest: TaskManifest) -> Iterator[str]:

@@ -83,13 +83,20 @@ def moment(at: datetime) -> str:
 def _card(manifest: "TaskManifest", aliases: dict[str, int]) -> RenderableType:
     """Return a panel of facts, followed by the confusion matrix or the worst mistakes."""
     from nunatak_registry.aliases import reads_text
-    from nunatak_registry.cards import head_text, method_text, shared_text, stored_bytes
+    from nunatak_registry.cards import (
+        head_text,
+        method_text,
+        shared_text,
+        stored_bytes,
+        thresholds_text,
+    )
 
     names = [alias for alias, version in aliases.items() if version == manifest.version]
     rows = [
         ("aliases", ", ".join(names) or "none"),
         ("head", head_text(manifest.head)),
         ("labels", labels_text(manifest.head.labels) or "none"),
+        *([] if (limits := thresholds_text(manifest.head)) is None else [("thresholds", limits)]),
         *([] if manifest.reads is None else [("reads", reads_text(manifest))]),
         ("method", method_text(manifest.method)),
         ("shared layers", shared_text(manifest)),

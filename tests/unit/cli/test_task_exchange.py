@@ -131,6 +131,7 @@ def test_import_takes_the_thresholds_of_several_labels(
     one_label = nunatak(*words, "--threshold", "calm=0.5")
 
     assert ran.json()["thresholds"] == {"a": 0.2, "c": 0.9}
+    assert "a 0.2, c 0.9; other labels 0.5" in nunatak("task", "show", "mood", *place[:2]).stdout
     with Registry.open(tmp_path / "mine") as registry:
         assert registry.resolve("mood").head.thresholds == {"a": 0.2, "c": 0.9}
     assert no_number.stderr.startswith("error [invalid_option]: --threshold expects a number")
