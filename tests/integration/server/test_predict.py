@@ -8,7 +8,6 @@ from typing import Any
 import httpx
 import pytest
 
-from doubles.backbones import tiny_backbone
 from doubles.serving import make_settings, running_client, running_transport
 from doubles.tasks import (
     LABELS,
@@ -37,11 +36,6 @@ METHODS: dict[str, Method] = {
 }
 INPUTS: list[TextInput] = ["where is my parcel?", "hi", ("a question", "an answer"), "x" * 300]
 TOLERANCE = 1e-4
-
-
-@pytest.fixture(scope="module")
-def backbone() -> Backbone:
-    return tiny_backbone()
 
 
 @pytest.fixture(scope="module")
