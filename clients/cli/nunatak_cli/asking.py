@@ -15,7 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, cast
 
-from pydantic import JsonValue, TypeAdapter
+from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from nunatak_cli.errors import InputFileError
 from nunatak_cli.failures import needs_extra
@@ -68,10 +68,22 @@ class ServerAsker:
     client: "Client"
 
     def manifest(self, reference: str) -> "TaskManifest":
-        """Return the manifest of the version that a reference means now."""
+        """Return the manifest of the version that a reference means now.
+
+        Raises:
+            InvalidResponseError: this release cannot read the manifest.
+        """
+        from nunatak_client import InvalidResponseError
         from nunatak_contract.manifest import TaskManifest
 
-        return TaskManifest.model_validate_json(json.dumps(self.client.task(reference).manifest))
+        told = self.client.task(reference).manifest
+        try:
+            return TaskManifest.model_validate_json(json.dumps(told))
+        except ValidationError as error:
+            raise InvalidResponseError(
+                f"the manifest of {reference} is of another release than this command; use the "
+                "release of the server"
+            ) from error
 
     def ask_one(
         self, source: "Input", tasks: Sequence[str], parameters: "Parameters"
