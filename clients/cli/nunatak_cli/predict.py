@@ -171,12 +171,13 @@ def counting(what: str) -> Generator[Callable[[], None]]:
     Nothing is shown if standard error is no terminal, or if standard output is a terminal too,
     where its lines show the progress.
     """
-    console = error_console()
-    if not console.is_terminal or sys.stdout.isatty():
+    if not sys.stderr.isatty() or sys.stdout.isatty():
         yield lambda: None
         return
     columns = (SpinnerColumn(), TextColumn("{task.completed} " + what), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, redirect_stdout=False) as progress:
+    with Progress(
+        *columns, console=error_console(), transient=True, redirect_stdout=False
+    ) as progress:
         shown = progress.add_task("", total=None)
         yield lambda: progress.advance(shown)
 
