@@ -4,6 +4,7 @@ import csv
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import JsonValue
@@ -93,14 +94,16 @@ def test_wrong_texts_are_written_with_their_place_and_scores(
     kind = TaskKind.SINGLE_LABEL
     found = evaluated(folder, kind, *here(folder), "--wrong", str(tmp_path / f"wrong.{suffix}"))
     lines = (folder / kind / "dev.jsonl").read_text().splitlines()
-    examples = {f"dev.jsonl:{at}": json.loads(line) for at, line in enumerate(lines, start=1)}
+    examples: dict[str, Any] = {
+        f"dev.jsonl:{at}": json.loads(line) for at, line in enumerate(lines, start=1)
+    }
 
     with (tmp_path / f"wrong.{suffix}").open(newline="") as file:
-        rows = list(csv.DictReader(file)) if suffix == "csv" else [*map(json.loads, file)]
+        rows: list[Any] = [*csv.DictReader(file)] if suffix == "csv" else [*map(json.loads, file)]
 
     assert len(rows) == found["num_wrong"]
     for row in rows:
-        scores = json.loads(row["scores"]) if suffix == "csv" else row["scores"]
+        scores: Any = json.loads(row["scores"]) if suffix == "csv" else row["scores"]
         assert row["text"] == examples[row["place"]]["text"]
         assert row["expected"] == examples[row["place"]]["label"] != row["predicted"]
         assert max(scores, key=lambda label: scores[label]) == row["predicted"]
