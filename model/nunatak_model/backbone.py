@@ -198,7 +198,7 @@ def keep_lowest_layers(backbone: Backbone, num_layers: int) -> Backbone:
     """The same backbone without the memory of its upper layers.
 
     Tasks that own all layers from `num_layers` up, or from below, answer as before; whatever would
-    read a layer that is not held is refused by `LayerNotHeldError`.
+    read a layer that is not held is refused by `layer_not_held`.
 
     Raises:
         UnsupportedBackboneError: it has fewer layers, or none would be left, or it is packed.

@@ -165,7 +165,7 @@ def fit_encoder(
     Raises:
         InvalidRecipeError: the recipe does not fit, or there are fewer than two tasks.
         TrainingDivergedError: the loss or a gradient became infinite or NaN.
-        CacheError: the checkpoint cannot be written.
+        NunatakError: `cache_unusable`, the checkpoint cannot be written.
     """
     _check(recipe, tasks)
     generator = torch.Generator().manual_seed(recipe.seed)
@@ -308,8 +308,8 @@ def train_backbone(
             weights. Absent: it begins anew.
 
     Raises:
-        TrainingError: the data, the recipe or the run is at fault.
-        ArtifactError: the folder is in use, or the architecture cannot be written.
+        NunatakError: the data, the recipe or the run is at fault.
+        NunatakError: the folder is in use, or the architecture cannot be written.
         InvalidNameError: a task name is malformed.
     """
     started = time.perf_counter()

@@ -12,29 +12,30 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, cast
 
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
-from nunatak_cli.errors import InputFileError
 from nunatak_cli.failures import needs_extra
 from nunatak_cli.registries import existing_location
+from nunatak_contract.enums import ProblemType
+from nunatak_contract.errors import NunatakError
+from nunatak_contract.inputs import Input, Query, Question
+from nunatak_contract.problems import REASONS
 
 if TYPE_CHECKING:
     from nunatak_client import (
         Client,
         Entity,
         HeadOutputs,
-        Input,
         Parameters,
         PredictedValue,
-        ProblemType,
         TaskResult,
     )
     from nunatak_contract.manifest import TaskManifest
     from nunatak_registry import Registry
-    from nunatak_server.inputs import TaskInput
     from nunatak_server.local import LocalPredictor
     from nunatak_server.predict.types import TaskFailure, TaskPrediction
 
@@ -43,14 +44,14 @@ Item = Mapping[str, JsonValue]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ShownAnswer:
     """The answer of one task, or its error."""
 
     reference: str
     version: int | None
     items: tuple[Item, ...]
     """The best item first; entities are in the order of the text."""
-    problem_type: "ProblemType | None" = None
+    problem_type: ProblemType | None = None
     predicted: "PredictedValue | None" = None
     """The label, all labels that apply, or the value; None for other heads."""
     num_tokens: int | None = None
@@ -86,15 +87,15 @@ class ServerAsker:
             ) from error
 
     def ask_one(
-        self, source: "Input", tasks: Sequence[str], parameters: "Parameters"
-    ) -> list[Answer]:
+        self, source: Input, tasks: Sequence[str], parameters: "Parameters"
+    ) -> list[ShownAnswer]:
         """Return the answer of each task to one input."""
         fan_out = self.client.predict_many(source, tasks, parameters=parameters)
         return [server_answer(result) for result in fan_out.results]
 
     def ask(
-        self, inputs: "Iterable[Input]", tasks: Sequence[str], parameters: "Parameters"
-    ) -> Iterator[list[Answer]]:
+        self, inputs: Iterable[Input], tasks: Sequence[str], parameters: "Parameters"
+    ) -> Iterator[list[ShownAnswer]]:
         """Yield the answers of all tasks to each input, in order; all before a refused input."""
         for part, fan_out in self.client.predict_all(inputs, tasks, parameters=parameters):
             for place in range(len(part)):
@@ -113,28 +114,27 @@ class LocalAsker:
         return self.registry.resolve(reference)
 
     def ask_one(
-        self, source: "Input", tasks: Sequence[str], parameters: "Parameters"
-    ) -> list[Answer]:
+        self, source: Input, tasks: Sequence[str], parameters: "Parameters"
+    ) -> list[ShownAnswer]:
         """Return the answer of each task to one input."""
         return next(self.ask([source], tasks, parameters))
 
     def ask(
-        self, inputs: "Iterable[Input]", tasks: Sequence[str], parameters: "Parameters"
-    ) -> Iterator[list[Answer]]:
+        self, inputs: Iterable[Input], tasks: Sequence[str], parameters: "Parameters"
+    ) -> Iterator[list[ShownAnswer]]:
         """Yield the answers of all tasks to each input, in order; all before a refused input."""
         from nunatak_client.payloads import Parts
         from nunatak_contract import requests
-        from nunatak_server.errors import RequestError
         from nunatak_server.http.requests import options_of
 
         options = options_of(requests.Parameters.model_validate(parameters.wire()))
         parts = Parts(inputs)
         while part := parts.take():
-            asked = list(map(_server_input, part))
             try:
-                prediction = self.predictor.predict(asked, tasks, options=options)
-            except RequestError as error:
-                if not parts.divide(part, code=error.code):
+                prediction = self.predictor.predict(part, tasks, options=options)
+            except NunatakError as error:
+                is_of_inputs = REASONS[error.code].status is HTTPStatus.UNPROCESSABLE_ENTITY
+                if not (is_of_inputs and parts.divide(part, code=error.code)):
                     raise
             else:
                 parts.accept()
@@ -166,13 +166,13 @@ def open_asker(
             yield LocalAsker(registry=opened, predictor=predictor)
 
 
-def server_answer(result: "TaskResult", place: int = 0) -> Answer:
+def server_answer(result: "TaskResult", place: int = 0) -> ShownAnswer:
     """Return what a server says about one of the inputs."""
     from nunatak_client import Classification
 
     problem = result.error
     if problem is not None:
-        return Answer(
+        return ShownAnswer(
             reference=result.reference,
             version=None,
             items=(),
@@ -181,7 +181,7 @@ def server_answer(result: "TaskResult", place: int = 0) -> Answer:
         )
     said = result.require()
     classified = said if isinstance(said, Classification) else None
-    return Answer(
+    return ShownAnswer(
         reference=result.reference,
         version=result.version,
         items=_items(said, place),
@@ -207,24 +207,11 @@ def _entity(entity: "Entity") -> Item:
     return {"entity_group" if is_group else "entity": entity.label, **place}
 
 
-def _server_input(source: "Input") -> "TaskInput":
-    from nunatak_client import Query, Question
-    from nunatak_server import inputs
-
-    match source:
-        case Question():
-            return inputs.Question(question=source.question, context=source.context)
-        case Query():
-            return inputs.Query(query=source.query, documents=tuple(source.documents))
-        case _:
-            return source
-
-
-def _local_answer(result: "TaskPrediction | TaskFailure", place: int) -> Answer:
+def _local_answer(result: "TaskPrediction | TaskFailure", place: int) -> ShownAnswer:
     from nunatak_server.predict.types import TaskFailure
 
     if isinstance(result, TaskFailure):
-        return Answer(
+        return ShownAnswer(
             reference=result.reference,
             version=None,
             items=(),
@@ -232,7 +219,7 @@ def _local_answer(result: "TaskPrediction | TaskFailure", place: int) -> Answer:
             error_message=str(result.error),
         )
     items = TypeAdapter(tuple[dict[str, JsonValue], ...])
-    return Answer(
+    return ShownAnswer(
         reference=result.reference,
         version=result.version,
         items=items.validate_python(result.outputs[place]),
@@ -260,7 +247,7 @@ class PlacedInput:
     """An input and the place it was read from, for messages: `texts.csv:17`."""
 
     where: str
-    source: "Input"
+    source: Input
 
 
 @contextmanager
@@ -268,7 +255,7 @@ def open_inputs(file: str, wanted: InputFormat | None) -> Generator[Iterator[Pla
     """Yield the inputs of a file, or of standard input (`-`), one after the other.
 
     Raises:
-        InputFileError: the file cannot be read, or its name tells no format.
+        NunatakError: `invalid_input_file`, the file cannot be read, or its name tells no format.
     """
     name = "standard input" if file == STANDARD_INPUT else Path(file).name
     kind = wanted or _format_of(file, name)
@@ -279,7 +266,9 @@ def open_inputs(file: str, wanted: InputFormat | None) -> Generator[Iterator[Pla
         # A byte order mark is no part of the first column.
         opened = Path(file).expanduser().open(encoding="utf-8-sig", newline="")
     except OSError as error:
-        raise InputFileError(name, f"cannot be read: {error.strerror}") from error
+        raise NunatakError(
+            "invalid_input_file", where=name, problem=f"cannot be read: {error.strerror}"
+        ) from error
     with opened:
         yield _placed(opened, kind, name)
 
@@ -290,8 +279,10 @@ def _format_of(file: str, name: str) -> InputFormat:
     for kind in InputFormat:
         if file.endswith(f".{kind}"):
             return kind
-    raise InputFileError(
-        name, f"the suffix tells no format; name one of {', '.join(InputFormat)} with --format"
+    raise NunatakError(
+        "invalid_input_file",
+        where=name,
+        problem=f"the suffix tells no format; name one of {', '.join(InputFormat)} with --format",
     )
 
 
@@ -302,11 +293,15 @@ def _placed(lines: TextIO, kind: InputFormat, name: str) -> Iterator[PlacedInput
             where = f"{name}:{number}"
             yield PlacedInput(where=where, source=_row_input(row, where))
     except UnicodeDecodeError as error:
-        raise InputFileError(
-            f"{name}:{number + 1}", f"not UTF-8 ({error.reason}); convert the file to UTF-8"
+        raise NunatakError(
+            "invalid_input_file",
+            where=f"{name}:{number + 1}",
+            problem=f"not UTF-8 ({error.reason}); convert the file to UTF-8",
         ) from error
     except csv.Error as error:
-        raise InputFileError(f"{name}:{number + 1}", f"broken row: {error}") from error
+        raise NunatakError(
+            "invalid_input_file", where=f"{name}:{number + 1}", problem=f"broken row: {error}"
+        ) from error
 
 
 def _rows(
@@ -331,8 +326,10 @@ def _columns(
         # The reader names what is too much None, and gives None for what is missing.
         if None in row or None in row.values():
             expected = len(reader.fieldnames or ())
-            raise InputFileError(
-                f"{name}:{reader.line_num}", f"expected {expected} fields as in the header"
+            raise NunatakError(
+                "invalid_input_file",
+                where=f"{name}:{reader.line_num}",
+                problem=f"expected {expected} fields as in the header",
             )
         yield reader.line_num, cast("Mapping[str, object]", row)
 
@@ -341,16 +338,20 @@ def _json_row(line: str, where: str) -> Mapping[str, object]:
     try:
         row: object = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise InputFileError(where, f"not a JSON object: {error}") from error
+        raise NunatakError(
+            "invalid_input_file", where=where, problem=f"not a JSON object: {error}"
+        ) from error
     if not isinstance(row, dict):
-        raise InputFileError(where, f"expected a JSON object, got {type(row).__name__}")
+        raise NunatakError(
+            "invalid_input_file",
+            where=where,
+            problem=f"expected a JSON object, got {type(row).__name__}",
+        )
     return cast("Mapping[str, object]", row)
 
 
-def _row_input(row: Mapping[str, object], where: str) -> "Input":
+def _row_input(row: Mapping[str, object], where: str) -> Input:
     """Return the input that the columns of a row make; other columns are ignored."""
-    from nunatak_client import Query, Question
-
     match row:
         case {"query": query, "documents": documents}:
             texts = _texts(documents, "documents", where)
@@ -370,9 +371,10 @@ def _row_input(row: Mapping[str, object], where: str) -> "Input":
         case {"text": text}:
             return _text(text, "text", where)
         case _:
-            raise InputFileError(
-                where,
-                "expected the columns text (and text_pair), question and context, query and "
+            raise NunatakError(
+                "invalid_input_file",
+                where=where,
+                problem="expected the columns text (and text_pair), question and context, query and "
                 f"documents, or tokens; got {', '.join(map(repr, row)) or 'none'}",
             )
 
@@ -380,11 +382,15 @@ def _row_input(row: Mapping[str, object], where: str) -> "Input":
 def _text(value: object, column: str, where: str) -> str:
     if not isinstance(value, str) or not value.strip():
         found = "an empty text" if isinstance(value, str) else type(value).__name__
-        raise InputFileError(where, f"{column!r} must be a text, got {found}")
+        raise NunatakError(
+            "invalid_input_file", where=where, problem=f"{column!r} must be a text, got {found}"
+        )
     return value
 
 
 def _texts(values: object, column: str, where: str) -> tuple[str, ...]:
     if not isinstance(values, list) or not values:
-        raise InputFileError(where, f"{column!r} must be a list of texts")
+        raise NunatakError(
+            "invalid_input_file", where=where, problem=f"{column!r} must be a list of texts"
+        )
     return tuple(_text(value, column, where) for value in cast("list[object]", values))

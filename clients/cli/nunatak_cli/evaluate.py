@@ -18,18 +18,20 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from nunatak_cli.asking import Answer, Asker, open_asker
-from nunatak_cli.errors import InputFileError, InvalidOptionError
+from nunatak_cli.asking import Asker, ShownAnswer, open_asker
 from nunatak_cli.failures import needs_extra
 from nunatak_cli.options import BackboneOption, JsonOption, ReferenceArgument, RegistryOption
 from nunatak_cli.output import console, print_json
 from nunatak_cli.predict import counting
+from nunatak_contract.errors import NunatakError
+from nunatak_contract.inputs import Input, Query, Question
 
 if TYPE_CHECKING:
-    from nunatak_client import Input, Parameters
+    from nunatak_client import Parameters
     from nunatak_contract.manifest import TaskManifest
-    from nunatak_training import Example, TaggedWords, TaskKind
+    from nunatak_training.data import Example, TaggedWords
     from nunatak_training.data.examples import ReadExample
+    from nunatak_training.kinds import TaskKind
     from nunatak_training.scoring.evaluation import Evaluation, Said
 
 SHOWN_LABELS = 12
@@ -81,7 +83,10 @@ def evaluate(
 ) -> None:
     """Score a version on labelled examples: metrics, scores by label, confusion, calibration."""
     if wrong is not None and wrong.suffix not in {".csv", ".jsonl"}:
-        raise InvalidOptionError(f"--wrong expects a file FILE.csv or FILE.jsonl, got {wrong.name}")
+        raise NunatakError(
+            "invalid_option",
+            problem=f"--wrong expects a file FILE.csv or FILE.jsonl, got {wrong.name}",
+        )
     with needs_extra("training"):
         # Before the task is loaded: the rest of the command needs it too.
         import_module("nunatak_training")
@@ -96,7 +101,7 @@ def evaluate(
 
 
 def _score(reference: str, data: Path, asker: Asker) -> Scored:
-    from nunatak_training import ExampleSet
+    from nunatak_training.data import ExampleSet
     from nunatak_training.data.sources import load_test_rows
     from nunatak_training.scoring.evaluation import evaluation_of
 
@@ -116,7 +121,7 @@ def _score(reference: str, data: Path, asker: Asker) -> Scored:
 
 
 def _kind_of(manifest: "TaskManifest") -> "TaskKind":
-    from nunatak_training import TaskKind
+    from nunatak_training.kinds import TaskKind
 
     head = manifest.head
     return next(
@@ -137,9 +142,10 @@ def _ask(
     with counting("asked") as advance:
         for (_, members), (answer,) in zip(asked, answers, strict=True):
             if answer.error_code is not None:
-                raise InputFileError(
-                    members[0].where,
-                    f"the task refuses it: [{answer.error_code}] {answer.error_message}",
+                raise NunatakError(
+                    "invalid_input_file",
+                    where=members[0].where,
+                    problem=f"the task refuses it: [{answer.error_code}] {answer.error_message}",
                 )
             num_truncated += answer.is_truncated
             said.extend(_said(answer, members, manifest))
@@ -151,7 +157,6 @@ def _inputs(
     read: "Sequence[ReadExample]", manifest: "TaskManifest"
 ) -> "Iterator[tuple[Input, Sequence[ReadExample]]]":
     """Yield what to ask, and the examples that each input is about: several for a query."""
-    from nunatak_client import Query, Question
     from nunatak_contract.enums import HeadKind
 
     match manifest.head.kind:
@@ -175,7 +180,7 @@ def _parameters(read: "Sequence[ReadExample]", manifest: "TaskManifest") -> "Par
     """Return what shows all that is scored, and nothing that changes an answer."""
     from nunatak_client import Parameters
     from nunatak_contract.enums import HeadKind
-    from nunatak_training import Answers
+    from nunatak_training.data import Answers
 
     match manifest.head.kind:
         case HeadKind.TOKEN_CLASSIFICATION:
@@ -189,7 +194,7 @@ def _parameters(read: "Sequence[ReadExample]", manifest: "TaskManifest") -> "Par
 
 
 def _said(
-    answer: Answer, members: "Sequence[ReadExample]", manifest: "TaskManifest"
+    answer: ShownAnswer, members: "Sequence[ReadExample]", manifest: "TaskManifest"
 ) -> "list[Said]":
     """Return what an answer says about each of the examples that it is about."""
     from nunatak_contract.enums import HeadKind
@@ -208,10 +213,14 @@ def _said(
             by_place = {cast("int", it["index"]): it["score"] for it in answer.items}
             return [Said(value=cast("float", by_place[place])) for place in range(len(members))]
         case _:
-            raise InputFileError(members[0].where, "the server does not say what is predicted")
+            raise NunatakError(
+                "invalid_input_file",
+                where=members[0].where,
+                problem="the server does not say what is predicted",
+            )
 
 
-def _tags(answer: Answer, words: "TaggedWords", labels: Sequence[str]) -> tuple[str, ...]:
+def _tags(answer: ShownAnswer, words: "TaggedWords", labels: Sequence[str]) -> tuple[str, ...]:
     """Return the tag of each word: that of its first token, as in training."""
     begins = [word.begin for word in words.words]
     tags = [OUTSIDE if OUTSIDE in labels else labels[0]] * len(begins)
@@ -248,7 +257,9 @@ def _write_wrong(scored: Scored, path: Path) -> None:
             for row in rows:
                 writer.writerow([_cell(row[column]) for column in WRONG_COLUMNS])
     except OSError as error:
-        raise InvalidOptionError(f"--wrong {path} cannot be written: {error.strerror}") from error
+        raise NunatakError(
+            "invalid_option", problem=f"--wrong {path} cannot be written: {error.strerror}"
+        ) from error
 
 
 def _wrong_row(miss: float, read: "ReadExample", said: "Said") -> dict[str, JsonValue]:
@@ -266,7 +277,7 @@ def _wrong_row(miss: float, read: "ReadExample", said: "Said") -> dict[str, Json
 
 
 def _expected(example: "Example") -> JsonValue:
-    from nunatak_training import Answers, LabelSet, Relevance, TaggedWords
+    from nunatak_training.data import Answers, LabelSet, Relevance, TaggedWords
 
     match example.label:
         case LabelSet(names=names):

@@ -14,27 +14,27 @@ from rich.table import Table
 from rich.text import Text
 
 from nunatak_cli.asking import (
-    Answer,
     Asker,
     InputFormat,
     Item,
     PlacedInput,
+    ShownAnswer,
     open_asker,
     open_inputs,
     server_answer,
 )
-from nunatak_cli.errors import InvalidOptionError
 from nunatak_cli.options import (
-    AggregationName,
     BackboneOption,
     JsonOption,
     RegistryOption,
 )
 from nunatak_cli.output import console, error_console, print_json, print_json_line
-from nunatak_contract.enums import OnLong
+from nunatak_contract.enums import AggregationStrategy, OnLong
+from nunatak_contract.errors import NunatakError
+from nunatak_contract.inputs import Input, Query, Question
 
 if TYPE_CHECKING:
-    from nunatak_client import Input, Parameters, PredictedValue
+    from nunatak_client import Parameters, PredictedValue
 
 SHOWN_ITEMS = 3
 """Items of an answer that people see; they see every predicted label, and JSON has all items."""
@@ -85,7 +85,7 @@ def predict(  # noqa: PLR0913 - one parameter per option is how typer works
         typer.Option(metavar="TEXT", help="Document to rank for TEXT. Repeatable."),
     ] = None,
     aggregation: Annotated[
-        AggregationName | None,
+        AggregationStrategy | None,
         typer.Option(help="How tokens with labels become entities. Absent: one item per token."),
     ] = None,
     on_long: Annotated[
@@ -113,9 +113,10 @@ def predict(  # noqa: PLR0913 - one parameter per option is how typer works
     parameters = _parameters(ranks=bool(document), aggregation=aggregation, on_long=on_long)
     if file is not None:
         if stream or any(it is not None for it in (text, pair, question, document)):
-            raise InvalidOptionError(
-                "--file takes the place of TEXT, --pair, --question, --document and --stream; "
-                "put the texts into columns of the file"
+            raise NunatakError(
+                "invalid_option",
+                problem="--file takes the place of TEXT, --pair, --question, --document and "
+                "--stream; put the texts into columns of the file",
             )
         with (
             open_inputs(file, file_format) as inputs,
@@ -123,12 +124,16 @@ def predict(  # noqa: PLR0913 - one parameter per option is how typer works
         ):
             has_failed = _ask_file(inputs, asker, task, parameters)
     elif text is None or file_format is not None:
-        raise InvalidOptionError("expected a TEXT, or --file (with --format where needed)")
+        raise NunatakError(
+            "invalid_option", problem="expected a TEXT, or --file (with --format where needed)"
+        )
     else:
         source = _source(text, pair=pair, question=question, documents=document or ())
         if stream:
             if server is None:
-                raise InvalidOptionError("--stream needs a server; name one with --server")
+                raise NunatakError(
+                    "invalid_option", problem="--stream needs a server; name one with --server"
+                )
             answers = _stream_server(server, source, task, parameters=parameters)
             has_failed = _print_stream(answers, as_json=as_json)
         else:
@@ -148,7 +153,7 @@ def _ask_file(
     """Print one line for every input, in order; return whether a task failed."""
     waiting = list[PlacedInput]()
 
-    def sources() -> Iterator["Input"]:
+    def sources() -> Iterator[Input]:
         for placed in inputs:
             waiting.append(placed)
             yield placed.source
@@ -182,7 +187,7 @@ def counting(what: str) -> Generator[Callable[[], None]]:
         yield lambda: progress.advance(shown)
 
 
-def _print_answers(found: Sequence[Answer], *, as_json: bool) -> bool:
+def _print_answers(found: Sequence[ShownAnswer], *, as_json: bool) -> bool:
     """Print the answers to one input; return whether a task failed."""
     if as_json:
         print_json({"results": [_answer_json(answer) for answer in found]})
@@ -193,14 +198,12 @@ def _print_answers(found: Sequence[Answer], *, as_json: bool) -> bool:
 
 def _source(
     text: str, *, pair: str | None, question: str | None, documents: Sequence[str]
-) -> "Input":
+) -> Input:
     """Return the one input that the options describe.
 
     Raises:
-        InvalidOptionError: the options describe several kinds of input.
+        NunatakError: `invalid_option`, the options describe several kinds of input.
     """
-    from nunatak_client import Query, Question
-
     match pair, question, documents:
         case None, None, ():
             return text
@@ -211,28 +214,29 @@ def _source(
         case None, None, _:
             return Query(query=text, documents=documents)
         case _:
-            raise InvalidOptionError(
-                "expected at most one of --pair, --question and --document; "
-                "ask about each in a command of its own"
+            raise NunatakError(
+                "invalid_option",
+                problem="expected at most one of --pair, --question and --document; "
+                "ask about each in a command of its own",
             )
 
 
 def _parameters(
-    *, ranks: bool, aggregation: AggregationName | None, on_long: OnLong | None
+    *, ranks: bool, aggregation: AggregationStrategy | None, on_long: OnLong | None
 ) -> "Parameters":
     """Return the parameters of the request; a ranking shows its documents as texts."""
-    from nunatak_client import AggregationStrategy, OnLong, Parameters
+    from nunatak_client import Parameters
 
     return Parameters(
-        on_long=None if on_long is None else OnLong(on_long),
-        aggregation_strategy=None if aggregation is None else AggregationStrategy(aggregation),
+        on_long=on_long,
+        aggregation_strategy=aggregation,
         return_documents=True if ranks else None,
     )
 
 
 def _stream_server(
-    server: str, source: "Input", tasks: Sequence[str], *, parameters: "Parameters"
-) -> Iterator[Answer]:
+    server: str, source: Input, tasks: Sequence[str], *, parameters: "Parameters"
+) -> Iterator[ShownAnswer]:
     """Ask a server about all tasks in one request, and yield each answer as it arrives."""
     from nunatak_client import Client
 
@@ -241,7 +245,7 @@ def _stream_server(
             yield server_answer(result)
 
 
-def _print_stream(answers: Iterable[Answer], *, as_json: bool) -> bool:
+def _print_stream(answers: Iterable[ShownAnswer], *, as_json: bool) -> bool:
     """Print every answer as it arrives; return whether a task failed."""
     has_failed = False
     for answer in answers:
@@ -253,7 +257,7 @@ def _print_stream(answers: Iterable[Answer], *, as_json: bool) -> bool:
     return has_failed
 
 
-def _answers_table(answers: Iterable[Answer]) -> Table:
+def _answers_table(answers: Iterable[ShownAnswer]) -> Table:
     """Return one row per task."""
     table = Table(box=None, header_style="bold")
     table.add_column("task", style="cyan", no_wrap=True)
@@ -278,7 +282,7 @@ def _answers_table(answers: Iterable[Answer]) -> Table:
     return table
 
 
-def _answer_line(answer: Answer) -> Text:
+def _answer_line(answer: ShownAnswer) -> Text:
     version = "" if answer.version is None else f" (version {answer.version})"
     name = (f"{answer.reference}{version}: ", "cyan")
     if answer.error_code is not None:
@@ -291,7 +295,7 @@ def _answer_line(answer: Answer) -> Text:
     return Text.assemble(name, shown, _truncation_mark(answer))
 
 
-def _shown(answer: Answer) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
+def _shown(answer: ShownAnswer) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
     """Return the items that are the answer, and the next ones.
 
     The answer of a multi-label task is all labels that apply. Any other answer is the first item.
@@ -311,7 +315,7 @@ def _scored_text(items: Iterable[Item]) -> str:
     return ", ".join(f"{_item_text(item)} {item['score']:.4f}" for item in items)
 
 
-def _truncation_mark(answer: Answer) -> tuple[str, str]:
+def _truncation_mark(answer: ShownAnswer) -> tuple[str, str]:
     mark = f" (truncated: only {answer.num_tokens} tokens were read)"
     return (mark if answer.is_truncated else "", "yellow")
 
@@ -330,7 +334,7 @@ def _item_text(item: Item) -> str:
             return f"document {item['index']}"
 
 
-def _answer_json(answer: Answer) -> dict[str, JsonValue]:
+def _answer_json(answer: ShownAnswer) -> dict[str, JsonValue]:
     """Return an answer in the shape of the server's `POST /v1/predict`."""
     if answer.error_code is not None:
         problem: JsonValue = {"code": answer.error_code, "detail": answer.error_message}

@@ -2,7 +2,7 @@
 
 # ruff: noqa: PLC0415 - a command imports torch when it runs, not for --help
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,14 +12,11 @@ import typer
 from pydantic import JsonValue
 from rich.text import Text
 
-from nunatak_cli.errors import InvalidOptionError
 from nunatak_cli.failures import needs_extra
 from nunatak_cli.options import (
     BackboneOption,
     ExportFormat,
-    ImportFormat,
     JsonOption,
-    LogitUseName,
     NewAliasOption,
     ReferenceArgument,
     RegistryOption,
@@ -28,10 +25,11 @@ from nunatak_cli.options import (
 )
 from nunatak_cli.output import console, print_json
 from nunatak_cli.registries import created_registry, existing_registry
-from nunatak_contract.enums import OnLong, ProblemType, Reads
+from nunatak_contract.enums import ImportFormat, LogitUse, OnLong, ProblemType, Reads
+from nunatak_contract.errors import NunatakError
 
 if TYPE_CHECKING:
-    from nunatak_artifact import Draft
+    from nunatak_artifact import VersionDraft
     from nunatak_artifact.interchange import ImportChoices
     from nunatak_contract.manifest import TaskManifest
     from nunatak_registry import Registry
@@ -56,10 +54,6 @@ class ImportRequest:
     choices: "ImportChoices"
     backbone: str | None
     note: str
-    default_label: str | None
-    thresholds: Mapping[str, float]
-    reads: Reads | None
-    on_long: OnLong | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +122,7 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
         ),
     ] = None,
     head: Annotated[
-        LogitUseName | None,
+        LogitUse | None,
         typer.Option(
             help="Head of a model with one logit. Absent: ranking if the folder is a "
             "cross-encoder.",
@@ -151,12 +145,16 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
 ) -> None:
     """Publish a model that another program trained, as its difference from the backbone."""
     with needs_extra("model"):
-        from nunatak_artifact.interchange import ImportChoices, LogitUse
+        from nunatak_artifact.interchange import ImportChoices
     choices = ImportChoices(
         labels=None if labels is None else tuple(label.strip() for label in labels.split(",")),
         problem_type=problem_type,
-        logit_use=None if head is None else LogitUse(head.value),
+        logit_use=head,
         allows_other_base=allow_other_base,
+        default_label=default_label,
+        thresholds=_thresholds(threshold),
+        reads=reads,
+        on_long=on_long,
     )
     request = ImportRequest(
         place=place,
@@ -166,10 +164,6 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
         choices=choices,
         backbone=backbone,
         note=note,
-        default_label=default_label,
-        thresholds=_thresholds(threshold),
-        reads=reads,
-        on_long=on_long,
     )
     with created_registry(registry) as opened:
         published = _import_task(request, opened, alias=promote)
@@ -262,7 +256,6 @@ def pull(
 def _import_task(request: ImportRequest, registry: "Registry", *, alias: str | None) -> Published:
     """Import a folder, publish it, and point `alias`, if given, at the new version."""
     from nunatak_artifact.interchange import (
-        ForeignKind,
         HuggingFaceHub,
         draft_imported,
         fetched,
@@ -275,11 +268,10 @@ def _import_task(request: ImportRequest, registry: "Registry", *, alias: str | N
     check_task_name(request.task)
     _check_alias(alias)
     backbone = load_backbone(request.backbone or DEFAULT_BACKBONE)
-    kind = None if request.kind is ImportFormat.AUTO else ForeignKind(request.kind.value)
     with fetched(
         request.place, hub=HuggingFaceHub(), revision=request.revision, files=importing.FILES
     ) as there:
-        imported = import_folder(there.folder, backbone, kind=kind, choices=request.choices)
+        imported = import_folder(there.folder, backbone, kind=request.kind, choices=request.choices)
         draft = draft_imported(
             request.task,
             imported,
@@ -287,10 +279,7 @@ def _import_task(request: ImportRequest, registry: "Registry", *, alias: str | N
             origin=there.origin,
             created_at=datetime.now(UTC),
             note=request.note,
-            default_label=request.default_label,
-            thresholds=request.thresholds,
-            reads=request.reads,
-            on_long=request.on_long,
+            choices=request.choices,
         )
     return Published(manifest=_publish(draft, registry, alias), found=imported.source)
 
@@ -332,15 +321,16 @@ def _thresholds(given: Iterable[str] | None) -> dict[str, float]:
     """Return the scores of `--threshold`, by label.
 
     Raises:
-        InvalidOptionError: a text is not LABEL=X, or X is no number.
+        NunatakError: `invalid_option`, a text is not LABEL=X, or X is no number.
     """
     found = dict[str, float]()
     for label, text in assignments("--threshold", given).items():
         try:
             found[label] = float(text)
         except ValueError:
-            raise InvalidOptionError(
-                f"--threshold expects a number from 0 to 1 after =, got {text!r}"
+            raise NunatakError(
+                "invalid_option",
+                problem=f"--threshold expects a number from 0 to 1 after =, got {text!r}",
             ) from None
     return found
 
@@ -353,7 +343,7 @@ def _check_alias(alias: str | None) -> None:
         check_alias_name(alias)
 
 
-def _publish(draft: "Draft", registry: "Registry", alias: str | None) -> "TaskManifest":
+def _publish(draft: "VersionDraft", registry: "Registry", alias: str | None) -> "TaskManifest":
     manifest = registry.publish(draft.manifest, draft.blobs)
     if alias is not None:
         registry.promote(manifest.task, alias, manifest.version)

@@ -22,7 +22,7 @@ from nunatak_client.errors import (
     UnavailableError,
     WrongHeadError,
 )
-from nunatak_client.payloads import Input, Inputs, Parameters, Query, Question, TextInput
+from nunatak_client.payloads import Inputs, Parameters
 from nunatak_client.replies import (
     Answers,
     Classification,
@@ -47,6 +47,7 @@ from nunatak_contract.enums import (
     OnLong,
     ProblemType,
 )
+from nunatak_contract.inputs import Input, Query, Question, TextInput
 from nunatak_contract.memory import MemoryReport
 from nunatak_contract.wire import (
     AliasChange,
@@ -57,7 +58,7 @@ from nunatak_contract.wire import (
     PredictedValue,
     Problem,
     RankedDocument,
-    Residency,
+    ResidencyReport,
     RunningCandidate,
     Score,
     ServerInfo,
@@ -113,7 +114,7 @@ __all__ = [
     "RankedDocument",
     "Ranking",
     "RankingOutputs",
-    "Residency",
+    "ResidencyReport",
     "RetryPolicy",
     "RunningCandidate",
     "Score",

@@ -28,7 +28,7 @@ from nunatak_contract.wire import (
     AliasChange,
     CandidateChange,
     Eviction,
-    Residency,
+    ResidencyReport,
     ServerInfo,
     ShadowReport,
     TaskDetail,
@@ -287,11 +287,11 @@ class AsyncClient:
         """Report how the shadow beside an alias has done on this server."""
         return await self._run(calls.shadow_report(task, alias))
 
-    async def preload(self, reference: str) -> Residency:
+    async def preload(self, reference: str) -> ResidencyReport:
         """Bring a task version into memory and check it."""
         return await self._run(calls.preload(reference))
 
-    async def pin(self, reference: str) -> Residency:
+    async def pin(self, reference: str) -> ResidencyReport:
         """Bring the version that `reference` means now into memory, and keep it there."""
         return await self._run(calls.pin(reference))
 

@@ -30,7 +30,7 @@ from nunatak_contract.wire import (
     AliasChange,
     CandidateChange,
     Eviction,
-    Residency,
+    ResidencyReport,
     ServerInfo,
     ShadowReport,
     TaskDetail,
@@ -287,11 +287,11 @@ class Client:
         """Report how the shadow beside an alias has done on this server."""
         return self._run(calls.shadow_report(task, alias))
 
-    def preload(self, reference: str) -> Residency:
+    def preload(self, reference: str) -> ResidencyReport:
         """Bring a task version into memory and check it."""
         return self._run(calls.preload(reference))
 
-    def pin(self, reference: str) -> Residency:
+    def pin(self, reference: str) -> ResidencyReport:
         """Bring the version that `reference` means now into memory, and keep it there."""
         return self._run(calls.pin(reference))
 

@@ -1,7 +1,7 @@
 """The forms of one request, in the order in which it takes them.
 
     PredictionRequest -> AskedTask with its RowSpecs -> PendingRows -> RowAnswers
-        -> TaskOutcome -> TaskPrediction or TaskFailure -> StreamedResult or Prediction
+        -> TaskOutcome -> TaskPrediction or TaskFailure -> StreamedResult or Predictions
 
 `RowSpec`, `PendingRow` and `RowAnswer` belong to the scheduler, which takes rows of all requests.
 """
@@ -12,18 +12,18 @@ from dataclasses import dataclass
 from typing import Final
 
 from nunatak_contract.enums import HeadKind, ProblemType
+from nunatak_contract.errors import NunatakError
+from nunatak_contract.inputs import Input
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.wire import PredictedValue
 from nunatak_server.access.keys import ALL_TASKS, TaskList
-from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError, ServerError
-from nunatak_server.failures import KnownError
-from nunatak_server.inputs import TaskInput
+from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError
 from nunatak_server.outputs.entities import Join
 from nunatak_server.outputs.outputs import Output, PredictionOptions, outputs_of, predictions_of
 from nunatak_server.rollouts.choice import Arm
 from nunatak_server.rollouts.shadows import ShadowRun
 from nunatak_server.scheduler.rows import ANONYMOUS, Priority, RowAnswer, RowSpec
-from nunatak_server.telemetry.records import OK, VersionRecord
+from nunatak_server.telemetry.records import OK, VersionWork
 from nunatak_server.tokenization import Encodings, Extent
 
 BACKBONE: Final = "(backbone)"
@@ -35,7 +35,7 @@ class PredictionRequest:
     """What is asked: every task about every input."""
 
     references: tuple[str, ...]
-    inputs: tuple[TaskInput, ...]
+    inputs: tuple[Input, ...]
     options: PredictionOptions
     deadline_s: float
     tasks: TaskList = ALL_TASKS
@@ -95,7 +95,7 @@ class AskedBackbone:
         return any(row.encoding.part.num_left_out for row in self.rows)
 
 
-RowOutcomes = Sequence[RowAnswer | KnownError]
+RowOutcomes = Sequence[RowAnswer | NunatakError]
 """What became of the rows of one version: one outcome for each, or one failure for all of them."""
 
 
@@ -104,7 +104,7 @@ class TaskFailure:
     """Why one task has no answer."""
 
     reference: str
-    error: KnownError
+    error: NunatakError
     task: str | None = None
     """The task's name, where it is certain that there is such a task."""
 
@@ -117,7 +117,7 @@ class TaskOutcome:
     """What was asked, or why nothing was."""
     rows: RowOutcomes = ()
     tokenize_s: float = 0.0
-    refusal: ServerError | None = None
+    refusal: NunatakError | None = None
     """What refused this task together with all others that were not answered by then."""
 
 
@@ -138,7 +138,7 @@ class TaskPrediction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timings:
+class StageTimes:
     """Where the time of a request went: of its slowest row, where rows differ."""
 
     queue_s: float = 0.0
@@ -152,17 +152,17 @@ class StreamedResult:
     """One task's answer or failure, and where the time went until it was there."""
 
     result: TaskPrediction | TaskFailure
-    timings: Timings
-    refusal: ServerError | None = None
+    timings: StageTimes
+    refusal: NunatakError | None = None
     """What the request fails with as a whole if none of its tasks fares better."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
+class Predictions:
     """The answers, in the order of the request's references."""
 
     results: tuple[TaskPrediction | TaskFailure, ...]
-    timings: Timings
+    timings: StageTimes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +173,7 @@ class Embeddings:
     num_tokens: int
     is_cut: bool
     """Whether a part of a text was not read."""
-    timings: Timings
+    timings: StageTimes
 
 
 def result_of(
@@ -208,10 +208,10 @@ def result_of(
     )
 
 
-def timings_of(rows: Iterable[RowAnswer | KnownError], tokenize_s: float) -> Timings:
+def timings_of(rows: Iterable[RowAnswer | NunatakError], tokenize_s: float) -> StageTimes:
     """Return where the time went; failed rows have no times."""
     answers = [row for row in rows if isinstance(row, RowAnswer)]
-    return Timings(
+    return StageTimes(
         queue_s=max((answer.queue_s for answer in answers), default=0.0),
         tokenize_s=tokenize_s,
         compute_s=max((answer.compute_s for answer in answers), default=0.0),
@@ -236,11 +236,11 @@ def lateness_of(outcomes: Sequence[TaskOutcome]) -> DeadlineExceededError | None
     return DeadlineExceededError() if asked and all(late) else None
 
 
-def version_record(asked: AskedTask, rows: RowOutcomes) -> VersionRecord:
+def version_record(asked: AskedTask, rows: RowOutcomes) -> VersionWork:
     """Return what a version made of its rows, for those who observe predictions."""
     failed = next((row for row in rows if not isinstance(row, RowAnswer)), None)
     computed = (row for row in rows if isinstance(row, RowAnswer))
-    return VersionRecord(
+    return VersionWork(
         task=asked.manifest.task,
         version=asked.manifest.version,
         outcome=OK if failed is None else failed.code,

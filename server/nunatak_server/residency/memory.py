@@ -123,7 +123,7 @@ class HostTier:
         """Return the parameters of a version as stored.
 
         Raises:
-            RegistryError: they are not held, and cannot be read or trusted.
+            NunatakError: they are not held, and cannot be read or trusted.
         """
         return self._read(manifest)
 

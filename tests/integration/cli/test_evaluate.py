@@ -16,7 +16,9 @@ from doubles.terminals import nunatak
 from nunatak_contract.methods import TopK
 from nunatak_model import Backbone, load_backbone
 from nunatak_registry import Registry
-from nunatak_training import TaskKind, TrainSettings, default_recipe, train
+from nunatak_training.kinds import TaskKind
+from nunatak_training.recipes import default_recipe
+from nunatak_training.train import TrainSettings, train
 
 QUICK: dict[str, JsonValue] = {
     "epochs": 2,

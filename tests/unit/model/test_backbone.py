@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from doubles.backbones import tiny_backbone
+from doubles.refusals import raises
 from doubles.tasks import LABELS, random_parameters, spec_of
 from nunatak_contract.methods import QUERY_AND_VALUE, Full, HeadOnly, Lora, Method, TopK
 from nunatak_model import (
     Backbone,
     Branch,
-    LayerNotHeldError,
     Row,
     UnsupportedBackboneError,
     build_branch,
@@ -63,7 +63,7 @@ def test_whatever_reads_a_layer_that_is_not_held_is_refused(
 ) -> None:
     held = keep_lowest_layers(whole, 2)
 
-    with pytest.raises(LayerNotHeldError, match="layer 2 is needed"):
+    with raises("layer_not_held", match="layer 2 is needed"):
         forward(held, rows_on(held, whole, TopK(num_layers=2), method))
 
 

@@ -18,8 +18,18 @@ from sklearn.metrics import (
     root_mean_squared_error,
 )
 
-from nunatak_training import Example, ExampleSet, LabelSet, Metric, Relevance, TaggedWords, TaskKind
-from nunatak_training.data import Answers, AnswerSpan, Label, Word
+from nunatak_training.data import (
+    Answers,
+    AnswerSpan,
+    Example,
+    ExampleSet,
+    Label,
+    LabelSet,
+    Relevance,
+    TaggedWords,
+    Word,
+)
+from nunatak_training.kinds import Metric, TaskKind
 from nunatak_training.scoring.evaluation import Evaluation, Said, calibration_error, evaluation_of
 
 LABELS = ("a", "b", "c", "never")
