@@ -101,11 +101,17 @@ class Epochs:
     """Absent: no epoch is better than another, and the last is what counts."""
     checkpoint: Checkpoint | None
     report: Report
+    patience: int | None = None
+    """Scored epochs without a better score that end the run; absent: all epochs run."""
 
     def run(self) -> None:
         """Run the epochs that are left; score those that the course says."""
         state = self.state
         while (epoch := state.place.epoch) <= self.course.num_epochs:
+            # Asked of the history alone, so that a run that goes on after a kill ends where the
+            # run without a kill ends.
+            if is_exhausted(state.history, self.patience):
+                return
             started = time.perf_counter()
             train_loss = self._run_epoch()
             if self.dev_score is not None and self.course.is_evaluated(epoch):
@@ -140,6 +146,18 @@ class Epochs:
     def _save_if_due(self) -> None:
         if self.checkpoint is not None and self.checkpoint.is_due:
             self.checkpoint.save(snapshot(self.state))
+
+
+def is_exhausted(history: Sequence[EpochResult], patience: int | None) -> bool:
+    """Whether `patience` scored epochs have passed since the dev score last rose.
+
+    An equal score with a lower loss is no rise: the loss of a run that has learnt everything falls
+    for very many epochs.
+    """
+    if patience is None or not history:
+        return False
+    scores = [result.dev_score for result in history]
+    return len(scores) - 1 - scores.index(max(scores)) >= patience
 
 
 EVALUATION_BATCH_SIZE = 64
@@ -218,6 +236,7 @@ def fit(  # noqa: PLR0913 - what a run is made of
                 dev_score=scored,
                 checkpoint=checkpoint,
                 report=report,
+                patience=recipe.patience,
             ).run()
     finally:
         report.ended()

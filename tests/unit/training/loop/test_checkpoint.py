@@ -67,6 +67,28 @@ def test_a_run_that_dies_again_and_again_gives_the_bytes_of_one_that_does_not(
     assert found == weights(recipe, RecordingReport())
 
 
+def test_a_run_that_dies_ends_after_the_epoch_that_ends_the_run_that_does_not(
+    tmp_path: Path,
+) -> None:
+    recipe = recipe_of(TopK(num_layers=2), epochs=12, patience=2)
+    whole = RecordingReport()
+    expected = weights(recipe, whole, EveryTime(tmp_path / "whole.safetensors"))
+    num_steps = len(whole.losses)
+    assert num_steps < 12 * 4, "patience must end this run, or the test shows nothing"
+
+    for dies_at in (1, num_steps - 4, num_steps):
+        checkpoint = EveryTime(tmp_path / f"{dies_at}.safetensors")
+        with pytest.raises(Killed):
+            weights(recipe, Mortal(dies_at=dies_at), checkpoint)
+        resumed = RecordingReport()
+        assert weights(recipe, resumed, checkpoint) == expected
+        assert resumed.num_resumed + len(resumed.losses) == num_steps
+        # The run is over: what is on disk says so, and no further step is taken.
+        again = RecordingReport()
+        assert weights(recipe, again, checkpoint) == expected
+        assert again.losses == []
+
+
 class DiesAfter(RecordingReport):
     """Ends the run within the report of its own so-manieth step, of pretraining or tuning."""
 
