@@ -18,7 +18,7 @@ from typing import Final, assert_never
 
 from pydantic import JsonValue
 
-from nunatak_contract.enums import HeadKind, OnLong, RankingScore
+from nunatak_contract.enums import HeadKind, IntervalMethod, OnLong, RankingScore
 from nunatak_contract.evidence import MetricRecord
 from nunatak_contract.heads import HeadRecord
 from nunatak_contract.manifest import TaskManifest
@@ -68,12 +68,13 @@ def shared_text(manifest: TaskManifest) -> str:
 
 
 def score_text(metric: MetricRecord) -> str:
-    """A score, with its interval at 95 % if it was measured."""
+    """A score, with its interval at 95 % and the interval's method if they were measured."""
     value = f"{metric.value:.4f}"
     if metric.interval is None:
         return value
     low, high = metric.interval
-    return f"{value} [{low:.4f}, {high:.4f}]"
+    method = metric.interval_method or IntervalMethod.BOOTSTRAP
+    return f"{value} [{low:.4f}, {high:.4f}] ({method})"
 
 
 def own_parameters(manifest: TaskManifest) -> int:

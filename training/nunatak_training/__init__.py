@@ -47,6 +47,7 @@ from nunatak_training.publishing import draft_trained, publish
 from nunatak_training.recipes import LayerChoice, LayerRun, Recipe, changed_recipe, default_recipe
 from nunatak_training.report import EpochResult, ProgressBar, Report, SilentReport
 from nunatak_training.run_settings import RunSettings, all_settings, read_settings
+from nunatak_training.scoring import Interval
 from nunatak_training.scoring.counts import score
 from nunatak_training.train import ChosenTask, TrainOutcome, TrainSettings, choose_layers, train
 from nunatak_training.trunk import DiskTrunkStore, MemoryTrunkStore, TrunkStore
@@ -67,6 +68,7 @@ __all__ = [
     "EpochResult",
     "Example",
     "ExampleSet",
+    "Interval",
     "InvalidRecipeError",
     "InvalidRowError",
     "InvalidSweepError",

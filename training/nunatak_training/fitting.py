@@ -31,7 +31,7 @@ from nunatak_training.objectives import Objective, objective_of
 from nunatak_training.recipes import LayerChoice, Recipe, changed_recipe
 from nunatak_training.regularizers import check_method
 from nunatak_training.report import EpochResult, Report
-from nunatak_training.scoring import Interval, bootstrap_intervals
+from nunatak_training.scoring import Interval, score_intervals
 from nunatak_training.tapt import adapt
 from nunatak_training.trunk import JoinedStates, MemoryTrunkStore, TrunkStore
 
@@ -48,13 +48,15 @@ class TrainedTask:
     scores: Mapping[Metric, float]
     """On the dev examples; the recipe's metric comes first."""
     intervals: Mapping[Metric, Interval]
-    """Of each score, at 95 % by bootstrap over the dev examples."""
+    """Of the scores, at 95 %; a score may have none (see `score_intervals`)."""
     confusion: Mapping[tuple[str, str], int] | None
     """On the dev examples, where each has one label: how often each pair of true and predicted
     label occurred."""
     num_long: tuple[int, int]
     """Train and dev examples of more tokens than the recipe's `max_length`."""
     best_epoch: int
+    num_epochs: int
+    """That were planned; fewer have run where patience ended the run."""
     history: tuple[EpochResult, ...]
 
     def with_choice(self, choice: LayerChoice) -> "TrainedTask":
@@ -129,10 +131,11 @@ def fit_task(
         data=data,
         parameters=finished,
         scores={each: statistics.value(each) for each in metrics},
-        intervals=bootstrap_intervals(statistics, metrics, seed=recipe.seed),
+        intervals=score_intervals(statistics, metrics, seed=recipe.seed),
         confusion=statistics.confusion,
         num_long=(train.num_long, dev.num_long),
         best_epoch=fitted.best_epoch,
+        num_epochs=fitted.num_epochs,
         history=fitted.history,
     )
 

@@ -293,7 +293,7 @@ class _Defaults:
     head_learning_rate: float | None
 
 
-DEFAULTS_BY_METHOD = ("min_steps", "patience", *(field.name for field in fields(_Defaults)))
+DEFAULTS_BY_METHOD = ("min_steps", *(field.name for field in fields(_Defaults)))
 """The settings whose defaults differ between methods, or follow from what else is named."""
 
 

@@ -14,7 +14,7 @@ from nunatak_contract.enums import MethodKind
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
 from nunatak_model import BackboneConfig, InvalidMethodError, maths_of
 from nunatak_training.errors import InvalidRecipeError
-from nunatak_training.recipes import DEFAULTS_BY_METHOD, default_recipe, recipe_settings
+from nunatak_training.recipes import DEFAULTS_BY_METHOD, PATIENCE, default_recipe, recipe_settings
 from nunatak_training.settings import Setting, check_name, flattened, problems_in, settings_of
 
 TOP_LAYERS = 2
@@ -143,7 +143,10 @@ def all_settings() -> tuple[Setting, ...]:
     for kind in METHODS:
         for name in method_settings(kind):
             owners.setdefault(name, []).append(kind)
-    defaults_in_words = dict.fromkeys(DEFAULTS_BY_METHOD, "by method")
+    defaults_in_words = {
+        **dict.fromkeys(DEFAULTS_BY_METHOD, "by method"),
+        "patience": f"{PATIENCE}; with epochs null",
+    }
     of_methods = (
         replace(it, description=f"{', '.join(kinds)}: {it.description}".rstrip(": "))
         for name, kinds in owners.items()

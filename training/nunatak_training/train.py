@@ -128,8 +128,10 @@ class TrainOutcome:
     metrics: Mapping[Metric, float]
     """On the dev examples; the recipe's metric comes first."""
     intervals: Mapping[Metric, Interval]
-    """Of each metric, at 95 % by bootstrap over the dev examples."""
+    """Of the metrics, at 95 %; a metric may have none (see `score_intervals`)."""
     best_epoch: int
+    num_epochs: int
+    """That were planned; fewer have run where patience ended the run."""
     history: tuple[EpochResult, ...]
     layer_choice: LayerChoice | None
     """How the number of layers was found, where it was sought."""
@@ -204,6 +206,7 @@ def train(
         metrics=trained.scores,
         intervals=trained.intervals,
         best_epoch=trained.best_epoch,
+        num_epochs=trained.num_epochs,
         history=trained.history,
         layer_choice=trained.recipe.layer_choice,
         seconds=time.perf_counter() - started,

@@ -16,15 +16,19 @@ from nunatak_cli.failures import needs_extra
 from nunatak_cli.options import (
     BackboneOption,
     CacheOption,
+    DeviceName,
+    DeviceOption,
     EpochsOption,
     JsonOption,
     KindOption,
     LearningRateOption,
     NewAliasOption,
+    PatienceOption,
     RegistryOption,
     ResumeOption,
     SeedOption,
     SetOption,
+    ThreadsOption,
     settings_given,
 )
 from nunatak_cli.output import console, print_json
@@ -77,6 +81,8 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
     as_json: JsonOption = False,
     cache: CacheOption = True,
     resume: ResumeOption = True,
+    device: DeviceOption = DeviceName.CPU,
+    threads: ThreadsOption = None,
     backbone: BackboneOption = None,
     method: Annotated[
         str | None,
@@ -146,6 +152,7 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         ),
     ] = None,
     epochs: EpochsOption = None,
+    patience: PatienceOption = None,
     learning_rate: LearningRateOption = None,
     seed: SeedOption = None,
     settings: SetOption = None,
@@ -163,6 +170,7 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         max_length=max_length,
         on_long=on_long,
         epochs=epochs,
+        patience=patience,
         learning_rate=learning_rate,
         seed=seed,
     )
@@ -172,6 +180,7 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
             kind_named,
             outcome_json,
             outcome_table,
+            prepare_device,
             train_and_promote,
         )
         from nunatak_training import read_settings
@@ -186,7 +195,9 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         alias=promote,
         cache=cache,
         resume=resume,
+        device=device,
     )
+    prepare_device(device, threads)
     with created_registry(registry) as opened:
         outcome = train_and_promote(request, opened)
     if as_json:
@@ -210,9 +221,12 @@ def train_all(
     as_json: JsonOption = False,
     cache: CacheOption = True,
     resume: ResumeOption = True,
+    device: DeviceOption = DeviceName.CPU,
+    threads: ThreadsOption = None,
 ) -> None:
     """Train and publish all tasks of a file; a task that fails does not stop the others."""
     with needs_extra("training"):
+        from nunatak_cli.training import prepare_device
         from nunatak_cli.training_all import (
             read_task_file,
             requests_of,
@@ -220,7 +234,9 @@ def train_all(
             results_table,
             train_in_turn,
         )
-    requests = requests_of(read_task_file(file), file, cache=cache, resume=resume)
+    listed = read_task_file(file)
+    prepare_device(device, threads)
+    requests = requests_of(listed, file, cache=cache, resume=resume, device=device)
     with created_registry(registry) as opened:
         results = train_in_turn(requests, opened)
     if as_json:

@@ -3,14 +3,16 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from pydantic import JsonValue
 from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
 from nunatak_cli.errors import InvalidOptionError
+from nunatak_cli.options import DeviceName
 from nunatak_contract.names import check_alias_name, check_task_name
-from nunatak_model import DEFAULT_BACKBONE, Backbone, load_backbone
+from nunatak_model import DEFAULT_BACKBONE, Backbone, chosen_threads, load_backbone
 from nunatak_registry import Registry
 from nunatak_registry.cards import (
     long_examples_text,
@@ -21,6 +23,7 @@ from nunatak_registry.cards import (
 )
 from nunatak_training import (
     DiskTrunkStore,
+    Interval,
     LayerChoice,
     ProgressBar,
     RunSettings,
@@ -52,6 +55,7 @@ class TrainRequest:
     """Whether the disk keeps the trunk states."""
     resume: bool = True
     """Whether to continue a killed run and to write checkpoints."""
+    device: DeviceName = DeviceName.CPU
 
 
 def train_and_promote(
@@ -67,7 +71,7 @@ def train_and_promote(
     """
     check_names(request)
     if backbone is None:
-        backbone = load_backbone(request.backbone or DEFAULT_BACKBONE)
+        backbone = load_backbone(request.backbone or DEFAULT_BACKBONE, device=request.device.value)
     chosen = request.settings
     recipe = default_recipe(
         chosen.method(backbone.config), backbone=backbone.name, changes=chosen.changes
@@ -95,6 +99,20 @@ def train_and_promote(
     if request.alias is not None:
         registry.promote(request.task, request.alias, outcome.manifest.version)
     return outcome
+
+
+def prepare_device(device: DeviceName, threads: int | None) -> None:
+    """Check that the device exists, and set the number of threads; absent: what is free.
+
+    Raises:
+        InvalidOptionError: there is no CUDA device.
+    """
+    if device is DeviceName.CUDA and not torch.cuda.is_available():
+        raise InvalidOptionError(
+            "--device cuda: torch finds no CUDA device here; expected a GPU with its driver and a "
+            "torch built for CUDA. Train with --device cpu"
+        )
+    torch.set_num_threads(threads or chosen_threads())
 
 
 def check_names(request: TrainRequest) -> None:
@@ -133,8 +151,7 @@ def outcome_table(outcome: TrainOutcome) -> Table:
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
     for metric, value in outcome.metrics.items():
-        low, high = outcome.intervals[metric]
-        table.add_row(f"dev {metric}", f"{value:.4f}  [{low:.4f}, {high:.4f}] at 95 %")
+        table.add_row(f"dev {metric}", _score_text(value, outcome.intervals.get(metric)))
     if outcome.layer_choice is not None:
         table.add_row("layers chosen", _choice_text(outcome.layer_choice))
     table.add_row("method", method_text(manifest.method))
@@ -147,9 +164,22 @@ def outcome_table(outcome: TrainOutcome) -> Table:
         table.add_row("long examples", long_examples)
     table.add_row("parameters", f"{counts.branch + counts.head:,}")
     table.add_row("stored", decimal(stored_bytes(manifest)))
-    table.add_row("best epoch", f"{outcome.best_epoch} of {outcome.history[-1].epoch}")
+    table.add_row("best epoch", f"{outcome.best_epoch} of {epochs_text(outcome)}")
     table.add_row("time", f"{outcome.seconds:.1f} s")
     return table
+
+
+def epochs_text(outcome: TrainOutcome) -> str:
+    """Return how many epochs ran, and of how many if training ended early."""
+    num_run, num_planned = outcome.history[-1].epoch, outcome.num_epochs
+    return str(num_run) if num_run == num_planned else f"{num_run} (ended early, of {num_planned})"
+
+
+def _score_text(value: float, interval: Interval | None) -> str:
+    if interval is None:
+        return f"{value:.4f}"
+    low, high = interval.low, interval.high
+    return f"{value:.4f}  [{low:.4f}, {high:.4f}] at 95 % ({interval.method})"
 
 
 def _choice_text(choice: LayerChoice) -> str:
@@ -171,8 +201,9 @@ def outcome_json(outcome: TrainOutcome, *, alias: str | None) -> dict[str, JsonV
         "default_label": outcome.manifest.head.default_label,
         "long_share": None if outcome.manifest.data is None else outcome.manifest.data.long_share,
         "metrics": {str(metric): value for metric, value in outcome.metrics.items()},
-        "intervals": {str(metric): [*ends] for metric, ends in outcome.intervals.items()},
+        "intervals": {str(metric): [it.low, it.high] for metric, it in outcome.intervals.items()},
         "best_epoch": outcome.best_epoch,
+        "planned_epochs": outcome.num_epochs,
         "epochs": [
             {
                 "epoch": result.epoch,

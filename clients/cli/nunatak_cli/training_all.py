@@ -19,6 +19,7 @@ from rich.table import Table
 
 from nunatak_cli.errors import TaskFileError
 from nunatak_cli.failures import error_code
+from nunatak_cli.options import DeviceName
 from nunatak_cli.output import error_console
 from nunatak_cli.training import TrainRequest, check_names, outcome_json, train_and_promote
 from nunatak_contract.errors import ContractError
@@ -122,7 +123,9 @@ def read_task_file(path: Path) -> TaskFile:
     return file.model_copy(update={"tasks": tasks})
 
 
-def requests_of(listed: TaskFile, file: Path, *, cache: bool, resume: bool) -> Requests:
+def requests_of(
+    listed: TaskFile, file: Path, *, cache: bool, resume: bool, device: DeviceName = DeviceName.CPU
+) -> Requests:
     """Check every task of a file against the backbone.
 
     A store computes the states of one depth from the states of a smaller depth. So the tasks with
@@ -146,11 +149,12 @@ def requests_of(listed: TaskFile, file: Path, *, cache: bool, resume: bool) -> R
                 alias=said.promote,
                 cache=cache,
                 resume=resume,
+                device=device,
             )
             check_names(requests[task])
         except (TrainingError, ContractError, RegistryError) as error:
             raise TaskFileError(file, f"tasks.{task}", str(error)) from error
-    backbone = load_backbone(name)
+    backbone = load_backbone(name, device=device.value)
     depths = dict[str, int]()
     for task, request in requests.items():
         try:

@@ -25,7 +25,7 @@ from typing import cast
 import torch
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType] - PathLike
 from torch import Tensor
 
@@ -36,11 +36,13 @@ from nunatak_training.errors import AlreadyTrainingError, CacheError
 from nunatak_training.loop.step import Best, Stepper
 from nunatak_training.recipes import Recipe
 from nunatak_training.report import EpochResult, Report
-from nunatak_training.trunk import numerics_of
+from nunatak_training.trunk import machine_of
 
-FORMAT = "3"
+FORMAT = "4"
 """Rises when a snapshot holds something else, or means it otherwise, within a release."""
 FACTS = "facts"
+THREADS = "threads"
+"""In the metadata of the file: how many threads the run computes with."""
 INTERVAL_SECONDS = 15.0
 """What a kill may cost, where the loop asks often enough."""
 MAX_SHARE = 0.05
@@ -85,6 +87,17 @@ class Checkpoint:
             return None
         return Snapshot(tensors=tensors, facts=facts)
 
+    @property
+    def num_threads(self) -> int | None:
+        """How many threads the run began with; None if nothing was written yet."""
+        for path in sorted(self._path.parent.glob(f"{self._path.stem}*{SUFFIX}")):
+            try:
+                with safe_open(path, framework="np") as file:
+                    return int((file.metadata() or {})[THREADS])
+            except (OSError, SafetensorError, KeyError, ValueError):
+                continue
+        return None
+
     def save(self, snapshot: Snapshot) -> None:
         """Put a snapshot in the place of the one before.
 
@@ -96,7 +109,7 @@ class Checkpoint:
         tensors[FACTS] = torch.tensor(list(snapshot.facts.encode()), dtype=torch.uint8)
         try:
             with replacing(self._path) as partial:
-                save_file(tensors, partial)
+                save_file(tensors, partial, metadata={THREADS: str(torch.get_num_threads())})
         except (OSError, SafetensorError) as error:
             raise CacheError(self._path.parent, str(error)) from error
         now = self._clock()
@@ -118,6 +131,9 @@ class Checkpoint:
 def held_checkpoint(key: str, folder: Path | None = None) -> Generator[Checkpoint]:
     """Give the checkpoint of a run to this process alone.
 
+    Within the block torch computes with as many threads as the run began with: another number may
+    give other bits.
+
     Raises:
         AlreadyTrainingError: another process has it.
         CacheError: the folder cannot be written.
@@ -131,15 +147,22 @@ def held_checkpoint(key: str, folder: Path | None = None) -> Generator[Checkpoin
         raise AlreadyTrainingError(root) from error
     except OSError as error:
         raise CacheError(root, error.strerror or str(error)) from error
+    checkpoint, threads = Checkpoint(root / f"{key}{SUFFIX}"), torch.get_num_threads()
     try:
-        yield Checkpoint(root / f"{key}{SUFFIX}")
+        torch.set_num_threads(checkpoint.num_threads or threads)
+        yield checkpoint
     finally:
+        torch.set_num_threads(threads)
         lock.release()
 
 
 def run_key(tasks: Mapping[str, TaskData], recipe: Recipe, backbone: Backbone) -> str:
-    """SHA-256 over all that determines the result of a run, and the names of what it trains."""
-    parts = [FORMAT, version("nunatak"), recipe.digest, backbone.digest, numerics_of(backbone)]
+    """SHA-256 over all that determines the result of a run, and the names of what it trains.
+
+    The number of threads is left out: it may follow from the load of the machine, and a run that
+    goes on takes the number with which it began from its checkpoint.
+    """
+    parts = [FORMAT, version("nunatak"), recipe.digest, backbone.digest, machine_of(backbone)]
     for name, data in tasks.items():
         parts += [name, data.kind, *data.labels, data.train.digest, data.dev.digest]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()

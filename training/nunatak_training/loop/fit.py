@@ -170,6 +170,8 @@ class FitResult:
     parameters: dict[str, Tensor]
     best_epoch: int
     """From 1: the highest dev score, among equal scores the lowest dev loss."""
+    num_epochs: int
+    """That were planned; fewer have run where patience ended the run."""
     history: tuple[EpochResult, ...]
     """Of the epochs that were scored."""
 
@@ -242,7 +244,10 @@ def fit(  # noqa: PLR0913 - what a run is made of
         report.ended()
     best = state.best
     return FitResult(
-        parameters=best.parameters, best_epoch=best.epoch, history=tuple(state.history)
+        parameters=best.parameters,
+        best_epoch=best.epoch,
+        num_epochs=course.num_epochs,
+        history=tuple(state.history),
     )
 
 

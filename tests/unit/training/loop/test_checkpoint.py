@@ -189,6 +189,39 @@ def test_what_was_saved_is_loaded_and_what_was_discarded_is_gone(tmp_path: Path)
         assert checkpoint.load() is None
 
 
+def test_a_run_goes_on_with_the_threads_it_began_with(tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    began, now = before + 2, before + 1
+    try:
+        torch.set_num_threads(began)
+        with held_checkpoint("run", tmp_path) as checkpoint:
+            assert checkpoint.num_threads is None
+            checkpoint.save(Snapshot(tensors={"weight": torch.ones(2)}, facts="{}"))
+        torch.set_num_threads(now)
+
+        with held_checkpoint("run", tmp_path) as checkpoint:
+            assert checkpoint.num_threads == began
+            assert torch.get_num_threads() == began
+        assert torch.get_num_threads() == now
+        with held_checkpoint("run", tmp_path) as checkpoint:
+            checkpoint.discard()
+        with held_checkpoint("run", tmp_path):
+            assert torch.get_num_threads() == now
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_run_has_one_name_whatever_number_of_threads_is_free() -> None:
+    before = torch.get_num_threads()
+    recipe = recipe_of(HeadOnly())
+    first = run_key({"tone": DATA}, recipe, BACKBONE)
+    try:
+        torch.set_num_threads(before + 1)
+        assert run_key({"tone": DATA}, recipe, BACKBONE) == first
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_one_run_has_one_process_at_a_time(tmp_path: Path) -> None:
     with (
         held_checkpoint("run", tmp_path),
