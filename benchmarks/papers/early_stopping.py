@@ -140,7 +140,7 @@ def measured(
         steps=trained.history[-1].step,
         best_epoch=trained.best_epoch,
         dev_score=trained.scores[metric],
-        unseen_score=evaluate(trained, unseen, backbone)[metric],
+        unseen_score=evaluate(trained, unseen, backbone).values[metric],
         seconds=seconds,
         dev_scores=tuple(result.dev_score for result in trained.history),
     )

@@ -210,7 +210,8 @@ def compare(left: TaskManifest, right: TaskManifest) -> tuple[Compared, ...]:
     settings = _merged("recipe", _settings(left), _settings(right))
     return (
         *_merged("", _facts_of_both(left), _facts_of_both(right)),
-        *_merged("metric", _metrics(left), _metrics(right)),
+        *_merged("metric", _values(left.metrics), _values(right.metrics)),
+        *_merged("test metric", _values(left.test_metrics), _values(right.test_metrics)),
         *(row for row in settings if row.differs),
     )
 
@@ -232,8 +233,8 @@ def _facts_of_both(manifest: TaskManifest) -> dict[str, JsonValue]:
     }
 
 
-def _metrics(manifest: TaskManifest) -> dict[str, JsonValue]:
-    return {metric.name: metric.value for metric in manifest.metrics}
+def _values(metrics: Iterable[MetricRecord]) -> dict[str, JsonValue]:
+    return {metric.name: metric.value for metric in metrics}
 
 
 def _settings(manifest: TaskManifest) -> dict[str, JsonValue]:
@@ -316,6 +317,13 @@ def _scores(manifest: TaskManifest) -> Iterator[str]:
     if not manifest.metrics:
         yield "None recorded."
         return
+    yield from _score_table(manifest.metrics)
+    if manifest.test_metrics:
+        yield from ("", "On test examples, by which nothing was chosen:", "")
+        yield from _score_table(manifest.test_metrics)
+
+
+def _score_table(metrics: Sequence[MetricRecord]) -> Iterator[str]:
     rows = (
         (
             _text(metric.name),
@@ -323,7 +331,7 @@ def _scores(manifest: TaskManifest) -> Iterator[str]:
             f"{metric.num_examples:,}",
             f"`{metric.data_digest}`",
         )
-        for metric in manifest.metrics
+        for metric in metrics
     )
     yield from _table(("metric", "value [95 % interval]", "examples", "data digest"), rows)
 

@@ -11,10 +11,12 @@ from nunatak_training.cache import (
 from nunatak_training.data import (
     Answers,
     AnswerSpan,
+    DataWarning,
     Example,
     ExampleSet,
     LabelSet,
     Relevance,
+    RowFormat,
     TaggedWords,
     TaskData,
     Word,
@@ -31,6 +33,7 @@ from nunatak_training.errors import (
     InvalidRowError,
     InvalidSweepError,
     MissingColumnError,
+    SuspiciousDataError,
     SweepRunningError,
     TargetMissedError,
     TooFewExamplesError,
@@ -40,7 +43,7 @@ from nunatak_training.errors import (
     UnpublishableError,
     UnreadableFileError,
 )
-from nunatak_training.fitting import TrainedTask, branch_logits, evaluate, fit_task
+from nunatak_training.fitting import Scores, TrainedTask, branch_logits, evaluate, fit_task
 from nunatak_training.kinds import Metric, TaskKind
 from nunatak_training.loop.checkpoint import Checkpoint, held_checkpoint, run_key
 from nunatak_training.publishing import draft_trained, publish
@@ -64,6 +67,7 @@ __all__ = [
     "CorruptResultError",
     "DataError",
     "DataNotFoundError",
+    "DataWarning",
     "DiskTrunkStore",
     "EpochResult",
     "Example",
@@ -82,9 +86,12 @@ __all__ = [
     "Recipe",
     "Relevance",
     "Report",
+    "RowFormat",
     "RunSettings",
+    "Scores",
     "SilentReport",
     "StoredCheckpoint",
+    "SuspiciousDataError",
     "SweepRunningError",
     "TaggedWords",
     "TargetMissedError",

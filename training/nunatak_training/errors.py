@@ -8,6 +8,7 @@ TrainingError
 |   +-- InvalidRowError         one row that breaks the rules of an example
 |   +-- UnknownLabelError       a dev row with a label that no train row has
 |   +-- TooFewExamplesError     a data set, class or split that is too small to learn from
+|   +-- SuspiciousDataError     examples with warnings, where --strict makes them errors
 +-- InvalidRecipeError          settings that contradict each other or the data
 +-- TrainingDivergedError       the loss or a gradient stopped being a number
 +-- TargetMissedError           no number of tuned layers keeps the share asked for
@@ -108,6 +109,19 @@ class TooFewExamplesError(DataError):
     """A data set, class or split that is too small to learn from."""
 
     code = "too_few_examples"
+
+
+class SuspiciousDataError(DataError):
+    """Examples with warnings, where warnings are errors."""
+
+    code = "suspicious_data"
+
+    def __init__(self, where: str, problems: tuple[str, ...]) -> None:
+        self.problems = problems
+        super().__init__(
+            where,
+            f"{'; '.join(problems)}. Correct the examples, or train without --strict",
+        )
 
 
 class InvalidRecipeError(TrainingError):

@@ -37,6 +37,16 @@ from nunatak_training.trunk import JoinedStates, MemoryTrunkStore, TrunkStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """What examples say of a trained task."""
+
+    values: Mapping[Metric, float]
+    """In the order in which they were reported on dev."""
+    intervals: Mapping[Metric, Interval]
+    """At 95 %; a score may have none (see `score_intervals`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedTask:
     """The parameters of one task after its best epoch, and all that a manifest says of them."""
 
@@ -58,6 +68,13 @@ class TrainedTask:
     num_epochs: int
     """That were planned; fewer have run where patience ended the run."""
     history: tuple[EpochResult, ...]
+    test: Scores | None = None
+    """On the test examples of the data, where there are some."""
+
+    def tested(self, backbone: Backbone) -> "TrainedTask":
+        """The same, with its scores on the test examples of its data, if there are some."""
+        examples = self.data.test
+        return self if examples is None else replace(self, test=evaluate(self, examples, backbone))
 
     def with_choice(self, choice: LayerChoice) -> "TrainedTask":
         """The same, with how its number of layers was chosen in its recipe."""
@@ -287,10 +304,8 @@ def _check_metric(metric: Metric, objective: Objective, data: TaskData) -> None:
         )
 
 
-def evaluate(
-    trained: TrainedTask, examples: ExampleSet, backbone: Backbone
-) -> Mapping[Metric, float]:
-    """Return the scores that were reported on dev, in their order, of other examples.
+def evaluate(trained: TrainedTask, examples: ExampleSet, backbone: Backbone) -> Scores:
+    """Return the scores that were reported on dev, of other examples.
 
     Raises:
         KeyError: the examples have a label that the task was not trained on.
@@ -300,5 +315,8 @@ def evaluate(
     objective = objective_of(trained.data, positive_label=recipe.positive_label)
     encoded = objective.encode(examples, backbone.tokenizer, max_length=recipe.max_length)
     logits = predict(branch_logits(backbone, trained.spec, trained.parameters), encoded.encodings)
-    statistics = objective.statistics(examples, encoded, logits)
-    return {metric: statistics.value(metric) for metric in trained.scores}
+    statistics, metrics = objective.statistics(examples, encoded, logits), tuple(trained.scores)
+    return Scores(
+        values={metric: statistics.value(metric) for metric in metrics},
+        intervals=score_intervals(statistics, metrics, seed=recipe.seed),
+    )

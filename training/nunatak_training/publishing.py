@@ -93,7 +93,8 @@ def draft_trained(
             created_at=created_at,
             data=_data_record(trained.data, num_long=trained.num_long),
             recipe=RecipeRecord(settings=recipe.settings(), digest=recipe.digest),
-            metrics=_metric_records(trained),
+            metrics=metric_records(trained.scores, trained.intervals, trained.data.dev),
+            test_metrics=_test_records(trained),
             confusion=_confusion_record(trained),
             note=note,
         ),
@@ -134,9 +135,11 @@ def _data_record(data: TaskData, *, num_long: tuple[int, int] | None = None) -> 
     )
 
 
-def _metric_records(trained: TrainedTask) -> tuple[MetricRecord, ...]:
-    dev = trained.data.dev
-    return metric_records(trained.scores, trained.intervals, dev)
+def _test_records(trained: TrainedTask) -> tuple[MetricRecord, ...]:
+    test, examples = trained.test, trained.data.test
+    if test is None or examples is None:
+        return ()
+    return metric_records(test.values, test.intervals, examples)
 
 
 def metric_records(

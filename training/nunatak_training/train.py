@@ -14,9 +14,21 @@ from nunatak_contract.methods import Full, HeadOnly, TopK
 from nunatak_contract.names import check_task_name
 from nunatak_model import Backbone, load_backbone
 from nunatak_registry import Registry
-from nunatak_training.data import TaskData, load_task_data
-from nunatak_training.errors import InvalidRecipeError, TargetMissedError, TrainingDivergedError
-from nunatak_training.fitting import TrainedTask, fit_task
+from nunatak_training.data import (
+    DataWarning,
+    ExampleSet,
+    RowFormat,
+    TaskData,
+    data_warnings,
+    load_task_data,
+)
+from nunatak_training.errors import (
+    InvalidRecipeError,
+    SuspiciousDataError,
+    TargetMissedError,
+    TrainingDivergedError,
+)
+from nunatak_training.fitting import Scores, TrainedTask, fit_task
 from nunatak_training.kinds import Metric, TaskKind
 from nunatak_training.loop.checkpoint import Checkpoint, held_checkpoint, run_key
 from nunatak_training.publishing import check_publishable, publish
@@ -111,6 +123,10 @@ class TrainSettings:
     """Absent: the first train row tells it (see `docs/training.md`)."""
     dev: Path | None = None
     """A file of dev examples, in place of those that `data` would give."""
+    spelt: RowFormat = field(default_factory=RowFormat)
+    """How files spell a row."""
+    strict: bool = False
+    """Whether a warning about the data ends the run before training."""
     device: str = "cpu"
     note: str = ""
     layer_target: float | None = None
@@ -129,6 +145,8 @@ class TrainOutcome:
     """On the dev examples; the recipe's metric comes first."""
     intervals: Mapping[Metric, Interval]
     """Of the metrics, at 95 %; a metric may have none (see `score_intervals`)."""
+    test: Scores | None
+    """On the test examples, where the data has some."""
     best_epoch: int
     num_epochs: int
     """That were planned; fewer have run where patience ended the run."""
@@ -147,6 +165,7 @@ def train(
     report: Report | None = None,
     trunks: TrunkStore | None = None,
     checkpoints: Path | None = None,
+    warn: Callable[[Sequence[DataWarning]], None] | None = None,
 ) -> TrainOutcome:
     """Read the data, train, and publish the best epoch as a new version of the task.
 
@@ -162,6 +181,7 @@ def train(
         trunks: where trunk states come from (see `fit_task`).
         checkpoints: a cache folder; the same call after a kill goes on from there, to the same
             weights. Absent: it begins anew.
+        warn: is given the warnings about the data, if there are some, before training.
 
     Raises:
         TrainingError: the data, the recipe or the run is at fault.
@@ -172,13 +192,23 @@ def train(
     started = time.perf_counter()
     check_task_name(settings.task)
     data = load_task_data(
-        settings.data, kind=settings.kind, dev=settings.dev, seed=settings.recipe.seed
+        settings.data,
+        kind=settings.kind,
+        dev=settings.dev,
+        seed=settings.recipe.seed,
+        spelt=settings.spelt,
     )
     if backbone is None:
         backbone = load_backbone(settings.recipe.backbone, device=settings.device)
     # What is recorded is the backbone's own name, never somebody's path to it.
     recipe = changed_recipe(settings.recipe, {"backbone": backbone.name})
     check_publishable(data, recipe, backbone, note=settings.note)
+    warnings = _warnings_of(data, recipe, backbone)
+    if warnings and warn is not None:
+        warn(warnings)
+    if warnings and settings.strict:
+        problems = tuple(f"{warning.problem}: {warning.found}" for warning in warnings)
+        raise SuspiciousDataError(data.name, problems)
     with ExitStack() as held:
         run = _Runs(settings.task, data, backbone, report or SilentReport(), trunks, checkpoints)
         target = settings.layer_target
@@ -192,6 +222,7 @@ def train(
                 changes=settings.recipe_changes,
             )
             trained = chosen.trained
+        trained = trained.tested(backbone)
         manifest = publish(
             trained,
             registry,
@@ -205,12 +236,27 @@ def train(
         manifest=manifest,
         metrics=trained.scores,
         intervals=trained.intervals,
+        test=trained.test,
         best_epoch=trained.best_epoch,
         num_epochs=trained.num_epochs,
         history=trained.history,
         layer_choice=trained.recipe.layer_choice,
         seconds=time.perf_counter() - started,
     )
+
+
+def _warnings_of(data: TaskData, recipe: Recipe, backbone: Backbone) -> tuple[DataWarning, ...]:
+    if data.kind.head.reads_tokens:
+        return data_warnings(data, max_length=recipe.max_length)
+    num_long = [_num_long(part, recipe, backbone) for part in (data.train, data.dev)]
+    return data_warnings(data, num_long=(num_long[0], num_long[1]), max_length=recipe.max_length)
+
+
+def _num_long(examples: ExampleSet, recipe: Recipe, backbone: Backbone) -> int:
+    """Examples of more tokens than training reads of a text."""
+    inputs = [example.model_input for example in examples.examples]
+    encodings = backbone.tokenizer.encode(inputs, max_length=recipe.max_length)
+    return sum(bool(it.part.index or it.part.num_left_out) for it in encodings)
 
 
 class _Runs:

@@ -68,6 +68,10 @@ ThreadsOption = Annotated[
         show_default=False,
     ),
 ]
+StrictOption = Annotated[
+    bool,
+    typer.Option("--strict", help="Refuse data with warnings, instead of training on it."),
+]
 KindOption = Annotated[
     str | None,
     typer.Option(

@@ -28,6 +28,7 @@ from nunatak_cli.options import (
     ResumeOption,
     SeedOption,
     SetOption,
+    StrictOption,
     ThreadsOption,
     settings_given,
 )
@@ -62,8 +63,8 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         str,
         typer.Option(
             metavar="PATH",
-            help="Examples: JSONL, CSV, TSV or Parquet; a folder with train.* and dev.*; or the "
-            "name of a data set on the hub. Columns: see --kind.",
+            help="Examples: JSONL, CSV, TSV or Parquet; a folder with train.*, dev.* and "
+            "maybe test.*; or the name of a data set on the hub. Columns: see --kind.",
         ),
     ],
     dev: Annotated[
@@ -75,6 +76,38 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         ),
     ] = None,
     kind: KindOption = None,
+    text_column: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Column of the text, if it is not `text`.", show_default=False
+        ),
+    ] = None,
+    label_column: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Column of the label, if it is not `label` (or `labels`).",
+            show_default=False,
+        ),
+    ] = None,
+    pair_column: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Column of the second text, if it is not `text_pair`.",
+            show_default=False,
+        ),
+    ] = None,
+    delimiter: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CHARACTER",
+            help="Between the fields of CSV and TSV files. Absent: comma, tab or semicolon, "
+            "whichever splits the header line.",
+            show_default=False,
+        ),
+    ] = None,
+    strict: StrictOption = False,
     registry: RegistryOption = None,
     promote: NewAliasOption = None,
     note: Annotated[str, typer.Option(metavar="TEXT", help="A remark to keep with it.")] = "",
@@ -181,6 +214,7 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
             outcome_json,
             outcome_table,
             prepare_device,
+            row_format,
             train_and_promote,
         )
         from nunatak_training import read_settings
@@ -196,6 +230,10 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         cache=cache,
         resume=resume,
         device=device,
+        spelt=row_format(
+            text=text_column, label=label_column, pair=pair_column, delimiter=delimiter
+        ),
+        strict=strict,
     )
     prepare_device(device, threads)
     with created_registry(registry) as opened:
@@ -209,7 +247,7 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
             console().print(f"{task}@{promote} -> version {outcome.manifest.version}")
 
 
-def train_all(
+def train_all(  # noqa: PLR0913 - one parameter per option is how typer works
     file: Annotated[
         Path,
         typer.Argument(
@@ -223,6 +261,7 @@ def train_all(
     resume: ResumeOption = True,
     device: DeviceOption = DeviceName.CPU,
     threads: ThreadsOption = None,
+    strict: StrictOption = False,
 ) -> None:
     """Train and publish all tasks of a file; a task that fails does not stop the others."""
     with needs_extra("training"):
@@ -236,7 +275,7 @@ def train_all(
         )
     listed = read_task_file(file)
     prepare_device(device, threads)
-    requests = requests_of(listed, file, cache=cache, resume=resume, device=device)
+    requests = requests_of(listed, file, cache=cache, resume=resume, device=device, strict=strict)
     with created_registry(registry) as opened:
         results = train_in_turn(requests, opened)
     if as_json:

@@ -1,6 +1,7 @@
 """Trains and publishes one task for `nunatak train`, and shows the outcome."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -11,6 +12,7 @@ from rich.text import Text
 
 from nunatak_cli.errors import InvalidOptionError
 from nunatak_cli.options import DeviceName
+from nunatak_cli.output import error_console
 from nunatak_contract.names import check_alias_name, check_task_name
 from nunatak_model import DEFAULT_BACKBONE, Backbone, chosen_threads, load_backbone
 from nunatak_registry import Registry
@@ -22,10 +24,12 @@ from nunatak_registry.cards import (
     stored_bytes,
 )
 from nunatak_training import (
+    DataWarning,
     DiskTrunkStore,
     Interval,
     LayerChoice,
     ProgressBar,
+    RowFormat,
     RunSettings,
     TaskKind,
     TrainOutcome,
@@ -56,6 +60,10 @@ class TrainRequest:
     resume: bool = True
     """Whether to continue a killed run and to write checkpoints."""
     device: DeviceName = DeviceName.CPU
+    spelt: RowFormat = field(default_factory=RowFormat)
+    """How the files of examples spell a row."""
+    strict: bool = False
+    """Whether to refuse data with warnings."""
 
 
 def train_and_promote(
@@ -84,6 +92,8 @@ def train_and_promote(
         recipe=recipe,
         kind=request.kind,
         dev=request.dev,
+        spelt=request.spelt,
+        strict=request.strict,
         note=request.note,
         layer_target=chosen.layer_target,
         recipe_changes=chosen.changes,
@@ -95,10 +105,42 @@ def train_and_promote(
         report=ProgressBar(request.task),
         trunks=trunks,
         checkpoints=default_cache_folder() if request.resume else None,
+        warn=lambda found: error_console().print(warnings_table(found, request.task)),
     )
     if request.alias is not None:
         registry.promote(request.task, request.alias, outcome.manifest.version)
     return outcome
+
+
+def row_format(
+    *,
+    text: str | None = None,
+    label: str | None = None,
+    pair: str | None = None,
+    delimiter: str | None = None,
+) -> RowFormat:
+    """Return how files spell a row, as options say.
+
+    Raises:
+        InvalidOptionError: the delimiter is no single character.
+    """
+    if delimiter is not None:
+        delimiter = {"\\t": "\t", "tab": "\t"}.get(delimiter, delimiter)
+        if len(delimiter) != 1 or delimiter in {'"', "\n", "\r"}:
+            raise InvalidOptionError(
+                f"--delimiter expects one character, such as ';', or tab, got {delimiter!r}"
+            )
+    return RowFormat(text=text, label=label, pair=pair, delimiter=delimiter)
+
+
+def warnings_table(warnings: Sequence[DataWarning], task: str) -> Table:
+    """Return the warnings about the data of a task, each with a way out."""
+    table = Table(title=Text(f"warnings about the data of {task}"), title_justify="left")
+    for heading in ("problem", "found", "what to do"):
+        table.add_column(heading)
+    for warning in warnings:
+        table.add_row(Text(warning.problem), Text(warning.found), Text(warning.advice))
+    return table
 
 
 def prepare_device(device: DeviceName, threads: int | None) -> None:
@@ -152,6 +194,9 @@ def outcome_table(outcome: TrainOutcome) -> Table:
     table.add_column()
     for metric, value in outcome.metrics.items():
         table.add_row(f"dev {metric}", _score_text(value, outcome.intervals.get(metric)))
+    if outcome.test is not None:
+        for metric, value in outcome.test.values.items():
+            table.add_row(f"test {metric}", _score_text(value, outcome.test.intervals.get(metric)))
     if outcome.layer_choice is not None:
         table.add_row("layers chosen", _choice_text(outcome.layer_choice))
     table.add_row("method", method_text(manifest.method))
@@ -202,6 +247,9 @@ def outcome_json(outcome: TrainOutcome, *, alias: str | None) -> dict[str, JsonV
         "long_share": None if outcome.manifest.data is None else outcome.manifest.data.long_share,
         "metrics": {str(metric): value for metric, value in outcome.metrics.items()},
         "intervals": {str(metric): [it.low, it.high] for metric, it in outcome.intervals.items()},
+        "test_metrics": None
+        if outcome.test is None
+        else {str(metric): value for metric, value in outcome.test.values.items()},
         "best_epoch": outcome.best_epoch,
         "planned_epochs": outcome.num_epochs,
         "epochs": [

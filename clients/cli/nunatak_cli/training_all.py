@@ -17,11 +17,17 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from rich.table import Table
 
-from nunatak_cli.errors import TaskFileError
+from nunatak_cli.errors import InvalidOptionError, TaskFileError
 from nunatak_cli.failures import error_code
 from nunatak_cli.options import DeviceName
 from nunatak_cli.output import error_console
-from nunatak_cli.training import TrainRequest, check_names, outcome_json, train_and_promote
+from nunatak_cli.training import (
+    TrainRequest,
+    check_names,
+    outcome_json,
+    row_format,
+    train_and_promote,
+)
 from nunatak_contract.errors import ContractError
 from nunatak_model import DEFAULT_BACKBONE, Backbone, ModelError, load_backbone, maths_of
 from nunatak_registry import Registry, RegistryError
@@ -49,6 +55,10 @@ class SharedSettings(BaseModel):
     kind: TaskKind | None = None
     promote: str | None = None
     note: str | None = None
+    text_column: str | None = None
+    label_column: str | None = None
+    pair_column: str | None = None
+    delimiter: str | None = None
 
     @property
     def named(self) -> dict[str, JsonValue]:
@@ -124,7 +134,13 @@ def read_task_file(path: Path) -> TaskFile:
 
 
 def requests_of(
-    listed: TaskFile, file: Path, *, cache: bool, resume: bool, device: DeviceName = DeviceName.CPU
+    listed: TaskFile,
+    file: Path,
+    *,
+    cache: bool,
+    resume: bool,
+    device: DeviceName = DeviceName.CPU,
+    strict: bool = False,
 ) -> Requests:
     """Check every task of a file against the backbone.
 
@@ -150,9 +166,16 @@ def requests_of(
                 cache=cache,
                 resume=resume,
                 device=device,
+                spelt=row_format(
+                    text=said.text_column,
+                    label=said.label_column,
+                    pair=said.pair_column,
+                    delimiter=said.delimiter,
+                ),
+                strict=strict,
             )
             check_names(requests[task])
-        except (TrainingError, ContractError, RegistryError) as error:
+        except (TrainingError, ContractError, RegistryError, InvalidOptionError) as error:
             raise TaskFileError(file, f"tasks.{task}", str(error)) from error
     backbone = load_backbone(name, device=device.value)
     depths = dict[str, int]()

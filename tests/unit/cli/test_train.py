@@ -9,7 +9,7 @@ import torch
 from doubles.examples import rows_of, toy_examples, write_jsonl
 from doubles.terminals import nunatak
 from nunatak_cli.options import DeviceName
-from nunatak_cli.training import prepare_device
+from nunatak_cli.training import prepare_device, row_format
 from nunatak_training import TaskKind, all_settings
 
 
@@ -141,3 +141,38 @@ def test_so_many_threads_compute_as_were_named_or_are_free(
     prepare_device(DeviceName.CPU, given)
 
     assert chosen == [expected]
+
+
+@pytest.mark.parametrize("delimiter", ["", "::", "\n", '"'])
+def test_a_delimiter_is_one_character(tmp_path: Path, delimiter: str) -> None:
+    ran = nunatak(
+        *("train", "--task", "tone", "--data", "absent.csv", "--delimiter", delimiter),
+        *("--registry", str(tmp_path / "registry")),
+    )
+
+    assert ran.exit_code == 1
+    assert "--delimiter expects one character" in ran.stderr
+
+
+@pytest.mark.parametrize("delimiter", ["tab", "\\t", "\t"])
+def test_a_tab_has_a_name(delimiter: str) -> None:
+    assert row_format(delimiter=delimiter).delimiter == "\t"
+
+
+def test_strict_shows_the_warnings_and_trains_nothing(tmp_path: Path) -> None:
+    rows = [{"body": it.text, "class": f"{it.label} "} for it in toy_examples(40)]
+    data = tmp_path / "toy.csv"
+    lines = ["body;class", *(f"{row['body']};{row['class']}" for row in rows)]
+    data.write_text("\n".join(lines), encoding="utf-8")
+
+    ran = nunatak(
+        *("train", "--task", "tone", "--data", str(data), "--method", "head", "--strict"),
+        *("--text-column", "body", "--label-column", "class"),
+        *("--registry", str(tmp_path / "registry")),
+    )
+
+    assert ran.exit_code == 1
+    assert "warnings about the data of tone" in ran.stderr
+    last = ran.stderr.splitlines()[-1]
+    assert last.startswith("error [suspicious_data]: toy.csv: white space around labels: 2 labels")
+    assert last.endswith("Correct the examples, or train without --strict")

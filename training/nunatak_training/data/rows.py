@@ -113,6 +113,61 @@ class Row:
     values: Mapping[str, object]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowFormat:
+    """How the files of a task spell a row, where they differ from the usual way."""
+
+    text: str | None = None
+    """The column that holds the text; absent: `text`."""
+    label: str | None = None
+    """The column that holds the label or the list of labels; absent: `label` or `labels`."""
+    pair: str | None = None
+    """The column that holds the second text; absent: `text_pair`, if there is one."""
+    delimiter: str | None = None
+    """Between the fields of CSV and TSV files; absent: found in the header line."""
+
+    @property
+    def names_columns(self) -> bool:
+        """Whether a column has another name than usual."""
+        return any(name is not None for name in (self.text, self.label, self.pair))
+
+    def usual(self, row: Row, kind: TaskKind | None) -> Row:
+        """Return a row with the usual column names, and without columns that have other uses.
+
+        Raises:
+            MissingColumnError: the row lacks a column that this format names.
+            InvalidRowError: the kind of task has other columns than text and label.
+        """
+        if not self.names_columns:
+            return row
+        if kind not in {None, *_TEXT_KINDS}:
+            raise InvalidRowError(
+                row.columns_at,
+                f"a {kind} task has other columns than text and label; rename its columns in the "
+                "file, and leave --text-column, --label-column and --pair-column out",
+            )
+        told = kind or TaskKind.SINGLE_LABEL
+        for column in (self.text, self.label, self.pair):
+            if column is not None and column not in row.values:
+                raise MissingColumnError(row.columns_at, column, tuple(row.values), kind=told)
+        label = None if self.label is None else row.values[self.label]
+        is_list = kind is TaskKind.MULTI_LABEL or (kind is None and isinstance(label, list))
+        named = {
+            "text": self.text,
+            "labels" if is_list else "label": self.label,
+            "text_pair": self.pair,
+        }
+        values = {name: row.values[name] for name in _TEXT_COLUMNS if name in row.values}
+        if self.label is not None:
+            values = {name: it for name, it in values.items() if not name.startswith("label")}
+        values |= {name: row.values[column] for name, column in named.items() if column is not None}
+        return Row(where=row.where, columns_at=row.columns_at, values=values)
+
+
+_TEXT_KINDS = frozenset({TaskKind.SINGLE_LABEL, TaskKind.MULTI_LABEL, TaskKind.REGRESSION})
+_TEXT_COLUMNS = ("text", "text_pair", "label", "labels")
+
+
 def parse_row(row: Row, kind: TaskKind) -> list[ReadExample]:
     """Read one row; columns that the kind does not know are ignored.
 
