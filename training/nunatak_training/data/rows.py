@@ -19,10 +19,12 @@ from nunatak_training.errors import InvalidRowError, MissingColumnError
 from nunatak_training.kinds import TaskKind
 
 MAX_LABEL_CHARS = 200
+TEXT_KINDS = frozenset({TaskKind.SINGLE_LABEL, TaskKind.MULTI_LABEL, TaskKind.REGRESSION})
+TEXT_COLUMNS = ("text", "text_pair", "label", "labels")
 
 
 def read_text(value: object, column: str, where: str) -> str:
-    """Return a text that says something.
+    """Return a text that is not blank.
 
     Raises:
         InvalidRowError: it is no string, blank, or no Unicode text.
@@ -92,7 +94,7 @@ def read_list(value: object, column: str, where: str) -> Sequence[object]:
 
 
 def kind_of(value: object) -> str:
-    """Name the type of a value, as a message tells it."""
+    """Name the type of a value, for a message."""
     return "nothing" if value is None else type(value).__name__
 
 
@@ -109,7 +111,7 @@ class Row:
 
     where: str
     columns_at: str
-    """Where its columns are named: a header, or the row itself."""
+    """The place that names its columns: a header, or the row itself."""
     values: Mapping[str, object]
 
 
@@ -132,7 +134,7 @@ class RowFormat:
         return any(name is not None for name in (self.text, self.label, self.pair))
 
     def usual(self, row: Row, kind: TaskKind | None) -> Row:
-        """Return a row with the usual column names, and without columns that have other uses.
+        """Return a row with the usual column names, and without all other columns.
 
         Raises:
             MissingColumnError: the row lacks a column that this format names.
@@ -140,7 +142,7 @@ class RowFormat:
         """
         if not self.names_columns:
             return row
-        if kind not in {None, *_TEXT_KINDS}:
+        if kind not in {None, *TEXT_KINDS}:
             raise InvalidRowError(
                 row.columns_at,
                 f"a {kind} task has other columns than text and label; rename its columns in the "
@@ -157,15 +159,11 @@ class RowFormat:
             "labels" if is_list else "label": self.label,
             "text_pair": self.pair,
         }
-        values = {name: row.values[name] for name in _TEXT_COLUMNS if name in row.values}
+        values = {name: row.values[name] for name in TEXT_COLUMNS if name in row.values}
         if self.label is not None:
             values = {name: it for name, it in values.items() if not name.startswith("label")}
         values |= {name: row.values[column] for name, column in named.items() if column is not None}
         return Row(where=row.where, columns_at=row.columns_at, values=values)
-
-
-_TEXT_KINDS = frozenset({TaskKind.SINGLE_LABEL, TaskKind.MULTI_LABEL, TaskKind.REGRESSION})
-_TEXT_COLUMNS = ("text", "text_pair", "label", "labels")
 
 
 def parse_row(row: Row, kind: TaskKind) -> list[ReadExample]:

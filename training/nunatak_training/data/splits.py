@@ -23,8 +23,17 @@ from nunatak_training.errors import TooFewExamplesError, UnknownLabelError
 from nunatak_training.kinds import TaskKind
 
 DEV_SHARE = 0.1
+MAX_IMBALANCE = 20
+"""With so many times as many examples of one label, a model may never name the rare label."""
+SHOWN_CHARACTERS = 60
+NAMED_KINDS = frozenset(
+    {TaskKind.SINGLE_LABEL, TaskKind.MULTI_LABEL, TaskKind.TOKEN_CLASSIFICATION}
+)
+"""Kinds whose labels are names: two different labels of one text cannot both be right."""
 
 PartOf = Callable[[ReadExample], str]
+VALUE_NAME = "value"
+"""The label of a regression's one output."""
 
 
 def split_off_share(
@@ -113,10 +122,6 @@ def _parts(
     return train, dev
 
 
-VALUE_NAME = "value"
-"""What the one output of a regression is called."""
-
-
 def names_in(label: Label) -> tuple[str, ...]:
     """Return the names that a label uses: of a class, of labels or of tags."""
     match label:
@@ -145,7 +150,7 @@ def check_train(train: list[ReadExample], kind: TaskKind, name: str) -> None:
 
 
 def sameness(train: Iterable[Label], kind: TaskKind) -> str | None:
-    """Tell why nothing can be learnt from train labels, if they all say the same."""
+    """Return why train labels teach nothing, if they are all the same."""
     labels = set(train)
     names = {name for label in labels for name in names_in(label)}
     match kind:
@@ -171,7 +176,7 @@ def label_names(train: list[ReadExample], kind: TaskKind) -> tuple[str, ...]:
 def check_scored(
     examples: list[ReadExample], labels: tuple[str, ...], name: str, *, split: str
 ) -> None:
-    """Return if what has these labels can be scored on the examples of a split.
+    """Return if a task with these labels can be scored on the examples of a split.
 
     Raises:
         TooFewExamplesError: there are none, or nothing to find among them.
@@ -300,11 +305,6 @@ class DataWarning:
     advice: str
 
 
-MAX_IMBALANCE = 20
-"""From so many times as many examples on, a model may do well and never name the rare label."""
-SHOWN_CHARACTERS = 60
-
-
 def data_warnings(
     data: TaskData, *, num_long: tuple[int, int] = (0, 0), max_length: int
 ) -> tuple[DataWarning, ...]:
@@ -320,19 +320,13 @@ def data_warnings(
         (DataProblem.IN_TRAIN_AND_TEST, data.test or ExampleSet(examples=())),
     )
     found = [_shared(problem, data, part) for problem, part in shared]
-    if data.kind in _WITH_NAMES:
+    if data.kind in NAMED_KINDS:
         found += [_contradictions(data), _white_space(data)]
     if data.kind is TaskKind.SINGLE_LABEL:
         found.append(_imbalance(data))
     if not data.kind.head.reads_tokens:
         found.append(_cut(data, num_long, max_length))
     return tuple(warning for warning in found if warning is not None)
-
-
-_WITH_NAMES = frozenset(
-    {TaskKind.SINGLE_LABEL, TaskKind.MULTI_LABEL, TaskKind.TOKEN_CLASSIFICATION}
-)
-"""Kinds whose labels are names: two different labels of one text cannot both be right."""
 
 
 def _shared(problem: DataProblem, data: TaskData, part: ExampleSet) -> DataWarning | None:
