@@ -145,7 +145,7 @@ def all_settings() -> tuple[Setting, ...]:
             owners.setdefault(name, []).append(kind)
     defaults_in_words = {
         **dict.fromkeys(DEFAULTS_BY_METHOD, "by method"),
-        "patience": f"{PATIENCE}; with epochs null",
+        "patience": str(PATIENCE),
     }
     of_methods = (
         replace(it, description=f"{', '.join(kinds)}: {it.description}".rstrip(": "))
