@@ -1,19 +1,20 @@
 """Early stopping: what the default `patience` saves of training on small data, and what it costs.
 
-Ten sets, each cut to so few train examples that `min_steps` gives them many epochs. Each set is
-trained twice by the default recipe of two top layers, with `patience` null and with the default
-one. Both runs are scored on dev examples, which choose the best epoch, and on examples that
-neither run has seen. Sets that have a result in the results folder are not trained again.
+Each set is cut to so few train examples that `min_steps` gives it many epochs. It is trained twice
+by the default recipe of two top layers, with `patience` null and with the default one. Both runs are scored on dev examples, which choose the best epoch, and on examples that
+neither run has seen. Sets that have a result in the results folder are not trained again. With
+`--only`, one set is trained and nothing is recorded.
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
 from pydantic import BaseModel, ConfigDict
 
-from benchmarks.harness.recording import FIGURES, Sheet, figures_parser, hardware, open_sheet
+from benchmarks.harness.recording import FIGURES, Sheet, figures_parser, hardware
 from nunatak_contract.methods import TopK
 from nunatak_model import Backbone, load_backbone
 from nunatak_registry.cards import markdown_table
@@ -81,25 +82,32 @@ class Result(BaseModel):
 
 
 def main() -> None:
-    """Train the sets that have no result yet; once all have one, write the page and figures."""
+    """Train the sets that have no result yet, then write the page and the figures of all."""
     parser = figures_parser(__doc__)
+    parser.add_argument("sets", nargs="*", default=list(SETS), help="sets to record")
     parser.add_argument("--data", type=Path, required=True, help="folder with one folder per set")
     parser.add_argument("--rows", type=int, default=300, help="train examples of each set")
     parser.add_argument("--results", type=Path, default=Path(".bench/early-stopping"))
     parser.add_argument("--only", choices=SETS, help="train this set alone")
-    options, sheet = open_sheet(parser)
+    options = parser.parse_args()
     options.results.mkdir(parents=True, exist_ok=True)
-    missing = [name for name in SETS if not _file(options.results, name).exists()]
-    backbone = load_backbone()
-    for name in missing if options.only is None else [options.only]:
-        result = compared(name, cut_data(options.data / name, options.rows), backbone)
+    wanted = options.sets if options.only is None else [options.only]
+    missing = [name for name in wanted if not _file(options.results, name).exists()]
+    for name in missing:
+        result = compared(name, cut_data(options.data / name, options.rows), load_backbone())
         _file(options.results, name).write_text(result.model_dump_json(indent=2), encoding="utf-8")
         print(f"{name}: {result.early.steps} of {result.full.steps} steps", flush=True)
     if options.only is None:
-        found = [_file(options.results, name).read_text(encoding="utf-8") for name in SETS]
+        found = [_file(options.results, name).read_text(encoding="utf-8") for name in wanted]
         results = [Result.model_validate_json(text) for text in found]
+        sheet = Sheet(command=_command(wanted, options.rows), file=options.figures, rounds=1)
         record(results, sheet)
         PAGE.write_text(page(results, rows=options.rows, command=sheet.command), encoding="utf-8")
+
+
+def _command(names: Sequence[str], rows: int) -> str:
+    named = "" if tuple(names) == SETS else f" {' '.join(names)}"
+    return f"python -m benchmarks.papers.early_stopping{named} --data DATA --rows {rows}"
 
 
 def _file(folder: Path, name: str) -> Path:
@@ -152,13 +160,13 @@ def record(results: list[Result], sheet: Sheet) -> None:
     sheet.record(
         "training.early.steps",
         [sum(it.early.steps for it in results) / sum(it.full.steps for it in results)],
-        unit="of the steps of all epochs, ten sets",
+        unit=f"of the steps of all epochs, {len(results)} sets",
         goal="<= 0.5",
     )
     sheet.record(
         "training.early.seconds",
         [sum(it.early.seconds for it in results) / sum(it.full.seconds for it in results)],
-        unit="of the time of all epochs, ten sets",
+        unit=f"of the time of all epochs, {len(results)} sets",
         goal="<= 0.5",
     )
     for part, score in (("dev", "dev_score"), ("unseen", "unseen_score")):
@@ -166,7 +174,7 @@ def record(results: list[Result], sheet: Sheet) -> None:
         sheet.record(
             f"training.early.{part}_points",
             [100 * change],
-            unit=f"points gained on {part} examples, mean of ten sets",
+            unit=f"points gained on {part} examples, mean of {len(results)} sets",
             goal=">= -1",
         )
 
@@ -188,7 +196,8 @@ def page(results: list[Result], *, rows: int, command: str) -> str:
     patience = default_recipe(METHOD).patience
     return (
         "# Early stopping\n\n"
-        f"Ten sets, {rows} train examples each, two top layers of MiniLM by its default recipe.\n"
+        f"{len(results)} sets, {rows} train examples each, two top layers of MiniLM by its default\n"
+        "recipe. "
         f"Each cell is *with the default patience of {patience}* / *all epochs* (null).\n"
         f"Up to {NUM_DEV} dev examples choose the epoch; the scores in *unseen* come from up to\n"
         f"{NUM_UNSEEN} other examples. Full data sets need few epochs, which patience does not\n"

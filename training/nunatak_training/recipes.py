@@ -199,8 +199,8 @@ class Recipe(BaseModel):
     ]
     patience: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
         default=None,
-        description="scored epochs without a better dev score end training; null: none; named epochs: "
-        "null",
+        description="scored epochs without a better dev score end training; null: none, as with "
+        "named epochs",
         # Younger than the digests of recipes: a recipe that runs all epochs has its old digest.
         exclude_if=lambda patience: patience is None,
     )
