@@ -1,9 +1,10 @@
 """Early stopping: what the default `patience` saves of training on small data, and what it costs.
 
 Each set is cut to so few train examples that `min_steps` gives it many epochs. It is trained twice
-by the default recipe of two top layers, with `patience` null and with the default one. Both runs are scored on dev examples, which choose the best epoch, and on examples that
-neither run has seen. Sets that have a result in the results folder are not trained again. With
-`--only`, one set is trained and nothing is recorded.
+by the default recipe of two top layers, with `patience` null and with the default one. Both runs
+are scored on dev examples, which choose the best epoch, and on examples that neither run has seen.
+Sets that have a result in the results folder are not trained again. With `--only`, one set is
+trained and nothing is recorded.
 """
 
 import time
@@ -196,8 +197,7 @@ def page(results: list[Result], *, rows: int, command: str) -> str:
     patience = default_recipe(METHOD).patience
     return (
         "# Early stopping\n\n"
-        f"{len(results)} sets, {rows} train examples each, two top layers of MiniLM by its default\n"
-        "recipe. "
+        f"{len(results)} sets, {rows} train examples each, two top layers of MiniLM by default.\n"
         f"Each cell is *with the default patience of {patience}* / *all epochs* (null).\n"
         f"Up to {NUM_DEV} dev examples choose the epoch; the scores in *unseen* come from up to\n"
         f"{NUM_UNSEEN} other examples. Full data sets need few epochs, which patience does not\n"
