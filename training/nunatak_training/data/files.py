@@ -110,7 +110,8 @@ def _sniffed(path: Path, usual: str) -> str:
     num_fields = dict[str, int]()
     for delimiter in (usual, *DELIMITERS):
         try:
-            num_fields[delimiter] = len(next(csv.reader([header], delimiter=delimiter), []))
+            fields = [len(row) for row in csv.reader([header], delimiter=delimiter)]
+            num_fields[delimiter] = max(fields, default=0)
         except csv.Error:
             num_fields[delimiter] = 0
     # The first of equals wins, and the usual one is the first.

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from nunatak_model import TextInput
 from nunatak_registry.cards import LONG_SHARE_TO_WARN_OF
 from nunatak_training.data.examples import (
     Answers,
@@ -342,17 +343,17 @@ def _shared(problem: DataProblem, data: TaskData, part: ExampleSet) -> DataWarni
 
 
 def _contradictions(data: TaskData) -> DataWarning | None:
-    labels: defaultdict[object, set[str]] = defaultdict(set)
+    labels: defaultdict[TextInput, set[str]] = defaultdict(set)
     for example in (*data.train.examples, *data.dev.examples):
         labels[example.model_input].add(str(label_json(example.label)))
     torn = [text for text, found in labels.items() if len(found) > 1]
     if not torn:
         return None
     first = min(torn, key=str)
-    text = first[0] if isinstance(first, tuple) else first
+    text = first if isinstance(first, str) else first[0]
     return DataWarning(
         problem=DataProblem.CONTRADICTION,
-        found=f"{len(torn):,} texts, such as {_shown(str(text))}",
+        found=f"{len(torn):,} texts, such as {_shown(text)}",
         advice="keep one label for each text; nothing can be learnt from a contradiction",
     )
 

@@ -94,8 +94,9 @@ class Checkpoint:
         """How many threads the run began with; None if nothing was written yet."""
         for path in sorted(self._path.parent.glob(f"{self._path.stem}*{SUFFIX}")):
             try:
-                with safe_open(path, framework="np") as file:
-                    return int((file.metadata() or {})[THREADS])
+                with safe_open(path, framework="np") as file:  # pyright: ignore[reportUnknownVariableType]
+                    facts = cast("dict[str, str]", file.metadata() or {})  # pyright: ignore[reportUnknownMemberType]
+                return int(facts[THREADS])
             except (OSError, SafetensorError, KeyError, ValueError):
                 continue
         return None
