@@ -33,6 +33,7 @@ class Provenance:
     data: DataRecord | None = None
     recipe: RecipeRecord | None = None
     metrics: tuple[MetricRecord, ...] = ()
+    test_metrics: tuple[MetricRecord, ...] = ()
     confusion: ConfusionRecord | None = None
     note: str = ""
 
@@ -107,6 +108,7 @@ def draft_task(  # noqa: PLR0913 - a version has this many parts
         data=provenance.data,
         recipe=provenance.recipe,
         metrics=provenance.metrics,
+        test_metrics=provenance.test_metrics,
         confusion=provenance.confusion,
         created_at=provenance.created_at,
         note=provenance.note,

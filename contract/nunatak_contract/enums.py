@@ -58,6 +58,15 @@ class RankingScore(StrEnum):
     NONE = "none"
 
 
+class IntervalMethod(StrEnum):
+    """How the interval of a score was found."""
+
+    WILSON = "wilson"
+    """Of a proportion (Wilson 1927)."""
+    BOOTSTRAP = "bootstrap"
+    """From resamples of the examples."""
+
+
 class Pooling(StrEnum):
     """How the token vectors of a text become one vector."""
 

@@ -88,6 +88,12 @@ class TaskDraft(Record, frozen=True):
     data: DataRecord | None = None
     recipe: RecipeRecord | None = None
     metrics: tuple[MetricRecord, ...] = ()
+    test_metrics: tuple[MetricRecord, ...] = Field(
+        default=(),
+        description="of examples that training neither learnt from nor chose by",
+        # Younger than the schema: content without it keeps the digest it has always had.
+        exclude_if=lambda metrics: not metrics,
+    )
     confusion: ConfusionRecord | None = None
     created_at: datetime
     note: Note = ""

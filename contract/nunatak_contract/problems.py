@@ -160,6 +160,9 @@ TRAINING: Mapping[str, Reason] = {
         "{where}: label {label!r} does not occur in the train examples, whose labels are {known}"
     ),
     "too_few_examples": Reason("{where}: {problem}"),
+    "suspicious_data": Reason(
+        "{where}: {problems}. Correct the examples, or train without --strict"
+    ),
     "invalid_recipe": Reason("{problem}"),
     "training_diverged": Reason(
         "the loss or its gradient is not finite at step {step} (learning rate {learning_rate:g}); "

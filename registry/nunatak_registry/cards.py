@@ -13,7 +13,7 @@ from typing import Final, assert_never
 
 from pydantic import JsonValue
 
-from nunatak_contract.enums import HeadKind, OnLong, RankingScore, Reads
+from nunatak_contract.enums import HeadKind, IntervalMethod, OnLong, RankingScore, Reads
 from nunatak_contract.evidence import MetricRecord
 from nunatak_contract.heads import DEFAULT_THRESHOLD, HeadRecord
 from nunatak_contract.manifest import TaskManifest
@@ -78,12 +78,13 @@ def shared_text(manifest: TaskManifest) -> str:
 
 
 def score_text(metric: MetricRecord) -> str:
-    """A score, with its interval at 95 % if it was measured."""
+    """A score, with its interval at 95 % and the interval's method if they were measured."""
     value = f"{metric.value:.4f}"
     if metric.interval is None:
         return value
     low, high = metric.interval
-    return f"{value} [{low:.4f}, {high:.4f}]"
+    method = metric.interval_method or IntervalMethod.BOOTSTRAP
+    return f"{value} [{low:.4f}, {high:.4f}] ({method})"
 
 
 def own_parameters(manifest: TaskManifest) -> int:
@@ -214,7 +215,8 @@ def compare(left: TaskManifest, right: TaskManifest) -> tuple[Compared, ...]:
     settings = _merged("recipe", _settings(left), _settings(right))
     return (
         *_merged("", _facts_of_both(left), _facts_of_both(right)),
-        *_merged("metric", _metrics(left), _metrics(right)),
+        *_merged("metric", _values(left.metrics), _values(right.metrics)),
+        *_merged("test metric", _values(left.test_metrics), _values(right.test_metrics)),
         *(row for row in settings if row.differs),
     )
 
@@ -236,8 +238,8 @@ def _facts_of_both(manifest: TaskManifest) -> dict[str, JsonValue]:
     }
 
 
-def _metrics(manifest: TaskManifest) -> dict[str, JsonValue]:
-    return {metric.name: metric.value for metric in manifest.metrics}
+def _values(metrics: Iterable[MetricRecord]) -> dict[str, JsonValue]:
+    return {metric.name: metric.value for metric in metrics}
 
 
 def _settings(manifest: TaskManifest) -> dict[str, JsonValue]:
@@ -318,6 +320,13 @@ def _scores(manifest: TaskManifest) -> Iterator[str]:
     if not manifest.metrics:
         yield "None recorded."
         return
+    yield from _score_table(manifest.metrics)
+    if manifest.test_metrics:
+        yield from ("", "On test examples, by which nothing was chosen:", "")
+        yield from _score_table(manifest.test_metrics)
+
+
+def _score_table(metrics: Sequence[MetricRecord]) -> Iterator[str]:
     rows = (
         (
             _text(metric.name),
@@ -325,7 +334,7 @@ def _scores(manifest: TaskManifest) -> Iterator[str]:
             f"{metric.num_examples:,}",
             f"`{metric.data_digest}`",
         )
-        for metric in manifest.metrics
+        for metric in metrics
     )
     yield from _table(("metric", "value [95 % interval]", "examples", "data digest"), rows)
 

@@ -1,7 +1,7 @@
 """Publishing: a trained task becomes a version in the registry."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 
 from pydantic import TypeAdapter, ValidationError
@@ -20,10 +20,11 @@ from nunatak_contract.evidence import (
 from nunatak_contract.manifest import Note, TaskManifest
 from nunatak_model import Backbone, TextInput
 from nunatak_registry import Registry
-from nunatak_training.data import Example, TaskData
+from nunatak_training.data import Example, ExampleSet, TaskData
 from nunatak_training.fitting import TrainedTask, branch_spec
-from nunatak_training.kinds import TaskKind
+from nunatak_training.kinds import Metric, TaskKind
 from nunatak_training.recipes import Recipe
+from nunatak_training.scoring import Interval
 
 NUM_PROBE_INPUTS = 4
 MAX_PROBE_CHARS = 4096
@@ -95,7 +96,8 @@ def draft_trained(
             created_at=created_at,
             data=_data_record(trained.data, num_long=trained.num_long),
             recipe=RecipeRecord(settings=recipe.settings(), digest=recipe.digest),
-            metrics=_metric_records(trained),
+            metrics=metric_records(trained.scores, trained.intervals, trained.data.dev),
+            test_metrics=_test_records(trained),
             confusion=_confusion_record(trained),
             note=note,
         ),
@@ -148,18 +150,31 @@ def _data_record(data: TaskData, *, num_long: tuple[int, int] | None = None) -> 
     )
 
 
-def _metric_records(trained: TrainedTask) -> tuple[MetricRecord, ...]:
-    dev = trained.data.dev
-    return tuple(
-        MetricRecord(
-            name=metric.value,
-            value=value,
-            interval=trained.intervals[metric],
-            data_digest=dev.digest,
-            num_examples=len(dev),
+def _test_records(trained: TrainedTask) -> tuple[MetricRecord, ...]:
+    test, examples = trained.test, trained.data.test
+    if test is None or examples is None:
+        return ()
+    return metric_records(test.values, test.intervals, examples)
+
+
+def metric_records(
+    scores: Mapping[Metric, float], intervals: Mapping[Metric, Interval], examples: ExampleSet
+) -> tuple[MetricRecord, ...]:
+    """Return the records of the scores of examples."""
+    digest, records = examples.digest, list[MetricRecord]()
+    for metric, value in scores.items():
+        interval = intervals.get(metric)
+        records.append(
+            MetricRecord(
+                name=metric.value,
+                value=value,
+                interval=None if interval is None else (interval.low, interval.high),
+                interval_method=None if interval is None else interval.method,
+                data_digest=digest,
+                num_examples=len(examples),
+            )
         )
-        for metric, value in trained.scores.items()
-    )
+    return tuple(records)
 
 
 def _confusion_record(trained: TrainedTask) -> ConfusionRecord | None:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, f
 from nunatak_contract.enums import MethodKind
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
 from nunatak_training.errors import InvalidRecipeError
-from nunatak_training.recipes import DEFAULTS_BY_METHOD, default_recipe, recipe_settings
+from nunatak_training.recipes import DEFAULTS_BY_METHOD, PATIENCE, default_recipe, recipe_settings
 from nunatak_training.settings import Setting, check_name, flattened, problems_in, settings_of
 
 TOP_LAYERS = 2
@@ -131,7 +131,10 @@ def all_settings() -> tuple[Setting, ...]:
     for kind in METHODS:
         for name in method_settings(kind):
             owners.setdefault(name, []).append(kind)
-    defaults_in_words = dict.fromkeys(DEFAULTS_BY_METHOD, "by method")
+    defaults_in_words = {
+        **dict.fromkeys(DEFAULTS_BY_METHOD, "by method"),
+        "patience": str(PATIENCE),
+    }
     of_methods = (
         replace(it, description=f"{', '.join(kinds)}: {it.description}".rstrip(": "))
         for name, kinds in owners.items()

@@ -374,8 +374,8 @@ def _row_input(row: Mapping[str, object], where: str) -> Input:
             raise NunatakError(
                 "invalid_input_file",
                 where=where,
-                problem="expected the columns text (and text_pair), question and context, query and "
-                f"documents, or tokens; got {', '.join(map(repr, row)) or 'none'}",
+                problem="expected the columns text (and text_pair), question and context, query "
+                f"and documents, or tokens; got {', '.join(map(repr, row)) or 'none'}",
             )
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from nunatak_training.data import Example, TaggedWords
     from nunatak_training.data.examples import ReadExample
     from nunatak_training.kinds import TaskKind
-    from nunatak_training.scoring.evaluation import Evaluation, Said
+    from nunatak_training.scoring.evaluation import Evaluation, LabelReport, Said
 
 SHOWN_LABELS = 12
 """Labels of a confusion matrix that people see; JSON has all."""
@@ -311,11 +311,21 @@ def _scored_json(scored: Scored) -> dict[str, JsonValue]:
         "num_wrong": sum(map(bool, found.misses)),
         "num_truncated": scored.num_truncated,
         "metrics": {metric.value: value for metric, value in found.metrics.items()},
-        "intervals": {metric.value: list(it) for metric, it in found.intervals.items()},
+        "intervals": {metric.value: [it.low, it.high] for metric, it in found.intervals.items()},
         "errors": dict(found.errors),
-        "labels": [cast("JsonValue", asdict(label)) for label in found.labels],
+        "labels": [_label_json(label) for label in found.labels],
         "confusion": None if found.confusion is None else cells,
         "expected_calibration_error": found.calibration_error,
+    }
+
+
+def _label_json(report: "LabelReport") -> dict[str, JsonValue]:
+    ends = {
+        "precision_interval": report.precision_interval,
+        "recall_interval": report.recall_interval,
+    }
+    return asdict(report) | {
+        name: None if it is None else [it.low, it.high] for name, it in ends.items()
     }
 
 
@@ -335,8 +345,9 @@ def _report(scored: Scored, data: Path) -> RenderableType:
 def _metrics_table(found: "Evaluation") -> Table:
     table = _table("metric", "value", "95 %")
     for metric, value in found.metrics.items():
-        low, high = found.intervals[metric]
-        table.add_row(metric.value, f"{value:.4f}", f"{low:.4f} to {high:.4f}")
+        interval = found.intervals.get(metric)
+        extent = "" if interval is None else f"{interval.low:.4f} to {interval.high:.4f}"
+        table.add_row(metric.value, f"{value:.4f}", extent)
     for name, value in found.errors.items():
         table.add_row(name, f"{value:.4f}", "")
     if found.calibration_error is not None:

@@ -19,6 +19,7 @@ from nunatak_cli.output import console, print_json, print_text
 from nunatak_cli.registries import existing_registry
 
 if TYPE_CHECKING:
+    from nunatak_contract.evidence import MetricRecord
     from nunatak_contract.manifest import TaskManifest
     from nunatak_registry import Compared, Matrix
 
@@ -104,7 +105,8 @@ def _card(manifest: "TaskManifest", aliases: dict[str, int]) -> RenderableType:
         ("stored", f"{decimal(stored_bytes(manifest))} ({manifest.dtype})"),
         ("backbone", f"{manifest.backbone.name}  {manifest.backbone.digest[:12]}..."),
         ("longest input", f"{manifest.max_length} tokens"),
-        ("metrics", _metrics(manifest)),
+        ("metrics", _metrics(manifest.metrics)),
+        *([("test metrics", _metrics(manifest.test_metrics))] if manifest.test_metrics else []),
         ("data", _data(manifest)),
         ("recipe", _recipe(manifest)),
         ("probe", f"{len(manifest.probe.inputs)} inputs, tolerance {manifest.probe.tolerance:g}"),
@@ -154,13 +156,13 @@ def _matrix_table(matrix: "Matrix") -> Table:
     return table
 
 
-def _metrics(manifest: "TaskManifest") -> str:
+def _metrics(metrics: "Sequence[MetricRecord]") -> str:
     from nunatak_registry.cards import score_text
 
-    if not manifest.metrics:
+    if not metrics:
         return "none recorded"
-    examples = manifest.metrics[0].num_examples
-    scores = ", ".join(f"{metric.name} {score_text(metric)}" for metric in manifest.metrics)
+    examples = metrics[0].num_examples
+    scores = ", ".join(f"{metric.name} {score_text(metric)}" for metric in metrics)
     return f"{scores}  ({examples} examples)"
 
 

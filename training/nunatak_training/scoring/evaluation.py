@@ -6,10 +6,6 @@ hold for a version in this process and for a version on a server.
 Axes: units, bins.
 """
 
-# scipy ships no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,13 +29,13 @@ from nunatak_training.scoring.counts import (
 )
 from nunatak_training.scoring.spans import entities_in, exact_match, overlap_f1, uses_bio
 from nunatak_training.scoring.statistics import (
-    CONFIDENCE,
     Interval,
     Statistic,
     Statistics,
-    bootstrap_intervals,
     mean_of,
+    score_intervals,
     weights_of_all,
+    wilson_interval,
 )
 from nunatak_training.scoring.values import ndcg, pearson, reciprocal_rank, spearman
 
@@ -68,10 +64,10 @@ class LabelReport:
     f1: float
     num_expected: int
     num_predicted: int
-    precision_interval: tuple[float, float] | None
-    """Wilson's interval at 95 %; None if the label was never predicted."""
-    recall_interval: tuple[float, float] | None
-    """Wilson's interval at 95 %; None if the label was never expected."""
+    precision_interval: Interval | None
+    """At 95 %; None if the label was never predicted."""
+    recall_interval: Interval | None
+    """At 95 %; None if the label was never expected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +76,7 @@ class Evaluation:
 
     metrics: Mapping[Metric, float]
     intervals: Mapping[Metric, Interval]
-    """At 95 %: Wilson's interval for a share of the units, bootstrap over the units for others."""
+    """At 95 %; a score may have none (see `score_intervals`)."""
     errors: Mapping[str, float] = field(default_factory=dict[str, float])
     """Of a regression: the mean absolute error and the root of the mean squared error."""
     labels: tuple[LabelReport, ...] = ()
@@ -136,10 +132,15 @@ def _single_label(
     counts = _pairs(labels, [[it] for it in expected], [[it] for it in predicted])
     is_right = np.array(expected) == np.array(predicted)
     confidences = [it.scores[label] for it, label in zip(said, predicted, strict=True)]
-    statistics = Statistics(num_units=len(said), by_metric=label_statistics(counts, None))
+    statistics = Statistics(
+        num_units=len(said),
+        by_metric=label_statistics(counts, None),
+        # With one label a text, F1 over all labels together is the accuracy.
+        proportions=frozenset({Metric.ACCURACY, Metric.F1_MICRO}),
+    )
     return Evaluation(
         metrics=_values(statistics),
-        intervals=_intervals(statistics, shares={Metric.ACCURACY}),
+        intervals=_intervals(statistics),
         labels=_reports(labels, counts, len(said)),
         confusion=confusion(expected, predicted),
         calibration_error=calibration_error(np.array(confidences), is_right.astype(float)),
@@ -164,6 +165,7 @@ def _multi_label(
             Metric.F1_MACRO: f1_macro(counts),
             Metric.ACCURACY: mean_of(1 - np.array(misses)),
         },
+        proportions=frozenset({Metric.ACCURACY}),
     )
     pairs = [
         (it.scores[label], label in own.names)
@@ -173,7 +175,7 @@ def _multi_label(
     confidences, outcomes = np.array(pairs, dtype=float).T
     return Evaluation(
         metrics=_values(statistics),
-        intervals=_intervals(statistics, shares={Metric.ACCURACY}),
+        intervals=_intervals(statistics),
         labels=_reports(labels, counts, len(said)),
         calibration_error=calibration_error(confidences, outcomes),
         misses=tuple(misses),
@@ -241,10 +243,11 @@ def _answers(expected: Sequence[Answers], said: Sequence[Said]) -> Evaluation:
             Metric.SPAN_F1: mean_of(np.array([overlap_f1(*pair) for pair in pairs])),
             Metric.EXACT_MATCH: mean_of(exact),
         },
+        proportions=frozenset({Metric.EXACT_MATCH}),
     )
     return Evaluation(
         metrics=_values(statistics),
-        intervals=_intervals(statistics, shares={Metric.EXACT_MATCH}),
+        intervals=_intervals(statistics),
         misses=tuple(map(float, 1 - exact)),
     )
 
@@ -317,8 +320,8 @@ def _report(label: str, hits: int, expected: int, predicted: int) -> LabelReport
         f1=2 * hits / (expected + predicted) if expected + predicted else 0.0,
         num_expected=expected,
         num_predicted=predicted,
-        precision_interval=_wilson(hits, predicted) if predicted else None,
-        recall_interval=_wilson(hits, expected) if expected else None,
+        precision_interval=wilson_interval(hits / predicted, predicted) if predicted else None,
+        recall_interval=wilson_interval(hits / expected, expected) if expected else None,
     )
 
 
@@ -326,19 +329,5 @@ def _values(statistics: Statistics) -> dict[Metric, float]:
     return {metric: statistics.value(metric) for metric in statistics.by_metric}
 
 
-def _intervals(
-    statistics: Statistics, *, shares: frozenset[Metric] | set[Metric] = frozenset()
-) -> dict[Metric, Interval]:
-    resampled = [metric for metric in statistics.by_metric if metric not in shares]
-    found = dict(bootstrap_intervals(statistics, resampled, seed=0))
-    for metric in shares:
-        num_right = round(statistics.value(metric) * statistics.num_units)
-        found[metric] = _wilson(num_right, statistics.num_units)
-    return {metric: found[metric] for metric in statistics.by_metric}
-
-
-def _wilson(count: int, total: int) -> Interval:
-    from scipy.stats import binomtest  # noqa: PLC0415 - slow to import
-
-    found = binomtest(count, total).proportion_ci(confidence_level=CONFIDENCE, method="wilson")
-    return float(found.low), float(found.high)
+def _intervals(statistics: Statistics) -> Mapping[Metric, Interval]:
+    return score_intervals(statistics, tuple(statistics.by_metric), seed=0)

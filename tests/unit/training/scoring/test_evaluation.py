@@ -88,7 +88,7 @@ def test_shares_have_the_interval_of_wilson() -> None:
         ),
     ]:
         assert interval is not None
-        for p in interval:
+        for p in (interval.low, interval.high):
             assert (share - p) ** 2 == pytest.approx(1.959964**2 * p * (1 - p) / count)
     assert found.labels[3].recall_interval is found.labels[3].precision_interval is None
 
