@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from nunatak_training.data.examples import ReadExample
     from nunatak_training.kinds import TaskKind
     from nunatak_training.scoring.evaluation import Evaluation, LabelReport, Said
+    from nunatak_training.scoring.statistics import Interval
 
 SHOWN_LABELS = 12
 """Labels of a confusion matrix that people see; JSON has all."""
@@ -320,13 +321,15 @@ def _scored_json(scored: Scored) -> dict[str, JsonValue]:
 
 
 def _label_json(report: "LabelReport") -> dict[str, JsonValue]:
-    ends = {
-        "precision_interval": report.precision_interval,
-        "recall_interval": report.recall_interval,
+    return {
+        **asdict(report),
+        "precision_interval": _ends(report.precision_interval),
+        "recall_interval": _ends(report.recall_interval),
     }
-    return asdict(report) | {
-        name: None if it is None else [it.low, it.high] for name, it in ends.items()
-    }
+
+
+def _ends(interval: "Interval | None") -> JsonValue:
+    return None if interval is None else [interval.low, interval.high]
 
 
 def _report(scored: Scored, data: Path) -> RenderableType:

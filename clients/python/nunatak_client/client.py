@@ -13,7 +13,7 @@ import httpx
 from nunatak_client import calls
 from nunatak_client.calls import AnswerT, Call, PredictOptions
 from nunatak_client.errors import ConnectionFailedError, InvalidRequestError, UnavailableError
-from nunatak_client.payloads import Input, Inputs, Parameters, Parts
+from nunatak_client.payloads import Inputs, Parameters, Parts
 from nunatak_client.replies import FanOut, Prediction, TaskResult
 from nunatak_client.transport import (
     DEFAULT_TIMEOUT_S,
@@ -25,6 +25,7 @@ from nunatak_client.transport import (
     to_reply,
 )
 from nunatak_contract.enums import CandidateRole, FunctionToApply
+from nunatak_contract.inputs import Input
 from nunatak_contract.memory import MemoryReport
 from nunatak_contract.wire import (
     AliasChange,

@@ -397,7 +397,10 @@ def test_columns_of_other_names_are_read_as_text_and_label(tmp_path: Path) -> No
 
 
 def test_a_label_column_of_lists_is_a_task_of_several_labels(tmp_path: Path) -> None:
-    rows = [{"text": "x", "tags": ["a"], "other": "y"}, {"text": "z", "tags": []}]
+    rows: list[dict[str, object]] = [
+        {"text": "x", "tags": ["a"], "other": "y"},
+        {"text": "z", "tags": []},
+    ]
     path = write_jsonl(tmp_path / "data.jsonl", rows)
 
     data = load_task_data(path, dev=path, spelt=RowFormat(label="tags"))

@@ -1,3 +1,7 @@
+# scipy ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 import math
 
 import numpy as np
