@@ -10,7 +10,7 @@ from torch import Tensor
 from nunatak_artifact.loading import check_effect
 from nunatak_artifact.probing import record_probe
 from nunatak_artifact.records import head_record
-from nunatak_contract.enums import OnLong, ProblemType, RankingScore, TensorDtype
+from nunatak_contract.enums import OnLong, ProblemType, RankingScore, Reads, TensorDtype
 from nunatak_contract.evidence import ConfusionRecord, DataRecord, MetricRecord, RecipeRecord
 from nunatak_contract.manifest import BackboneRecord, BlobRecord, ParameterCounts, TaskDraft
 from nunatak_model import (
@@ -33,6 +33,7 @@ class Provenance:
     data: DataRecord | None = None
     recipe: RecipeRecord | None = None
     metrics: tuple[MetricRecord, ...] = ()
+    test_metrics: tuple[MetricRecord, ...] = ()
     confusion: ConfusionRecord | None = None
     note: str = ""
 
@@ -53,6 +54,8 @@ def draft_task(  # noqa: PLR0913 - a version has this many parts
     problem_type: ProblemType | None = None,
     score: RankingScore = RankingScore.SIGMOID,
     default_label: str | None = None,
+    thresholds: Mapping[str, float] | None = None,
+    reads: Reads | None = None,
     on_long: OnLong | None = None,
     parameters: Mapping[str, Tensor],
     backbone: Backbone,
@@ -73,7 +76,14 @@ def draft_task(  # noqa: PLR0913 - a version has this many parts
     check_effect(task, branch, backbone)
     manifest = TaskDraft(
         task=task,
-        head=head_record(spec.head, labels, problem_type, score, default_label=default_label),
+        head=head_record(
+            spec.head,
+            labels,
+            problem_type,
+            score,
+            default_label=default_label,
+            thresholds=thresholds,
+        ),
         method=spec.method,
         split_depth=branch.split_depth,
         backbone=BackboneRecord(
@@ -85,6 +95,7 @@ def draft_task(  # noqa: PLR0913 - a version has this many parts
         ),
         tokenizer_digest=backbone.tokenizer.digest,
         max_length=max_length,
+        reads=reads,
         on_long=on_long,
         dtype=TensorDtype.FLOAT32,
         parameter_counts=ParameterCounts(
@@ -97,6 +108,7 @@ def draft_task(  # noqa: PLR0913 - a version has this many parts
         data=provenance.data,
         recipe=provenance.recipe,
         metrics=provenance.metrics,
+        test_metrics=provenance.test_metrics,
         confusion=provenance.confusion,
         created_at=provenance.created_at,
         note=provenance.note,

@@ -44,11 +44,27 @@ class OnLong(StrEnum):
     CUT = "cut"
 
 
+class Reads(StrEnum):
+    """The texts that a sequence classification reads for one answer."""
+
+    SINGLE = "single"
+    PAIR = "pair"
+
+
 class RankingScore(StrEnum):
     """What the logit of a document becomes (names as in requests' `function_to_apply`)."""
 
     SIGMOID = "sigmoid"
     NONE = "none"
+
+
+class IntervalMethod(StrEnum):
+    """How the interval of a score was found."""
+
+    WILSON = "wilson"
+    """Of a proportion (Wilson 1927)."""
+    BOOTSTRAP = "bootstrap"
+    """From resamples of the examples."""
 
 
 class Pooling(StrEnum):

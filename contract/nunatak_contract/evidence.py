@@ -4,6 +4,7 @@ from typing import Annotated
 
 from pydantic import Field, FiniteFloat, JsonValue, model_validator
 
+from nunatak_contract.enums import IntervalMethod
 from nunatak_contract.heads import Label
 from nunatak_contract.names import Digest
 from nunatak_contract.record import Record
@@ -55,9 +56,14 @@ class MetricRecord(Record, frozen=True):
     value: FiniteFloat
     interval: tuple[FiniteFloat, FiniteFloat] | None = Field(
         default=None,
-        description="at 95 %, by bootstrap over the examples",
+        description="at 95 %",
         # Younger than the schema: content without it keeps the digest it has always had.
         exclude_if=lambda interval: interval is None,
+    )
+    interval_method: IntervalMethod | None = Field(
+        default=None,
+        description="how the interval was found; null: by bootstrap, if there is an interval",
+        exclude_if=lambda method: method is None,
     )
     data_digest: Digest
     num_examples: Annotated[int, Field(ge=1)]

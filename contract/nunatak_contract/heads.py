@@ -16,6 +16,8 @@ from nunatak_contract.plain_text import visible
 from nunatak_contract.record import Record
 
 MAX_LABELS = 10_000
+DEFAULT_THRESHOLD = 0.5
+"""The score from which a label of a multi-label task applies, if the task has no other."""
 
 
 def _check_label(label: str) -> str:
@@ -67,6 +69,12 @@ class HeadRecord(Record, frozen=True):
         exclude_if=lambda label: label is None,
         description="of single labels: the one that means that nothing was found",
     )
+    thresholds: dict[Label, Annotated[float, Field(ge=0, le=1)]] = Field(
+        default_factory=dict,
+        # Younger than the schema, as `block`.
+        exclude_if=lambda thresholds: not thresholds,
+        description="of several labels: the score from which a label applies; absent: 0.5",
+    )
     score: RankingScore = Field(
         default=RankingScore.SIGMOID,
         exclude_if=RankingScore.SIGMOID.__eq__,
@@ -77,6 +85,10 @@ class HeadRecord(Record, frozen=True):
     def num_outputs(self) -> int:
         """Logits of a text, or of each token."""
         return self.kind.fixed_outputs or len(self.labels)
+
+    def threshold(self, label: str) -> float:
+        """The score from which a label of a multi-label task applies."""
+        return self.thresholds.get(label, DEFAULT_THRESHOLD)
 
     @model_validator(mode="after")
     def _labels_are_unique(self) -> "HeadRecord":
@@ -95,6 +107,17 @@ class HeadRecord(Record, frozen=True):
             )
         if self.default_label not in self.labels:
             raise ValueError(f"the default label must be a label, got {self.default_label!r}")
+        return self
+
+    @model_validator(mode="after")
+    def _thresholds_are_of_our_labels(self) -> "HeadRecord":
+        if self.thresholds and self.problem_type is not ProblemType.MULTI_LABEL:
+            raise ValueError(
+                "only a task that gives each text several labels has thresholds, "
+                f"got {len(self.thresholds)} for {self.problem_type or self.kind}"
+            )
+        if unknown := self.thresholds.keys() - set(self.labels):
+            raise ValueError(f"a threshold must be of a label, got {min(unknown)!r}")
         return self
 
     @model_validator(mode="after")

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from nunatak_contract.enums import HeadKind, OnLong, TensorDtype
+from nunatak_contract.enums import HeadKind, OnLong, Reads, TensorDtype
 from nunatak_contract.evidence import (
     ConfusionRecord,
     DataRecord,
@@ -69,6 +69,12 @@ class TaskDraft(Record, frozen=True):
     backbone: BackboneRecord
     tokenizer_digest: Digest
     max_length: Annotated[int, Field(ge=1, le=1_000_000, description="tokens")]
+    reads: Reads | None = Field(
+        default=None,
+        description="of sequence classification: a single text or a pair; null: both",
+        # Younger than the schema, as `on_long`.
+        exclude_if=lambda texts: texts is None,
+    )
     on_long: OnLong | None = Field(
         default=None,
         description="what becomes of longer texts; null: windows, but for documents to rank cut",
@@ -82,6 +88,12 @@ class TaskDraft(Record, frozen=True):
     data: DataRecord | None = None
     recipe: RecipeRecord | None = None
     metrics: tuple[MetricRecord, ...] = ()
+    test_metrics: tuple[MetricRecord, ...] = Field(
+        default=(),
+        description="of examples that training neither learnt from nor chose by",
+        # Younger than the schema: content without it keeps the digest it has always had.
+        exclude_if=lambda metrics: not metrics,
+    )
     confusion: ConfusionRecord | None = None
     created_at: datetime
     note: Note = ""
@@ -101,6 +113,15 @@ class TaskDraft(Record, frozen=True):
             named = {label for pair in self.confusion.counts for label in pair}
             if unknown := named.difference(self.head.labels):
                 raise ValueError(f"the confusion matrix names {min(unknown)!r}, which is no label")
+        return self
+
+    @model_validator(mode="after")
+    def _other_heads_read_their_own_inputs(self) -> "TaskDraft":
+        if self.reads is not None and self.head.kind is not HeadKind.SEQUENCE_CLASSIFICATION:
+            raise ValueError(
+                f"only sequence classification reads a single text or a pair, got reads "
+                f"{self.reads} for {self.head.kind}"
+            )
         return self
 
     @model_validator(mode="after")

@@ -160,6 +160,9 @@ TRAINING: Mapping[str, Reason] = {
         "{where}: label {label!r} does not occur in the train examples, whose labels are {known}"
     ),
     "too_few_examples": Reason("{where}: {problem}"),
+    "suspicious_data": Reason(
+        "{where}: {problems}. Correct the examples, or train without --strict"
+    ),
     "invalid_recipe": Reason("{problem}"),
     "training_diverged": Reason(
         "the loss or its gradient is not finite at step {step} (learning rate {learning_rate:g}); "
@@ -252,8 +255,8 @@ REQUESTS: Mapping[str, Reason] = {
         "the one embedding model here is {served!r}; tasks are asked at /v1/tasks", _NOT_FOUND
     ),
     "wrong_input_kind": Reason(
-        "input {position} is a {kind}, a {head} task answers {wanted}; send what it reads, or ask "
-        "another task",
+        "input {position} is a {kind}, and this {head} task reads a {wanted}; send what the task "
+        "reads, or ask another task",
         _INVALID,
     ),
 }
@@ -309,6 +312,7 @@ COMMAND: Mapping[str, Reason] = {
         "place with --registry or NUNATAK_REGISTRY"
     ),
     "invalid_option": Reason("{problem}"),
+    "invalid_input_file": Reason("{where}: {problem}"),
     "invalid_task_file": Reason("{path}: {place}: {problem}; docs/training.md shows the format"),
     "process_not_found": Reason("no process {pid} on this machine; give the pid of the server"),
     "server_start_failed": Reason(

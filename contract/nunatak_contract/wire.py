@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from nunatak_contract.enums import CandidateRole, HeadKind
+from nunatak_contract.enums import CandidateRole, HeadKind, ProblemType, Reads
 
 QUEUE_HEADER: Final = "x-queue-ms"
 TOKENIZE_HEADER: Final = "x-tokenize-ms"
@@ -89,12 +89,24 @@ Output = (
 """What a task says about one input, by its head."""
 
 
+PredictedValue = str | tuple[str, ...] | float
+"""What a task predicts for one input: its label, all labels that apply, or its value."""
+
+
 class PredictResponse(Result):
     """What the task says; one output per input if a list was sent."""
 
     task: str
     version: int
     head: HeadKind
+    problem_type: ProblemType | None = Field(
+        description="what sequence classification predicts; null for other heads"
+    )
+    predicted: PredictedValue | tuple[PredictedValue, ...] | None = Field(
+        description="by problem type: the label with the highest score; the labels with a score "
+        "of at least their threshold, best first; the value. One per input for a list, whatever "
+        "`parameters` shows of the scores; null for other heads"
+    )
     outputs: Output | tuple[Output, ...]
     tokens: int | tuple[int, ...] = Field(
         description="tokens read, special ones included; one count per input for a list"
@@ -168,7 +180,7 @@ class RunningCandidate(Result):
 
 
 class TaskSummary(Result):
-    """One task; head, labels, method and split depth are those of `version`.
+    """One task; head, labels, inputs, method and split depth are those of `version`.
 
     `version` is the version that the bare name of the task means.
     """
@@ -180,6 +192,10 @@ class TaskSummary(Result):
     candidates: tuple[RunningCandidate, ...]
     head: str
     labels: tuple[str, ...]
+    reads: Reads | None = Field(
+        default=None,
+        description="sequence classification: a single text or a pair; null: both, or another head",
+    )
     method: str
     split_depth: int | None
     resident_versions: tuple[int, ...]

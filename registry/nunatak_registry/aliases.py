@@ -9,15 +9,39 @@ the alias's requests. A shadow runs on a share of the requests and answers none.
 most one of each. A move of the alias ends both, since they were compared with its earlier version.
 """
 
+import getpass
 import math
+import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from nunatak_contract.enums import CandidateRole
-from nunatak_contract.errors import NunatakError
+from nunatak_contract.enums import CandidateRole, Reads
+from nunatak_contract.errors import InvalidNameError, NunatakError
 from nunatak_contract.manifest import TaskManifest
+
+MAX_ACTOR_LENGTH = 200
+
+
+def current_user() -> str:
+    """Return the user of the operating system; by number if the system has no name."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return f"user {os.getuid()}"
+
+
+def actor(given: str | None) -> str:
+    """Return who changes an alias: the given name, or the user of the operating system.
+
+    Raises:
+        InvalidNameError: the name is empty, too long or not printable.
+    """
+    name = current_user() if given is None else given
+    if not (1 <= len(name) <= MAX_ACTOR_LENGTH and name.isprintable()):
+        raise InvalidNameError("actor", name, f"1 to {MAX_ACTOR_LENGTH} printable characters")
+    return name
 
 
 class AliasEventKind(StrEnum):
@@ -37,6 +61,8 @@ class AliasEvent:
     from_version: int | None
     to_version: int
     at: datetime
+    by: str
+    """The user of the operating system, or the key of a server, that moved it."""
 
 
 def rollback_target(history: Sequence[AliasEvent], available: Collection[int]) -> int | None:
@@ -91,6 +117,8 @@ class CandidateEvent:
     kind: CandidateEventKind
     candidate: Candidate
     at: datetime
+    by: str
+    """The user of the operating system, or the key of a server, that changed it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +154,11 @@ def check_candidate(candidate: Candidate, *, base: TaskManifest, manifest: TaskM
             f"it is of kind {_question(manifest)} and the alias points to one of kind "
             f"{_question(base)}; callers could not read its answers: publish it under another name"
         )
+    elif manifest.reads not in {None, base.reads}:
+        reason = (
+            f"it reads only {reads_text(manifest)}, and the version of the alias reads "
+            f"{reads_text(base)}; it would refuse what callers send: publish it under another name"
+        )
     else:
         return
     raise NunatakError(
@@ -135,6 +168,17 @@ def check_candidate(candidate: Candidate, *, base: TaskManifest, manifest: TaskM
         role=candidate.role,
         reason=reason,
     )
+
+
+def reads_text(manifest: TaskManifest) -> str:
+    """What a sequence classification reads for one answer."""
+    match manifest.reads:
+        case Reads.SINGLE:
+            return "single texts"
+        case Reads.PAIR:
+            return "pairs of texts"
+        case None:
+            return "single texts and pairs of texts"
 
 
 def _question(manifest: TaskManifest) -> str:

@@ -13,11 +13,12 @@ from typing import Final
 
 from pydantic import JsonValue
 
-from nunatak_contract.enums import HeadKind, OnLong, RankingScore
+from nunatak_contract.enums import HeadKind, IntervalMethod, OnLong, RankingScore, Reads
 from nunatak_contract.evidence import MetricRecord
-from nunatak_contract.heads import HeadRecord
+from nunatak_contract.heads import DEFAULT_THRESHOLD, HeadRecord
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.plain_text import visible, visible_lines
+from nunatak_registry.aliases import reads_text
 
 LONG_SHARE_TO_WARN_OF: Final = 0.01
 """From this share of cut examples on, a report warns that their unread parts matter."""
@@ -43,6 +44,14 @@ def head_text(head: HeadRecord) -> str:
     return (head.problem_type or head.kind).value.replace("_", " ")
 
 
+def thresholds_text(head: HeadRecord) -> str | None:
+    """The scores from which labels of a multi-label task apply; None if none is recorded."""
+    if not head.thresholds:
+        return None
+    named = ", ".join(f"{label} {value:g}" for label, value in head.thresholds.items())
+    return f"{named}; other labels {DEFAULT_THRESHOLD:g}"
+
+
 def shared_text(manifest: TaskManifest) -> str:
     """How much of the forward pass the version shares with other tasks."""
     if manifest.split_depth is None:
@@ -51,12 +60,13 @@ def shared_text(manifest: TaskManifest) -> str:
 
 
 def score_text(metric: MetricRecord) -> str:
-    """A score, with its interval at 95 % if it was measured."""
+    """A score, with its interval at 95 % and the interval's method if they were measured."""
     value = f"{metric.value:.4f}"
     if metric.interval is None:
         return value
     low, high = metric.interval
-    return f"{value} [{low:.4f}, {high:.4f}]"
+    method = metric.interval_method or IntervalMethod.BOOTSTRAP
+    return f"{value} [{low:.4f}, {high:.4f}] ({method})"
 
 
 def own_parameters(manifest: TaskManifest) -> int:
@@ -187,7 +197,8 @@ def compare(left: TaskManifest, right: TaskManifest) -> tuple[Compared, ...]:
     settings = _merged("recipe", _settings(left), _settings(right))
     return (
         *_merged("", _facts_of_both(left), _facts_of_both(right)),
-        *_merged("metric", _metrics(left), _metrics(right)),
+        *_merged("metric", _values(left.metrics), _values(right.metrics)),
+        *_merged("test metric", _values(left.test_metrics), _values(right.test_metrics)),
         *(row for row in settings if row.differs),
     )
 
@@ -209,8 +220,8 @@ def _facts_of_both(manifest: TaskManifest) -> dict[str, JsonValue]:
     }
 
 
-def _metrics(manifest: TaskManifest) -> dict[str, JsonValue]:
-    return {metric.name: metric.value for metric in manifest.metrics}
+def _values(metrics: Iterable[MetricRecord]) -> dict[str, JsonValue]:
+    return {metric.name: metric.value for metric in metrics}
 
 
 def _settings(manifest: TaskManifest) -> dict[str, JsonValue]:
@@ -276,6 +287,10 @@ def _facts(manifest: TaskManifest) -> Iterator[tuple[str, str]]:
     yield "stored", f"{stored_bytes(manifest):,} bytes ({manifest.dtype})"
     if manifest.head.default_label is not None:
         yield "default label", _text(manifest.head.default_label)
+    if (thresholds := thresholds_text(manifest.head)) is not None:
+        yield "thresholds", _text(thresholds)
+    if manifest.head.kind is HeadKind.SEQUENCE_CLASSIFICATION:
+        yield "reads", reads_text(manifest)
     yield "longest input", f"{manifest.max_length} tokens; {long_text(manifest)}"
     yield "backbone digest", f"`{manifest.backbone.digest}`"
     yield "tokenizer digest", f"`{manifest.tokenizer_digest}`"
@@ -287,6 +302,13 @@ def _scores(manifest: TaskManifest) -> Iterator[str]:
     if not manifest.metrics:
         yield "None recorded."
         return
+    yield from _score_table(manifest.metrics)
+    if manifest.test_metrics:
+        yield from ("", "On test examples, by which nothing was chosen:", "")
+        yield from _score_table(manifest.test_metrics)
+
+
+def _score_table(metrics: Sequence[MetricRecord]) -> Iterator[str]:
     rows = (
         (
             _text(metric.name),
@@ -294,7 +316,7 @@ def _scores(manifest: TaskManifest) -> Iterator[str]:
             f"{metric.num_examples:,}",
             f"`{metric.data_digest}`",
         )
-        for metric in manifest.metrics
+        for metric in metrics
     )
     yield from _table(("metric", "value [95 % interval]", "examples", "data digest"), rows)
 
@@ -354,7 +376,7 @@ def _usage(manifest: TaskManifest, source: str | None) -> Iterator[str]:
         case HeadKind.RANKING:
             options = ' --document "one" --document "another"'
         case HeadKind.SEQUENCE_CLASSIFICATION | HeadKind.TOKEN_CLASSIFICATION:
-            pass
+            options = ' --pair "another text"' if manifest.reads is Reads.PAIR else ""
     yield from ("## How to call it", "", "```sh")
     if source is not None:
         yield f"nunatak task pull {source} --task {task}"

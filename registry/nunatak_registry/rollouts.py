@@ -11,6 +11,7 @@ from nunatak_registry.aliases import (
     Candidate,
     CandidateEvent,
     CandidateEventKind,
+    actor,
     check_candidate,
     check_expected_candidate,
 )
@@ -31,11 +32,14 @@ class RolloutStore:
         self._writing = writing
         self._clock = clock
 
-    def set(self, candidate: Candidate, *, expected_version: int | None = None) -> CandidateEvent:
+    def set(
+        self, candidate: Candidate, *, expected_version: int | None = None, by: str | None = None
+    ) -> CandidateEvent:
         """Let a version run next to an alias, in place of the earlier candidate of its role.
 
         Compare-and-swap: nothing changes unless `expected_version` is the candidate of that role
         now (0: there must be none; None: whatever there is). An equal candidate is left alone.
+        `by` names who does it; absent: the user of the operating system.
 
         Raises:
             TaskNotFoundError: no such task.
@@ -59,15 +63,24 @@ class RolloutStore:
             if candidate == current:
                 return change.candidate_history(task, alias, role)[-1]
             event = CandidateEvent(
-                kind=CandidateEventKind.SET, candidate=candidate, at=self._clock()
+                kind=CandidateEventKind.SET,
+                candidate=candidate,
+                at=self._clock(),
+                by=actor(by),
             )
             change.set_candidate(event)
             return event
 
     def end(
-        self, task: str, alias: str, role: CandidateRole, *, expected_version: int | None = None
+        self,
+        task: str,
+        alias: str,
+        role: CandidateRole,
+        *,
+        expected_version: int | None = None,
+        by: str | None = None,
     ) -> CandidateEvent:
-        """Let an alias's requests be its own version's alone again.
+        """Let an alias's requests be its own version's alone again; `by` as for `set`.
 
         Raises:
             TaskNotFoundError: no such task.
@@ -83,7 +96,9 @@ class RolloutStore:
             check_expected_candidate((task, alias, role), expected_version, current)
             if current is None:
                 raise NunatakError("candidate_not_found", task=task, alias=alias, role=role)
-            event = CandidateEvent(kind=CandidateEventKind.END, candidate=current, at=self._clock())
+            event = CandidateEvent(
+                kind=CandidateEventKind.END, candidate=current, at=self._clock(), by=actor(by)
+            )
             change.end_candidate(event)
             return event
 

@@ -25,6 +25,7 @@ from nunatak_registry.aliases import (
     CandidateEvent,
     CandidateEventKind,
     Traffic,
+    actor,
 )
 from nunatak_registry.blobs.blobs import BlobStore
 from nunatak_registry.blobs.files import create_durable_folder
@@ -209,13 +210,20 @@ class Registry:
             return [record.parse() for record in snapshot.all_versions(name)]
 
     def promote(
-        self, task: str, alias: str, version: int, *, expected_version: int | None = None
+        self,
+        task: str,
+        alias: str,
+        version: int,
+        *,
+        expected_version: int | None = None,
+        by: str | None = None,
     ) -> AliasEvent:
         """Let an alias point to a version, and return the move; it ends canary and shadow.
 
         Compare-and-swap: nothing moves unless the alias points to `expected_version` (0: it must
         not exist yet; None: wherever it points). An alias that points to `version` already is left
-        alone: no event is added and the generation stays; its last event is returned.
+        alone: no event is added and the generation stays; its last event is returned. `by` names
+        who moves the alias; absent: the user of the operating system.
 
         Raises:
             TaskNotFoundError: no such task.
@@ -230,13 +238,20 @@ class Registry:
             require_version(change, task, version)
             if version == current:
                 return change.history(task, alias)[-1]
-            return self._move(change, task, alias, AliasEventKind.PROMOTE, (current, version))
+            return self._move(change, task, alias, AliasEventKind.PROMOTE, (current, version), by)
 
-    def rollback(self, task: str, alias: str, *, expected_version: int | None = None) -> AliasEvent:
+    def rollback(
+        self,
+        task: str,
+        alias: str,
+        *,
+        expected_version: int | None = None,
+        by: str | None = None,
+    ) -> AliasEvent:
         """Let an alias point where it did before its last promotion, and return the move.
 
         Rollback after rollback goes further back. Versions deleted since are skipped. Canary and
-        shadow end, and the same compare-and-swap, as in `promote`.
+        shadow end, and the same compare-and-swap and the same `by`, as in `promote`.
 
         Raises:
             TaskNotFoundError: no such task.
@@ -246,7 +261,7 @@ class Registry:
         """
         with self._writing() as change:
             current, target = find_rollback(change, task, alias, expected_version)
-            return self._move(change, task, alias, AliasEventKind.ROLLBACK, (current, target))
+            return self._move(change, task, alias, AliasEventKind.ROLLBACK, (current, target), by)
 
     def next_rollback(
         self, task: str, alias: str, *, expected_version: int | None = None
@@ -387,6 +402,7 @@ class Registry:
         alias: str,
         kind: AliasEventKind,
         versions: tuple[int | None, int],
+        by: str | None,
     ) -> AliasEvent:
         event = AliasEvent(
             task=task,
@@ -395,12 +411,15 @@ class Registry:
             from_version=versions[0],
             to_version=versions[1],
             at=self._clock(),
+            by=actor(by),
         )
         change.move_alias(event)
         for candidate in change.candidates(task):
             if candidate.alias == alias:
                 change.end_candidate(
-                    CandidateEvent(kind=CandidateEventKind.END, candidate=candidate, at=event.at)
+                    CandidateEvent(
+                        kind=CandidateEventKind.END, candidate=candidate, at=event.at, by=event.by
+                    )
                 )
         return event
 

@@ -66,17 +66,19 @@ class Catalog:
         return await self._call(self._registry.task, name)
 
     async def promote(
-        self, task: str, alias: str, version: int, *, expected_version: int | None
+        self, task: str, alias: str, version: int, *, expected_version: int | None, by: str
     ) -> AliasEvent:
         """Point an alias to a version, if the alias points to the expected version."""
         return await self._call(
-            self._registry.promote, task, alias, version, expected_version=expected_version
+            self._registry.promote, task, alias, version, expected_version=expected_version, by=by
         )
 
-    async def rollback(self, task: str, alias: str, *, expected_version: int | None) -> AliasEvent:
+    async def rollback(
+        self, task: str, alias: str, *, expected_version: int | None, by: str
+    ) -> AliasEvent:
         """Point an alias to the version that it pointed to before."""
         return await self._call(
-            self._registry.rollback, task, alias, expected_version=expected_version
+            self._registry.rollback, task, alias, expected_version=expected_version, by=by
         )
 
     async def next_rollback(
@@ -88,19 +90,24 @@ class Catalog:
         )
 
     async def set_candidate(
-        self, candidate: Candidate, *, expected_version: int | None
+        self, candidate: Candidate, *, expected_version: int | None, by: str
     ) -> CandidateEvent:
         """Make a version the canary or shadow of an alias, if the expected version is it now."""
         return await self._call(
-            self._registry.rollouts.set, candidate, expected_version=expected_version
+            self._registry.rollouts.set, candidate, expected_version=expected_version, by=by
         )
 
     async def end_candidate(
-        self, task: str, alias: str, role: CandidateRole, *, expected_version: int | None
+        self, task: str, alias: str, role: CandidateRole, *, expected_version: int | None, by: str
     ) -> CandidateEvent:
         """End the canary or shadow of an alias."""
         return await self._call(
-            self._registry.rollouts.end, task, alias, role, expected_version=expected_version
+            self._registry.rollouts.end,
+            task,
+            alias,
+            role,
+            expected_version=expected_version,
+            by=by,
         )
 
     async def hold(

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from enum import StrEnum
 
-from nunatak_contract.enums import HeadKind
+from nunatak_contract.enums import HeadKind, Reads
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input, Query, Question, TextInput
 
@@ -30,11 +30,17 @@ def input_kind(item: Input) -> InputKind:
             return InputKind.QUERY
 
 
-def input_kinds_of(head: HeadKind) -> tuple[InputKind, ...]:
-    """Return the kinds of input that a head can answer."""
+def input_kinds_of(head: HeadKind, reads: Reads | None) -> tuple[InputKind, ...]:
+    """Return the kinds of input that a task answers; `reads` is that of its manifest."""
     match head:
         case HeadKind.SEQUENCE_CLASSIFICATION:
-            return InputKind.TEXT, InputKind.PAIR
+            match reads:
+                case Reads.SINGLE:
+                    return (InputKind.TEXT,)
+                case Reads.PAIR:
+                    return (InputKind.PAIR,)
+                case None:
+                    return InputKind.TEXT, InputKind.PAIR
         case HeadKind.TOKEN_CLASSIFICATION:
             return (InputKind.TEXT,)
         case HeadKind.QUESTION_ANSWERING:
@@ -43,9 +49,11 @@ def input_kinds_of(head: HeadKind) -> tuple[InputKind, ...]:
             return (InputKind.QUERY,)
 
 
-def find_misfit(inputs: Sequence[Input], head: HeadKind) -> NunatakError | None:
-    """Return why a head cannot answer the inputs, or None if it can."""
-    wanted = input_kinds_of(head)
+def find_misfit(
+    inputs: Sequence[Input], head: HeadKind, reads: Reads | None
+) -> NunatakError | None:
+    """Return why a task cannot answer the inputs, or None if it can."""
+    wanted = input_kinds_of(head, reads)
     for position, item in enumerate(inputs):
         kind = input_kind(item)
         if kind not in wanted:
@@ -54,7 +62,7 @@ def find_misfit(inputs: Sequence[Input], head: HeadKind) -> NunatakError | None:
                 position=position,
                 kind=kind,
                 head=head.replace("_", " "),
-                wanted=" or ".join(wanted),
+                wanted=" or a ".join(wanted),
             )
     return None
 

@@ -50,7 +50,7 @@ BEYOND_NEIGHBOURS_SCHEMAS = re.compile(
     # A path that names an alias, and a version in the query.
     r"|alias must be "
     # A question for a task that reads texts.
-    r"|input \d+ is a \w+, a [\w ]+ task answers "
+    r"|input \d+ is a \w+, and this [\w ]+ task reads "
 )
 """The same for other servers' protocols, whose errors have no code."""
 NOT_AN_INTEGER = "Input should be a valid integer"

@@ -36,9 +36,19 @@ from nunatak_training.recipes import LayerChoice, Recipe, changed_recipe
 from nunatak_training.regularizers import check_method
 from nunatak_training.report import EpochResult, Report
 from nunatak_training.run_settings import RunSettings
-from nunatak_training.scoring import Interval, bootstrap_intervals
+from nunatak_training.scoring import Interval, score_intervals
 from nunatak_training.tapt import adapt
 from nunatak_training.trunk import JoinedStates, MemoryTrunkStore, TrunkStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """What examples say of a trained task."""
+
+    values: Mapping[Metric, float]
+    """In the order in which they were reported on dev."""
+    intervals: Mapping[Metric, Interval]
+    """At 95 %; a score may have none (see `score_intervals`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,14 +63,23 @@ class TrainedTask:
     scores: Mapping[Metric, float]
     """On the dev examples; the recipe's metric comes first."""
     intervals: Mapping[Metric, Interval]
-    """The interval of each score, at 95 %, by bootstrap over the dev examples."""
+    """The interval of a score, at 95 %; a score may have none (see `score_intervals`)."""
     confusion: Mapping[tuple[str, str], int] | None
     """On the dev examples, where each has one label: how often each pair of true and predicted
     label occurred."""
     num_long: tuple[int, int]
     """Train and dev examples of more tokens than the recipe's `max_length`."""
     best_epoch: int
+    num_epochs: int
+    """That were planned; fewer have run where patience ended the run."""
     history: tuple[EpochResult, ...]
+    test: Scores | None = None
+    """On the test examples of the data, where there are some."""
+
+    def tested(self, backbone: Backbone) -> "TrainedTask":
+        """The same, with its scores on the test examples of its data, if there are some."""
+        examples = self.data.test
+        return self if examples is None else replace(self, test=evaluate(self, examples, backbone))
 
     def with_choice(self, choice: LayerChoice) -> "TrainedTask":
         """The same, with how its number of layers was chosen in its recipe."""
@@ -134,10 +153,11 @@ def fit_task(
         data=data,
         parameters=finished,
         scores={each: statistics.value(each) for each in metrics},
-        intervals=bootstrap_intervals(statistics, metrics, seed=recipe.seed),
+        intervals=score_intervals(statistics, metrics, seed=recipe.seed),
         confusion=statistics.confusion,
         num_long=(train.num_long, dev.num_long),
         best_epoch=fitted.best_epoch,
+        num_epochs=fitted.num_epochs,
         history=fitted.history,
     )
 
@@ -291,10 +311,8 @@ def _check_metric(metric: Metric, objective: Objective, data: TaskData) -> None:
         )
 
 
-def evaluate(
-    trained: TrainedTask, examples: ExampleSet, backbone: Backbone
-) -> Mapping[Metric, float]:
-    """Return the scores that were reported on dev, in their order, of other examples.
+def evaluate(trained: TrainedTask, examples: ExampleSet, backbone: Backbone) -> Scores:
+    """Return the scores that were reported on dev, of other examples.
 
     Raises:
         KeyError: the examples have a label that the task was not trained on.
@@ -304,8 +322,11 @@ def evaluate(
     objective = objective_of(trained.data, positive_label=recipe.positive_label)
     encoded = objective.encode(examples, backbone.tokenizer, max_length=recipe.max_length)
     logits = predict(branch_logits(backbone, trained.spec, trained.parameters), encoded.encodings)
-    statistics = objective.statistics(examples, encoded, logits)
-    return {metric: statistics.value(metric) for metric in trained.scores}
+    statistics, metrics = objective.statistics(examples, encoded, logits), tuple(trained.scores)
+    return Scores(
+        values={metric: statistics.value(metric) for metric in metrics},
+        intervals=score_intervals(statistics, metrics, seed=recipe.seed),
+    )
 
 
 def method_on(settings: RunSettings, config: BackboneConfig) -> Method:

@@ -209,6 +209,7 @@ def fit_encoder(
                 dev_score=scored,
                 checkpoint=checkpoint,
                 report=report,
+                patience=recipe.patience,
             ).run()
     finally:
         report.ended()

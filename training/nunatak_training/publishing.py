@@ -1,12 +1,13 @@
 """Publishing: a trained task becomes a version in the registry."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 
 from pydantic import TypeAdapter, ValidationError
 
 from nunatak_artifact import Provenance, VersionDraft, draft_task, head_record
+from nunatak_contract.enums import HeadKind, Reads
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.evidence import (
     MAX_CONFUSION_CELLS,
@@ -19,10 +20,11 @@ from nunatak_contract.evidence import (
 from nunatak_contract.manifest import Note, TaskManifest
 from nunatak_model import Backbone, TextInput
 from nunatak_registry import Registry
-from nunatak_training.data import Example, TaskData
+from nunatak_training.data import Example, ExampleSet, TaskData
 from nunatak_training.fitting import TrainedTask, branch_spec
-from nunatak_training.kinds import TaskKind
+from nunatak_training.kinds import Metric, TaskKind
 from nunatak_training.recipes import Recipe
+from nunatak_training.scoring import Interval
 
 NUM_PROBE_INPUTS = 4
 MAX_PROBE_CHARS = 4096
@@ -84,6 +86,7 @@ def draft_trained(
         labels=trained.data.labels,
         problem_type=trained.data.kind.problem_type,
         default_label=default_label_of(trained.data, recipe),
+        reads=reads_of(trained.data),
         on_long=recipe.on_long,
         parameters=trained.parameters,
         backbone=backbone,
@@ -93,7 +96,8 @@ def draft_trained(
             created_at=created_at,
             data=_data_record(trained.data, num_long=trained.num_long),
             recipe=RecipeRecord(settings=recipe.settings(), digest=recipe.digest),
-            metrics=_metric_records(trained),
+            metrics=metric_records(trained.scores, trained.intervals, trained.data.dev),
+            test_metrics=_test_records(trained),
             confusion=_confusion_record(trained),
             note=note,
         ),
@@ -106,6 +110,18 @@ def probe_inputs(examples: Sequence[Example]) -> tuple[TextInput, ...]:
     last = len(distinct) - 1
     positions = {round(last * part / (NUM_PROBE_INPUTS - 1)) for part in range(NUM_PROBE_INPUTS)}
     return tuple(distinct[position] for position in sorted(positions))
+
+
+def reads_of(data: TaskData) -> Reads | None:
+    """Return whether a sequence classification reads single texts or pairs: as its examples.
+
+    None if the examples are of both forms, or if the head of the task has inputs of its own kind.
+    """
+    if data.kind.head is not HeadKind.SEQUENCE_CLASSIFICATION:
+        return None
+    examples = (*data.train.examples, *data.dev.examples)
+    forms = {Reads.SINGLE if it.text_pair is None else Reads.PAIR for it in examples}
+    return forms.pop() if len(forms) == 1 else None
 
 
 def default_label_of(data: TaskData, recipe: Recipe) -> str | None:
@@ -134,18 +150,31 @@ def _data_record(data: TaskData, *, num_long: tuple[int, int] | None = None) -> 
     )
 
 
-def _metric_records(trained: TrainedTask) -> tuple[MetricRecord, ...]:
-    dev = trained.data.dev
-    return tuple(
-        MetricRecord(
-            name=metric.value,
-            value=value,
-            interval=trained.intervals[metric],
-            data_digest=dev.digest,
-            num_examples=len(dev),
+def _test_records(trained: TrainedTask) -> tuple[MetricRecord, ...]:
+    test, examples = trained.test, trained.data.test
+    if test is None or examples is None:
+        return ()
+    return metric_records(test.values, test.intervals, examples)
+
+
+def metric_records(
+    scores: Mapping[Metric, float], intervals: Mapping[Metric, Interval], examples: ExampleSet
+) -> tuple[MetricRecord, ...]:
+    """Return the records of the scores of examples."""
+    digest, records = examples.digest, list[MetricRecord]()
+    for metric, value in scores.items():
+        interval = intervals.get(metric)
+        records.append(
+            MetricRecord(
+                name=metric.value,
+                value=value,
+                interval=None if interval is None else (interval.low, interval.high),
+                interval_method=None if interval is None else interval.method,
+                data_digest=digest,
+                num_examples=len(examples),
+            )
         )
-        for metric, value in trained.scores.items()
-    )
+    return tuple(records)
 
 
 def _confusion_record(trained: TrainedTask) -> ConfusionRecord | None:

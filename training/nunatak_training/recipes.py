@@ -42,6 +42,8 @@ from nunatak_training.settings import Setting, nested, problems_in, settings_of
 Rate = Annotated[float, Field(gt=0, lt=1)]
 MIN_STEPS = 300
 """A few hundred examples are learnt in about so many steps, whatever the method."""
+PATIENCE = 3
+"""Ends training after so many scored epochs without a better dev score."""
 LearningRate = Annotated[float, Field(gt=0, le=1)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 NOT_SET = frozenset({"backbone", "method", "layer_choice"})
@@ -125,6 +127,14 @@ REPLACES_DROPOUT = frozenset(RegularizerName) - {
 }
 """These regularizers replace dropout (O'Neill and Dutta 2023, sec. IV; He et al. 2021, sec. 5)."""
 
+GOES_BY_EPOCHS = frozenset(RegularizerName) - {
+    RegularizerName.NONE,
+    RegularizerName.GRADDROP,
+    RegularizerName.LAYER_GRADDROP,
+    RegularizerName.MIXOUT,
+}
+"""These change from epoch to epoch, and reach what they are meant to do in the last epoch."""
+
 
 class TaptSettings(BaseModel):
     """How the task's own texts are gone through, before any label is looked at."""
@@ -196,6 +206,13 @@ class Recipe(BaseModel):
     min_steps: Annotated[
         int, Field(ge=0, le=1_000_000, description="small data gets more epochs to reach it")
     ]
+    patience: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
+        default=None,
+        description="scored epochs without a better dev score end training; null: none, as with "
+        "named epochs",
+        # Younger than the digests of recipes: a recipe that runs all epochs has its old digest.
+        exclude_if=lambda patience: patience is None,
+    )
     batch_size: Annotated[int, Field(ge=1, le=65_536, description="examples a step")]
     learning_rate: LearningRate = Field(description="of the branch, or of a head alone")
     head_learning_rate: LearningRate | None = Field(
@@ -316,7 +333,8 @@ def default_recipe(
 ) -> Recipe:
     """Return the recipe for a method, with `changes` of single settings by name (`tapt.epochs`).
 
-    Where `changes` name `epochs` there are that many: `min_steps` is then 0 unless it is named too.
+    Where `changes` name `epochs` there are that many: `min_steps` is then 0 and `patience` None,
+    unless they are named too. A regularizer that changes from epoch to epoch also sees all epochs.
     Where the regularizer takes the place of dropout, dropout is 0 unless it is named.
 
     Raises:
@@ -329,6 +347,7 @@ def default_recipe(
         method=method,
         epochs=defaults.epochs,
         min_steps=MIN_STEPS,
+        patience=PATIENCE,
         batch_size=defaults.batch_size,
         learning_rate=defaults.learning_rate,
         head_learning_rate=defaults.head_learning_rate,
@@ -337,8 +356,10 @@ def default_recipe(
     _check_regularizer(changes.get("regularizer"))
     implied: dict[str, JsonValue] = {}
     if "epochs" in changes:
-        implied["min_steps"] = 0
-    if _replaces_dropout(changes.get("regularizer")):
+        implied |= {"min_steps": 0, "patience": None}
+    if _regularizer_of(changes) in GOES_BY_EPOCHS:
+        implied["patience"] = None
+    if _regularizer_of(changes) in REPLACES_DROPOUT:
         implied["dropout"] = 0.0
     return changed_recipe(recipe, {**implied, **changes})
 
@@ -368,5 +389,6 @@ def _check_regularizer(changed: JsonValue) -> None:
         raise InvalidRecipeError(f"{named} needs regularizer.name: it belongs to a regularizer")
 
 
-def _replaces_dropout(regularizer: JsonValue) -> bool:
-    return isinstance(regularizer, dict) and regularizer.get("name") in REPLACES_DROPOUT
+def _regularizer_of(changes: Mapping[str, JsonValue]) -> JsonValue:
+    regularizer = changes.get("regularizer")
+    return regularizer.get("name") if isinstance(regularizer, dict) else None

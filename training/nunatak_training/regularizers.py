@@ -34,6 +34,7 @@ from torch import Tensor
 from nunatak_contract.methods import Method, TopK
 from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.recipes import (
+    GOES_BY_EPOCHS,
     AnnealedGradDropSettings,
     EpochGradDropSettings,
     GradDropSettings,
@@ -381,8 +382,7 @@ def check_course(settings: RegularizerSettings, *, num_epochs: int) -> None:
     Raises:
         InvalidRecipeError: it would be the same as none.
     """
-    goes_by_epochs = (AnnealedGradDropSettings, EpochGradDropSettings, GradFreezeSettings)
-    if isinstance(settings, goes_by_epochs) and num_epochs < 2:
+    if settings.name in GOES_BY_EPOCHS and num_epochs < 2:
         raise InvalidRecipeError(
             f"regularizer {settings.name!s} changes from epoch to epoch and needs at least 2, got 1"
         )

@@ -78,10 +78,11 @@ class SilentReport:
 
 
 class ProgressBar:
-    """A bar on standard error; nothing at all where that is no terminal."""
+    """A bar on standard error; where that is no terminal, one line for each scored epoch."""
 
     def __init__(self, label: str) -> None:
         self._label = label
+        self._num_epochs = 0
         self._bar: tqdm[NoReturn] | None = None
 
     def prepared(self, done: int, num_inputs: int) -> None:
@@ -95,6 +96,7 @@ class ProgressBar:
 
     def started(self, *, num_steps: int, num_epochs: int) -> None:
         """Show an empty bar."""
+        self._num_epochs = num_epochs
         self._bar = _bar(f"{self._label} ({num_epochs} epochs)", num_steps, unit="step")
 
     def resumed(self, *, num_steps: int) -> None:
@@ -109,13 +111,16 @@ class ProgressBar:
             self._bar.update()
 
     def evaluated(self, result: EpochResult) -> None:
-        """Print the score of the epoch above the bar."""
+        """Print the score of the epoch: above the bar, or as a line of its own without a bar."""
+        line = (
+            f"epoch {result.epoch} of {self._num_epochs}: dev score {result.dev_score:.4f}, "
+            f"dev loss {result.dev_loss:.4f}, train loss {result.train_loss:.4f}"
+        )
         if self._bar is not None and not self._bar.disable:
-            self._bar.write(
-                f"epoch {result.epoch}: dev score {result.dev_score:.4f}, "
-                f"dev loss {result.dev_loss:.4f}, train loss {result.train_loss:.4f}",
-                file=sys.stderr,
-            )
+            self._bar.write(line, file=sys.stderr)
+        else:
+            sys.stderr.write(f"{visible(self._label)}: {line}\n")
+            sys.stderr.flush()
 
     def ended(self) -> None:
         """Leave the bar as it stands."""

@@ -16,6 +16,7 @@ from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.recipes import (
     DEFAULTS_BY_METHOD,
     METHODS,
+    PATIENCE,
     TOP_LAYERS,
     default_recipe,
     recipe_settings,
@@ -124,7 +125,10 @@ def all_settings() -> tuple[Setting, ...]:
     for kind in METHODS:
         for name in method_settings(kind):
             owners.setdefault(name, []).append(kind)
-    defaults_in_words = dict.fromkeys(DEFAULTS_BY_METHOD, "by method")
+    defaults_in_words = {
+        **dict.fromkeys(DEFAULTS_BY_METHOD, "by method"),
+        "patience": str(PATIENCE),
+    }
     of_methods = (
         replace(it, description=f"{', '.join(kinds)}: {it.description}".rstrip(": "))
         for name, kinds in owners.items()

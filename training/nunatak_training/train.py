@@ -15,9 +15,16 @@ from nunatak_contract.methods import Full, HeadOnly, TopK
 from nunatak_contract.names import check_task_name
 from nunatak_model import Backbone, load_backbone
 from nunatak_registry import Registry
-from nunatak_training.data import TaskData, load_task_data
+from nunatak_training.data import (
+    DataWarning,
+    ExampleSet,
+    RowFormat,
+    TaskData,
+    data_warnings,
+    load_task_data,
+)
 from nunatak_training.errors import InvalidRecipeError, TrainingDivergedError
-from nunatak_training.fitting import TrainedTask, fit_task
+from nunatak_training.fitting import Scores, TrainedTask, fit_task
 from nunatak_training.kinds import Metric, TaskKind
 from nunatak_training.loop.checkpoint import Checkpoint, held_checkpoint, run_key
 from nunatak_training.publishing import check_publishable, publish
@@ -119,6 +126,10 @@ class TrainSettings:
     """Absent: the first train row tells it (see `docs/training.md`)."""
     dev: Path | None = None
     """A file of dev examples, in place of the dev examples of `data`."""
+    spelt: RowFormat = field(default_factory=RowFormat)
+    """How files spell a row."""
+    strict: bool = False
+    """Whether a warning about the data ends the run before training."""
     device: str = "cpu"
     note: str = ""
     layer_target: float | None = None
@@ -136,8 +147,12 @@ class TrainOutcome:
     metrics: Mapping[Metric, float]
     """On the dev examples; the recipe's metric comes first."""
     intervals: Mapping[Metric, Interval]
-    """The interval of each metric, at 95 %, by bootstrap over the dev examples."""
+    """The interval of a metric, at 95 %; a metric may have none (see `score_intervals`)."""
+    test: Scores | None
+    """The scores on the test examples, if the data has some."""
     best_epoch: int
+    num_epochs: int
+    """That were planned; fewer have run where patience ended the run."""
     history: tuple[EpochResult, ...]
     layer_choice: LayerChoice | None
     """How the number of layers was found, where it was sought."""
@@ -153,6 +168,7 @@ def train(
     report: Report | None = None,
     trunks: TrunkStore | None = None,
     checkpoints: Path | None = None,
+    warn: Callable[[Sequence[DataWarning]], None] | None = None,
 ) -> TrainOutcome:
     """Read the data, train, and publish the best epoch as a new version of the task.
 
@@ -168,6 +184,7 @@ def train(
         trunks: the source of trunk states (see `fit_task`).
         checkpoints: a cache folder; the same call after a kill goes on from there, to the same
             weights. Absent: it begins anew.
+        warn: is given the warnings about the data, if there are some, before training.
 
     Raises:
         NunatakError: the data, the recipe or the run is at fault.
@@ -178,13 +195,23 @@ def train(
     started = time.perf_counter()
     check_task_name(settings.task)
     data = load_task_data(
-        settings.data, kind=settings.kind, dev=settings.dev, seed=settings.recipe.seed
+        settings.data,
+        kind=settings.kind,
+        dev=settings.dev,
+        seed=settings.recipe.seed,
+        spelt=settings.spelt,
     )
     if backbone is None:
         backbone = load_backbone(settings.recipe.backbone, device=settings.device)
     # The record holds the backbone's own name, never a local path to it.
     recipe = changed_recipe(settings.recipe, {"backbone": backbone.name})
     check_publishable(data, recipe, backbone, note=settings.note)
+    warnings = _warnings_of(data, recipe, backbone)
+    if warnings and warn is not None:
+        warn(warnings)
+    if warnings and settings.strict:
+        problems = "; ".join(f"{warning.problem}: {warning.found}" for warning in warnings)
+        raise NunatakError("suspicious_data", where=data.name, problems=problems)
     with ExitStack() as held:
         run = _Runs(settings.task, data, backbone, report or SilentReport(), trunks, checkpoints)
         target = settings.layer_target
@@ -198,6 +225,7 @@ def train(
                 changes=settings.recipe_changes,
             )
             trained = chosen.trained
+        trained = trained.tested(backbone)
         manifest = publish(
             trained,
             registry,
@@ -211,11 +239,27 @@ def train(
         manifest=manifest,
         metrics=trained.scores,
         intervals=trained.intervals,
+        test=trained.test,
         best_epoch=trained.best_epoch,
+        num_epochs=trained.num_epochs,
         history=trained.history,
         layer_choice=trained.recipe.layer_choice,
         seconds=time.perf_counter() - started,
     )
+
+
+def _warnings_of(data: TaskData, recipe: Recipe, backbone: Backbone) -> tuple[DataWarning, ...]:
+    if data.kind.head.reads_tokens:
+        return data_warnings(data, max_length=recipe.max_length)
+    num_long = [_num_long(part, recipe, backbone) for part in (data.train, data.dev)]
+    return data_warnings(data, num_long=(num_long[0], num_long[1]), max_length=recipe.max_length)
+
+
+def _num_long(examples: ExampleSet, recipe: Recipe, backbone: Backbone) -> int:
+    """Examples of more tokens than training reads of a text."""
+    inputs = [example.model_input for example in examples.examples]
+    encodings = backbone.tokenizer.encode(inputs, max_length=recipe.max_length)
+    return sum(bool(it.part.index or it.part.num_left_out) for it in encodings)
 
 
 class _Runs:

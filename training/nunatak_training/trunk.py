@@ -236,18 +236,22 @@ def states_key(backbone: Backbone, inputs: InputSet, depth: int) -> str:
 
 def numerics_of(backbone: Backbone) -> str:
     """Everything but weights and inputs that the bits of a trunk state depend on."""
+    machine = machine_of(backbone)
+    threads = torch.get_num_threads()
+    return machine if backbone.device.type == "cuda" else f"{machine}, {threads} threads"
+
+
+def machine_of(backbone: Backbone) -> str:
+    """Everything of it but the number of threads."""
     device = backbone.device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name()
+    is_cuda = device.type == "cuda"
+    capability = torch.backends.cpu.get_cpu_capability
+    name = torch.cuda.get_device_name(device) if is_cuda else capability()
     layout = "packed" if backbone.is_packed else "plain"
     return (
         f"nunatak {version('nunatak')}, torch {torch.__version__}, {device.type} {name}, "
         f"{backbone.dtype}, {layout}"
     )
-
-
-def _cpu_name() -> str:
-    capability = torch.backends.cpu.get_cpu_capability()
-    return f"{capability} with {torch.get_num_threads()} threads"
 
 
 class MemoryTrunkStore:

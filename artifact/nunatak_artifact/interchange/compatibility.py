@@ -22,7 +22,7 @@ from torch import Tensor
 
 from nunatak_artifact.interchange.folders import MAX_JSON_BYTES, has_file, read_bytes
 from nunatak_artifact.interchange.transformers_layout import FAMILIES
-from nunatak_contract.enums import LogitUse, OnLong, ProblemType, RankingScore
+from nunatak_contract.enums import LogitUse, OnLong, ProblemType, RankingScore, Reads
 from nunatak_contract.errors import NunatakError
 from nunatak_model import (
     INT8_SUFFIX,
@@ -63,6 +63,10 @@ class ImportChoices:
     logit_use: LogitUse | None = None
     default_label: str | None = None
     """The label that means that nothing was found; None: the first of two labels."""
+    thresholds: Mapping[str, float] | None = None
+    """The score from which a label of a multi-label task applies, by label; None: 0.5."""
+    reads: Reads | None = None
+    """None: a single text and a pair."""
     on_long: OnLong | None = None
     allows_other_base: bool = False
     """Whether to accept an adapter that names another base than the backbone, or none."""

@@ -1,5 +1,6 @@
 """Import of a folder of any known kind, up to a draft for the registry."""
 
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Final, Literal
@@ -22,7 +23,7 @@ from nunatak_artifact.interchange.peft_config import CONFIG_FILE
 from nunatak_artifact.interchange.peft_import import import_peft
 from nunatak_artifact.interchange.transformers_import import import_transformers
 from nunatak_artifact.records import head_record
-from nunatak_contract.enums import HeadKind, ImportFormat, OnLong, ProblemType
+from nunatak_contract.enums import HeadKind, ImportFormat, OnLong, ProblemType, Reads
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import check_task_name
 from nunatak_model import Backbone, TextInput
@@ -127,7 +128,8 @@ def draft_imported(
     default_label = choices.default_label
     if default_label is None and _is_one_of_two(imported):
         default_label = imported.labels[0]
-    _check_head(imported, origin, default_label, choices.on_long)
+    _check_inputs(imported.spec.head.kind, origin, choices.reads, choices.on_long)
+    _check_head(imported, origin, default_label, choices.thresholds)
     most = backbone.config.max_tokens
     found = f"imported from {origin}: {imported.source}"
     return draft_task(
@@ -136,6 +138,8 @@ def draft_imported(
         labels=imported.labels,
         problem_type=imported.problem_type,
         default_label=default_label,
+        thresholds=choices.thresholds,
+        reads=choices.reads,
         on_long=choices.on_long,
         score=imported.score,
         parameters=imported.parameters,
@@ -152,19 +156,34 @@ def _is_one_of_two(imported: ImportedTask) -> bool:
     return is_classification and is_single and len(imported.labels) == 2
 
 
-def _check_head(
-    imported: ImportedTask, origin: str, default_label: str | None, on_long: OnLong | None
-) -> None:
-    kind = imported.spec.head.kind
+def _check_inputs(kind: HeadKind, origin: str, reads: Reads | None, on_long: OnLong | None) -> None:
     if kind.reads_tokens and on_long not in {None, OnLong.WINDOWS}:
         raise NunatakError(
             "invalid_folder",
             folder=origin,
             reason=f"a {kind} task reads long texts as windows, got on_long {on_long}",
         )
+    if reads is not None and kind is not HeadKind.SEQUENCE_CLASSIFICATION:
+        raise NunatakError(
+            "invalid_folder",
+            folder=origin,
+            reason=f"a {kind} task reads inputs of its own kind, got reads {reads}; leave it out",
+        )
+
+
+def _check_head(
+    imported: ImportedTask,
+    origin: str,
+    default_label: str | None,
+    thresholds: Mapping[str, float] | None,
+) -> None:
     try:
         head_record(
-            imported.spec.head, imported.labels, imported.problem_type, default_label=default_label
+            imported.spec.head,
+            imported.labels,
+            imported.problem_type,
+            default_label=default_label,
+            thresholds=thresholds,
         )
     except ValidationError as error:
         problem = error.errors(include_url=False, include_input=False)[0]["msg"]

@@ -14,7 +14,7 @@ from statistics import mean
 
 from benchmarks.papers.analysis.findings import Findings
 from benchmarks.papers.analysis.finished import finished_cells
-from nunatak_training.sweeps.plots import label_of, legend_below, panels_by_task, whole_numbers
+from nunatak_training.sweeps.reporting import label_of, legend_below, panels_by_task, whole_numbers
 from nunatak_training.sweeps.results import EpochRecord, RunDescription, RunRecord
 from nunatak_training.sweeps.tables import COLUMNS, Cell
 

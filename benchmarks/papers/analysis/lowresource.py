@@ -18,7 +18,7 @@ from benchmarks.papers.analysis.findings import Findings
 from benchmarks.papers.analysis.finished import finished_cells
 from benchmarks.papers.analysis.lines import colours_of
 from nunatak_contract.errors import NunatakError
-from nunatak_training.sweeps.plots import legend_below
+from nunatak_training.sweeps.reporting import legend_below
 from nunatak_training.sweeps.results import (
     BackboneDescription,
     DataDescription,

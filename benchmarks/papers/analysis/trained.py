@@ -17,7 +17,7 @@ from nunatak_model import Backbone, Encoding, build_branch
 from nunatak_training.data import ExampleSet, TaskData, load_test_set
 from nunatak_training.fitting import TrainedTask
 from nunatak_training.sweeps.planning import Run
-from nunatak_training.sweeps.plots import LOOKS, legend_below, whole_numbers
+from nunatak_training.sweeps.reporting import LOOKS, legend_below, whole_numbers
 from nunatak_training.sweeps.running import RunContext
 from nunatak_training.sweeps.tables import run_text
 

@@ -8,6 +8,14 @@ import typer
 
 from nunatak_contract.errors import NunatakError
 
+
+class DeviceName(StrEnum):
+    """Devices that train."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the task.")]
 ReferenceArgument = Annotated[
     str, typer.Argument(metavar="REF", help="Task: name, name@alias or name/version.")
@@ -46,6 +54,24 @@ ResumeOption = Annotated[
     bool,
     typer.Option("--resume/--no-resume", help="Continue a killed run of the same command."),
 ]
+DeviceOption = Annotated[
+    DeviceName,
+    typer.Option("--device", help="Where to compute: on the CPU, or on the CUDA device."),
+]
+ThreadsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--threads",
+        metavar="N",
+        min=1,
+        help="CPU threads that compute. Absent: as many as find a free CPU.",
+        show_default=False,
+    ),
+]
+StrictOption = Annotated[
+    bool,
+    typer.Option("--strict", help="Refuse data with warnings, instead of training on it."),
+]
 KindOption = Annotated[
     str | None,
     typer.Option(
@@ -60,6 +86,15 @@ KindOption = Annotated[
 ]
 EpochsOption = Annotated[
     str | None, typer.Option("--epochs", metavar="N", help="Passes over the train examples.")
+]
+PatienceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--patience",
+        metavar="N|null",
+        help="End training after N scored epochs without a better dev score (3, but none with "
+        "--epochs); null: run all epochs.",
+    ),
 ]
 LearningRateOption = Annotated[
     str | None,

@@ -11,7 +11,7 @@ import typer
 from pydantic import JsonValue
 
 from nunatak_cli.failures import needs_extra
-from nunatak_cli.options import BackboneOption, assignments, example
+from nunatak_cli.options import BackboneOption, ThreadsOption, assignments, example
 from nunatak_cli.output import console, print_text
 from nunatak_contract.errors import NunatakError
 
@@ -82,6 +82,7 @@ def run(  # noqa: PLR0913 - one parameter per option is how typer works
     ],
     jobs: Annotated[int, typer.Option(min=1, metavar="N", help="Runs at the same time.")] = 1,
     device: Annotated[str, typer.Option(metavar="NAME", help="Device: cpu or cuda.")] = "cpu",
+    threads: ThreadsOption = None,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Repeat the runs that failed.")
     ] = False,
@@ -171,7 +172,11 @@ def run(  # noqa: PLR0913 - one parameter per option is how typer works
         "train_caps": _numbers(train_caps),
     }
     with needs_extra("training"):
+        import torch
+
+        from nunatak_model import chosen_threads
         from nunatak_training.sweeps import Failed
+    torch.set_num_threads(threads or chosen_threads())
     records = _sweep_through(
         SweepRequest(
             file=file,

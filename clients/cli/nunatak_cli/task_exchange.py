@@ -2,6 +2,7 @@
 
 # ruff: noqa: PLC0415 - a command imports torch when it runs, not for --help
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,10 +21,12 @@ from nunatak_cli.options import (
     ReferenceArgument,
     RegistryOption,
     RevisionOption,
+    assignments,
 )
 from nunatak_cli.output import console, print_json
 from nunatak_cli.registries import created_registry, existing_registry
-from nunatak_contract.enums import ImportFormat, LogitUse, OnLong, ProblemType
+from nunatak_contract.enums import ImportFormat, LogitUse, OnLong, ProblemType, Reads
+from nunatak_contract.errors import NunatakError
 
 if TYPE_CHECKING:
     from nunatak_artifact import VersionDraft
@@ -85,6 +88,23 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
             show_default=False,
         ),
     ] = None,
+    threshold: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="LABEL=X",
+            help="The score from which a label of a multi-label task applies. Repeatable. Absent: "
+            "0.5.",
+            show_default=False,
+        ),
+    ] = None,
+    reads: Annotated[
+        Reads | None,
+        typer.Option(
+            help="Whether the task reads a single text or a pair of texts; it then refuses the "
+            "other. Absent: both.",
+            show_default=False,
+        ),
+    ] = None,
     on_long: Annotated[
         OnLong | None,
         typer.Option(
@@ -132,6 +152,8 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
         logit_use=head,
         allows_other_base=allow_other_base,
         default_label=default_label,
+        thresholds=_thresholds(threshold),
+        reads=reads,
         on_long=on_long,
     )
     request = ImportRequest(
@@ -295,6 +317,24 @@ def _blobs(registry: "Registry", manifest: "TaskManifest") -> dict[str, bytes]:
     return {blob.role: registry.read_blob(manifest, blob.role) for blob in manifest.blobs}
 
 
+def _thresholds(given: Iterable[str] | None) -> dict[str, float]:
+    """Return the scores of `--threshold`, by label.
+
+    Raises:
+        NunatakError: `invalid_option`, a text is not LABEL=X, or X is no number.
+    """
+    found = dict[str, float]()
+    for label, text in assignments("--threshold", given).items():
+        try:
+            found[label] = float(text)
+        except ValueError:
+            raise NunatakError(
+                "invalid_option",
+                problem=f"--threshold expects a number from 0 to 1 after =, got {text!r}",
+            ) from None
+    return found
+
+
 def _check_alias(alias: str | None) -> None:
     """Refuse a malformed alias before the work, not after it."""
     from nunatak_contract.names import check_alias_name
@@ -344,6 +384,8 @@ def _published_json(published: Published, *, alias: str | None) -> dict[str, Jso
         "split_depth": manifest.split_depth,
         "labels": list(manifest.head.labels),
         "default_label": manifest.head.default_label,
+        "thresholds": dict(manifest.head.thresholds),
+        "reads": manifest.reads,
         "max_length": manifest.max_length,
         "on_long": manifest.reads_long,
         "note": manifest.note,

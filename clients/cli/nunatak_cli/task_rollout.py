@@ -217,6 +217,7 @@ def candidate_json(event: "CandidateEvent") -> dict[str, JsonValue]:
         "version": candidate.version,
         "share": candidate.share,
         "at": event.at.isoformat(),
+        "by": event.by,
     }
 
 

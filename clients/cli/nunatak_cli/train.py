@@ -16,15 +16,20 @@ from nunatak_cli.failures import MissingExtraError, needs_extra
 from nunatak_cli.options import (
     BackboneOption,
     CacheOption,
+    DeviceName,
+    DeviceOption,
     EpochsOption,
     JsonOption,
     KindOption,
     LearningRateOption,
     NewAliasOption,
+    PatienceOption,
     RegistryOption,
     ResumeOption,
     SeedOption,
     SetOption,
+    StrictOption,
+    ThreadsOption,
     settings_given,
 )
 from nunatak_cli.output import console, print_json
@@ -63,8 +68,8 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         str,
         typer.Option(
             metavar="PATH",
-            help="Examples: JSONL, CSV, TSV or Parquet; a folder with train.* and dev.*; or the "
-            "name of a data set on the hub. Columns: see --kind.",
+            help="Examples: JSONL, CSV, TSV or Parquet; a folder with train.*, dev.* and "
+            "maybe test.*; or the name of a data set on the hub. Columns: see --kind.",
         ),
     ],
     dev: Annotated[
@@ -76,12 +81,46 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         ),
     ] = None,
     kind: KindOption = None,
+    text_column: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Column of the text, if it is not `text`.", show_default=False
+        ),
+    ] = None,
+    label_column: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Column of the label, if it is not `label` (or `labels`).",
+            show_default=False,
+        ),
+    ] = None,
+    pair_column: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Column of the second text, if it is not `text_pair`.",
+            show_default=False,
+        ),
+    ] = None,
+    delimiter: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CHARACTER",
+            help="Between the fields of CSV and TSV files. Absent: comma, tab or semicolon, "
+            "whichever splits the header line.",
+            show_default=False,
+        ),
+    ] = None,
+    strict: StrictOption = False,
     registry: RegistryOption = None,
     promote: NewAliasOption = None,
     note: Annotated[str, typer.Option(metavar="TEXT", help="A remark to keep with it.")] = "",
     as_json: JsonOption = False,
     cache: CacheOption = True,
     resume: ResumeOption = True,
+    device: DeviceOption = DeviceName.CPU,
+    threads: ThreadsOption = None,
     backbone: BackboneOption = None,
     method: Annotated[
         str | None,
@@ -151,6 +190,7 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         ),
     ] = None,
     epochs: EpochsOption = None,
+    patience: PatienceOption = None,
     learning_rate: LearningRateOption = None,
     seed: SeedOption = None,
     settings: SetOption = None,
@@ -168,6 +208,7 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         max_length=max_length,
         on_long=on_long,
         epochs=epochs,
+        patience=patience,
         learning_rate=learning_rate,
         seed=seed,
     )
@@ -177,6 +218,8 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
             kind_named,
             outcome_json,
             outcome_table,
+            prepare_device,
+            row_format,
             train_and_promote,
         )
         from nunatak_training.run_settings import read_settings
@@ -191,7 +234,13 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         alias=promote,
         cache=cache,
         resume=resume,
+        device=device,
+        spelt=row_format(
+            text=text_column, label=label_column, pair=pair_column, delimiter=delimiter
+        ),
+        strict=strict,
     )
+    prepare_device(device, threads)
     with created_registry(registry) as opened:
         outcome = train_and_promote(request, opened)
     if as_json:
@@ -203,7 +252,7 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
             console().print(f"{task}@{promote} -> version {outcome.manifest.version}")
 
 
-def train_all(
+def train_all(  # noqa: PLR0913 - one parameter per option is how typer works
     file: Annotated[
         Path,
         typer.Argument(
@@ -215,9 +264,13 @@ def train_all(
     as_json: JsonOption = False,
     cache: CacheOption = True,
     resume: ResumeOption = True,
+    device: DeviceOption = DeviceName.CPU,
+    threads: ThreadsOption = None,
+    strict: StrictOption = False,
 ) -> None:
     """Train and publish all tasks of a file; a task that fails does not stop the others."""
     with needs_extra("training"):
+        from nunatak_cli.training import prepare_device
         from nunatak_cli.training_all import (
             read_task_file,
             requests_of,
@@ -225,7 +278,9 @@ def train_all(
             results_table,
             train_in_turn,
         )
-    requests = requests_of(read_task_file(file), file, cache=cache, resume=resume)
+    listed = read_task_file(file)
+    prepare_device(device, threads)
+    requests = requests_of(listed, file, cache=cache, resume=resume, device=device, strict=strict)
     with created_registry(registry) as opened:
         results = train_in_turn(requests, opened)
     if as_json:

@@ -1,16 +1,20 @@
 """Trains and publishes one task for `nunatak train`, and shows the outcome."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 from pydantic import JsonValue
 from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
+from nunatak_cli.options import DeviceName
+from nunatak_cli.output import error_console
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import check_alias_name, check_task_name
-from nunatak_model import DEFAULT_BACKBONE, Backbone, load_backbone
+from nunatak_model import DEFAULT_BACKBONE, Backbone, chosen_threads, load_backbone
 from nunatak_registry import Registry
 from nunatak_registry.cards import (
     long_examples_text,
@@ -19,11 +23,13 @@ from nunatak_registry.cards import (
     stored_bytes,
 )
 from nunatak_training.cache import default_cache_folder
+from nunatak_training.data import DataWarning, RowFormat
 from nunatak_training.fitting import method_on
 from nunatak_training.kinds import TaskKind
 from nunatak_training.recipes import LayerChoice, default_recipe
 from nunatak_training.report import ProgressBar
 from nunatak_training.run_settings import RunSettings
+from nunatak_training.scoring import Interval
 from nunatak_training.train import TrainOutcome, TrainSettings, train
 from nunatak_training.trunk import DiskTrunkStore, TrunkStore
 
@@ -45,6 +51,11 @@ class TrainRequest:
     """Whether the disk keeps the trunk states."""
     resume: bool = True
     """Whether to continue a killed run and to write checkpoints."""
+    device: DeviceName = DeviceName.CPU
+    spelt: RowFormat = field(default_factory=RowFormat)
+    """How the files of examples spell a row."""
+    strict: bool = False
+    """Whether to refuse data with warnings."""
 
 
 def train_and_promote(
@@ -60,7 +71,7 @@ def train_and_promote(
     """
     check_names(request)
     if backbone is None:
-        backbone = load_backbone(request.backbone or DEFAULT_BACKBONE)
+        backbone = load_backbone(request.backbone or DEFAULT_BACKBONE, device=request.device.value)
     chosen = request.settings
     recipe = default_recipe(
         method_on(chosen, backbone.config), backbone=backbone.name, changes=chosen.changes
@@ -73,6 +84,8 @@ def train_and_promote(
         recipe=recipe,
         kind=request.kind,
         dev=request.dev,
+        spelt=request.spelt,
+        strict=request.strict,
         note=request.note,
         layer_target=chosen.layer_target,
         recipe_changes=chosen.changes,
@@ -84,10 +97,60 @@ def train_and_promote(
         report=ProgressBar(request.task),
         trunks=trunks,
         checkpoints=default_cache_folder() if request.resume else None,
+        warn=lambda found: error_console().print(warnings_table(found, request.task)),
     )
     if request.alias is not None:
         registry.promote(request.task, request.alias, outcome.manifest.version)
     return outcome
+
+
+def row_format(
+    *,
+    text: str | None = None,
+    label: str | None = None,
+    pair: str | None = None,
+    delimiter: str | None = None,
+) -> RowFormat:
+    """Return how files spell a row, as options say.
+
+    Raises:
+        NunatakError: `invalid_option`, the delimiter is no single character.
+    """
+    if delimiter is not None:
+        delimiter = {"\\t": "\t", "tab": "\t"}.get(delimiter, delimiter)
+        if len(delimiter) != 1 or delimiter in {'"', "\n", "\r"}:
+            raise NunatakError(
+                "invalid_option",
+                problem="--delimiter expects one character, such as ';', or tab, got "
+                f"{delimiter!r}",
+            )
+    return RowFormat(text=text, label=label, pair=pair, delimiter=delimiter)
+
+
+def warnings_table(warnings: Sequence[DataWarning], task: str) -> Table:
+    """Return the warnings about the data of a task, each with a way out."""
+    table = Table(title=Text(f"warnings about the data of {task}"), title_justify="left")
+    for heading in ("problem", "found", "what to do"):
+        table.add_column(heading)
+    for warning in warnings:
+        table.add_row(Text(warning.problem), Text(warning.found), Text(warning.advice))
+    return table
+
+
+def prepare_device(device: DeviceName, threads: int | None) -> None:
+    """Check that the device exists, and set the number of threads; absent: what is free.
+
+    Raises:
+        NunatakError: `invalid_option`, there is no CUDA device.
+    """
+    if device is DeviceName.CUDA and not torch.cuda.is_available():
+        raise NunatakError(
+            "invalid_option",
+            problem="--device cuda: torch finds no CUDA device here; expected a GPU with its "
+            "driver and a "
+            "torch built for CUDA. Train with --device cpu",
+        )
+    torch.set_num_threads(threads or chosen_threads())
 
 
 def check_names(request: TrainRequest) -> None:
@@ -118,8 +181,10 @@ def outcome_table(outcome: TrainOutcome) -> Table:
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
     for metric, value in outcome.metrics.items():
-        low, high = outcome.intervals[metric]
-        table.add_row(f"dev {metric}", f"{value:.4f}  [{low:.4f}, {high:.4f}] at 95 %")
+        table.add_row(f"dev {metric}", _score_text(value, outcome.intervals.get(metric)))
+    if outcome.test is not None:
+        for metric, value in outcome.test.values.items():
+            table.add_row(f"test {metric}", _score_text(value, outcome.test.intervals.get(metric)))
     if outcome.layer_choice is not None:
         table.add_row("layers chosen", _choice_text(outcome.layer_choice))
     table.add_row("method", manifest.method.text)
@@ -132,9 +197,22 @@ def outcome_table(outcome: TrainOutcome) -> Table:
         table.add_row("long examples", long_examples)
     table.add_row("parameters", f"{counts.branch + counts.head:,}")
     table.add_row("stored", decimal(stored_bytes(manifest)))
-    table.add_row("best epoch", f"{outcome.best_epoch} of {outcome.history[-1].epoch}")
+    table.add_row("best epoch", f"{outcome.best_epoch} of {epochs_text(outcome)}")
     table.add_row("time", f"{outcome.seconds:.1f} s")
     return table
+
+
+def epochs_text(outcome: TrainOutcome) -> str:
+    """Return how many epochs ran, and of how many if training ended early."""
+    num_run, num_planned = outcome.history[-1].epoch, outcome.num_epochs
+    return str(num_run) if num_run == num_planned else f"{num_run} (ended early, of {num_planned})"
+
+
+def _score_text(value: float, interval: Interval | None) -> str:
+    if interval is None:
+        return f"{value:.4f}"
+    low, high = interval.low, interval.high
+    return f"{value:.4f}  [{low:.4f}, {high:.4f}] at 95 % ({interval.method})"
 
 
 def _choice_text(choice: LayerChoice) -> str:
@@ -156,8 +234,12 @@ def outcome_json(outcome: TrainOutcome, *, alias: str | None) -> dict[str, JsonV
         "default_label": outcome.manifest.head.default_label,
         "long_share": None if outcome.manifest.data is None else outcome.manifest.data.long_share,
         "metrics": {str(metric): value for metric, value in outcome.metrics.items()},
-        "intervals": {str(metric): [*ends] for metric, ends in outcome.intervals.items()},
+        "intervals": {str(metric): [it.low, it.high] for metric, it in outcome.intervals.items()},
+        "test_metrics": None
+        if outcome.test is None
+        else {str(metric): value for metric, value in outcome.test.values.items()},
         "best_epoch": outcome.best_epoch,
+        "planned_epochs": outcome.num_epochs,
         "epochs": [
             {
                 "epoch": result.epoch,

@@ -17,8 +17,15 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from rich.table import Table
 
+from nunatak_cli.options import DeviceName
 from nunatak_cli.output import error_console
-from nunatak_cli.training import TrainRequest, check_names, outcome_json, train_and_promote
+from nunatak_cli.training import (
+    TrainRequest,
+    check_names,
+    outcome_json,
+    row_format,
+    train_and_promote,
+)
 from nunatak_contract.errors import NunatakError
 from nunatak_model import DEFAULT_BACKBONE, Backbone, load_backbone, maths_of
 from nunatak_registry import Registry
@@ -42,6 +49,10 @@ class SharedSettings(BaseModel):
     kind: TaskKind | None = None
     promote: str | None = None
     note: str | None = None
+    text_column: str | None = None
+    label_column: str | None = None
+    pair_column: str | None = None
+    delimiter: str | None = None
 
     @property
     def named(self) -> dict[str, JsonValue]:
@@ -123,7 +134,15 @@ def read_task_file(path: Path) -> TaskFile:
     return file.model_copy(update={"tasks": tasks})
 
 
-def requests_of(listed: TaskFile, file: Path, *, cache: bool, resume: bool) -> TrainRequests:
+def requests_of(
+    listed: TaskFile,
+    file: Path,
+    *,
+    cache: bool,
+    resume: bool,
+    device: DeviceName = DeviceName.CPU,
+    strict: bool = False,
+) -> TrainRequests:
     """Check every task of a file against the backbone.
 
     A store computes the states of one depth from the states of a smaller depth. So the tasks with
@@ -148,13 +167,21 @@ def requests_of(listed: TaskFile, file: Path, *, cache: bool, resume: bool) -> T
                 alias=said.promote,
                 cache=cache,
                 resume=resume,
+                device=device,
+                spelt=row_format(
+                    text=said.text_column,
+                    label=said.label_column,
+                    pair=said.pair_column,
+                    delimiter=said.delimiter,
+                ),
+                strict=strict,
             )
             check_names(requests[task])
         except NunatakError as error:
             raise NunatakError(
                 "invalid_task_file", path=file, place=f"tasks.{task}", problem=str(error)
             ) from error
-    backbone = load_backbone(name)
+    backbone = load_backbone(name, device=device.value)
     depths = dict[str, int]()
     for task, request in requests.items():
         try:

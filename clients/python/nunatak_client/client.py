@@ -4,7 +4,7 @@ Change `async_client.py` instead, and run `make client`.
 """
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -12,8 +12,8 @@ import httpx
 
 from nunatak_client import calls
 from nunatak_client.calls import AnswerT, Call, PredictOptions
-from nunatak_client.errors import ConnectionFailedError, UnavailableError
-from nunatak_client.payloads import Inputs, Parameters
+from nunatak_client.errors import ConnectionFailedError, InvalidRequestError, UnavailableError
+from nunatak_client.payloads import Inputs, Parameters, Parts
 from nunatak_client.replies import FanOut, Prediction, TaskResult
 from nunatak_client.transport import (
     DEFAULT_TIMEOUT_S,
@@ -25,6 +25,7 @@ from nunatak_client.transport import (
     to_reply,
 )
 from nunatak_contract.enums import CandidateRole, FunctionToApply
+from nunatak_contract.inputs import Input
 from nunatak_contract.memory import MemoryReport
 from nunatak_contract.wire import (
     AliasChange,
@@ -128,6 +129,44 @@ class Client:
             routing_key=routing_key,
         )
         return self._run(calls.predict_many(inputs, tasks, options))
+
+    def predict_all(
+        self,
+        inputs: Iterable[Input],
+        tasks: Sequence[str],
+        *,
+        top_k: int | None = None,
+        function_to_apply: FunctionToApply | str | None = None,
+        parameters: Parameters | None = None,
+        deadline_s: float | None = None,
+        routing_key: str | None = None,
+    ) -> Generator[tuple[list[Input], FanOut]]:
+        """Ask several tasks about any number of inputs, in order.
+
+        The inputs are divided into requests that the server accepts, one after the other. Yields
+        the inputs of each request with their answers. `deadline_s` is of each request.
+
+        Raises:
+            InvalidRequestError: the server refuses an input; all inputs before are answered.
+        """
+        parts = Parts(inputs)
+        while part := parts.take():
+            try:
+                answer = self.predict_many(
+                    part,
+                    tasks,
+                    top_k=top_k,
+                    function_to_apply=function_to_apply,
+                    parameters=parameters,
+                    deadline_s=deadline_s,
+                    routing_key=routing_key,
+                )
+            except InvalidRequestError as error:
+                if not parts.divide(part, code=error.code):
+                    raise
+            else:
+                parts.accept()
+                yield part, answer
 
     def stream(
         self,

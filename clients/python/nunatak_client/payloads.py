@@ -1,8 +1,10 @@
 """Arguments to wire format: inputs, parameters and references. Pure functions."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
+from typing import Final
 from urllib.parse import quote
 
 from pydantic import JsonValue
@@ -43,6 +45,43 @@ class Parameters:
         if self.ignore_labels is not None:
             given["ignore_labels"] = list(self.ignore_labels)
         return given
+
+
+MAX_PART_INPUTS: Final = 64
+"""Inputs of one request, as many as a server accepts by default."""
+
+
+class Parts:
+    """Divides any number of inputs, in order, into lists that a server accepts.
+
+    A refused list is divided again. A server that refuses the number of inputs gets no longer list
+    again. After any other refusal, such as of too many tokens, the lists grow again.
+    """
+
+    def __init__(self, inputs: Iterable[Input]) -> None:
+        self._inputs = iter(inputs)
+        self._refused: list[Input] = []
+        self._size = self._max_size = MAX_PART_INPUTS
+
+    def take(self) -> list[Input]:
+        """Return the next list; it is empty at the end."""
+        part, self._refused = self._refused[: self._size], self._refused[self._size :]
+        part.extend(islice(self._inputs, self._size - len(part)))
+        return part
+
+    def accept(self) -> None:
+        """Let the next list be longer."""
+        self._size = min(2 * self._size, self._max_size)
+
+    def divide(self, part: list[Input], *, code: str) -> bool:
+        """Divide a list that was refused for `code`; return False if it has only one input."""
+        if len(part) == 1:
+            return False
+        self._refused = part + self._refused
+        self._size = len(part) // 2
+        if code == "too_many_inputs":
+            self._max_size = self._size
+        return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import AliasChoices, Field, JsonValue, TypeAdapter, ValidationError, model_validator
 
 from nunatak_client.errors import ApiError, InvalidResponseError, WrongHeadError, error_class
-from nunatak_contract.enums import HeadKind
+from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.wire import (
     BATCH_SIZE_HEADER,
     COMPUTE_HEADER,
@@ -20,6 +20,7 @@ from nunatak_contract.wire import (
     REQUEST_ID_HEADER,
     TOKENIZE_HEADER,
     Answer,
+    PredictedValue,
     Problem,
     RankedDocument,
     Result,
@@ -51,6 +52,10 @@ class Classification(Result):
 
     head: Literal[HeadKind.SEQUENCE_CLASSIFICATION] = HeadKind.SEQUENCE_CLASSIFICATION
     outputs: tuple[Annotated[Scores, Field(min_length=1)], ...]
+    problem_type: ProblemType | None = None
+    predicted: tuple[PredictedValue, ...] = ()
+    """By the problem type: the label, all labels that apply, or the value. Both fields are empty
+    from servers that do not tell them."""
 
 
 class TokenClassification(Result):
@@ -74,7 +79,7 @@ class RankingOutputs(Result):
     outputs: tuple[Annotated[Ranking, Field(min_length=1)], ...]
 
 
-Predicted = Annotated[
+HeadOutputs = Annotated[
     Classification | TokenClassification | QuestionAnswering | RankingOutputs,
     Field(discriminator="head"),
 ]
@@ -84,8 +89,8 @@ Predicted = Annotated[
 class Answered(Result):
     """Base of what holds predictions: the parts of the first input, by the kind of the task.
 
-    Every property but `labels` is about the first input, and each raises `WrongHeadError` for a
-    task of another kind.
+    Every property but `predicted` and `labels` is about the first input, and each raises
+    `WrongHeadError` for a task of another kind.
     """
 
     tokens: tuple[int, ...] = ()
@@ -99,7 +104,7 @@ class Answered(Result):
         return any(self.truncated)
 
     @abstractmethod
-    def require(self) -> Predicted:
+    def require(self) -> HeadOutputs:
         """Return what the task says, or raise why it says nothing."""
 
     @property
@@ -113,8 +118,13 @@ class Answered(Result):
         return self.scores[0]
 
     @property
+    def predicted(self) -> tuple[PredictedValue, ...]:
+        """For every input the label, a tuple of all labels that apply, or the value."""
+        return self._classification().predicted
+
+    @property
     def labels(self) -> tuple[str, ...]:
-        """The best label of every input."""
+        """The best label of every input, also where no label or several labels apply."""
         return tuple(scores[0].label for scores in self._classification().outputs)
 
     @property
@@ -161,23 +171,23 @@ class Prediction(Answered):
 
     task: str
     version: int
-    predicted: Predicted
+    head_outputs: HeadOutputs
     timings: Timings = Timings()
     request_id: str | None = None
 
     @property
     def head(self) -> HeadKind:
         """The kind of the task."""
-        return self.predicted.head
+        return self.head_outputs.head
 
     @property
     def outputs(self) -> Outputs:
         """What the task says about every input."""
-        return self.predicted.outputs
+        return self.head_outputs.outputs
 
-    def require(self) -> Predicted:
+    def require(self) -> HeadOutputs:
         """Return what the task says."""
-        return self.predicted
+        return self.head_outputs
 
 
 def error_of(problem: Problem, *, retry_after_s: float | None = None) -> ApiError:
@@ -194,36 +204,36 @@ def error_of(problem: Problem, *, retry_after_s: float | None = None) -> ApiErro
 
 
 class TaskResult(Answered):
-    """The part of one task in a fan-out: either `predicted` or `error`."""
+    """The part of one task in a fan-out: either `head_outputs` or `error`."""
 
     reference: str
     task: str | None = None
     version: int | None = None
-    predicted: Predicted | None = None
+    head_outputs: HeadOutputs | None = None
     error: Problem | None = None
     timings: Timings = Timings()
     """Its own, where it was streamed; else those of the whole answer count."""
 
     @model_validator(mode="after")
     def _is_answer_or_error(self) -> "TaskResult":
-        if (self.predicted is None) == (self.error is None):
+        if (self.head_outputs is None) == (self.error is None):
             raise ValueError("a result holds either outputs or an error")
         return self
 
     @property
     def outputs(self) -> Outputs | None:
         """What the task says about every input; None where it failed."""
-        return None if self.predicted is None else self.predicted.outputs
+        return None if self.head_outputs is None else self.head_outputs.outputs
 
-    def require(self) -> Predicted:
+    def require(self) -> HeadOutputs:
         """Return what the task says.
 
         Raises:
             ApiError: this task failed.
         """
-        if self.predicted is None:
+        if self.head_outputs is None:
             raise error_of(self.error or Problem(code="api_error", status=500))
-        return self.predicted
+        return self.head_outputs
 
 
 class FanOut(Result):
@@ -305,7 +315,7 @@ def read_result(kind: type[ResultT], content: object) -> ResultT:
 def read_prediction(reply: Reply, *, num_inputs: int | None) -> Prediction:
     """Read the answer of one task."""
     body = read_object(reply)
-    return read_result(Prediction, _with_predicted(body, num_inputs) | _trail(reply))
+    return read_result(Prediction, _with_head_outputs(body, num_inputs) | _trail(reply))
 
 
 def read_fan_out(reply: Reply, *, num_inputs: int | None, tasks: Sequence[str]) -> FanOut:
@@ -313,7 +323,7 @@ def read_fan_out(reply: Reply, *, num_inputs: int | None, tasks: Sequence[str]) 
     results = read_object(reply).get("results")
     entries = results if isinstance(results, list) else []
     nested = [
-        _with_predicted(entry, num_inputs) if isinstance(entry, dict) else entry
+        _with_head_outputs(entry, num_inputs) if isinstance(entry, dict) else entry
         for entry in entries
     ]
     fan_out = read_result(FanOut, {"results": nested} | _trail(reply))
@@ -329,7 +339,7 @@ def read_line(line: str, *, num_inputs: int | None) -> TaskResult:
         entry = _OBJECT.validate_json(line)
     except ValidationError as error:
         raise _unexpected("a JSON object on each line", error) from error
-    return read_result(TaskResult, _with_predicted(entry, num_inputs))
+    return read_result(TaskResult, _with_head_outputs(entry, num_inputs))
 
 
 def read_timings(headers: Mapping[str, str]) -> Timings:
@@ -343,7 +353,7 @@ def read_timings(headers: Mapping[str, str]) -> Timings:
     )
 
 
-def _with_predicted(body: dict[str, JsonValue], num_inputs: int | None) -> dict[str, JsonValue]:
+def _with_head_outputs(body: dict[str, JsonValue], num_inputs: int | None) -> dict[str, JsonValue]:
     """Put head and outputs together, one entry per input also where it came without a list."""
     outputs = body.get("outputs")
     if outputs is None:
@@ -353,9 +363,15 @@ def _with_predicted(body: dict[str, JsonValue], num_inputs: int | None) -> dict[
     if not (isinstance(nested, list) and len(nested) == wanted):
         raise InvalidResponseError(f"asked about {wanted} inputs, got outputs for another number")
     # Servers that know one kind of task only do not name it.
-    head = body.get("head", HeadKind.SEQUENCE_CLASSIFICATION)
+    said: dict[str, JsonValue] = {
+        "head": body.get("head", HeadKind.SEQUENCE_CLASSIFICATION),
+        "outputs": nested,
+        "problem_type": body.get("problem_type"),
+    }
+    if body.get("predicted") is not None:
+        said["predicted"] = _as_list(body["predicted"], num_inputs)
     told = {name: _as_list(body[name], num_inputs) for name in PER_INPUT if name in body}
-    return {**body, **told, "predicted": {"head": head, "outputs": nested}}
+    return {**body, **told, "head_outputs": said}
 
 
 def _as_list(value: JsonValue, num_inputs: int | None) -> JsonValue:

@@ -5,10 +5,14 @@ from pinned memory does not, so every copy goes through pinned memory; torch reu
 buffers.
 """
 
+import math
+import os
 import threading
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 
 import torch
 from jaxtyping import Int
@@ -86,3 +90,71 @@ def compute_without_helpers() -> None:
     resetting = threading.Thread(target=torch.set_num_threads, args=(others,))
     resetting.start()
     resetting.join()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuShare:
+    """The CPUs of a machine, and what of them this process may use."""
+
+    num_cpus: int
+    """Of the machine."""
+    num_allowed: int
+    """That the affinity of this process names."""
+    quota: float | None
+    """CPUs that the cgroup of this process grants; None without a limit."""
+    load: float
+    """Mean number of processes that computed, or waited for a CPU, in the last minute."""
+
+    def free_threads(self, wanted: int) -> int:
+        """Return how many of `wanted` threads find a free CPU; at least 1.
+
+        A thread without a CPU of its own makes every other thread wait at the end of each
+        operation, so one thread too many costs far more than one thread too few.
+        """
+        idle = math.floor(self.num_cpus - self.load + 0.5)
+        granted = self.num_allowed if self.quota is None else math.floor(self.quota)
+        return max(1, min(wanted, self.num_allowed, granted, idle))
+
+
+def cpu_share() -> CpuShare:
+    """Read what the system says of its CPUs now."""
+    return CpuShare(
+        num_cpus=os.cpu_count() or 1,
+        num_allowed=len(os.sched_getaffinity(0)),
+        quota=cpu_quota(),
+        load=os.getloadavg()[0],
+    )
+
+
+def cpu_quota(
+    root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
+) -> float | None:
+    """Return the CPUs that cgroups (version 2) grant to this process; None without a limit.
+
+    The limit of a group holds for all groups below it, so the lowest limit counts.
+    """
+    try:
+        lines = membership.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    own = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
+    folder, limits = root / own, list[float]()
+    for each in (folder, *folder.parents):
+        if not each.is_relative_to(root):
+            break
+        try:
+            quota, period = (each / "cpu.max").read_text(encoding="utf-8").split()
+        except (OSError, ValueError):
+            continue
+        if quota != "max":
+            limits.append(int(quota) / int(period))
+    return min(limits, default=None)
+
+
+def chosen_threads() -> int:
+    """Return how many threads should compute: as many of torch's number as find a free CPU.
+
+    A number in the environment (`OMP_NUM_THREADS`) is somebody's choice, and stays.
+    """
+    wanted = torch.get_num_threads()
+    return wanted if "OMP_NUM_THREADS" in os.environ else cpu_share().free_threads(wanted)

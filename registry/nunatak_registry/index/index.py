@@ -209,6 +209,7 @@ class Change(Snapshot):
                 from_version=event.from_version,
                 to_version=event.to_version,
                 at=event.at.isoformat(),
+                by=event.by,
             )
         )
         raise_generation(self._connection)
@@ -272,6 +273,7 @@ class Change(Snapshot):
                 **_candidate_values(event.candidate),
                 kind=event.kind.value,
                 at=event.at.isoformat(),
+                by=event.by,
             )
         )
         raise_generation(self._connection)

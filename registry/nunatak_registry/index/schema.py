@@ -16,7 +16,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 _NAME = String(64)
 _DIGEST = String(64)
@@ -125,6 +125,7 @@ class AliasEventRow(Base):
     from_version: Mapped[int | None]
     to_version: Mapped[int]
     at: Mapped[str] = mapped_column(_TIME)
+    by: Mapped[str] = mapped_column(_READER)
 
 
 class CandidateRow(Base):
@@ -156,3 +157,4 @@ class CandidateEventRow(Base):
     version: Mapped[int]
     share: Mapped[float] = mapped_column(Double)
     at: Mapped[str] = mapped_column(_TIME)
+    by: Mapped[str] = mapped_column(_READER)

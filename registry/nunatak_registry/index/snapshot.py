@@ -180,7 +180,7 @@ class Snapshot:
         """Return every move of an alias, oldest first."""
         row = AliasEventRow
         query = (
-            select(row.kind, row.from_version, row.to_version, row.at)
+            select(row.kind, row.from_version, row.to_version, row.at, row.by)
             .where(row.task == task, row.alias == alias)
             .order_by(row.id)
         )
@@ -194,8 +194,9 @@ class Snapshot:
                     from_version=from_version,
                     to_version=to_version,
                     at=datetime.fromisoformat(at),
+                    by=by,
                 )
-                for kind, from_version, to_version, at in rows
+                for kind, from_version, to_version, at, by in rows
             ]
 
     def candidates(self, task: str | None = None) -> list[Candidate]:
@@ -220,7 +221,7 @@ class Snapshot:
         """Return every change of the candidates of an alias, of one role or all."""
         row = CandidateEventRow
         query = (
-            select(row.role, row.version, row.share, row.kind, row.at)
+            select(row.role, row.version, row.share, row.kind, row.at, row.by)
             .where(row.task == task, row.alias == alias)
             .order_by(row.id)
         )
@@ -233,8 +234,9 @@ class Snapshot:
                     kind=CandidateEventKind(kind),
                     candidate=_candidate(task, alias, name, version, share),
                     at=datetime.fromisoformat(at),
+                    by=by,
                 )
-                for name, version, share, kind, at in rows
+                for name, version, share, kind, at, by in rows
             ]
 
     def blob_digests(self, task: str | None = None, version: int | None = None) -> set[str]:

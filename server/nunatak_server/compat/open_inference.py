@@ -201,7 +201,7 @@ async def model_metadata(request: Request, task: str, version: str | None = None
             "name": manifest.task,
             "versions": [str(it) for it in summary.versions],
             "platform": "nunatak",
-            "inputs": input_metadata(head.kind),
+            "inputs": input_metadata(head.kind, manifest.reads),
             "outputs": output_metadata(head.kind, len(head.labels)),
         }
     )

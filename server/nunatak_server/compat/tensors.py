@@ -20,7 +20,7 @@ from typing import Annotated, Any, Final, cast
 import orjson
 from pydantic import WithJsonSchema
 
-from nunatak_contract.enums import HeadKind
+from nunatak_contract.enums import HeadKind, Reads
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input, Query, Question
 from nunatak_contract.requests import Parameters
@@ -96,11 +96,11 @@ def inputs_of(columns: Columns) -> tuple[Input, ...]:
     return tuple(columns["text"])
 
 
-def input_metadata(kind: HeadKind) -> list[dict[str, Any]]:
-    """Say what a task reads; the second text of a pair may be left out."""
+def input_metadata(kind: HeadKind, reads: Reads | None) -> list[dict[str, Any]]:
+    """Say what a task reads; without `reads`, the second text of a pair may be left out."""
     match kind:
         case HeadKind.SEQUENCE_CLASSIFICATION:
-            names = ("text", "text_pair")
+            names = ("text",) if reads is Reads.SINGLE else ("text", "text_pair")
         case HeadKind.TOKEN_CLASSIFICATION:
             names = ("text",)
         case HeadKind.QUESTION_ANSWERING:

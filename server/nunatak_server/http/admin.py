@@ -33,10 +33,10 @@ from nunatak_registry import (
     CandidateEventKind,
     CandidateRole,
 )
-from nunatak_server.access.keys import Scope
+from nunatak_server.access.keys import ANYONE, Scope
 from nunatak_server.errors import DeadlineExceededError
 from nunatak_server.failures import within
-from nunatak_server.http.access import PUBLIC, needs
+from nunatak_server.http.access import PUBLIC, caller_of, needs
 from nunatak_server.http.endpoints import (
     PROBLEMS,
     DeadlineHeader,
@@ -183,7 +183,9 @@ async def set_candidate(
     manifest = await catalog_of(request).resolve(wanted)
     await in_time(runtime.residency.preload(manifest), deadline_ms)
     candidate = Candidate(task=task, alias=alias, role=role, version=body.version, share=body.share)
-    event = await runtime.catalog.set_candidate(candidate, expected_version=body.expected_version)
+    event = await runtime.catalog.set_candidate(
+        candidate, expected_version=body.expected_version, by=_actor(request)
+    )
     runtime.residency.invalidate()
     return reply(_candidate_fields(event))
 
@@ -205,7 +207,9 @@ async def end_candidate(
     check_alias_name(alias)
     await catalog_of(request).task(check_task_name(task))
     expected = body.expected_version if body else None
-    event = await runtime.catalog.end_candidate(task, alias, role, expected_version=expected)
+    event = await runtime.catalog.end_candidate(
+        task, alias, role, expected_version=expected, by=_actor(request)
+    )
     runtime.residency.invalidate()
     return reply(_candidate_fields(event))
 
@@ -232,6 +236,12 @@ async def show_shadow(request: Request, task: str, alias: AliasQuery = DEFAULT_A
             **_report_fields(report),
         }
     )
+
+
+def _actor(request: Request) -> str:
+    """Return who changes an alias: a key by its name, or anyone on a server without keys."""
+    caller = caller_of(request.scope)
+    return caller.name if caller is ANYONE else f"key {caller.name}"
 
 
 def _candidate_fields(event: CandidateEvent) -> dict[str, Any]:
@@ -283,7 +293,7 @@ async def promote(
     manifest = await catalog_of(request).resolve(wanted)
     await in_time(runtime.residency.preload(manifest), deadline_ms)
     event = await runtime.catalog.promote(
-        task, alias, body.version, expected_version=body.expected_version
+        task, alias, body.version, expected_version=body.expected_version, by=_actor(request)
     )
     runtime.residency.invalidate()
     return reply(_alias_fields(event))
@@ -315,7 +325,9 @@ async def roll_back(
     manifest = await runtime.catalog.resolve(wanted)
     await in_time(runtime.residency.preload(manifest), deadline_ms)
     # An alias that moved meanwhile would go back to another version than the one just loaded.
-    event = await runtime.catalog.rollback(task, alias, expected_version=current)
+    event = await runtime.catalog.rollback(
+        task, alias, expected_version=current, by=_actor(request)
+    )
     runtime.residency.invalidate()
     return reply(_alias_fields(event))
 

@@ -9,6 +9,7 @@ from nunatak_contract.enums import FunctionToApply, HeadKind, OnLong
 from nunatak_contract.heads import HeadRecord
 from nunatak_contract.inputs import Input, Query, Question
 from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.wire import PredictedValue
 from nunatak_server.outputs.answers import AnswerOptions, AnswerScore, best_answers
 from nunatak_server.outputs.combining import combine_windows
 from nunatak_server.outputs.entities import Entity, EntityOptions, Join, find_entities, window_of
@@ -18,6 +19,7 @@ from nunatak_server.outputs.scores import (
     RankingOptions,
     ScoreOptions,
     label_scores,
+    predicted_of,
     rank_documents,
 )
 from nunatak_server.tokenization import Encodings, Reading, default_stride
@@ -102,6 +104,22 @@ def outputs_of(
     return tuple(
         _output(head, item, encodings, list(islice(rows, len(encodings))), options, join)
         for item, encodings in zip(inputs, read, strict=True)
+    )
+
+
+def predictions_of(
+    head: HeadRecord, read: Sequence[Encodings], logits: Sequence[Sequence[float]]
+) -> tuple[PredictedValue, ...] | None:
+    """Return what a sequence classification predicts for each input; None for other heads.
+
+    `read` and `logits` are those of `outputs_of`.
+    """
+    if head.kind is not HeadKind.SEQUENCE_CLASSIFICATION:
+        return None
+    rows = iter(logits)
+    return tuple(
+        predicted_of(combine_windows(list(islice(rows, len(encodings))), head), head)
+        for encodings in read
     )
 
 

@@ -1,7 +1,7 @@
 """Scores: from logits to labelled scores, values and ranked documents.
 
-In reading order: the score functions, the scores of sequence classification and regression, and the
-ranking of the documents of a query.
+In reading order: the score functions, the scores of sequence classification and regression, what
+these tasks predict, and the ranking of the documents of a query.
 """
 
 import math
@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import NotRequired, TypedDict, assert_never
 
 from nunatak_contract.enums import FunctionToApply, ProblemType
+from nunatak_contract.heads import HeadRecord
+from nunatak_contract.wire import PredictedValue
 
 
 def apply_function(function: FunctionToApply, logits: Sequence[float]) -> list[float]:
@@ -78,6 +80,27 @@ def default_function(problem_type: ProblemType) -> FunctionToApply:
             return FunctionToApply.SIGMOID
         case ProblemType.REGRESSION:
             return FunctionToApply.NONE
+
+
+def predicted_of(logits: Sequence[float], head: HeadRecord) -> PredictedValue:
+    """Return what a sequence classification predicts, however its scores are shown.
+
+    One label: the first with the largest logit. Several labels: all whose sigmoid is at least their
+    threshold, best first. Regression: the value.
+    """
+    match head.problem_type:
+        case ProblemType.REGRESSION:
+            return logits[0]
+        case ProblemType.MULTI_LABEL:
+            scores = label_scores(
+                logits,
+                labels=head.labels,
+                problem_type=ProblemType.MULTI_LABEL,
+                options=ScoreOptions(),
+            )
+            return tuple(it["label"] for it in scores if it["score"] >= head.threshold(it["label"]))
+        case ProblemType.SINGLE_LABEL | None:
+            return head.labels[logits.index(max(logits))]
 
 
 class DocumentScore(TypedDict):

@@ -222,9 +222,9 @@ class Preprocessor:
         self, text: str, traffic: Traffic, request: PredictionRequest, permit: Permit
     ) -> Chosen | TaskFailure:
         """Return which version answers, or why none can answer these inputs."""
-        # Versions of one alias all have heads of one kind.
+        # What runs beside the version of an alias reads all that this version reads.
         manifest = traffic.manifest
-        problem = find_misfit(request.inputs, manifest.head.kind)
+        problem = find_misfit(request.inputs, manifest.head.kind, manifest.reads)
         problem = problem or _find_lateness(request, manifest.task, permit)
         if problem:
             return TaskFailure(reference=text, error=problem, task=manifest.task)

@@ -11,14 +11,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from nunatak_contract.enums import HeadKind
+from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input
 from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.wire import PredictedValue
 from nunatak_server.access.keys import ALL_TASKS, TaskList
 from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError
 from nunatak_server.outputs.entities import Join
-from nunatak_server.outputs.outputs import Output, PredictionOptions, outputs_of
+from nunatak_server.outputs.outputs import Output, PredictionOptions, outputs_of, predictions_of
 from nunatak_server.rollouts.choice import Arm
 from nunatak_server.rollouts.shadows import ShadowRun
 from nunatak_server.scheduler.rows import ANONYMOUS, Priority, RowAnswer, RowSpec
@@ -128,7 +129,10 @@ class TaskPrediction:
     task: str
     version: int
     head: HeadKind
+    problem_type: ProblemType | None
     outputs: tuple[Output, ...]
+    predicted: tuple[PredictedValue, ...] | None
+    """What a sequence classification predicts for each input; None for other heads."""
     extents: tuple[Extent, ...]
     """How much was read for each input."""
 
@@ -190,6 +194,8 @@ def result_of(
         task=manifest.task,
         version=manifest.version,
         head=manifest.head.kind,
+        problem_type=manifest.head.problem_type,
+        predicted=predictions_of(manifest.head, asked.encodings, logits),
         outputs=outputs_of(
             manifest.head,
             request.inputs,

@@ -20,8 +20,6 @@ from nunatak_server.residency.resident_set import VersionKey, key_of
 
 FULL_OPTIONS: Final = PredictionOptions(entities=EntityOptions(ignored_labels=frozenset()))
 """All that a head can output: a score for each label, a label for each token."""
-CHOSEN_FROM: Final = 0.5
-"""The score from which a label counts as chosen, where several labels may apply."""
 
 Name = TypeVar("Name", str, int, tuple[int, int])
 Place = tuple[int, int]
@@ -44,17 +42,23 @@ class Comparison:
 
 
 def compare_outputs(
-    head: HeadRecord, output: Output, shadow: Output, *, tolerance: float
+    head: HeadRecord,
+    output: Output,
+    shadow_head: HeadRecord,
+    shadow: Output,
+    *,
+    tolerance: float,
 ) -> Comparison:
     """Compare two outputs made with `FULL_OPTIONS` by heads of one kind and problem.
 
-    Two answers are equal if they have the same best label, the same chosen labels (where several
-    may apply), values at most `tolerance` apart (regression), the same best span, or the same first
-    document. A label that one version lacks has the score 0 there.
+    Two answers are equal if they predict the same label, the same labels by the thresholds of each
+    version (where several may apply), values at most `tolerance` apart (regression), the same best
+    span, or the same first document. A label that one version lacks has the score 0 there.
     """
     match head.kind:
         case HeadKind.SEQUENCE_CLASSIFICATION:
-            return _compare_labels(_labels(output), _labels(shadow), head.problem_type, tolerance)
+            own, other = (head, _labels(output)), (shadow_head, _labels(shadow))
+            return _compare_labels(own, other, tolerance)
         case HeadKind.TOKEN_CLASSIFICATION:
             return _compare_tokens(_tokens(output), _tokens(shadow))
         case HeadKind.QUESTION_ANSWERING:
@@ -64,19 +68,19 @@ def compare_outputs(
 
 
 def _compare_labels(
-    scores: Mapping[str, float],
-    shadow: Mapping[str, float],
-    problem: ProblemType | None,
+    own: tuple[HeadRecord, Mapping[str, float]],
+    other: tuple[HeadRecord, Mapping[str, float]],
     tolerance: float,
 ) -> Comparison:
-    match problem:
+    (head, scores), (_, shadow) = own, other
+    match head.problem_type:
         case ProblemType.REGRESSION:
             # Each output has one value, and the names of the two values may differ.
-            (value,), (other,) = scores.values(), shadow.values()
-            drift = abs(value - other)
+            (value,), (shadow_value,) = scores.values(), shadow.values()
+            drift = abs(value - shadow_value)
             return Comparison(agreement=float(drift <= tolerance), drifts=(drift,))
         case ProblemType.MULTI_LABEL:
-            is_equal = _chosen(scores) == _chosen(shadow)
+            is_equal = _applying(*own) == _applying(*other)
         case ProblemType.SINGLE_LABEL | None:
             is_equal = _first(scores) == _first(shadow)
     return Comparison(agreement=float(is_equal), drifts=_drifts(scores, shadow))
@@ -133,8 +137,8 @@ def _drifts(scores: Mapping[Name, float], shadow: Mapping[Name, float]) -> tuple
     return tuple(abs(scores.get(name, 0.0) - shadow.get(name, 0.0)) for name in names)
 
 
-def _chosen(scores: Mapping[str, float]) -> set[str]:
-    return {label for label, score in scores.items() if score >= CHOSEN_FROM}
+def _applying(head: HeadRecord, scores: Mapping[str, float]) -> set[str]:
+    return {label for label, score in scores.items() if score >= head.threshold(label)}
 
 
 DRIFT_BOUNDS: Final = (0.0, 0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)

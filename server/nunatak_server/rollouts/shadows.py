@@ -177,7 +177,9 @@ class Shadows:
         outputs = self._outputs(run.answered, run.inputs, run.encodings, own)
         shadows = self._outputs(run.shadow, run.inputs, run.shadow_encodings, other)
         return [
-            compare_outputs(run.answered.head, output, shadow, tolerance=self._tolerance)
+            compare_outputs(
+                run.answered.head, output, run.shadow.head, shadow, tolerance=self._tolerance
+            )
             for output, shadow in zip(outputs, shadows, strict=True)
         ]
 

@@ -1,9 +1,12 @@
 """What every kind of index must do: promote and roll back."""
 
+import getpass
+
 import pytest
 
 from doubles.drafts import publish_many, publish_one
 from doubles.refusals import raises
+from nunatak_contract.errors import InvalidNameError
 from nunatak_registry import AliasEventKind, Registry, VersionNotFoundError
 
 
@@ -17,6 +20,21 @@ def test_promotion_is_recorded(registry: Registry) -> None:
     assert (second.from_version, second.to_version) == (1, 2)
     assert second.at > first.at
     assert registry.history("intent", "prod") == [first, second]
+
+
+def test_every_move_says_by_whom(registry: Registry) -> None:
+    publish_many(registry, 2)
+
+    registry.promote("intent", "prod", 1)
+    registry.promote("intent", "prod", 2, by="key ops")
+    registry.rollback("intent", "prod", by="key night")
+
+    found = [event.by for event in registry.history("intent", "prod")]
+    assert found == [getpass.getuser(), "key ops", "key night"]
+    for name in ("", "x" * 201, "two\nlines"):
+        with pytest.raises(InvalidNameError):
+            registry.promote("intent", "prod", 2, by=name)
+    assert registry.resolve("intent").version == 1
 
 
 def test_promotion_to_where_the_alias_points_changes_nothing(registry: Registry) -> None:

@@ -1,10 +1,12 @@
 """What every kind of index must do: canaries and shadows beside aliases."""
 
+import getpass
+
 import pytest
 
 from doubles.drafts import make_draft, publish_many, publish_one
 from doubles.refusals import raises
-from nunatak_contract.enums import ProblemType
+from nunatak_contract.enums import ProblemType, Reads
 from nunatak_contract.names import TaskReference
 from nunatak_registry import (
     Candidate,
@@ -159,6 +161,23 @@ def test_a_candidate_answers_the_same_kind_of_question(promoted: Registry) -> No
         promoted.rollouts.set(candidate(other.version))
 
 
+@pytest.mark.parametrize("base", [*Reads, None])
+@pytest.mark.parametrize("reads", [*Reads, None])
+def test_a_candidate_reads_all_that_the_version_of_the_alias_reads(
+    registry: Registry, base: Reads | None, reads: Reads | None
+) -> None:
+    for seed, texts in enumerate((base, reads)):
+        draft, blobs = make_draft(seed=seed)
+        registry.publish(draft.model_copy(update={"reads": texts}), blobs)
+    registry.promote("intent", "prod", 1)
+
+    if reads in {base, None}:
+        assert registry.rollouts.set(candidate(2)).candidate == candidate(2)
+    else:
+        with raises("invalid_candidate", match="would refuse what callers send"):
+            registry.rollouts.set(candidate(2))
+
+
 def test_a_candidate_needs_its_alias_and_its_version(promoted: Registry) -> None:
     with pytest.raises(VersionNotFoundError):
         promoted.rollouts.set(candidate(9))
@@ -186,3 +205,13 @@ def test_the_next_rollback_is_where_the_rollback_goes(promoted: Registry) -> Non
     assert (moved.from_version, moved.to_version) == (2, 1)
     with raises("no_previous_version"):
         promoted.next_rollback("intent", "prod")
+
+
+def test_every_change_of_a_candidate_says_by_whom(promoted: Registry) -> None:
+    promoted.rollouts.set(candidate(3), by="key ops")
+    promoted.rollouts.end("intent", "prod", CandidateRole.CANARY)
+    promoted.rollouts.set(candidate(4), by="key ops")
+    promoted.promote("intent", "prod", 1, by="key night")
+
+    found = [event.by for event in promoted.rollouts.history("intent", "prod")]
+    assert found == ["key ops", getpass.getuser(), "key ops", "key night"]

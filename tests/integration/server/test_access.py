@@ -226,6 +226,28 @@ async def test_each_scope_opens_its_own_routes_and_no_others(
                     assert f'scope="{needed.scope}"' in answer.headers["www-authenticate"]
 
 
+async def test_the_history_names_the_key_that_moved_an_alias(
+    backbone: Backbone, tmp_path: Path, keys: Path
+) -> None:
+    key = add_key(keys, "ops")
+    place = "/v1/tasks/tone/aliases/prod"
+    with Registry.open(tmp_path / "moved") as registry:
+        for seed in range(2):
+            publish_tiny_task(registry, backbone, seed=seed)
+        async with keyed_client(backbone, registry, keys) as client:
+            for version in (1, 2):
+                await client.put(place, json={"version": version}, headers=key)
+            shadow = {"version": 1, "share": 1.0}
+            await client.put(f"{place}/shadow", json=shadow, headers=key)
+            await client.post(f"{place}/shadow/end", headers=key)
+            await client.post(f"{place}/rollback", headers=key)
+        moves = [event.by for event in registry.history("tone", "prod")]
+        changes = [event.by for event in registry.rollouts.history("tone", "prod")]
+
+    assert moves == ["key ops"] * 3
+    assert changes == ["key ops"] * 2
+
+
 async def test_what_speaks_of_all_tasks_needs_a_key_for_all_tasks(
     backbone: Backbone, registry: Registry, keys: Path
 ) -> None:

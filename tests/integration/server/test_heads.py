@@ -260,10 +260,10 @@ def test_the_client_reads_every_kind(backbone: Backbone, registry: Registry) -> 
         with pytest.raises(InvalidRequestError) as refused:
             client.predict(ANSWERS, TEXT)
 
-    assert isinstance(topic.predicted, Classification)
-    assert isinstance(tokens.predicted, TokenClassification)
-    assert isinstance(answer.predicted, QuestionAnswering)
-    assert isinstance(ranking.predicted, RankingOutputs)
+    assert isinstance(topic.head_outputs, Classification)
+    assert isinstance(tokens.head_outputs, TokenClassification)
+    assert isinstance(answer.head_outputs, QuestionAnswering)
+    assert isinstance(ranking.head_outputs, RankingOutputs)
     assert topic.best.label in LABELS[TOPIC]
     assert [entity.index for entity in tokens.entities] == list(range(1, len(tokens.entities) + 1))
     assert {entity.label for entity in groups.entities} <= {"O", "X"}

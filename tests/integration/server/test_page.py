@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Locator, Page, Route, ViewportSize, exp
 from doubles.backbones import tiny_backbone
 from doubles.serving import make_settings, running_server
 from doubles.tasks import publish_tiny_task
-from nunatak_contract.enums import HeadKind, ProblemType
+from nunatak_contract.enums import HeadKind, ProblemType, Reads
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, HeadOnly, Lora, Method, TopK
 from nunatak_contract.names import MAX_NAME_LENGTH
 from nunatak_registry import Registry
@@ -21,6 +21,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no `chromium` on the p
 
 HOSTILE = "<img src=x onerror=\"window.broken='label'\">"
 TEXT = "\N{SNOW CAPPED MOUNTAIN} ann met bob </p><script>window.broken='text'</script>"
+THEMES = tuple(f"theme {number}" for number in range(9))
 TASKS: dict[str, tuple[HeadKind, Method, tuple[str, ...], ProblemType | None]] = {
     "topic": (HeadKind.SEQUENCE_CLASSIFICATION, TopK(num_layers=1), (HOSTILE, "calm"), None),
     "stars": (
@@ -34,6 +35,13 @@ TASKS: dict[str, tuple[HeadKind, Method, tuple[str, ...], ProblemType | None]] =
         Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
         ("I-X", "I-Y"),
         None,
+    ),
+    "pairs": (HeadKind.SEQUENCE_CLASSIFICATION, HeadOnly(), ("yes", "no"), None),
+    "themes": (
+        HeadKind.SEQUENCE_CLASSIFICATION,
+        HeadOnly(),
+        THEMES,
+        ProblemType.MULTI_LABEL,
     ),
     "answers": (HeadKind.QUESTION_ANSWERING, Bottleneck(size=4, first_layer=1), (), None),
     "ranks": (HeadKind.RANKING, TopK(num_layers=2), (), None),
@@ -87,6 +95,11 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
                 labels=labels,
                 kind=kind,
                 problem_type=problem,
+                reads=Reads.PAIR if name == "pairs" else None,
+                # Every label but one applies, which are more than are shown at least.
+                thresholds={label: float(label == THEMES[-1]) for label in THEMES}
+                if problem is ProblemType.MULTI_LABEL
+                else None,
             )
         registry.promote("topic", "prod", 1)
         for version, _ in CANDIDATES.values():
@@ -240,6 +253,48 @@ def test_documents_are_shown_in_the_order_of_their_scores(page: Page) -> None:
     documents = ["ann", "bob and cy", "nobody"]
     names = card(page, "ranks/1").locator(".name")
     expect(names).to_have_text([documents[index] for index in order])
+
+
+def test_a_task_about_pairs_has_a_second_box(page: Page) -> None:
+    fill_in(page, "topic", text="it rains")
+    expect(page.locator("#pair-field")).to_be_hidden()
+    page.locator("#chips input[value=pairs]").check()
+    expect(page.locator("#pair-note")).to_have_text("pairs reads both texts together")
+    page.fill("#pair", "the street is wet")
+    bodies = list[Any]()
+    page.on("request", lambda it: bodies.append(it.post_data_json) if it.post_data else None)
+
+    page.click("#send")
+
+    expect(card(page, "topic/1").locator(".score")).to_have_count(2)
+    expect(card(page, "pairs/1").locator(".score")).to_have_count(2)
+    assert {it["tasks"][0]: it["inputs"] for it in bodies} == {
+        "topic": "it rains",
+        "pairs": {"text": "it rains", "text_pair": "the street is wet"},
+    }
+
+
+def test_all_labels_that_apply_are_marked(page: Page) -> None:
+    fill_in(page, "themes")
+
+    predicted = answered(page)[0]["predicted"]
+    assert len(predicted) == len(THEMES) - 1
+    expect(card(page, "themes/1").locator(".score.best .name")).to_have_text(predicted)
+
+
+def test_entities_are_never_cut_within_words(page: Page) -> None:
+    text = "annotations bobsledding unbelievably"
+    fill_in(page, "names", text=text)
+
+    with page.expect_response("**/v1/predict") as sent:
+        page.click("#send")
+    groups = sent.value.json()["results"][0]["outputs"]
+    asked: Any = sent.value.request.post_data_json
+    assert asked["parameters"] == {"aggregation_strategy": "first"}
+    assert groups
+    assert {word for it in groups for word in text[it["start"] : it["end"]].split()} <= set(
+        text.split()
+    )
 
 
 def test_a_regression_is_a_number_without_a_bar(page: Page) -> None:

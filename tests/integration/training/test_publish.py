@@ -9,7 +9,9 @@ from pydantic import JsonValue
 
 from doubles.backbones import save_tiny_backbone, tiny_backbone
 from doubles.examples import RecordingReport, rows_of, toy_examples, write_jsonl
+from doubles.refusals import raises
 from nunatak_artifact import branch_spec
+from nunatak_contract.enums import IntervalMethod
 from nunatak_contract.errors import InvalidNameError, NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import (
@@ -32,8 +34,9 @@ from nunatak_model import (
     tensors_from_bytes,
 )
 from nunatak_registry import Registry
-from nunatak_training.data import load_task_data
-from nunatak_training.fitting import fit_task
+from nunatak_registry.cards import score_text, task_card
+from nunatak_training.data import DataWarning, load_task_data, load_test_set
+from nunatak_training.fitting import evaluate, fit_task
 from nunatak_training.kinds import Metric
 from nunatak_training.loop.checkpoint import Checkpoint, run_key
 from nunatak_training.recipes import changed_recipe, default_recipe
@@ -147,6 +150,66 @@ def test_outcome_tells_scores_and_course(
     assert outcome.history == tuple(report.epochs)
     assert outcome.history[outcome.best_epoch - 1].dev_score == outcome.metrics[Metric.ACCURACY]
     assert outcome.seconds > sum(epoch.seconds for epoch in outcome.history)
+
+
+def test_scores_of_test_examples_stand_in_the_manifest_and_on_the_card(
+    folder: Path, registry: Registry, backbone: Backbone
+) -> None:
+    without = train(settings(HeadOnly(), folder), registry=registry, backbone=backbone)
+    path = write_jsonl(folder / "test.jsonl", rows_of(toy_examples(24, seed=3)))
+
+    outcome = train(settings(HeadOnly(), folder), registry=registry, backbone=backbone)
+
+    assert without.manifest.test_metrics == ()
+    assert "test_metrics" not in without.manifest.model_dump(mode="json")
+    (metric,) = registry.resolve("toy").test_metrics
+    examples = load_test_set(path, load_task_data(folder))
+    trained = fit_task(
+        load_task_data(folder),
+        settings(HeadOnly(), folder).recipe,
+        backbone,
+        report=RecordingReport(),
+    )
+    assert metric.value == evaluate(trained, examples, backbone).values[Metric.ACCURACY]
+    assert (metric.data_digest, metric.num_examples) == (examples.digest, 24)
+    assert metric.interval_method is IntervalMethod.WILSON
+    assert outcome.test is not None
+    assert score_text(metric) in task_card(outcome.manifest).partition("On test examples")[2]
+
+
+def test_a_warning_about_the_data_is_told_and_under_strict_publishes_nothing(
+    folder: Path, registry: Registry, backbone: Backbone
+) -> None:
+    write_jsonl(folder / "dev.jsonl", rows_of(toy_examples(64, seed=1)[:8]))
+    strict = replace(settings(HeadOnly(), folder), strict=True)
+    told = list[DataWarning]()
+
+    with raises("suspicious_data", match=r"in train and dev: 8 of 8 .* without --strict"):
+        train(strict, registry=registry, backbone=backbone, warn=told.extend)
+    assert [warning.problem for warning in told] == ["in train and dev"]
+    assert not registry.tasks()
+
+    train(settings(HeadOnly(), folder), registry=registry, backbone=backbone)
+    assert registry.tasks()
+
+
+def test_examples_longer_than_max_length_are_told_of(
+    folder: Path, registry: Registry, backbone: Backbone
+) -> None:
+    told = list[DataWarning]()
+    recipe = default_recipe(HeadOnly(), changes={**QUICK, "max_length": 6})
+
+    outcome = train(
+        replace(settings(HeadOnly(), folder), recipe=recipe),
+        registry=registry,
+        backbone=backbone,
+        warn=told.extend,
+    )
+
+    data = outcome.manifest.data
+    assert data is not None
+    (warning,) = [it for it in told if it.problem == "longer than max_length"]
+    assert warning.found.startswith(f"{data.num_train_long} of 64 train examples")
 
 
 def test_broken_data_publishes_nothing(

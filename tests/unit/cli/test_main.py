@@ -8,6 +8,7 @@ from importlib.metadata import version
 import pytest
 from typer.core import TyperGroup
 from typer.main import get_command
+from typer.testing import CliRunner
 
 from doubles.terminals import nunatak
 from nunatak_cli.main import app
@@ -111,3 +112,19 @@ def test_misspelt_command_is_a_usage_error() -> None:
 
     assert ran.exit_code == 2
     assert "train" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [("nunatak ev", ["evaluate"]), ("nunatak predict --on-long ", ["windows", "refuse", "cut"])],
+)
+def test_shells_complete_commands_and_values(typed: str, completed: list[str]) -> None:
+    asked = {
+        "_NUNATAK_COMPLETE": "complete_bash",
+        "COMP_WORDS": typed,
+        "COMP_CWORD": str(typed.count(" ")),
+    }
+
+    ran = CliRunner().invoke(app, [], prog_name="nunatak", env=asked)
+
+    assert ran.stdout.split() == completed

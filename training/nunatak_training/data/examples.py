@@ -151,6 +151,8 @@ class TaskData:
     kind: TaskKind = TaskKind.SINGLE_LABEL
     train: ExampleSet
     dev: ExampleSet
+    test: ExampleSet | None = None
+    """Neither trained nor chosen on: scored once, when training is over."""
     labels: tuple[str, ...]
     """Names of the logits, in order: of classes, labels, tags or a value; else none."""
 

@@ -33,8 +33,15 @@ class FileFormat(StrEnum):
     PARQUET = ".parquet"
 
 
-def read_file(path: Path) -> Iterator[FileRow]:
+DELIMITERS = (",", "\t", ";")
+"""Between which the header line of a CSV or TSV file decides."""
+
+
+def read_file(path: Path, *, delimiter: str | None = None) -> Iterator[FileRow]:
     """Read the rows of one file, by the format its suffix names.
+
+    `delimiter` separates the fields of CSV and TSV files; absent: the one of `DELIMITERS` that
+    gives the header line the most fields, between equals the one that the suffix names.
 
     Raises:
         NunatakError: the file is missing, unreadable or holds a broken row.
@@ -45,9 +52,9 @@ def read_file(path: Path) -> Iterator[FileRow]:
         case FileFormat.JSONL | FileFormat.JSONL_GZ:
             return _read_jsonl(path)
         case FileFormat.CSV:
-            return _read_delimited(path, ",")
+            return _read_delimited(path, delimiter or _sniffed(path, ","))
         case FileFormat.TSV:
-            return _read_delimited(path, "\t")
+            return _read_delimited(path, delimiter or _sniffed(path, "\t"))
         case FileFormat.PARQUET:
             return _read_parquet(path)
 
@@ -108,6 +115,19 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
             where=path.name,
             problem=f"cannot be read after line {number}: {error}",
         ) from error
+
+
+def _sniffed(path: Path, usual: str) -> str:
+    header = next((line for _, line in _lines(path) if line.strip()), "")
+    num_fields = dict[str, int]()
+    for delimiter in (usual, *DELIMITERS):
+        try:
+            fields = [len(row) for row in csv.reader([header], delimiter=delimiter)]
+            num_fields[delimiter] = max(fields, default=0)
+        except csv.Error:
+            num_fields[delimiter] = 0
+    # The first of equals wins, and the usual one is the first.
+    return max(num_fields, key=lambda delimiter: num_fields[delimiter])
 
 
 def _read_delimited(path: Path, delimiter: str) -> Iterator[FileRow]:

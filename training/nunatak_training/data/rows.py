@@ -19,6 +19,8 @@ from nunatak_training.data.examples import (
 from nunatak_training.kinds import TaskKind
 
 MAX_LABEL_CHARS = 200
+TEXT_KINDS = frozenset({TaskKind.SINGLE_LABEL, TaskKind.MULTI_LABEL, TaskKind.REGRESSION})
+TEXT_COLUMNS = ("text", "text_pair", "label", "labels")
 
 
 def read_text(value: object, column: str, where: str) -> str:
@@ -131,6 +133,58 @@ class FileRow:
     columns_at: str
     """The place that names its columns: a header, or the row itself."""
     values: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowFormat:
+    """How the files of a task spell a row, where they differ from the usual way."""
+
+    text: str | None = None
+    """The column that holds the text; absent: `text`."""
+    label: str | None = None
+    """The column that holds the label or the list of labels; absent: `label` or `labels`."""
+    pair: str | None = None
+    """The column that holds the second text; absent: `text_pair`, if there is one."""
+    delimiter: str | None = None
+    """Between the fields of CSV and TSV files; absent: found in the header line."""
+
+    @property
+    def names_columns(self) -> bool:
+        """Whether a column has another name than usual."""
+        return any(name is not None for name in (self.text, self.label, self.pair))
+
+    def usual(self, row: FileRow, kind: TaskKind | None) -> FileRow:
+        """Return a row with the usual column names, and without all other columns.
+
+        Raises:
+            NunatakError: `missing_column`, the row lacks a column that this format names.
+            NunatakError: `invalid_row`, the kind of task has other columns than text and label.
+        """
+        if not self.names_columns:
+            return row
+        if kind not in {None, *TEXT_KINDS}:
+            raise NunatakError(
+                "invalid_row",
+                where=row.columns_at,
+                problem=f"a {kind} task has other columns than text and label; rename its columns "
+                "in the file, and leave --text-column, --label-column and --pair-column out",
+            )
+        told = kind or TaskKind.SINGLE_LABEL
+        for column in (self.text, self.label, self.pair):
+            if column is not None and column not in row.values:
+                raise _missing(column, row, told)
+        label = None if self.label is None else row.values[self.label]
+        is_list = kind is TaskKind.MULTI_LABEL or (kind is None and isinstance(label, list))
+        named = {
+            "text": self.text,
+            "labels" if is_list else "label": self.label,
+            "text_pair": self.pair,
+        }
+        values = {name: row.values[name] for name in TEXT_COLUMNS if name in row.values}
+        if self.label is not None:
+            values = {name: it for name, it in values.items() if not name.startswith("label")}
+        values |= {name: row.values[column] for name, column in named.items() if column is not None}
+        return FileRow(where=row.where, columns_at=row.columns_at, values=values)
 
 
 def parse_row(row: FileRow, kind: TaskKind) -> list[ReadExample]:

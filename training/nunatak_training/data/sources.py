@@ -1,7 +1,8 @@
 """Sources of examples: the values of `--data`, and the checks that hold for a whole task.
 
-A source is a file, a folder with `train.*` and `dev.*` (or `validation.*`), or a data set of the
-`datasets` library. If the source has no dev examples, a tenth of the train examples becomes dev.
+A source is a file, a folder with `train.*` and `dev.*` (or `validation.*`), maybe `test.*`, or a
+data set of the `datasets` library. If the source has no dev examples, a tenth of the train examples
+becomes dev.
 """
 
 # The library ships no stubs, and types its mappings and features loosely.
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 from nunatak_contract.errors import NunatakError
 from nunatak_training.data.examples import Example, ExampleSet, ReadExample, TaskData
 from nunatak_training.data.files import FileFormat, read_file
-from nunatak_training.data.rows import FileRow, parse_row
+from nunatak_training.data.rows import FileRow, RowFormat, parse_row
 from nunatak_training.data.splits import check_scored, check_train, draw_dev, label_names
 from nunatak_training.kinds import TaskKind, kind_of_row
 
@@ -113,6 +114,7 @@ class _Source:
     name: str
     train: Iterator[FileRow]
     dev: Iterator[FileRow] | None
+    test: Iterator[FileRow] | None = None
 
 
 def load_examples(path: str | Path, *, kind: TaskKind | None = None) -> list[Example]:
@@ -131,6 +133,7 @@ def load_task_data(
     kind: TaskKind | None = None,
     dev: str | Path | None = None,
     seed: int = 0,
+    spelt: RowFormat | None = None,
     load_dataset: DatasetLoader = load_from_hub,
 ) -> TaskData:
     """Load train and dev examples and check that a task can be trained on them.
@@ -141,24 +144,36 @@ def load_task_data(
         kind: the kind of the task; if None, the first train row tells it (`kind_of_row`).
         dev: a file of dev examples, in place of the dev examples of `source`.
         seed: seeds the dev split, which is drawn if there are no dev examples.
+        spelt: how files spell a row, if they differ from the usual way.
         load_dataset: loads a data set that is no path.
 
     Raises:
         NunatakError: with file and line where there is one.
     """
-    found = _open_source(source, load_dataset)
-    kind, rows = _with_kind(found.train, kind)
+    spelt = spelt or RowFormat()
+    found = _open_source(source, spelt.delimiter, load_dataset)
+    kind, rows = _with_kind((spelt.usual(row, kind) for row in found.train), kind)
     train = _examples(rows, kind)
     check_train(train, kind, found.name)
-    dev_rows = found.dev if dev is None else read_file(Path(dev))
+    dev_rows = found.dev if dev is None else read_file(Path(dev), delimiter=spelt.delimiter)
     if dev_rows is not None:
-        chosen_dev = _examples(dev_rows, kind)
+        chosen_dev = _examples((spelt.usual(row, kind) for row in dev_rows), kind)
     else:
         train, chosen_dev = draw_dev(train, kind, seed=seed, name=found.name)
     labels = label_names(train, kind)
     check_scored(chosen_dev, labels, found.name, split="dev")
+    test: ExampleSet | None = None
+    if found.test is not None:
+        tested = _examples((spelt.usual(row, kind) for row in found.test), kind)
+        check_scored(tested, labels, found.name, split="test")
+        test = _set_of(tested)
     return TaskData(
-        name=found.name, kind=kind, train=_set_of(train), dev=_set_of(chosen_dev), labels=labels
+        name=found.name,
+        kind=kind,
+        train=_set_of(train),
+        dev=_set_of(chosen_dev),
+        test=test,
+        labels=labels,
     )
 
 
@@ -169,10 +184,22 @@ def load_test_set(path: str | Path, data: TaskData) -> ExampleSet:
         NunatakError: the file is missing, broken or empty, or holds nothing that can be found.
         NunatakError: `unknown_label`, it has a label that the task was not trained on.
     """
-    path = Path(path)
-    found = _examples(read_file(path), data.kind)
-    check_scored(found, data.labels, path.name, split="test")
-    return _set_of(found)
+    return _set_of(load_test_rows(path, kind=data.kind, labels=data.labels))
+
+
+def load_test_rows(
+    path: str | Path, *, kind: TaskKind, labels: tuple[str, ...]
+) -> list[ReadExample]:
+    """Read a file of examples that a task of these labels can be scored on, with their places.
+
+    Raises:
+        NunatakError: the file is missing, broken or empty, or holds nothing that can be found.
+        NunatakError: `unknown_label`, it has a label that the task does not know.
+    """
+    path = Path(path).expanduser()
+    found = _examples(read_file(path), kind)
+    check_scored(found, labels, path.name, split="test")
+    return found
 
 
 def _with_kind(
@@ -184,9 +211,9 @@ def _with_kind(
     return kind or told, chain(first, rows)
 
 
-def _open_source(source: str | Path, load_dataset: DatasetLoader) -> _Source:
+def _open_source(source: str | Path, delimiter: str | None, load_dataset: DatasetLoader) -> _Source:
     if isinstance(source, Path) or _is_path(source):
-        return _open_path(Path(source))
+        return _open_path(Path(source), delimiter)
     return _open_hub(HubReference.parse(source), load_dataset)
 
 
@@ -198,20 +225,25 @@ def _is_path(source: str) -> bool:
     return Path(source).exists() or source.endswith(suffixes) or source.startswith((".", "/", "~"))
 
 
-def _open_path(path: Path) -> _Source:
+def _open_path(path: Path, delimiter: str | None) -> _Source:
     if not path.exists():
         raise NunatakError("data_not_found", where=path.name, problem="no such file or folder")
     name = path.resolve().name
     if path.is_file():
-        return _Source(name=name, train=read_file(path), dev=None)
+        return _Source(name=name, train=read_file(path, delimiter=delimiter), dev=None)
     train = _find_file(path, ("train",))
     if train is None:
         suffixes = ", ".join(f"train{suffix.value}" for suffix in FileFormat)
         raise NunatakError(
             "data_not_found", where=name, problem=f"the folder holds none of {suffixes}"
         )
-    dev = _find_file(path, DEV_NAMES)
-    return _Source(name=name, train=read_file(train), dev=None if dev is None else read_file(dev))
+    dev, test = _find_file(path, DEV_NAMES), _find_file(path, ("test",))
+    return _Source(
+        name=name,
+        train=read_file(train, delimiter=delimiter),
+        dev=None if dev is None else read_file(dev, delimiter=delimiter),
+        test=None if test is None else read_file(test, delimiter=delimiter),
+    )
 
 
 def _find_file(folder: Path, names: tuple[str, ...]) -> Path | None:

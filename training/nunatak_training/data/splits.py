@@ -3,20 +3,34 @@
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
 
 from nunatak_contract.errors import NunatakError
+from nunatak_model import TextInput
+from nunatak_registry.cards import LONG_SHARE_TO_WARN_OF
 from nunatak_training.data.examples import (
     Answers,
+    ExampleSet,
     Label,
     LabelSet,
     ReadExample,
     Relevance,
     TaggedWords,
+    TaskData,
+    label_json,
     sorted_labels,
 )
 from nunatak_training.kinds import TaskKind
 
 DEV_SHARE = 0.1
+MAX_IMBALANCE = 20
+"""With so many times as many examples of one label, a model may never name the rare label."""
+SHOWN_CHARACTERS = 60
+NAMED_KINDS = frozenset(
+    {TaskKind.SINGLE_LABEL, TaskKind.MULTI_LABEL, TaskKind.TOKEN_CLASSIFICATION}
+)
+"""Kinds whose labels are names: two different labels of one text cannot both be right."""
 
 PartOf = Callable[[ReadExample], str]
 VALUE_NAME = "value"
@@ -28,18 +42,31 @@ def split_off_share(
 ) -> tuple[list[ReadExample], list[ReadExample]]:
     """Split into train and dev, both in the given order, `DEV_SHARE` of every stratum in dev.
 
-    Each stratum keeps at least one example on both sides, so it must have two. The same examples
-    and seed give the same split.
+    Equal texts are on one side, so that dev holds no text that training sees. A text of several
+    strata stays in train, and so does a stratum of one distinct text; dev is empty where every
+    text stays. The same examples and seed give the same split.
     """
-    positions: defaultdict[str, list[int]] = defaultdict(list)
-    for position, read in enumerate(examples):
-        positions[stratum_of(read)].append(position)
+    texts: defaultdict[str, list[list[int]]] = defaultdict(list)
+    for positions in _positions_by_text(examples):
+        strata = {stratum_of(examples[position]) for position in positions}
+        if len(strata) == 1:
+            texts[strata.pop()].append(positions)
     generator = random.Random(seed)  # noqa: S311 - a split needs no secrecy
     in_dev: set[int] = set()
-    for stratum in sorted(positions):
-        members = positions[stratum]
-        in_dev.update(generator.sample(members, max(1, round(DEV_SHARE * len(members)))))
+    for stratum in sorted(texts):
+        members = texts[stratum]
+        if len(members) > 1:
+            drawn = generator.sample(members, max(1, round(DEV_SHARE * len(members))))
+            in_dev.update(position for positions in drawn for position in positions)
     return _parts(examples, in_dev)
+
+
+def _positions_by_text(examples: list[ReadExample]) -> list[list[int]]:
+    """The positions of each distinct text or pair, in the order of its first one."""
+    found: defaultdict[object, list[int]] = defaultdict(list)
+    for position, read in enumerate(examples):
+        found[read.example.model_input].append(position)
+    return list(found.values())
 
 
 def split_off_named(
@@ -47,23 +74,29 @@ def split_off_named(
 ) -> tuple[list[ReadExample], list[ReadExample]]:
     """Split into train and dev, both in the given order, `DEV_SHARE` in dev, if so many can go.
 
-    Every name of dev is one of train too; dev is empty where no example can be spared. The same
-    examples and seed give the same split.
+    Equal texts are on one side, so that dev holds no text that training sees. Every name of dev is
+    one of train too; dev is empty where no text can be spared. The same examples and seed give the
+    same split.
     """
-    names = [frozenset(names_of(read)) for read in examples]
-    size = max(1, round(DEV_SHARE * len(examples)))
+    texts = _positions_by_text(examples)
+    names = [
+        frozenset(name for position in positions for name in names_of(examples[position]))
+        for positions in texts
+    ]
+    size = max(1, round(DEV_SHARE * len(texts)))
     kept = set[int]()
-    while len(kept) < len(examples):
-        candidates = [position for position in range(len(examples)) if position not in kept]
+    while len(kept) < len(texts):
+        candidates = [number for number in range(len(texts)) if number not in kept]
         generator = random.Random(seed)  # noqa: S311 - a split needs no secrecy
-        in_dev = set(generator.sample(candidates, min(size, len(candidates))))
+        drawn = set(generator.sample(candidates, min(size, len(candidates))))
         left = frozenset[str]().union(
-            *(found for position, found in enumerate(names) if position not in in_dev)
+            *(found for number, found in enumerate(names) if number not in drawn)
         )
-        needed = {position for position in in_dev if not names[position] <= left}
-        if not needed:
+        needed = {number for number in drawn if not names[number] <= left}
+        if not needed and len(drawn) < len(texts):
+            in_dev = {position for number in drawn for position in texts[number]}
             return _parts(examples, in_dev)
-        kept |= needed
+        kept |= needed or drawn
     return examples, []
 
 
@@ -193,7 +226,14 @@ def _drawn(
 ) -> tuple[list[ReadExample], list[ReadExample]]:
     match kind:
         case TaskKind.SINGLE_LABEL:
-            return split_off_share(examples, stratum_of=_first_name, seed=seed)
+            train, dev = split_off_share(examples, stratum_of=_first_name, seed=seed)
+            if not dev:
+                raise NunatakError(
+                    "too_few_examples",
+                    where=name,
+                    problem="expected a label with at least 2 distinct texts, to keep one for dev",
+                )
+            return train, dev
         case TaskKind.RANKING:
             if len({_group(read) for read in examples}) < 2:
                 raise NunatakError(
@@ -214,7 +254,9 @@ def _drawn(
                 raise NunatakError(
                     "too_few_examples",
                     where=name,
-                    problem="every example has a label of its own, so none can be kept for dev",
+                    problem="every distinct text has a label of its own, or all texts are equal, "
+                    "so none "
+                    "can be kept for dev",
                 )
             return train, dev
 
@@ -262,3 +304,119 @@ def _grades(examples: list[ReadExample]) -> list[float]:
 def _group(read: ReadExample) -> str:
     label = read.example.label
     return label.group if isinstance(label, Relevance) else ""
+
+
+class DataProblem(StrEnum):
+    """What examples may have that does harm without being wrong in form."""
+
+    IN_TRAIN_AND_DEV = "in train and dev"
+    IN_TRAIN_AND_TEST = "in train and test"
+    CONTRADICTION = "different labels for one text"
+    WHITE_SPACE = "white space around labels"
+    CUT = "longer than max_length"
+    IMBALANCE = "label imbalance"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataWarning:
+    """One problem of the data, with its extent and a way out."""
+
+    problem: DataProblem
+    found: str
+    """How many examples, and one of them."""
+    advice: str
+
+
+def data_warnings(
+    data: TaskData, *, num_long: tuple[int, int] = (0, 0), max_length: int
+) -> tuple[DataWarning, ...]:
+    """Return what is suspicious in the examples of a task.
+
+    Args:
+        data: of the task.
+        num_long: train and dev examples of more than `max_length` tokens.
+        max_length: tokens that training reads of an example.
+    """
+    shared = (
+        (DataProblem.IN_TRAIN_AND_DEV, data.dev),
+        (DataProblem.IN_TRAIN_AND_TEST, data.test or ExampleSet(examples=())),
+    )
+    found = [_shared(problem, data, part) for problem, part in shared]
+    if data.kind in NAMED_KINDS:
+        found += [_contradictions(data), _white_space(data)]
+    if data.kind is TaskKind.SINGLE_LABEL:
+        found.append(_imbalance(data))
+    if not data.kind.head.reads_tokens:
+        found.append(_cut(data, num_long, max_length))
+    return tuple(warning for warning in found if warning is not None)
+
+
+def _shared(problem: DataProblem, data: TaskData, part: ExampleSet) -> DataWarning | None:
+    trained = {example.model_input for example in data.train.examples}
+    both = [example.text for example in part.examples if example.model_input in trained]
+    if not both:
+        return None
+    return DataWarning(
+        problem=problem,
+        found=f"{len(both):,} of {len(part):,} examples, such as {_shown(both[0])}",
+        advice="remove them from one part; a score of texts that training has seen is too high",
+    )
+
+
+def _contradictions(data: TaskData) -> DataWarning | None:
+    labels: defaultdict[TextInput, set[str]] = defaultdict(set)
+    for example in (*data.train.examples, *data.dev.examples):
+        labels[example.model_input].add(str(label_json(example.label)))
+    torn = [text for text, found in labels.items() if len(found) > 1]
+    if not torn:
+        return None
+    first = min(torn, key=str)
+    text = first if isinstance(first, str) else first[0]
+    return DataWarning(
+        problem=DataProblem.CONTRADICTION,
+        found=f"{len(torn):,} texts, such as {_shown(text)}",
+        advice="keep one label for each text; nothing can be learnt from a contradiction",
+    )
+
+
+def _white_space(data: TaskData) -> DataWarning | None:
+    padded = [label for label in data.labels if label != label.strip()]
+    if not padded:
+        return None
+    return DataWarning(
+        problem=DataProblem.WHITE_SPACE,
+        found=f"{len(padded):,} labels, such as {padded[0]!r}",
+        advice="remove the white space; it makes another label, and callers must send it exactly",
+    )
+
+
+def _imbalance(data: TaskData) -> DataWarning | None:
+    counts = Counter(data.train.labels(str)).most_common()
+    (common, most), (rare, least) = counts[0], counts[-1]
+    if most < MAX_IMBALANCE * least:
+        return None
+    return DataWarning(
+        problem=DataProblem.IMBALANCE,
+        found=f"{most:,} train examples of {common!r}, {least:,} of {rare!r}",
+        advice="add examples of rare labels, and choose the epoch by --set metric=f1_macro",
+    )
+
+
+def _cut(data: TaskData, num_long: tuple[int, int], max_length: int) -> DataWarning | None:
+    sizes = (len(data.train), len(data.dev))
+    if (
+        max(long / size for long, size in zip(num_long, sizes, strict=True))
+        <= LONG_SHARE_TO_WARN_OF
+    ):
+        return None
+    return DataWarning(
+        problem=DataProblem.CUT,
+        found=f"{num_long[0]:,} of {sizes[0]:,} train examples and {num_long[1]:,} of "
+        f"{sizes[1]:,} dev examples have more than {max_length} tokens",
+        advice="raise --max-length; training and scoring read only the beginning, whatever "
+        "--on-long says of the server",
+    )
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}...")

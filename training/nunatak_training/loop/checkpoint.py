@@ -25,7 +25,7 @@ from typing import cast
 import torch
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType] - PathLike
 from torch import Tensor
 
@@ -36,11 +36,13 @@ from nunatak_training.data import TaskData
 from nunatak_training.loop.step import Best, Stepper
 from nunatak_training.recipes import Recipe
 from nunatak_training.report import EpochResult, Report
-from nunatak_training.trunk import numerics_of
+from nunatak_training.trunk import machine_of
 
-FORMAT = "3"
+FORMAT = "4"
 """Rises when the content or the meaning of a snapshot changes within a release."""
 FACTS = "facts"
+THREADS = "threads"
+"""In the metadata of the file: how many threads the run computes with."""
 INTERVAL_SECONDS = 15.0
 """Time that a kill may cost, if the loop asks often enough."""
 MAX_SHARE = 0.05
@@ -87,6 +89,18 @@ class Checkpoint:
             return None
         return SavedState(tensors=tensors, facts=facts)
 
+    @property
+    def num_threads(self) -> int | None:
+        """How many threads the run began with; None if nothing was written yet."""
+        for path in sorted(self._path.parent.glob(f"{self._path.stem}*{SUFFIX}")):
+            try:
+                with safe_open(path, framework="np") as file:  # pyright: ignore[reportUnknownVariableType]
+                    facts = cast("dict[str, str]", file.metadata() or {})  # pyright: ignore[reportUnknownMemberType]
+                return int(facts[THREADS])
+            except (OSError, SafetensorError, KeyError, ValueError):
+                continue
+        return None
+
     def save(self, snapshot: SavedState) -> None:
         """Put a snapshot in the place of the one before.
 
@@ -98,7 +112,7 @@ class Checkpoint:
         tensors[FACTS] = torch.tensor(list(snapshot.facts.encode()), dtype=torch.uint8)
         try:
             with replacing(self._path) as partial:
-                save_file(tensors, partial)
+                save_file(tensors, partial, metadata={THREADS: str(torch.get_num_threads())})
         except (OSError, SafetensorError) as error:
             raise NunatakError(
                 "cache_unusable", folder=self._path.parent, problem=str(error)
@@ -122,6 +136,9 @@ class Checkpoint:
 def held_checkpoint(key: str, folder: Path | None = None) -> Generator[Checkpoint]:
     """Give the checkpoint of a run to this process alone.
 
+    Within the block torch computes with as many threads as the run began with: another number may
+    give other bits.
+
     Raises:
         NunatakError: `already_training`, another process has it.
         NunatakError: `cache_unusable`, the folder cannot be written.
@@ -137,15 +154,22 @@ def held_checkpoint(key: str, folder: Path | None = None) -> Generator[Checkpoin
         raise NunatakError(
             "cache_unusable", folder=root, problem=error.strerror or str(error)
         ) from error
+    checkpoint, threads = Checkpoint(root / f"{key}{SUFFIX}"), torch.get_num_threads()
     try:
-        yield Checkpoint(root / f"{key}{SUFFIX}")
+        torch.set_num_threads(checkpoint.num_threads or threads)
+        yield checkpoint
     finally:
+        torch.set_num_threads(threads)
         lock.release()
 
 
 def run_key(tasks: Mapping[str, TaskData], recipe: Recipe, backbone: Backbone) -> str:
-    """SHA-256 over everything that determines a run's result, and the names of its parameters."""
-    parts = [FORMAT, version("nunatak"), recipe.digest, backbone.digest, numerics_of(backbone)]
+    """SHA-256 over everything that determines a run's result, and the names of its parameters.
+
+    The number of threads is left out, because it may follow from the load of the machine. A run
+    that continues takes the number with which it began from its checkpoint.
+    """
+    parts = [FORMAT, version("nunatak"), recipe.digest, backbone.digest, machine_of(backbone)]
     for name, data in tasks.items():
         parts += [name, data.kind, *data.labels, data.train.digest, data.dev.digest]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()

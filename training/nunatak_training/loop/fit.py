@@ -102,11 +102,17 @@ class Epochs:
     """Absent: no epoch is better than another, and the last is what counts."""
     checkpoint: Checkpoint | None
     report: Report
+    patience: int | None = None
+    """Scored epochs without a better score that end the run; absent: all epochs run."""
 
     def run(self) -> None:
         """Run the epochs that are left; score the epochs that the course names."""
         state = self.state
         while (epoch := state.place.epoch) <= self.course.num_epochs:
+            # Asked of the history alone, so that a run that goes on after a kill ends where the
+            # run without a kill ends.
+            if is_exhausted(state.history, self.patience):
+                return
             started = time.perf_counter()
             train_loss = self._run_epoch()
             if self.dev_score is not None and self.course.is_evaluated(epoch):
@@ -143,6 +149,18 @@ class Epochs:
             self.checkpoint.save(snapshot(self.state))
 
 
+def is_exhausted(history: Sequence[EpochResult], patience: int | None) -> bool:
+    """Whether `patience` scored epochs have passed since the dev score last rose.
+
+    An equal score with a lower loss is no rise: the loss of a run that has learnt everything falls
+    for very many epochs.
+    """
+    if patience is None or not history:
+        return False
+    scores = [result.dev_score for result in history]
+    return len(scores) - 1 - scores.index(max(scores)) >= patience
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitResult:
     """The parameters after the best epoch, and how the run went."""
@@ -150,6 +168,8 @@ class FitResult:
     parameters: dict[str, Tensor]
     best_epoch: int
     """Counted from 1. The highest dev score wins; among equal scores, the lowest dev loss."""
+    num_epochs: int
+    """The planned epochs; fewer have run if patience ended the run."""
     history: tuple[EpochResult, ...]
     """The results of the epochs that were scored."""
 
@@ -216,12 +236,16 @@ def fit(  # noqa: PLR0913 - a run has this many parts
                 dev_score=scored,
                 checkpoint=checkpoint,
                 report=report,
+                patience=recipe.patience,
             ).run()
     finally:
         report.ended()
     best = state.best
     return FitResult(
-        parameters=best.parameters, best_epoch=best.epoch, history=tuple(state.history)
+        parameters=best.parameters,
+        best_epoch=best.epoch,
+        num_epochs=course.num_epochs,
+        history=tuple(state.history),
     )
 
 

@@ -87,6 +87,7 @@ class Answering(ServedAsTrained):
                 Metric.SPAN_F1: mean_of(np.array([overlap_f1(*pair) for pair in pairs])),
                 Metric.EXACT_MATCH: mean_of(np.array([exact_match(*pair) for pair in pairs])),
             },
+            proportions=frozenset({Metric.EXACT_MATCH}),
         )
 
     def _answer(self, windows: Sequence[Encoding], rows: Logits, context: str) -> str:

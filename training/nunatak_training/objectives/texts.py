@@ -70,6 +70,8 @@ class SingleLabel(ServedAsTrained):
         return Statistics(
             num_units=len(examples),
             by_metric=label_statistics(counts, self._positive),
+            # With one label a text, F1 over all labels together is the accuracy.
+            proportions=frozenset({Metric.ACCURACY, Metric.F1_MICRO}),
             confusion=confusion(examples.labels(str), [names[number] for number in predicted]),
         )
 
@@ -121,7 +123,11 @@ class MultiLabel(ServedAsTrained):
         }
         if self._positive is not None:
             found[Metric.F1] = f1_of(counts, self._positive)
-        return Statistics(num_units=len(examples), by_metric=found)
+        return Statistics(
+            num_units=len(examples),
+            by_metric=found,
+            proportions=frozenset({Metric.ACCURACY}),
+        )
 
     def _numbers(self, examples: ExampleSet) -> list[frozenset[int]]:
         return [

@@ -88,8 +88,9 @@ class RunContext:
 
     def _outcome(self, run: Run) -> Finished:
         trained, test = self.fit(run), self.data(run.source).test
-        tested = None if test is None else evaluate(trained, test, self.backbone(run.backbone))
-        return _finished(trained, tested or {})
+        if test is None:
+            return _finished(trained, {})
+        return _finished(trained, evaluate(trained, test, self.backbone(run.backbone)).values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

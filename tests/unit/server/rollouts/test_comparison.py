@@ -37,7 +37,8 @@ def token(entity: str, start: int, score: float = 0.9) -> Entity:
 def compare(
     kind: HeadKind, output: Output, shadow: Output, problem: ProblemType | None = None
 ) -> Comparison:
-    return compare_outputs(head(kind, problem), output, shadow, tolerance=0.1)
+    record = head(kind, problem)
+    return compare_outputs(record, output, record, shadow, tolerance=0.1)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +58,15 @@ def test_labels_agree_by_what_is_chosen_and_values_within_the_tolerance(
     found = compare(HeadKind.SEQUENCE_CLASSIFICATION, output, shadow, problem)
 
     assert found.agreement == agreement
+
+
+def test_labels_apply_by_the_thresholds_of_each_version() -> None:
+    own = head(HeadKind.SEQUENCE_CLASSIFICATION, ProblemType.MULTI_LABEL)
+    lower = own.model_copy(update={"thresholds": {"b": 0.4}})
+    output, shadow = labels(a=0.6, b=0.5), labels(a=0.6, b=0.4)
+
+    assert compare_outputs(own, output, own, shadow, tolerance=0.1).agreement == 0.0
+    assert compare_outputs(own, output, lower, shadow, tolerance=0.1).agreement == 1.0
 
 
 def test_drift_is_label_by_label_and_an_unknown_label_has_score_0() -> None:

@@ -10,6 +10,7 @@ from pyarrow import Table, parquet
 
 from doubles.refusals import raises
 from nunatak_training.data import Example, load_examples
+from nunatak_training.data.files import read_file
 
 JSONL = (
     '{"text": "hello", "label": "greeting", "source": "mail"}\n'
@@ -213,3 +214,29 @@ def test_missing_file_is_refused(tmp_path: Path) -> None:
         load_examples(tmp_path / "train.jsonl")
 
     assert caught.value.fields["where"] == "train.jsonl"
+
+
+@pytest.mark.parametrize("name", ["train.csv", "train.tsv"])
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+def test_the_header_line_tells_the_delimiter(tmp_path: Path, name: str, delimiter: str) -> None:
+    content = f'text{delimiter}label\n"one; two, three\t"{delimiter}a\n'
+
+    assert load_examples(written(tmp_path, name, content)) == [
+        Example(text="one; two, three\t", label="a")
+    ]
+
+
+def test_a_delimiter_in_a_quoted_column_name_tells_nothing(tmp_path: Path) -> None:
+    content = '"a;b;c;d",text,label\n1,one,a\n'
+
+    assert load_examples(written(tmp_path, "train.csv", content)) == [
+        Example(text="one", label="a")
+    ]
+
+
+def test_a_named_delimiter_is_taken(tmp_path: Path) -> None:
+    path = written(tmp_path, "train.csv", "text|label\none, two; three|a\n")
+
+    rows = list(read_file(path, delimiter="|"))
+
+    assert [row.values for row in rows] == [{"text": "one, two; three", "label": "a"}]

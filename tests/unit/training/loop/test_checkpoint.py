@@ -68,6 +68,28 @@ def test_a_run_that_dies_again_and_again_gives_the_bytes_of_one_that_does_not(
     assert found == weights(recipe, RecordingReport())
 
 
+def test_a_run_that_dies_ends_after_the_epoch_that_ends_the_run_that_does_not(
+    tmp_path: Path,
+) -> None:
+    recipe = recipe_of(TopK(num_layers=2), epochs=12, patience=2)
+    whole = RecordingReport()
+    expected = weights(recipe, whole, EveryTime(tmp_path / "whole.safetensors"))
+    num_steps = len(whole.losses)
+    assert num_steps < 12 * 4, "patience must end this run, or the test shows nothing"
+
+    for dies_at in (1, num_steps - 4, num_steps):
+        checkpoint = EveryTime(tmp_path / f"{dies_at}.safetensors")
+        with pytest.raises(Killed):
+            weights(recipe, Mortal(dies_at=dies_at), checkpoint)
+        resumed = RecordingReport()
+        assert weights(recipe, resumed, checkpoint) == expected
+        assert resumed.num_resumed + len(resumed.losses) == num_steps
+        # The run is over: what is on disk says so, and no further step is taken.
+        again = RecordingReport()
+        assert weights(recipe, again, checkpoint) == expected
+        assert again.losses == []
+
+
 class DiesAfter(RecordingReport):
     """Ends the run within the report of its own so-manieth step, of pretraining or tuning."""
 
@@ -166,6 +188,39 @@ def test_what_was_saved_is_loaded_and_what_was_discarded_is_gone(tmp_path: Path)
         assert held.facts == '{"step": 1}'
         assert held.tensors["weight"].equal(torch.ones(2))
         assert checkpoint.load() is None
+
+
+def test_a_run_goes_on_with_the_threads_it_began_with(tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    began, now = before + 2, before + 1
+    try:
+        torch.set_num_threads(began)
+        with held_checkpoint("run", tmp_path) as checkpoint:
+            assert checkpoint.num_threads is None
+            checkpoint.save(SavedState(tensors={"weight": torch.ones(2)}, facts="{}"))
+        torch.set_num_threads(now)
+
+        with held_checkpoint("run", tmp_path) as checkpoint:
+            assert checkpoint.num_threads == began
+            assert torch.get_num_threads() == began
+        assert torch.get_num_threads() == now
+        with held_checkpoint("run", tmp_path) as checkpoint:
+            checkpoint.discard()
+        with held_checkpoint("run", tmp_path):
+            assert torch.get_num_threads() == now
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_run_has_one_name_whatever_number_of_threads_is_free() -> None:
+    before = torch.get_num_threads()
+    recipe = recipe_of(HeadOnly())
+    first = run_key({"tone": DATA}, recipe, BACKBONE)
+    try:
+        torch.set_num_threads(before + 1)
+        assert run_key({"tone": DATA}, recipe, BACKBONE) == first
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_one_run_has_one_process_at_a_time(tmp_path: Path) -> None:
