@@ -1,21 +1,17 @@
 """Errors of task versions as artifacts.
 
-ArtifactError
-+-- BackboneMismatchError     trained on another backbone or tokenizer
-+-- UnservableTaskError       manifest and parameters contradict each other
-+-- NoEffectError             an adapter or own layers that change nothing
-+-- ProbeFailedError          the version does not reproduce its recorded logits
-+-- InvalidFolderError        a folder to import is not whole, or cannot be read
-|   +-- CorruptFileError      a file breaks its format or our limits
-|   +-- EscapingFileError     a file is a link that leads out of the folder
-|   +-- TensorMismatchError   the tensors do not fit the configuration
-|   +-- UnknownLabelsError    the folder does not name the labels of the logits
-+-- UnsupportedImportError    a folder to import uses a feature that this package lacks
-|   +-- PickledWeightsError   the weights are pickled
-+-- ForeignBackboneError      a folder to import was made from another backbone
-+-- UnsupportedExportError    the wanted format cannot hold a part of the version
-+-- FolderInUseError          the folder to write to is not empty
-+-- HubUnavailableError       the hub gave or took nothing
+ArtifactError +-- BackboneMismatchError     trained on another backbone or tokenizer +--
+UnservableTaskError       manifest and parameters contradict each other +-- NoEffectError the
+adapter or the task's own layers change nothing +-- ProbeFailedError          the version does not
+reproduce its recorded logits +-- InvalidFolderError        a folder to import is not whole, or
+cannot be read |   +-- CorruptFileError      a file breaks its format or our limits |   +--
+EscapingFileError     a file is a link that leads out of the folder |   +-- TensorMismatchError the
+tensors do not fit the configuration |   +-- UnknownLabelsError    the folder does not name the
+labels of the logits +-- UnsupportedImportError    a folder to import uses a feature that this
+package lacks |   +-- PickledWeightsError   the weights are pickled +-- ForeignBackboneError      a
+folder to import was made from another backbone +-- UnsupportedExportError    the wanted format
+cannot hold a part of the version +-- FolderInUseError          the folder to write to is not empty
++-- HubUnavailableError       the hub refused, or could not be reached
 """
 
 from collections.abc import Iterable
@@ -56,7 +52,7 @@ class UnservableTaskError(ArtifactError):
 
 
 class NoEffectError(ArtifactError):
-    """Parameters that leave every layer exactly as the backbone has it."""
+    """The parameters change no layer of the backbone."""
 
     code = "no_effect"
 
@@ -64,7 +60,7 @@ class NoEffectError(ArtifactError):
         self.reference = reference
         self.method = method
         super().__init__(
-            f"{reference} must change what the backbone computes, but its {method} parameters "
+            f"{reference} must change the backbone's results, but its {method} parameters "
             "change no layer; check that the trained weights were exported, or publish it as "
             "method 'head'"
         )
@@ -83,7 +79,7 @@ class ProbeFailedError(ArtifactError):
 
 
 class InvalidFolderError(ArtifactError):
-    """A folder to import that is not whole, or cannot be read."""
+    """A folder to import is not whole, or cannot be read."""
 
     code = "invalid_folder"
 
@@ -176,7 +172,7 @@ class PickledWeightsError(UnsupportedImportError):
     def __init__(self, folder: str, file: str, advice: str) -> None:
         self.file = file
         super().__init__(
-            folder, f"{file} is a pickle, and reading a pickle runs whatever is in it", advice
+            folder, f"{file} is a pickle, and a pickle can run any code when it is read", advice
         )
 
 
@@ -218,7 +214,7 @@ class FolderInUseError(ArtifactError):
 
 
 class HubUnavailableError(ArtifactError):
-    """The hub gave or took nothing."""
+    """The hub refused a request, or could not be reached."""
 
     code = "hub_unavailable"
 
@@ -227,6 +223,6 @@ class HubUnavailableError(ArtifactError):
         self.action = action
         self.reason = reason
         super().__init__(
-            f"cannot {action} {repository!r}: {reason}; check its name, your network and, for "
-            "what is private, your token (HF_TOKEN)"
+            f"cannot {action} {repository!r}: {reason}; check its name, your network and, for a "
+            "private repository, your token (HF_TOKEN)"
         )

@@ -16,9 +16,8 @@ def head_record(
 ) -> HeadRecord:
     """Return the record of a head whose logits stand for `labels`, in this order.
 
-    `problem_type` belongs to sequence classification; where absent, each text has one label.
-    `score` belongs to ranking.
-    `default_label` is the one that means that nothing was found.
+    `problem_type` belongs to sequence classification; without it, each text has one label. `score`
+    belongs to ranking. `default_label` is the label that means that nothing was found.
     """
     if problem_type is None and spec.kind is HeadKind.SEQUENCE_CLASSIFICATION:
         problem_type = ProblemType.SINGLE_LABEL

@@ -1,7 +1,7 @@
 """The methods by which a task's branch differs from the backbone, with their settings.
 
-A manifest stores a method as it stands here, and `nunatak_model` runs it. What fits a backbone is
-for `nunatak_model` to check.
+A manifest stores these classes, and `nunatak_model` runs them. `nunatak_model` also checks whether
+a method fits a backbone.
 """
 
 from typing import Annotated, Literal
@@ -38,7 +38,7 @@ class HeadOnly(Record, frozen=True):
 
 
 class Bottleneck(Record, frozen=True):
-    """Bottleneck adapters from `first_layer` up; by default those of He et al. 2021, eq. 1."""
+    """Bottleneck adapters from `first_layer` up; the defaults are He et al. 2021, eq. 1."""
 
     kind: Literal[MethodKind.BOTTLENECK] = MethodKind.BOTTLENECK
     size: Annotated[int, Field(ge=1, le=65_536, description="width of the adapters")]

@@ -1,9 +1,8 @@
 """Errors of the load test.
 
-LoadTestError
-+-- InvalidSettingsError      settings that no run can follow
-+-- ProcessNotFoundError      the process to watch is not there
-+-- ServerStartError          a server process ended before it was ready
+LoadTestError +-- InvalidSettingsError      the settings of a run contradict each other, or are out
+of range +-- ProcessNotFoundError      there is no process to watch +-- ServerStartError a server
+process ended before it was ready
 """
 
 from pathlib import Path
@@ -19,19 +18,19 @@ class LoadTestError(Exception):
 
 
 class InvalidSettingsError(LoadTestError):
-    """Settings that no run can follow."""
+    """The settings of a run contradict each other, or are out of range."""
 
     code = "invalid_settings"
 
 
 def first_problem(error: ValidationError) -> str:
-    """The first thing that is wrong with outside values, in one line."""
+    """The first error in outside values, in one line."""
     first = error.errors(include_url=False)[0]
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}, got {first['input']!r}"
 
 
 class ProcessNotFoundError(LoadTestError):
-    """The process to watch is not there."""
+    """There is no process to watch."""
 
     code = "process_not_found"
 

@@ -1,4 +1,4 @@
-"""A private server process for as long as a block of code runs."""
+"""A private server process during a block of code."""
 
 import subprocess
 import sys
@@ -46,7 +46,7 @@ class ServerProcess:
         """Start the server and wait until it takes requests.
 
         Raises:
-            ServerStartError: it ended before that; its messages say why.
+            ServerStartError: the process ended before; its messages give the reason.
         """
         log = None if self._log is None else self._log.open("w", encoding="utf-8")
         try:

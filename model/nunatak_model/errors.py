@@ -1,15 +1,13 @@
 """Errors of the model package.
 
-ModelError
-+-- BackboneNotFoundError       no such folder, hub id or embedded backbone
-+-- UnsupportedBackboneError    a checkpoint of another architecture or in a format we do not read
-+-- CorruptBackboneError        the checkpoint's bytes are not the expected ones
-+-- InvalidMethodError          a method's settings do not fit the backbone
-+-- InvalidHeadError            a head whose shape contradicts its kind
-+-- ParameterMismatchError      parameters are missing, unused or of another shape or dtype
-+-- NonFiniteParameterError     a parameter holds NaN or infinity
-+-- InvalidTensorsError         bytes that are not safetensors
-+-- LayerNotHeldError           a backbone layer that was left out of memory is needed
+ModelError +-- BackboneNotFoundError       no such folder, hub id or embedded backbone +--
+UnsupportedBackboneError    a checkpoint of another architecture or in a format we do not read +--
+CorruptBackboneError        the checkpoint's bytes are not the expected ones +-- InvalidMethodError
+a method's settings do not fit the backbone +-- InvalidHeadError            a head whose shape
+contradicts its kind +-- ParameterMismatchError      parameters are missing, unused or of another
+shape or dtype +-- NonFiniteParameterError     a parameter holds NaN or infinity +--
+InvalidTensorsError         bytes that are not safetensors +-- LayerNotHeldError           a needed
+backbone layer is not in memory
 """
 
 from collections.abc import Iterable
@@ -100,7 +98,7 @@ class InvalidTensorsError(ModelError):
 
 
 class LayerNotHeldError(ModelError):
-    """A backbone layer is needed that was left out of memory."""
+    """A needed backbone layer is not in memory."""
 
     code = "layer_not_held"
 

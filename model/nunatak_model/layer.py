@@ -60,7 +60,8 @@ class Adapter:
 class BottleneckLayer:
     """The frozen layer, with an adapter in one or both blocks.
 
-    A block without an adapter has none here; a norm that is None is the frozen one.
+    An adapter that is None means a block without adapter. A norm that is None means the frozen
+    norm.
     """
 
     attention_adapter: Adapter | None
@@ -74,7 +75,7 @@ LayerOverride = OwnLayer | LoraLayer | BottleneckLayer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenSpan:
-    """Neighbouring tokens that run the same override: one task's, or stacked ones of many tasks."""
+    """Adjacent tokens that run the same override: of one task, or of many tasks stacked."""
 
     tokens: slice
     groups: SlotGroups | None = None
@@ -83,7 +84,7 @@ class TokenSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixedLayer:
-    """One layer as a mixed batch runs it: the frozen weights, and what differs where.
+    """One layer of a mixed batch: the frozen weights, and the overrides of spans.
 
     Tokens `[0, frozen_end)` run the frozen linear maps, `[0, shared_norm_end)` the frozen norms.
     """
@@ -104,7 +105,7 @@ def mix_layer(
     index: int,
     num_tokens: int,
 ) -> MixedLayer:
-    """Sort the overrides of a layer by kind; they come in the order of the plan's lanes.
+    """Sort the overrides of a layer by kind. The spans must be in the order of the plan's lanes.
 
     Raises:
         LayerNotHeldError: `frozen` is None, and not every token has a layer of its own.
@@ -116,7 +117,7 @@ def mix_layer(
     if frozen is None:
         if frozen_end:
             raise LayerNotHeldError(index)
-        # No token runs it; it says which parts a layer has.
+        # No token runs this layer. It only shows which parts a layer has.
         frozen = own[0][1]
     return MixedLayer(
         index=index,
@@ -157,7 +158,7 @@ def mixed_linear(
 ) -> Float[Tensor, "tokens out"]:
     """Run a linear map, frozen or a task's own, with its low-rank updates, and an activation.
 
-    Updates come before the activation, which is then not part of the product.
+    Updates are added before the activation. With updates, the activation runs after the product.
 
     Semantics:
         for token in tokens:
@@ -199,7 +200,8 @@ def mixed_norm(
 ) -> Float[Tensor, "tokens width"]:
     """Run a layer norm, if the layer has it: frozen, of a bottleneck, or of a task's own layer.
 
-    Where bottlenecks have no such norm of their own (`pick_bottleneck` is None), theirs is frozen.
+    If bottlenecks have no such norm of their own (`pick_bottleneck` is None), they run the frozen
+    norm.
 
     Semantics:
         for token in tokens:
@@ -218,7 +220,7 @@ def mixed_norm(
             own = pick_bottleneck(override)
             pieces.append((TokenSpan(tokens=span.tokens), frozen) if own is None else (span, own))
     pieces += [(span, pick(weights)) for span, weights in layer.own]
-    # All rows of a layer have the norm or none has; the filter only narrows the type.
+    # Either all rows of a layer have the norm or none; the filter only narrows the type.
     normed = [
         layer_norm(x[span.tokens], norm, epsilon=epsilon, groups=span.groups)
         for span, norm in pieces
@@ -239,12 +241,12 @@ def _add_lora(
 ) -> None:
     """Add the low-rank updates of `target` to its output, in place.
 
-    They are computed in float32 on the CPU: its bfloat16 products cost more to call than to
-    compute at these sizes.
+    The CPU computes updates in float32: at these sizes, the call of a bfloat16 product costs more
+    than its computation.
     """
     if not _has_lora(layer, target):
         return
-    # Rows of one lane are adjacent, so that one copy serves all their tasks.
+    # Rows of one lane are adjacent, so one copy serves the tasks of all these rows.
     lane = slice(layer.lora[0][0].tokens.start, layer.lora[-1][0].tokens.stop)
     dtype = torch.float32 if y.device.type == "cpu" else y.dtype
     inputs, sums = x[lane].to(dtype), y[lane].to(dtype)
@@ -277,8 +279,8 @@ def add_adapters(
 ) -> None:
     """Add the bottleneck adapters of a block to its residual sum, in place.
 
-    `norm` is the frozen one over the sum, for adapters that read `NORMED_SUM`; None where norms
-    stand before the blocks and no adapter reads so.
+    `norm` is the frozen norm over the sum, for adapters that read `NORMED_SUM`. `norm` is None in
+    architectures with norms before the blocks.
 
     Semantics:
         for token in tokens of bottleneck tasks with an adapter here:

@@ -1,8 +1,7 @@
 """`tokenizer_config.json`: the settings that decide how transformers reads a text.
 
-The rules are those of transformers 5. It rebuilds a tokenizer of a specific class from the
-vocabulary, so that settings override `tokenizer.json`. The general class takes `tokenizer.json`
-unchanged.
+The rules are transformers 5's. A specific class rebuilds the tokenizer from the vocabulary, so that
+settings override `tokenizer.json`. The general class takes `tokenizer.json` unchanged.
 """
 
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ OWN_CLASSES = {
     "xlm-roberta": "XLMRobertaTokenizer",
     "camembert": "CamembertTokenizer",
 }
-"""The class that transformers takes for a `model_type` where no file names one."""
+"""transformers' default class for a `model_type`, if no file names a class."""
 GIVES_TYPES = {
     **dict.fromkeys(("BertTokenizer", "ElectraTokenizer", "DebertaV2Tokenizer"), True),
     **dict.fromkeys(("RobertaTokenizer", "XLMRobertaTokenizer", "CamembertTokenizer"), False),
@@ -29,14 +28,14 @@ GIVES_TYPES = {
 
 
 def gives_token_types(config: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
-    """Whether the encoder is given token types; without them, every token has type 0.
+    """Whether the tokenizer gives token types; without token types, every token has type 0.
 
     Args:
         config: the `config.json`.
         settings: the `tokenizer_config.json`, empty where there is none.
 
     Raises:
-        UnsupportedBackboneError: the class of the tokenizer is not known.
+        UnsupportedBackboneError: the class of the tokenizer is unknown.
     """
     named = settings.get("model_input_names")
     if isinstance(named, list):

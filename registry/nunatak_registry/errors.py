@@ -1,20 +1,17 @@
 """Errors of the registry.
 
-RegistryError
-+-- InvalidManifestError      a manifest does not follow its schema
-+-- InvalidArtifactError      a safetensors blob breaks its format or our limits
-+-- TaskNotFoundError         no task of that name
-+-- VersionNotFoundError      the task exists, the version does not
-+-- AliasNotFoundError        the task exists, the alias does not
-+-- AliasConflictError        the alias moved since the caller looked (compare-and-swap failed)
-+-- NoPreviousVersionError    a rollback has nothing to go back to
-+-- VersionInUseError         a deletion of a version that an alias, candidate or reader holds
-+-- InvalidCandidateError     a version that cannot run next to the alias's version
-+-- CandidateNotFoundError    the alias has no candidate of that role
-+-- CandidateConflictError    the candidate changed since the caller looked
-+-- CorruptBlobError          bytes on disk are missing or do not match their recorded digest
-+-- StoreUnavailableError     the index or the blob store cannot be reached or written
-    +-- StoreReadOnlyError    an fsync failed: no writes until the registry is opened anew
+RegistryError +-- InvalidManifestError      a manifest does not follow its schema +--
+InvalidArtifactError      a safetensors blob breaks its format or our limits +-- TaskNotFoundError
+no task of that name +-- VersionNotFoundError      the task exists, the version does not +--
+AliasNotFoundError        the task exists, the alias does not +-- AliasConflictError
+compare-and-swap failed: the alias moved meanwhile +-- NoPreviousVersionError    a rollback has no
+earlier version +-- VersionInUseError         an alias, candidate or reader uses the version to
+delete +-- InvalidCandidateError     the version cannot run next to the alias's version +--
+CandidateNotFoundError    the alias has no candidate of that role +-- CandidateConflictError
+compare-and-swap failed: the candidate changed meanwhile +-- CorruptBlobError          bytes on disk
+are missing or do not match their recorded digest +-- StoreUnavailableError     the index or the
+blob store cannot be reached or written +-- StoreReadOnlyError    an fsync failed: no writes until
+the registry is reopened
 """
 
 from typing import ClassVar
@@ -33,7 +30,7 @@ class InvalidManifestError(RegistryError):
 
 
 class InvalidArtifactError(RegistryError):
-    """Bytes that are no safetensors file, or one beyond the limits of `tensors`."""
+    """Bytes that are no safetensors file, or exceed the limits of `tensors`."""
 
     code = "invalid_artifact"
 
@@ -45,9 +42,7 @@ class TaskNotFoundError(RegistryError):
 
     def __init__(self, task: str) -> None:
         self.task = task
-        super().__init__(
-            f"no task {task!r} in this registry; `nunatak task list` shows the tasks there are"
-        )
+        super().__init__(f"no task {task!r} in this registry; `nunatak task list` shows the tasks")
 
 
 class VersionNotFoundError(RegistryError):
@@ -77,7 +72,7 @@ class AliasNotFoundError(RegistryError):
 
 
 class AliasConflictError(RegistryError):
-    """Compare-and-swap failed: the alias does not point where the caller expected."""
+    """Compare-and-swap failed: the alias does not point to the expected version."""
 
     code = "alias_conflict"
 
@@ -95,7 +90,7 @@ class AliasConflictError(RegistryError):
 
 
 class NoPreviousVersionError(RegistryError):
-    """A rollback of an alias that has never pointed anywhere else."""
+    """A rollback of an alias that never pointed to another version."""
 
     code = "no_previous_version"
 
@@ -161,7 +156,7 @@ class CandidateNotFoundError(RegistryError):
 
 
 class CandidateConflictError(RegistryError):
-    """Compare-and-swap failed: another candidate is there than the caller expected."""
+    """Compare-and-swap failed: the candidate is not the expected version."""
 
     code = "candidate_conflict"
 
@@ -197,7 +192,7 @@ class StoreUnavailableError(RegistryError):
 
 
 class StoreReadOnlyError(StoreUnavailableError):
-    """A write after a failed fsync; reads go on."""
+    """A write after a failed fsync. Reads still work."""
 
     code = "store_read_only"
 

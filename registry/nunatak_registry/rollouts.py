@@ -18,7 +18,7 @@ from nunatak_registry.index.index import Change, Index, find_version, require_al
 
 
 class Rollouts:
-    """The candidates of one registry. Safe to share between threads and between processes."""
+    """The candidates of one registry. Threads and processes may share the registry."""
 
     def __init__(
         self,
@@ -34,8 +34,8 @@ class Rollouts:
     def set(self, candidate: Candidate, *, expected_version: int | None = None) -> CandidateEvent:
         """Let a version run next to an alias, in place of the earlier candidate of its role.
 
-        Compare-and-swap: nothing changes unless `expected_version` is the candidate of that role
-        now (0: there must be none; None: whatever there is). An equal candidate is left alone.
+        Compare-and-swap: nothing changes unless `expected_version` is the present candidate of the
+        role (0: there must be none; None: any). An equal candidate stays as it is.
 
         Raises:
             TaskNotFoundError: no such task.
@@ -67,13 +67,13 @@ class Rollouts:
     def end(
         self, task: str, alias: str, role: CandidateRole, *, expected_version: int | None = None
     ) -> CandidateEvent:
-        """Let an alias's requests be its own version's alone again.
+        """End a candidate, so that the alias's own version gets all requests.
 
         Raises:
             TaskNotFoundError: no such task.
             AliasNotFoundError: the task has no such alias.
             CandidateNotFoundError: there is no candidate of this role.
-            CandidateConflictError: another candidate is there than expected.
+            CandidateConflictError: the candidate is not the expected version.
         """
         _checked_place(task, alias, role)
         with self._writing() as change:
@@ -93,7 +93,7 @@ class Rollouts:
         Raises:
             TaskNotFoundError: no such task.
             AliasNotFoundError: the task has no such alias.
-            CandidateNotFoundError: there is none.
+            CandidateNotFoundError: there is no candidate of this role.
         """
         _checked_place(task, alias, role)
         with self._index.reading() as snapshot:

@@ -47,7 +47,7 @@ PATHS: Final[Mapping[RankingScore, str]] = {
     RankingScore.SIGMOID: "torch.nn.modules.activation.Sigmoid",
     RankingScore.NONE: "torch.nn.modules.linear.Identity",
 }
-"""As sentence-transformers writes them."""
+"""The activations as sentence-transformers writes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,15 +56,15 @@ class CrossEncoder:
 
     score: RankingScore
     max_length: int | None
-    """In tokens; None: its modules do not say."""
+    """The longest input in tokens; None: the modules give no length."""
 
 
 def read_cross_encoder(folder: Path, backbone: Backbone) -> CrossEncoder | None:
-    """Read what sentence-transformers wrote into the folder; None if it is no cross-encoder.
+    """Read the cross-encoder settings of sentence-transformers; None if there are none.
 
     Raises:
-        InvalidFolderError: a file is not what sentence-transformers writes.
-        UnsupportedImportError: it scores pairs in a way that is not computed here.
+        InvalidFolderError: a file differs from the format of sentence-transformers.
+        UnsupportedImportError: the scores need a computation that is not available here.
     """
 
     def read(name: str) -> object:

@@ -1,4 +1,4 @@
-"""Folders of other programs: writing them whole, and reading them with suspicion.
+"""Folders of other programs: safe writing and safe reading.
 
 `new_folder` writes a folder whole or not at all. `read_checkpoint` reads the weights of a whole
 model: one safetensors file, or shards with an index. `read_model_config` and the functions after it
@@ -47,17 +47,17 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def check_new(target: Path) -> None:
-    """Raise `FolderInUseError` if there is a file, or a folder that holds something."""
+    """Raise `FolderInUseError` if there is a file, or a folder that is not empty."""
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise FolderInUseError(str(target))
 
 
 @contextmanager
 def new_folder(target: Path) -> Generator[Path]:
-    """Yield a folder to fill, which takes its place at `target` if nothing goes wrong.
+    """Yield a folder to fill, and move it to `target` if the block succeeds.
 
     Raises:
-        FolderInUseError: `target` is a file, or a folder that holds something.
+        FolderInUseError: `target` is a file, or a folder that is not empty.
     """
     check_new(target)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -75,7 +75,7 @@ def new_folder(target: Path) -> Generator[Path]:
 
 
 def write_json(folder: Path, name: str, fields: Mapping[str, object]) -> None:
-    """Write a JSON file that reads well."""
+    """Write an indented JSON file."""
     text = json.dumps(fields, indent=2, sort_keys=True, ensure_ascii=False)
     (folder / name).write_text(text + "\n", encoding="utf-8")
 
@@ -87,7 +87,7 @@ class _Index(BaseModel):
 
 
 def read_checkpoint(folder: Path) -> dict[str, Tensor]:
-    """Read every floating-point tensor, in the format it is stored in.
+    """Read every floating-point tensor, in its stored format.
 
     Raises:
         InvalidFolderError: a file is missing, leads out of the folder, or is not sound.
@@ -100,7 +100,7 @@ def read_checkpoint(folder: Path) -> dict[str, Tensor]:
             tensors |= tensors_from_bytes(data)
         except InvalidTensorsError as error:
             raise CorruptFileError(folder.name, name, f"is no safetensors: {error}") from error
-    # Old checkpoints carry the numbers of the positions as integers.
+    # Old checkpoints also store the position ids, as integers.
     floats = {name: it for name, it in tensors.items() if not name.endswith(".position_ids")}
     for name, tensor in floats.items():
         if tensor.dtype not in FLOATS:
@@ -148,7 +148,7 @@ def read_model_config(folder: Path) -> ModelConfigFile:
 
 
 def read_max_length(folder: Path, backbone: Backbone) -> int | None:
-    """The longest input that the tokenizer's settings in the folder ask for, if they say."""
+    """The longest input in the folder's tokenizer settings; None if not set."""
     if not has_file(folder, "tokenizer_config.json"):
         return None
     length = read_model(folder, "tokenizer_config.json", TokenizerConfigFile).model_max_length
@@ -158,7 +158,8 @@ def read_max_length(folder: Path, backbone: Backbone) -> int | None:
 def problem_type_of(head: HeadSpec, said: ProblemType | None) -> ProblemType | None:
     """Return the problem type, by the rule of transformers' text classification pipeline.
 
-    One logit is a regression only if `said` names one; else it is a label's logit, for sigmoid.
+    One logit is a regression only if `said` names a regression. Else the logit belongs to a label,
+    with a sigmoid.
     """
     if head.kind is not HeadKind.SEQUENCE_CLASSIFICATION:
         return None
@@ -178,7 +179,7 @@ def labels_in_order(
     A head whose kind fixes the meaning of its outputs, such as question answering, has no labels.
 
     Raises:
-        UnknownLabelsError: there are none, too few, too many, or two that are equal.
+        UnknownLabelsError: labels are missing, too many or not unique.
     """
     if head.kind.fixed_outputs is not None:
         return ()
@@ -202,8 +203,8 @@ def read_bytes(folder: Path, name: str, *, limit: int = MAX_JSON_BYTES) -> bytes
 
     Raises:
         InvalidFolderError: there is no such file.
-        EscapingFileError: it is a link out of the folder.
-        CorruptFileError: it is no regular file, or longer than `limit` bytes.
+        EscapingFileError: the file is a link out of the folder.
+        CorruptFileError: the file is not regular, or longer than `limit` bytes.
     """
     path = folder / name
     if not has_file(folder, name):
@@ -211,7 +212,7 @@ def read_bytes(folder: Path, name: str, *, limit: int = MAX_JSON_BYTES) -> bytes
     target = path.resolve()
     if not target.is_relative_to(folder.resolve()):
         raise EscapingFileError(folder.name, name)
-    # A pipe would be waited for without end.
+    # Reading a pipe could wait without end.
     if not target.is_file():
         raise CorruptFileError(folder.name, name, "must be a regular file")
     size = target.stat().st_size
@@ -240,8 +241,8 @@ def read_model(folder: Path, name: str, model: type[Model]) -> Model:
 def read_weights(folder: Path, stem: str, *, advice: str) -> dict[str, Tensor]:
     """Read `stem`.safetensors as float32 tensors that own their memory.
 
-    The limits equal the registry's limits for stored blobs. `advice` says how to get a safetensors
-    file where the folder has only a pickle.
+    The limits equal the registry's limits for stored blobs. `advice` explains how to get a
+    safetensors file if the folder has only a pickle.
 
     Raises:
         PickledWeightsError: there are only pickled weights.
@@ -264,7 +265,7 @@ def check_tensors(folder: Path, tensors: Mapping[str, Tensor], expected: Shapes)
     """Refuse tensors that are not exactly `expected`.
 
     Raises:
-        TensorMismatchError: they are not.
+        TensorMismatchError: the tensors differ from `expected`.
     """
     wrong = [
         f"{name} is {list(tensor.shape)}, expected {list(expected[name])}"

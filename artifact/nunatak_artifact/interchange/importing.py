@@ -35,7 +35,8 @@ PROBE_INPUTS: Final[tuple[TextInput, ...]] = (
     ("Who wrote the report?", "The report was written by Ada Lovelace in London in 1843."),
     "Third reminder: 3 of the 12 invoices (7, 9 and 11) are still open! Please call back at once.",
 )
-"""A text, a sentence, a pair and something longer: foreign folders bring no examples of theirs."""
+"""Probe inputs: two short texts, a pair and a longer text, because foreign folders bring no
+examples."""
 
 
 class ForeignKind(StrEnum):
@@ -47,7 +48,7 @@ class ForeignKind(StrEnum):
 
 
 class _AdapterConfig(BaseModel):
-    """Both kinds of adapters have a file of this name; only peft's names a type of its own."""
+    """Both kinds of adapters have a file of this name. Only peft's file names a `peft_type`."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -55,11 +56,11 @@ class _AdapterConfig(BaseModel):
 
 
 def kind_of(folder: Path) -> ForeignKind:
-    """Tell the kind of a folder by its files.
+    """Find the kind of a folder from its files.
 
     Raises:
-        InvalidFolderError: nothing in it is known.
-        UnsupportedImportError: it is a task of our own, which is pulled.
+        InvalidFolderError: no file is known.
+        UnsupportedImportError: the folder is our own format, which `pull` reads.
     """
     if not folder.is_dir():
         raise InvalidFolderError(str(folder), "there is no such folder")
@@ -84,12 +85,12 @@ def import_folder(
     kind: ForeignKind | None = None,
     choices: ImportChoices = AS_THE_FOLDER_SAYS,
 ) -> ImportedTask:
-    """Read a folder of the given kind, or of the kind that its files tell.
+    """Read a folder of the given kind. Without a kind, the files of the folder decide.
 
     Raises:
         ForeignBackboneError: an adapter names another base than the backbone, or none.
-        ArtifactError: it cannot be imported; the message says what to do.
-        ModelError: its parts do not fit the backbone.
+        ArtifactError: the folder cannot be imported; the message gives the remedy.
+        ModelError: the parts of the folder do not fit the backbone.
     """
     check_exact(backbone)
     match kind or kind_of(folder):
@@ -104,7 +105,7 @@ def import_folder(
     return imported
 
 
-def draft_imported(  # noqa: PLR0913 - an imported task, and what the caller adds to it
+def draft_imported(  # noqa: PLR0913 - an imported task, and the caller's additions
     task: str,
     imported: ImportedTask,
     backbone: Backbone,
@@ -115,14 +116,14 @@ def draft_imported(  # noqa: PLR0913 - an imported task, and what the caller add
     default_label: str | None = None,
     on_long: OnLong | None = None,
 ) -> Draft:
-    """Describe an imported task as a version to publish; it has neither data nor scores.
+    """Describe an imported task as a version to publish, without data and scores.
 
-    Of two exclusive labels, the first is the default label unless the caller names one.
+    If there are two exclusive labels, the first is the default label unless the caller names one.
 
     Raises:
         InvalidNameError: `task` is no name of a task.
         InvalidFolderError: labels and head contradict each other.
-        NoEffectError: the parameters leave every layer as the backbone has it.
+        NoEffectError: the parameters change no layer of the backbone.
         ModelError: the parameters do not fit, or are not finite.
     """
     check_task_name(task)

@@ -1,14 +1,13 @@
 """`adapter_config.json` of peft: the fields read here, and the modules that an adapter changes.
 
-The fields are those of peft 0.21 (`LoraConfig`); older and newer files have fewer or more. An
-unknown field is accepted while it is off (null, false, empty). An unknown field that is on is
-refused, since it may change the result.
+The fields are from peft 0.21 (`LoraConfig`); older and newer files have fewer or more. An unknown
+field is accepted while it is off (null, false, empty). An unknown field that is on is refused,
+since it may change the result.
 
 The rules for modules, ranks and scales are peft 0.21's (`check_target_module_exists`,
 `get_pattern_key`); a test compares both. A module's name is its path in the adapted model, such as
-`bert.encoder.layer.3.attention.self.query`. A pattern from a stranger's file can keep `re` busy for
-years, so every pattern that is more than a plain name runs in a process of its own with a time
-limit.
+`bert.encoder.layer.3.attention.self.query`. A pattern from a foreign file can keep `re` busy for
+years. So every pattern that is more than a plain name runs in its own process with a time limit.
 """
 
 import json
@@ -31,10 +30,10 @@ from nunatak_contract.methods import Lora
 from nunatak_model import BackboneConfig, maths_of
 
 TIME_LIMIT_SECONDS = 10.0
-"""Time limit of the process. An honest pattern takes milliseconds, mostly to start the process."""
+"""Time limit of the process. A normal pattern takes milliseconds, mostly to start the process."""
 
 _PLAIN = re.compile(r"[\w.-]*")
-"""Names, in which a dot stands for any character: nothing to repeat, nothing to choose from."""
+"""Matches plain names, in which a dot stands for any character."""
 
 _PROGRAM = """
 import json, re, sys
@@ -58,12 +57,12 @@ REFUSED = {
     "arrow_config": "Arrow routing (arrow_config)",
 }
 IDLE_ALONE = frozenset({"megatron_core", "qalora_group_size"})
-"""Settings with a value by default that only a refused feature reads."""
+"""Settings that only a refused feature reads, with their default values."""
 PLAIN_STARTS = frozenset({"true", "false", "gaussian", "eva", "orthogonal"})
-"""Values of `init_lora_weights` that leave the base weights alone; others (PiSSA, OLoRA, CorDA,
-LoftQ, LoRA-GA) subtract from them, so that the adapter fits only a changed base."""
+"""Values of `init_lora_weights` that keep the base weights. Other values (PiSSA, OLoRA, CorDA,
+LoftQ, LoRA-GA) subtract from the base weights, so that the adapter fits only a changed base."""
 START_SETTINGS = frozenset({"eva_config", "corda_config", "lora_ga_config", "loftq_config"})
-"""Read only while `init_lora_weights` names their method."""
+"""Settings that peft reads only if `init_lora_weights` names their method."""
 ENCODERS: Mapping[str, str] = {
     "bert": "bert",
     "roberta": "roberta",
@@ -91,7 +90,7 @@ def matches(
     file: str,
     time_limit: float = TIME_LIMIT_SECONDS,
 ) -> list[frozenset[str]]:
-    """For each pattern, out of `file`, the names that it matches from first to last letter.
+    """The names that each pattern of `file` matches from the first to the last letter.
 
     Raises:
         CorruptFileError: a pattern is no regular expression, or takes too long.
@@ -183,8 +182,8 @@ def read_peft_config(folder: Path) -> PeftConfig:
     """Read a LoRA configuration that we can reproduce exactly.
 
     Raises:
-        InvalidFolderError: it cannot be read.
-        UnsupportedImportError: it is of another method, or uses what we refuse.
+        InvalidFolderError: the file cannot be read.
+        UnsupportedImportError: the configuration has another method, or uses a refused feature.
     """
     kind = read_model(folder, CONFIG_FILE, _Kind).peft_type
     if kind != "LORA":
@@ -202,7 +201,7 @@ def read_peft_config(folder: Path) -> PeftConfig:
             folder, f"it fits a base changed at the start (init_lora_weights={start!r})"
         )
     if isinstance(config.target_modules, str) and config.layers_to_transform:
-        # peft refuses the pair too; the only text that peft would accept is all-linear.
+        # peft also refuses the combination, except with the text `all-linear`.
         raise _unsupported(folder, "it chooses layers both by pattern and by layers_to_transform")
     return config
 
@@ -211,7 +210,7 @@ def task_type_of(folder: Path, config: PeftConfig) -> TaskType:
     """Return the prediction of the adapted model.
 
     Raises:
-        UnsupportedImportError: nothing that we have a head for, or it is not said.
+        UnsupportedImportError: no head here fits the prediction, or the file does not name it.
     """
     if config.task_type is not None:
         for task_type in TaskType:
@@ -289,7 +288,7 @@ def modules_of(encoder: str, task_type: TaskType, config: BackboneConfig) -> tup
 
 
 def embeddings_of(encoder: str) -> tuple[str, ...]:
-    """Names of the embedding tables, over which we have no updates."""
+    """Names of the embedding tables, for which there are no updates here."""
     return tuple(f"{encoder}.embeddings.{table}" for table in EMBEDDINGS)
 
 
@@ -314,7 +313,7 @@ def saved_modules(folder: Path, config: PeftConfig, task_type: TaskType, encoder
     """Names of the modules that are stored whole.
 
     Raises:
-        UnsupportedImportError: one is neither head nor pooler.
+        UnsupportedImportError: a stored module is neither head nor pooler.
     """
     saved = set(config.modules_to_save or ())
     if config.task_type is not None:
@@ -324,7 +323,7 @@ def saved_modules(folder: Path, config: PeftConfig, task_type: TaskType, encoder
         raise UnsupportedImportError(
             folder.name,
             f"it stores {', '.join(sorted(saved - known))} whole (modules_to_save)",
-            "expected nothing but the head and the pooler; merge the adapter (merge_and_unload) "
+            "expected only the head and the pooler; merge the adapter (merge_and_unload) "
             "and import the whole model",
         )
     return saved
@@ -401,7 +400,7 @@ def _layer_of(name: str) -> int | None:
 
 
 def _named(folder: Path, chosen: Names, names: Sequence[str]) -> frozenset[str]:
-    """A list names modules by their last parts, a text by a pattern for the whole name."""
+    """A list names modules by their last parts. A text is a pattern for the whole name."""
     if isinstance(chosen, str):
         return _match(folder, [chosen], names)[0]
     return frozenset(

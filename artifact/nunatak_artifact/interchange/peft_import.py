@@ -104,7 +104,7 @@ def normalised_lora(updates: Updates, config: BackboneConfig) -> tuple[Lora, dic
 def stored_head(encoder: str, task_type: TaskType, saved: Collection[str]) -> dict[str, str]:
     """Our name of each linear map of the head -> its module in the adapted model.
 
-    The pooler is among them where it was trained, that is, `saved`.
+    The pooler is among them if it was trained, that is, if `saved` names it.
     """
     match task_type:
         case TaskType.QUESTION_ANSWERING:
@@ -120,7 +120,7 @@ def stored_head(encoder: str, task_type: TaskType, saved: Collection[str]) -> di
 
 
 def head_spec(task_type: TaskType, num_labels: int, *, ranks: bool = False) -> HeadSpec:
-    """The shape of the head of a class of transformers; of a ranking, if its one logit `ranks`."""
+    """The shape of the head of a class of transformers; a ranking head if the one logit `ranks`."""
     kind = HeadKind.RANKING if ranks else HEAD_KINDS[task_type]
     if kind.reads_tokens:
         return HeadSpec(kind=kind, num_labels=num_labels)
@@ -151,7 +151,7 @@ def pooler_parameters(folder: Path, backbone: Backbone) -> dict[str, Tensor]:
     """The backbone's pooler as the dense layer of a head, in float32.
 
     Raises:
-        ForeignBackboneError: it has none.
+        ForeignBackboneError: the backbone has no pooler.
     """
     pooler = backbone.pooler
     if pooler is None or pooler.bias is None:
@@ -169,7 +169,7 @@ def pooler_parameters(folder: Path, backbone: Backbone) -> dict[str, Tensor]:
 def import_peft(
     folder: Path, backbone: Backbone, choices: ImportChoices = AS_THE_FOLDER_SAYS
 ) -> ImportedTask:
-    """Read a LoRA adapter with its head; it computes what peft computes, to rounding.
+    """Read a LoRA adapter with its head. The results equal peft's results to rounding.
 
     Args:
         folder: holds `adapter_config.json` and `adapter_model.safetensors`, as peft writes them.
@@ -264,7 +264,7 @@ def _check_backbone(
     backbone: Backbone,
     encoder: str,
 ) -> None:
-    """Tell another base model from a damaged folder, as far as names and widths allow."""
+    """Distinguish another base model from a damaged folder, by names and widths."""
     differences = [
         *(_foreign_name(name, encoder, backbone.config) for name in tensors),
         *(_foreign_width(it, tensors) for it in adapted),
@@ -323,7 +323,7 @@ def _shapes(
 def _branch(
     adapted: Sequence[AdaptedModule], tensors: Mapping[str, Tensor], config: BackboneConfig
 ) -> tuple[Lora | HeadOnly, dict[str, Tensor]]:
-    """The method with its parameters; one that adapts no layer is a head."""
+    """The method with its parameters; a head alone if no layer is adapted."""
     updates = {
         (it.module.layer, it.module.target): _update(it, tensors)
         for it in adapted

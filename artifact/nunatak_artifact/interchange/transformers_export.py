@@ -44,8 +44,8 @@ def export_backbone(parameters: Mapping[str, Tensor], base: Backbone, folder: Pa
 
     Args:
         parameters: all weights of the encoder under our names; written in float32.
-        base: the backbone whose shape they have.
-        folder: to write to; new or empty.
+        base: the backbone with the same shape.
+        folder: a new or empty folder to write to.
 
     Raises:
         UnsupportedExportError: the architecture cannot be written.
@@ -139,7 +139,7 @@ def _family(task: LoadedTask, backbone: Backbone) -> Family:
 
 
 def _merged(task: LoadedTask, backbone: Backbone) -> dict[str, Tensor]:
-    """All weights of the model that the task is, under our names."""
+    """All weights of the task as one model, under our names."""
     own = {name: it for name, it in task.branch.parameters.items() if ".lora." not in name}
     weights = {name: it.to(torch.float32) for name, it in {**backbone.parameters, **own}.items()}
     for index, layer in task.branch.layers.items():

@@ -31,7 +31,7 @@ class Family:
     class_prefix: str
     encoder: str
     dense: str
-    """The layer with tanh of the sequence classification head."""
+    """The layer with tanh in the sequence classification head."""
     sequence_output: str
 
 
@@ -68,7 +68,8 @@ def class_name(family: Family, kind: HeadKind) -> str:
 def has_class(spec: HeadSpec) -> bool:
     """Whether a class of transformers computes this head.
 
-    Its sequence heads read the first token through a dense layer, its token heads have neither.
+    The classes' sequence heads read the first token through a dense layer. Their token heads have
+    no pooling and no dense layer.
     """
     return spec.kind.reads_tokens or (spec.pooling is Pooling.FIRST and spec.dense)
 
@@ -81,7 +82,7 @@ def head_spec(kind: HeadKind, *, num_outputs: int) -> HeadSpec:
 
 
 def head_names(family: Family, kind: HeadKind) -> dict[str, str]:
-    """Our names of the tensors of a head, each with the name it is stored under."""
+    """Our names of the tensors of a head, each with its stored name."""
     match kind:
         case HeadKind.QUESTION_ANSWERING:
             modules = {"head.output": "qa_outputs"}
@@ -144,7 +145,7 @@ def from_stored(
 
 
 def unread_names(family: Family) -> frozenset[str]:
-    """Tensors that checkpoints may hold though no head of theirs reads them."""
+    """Tensors that checkpoints may hold, but that no head reads."""
     return frozenset(f"{family.encoder}.pooler.dense.{part}" for part in ("weight", "bias"))
 
 

@@ -49,7 +49,7 @@ def check_first_layer(first_layer: int, config: BackboneConfig) -> None:
 
 
 def copies(backbone: Backbone, names: Shapes) -> dict[str, Tensor]:
-    """Float32 copies of backbone tensors, which a task then trains."""
+    """Float32 copies of backbone tensors, for a task to train."""
     return {name: _float32_copy(backbone, name) for name in names}
 
 
