@@ -1,22 +1,18 @@
 """Errors of training.
 
-TrainingError
-+-- DataError                   examples that cannot be trained on; the message starts with where
-|   +-- DataNotFoundError       no such file, folder, split or data set
-|   +-- UnreadableFileError     a file whose content does not match its name (format, encoding)
-|   +-- MissingColumnError      a file without a column that is needed
-|   +-- InvalidRowError         one row that breaks the rules of an example
-|   +-- UnknownLabelError       a dev row with a label that no train row has
-|   +-- TooFewExamplesError     a data set, class or split that is too small to learn from
-+-- InvalidRecipeError          settings that contradict each other or the data
-+-- TrainingDivergedError       the loss or a gradient stopped being a number
-+-- TargetMissedError           no number of tuned layers keeps the share asked for
-+-- UnpublishableError          a version's manifest has no room for something
-+-- AlreadyTrainingError        another process is at exactly this run
-+-- CacheError                  the cache folder cannot be read or written
-+-- InvalidSweepError           a sweep file or options that describe no sweep
-+-- SweepRunningError           another sweep writes to the results folder
-+-- CorruptResultError          a file of the results folder that no sweep wrote
+TrainingError +-- DataError                   unusable examples; the message starts with their place
+|   +-- DataNotFoundError       no such file, folder, split or data set |   +-- UnreadableFileError
+the content of a file does not match its name (format, encoding) |   +-- MissingColumnError      a
+file lacks a needed column |   +-- InvalidRowError         one row breaks the rules of an example |
++-- UnknownLabelError       a dev row has a label that no train row has |   +-- TooFewExamplesError
+a data set, class or split is too small to learn from +-- InvalidRecipeError          settings
+contradict each other or the data +-- TrainingDivergedError       the loss or a gradient became
+infinite or NaN +-- TargetMissedError no number of tuned layers keeps the wanted share of the score
++-- UnpublishableError          the manifest cannot hold a part of the version +--
+AlreadyTrainingError another process does the same run +-- CacheError                  the cache
+folder cannot be read or written +-- InvalidSweepError           a sweep file or options describe no
+sweep +-- SweepRunningError another sweep writes to the results folder +-- CorruptResultError a file
+in the results folder is not from a sweep
 """
 
 from collections.abc import Mapping
@@ -117,7 +113,7 @@ class InvalidRecipeError(TrainingError):
 
 
 class TrainingDivergedError(TrainingError):
-    """The loss or a gradient stopped being a number; nothing was published."""
+    """The loss or a gradient became infinite or NaN; nothing was published."""
 
     code = "training_diverged"
 
@@ -142,7 +138,7 @@ class TargetMissedError(TrainingError):
         self.full_score = full_score
         self.runs = runs
         if full_score <= 0:
-            found = "which no share of can be kept; train longer, or at another learning rate"
+            found = "which is no basis for a share; train longer, or at another learning rate"
         else:
             tried = ", ".join(f"{layers} layers {score:.4f}" for layers, score in runs)
             found = (
@@ -167,14 +163,14 @@ class UnpublishableError(TrainingError):
 
 
 class AlreadyTrainingError(TrainingError):
-    """Another process is at exactly this run."""
+    """Another process does the same run."""
 
     code = "already_training"
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         super().__init__(
-            f"another process trains the same task on the same data by the same recipe (its "
+            f"another process trains the same task on the same data with the same recipe (its "
             f"checkpoint in {folder} is in use); wait for it, or train anyway with --no-resume"
         )
 
@@ -188,8 +184,9 @@ class CacheError(TrainingError):
         self.folder = folder
         self.problem = problem
         super().__init__(
-            f"the cache folder {folder} cannot be used: {problem}; make room there or let it be "
-            "written, name another one in NUNATAK_CACHE, or go without (--no-cache, --no-resume)"
+            f"the cache folder {folder} cannot be used: {problem}; free space or allow writing "
+            "there, name another folder in NUNATAK_CACHE, or use no cache (--no-cache, "
+            "--no-resume)"
         )
 
 
@@ -217,11 +214,13 @@ class SweepRunningError(TrainingError):
 
 
 class CorruptResultError(TrainingError):
-    """A file of the results folder that no sweep wrote."""
+    """A file in the results folder is not from a sweep."""
 
     code = "corrupt_result"
 
     def __init__(self, file: str, problem: str) -> None:
         self.file = file
         self.problem = problem
-        super().__init__(f"{file} is no result of a sweep ({problem}); move it away to go on")
+        super().__init__(
+            f"{file} is no result of a sweep ({problem}); move it away and start again"
+        )

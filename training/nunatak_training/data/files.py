@@ -1,7 +1,7 @@
 """Files of rows: JSON lines (plain or gzip), CSV, TSV and Parquet.
 
-Every reader yields the rows in file order. A reader that stops raises a `DataError`, which names
-the file and, in text formats, the line (from 1, the header counts).
+Every reader yields the rows in file order. At a bad row a reader raises a `DataError`. The error
+names the file and, in text formats, the line (from 1, the header counts).
 """
 
 # pyarrow ships no types.
@@ -24,7 +24,7 @@ from nunatak_training.errors import DataNotFoundError, InvalidRowError, Unreadab
 
 
 class FileFormat(StrEnum):
-    """Readable formats by file suffix, in the order a folder is searched."""
+    """Readable formats by file suffix, in the order of the search in a folder."""
 
     JSONL = ".jsonl"
     JSONL_GZ = ".jsonl.gz"
@@ -34,7 +34,7 @@ class FileFormat(StrEnum):
 
 
 def read_file(path: Path) -> Iterator[Row]:
-    """Read the rows of one file, by the format its suffix names.
+    """Read the rows of one file; the suffix names the format.
 
     Raises:
         DataError: the file is missing, unreadable or holds a broken row.
@@ -56,7 +56,7 @@ def file_format(path: Path) -> FileFormat:
     """Return the format that the file's suffix names.
 
     Raises:
-        UnreadableFileError: the suffix names none.
+        UnreadableFileError: the suffix names no known format.
     """
     for candidate in FileFormat:
         if path.name.endswith(candidate.value):
@@ -86,7 +86,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     try:
         with opener(path, "rb") as file:
             for number, line in enumerate(file, start=1):
-                # Editors on some systems open a file with a byte order mark.
+                # Some editors write a byte order mark at the start of a file.
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
         raise UnreadableFileError(
@@ -107,7 +107,7 @@ def _read_delimited(path: Path, delimiter: str) -> Iterator[Row]:
     try:
         for fields in reader:
             where = f"{path.name}:{first_line}"
-            # A quoted field may span lines: a row is named by its first one.
+            # A quoted field may span lines. Messages name the first line of a row.
             first_line = reader.line_num + 1
             if header is None:
                 header = _checked_header(fields, where)
@@ -122,7 +122,7 @@ def _read_delimited(path: Path, delimiter: str) -> Iterator[Row]:
 
 def _checked_header(fields: list[str], where: str) -> list[str]:
     if len(set(fields)) != len(fields):
-        raise UnreadableFileError(where, "a column name stands twice in the header")
+        raise UnreadableFileError(where, "a column name occurs twice in the header")
     return fields
 
 

@@ -1,4 +1,4 @@
-"""The rules of one row: which values make the examples of each kind of task."""
+"""The rules of one row: its values, and the examples of each kind of task."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ def read_text(value: object, column: str, where: str) -> str:
     """Return a text that is not blank.
 
     Raises:
-        InvalidRowError: it is no string, blank, or no Unicode text.
+        InvalidRowError: the value is no string, is blank, or is no Unicode text.
     """
     if not isinstance(value, str):
         raise InvalidRowError(where, f"{column!r} must be a string, got {kind_of(value)}")
@@ -38,7 +38,7 @@ def read_label(value: object, column: str, where: str) -> str:
     """Return the name of a label.
 
     Raises:
-        InvalidRowError: it is neither a string, an integer nor a boolean, or too long or empty.
+        InvalidRowError: the value is no string, integer or boolean, or is too long or empty.
     """
     match value:
         case bool():
@@ -59,10 +59,10 @@ def read_label(value: object, column: str, where: str) -> str:
 
 
 def read_number(value: object, column: str, where: str) -> float:
-    """Return a finite number, also where a file without types spells it as text.
+    """Return a finite number; files without types spell numbers as text.
 
     Raises:
-        InvalidRowError: it is none.
+        InvalidRowError: the value is no finite number.
     """
     number = math.nan
     if isinstance(value, (int, float, str)):
@@ -80,7 +80,7 @@ def read_list(value: object, column: str, where: str) -> Sequence[object]:
     """Return a list.
 
     Raises:
-        InvalidRowError: it is none.
+        InvalidRowError: the value is no list.
     """
     if not isinstance(value, (list, tuple)):
         raise InvalidRowError(
@@ -92,12 +92,12 @@ def read_list(value: object, column: str, where: str) -> Sequence[object]:
 
 
 def kind_of(value: object) -> str:
-    """Name the type of a value, for a message."""
+    """Return the name of a value's type, for a message."""
     return "nothing" if value is None else type(value).__name__
 
 
 def _unicode(value: str, column: str, where: str) -> str:
-    # JSON can spell half a surrogate pair; no tokenizer and no UTF-8 file can hold one.
+    # JSON can spell a lone surrogate, which no tokenizer and no UTF-8 file can hold.
     if any("\ud800" <= character <= "\udfff" for character in value):
         raise InvalidRowError(where, f"{column!r} holds a lone surrogate, which is no character")
     return value
@@ -105,20 +105,20 @@ def _unicode(value: str, column: str, where: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One row as a file has it, and the places to name in messages."""
+    """One row of a file, and the places to name in messages."""
 
     where: str
     columns_at: str
-    """The place that names its columns: a header, or the row itself."""
+    """The place that names the columns: a header, or the row itself."""
     values: Mapping[str, object]
 
 
 def parse_row(row: Row, kind: TaskKind) -> list[ReadExample]:
-    """Read one row; columns that the kind does not know are ignored.
+    """Read one row; other columns than the kind's are ignored.
 
     Raises:
         MissingColumnError: a column of the kind is missing.
-        InvalidRowError: a value is of a wrong type, empty or not Unicode text.
+        InvalidRowError: a value has a wrong type, is empty or is no Unicode text.
     """
     for column in kind.columns:
         if column not in row.values:
@@ -188,7 +188,7 @@ def _question(values: Mapping[str, object], where: str) -> Example:
 
 
 def _answer_rows(value: object, where: str) -> list[object]:
-    """The answers one by one; `datasets` holds them as one list for each field."""
+    """The answers one by one; `datasets` stores them as one list for each field."""
     if isinstance(value, Mapping):
         fields = cast("Mapping[str, object]", value)
         texts = read_list(fields.get("text"), "answers.text", where)
@@ -215,8 +215,8 @@ def _answer(value: object, context: str, where: str) -> AnswerSpan:
     if start < 0 or context[start : start + len(text)] != text:
         raise InvalidRowError(
             where,
-            f"the context has {context[max(0, start) : max(0, start) + len(text)]!r} at character "
-            f"{start}, and not the answer {text!r}",
+            f"the context has {context[max(0, start) : max(0, start) + len(text)]!r} at "
+            f"character {start}, not the answer {text!r}",
         )
     return AnswerSpan(text=text, begin=start)
 

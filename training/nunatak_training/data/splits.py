@@ -1,4 +1,4 @@
-"""The checks that hold for a whole task, the names of its logits, and how a dev part is drawn."""
+"""The checks of a whole task, the names of its logits, and the drawing of a dev part."""
 
 import random
 from collections import Counter, defaultdict
@@ -26,10 +26,10 @@ VALUE_NAME = "value"
 def split_off_share(
     examples: list[ReadExample], *, stratum_of: PartOf, seed: int
 ) -> tuple[list[ReadExample], list[ReadExample]]:
-    """Split into train and dev, both in the given order, `DEV_SHARE` of every stratum in dev.
+    """Split into train and dev, in the given order, with `DEV_SHARE` of every stratum in dev.
 
-    Each stratum keeps at least one example on both sides, so it must have two. The same examples
-    and seed give the same split.
+    Each stratum must have two examples, because each side gets at least one. The same examples and
+    seed give the same split.
     """
     positions: defaultdict[str, list[int]] = defaultdict(list)
     for position, read in enumerate(examples):
@@ -45,9 +45,9 @@ def split_off_share(
 def split_off_named(
     examples: list[ReadExample], *, names_of: Callable[[ReadExample], Collection[str]], seed: int
 ) -> tuple[list[ReadExample], list[ReadExample]]:
-    """Split into train and dev, both in the given order, `DEV_SHARE` in dev, if so many can go.
+    """Split into train and dev, in the given order, with up to `DEV_SHARE` in dev.
 
-    Every name of dev is one of train too; dev is empty where no example can be spared. The same
+    Every name in dev also occurs in train. Dev is empty if no example can leave train. The same
     examples and seed give the same split.
     """
     names = [frozenset(names_of(read)) for read in examples]
@@ -70,7 +70,7 @@ def split_off_named(
 def split_off_groups(
     examples: list[ReadExample], *, group_of: PartOf, seed: int
 ) -> tuple[list[ReadExample], list[ReadExample]]:
-    """Split into train and dev, both in the given order, `DEV_SHARE` of the groups whole in dev.
+    """Split into train and dev, in the given order, with `DEV_SHARE` of the whole groups in dev.
 
     There must be two groups. The same examples and seed give the same split.
     """
@@ -91,7 +91,7 @@ def _parts(
 
 
 def names_in(label: Label) -> tuple[str, ...]:
-    """Return the names that a label uses: of a class, of labels or of tags."""
+    """Return the names in a label: of a class, of labels or of tags."""
     match label:
         case str():
             return (label,)
@@ -104,10 +104,10 @@ def names_in(label: Label) -> tuple[str, ...]:
 
 
 def check_train(train: list[ReadExample], kind: TaskKind, name: str) -> None:
-    """Return if something can be learnt from train examples.
+    """Return if train examples can teach a task.
 
     Raises:
-        TooFewExamplesError: all say the same, or a class has a single example.
+        TooFewExamplesError: all labels are equal, or a class has a single example.
     """
     if not train:
         raise TooFewExamplesError(name, "there are no train examples")
@@ -118,7 +118,7 @@ def check_train(train: list[ReadExample], kind: TaskKind, name: str) -> None:
 
 
 def sameness(train: Iterable[Label], kind: TaskKind) -> str | None:
-    """Return why train labels teach nothing, if they are all the same."""
+    """Return the problem of train labels that are all equal; None if they differ."""
     labels = set(train)
     names = {name for label in labels for name in names_in(label)}
     match kind:
@@ -147,8 +147,8 @@ def check_scored(
     """Return if a task with these labels can be scored on the examples of a split.
 
     Raises:
-        TooFewExamplesError: there are none, or nothing to find among them.
-        UnknownLabelError: one has a label that no train example has.
+        TooFewExamplesError: there are no examples, or no ranking has a right document.
+        UnknownLabelError: an example has a label that no train example has.
     """
     if not examples:
         raise TooFewExamplesError(name, f"there are no {split} examples")
@@ -160,25 +160,25 @@ def check_scored(
     grades = _grades(examples)
     if grades and max(grades) <= 0:
         raise TooFewExamplesError(
-            name, f"no {split} document has a grade above 0, so none can be found"
+            name, f"no {split} document has a grade above 0, so no ranking can be right"
         )
 
 
 def draw_dev(
     examples: list[ReadExample], kind: TaskKind, *, seed: int, name: str
 ) -> tuple[list[ReadExample], list[ReadExample]]:
-    """Split train examples into train and dev: of every class a part, of ranking whole groups.
+    """Split train examples into train and dev: a part of every class, or whole groups of a ranking.
 
-    What teaches something as a whole also does so after the split, or is refused.
+    The remaining train examples must still teach the task.
 
     Raises:
-        TooFewExamplesError: there are too few to split.
+        TooFewExamplesError: there are too few examples to split.
     """
     train, dev = _drawn(examples, kind, seed=seed, name=name)
     if (problem := sameness(map(_label, train), kind)) is not None:
         raise TooFewExamplesError(
             name,
-            f"once dev examples were drawn, {problem}; name a dev file or give more train examples",
+            f"without the dev examples, {problem}; name a dev file or give more train examples",
         )
     return train, dev
 
@@ -199,7 +199,7 @@ def _drawn(
             train, dev = split_off_named(examples, names_of=_names, seed=seed)
             if not dev:
                 raise TooFewExamplesError(
-                    name, "every example has a label of its own, so none can be kept for dev"
+                    name, "every example has its own label, so none can be kept for dev"
                 )
             return train, dev
 

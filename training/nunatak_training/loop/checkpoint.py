@@ -1,13 +1,13 @@
 """Checkpoints: the file from which a killed run continues, and the loop state in it.
 
 Each run has one file, and its pretraining has another. The name of the file is a digest over
-everything that determines the result, so only the same command finds it. The file is replaced in
-one step: a process may be killed at any time and still leaves the newest whole checkpoint.
+everything that determines the result, so only the same command finds the file. The file is replaced
+in one step, so a killed process always leaves a whole checkpoint.
 
 The state is everything that the next step depends on: the parameters, the optimizer's moments, the
 position in the epoch and the order of its examples, three random states, and the best epoch so far.
-The state leaves out whatever follows from the recipe. Rates follow from the number of steps, and
-masks that last for an epoch follow from the regularizer's seed.
+Values that follow from the recipe are not stored. Rates follow from the number of steps, and masks
+of an epoch follow from the regularizer's seed.
 """
 
 # torch types some of its functions partly.
@@ -39,19 +39,19 @@ from nunatak_training.report import EpochResult, Report
 from nunatak_training.trunk import numerics_of
 
 FORMAT = "3"
-"""Rises when the content or the meaning of a snapshot changes within a release."""
+"""Increased when the content or the meaning of a snapshot changes within a release."""
 FACTS = "facts"
 INTERVAL_SECONDS = 15.0
-"""Time that a kill may cost, if the loop asks often enough."""
+"""Time between two checkpoints, the most that a kill can cost."""
 MAX_SHARE = 0.05
-"""Share of a run's time that goes into writing checkpoints."""
+"""Largest share of a run's time for writing checkpoints."""
 PARAMETERS, BEST, MOMENTS, RANDOM = "parameters", "best", "moments", "random"
 ORDER = "order"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """All that a loop needs to go on as if it had never stopped."""
+    """Everything that a loop needs to continue as if it had never stopped."""
 
     tensors: Mapping[str, Tensor]
     facts: str
@@ -59,7 +59,7 @@ class Snapshot:
 
 
 class Checkpoint:
-    """The file of a run; `held_checkpoint` sees to it that one process uses it."""
+    """The file of a run. `held_checkpoint` makes sure that only one process uses the file."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Checkpoint:
         return self._clock() >= self._due_at
 
     def load(self) -> Snapshot | None:
-        """Return the newest snapshot; None if there is none, or none that can be read."""
+        """Return the newest snapshot; None if there is no readable snapshot."""
         try:
             tensors = tensors_from_bytes(self._path.read_bytes())
             facts = bytes(cast("list[int]", tensors.pop(FACTS).tolist())).decode()
@@ -88,10 +88,10 @@ class Checkpoint:
         return Snapshot(tensors=tensors, facts=facts)
 
     def save(self, snapshot: Snapshot) -> None:
-        """Put a snapshot in the place of the one before.
+        """Replace the previous snapshot.
 
         Raises:
-            CacheError: it cannot be written.
+            CacheError: the snapshot cannot be written.
         """
         begun = self._clock()
         tensors = {name: it.detach().cpu().contiguous() for name, it in snapshot.tensors.items()}
@@ -105,7 +105,7 @@ class Checkpoint:
         self._due_at = now + max(self._interval, (now - begun) / MAX_SHARE)
 
     def part(self, part: str) -> "Checkpoint":
-        """Return the checkpoint of a part of the run; it stays when the next part begins."""
+        """Return the checkpoint of a part of the run, which stays when the next part begins."""
         path = self._path.with_name(f"{self._path.stem}.{part}{SUFFIX}")
         return Checkpoint(path, interval=self._interval, clock=self._clock)
 
@@ -118,10 +118,10 @@ class Checkpoint:
 
 @contextmanager
 def held_checkpoint(key: str, folder: Path | None = None) -> Generator[Checkpoint]:
-    """Give the checkpoint of a run to this process alone.
+    """Yield the checkpoint of a run, for this process alone.
 
     Raises:
-        AlreadyTrainingError: another process has it.
+        AlreadyTrainingError: another process has the checkpoint.
         CacheError: the folder cannot be written.
     """
     root = (folder or default_cache_folder()) / CHECKPOINTS_FOLDER
@@ -153,11 +153,12 @@ class Place:
 
     epoch: int = 1
     order: list[int] = field(default_factory=list[int])
-    """Order of this epoch's examples; empty before its first step, and where the seed gives it."""
+    """Order of this epoch's examples; empty before the first step, and if the seed gives the
+    order."""
     num_done: int = 0
-    """Batches of this epoch that were trained on."""
+    """Number of batches of this epoch that are done."""
     total_loss: float = 0.0
-    """Weighted sum of the losses of those batches."""
+    """Weighted sum of the losses of the done batches."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -167,7 +168,7 @@ class LoopState:
     parameters: Mapping[str, Tensor]
     stepper: Stepper
     randomness: torch.Generator
-    """The regularizer's own."""
+    """The random state of the regularizer."""
     best: Best
     place: Place
     history: list[EpochResult]
@@ -189,7 +190,7 @@ class _Facts(BaseModel):
 
 
 def snapshot(state: LoopState) -> Snapshot:
-    """Return the state that the loop depends on from here; its tensors are not copies."""
+    """Return the present state of the loop. The tensors are not copies."""
     place, best = state.place, state.best
     facts = _Facts(
         num_steps=state.stepper.num_steps,
@@ -212,7 +213,7 @@ def snapshot(state: LoopState) -> Snapshot:
 
 
 def restore(state: LoopState, held: Snapshot) -> None:
-    """Bring a loop that has not begun to where a snapshot of the same run was taken."""
+    """Move a new loop to the position of a snapshot of the same run."""
     facts = _Facts.model_validate_json(held.facts)
     with torch.no_grad():
         for name, value in _part(PARAMETERS, held.tensors).items():
@@ -234,7 +235,7 @@ def restore(state: LoopState, held: Snapshot) -> None:
 
 
 def resume(state: LoopState, checkpoint: Checkpoint | None, report: Report) -> None:
-    """Go on from the checkpoint, if there is one that holds something."""
+    """Continue from the checkpoint, if there is one with a snapshot."""
     held = None if checkpoint is None else checkpoint.load()
     if held is not None:
         restore(state, held)

@@ -1,4 +1,4 @@
-"""Shared parts of training's plots: colours, legends and whole epochs."""
+"""Shared parts of training's plots: colours, legends and integer ticks."""
 
 # matplotlib leaves the keyword arguments of its methods untyped.
 # pyright: reportUnknownMemberType=false
@@ -15,17 +15,17 @@ COLOURS = (
     *("#009e73", "#d55e00", "#0072b2", "#cc79a7", "#e69f00"),
     *("#56b4e9", "#7b4fb5", "#8a6d3b", "#8a8f96"),
 )
-"""Okabe and Ito's colours without black and yellow, and more for long sweeps."""
+"""Okabe and Ito's colours without black and yellow, and further colours for long sweeps."""
 MARKERS = "os^vDPXd*"
 LOOKS = cycler(color=COLOURS) + cycler(marker=MARKERS)
-"""Colours tell lines apart; marks do so for any colour vision."""
+"""Marks distinguish lines for readers who do not see the colours."""
 LETTER, HANDLE = 0.075, 0.6
-"""Inches of a letter and of a line with its gaps, in a legend."""
+"""Width of a letter and height of a line in a legend, in inches."""
 LEGEND_SIZE = 8
 
 
 def legend_below(drawing: Figure, panels: Iterable[Axes]) -> None:
-    """Name what all panels show once, below them, in as many columns as there is room for."""
+    """Draw one legend for all panels, below them, in as many columns as fit."""
     found = dict[str, Artist]()
     for axes in panels:
         handles, labels = axes.get_legend_handles_labels()
@@ -44,5 +44,5 @@ def legend_below(drawing: Figure, panels: Iterable[Axes]) -> None:
 
 
 def whole_numbers(axes: Axes) -> None:
-    """Put ticks at whole numbers only, for axes of epochs, layers or steps."""
+    """Put ticks at integers only, for axes of epochs, layers or steps."""
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))

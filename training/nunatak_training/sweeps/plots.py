@@ -18,7 +18,7 @@ COLUMNS_OF_PLOTS = 3
 
 
 def save_scores(cells: Sequence[Cell], path: Path) -> None:
-    """One panel a task: mean score of each setting, with one standard deviation over seeds."""
+    """One panel per task: mean score of each setting, with one standard deviation over seeds."""
     drawing, panels = panels_by_task(cells)
     for axes, (task, members) in panels:
         found = [cell for cell in reversed(members) if cell.scores]
@@ -36,7 +36,7 @@ def save_scores(cells: Sequence[Cell], path: Path) -> None:
 
 
 def save_curves(cells: Sequence[Cell], path: Path) -> None:
-    """One panel a task: dev score over epochs, the mean of the seeds, a line for each setting."""
+    """One panel per task: mean dev score of the seeds over epochs, one line per setting."""
     drawing, panels = panels_by_task(cells)
     for axes, (task, members) in panels:
         for cell in members:
@@ -61,13 +61,13 @@ def mean_curve(cell: Cell) -> list[tuple[int, float]]:
 def panels_by_task(
     cells: Sequence[Cell],
 ) -> tuple[Figure, list[tuple[Axes, tuple[str, list[Cell]]]]]:
-    """A figure with a panel for each task, and the cells of each."""
+    """A figure with a panel for each task, and the cells of each task."""
     by_task: dict[str, list[Cell]] = {}
     for cell in cells:
         by_task.setdefault(cell.axes[TASK], []).append(cell)
     num_rows = -(-len(by_task) // COLUMNS_OF_PLOTS)
     num_columns = min(COLUMNS_OF_PLOTS, len(by_task))
-    # A figure of its own, not pyplot's: nothing global is left behind.
+    # Not pyplot's figure, because pyplot keeps figures globally.
     drawing = Figure(figsize=(5.5 * num_columns, 4 * num_rows), layout="constrained")
     grid = drawing.subplots(num_rows, num_columns, squeeze=False)
     for axes in grid.flat:
