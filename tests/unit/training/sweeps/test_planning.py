@@ -256,7 +256,7 @@ def test_labels_stay_those_of_the_whole_data() -> None:
 
 
 def test_cut_that_leaves_nothing_to_choose_by_is_refused() -> None:
-    with pytest.raises(TooFewExamplesError, match="40 train examples leave none to choose by"):
+    with pytest.raises(TooFewExamplesError, match="40 train examples leave no dev examples"):
         cut_data(DATA, Cut(train=40, dev=5, dev_from_train=True))
 
 
