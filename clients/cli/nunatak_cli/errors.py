@@ -1,10 +1,8 @@
 """Errors of the command itself; every other package has its own errors.
 
-CliError
-+-- MissingExtraError         an optional part of the installation is missing
-+-- RegistryMissingError      there is no registry at the given place
-+-- InvalidOptionError        the values of options make no sense
-+-- TaskFileError             a task file breaks the format
+CliError +-- MissingExtraError         an optional part of the installation is missing +--
+RegistryMissingError      there is no registry at the given place +-- InvalidOptionError        the
+values of options contradict each other +-- TaskFileError             a task file breaks the format
 """
 
 from pathlib import Path
@@ -45,7 +43,7 @@ class RegistryMissingError(CliError):
 
 
 class InvalidOptionError(CliError):
-    """The values of options make no sense."""
+    """The values of options contradict each other, or are malformed."""
 
     code = "invalid_option"
 

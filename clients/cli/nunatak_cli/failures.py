@@ -37,9 +37,9 @@ _format_warning = warnings.formatwarning
 
 
 class Program(typer.Typer):
-    """The command as a program; it makes everything on standard error safe for a terminal.
+    """Run the command as a program, with standard error made safe for a terminal.
 
-    Typer prints usage errors, because they quote only what the user typed.
+    Typer prints usage errors, because such errors quote only the user's own text.
     """
 
     def __call__(self, *args: object, **kwargs: object) -> object:
@@ -56,7 +56,7 @@ class Program(typer.Typer):
 
 
 class PlainFormatter(logging.Formatter):
-    """Formats the log events of packages that have no handler of their own."""
+    """Formats the log events of packages without a handler."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the lines of an event, with control characters spelt out."""

@@ -1,4 +1,4 @@
-"""Options and arguments that several commands share, and how NAME=VALUE options are read."""
+"""Options and arguments that several commands share, and the reading of NAME=VALUE options."""
 
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
@@ -141,7 +141,7 @@ class ExportFormat(StrEnum):
 
 
 class AggregationName(StrEnum):
-    """How tokens with labels become entities."""
+    """The rule that joins tokens with labels to entities."""
 
     NONE = "none"
     SIMPLE = "simple"
@@ -203,7 +203,7 @@ def settings_given(given: Iterable[str] | None, **options: str | None) -> dict[s
     values = assignments("--set", given)
     for name in own.keys() & values.keys():
         option = f"--{name.replace('_', '-')}"
-        raise InvalidOptionError(f"{option} and --set {name} say the same; give one of them")
+        raise InvalidOptionError(f"{option} and --set {name} set the same value; give one of them")
     return {**own, **values}
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from nunatak_server.predict.types import TaskFailure, TaskPrediction
 
 SHOWN_ITEMS = 3
-"""Items of an answer that people see; JSON has all."""
+"""Most items of an answer in a table; JSON has all items."""
 
 Item = Mapping[str, JsonValue]
 """One label, entity, answer or document with its score, in the shape of the server."""
@@ -79,8 +79,10 @@ def predict(  # noqa: PLR0913 - one parameter per option is how typer works
     on_long: Annotated[
         OnLong | None,
         typer.Option(
-            help="What the task does with a text of more tokens than it reads at once. "
-            "Absent: the task version decides."
+            help=(
+                "Treatment of a text with more tokens than the task reads at once. Absent: the "
+                "task version decides."
+            )
         ),
     ] = None,
     server: Annotated[
@@ -91,7 +93,7 @@ def predict(  # noqa: PLR0913 - one parameter per option is how typer works
     ] = None,
     stream: Annotated[
         bool,
-        typer.Option("--stream", help="Print each answer as soon as it is there; with --server."),
+        typer.Option("--stream", help="Print each answer as soon as it arrives; with --server."),
     ] = False,
     registry: RegistryOption = None,
     backbone: BackboneOption = None,
@@ -142,7 +144,7 @@ def _source(
         case _:
             raise InvalidOptionError(
                 "expected at most one of --pair, --question and --document; "
-                "ask about each in a command of its own"
+                "use one command for each"
             )
 
 

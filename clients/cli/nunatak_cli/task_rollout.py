@@ -140,7 +140,7 @@ def shadow(  # noqa: PLR0913 - one parameter per option is how typer works
 
 def _refuse_with_end(version: int | None, share: float | None) -> None:
     if version is not None or share is not None:
-        raise InvalidOptionError("--end takes neither --version nor --share")
+        raise InvalidOptionError("--end excludes --version and --share")
 
 
 def _set(

@@ -82,7 +82,7 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         str | None,
         typer.Option(
             metavar="NAME",
-            help="What the task owns: topk (default), head, bottleneck, lora or full.",
+            help="Method: topk (default), head, bottleneck, lora or full.",
             rich_help_panel=METHOD,
         ),
     ] = None,
@@ -124,8 +124,10 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         str | None,
         typer.Option(
             metavar="LABEL",
-            help="The label that means that nothing was found (of two, the more frequent). A long "
-            "text gets the answer of the window in which another label is most likely.",
+            help=(
+                "The label that means that nothing was found (of two, the more frequent). A long "
+                "text gets the answer of the window where another label is most likely."
+            ),
             rich_help_panel=RECIPE,
         ),
     ] = None,
@@ -140,8 +142,10 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
     on_long: Annotated[
         OnLong | None,
         typer.Option(
-            help="What the task does with a text of more than --max-length tokens. Absent: "
-            "windows, and cut for ranking.",
+            help=(
+                "Treatment of a text with more than --max-length tokens. Absent: windows, and cut "
+                "for ranking."
+            ),
             rich_help_panel=RECIPE,
         ),
     ] = None,

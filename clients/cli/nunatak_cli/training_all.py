@@ -96,7 +96,7 @@ class Requests:
 
     backbone: Backbone
     items: tuple[TrainRequest, ...]
-    """In order of split depth, the lowest first."""
+    """The tasks in order of split depth, the lowest first."""
 
 
 def read_task_file(path: Path) -> TaskFile:
