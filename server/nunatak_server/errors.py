@@ -1,7 +1,7 @@
 """The errors of the server, in three branches below `ServerError`.
 
 - `AccessError`: the key of the caller does not allow the request.
-- `RequestError`: the request cannot be answered as it stands.
+- `RequestError`: the request itself cannot be answered.
 - `UnavailableError` and `TaskError`: the server, or one task version, cannot serve now.
 
 Each error has a stable `code`. Messages may go to callers.
@@ -88,7 +88,7 @@ class UnauthenticatedError(AccessError):
     def __init__(self, *, was_presented: bool) -> None:
         self.was_presented = was_presented
         super().__init__(
-            "this needs a valid API key; send it as 'Authorization: Bearer KEY' "
+            "the request needs a valid API key; send it as 'Authorization: Bearer KEY' "
             "(the client and the command read NUNATAK_API_KEY)"
         )
 
@@ -103,7 +103,8 @@ class InsufficientScopeError(AccessError):
         self.spans_tasks = spans_tasks
         tasks = " and with all tasks" if spans_tasks else ""
         super().__init__(
-            f"this needs a key with the scope '{scope}'{tasks}; ask the operator of the server"
+            f"the request needs a key with the scope '{scope}'{tasks}; ask the operator of the "
+            "server"
         )
 
 
@@ -114,13 +115,13 @@ class CrossSiteError(AccessError):
 
     def __init__(self) -> None:
         super().__init__(
-            "a page of another site may not change or ask anything here; send the request from a "
+            "pages of other sites have no access to this server; send the request from a "
             "program, or from a page of this server"
         )
 
 
 class RequestError(ServerError):
-    """Base: the request cannot be answered as it stands."""
+    """Base: the request itself cannot be answered."""
 
     code = "invalid_request"
 
@@ -134,7 +135,7 @@ class InvalidHttpError(RequestError):
         self.max_headers = max_headers
         self.max_head_bytes = max_head_bytes
         super().__init__(
-            "this cannot be read as an HTTP/1.1 request with a head of at most "
+            "the bytes are no HTTP/1.1 request with a head of at most "
             f"{max_headers} headers and {max_head_bytes} bytes; the connection is closed"
         )
 
@@ -210,7 +211,7 @@ class TooManyTasksError(RequestError):
 
 
 class RequestTooLargeError(RequestError):
-    """The request has too much work: even an empty queue would have no space for others."""
+    """The request has too much work: it would leave no room in the queue for other requests."""
 
     code = "request_too_large"
 
@@ -233,8 +234,8 @@ class TextTooLongError(RequestError):
         self.num_chars = num_chars
         self.limit_chars = limit_chars
         super().__init__(
-            f"input {position} has {num_chars} characters, at most {limit_chars} are read; "
-            "send the part that matters"
+            f"input {position} has {num_chars} characters, at most {limit_chars} are read; send a "
+            "part of it"
         )
 
 
@@ -299,7 +300,7 @@ class WrongInputKindError(RequestError):
         self.wanted = tuple(wanted)
         super().__init__(
             f"input {position} is a {kind}, a {head.replace('_', ' ')} task answers "
-            f"{' or '.join(wanted)}; send what it reads, or ask another task"
+            f"{' or '.join(wanted)}; send one of these, or ask another task"
         )
 
 
@@ -358,7 +359,7 @@ class DeadlineTooShortError(DeadlineExceededError):
         self.deadline_s = deadline_s
         self.wait_s = wait_s
         super().__init__(
-            f"what is queued before it takes about {1000 * wait_s:.0f} ms, the deadline is "
+            f"the queued work before it takes about {1000 * wait_s:.0f} ms, the deadline is "
             f"{1000 * deadline_s:.0f} ms; allow more time or retry later"
         )
 
@@ -399,7 +400,7 @@ class OutOfMemoryError(UnavailableError):
 
     def __init__(self) -> None:
         super().__init__(
-            "the server had no memory left for this; retry later, or lower "
+            "the server had no memory left for the request; retry later, or lower "
             "NUNATAK_MAX_BATCH_TOKENS or NUNATAK_TASK_MEMORY_BYTES"
         )
 

@@ -15,9 +15,9 @@ from nunatak_registry import RegistryError
 from nunatak_server.errors import EngineFailedError, OutOfMemoryError, ServerError
 
 KnownError = ContractError | RegistryError | ModelError | ArtifactError | ServerError
-"""Raised on purpose: it has a code, and its message may go to a caller and to the log."""
+"""Errors that are raised on purpose, with a code and a message for callers and the log."""
 KNOWN_ERRORS: Final = (ContractError, RegistryError, ModelError, ArtifactError, ServerError)
-"""The same, as `except` takes them."""
+"""The same errors as a tuple, for `except`."""
 
 
 LIBRARY_FAILURE: Final = re.compile(

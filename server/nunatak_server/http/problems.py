@@ -1,4 +1,4 @@
-"""From errors to HTTP: the one table of statuses, and the one shape of a problem."""
+"""Errors as HTTP answers: one table of statuses, and one shape of a problem."""
 
 import logging
 import random
@@ -28,9 +28,9 @@ PROBLEM_TYPE: Final = "application/problem+json"
 MAX_ERROR_ITEMS: Final = 10
 PARAMETER_PLACES: Final = frozenset({"path", "query", "header"})
 TAGS: Final = frozenset({"body", "text", "pair", "list"})
-"""Of inputs in a body, and the body itself."""
+"""Most levels of the tags of inputs, with the body itself."""
 RETRY_AFTER_S: Final = (1, 3)
-"""Drawn at random between these: those refused together should not return together."""
+"""Bounds of a random delay, so that callers who were refused together return at different times."""
 
 STATUS_OF: Mapping[type[Exception], HTTPStatus] = {
     contract.ContractError: HTTPStatus.INTERNAL_SERVER_ERROR,
@@ -119,7 +119,7 @@ logger = logging.getLogger(__name__)
 
 
 def problem_of(error: KnownError, *, request_id: str | None) -> dict[str, Any]:
-    """Describe an error of the project; its message goes to the caller."""
+    """Describe an error of Nunatak; its message goes to the caller."""
     return _problem(error.code, STATUS_OF[type(error)], _detail(error), request_id)
 
 
@@ -135,14 +135,14 @@ def problem_of_invalid(error: RequestValidationError, *, request_id: str | None)
 
 
 def problem_response(scope: Scope, error: KnownError) -> Response:
-    """Answer the request of a scope with an error of the project."""
+    """Answer the request of a scope with an error of Nunatak."""
     problem = problem_of(error, request_id=request_id_of(scope))
     return _response(problem, headers=headers_of(error))
 
 
 def _detail(error: KnownError) -> str:
     if isinstance(error, contract.InvalidNameError):
-        # What came is no name, and may be anything; nothing that was sent is repeated.
+        # The value is no name and may be anything, so the message does not repeat it.
         return f"{error.kind} must be {error.expected}"
     return str(error)
 
@@ -164,13 +164,14 @@ async def _answer_http_error(request: Request, error: HTTPException) -> Response
 
 
 async def _answer_unforeseen(request: Request, error: Exception) -> Response:
-    """Answer a failure that nobody foresaw; the transport logs where the failure came from.
+    """Answer an unexpected failure; the transport logs its origin.
 
-    The framework calls this outside of all layers, and sends nothing if an answer has begun.
+    The framework calls this function outside of all layers, and sends nothing if an answer has
+    begun.
     """
     request_id = request_id_of(request.scope)
     logger.error("request %s failed (%s)", request_id, type(error.__cause__ or error).__name__)
-    detail = "the server failed; its log tells more under the request id"
+    detail = "the server failed; its log has details under the request id"
     problem = _problem("internal_error", HTTPStatus.INTERNAL_SERVER_ERROR, detail, request_id)
     return _response(problem, headers={REQUEST_ID_HEADER: request_id} if request_id else None)
 
@@ -181,11 +182,11 @@ ANSWERS: Final[dict[Any, Callable[[Request, Any], Coroutine[Any, Any, Response]]
     **dict.fromkeys(KNOWN_ERRORS, _answer_known),
     Exception: _answer_unforeseen,
 }
-"""How the framework answers each failure: with a problem."""
+"""The framework's handlers, which answer each failure with a problem."""
 
 
 def error_items(errors: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """Say which fields are wrong and why; never what was in them."""
+    """Return the wrong fields and the reasons, and never the values."""
     return [
         {"location": _location(error["loc"]), "message": str(error["msg"])[:200]}
         for error in errors[:MAX_ERROR_ITEMS]
@@ -194,19 +195,19 @@ def error_items(errors: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
 
 def _location(path: Sequence[str | int]) -> str:
     if path[0] in PARAMETER_PLACES:
-        # Only parameters that a route has are looked at there.
+        # Outside of the body, only parameters of the route are checked.
         return ".".join(map(str, path))
     return ".".join(map(_step_in_body, path))
 
 
 def _step_in_body(step: str | int) -> str:
-    # Keys of the body are the caller's text too: only names that we gave are repeated.
+    # Keys of the body are also the caller's text, so only our own names are repeated.
     return str(step) if isinstance(step, int) or step in _our_names() else "?"
 
 
 @cache
 def _our_names() -> frozenset[str]:
-    """Return the body, the tags of its inputs, and every field there is."""
+    """Return the names that a message may repeat: the body, the tags of inputs, and all fields."""
     messages = [Message]
     for message in messages:
         messages += message.__subclasses__()
@@ -226,22 +227,22 @@ def _problem(code: str, status: HTTPStatus, detail: str, request_id: str | None)
 
 
 def headers_of(error: KnownError) -> dict[str, str]:
-    """Return what the caller's transport must know: when to retry, that the connection ends."""
+    """Return the headers for the caller's transport: the time of a retry, and the connection's end."""
     if isinstance(error, server.OverloadedError):
         return {"retry-after": str(error.retry_after_s)}
     if STATUS_OF[type(error)] is HTTPStatus.SERVICE_UNAVAILABLE:
         return {"retry-after": str(random.randint(*RETRY_AFTER_S))}  # noqa: S311 - no secret
     if isinstance(error, server.AccessError):
-        # Refused before the body was read; what is left of it must not keep the connection busy.
+        # Refused before the body was read. The rest of the body must not keep the connection busy.
         return _challenge(error) | {"connection": "close"}
     if isinstance(error, UNREAD_REST):
-        # What is left of the request is never read, so the connection cannot be used again.
+        # The rest of the request is never read, so the connection cannot be used again.
         return {"connection": "close"}
     return {}
 
 
 def _challenge(error: server.AccessError) -> dict[str, str]:
-    """Say which key is asked for, if one would help (RFC 6750, section 3)."""
+    """Return the header that asks for a key, if a key would help (RFC 6750, section 3)."""
     realm = 'Bearer realm="nunatak"'
     match error:
         case server.InsufficientScopeError(scope=scope):

@@ -101,4 +101,4 @@ async def pin_at_start(
         try:
             await pin(await resolve(reference))
         except KNOWN_ERRORS as error:
-            logger.error("%s is not pinned: %s", reference, error)  # noqa: TRY400 - no bug of ours
+            logger.error("%s is not pinned: %s", reference, error)  # noqa: TRY400 - an error of the version
