@@ -37,9 +37,9 @@ BEYOND_SCHEMAS = {
 }
 """Refusals that no schema expresses: limits of settings, rules between fields, kinds of tasks."""
 BEYOND_NEIGHBOURS_SCHEMAS = re.compile(
-    # A tensor's shape, its data and the other tensors of the request speak of each other.
+    # A tensor's shape, its data and the other tensors of the request depend on each other.
     r"a tensor of \d+ texts has shape "
-    r"|every input tensor must come once"
+    r"|every input tensor must occur once"
     r"|inputs must be the tensors "
     r"|all input tensors must have as many elements"
     r"|query must have one element"

@@ -29,7 +29,10 @@ from nunatak_training import TaskKind, all_settings
         (("--layers", "1", "--frozen", "1"), "give one of them"),
         (("--method", "magic"), "method must be one of topk, head"),
         (("--kind", "poem"), "--kind must be one of single-label, multi-label"),
-        (("--set", "regularizer.rate=0.1"), "regularizer.rate needs regularizer.name"),
+        (
+            ("--set", "regularizer.rate=0.1"),
+            "regularizer.rate belongs to a regularizer and needs regularizer.name",
+        ),
     ],
 )
 def test_settings_that_do_not_fit_are_refused_before_anything_is_read(

@@ -278,7 +278,7 @@ def test_cap_below_the_documents_of_a_query_is_refused(cut: Cut) -> None:
     examples = ExampleSet(examples=RANKED)
     ranked = replace(DATA, kind=TaskKind.RANKING, train=examples, dev=examples)
 
-    with pytest.raises(TooFewExamplesError, match="at most 4 examples holds none"):
+    with pytest.raises(TooFewExamplesError, match="at most 4 examples is empty"):
         cut_data(ranked, cut)
 
 
