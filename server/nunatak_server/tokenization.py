@@ -26,7 +26,7 @@ from nunatak_server.inputs import TaskInput, strings_in, texts_to_read
 
 
 class FairSemaphore:
-    """A semaphore that serves callers in turn; belongs to the event loop thread.
+    """A semaphore that serves callers in turn; only the event loop thread may use it.
 
     A caller that gives a slot back goes behind all callers that wait (round-robin, Nagle 1987). A
     new caller therefore waits for at most one slot of each other caller. The requests of one caller
@@ -57,7 +57,7 @@ class FairSemaphore:
             await turn
         except asyncio.CancelledError:
             if not turn.cancelled():
-                # The slot came in the moment of the cancellation.
+                # The slot arrived at the moment of the cancellation.
                 self._leave(caller)
             raise
 
@@ -86,11 +86,13 @@ class FairSemaphore:
 
 
 MAX_DEFAULT_STRIDE = 128
-"""The value of the reference implementation of BERT for SQuAD (Devlin et al. 2019)."""
+"""Default stride of contexts, from BERT's reference implementation for SQuAD (Devlin et al.
+2019)."""
 
 MAX_CHARS_ON_LOOP: Final = 512
-"""Sum over all texts and readings. To encode so many takes at most a third of a millisecond, and a
-thread needs nearly as long for the hand-over. More would block the event loop."""
+"""Most characters, over all texts and readings, that the event loop encodes. This takes at most a
+third of a millisecond. The hand-over to a thread would take nearly as long. More would block the
+event loop."""
 
 MAX_CHARS_A_CHUNK: Final = 4096
 """Characters of one chunk; a longer text is a chunk of its own. A chunk takes about two
@@ -101,7 +103,7 @@ Encodings = tuple[Encoding, ...]
 
 
 class Encoder(Protocol):
-    """FairQueue texts into tokens; several threads may call it at once."""
+    """Turns texts into tokens; several threads may call it at once."""
 
     def encode(self, inputs: Sequence[TextInput], *, max_length: int) -> list[Encoding]:
         """Tokenize and truncate each input."""
@@ -133,10 +135,10 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
-    """How much of one input is read, over all windows and documents; lengths are in tokens."""
+    """The lengths read of one input, over all windows and documents, in tokens."""
 
     num_tokens: int
-    """Tokens with special tokens; tokens in several windows count once."""
+    """Tokens that are read, with special tokens; tokens in several windows count once."""
     num_left_out: int
     """Tokens that are not read, because the text is cut."""
     is_windowed: bool
@@ -149,7 +151,7 @@ class Extent:
 
 
 def extent_of(encodings: Encodings) -> Extent:
-    """Return how much of an input its encodings cover."""
+    """Return the lengths of an input that its encodings cover."""
     parts = [encoding.part for encoding in encodings]
     total = sum(encoding.num_tokens for encoding in encodings)
     return Extent(
@@ -216,7 +218,10 @@ class _Piece:
 
 
 class Tokenization:
-    """Encodes short texts at once and all others on threads; belongs to the event loop thread."""
+    """Encodes short texts at once and all others on threads.
+
+    Only the event loop thread may use it.
+    """
 
     def __init__(self, encoder: Encoder, *, num_threads: int) -> None:
         self._encoder = encoder

@@ -227,7 +227,7 @@ def _problem(code: str, status: HTTPStatus, detail: str, request_id: str | None)
 
 
 def headers_of(error: KnownError) -> dict[str, str]:
-    """Return the headers for the caller's transport: the time of a retry, and the connection's end."""
+    """Return the headers for the caller's transport: the time of a retry, the connection's end."""
     if isinstance(error, server.OverloadedError):
         return {"retry-after": str(error.retry_after_s)}
     if STATUS_OF[type(error)] is HTTPStatus.SERVICE_UNAVAILABLE:

@@ -1,4 +1,4 @@
-"""How a shadow compares with the version that answers.
+"""Comparison of a shadow with the answering version.
 
 `compare_outputs` compares two outputs for one input. `Reports` adds the comparisons up for each
 pair of versions, on this server since its start.
@@ -19,9 +19,9 @@ from nunatak_server.outputs.outputs import Output, PredictionOptions
 from nunatak_server.residency.resident_set import VersionKey, key_of
 
 FULL_OPTIONS: Final = PredictionOptions(entities=EntityOptions(ignored_labels=frozenset()))
-"""All that a head can output: a score for each label, a label for each token."""
+"""Options for full outputs: a score for each label, a label for each token."""
 CHOSEN_FROM: Final = 0.5
-"""The score from which a label counts as chosen, where several labels may apply."""
+"""The score from which a label counts as chosen, if several labels may apply."""
 
 Name = TypeVar("Name", str, int, tuple[int, int])
 Place = tuple[int, int]
@@ -33,7 +33,7 @@ class Comparison:
     """The agreement of two answers to one input."""
 
     agreement: float
-    """From 0 to 1: 1 for equal answers; for token labels the share of tokens with equal labels."""
+    """1 for equal answers, else 0; for token labels the share of tokens with equal labels."""
     drifts: tuple[float, ...]
     """Absolute differences of the scores."""
 
@@ -48,9 +48,9 @@ def compare_outputs(
 ) -> Comparison:
     """Compare two outputs made with `FULL_OPTIONS` by heads of one kind and problem.
 
-    Two answers are equal if they have the same best label, the same chosen labels (where several
-    may apply), values at most `tolerance` apart (regression), the same best span, or the same first
-    document. A label that one version lacks has the score 0 there.
+    The kind of head decides when two answers are equal: the same best label, the same chosen labels
+    (if several may apply), values at most `tolerance` apart (regression), the same best span, or
+    the same first document. A label that one version lacks has the score 0 there.
     """
     match head.kind:
         case HeadKind.SEQUENCE_CLASSIFICATION:
@@ -148,7 +148,7 @@ Pair = tuple[VersionKey, VersionKey]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShadowReport:
-    """How one shadow compares with one version. Counts are of inputs."""
+    """The comparison of one shadow with one version. Counts are inputs."""
 
     compared: int = 0
     agreement: float | None = None
@@ -159,7 +159,8 @@ class ShadowReport:
     """The mean over all scores of the compared inputs."""
     max_drift: float | None = None
     drift_counts: tuple[int, ...] = (0,) * (len(DRIFT_BOUNDS) + 1)
-    """Inputs by the largest drift of their scores: one count for each bound, one above."""
+    """Number of inputs by the largest drift of their scores: one count for each bound, one
+    above."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -191,7 +192,7 @@ def pair_of(answered: TaskManifest, shadow: TaskManifest) -> Pair:
 
 
 class Reports:
-    """Adds up comparisons by pair; belongs to the event loop thread."""
+    """Adds up comparisons by pair; only the event loop thread may use it."""
 
     def __init__(self) -> None:
         self._tallies = LRUCache[Pair, _Tally](MAX_PAIRS)

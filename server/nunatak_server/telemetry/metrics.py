@@ -226,7 +226,7 @@ class TrunkCacheCollector(Collector):
         self._stats = stats
 
     def collect(self) -> Iterable[Metric]:
-        """Yield all metrics of the cache, as of now."""
+        """Yield all present metrics of the cache."""
         stats = self._stats()
         counters = (
             ("hits", "Trunk states that were read", stats.hits),
