@@ -1,6 +1,6 @@
-"""What holds in every test: the marker is the folder, and nothing reaches the network.
+"""Rules of every test: the marker is the folder, and nothing reaches the network.
 
-Tests of the model check the shape of each tensor that a function of the model takes or gives.
+Tests of the model check the shape of each tensor in the arguments and results of its functions.
 """
 
 import os
@@ -38,7 +38,7 @@ def _modules_with_shapes() -> list[str]:
     ]
 
 
-# Before the first import of the model: what is imported already is not checked.
+# Set before the first import of the model, because modules imported earlier are not checked.
 jaxtyping.install_import_hook(_modules_with_shapes(), "beartype.beartype")
 
 

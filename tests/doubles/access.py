@@ -45,7 +45,7 @@ def add_key(
 
 @cache
 def access_by_route() -> Mapping[tuple[str, str], Access | None]:
-    """What each route of the server asks of its callers, by verb and template; None is nothing."""
+    """The permission that each route needs, by verb and template; None for public routes."""
     app = create_app(ServerSettings(registry="nowhere"))
     return {
         (verb, route.path_format): route.needed

@@ -13,7 +13,7 @@ from doubles.raw_request import CANARY, END, GOOD_BODY, PREDICT, PREDICT_MANY, R
 
 
 def corpus(*, seed: int, num_mutations: int) -> list[RawRequest]:
-    """Return every written request, and so many random changes of good ones."""
+    """Return every written request, and a number of random changes of good requests."""
     written = (
         bad_json(),
         bad_text(),

@@ -54,7 +54,7 @@ class _Stub:
 
 @contextlib.contextmanager
 def freezing_server(*, freeze_at_s: float, freeze_s: float) -> Generator[str]:
-    """Its address; the freeze begins so long after the first request."""
+    """Yield the server's address; the freeze begins `after_s` seconds after the first request."""
     stub = _Stub(freeze_at_s=freeze_at_s, freeze_s=freeze_s)
     thread = threading.Thread(target=stub.loop.run_until_complete, args=(stub.run(),))
     thread.start()

@@ -140,5 +140,5 @@ class _Exchange(BaseHTTPRequestHandler):
 
 
 def _blob_id(data: bytes) -> str:
-    """As git names a file's content."""
+    """Return git's name of a file's content."""
     return hashlib.sha1(b"blob %d\x00" % len(data) + data).hexdigest()  # noqa: S324 - git's choice

@@ -24,7 +24,7 @@ class Mortal(RecordingReport):
 
 
 class EveryTime(Checkpoint):
-    """Is always due, and so holds the last point that the loop asked at."""
+    """A checkpoint that is always due, and so holds the last point of the loop."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, interval=0.0, clock=lambda: 0.0)

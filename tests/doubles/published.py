@@ -287,7 +287,7 @@ def _adapted_output(block: nn.Module) -> Callable[..., Tensor | tuple[Tensor, ..
 
 
 def _blocks(method: Lora, width: int) -> Tensor:
-    """Ones where query, key or value, as far as they are targets, read their own third."""
+    """Ones where the targets among query, key and value read their own third."""
     mask = torch.zeros(3 * width, 3 * method.rank)
     for part, target in enumerate(FUSED):
         if target in method.targets:

@@ -79,7 +79,7 @@ def place_of(address: str) -> tuple[str, int]:
 async def send_all(
     address: str, requests: Sequence[RawRequest], *, limit_s: float, at_once: int = 100
 ) -> list[Received]:
-    """Send each request on a connection of its own, so many at a time."""
+    """Send each request on its own connection, several at a time."""
     places = asyncio.Semaphore(at_once)
 
     async def send(request: RawRequest) -> Received:

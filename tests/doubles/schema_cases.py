@@ -1,6 +1,6 @@
 """Requests that the schema allows or forbids, and a check that a server treats them so.
 
-schemathesis makes the requests and checks them as far as it can. This file adds the rest.
+schemathesis makes the requests and checks most rules. This file checks the others.
 """
 
 # schemathesis annotates its public names in parts only.
@@ -140,7 +140,7 @@ class Trial:
         return f"{self.method} {self.path} {self.mode.value}"
 
     def each(self, try_one: Callable[[Case[Any]], None], *, num_examples: int) -> None:
-        """Call with so many requests, or as many as there are; always the same ones."""
+        """Call with at most `count` requests, always the same requests."""
         operation = SCHEMA[self.path][self.method]
         known = {name: value for name, value in KNOWN.items() if f"{{{name}}}" in self.path}
         strategy = operation.as_strategy(generation_mode=self.mode)

@@ -94,7 +94,7 @@ BEHAVIOURS: tuple[Behaviour, ...] = (_idle, _half_head, _half_body, _drip, _drip
 
 @asynccontextmanager
 async def slow_clients(address: str, count: int) -> AsyncGenerator[set[asyncio.Task[None]]]:
-    """Open so many slow connections; each is opened again when the server closes it."""
+    """Open `count` slow connections; each is opened again when the server closes it."""
     tasks = {
         asyncio.create_task(_keep_slow(address, BEHAVIOURS[index % len(BEHAVIOURS)]))
         for index in range(count)
@@ -109,10 +109,10 @@ async def slow_clients(address: str, count: int) -> AsyncGenerator[set[asyncio.T
 
 @contextmanager
 def slow_process(address: str, count: int) -> Generator[None]:
-    """Keep so many slow connections from a process of their own, which takes no time from ours.
+    """Keep `count` slow connections from another process, which takes no time of this process.
 
     Raises:
-        RuntimeError: at the end, some connections could not be opened again.
+        RuntimeError: some connections could not be opened again.
     """
     context = get_context("spawn")
     ours, theirs = context.Pipe()

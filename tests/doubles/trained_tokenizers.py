@@ -36,7 +36,7 @@ PIECES = (
 
 
 class TokenizerFamily(StrEnum):
-    """Whose tokenizer it is."""
+    """The family of the tokenizer."""
 
     BERT = "bert"
     ROBERTA = "roberta"

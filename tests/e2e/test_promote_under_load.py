@@ -86,7 +86,7 @@ async def flip(client: httpx.AsyncClient, done: asyncio.Event) -> int:
     return num_flips
 
 
-async def test_every_answer_is_that_of_the_version_it_names(
+async def test_every_answer_matches_the_version_it_names(
     server: ServerProcess, backbone: Backbone
 ) -> None:
     async def scenario() -> tuple[list[tuple[int, str, dict[str, float]]], int]:

@@ -1,4 +1,4 @@
-"""A registry restored from a backup while a real server answers: what it does not name is gone."""
+"""A registry is restored from a backup while a real server answers: later versions are gone."""
 
 import asyncio
 import time
@@ -27,14 +27,14 @@ TEXT = "where is my parcel?"
 SEEDS = {"old": 11, "lost": 22, "new": 33}
 NUM_CALLERS = 4
 NOTICED_WITHIN_S = 1.0
-"""What docs/registry.md promises."""
+"""The promise of docs/registry.md."""
 WATCHED_S = 0.5
 NEVER_MS = 600_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """One answer: when it was asked for, what it says it is, and what it was computed by."""
+    """One answer: its time, the version it names, and the version that computed it."""
 
     asked_at: float
     version: int
@@ -125,7 +125,7 @@ def serve_and_restore(
 
 
 def stale(seen: list[Seen], restored_at: float) -> list[Seen]:
-    """Return the answers of what the registry had ceased to name when they were asked for."""
+    """Return the answers of versions that the registry did not have at the time of the request."""
     return [
         it for it in seen if it.content == "lost" and it.asked_at > restored_at + NOTICED_WITHIN_S
     ]

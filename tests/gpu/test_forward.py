@@ -54,7 +54,7 @@ def expected_answers(twins: list[Twin], questions: list[Question]) -> list[Tenso
     return [twins[it.task].expected(it.encoding) for it in questions]
 
 
-def test_float32_answers_are_those_of_the_published_models(folder: Path, twins: list[Twin]) -> None:
+def test_float32_answers_match_the_published_models(folder: Path, twins: list[Twin]) -> None:
     on_device = served(folder, [twin.branch for twin in twins], dtype=torch.float32)
     questions = random_questions(0, len(twins))
 
@@ -64,7 +64,7 @@ def test_float32_answers_are_those_of_the_published_models(folder: Path, twins: 
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_bfloat16_answers_are_as_near_as_those_of_torchs_own_kernels(
+def test_bfloat16_answers_are_as_near_as_in_torchs_own_kernels(
     seed: int, folder: Path, twins: list[Twin], fast: Served
 ) -> None:
     questions = random_questions(seed, len(twins))

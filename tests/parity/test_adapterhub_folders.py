@@ -103,7 +103,7 @@ def test_sizes_that_differ_become_the_largest(backbones: dict[str, Backbone]) ->
     assert imported.spec.method.size == 5
 
 
-def test_head_and_labels_are_those_of_the_folder(backbones: dict[str, Backbone]) -> None:
+def test_head_and_labels_match_the_folder(backbones: dict[str, Backbone]) -> None:
     tags = import_adapterhub(FOLDERS / "roberta-pfeiffer", backbones["roberta"])
     several = import_adapterhub(FOLDERS / "bert-houlsby-multi-label", backbones["bert"])
     number = import_adapterhub(FOLDERS / "bert-attention-alone", backbones["bert"])

@@ -13,7 +13,7 @@ from nunatak_server.outputs.entities import window_of
 
 QUESTION = "Who wrote it?"
 CONTEXTS = [text for text in random_texts(24, seed=5, longest=20) if not text.isspace()]
-# No word stands twice here: the pipeline adds up what has one text, wherever that stands.
+# Every word occurs once, because the pipeline adds up answers with equal texts at different places.
 PLAIN = "Ada Lovelace's report (London, 1843) said: où est, 東京 and 🙂."
 RANDOM, SURE = 3.0, 12.0
 """How large logits are: the larger, the surer the best pair of tokens."""
@@ -91,7 +91,7 @@ def assert_equal(one: Asked, *, tolerance: float = 1e-9) -> None:
 @pytest.mark.parametrize("max_answer_len", [1, 15])
 @pytest.mark.parametrize("may_have_no_answer", [False, True])
 @pytest.mark.parametrize("max_length", [48, 512], ids=["windows", "whole"])
-def test_the_best_answer_is_that_of_the_pipeline(
+def test_the_best_answer_matches_the_pipeline(
     family: TokenizerFamily, max_answer_len: int, *, may_have_no_answer: bool, max_length: int
 ) -> None:
     num_equal = 0
@@ -113,7 +113,7 @@ def test_the_best_answer_is_that_of_the_pipeline(
 
 @pytest.mark.parametrize("family", TokenizerFamily)
 @pytest.mark.parametrize("top_k", [1, 3])
-def test_sure_answers_of_whole_words_are_those_of_the_pipeline(
+def test_sure_answers_of_whole_words_match_the_pipeline(
     family: TokenizerFamily, top_k: int
 ) -> None:
     for one in asked(family, [PLAIN] * 20, scale=SURE, top_k=top_k, align_to_words=True):
@@ -121,7 +121,7 @@ def test_sure_answers_of_whole_words_are_those_of_the_pipeline(
 
 
 @pytest.mark.parametrize("family", TokenizerFamily)
-def test_whole_words_are_those_of_the_pipeline_if_it_looks_at_all_pairs(
+def test_whole_words_match_the_pipeline_if_it_looks_at_all_pairs(
     family: TokenizerFamily,
 ) -> None:
     for one in asked(

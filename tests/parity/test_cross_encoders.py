@@ -75,7 +75,7 @@ def test_documents_are_ranked_and_scored_as_the_cross_encoder_does(
     factory: TwinFactory, tmp_path: Path, release: int, activation: str | None
 ) -> None:
     folder = saved(factory, tmp_path / "it", release=release, activation=activation)
-    # Release 2 writes nothing that tells a cross-encoder, where no activation was chosen.
+    # Without a chosen activation, release 2 writes no mark of a cross-encoder.
     is_silent = release == 2 and activation is None
     choices = ImportChoices(logit_use=LogitUse.RANKING if is_silent else None)
 
@@ -117,7 +117,7 @@ def test_an_exported_ranking_ranks_there_as_here(
     check_rank(exported, ours)
 
 
-def test_the_longest_pair_is_that_of_the_folder(factory: TwinFactory, tmp_path: Path) -> None:
+def test_the_longest_pair_matches_the_folder(factory: TwinFactory, tmp_path: Path) -> None:
     folder = saved(factory, tmp_path / "it", release=6, activation=SIGMOID)
     edit(folder / "tokenizer_config.json", {"model_max_length": 30})
     assert import_transformers(folder, factory.backbone).max_length == 30

@@ -1,4 +1,4 @@
-"""peft's folders here and ours there: the same logits, whatever the adapter adapts."""
+"""peft's folders here and our folders in peft: the same logits, for every kind of adapter."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -186,8 +186,8 @@ def test_an_adapter_answers_alike_in_peft_imported_and_exported_back(
             folder / "theirs",
             meaning=meaning,
         )
-        # peft saves overlapping patterns in another order than it was given, so that only what it
-        # loads again is what the folder says.
+        # peft saves overlapping patterns in another order, so only a reloaded model matches the
+        # folder.
         theirs = base.load(folder / "theirs", task_type, num_labels)
     except (RuntimeError, TypeError, ValueError):
         assume(condition=False)  # an adapter of nothing, or one that peft cannot load itself

@@ -1,4 +1,4 @@
-"""What the documents say is so."""
+"""The documents are true."""
 
 import re
 import shlex
@@ -74,7 +74,7 @@ def exchange_errors() -> list[type[ArtifactError]]:
 
 
 def documented_access() -> dict[tuple[str, str], str]:
-    """What each route needs, by verb and template, as the table of docs/http.md says."""
+    """The scope of each route, by verb and template, in the table of docs/http.md."""
     found = dict[tuple[str, str], str]()
     rows = re.findall(
         r"^\| (nothing|`\w+`(?:, all tasks)?) \| (`[A-Z]+ /.*) \|$", HTTP, re.MULTILINE

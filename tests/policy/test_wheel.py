@@ -1,4 +1,4 @@
-"""What leaves the repository."""
+"""The content of the wheel."""
 
 import ast
 import subprocess

@@ -1,4 +1,4 @@
-"""Processes that publish and promote on one store; what they were told must fit one history."""
+"""Processes publish and promote on one store; the replies must fit one history."""
 
 import json
 import random
@@ -21,7 +21,7 @@ START_LIMIT_S = 120
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What one call was told. Times are of the clock that all processes of a machine share."""
+    """The reply to one call. Times come from the clock that all processes of a machine share."""
 
     worker: int
     kind: str
@@ -42,7 +42,7 @@ def race(
     seed: int,
     mutant: Mutant | None = None,
 ) -> Tally:
-    """Run workers against one store; hold their replies against what the store says in the end."""
+    """Run workers against one store; compare their replies with the final store."""
     tally = Tally(campaign=f"{num_workers} processes x {operations} operations", seed=seed)
     Registry.open(location).close()
     context = get_context("spawn")

@@ -42,7 +42,7 @@ class Calls(IntFlag):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """What happens at the `nth` counted call below `folder`: `error`, or a kill where it is 0."""
+    """The fault at the `nth` counted call below `folder`: `error`, or a kill if `error` is 0."""
 
     folder: str
     nth: int = 0
@@ -54,7 +54,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
-    """How a life ended, and what it had done."""
+    """The end of a life, and its finished operations."""
 
     acknowledged: int
     """How many of its operations were acknowledged."""
@@ -179,7 +179,7 @@ def _hang(status: int) -> str | None:
 
 
 def after_seconds(seconds: float) -> Callable[[], None]:
-    """Return what ends a life at a moment that has nothing to do with what it is doing."""
+    """Return a function that ends a life at a random moment."""
     return lambda: time.sleep(seconds)
 
 

@@ -1,4 +1,4 @@
-"""A process that has imported everything and forks a child for each life it is told to live.
+"""A process that has imported everything and forks a child for each requested life.
 
 Reads one JSON life per line. Prints `pid N`, what the child prints, and `over` at its end; after
 one more line of input it buries the child and prints `status N`.
@@ -59,7 +59,7 @@ def live(life: Mapping[str, Any]) -> int:
     except RegistryError as error:
         os.write(log, f"! {error.code}: {error}\n".encode())
         return FAILED
-    except BaseException as error:  # noqa: BLE001 - whatever it is, the driver must learn of it
+    except BaseException as error:  # noqa: BLE001 - the driver must learn of every error
         os.write(log, f"? {type(error).__name__}: {error}\n".encode())
         return BROKEN
     finally:

@@ -66,7 +66,7 @@ def launch_all(every: list[Attack], watched: Path) -> tuple[Tally, float]:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """Return every path below a folder with a digest of what is there."""
+    """Return every path below a folder with a digest of its content."""
     return {
         str(path.relative_to(folder)): (
             hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "no file"
@@ -80,7 +80,7 @@ def _outcome(attack: Attack) -> str:
         attack.launch()
     except REFUSALS as error:
         return error.code
-    except Exception as error:  # noqa: BLE001 - the campaign counts whatever comes
+    except Exception as error:  # noqa: BLE001 - the campaign counts every error
         return f"{type(error).__name__}: {error}"
     return "accepted"
 

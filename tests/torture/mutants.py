@@ -115,7 +115,7 @@ class BlindFiles(LocalFiles):
 
 
 class TrustingBlobs(BlobStore):
-    """Returns whatever bytes are there."""
+    """Returns the stored bytes without a check."""
 
     def __init__(self, files: Files) -> None:
         super().__init__(files)

@@ -1,4 +1,4 @@
-"""What is done to a registry under torture, and a plain model of what must come of it."""
+"""The operations on a registry under torture, and a plain model of their results."""
 
 import random
 from collections.abc import Iterator
@@ -67,7 +67,7 @@ class TaskState:
 
 @dataclass
 class State:
-    """What a registry must hold. Applies operations by the laws that the documents state."""
+    """The expected content of a registry. Operations follow the laws of the documents."""
 
     tasks: dict[str, TaskState] = field(default_factory=lambda: {t: TaskState() for t in TASKS})
 
@@ -97,7 +97,7 @@ class State:
         return state
 
     def observable(self) -> dict[str, object]:
-        """Return what a reader can see."""
+        """Return the content for a reader."""
         return {
             name: (
                 dict(sorted(task.versions.items())),
@@ -151,7 +151,7 @@ def plan(source: random.Random, start: State, length: int) -> list[tuple[Operati
 
 
 def observe(registry: Registry) -> dict[str, object]:
-    """Return what the registry shows; reads every blob, so a dangling version raises."""
+    """Return the content of a registry. Every blob is read, so a dangling version raises."""
     seen: dict[str, object] = {}
     for summary in registry.tasks():
         manifests = registry.versions(summary.name)

@@ -24,7 +24,7 @@ PRELUDE = fixed(
     Operation(kind="publish", number=3),
     Operation(kind="delete", number=3),
 )
-"""What every store holds before the fault, with a deleted version for the collector."""
+"""The content of every store before the fault, with a deleted version for the collector."""
 
 OPERATIONS: dict[str, Operation] = {
     "publish": Operation(kind="publish", number=5),
@@ -141,7 +141,7 @@ def sampled(cases: Iterable[Case], number: int, seed: int) -> list[Case]:
 
 
 def undurable(trace: Sequence[tuple[str, str]]) -> list[str]:
-    """Return what a power loss could take although the index says that it is there.
+    """Return the files that a power loss could take although the index names them.
 
     Law: before the first write to the index of the transaction that names a blob, the blob's bytes
     were synced before its rename, and its folder after it; and after the journal of that

@@ -1,11 +1,11 @@
-"""What a campaign did and found, in one line."""
+"""The counts of a campaign, in one line."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass
 class Tally:
-    """Counts of one campaign; all but `injected` and `survived` must stay zero."""
+    """Counts of one campaign. All counts except `injected` and `survived` must stay zero."""
 
     campaign: str
     seed: int

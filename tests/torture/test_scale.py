@@ -4,7 +4,7 @@ from pathlib import Path
 
 from torture.scale import fill, measure
 
-# Far above the goal of 20 ms, which `make torture` measures: other processes run beside this one.
+# Far above the goal of 20 ms, which `make torture` measures: other processes run at the same time.
 LIMIT_MS = 400
 
 

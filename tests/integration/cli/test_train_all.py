@@ -1,4 +1,4 @@
-"""Many tasks of one file: each published, whatever becomes of the others."""
+"""Many tasks of one file: each is published, even if others fail."""
 
 import json
 from pathlib import Path

@@ -31,7 +31,7 @@ HEALTH = {
 }
 PUBLIC = {*HEALTH, "/", "/docs", "/page/{name}"}
 NEIGHBOURS = ("/tei/", "/v2", "/v1/embeddings", "/v1/models")
-"""Whose failures have shapes of their own, without our codes."""
+"""Routes of other protocols, whose failures have their own shapes without our codes."""
 VERBS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "FOO")
 HOSTS = ("test", "", "localhost", "evil.example/livez?", "x@y", "/livez", "[::1", "a b", "\u00e9")
 QUERY: dict[str, Any] = {"inputs": "where is it?"}
@@ -73,7 +73,7 @@ BODIES: dict[tuple[str, str], list[Any]] = {
     ("POST", "/v2/models/{task}/infer"): [TENSORS, {}],
     ("POST", "/v2/models/{task}/versions/{version}/infer"): [TENSORS, {}],
 }
-"""What is sent to each route that names a task; a new route must be added here."""
+"""The bodies for each route that names a task; a new route must be added here."""
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +168,7 @@ async def test_without_a_key_no_verb_of_any_route_does_anything(
     ],
     ids=lambda sent: repr(sent[0][:12]),
 )
-async def test_whatever_is_no_key_is_unauthenticated(
+async def test_anything_but_a_key_is_unauthenticated(
     backbone: Backbone, registry: Registry, keys: Path, sent: list[bytes]
 ) -> None:
     async with keyed_client(backbone, registry, keys) as client:
@@ -254,7 +254,7 @@ def seen(answer: httpx.Response) -> tuple[int, dict[str, str], bytes]:
     return answer.status_code, headers, answer.content.replace(UNKNOWN.encode(), HIDDEN.encode())
 
 
-async def test_a_task_of_another_cannot_be_told_from_one_that_is_not_there(
+async def test_a_hidden_task_and_a_missing_task_look_equal(
     backbone: Backbone, registry: Registry, keys: Path
 ) -> None:
     """On every route that names a task, with right and wrong versions, aliases and bodies."""
@@ -303,7 +303,7 @@ async def test_a_fan_out_answers_for_own_tasks_as_if_there_were_no_others(
                 assert ["outputs" in result for result in results] == [True] * len(own) + [False]
 
 
-async def test_the_answers_to_a_tenant_are_those_of_an_open_server(
+async def test_the_answers_to_a_tenant_match_an_open_server(
     backbone: Backbone, registry: Registry, keys: Path
 ) -> None:
     headers = add_key(keys, "tenant", tasks=["to*"], scopes=[Scope.PREDICT])

@@ -1,4 +1,4 @@
-"""Every kind of head over HTTP: alone, together in one batch, and refused what it cannot answer."""
+"""Every kind of head over HTTP: alone, together in one batch, and with inputs to refuse."""
 
 import asyncio
 from collections.abc import Generator

@@ -1,6 +1,6 @@
 """Texts of more tokens than a task reads at once: in windows, refused or cut, and never silently.
 
-The oracle reads each window alone and combines what they say in plain loops.
+The oracle reads each window alone and combines the outputs in plain loops.
 """
 
 import asyncio

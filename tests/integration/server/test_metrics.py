@@ -1,4 +1,4 @@
-"""What `/metrics` shows, what documents and dashboard say of it, and what it never shows."""
+"""The content of `/metrics`, its documents and dashboard, and its secrets."""
 
 import asyncio
 import itertools
@@ -37,7 +37,7 @@ def parsed(text: str) -> dict[str, Metric]:
 
 @pytest.fixture(scope="module")
 def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Metric]:
-    """What a server shows that has answered, refused, evicted, and seen an alias move."""
+    """The metrics of a server after answers, refusals, an eviction and a move of an alias."""
     backbone = tiny_backbone()
 
     async def scenario(registry: Registry) -> str:
@@ -204,7 +204,7 @@ def test_queries_name_only_labels_that_exist() -> None:
     assert by - known <= {"le", "instance"}
 
 
-def test_panels_of_the_dashboard_lie_beside_each_other() -> None:
+def test_panels_of_the_dashboard_lie_next_to_each_other() -> None:
     panels = dashboard()["panels"]
     cells = [
         (panel["gridPos"]["x"] + x, panel["gridPos"]["y"] + y)

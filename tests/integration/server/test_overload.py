@@ -83,10 +83,9 @@ async def test_a_task_that_heavy_flows_the_queue_is_refused_and_another_is_not(
 def full_server(
     backbone: Backbone, registry: Registry, *tasks: str
 ) -> Generator[tuple[str, socket.socket]]:
-    """Run a server on which tasks, or one with its share, take what room there is.
+    """Run a server whose queue, or one caller's share of it, is full; also yield a new connection.
 
-    Yields a new connection to it, too. At the end what is queued is computed, and has to be
-    answered.
+    At the end the queued rows are computed, and must be answered.
     """
     tasks = tasks or ("tone", "tone")
     settings = make_settings(max_queued_requests=3)

@@ -46,13 +46,13 @@ def versions(registry: Registry, backbone: Backbone) -> list[TaskManifest]:
 
 
 def room_for(count: float, version: TaskManifest, backbone: Backbone) -> ServerSettings:
-    """Settings whose budget holds so many versions of one size."""
+    """Settings whose budget holds `count` versions of one size."""
     size = size_in_memory(version, dtype=backbone.dtype)
     return make_settings(task_memory_bytes=int(count * size))
 
 
 def oracle_of(registry: Registry, versions: list[TaskManifest], backbone: Backbone) -> Oracle:
-    """Logits of every version for every text, each computed with nothing beside it."""
+    """Logits of every version for every text, each computed alone."""
     found: Oracle = {}
     for manifest in versions:
         branch = load_task(manifest, registry.read_blob(manifest), backbone).branch
@@ -65,7 +65,7 @@ def oracle_of(registry: Registry, versions: list[TaskManifest], backbone: Backbo
 
 
 def differs(answer: dict[str, Any], text: str, oracle: Oracle) -> bool:
-    """Tell whether an answer is another than that of the version it names."""
+    """Return whether an answer differs from the answer of the version it names."""
     expected = oracle[answer["task"], answer["version"], text]
     given = {item["label"]: item["score"] for item in answer["outputs"]}
     return given.keys() != expected.keys() or any(
@@ -93,7 +93,7 @@ async def operate(client: httpx.AsyncClient, stop: asyncio.Event) -> int:
     raise AssertionError
 
 
-async def test_every_answer_is_that_of_the_version_it_names_whatever_operators_do(
+async def test_every_answer_matches_the_version_it_names_during_changes_by_operators(
     backbone: Backbone, registry: Registry, versions: list[TaskManifest]
 ) -> None:
     oracle = oracle_of(registry, versions, backbone)
@@ -207,7 +207,7 @@ async def test_an_evicted_version_leaves_nothing_behind(
 
 
 def num_branches() -> int:
-    """How many versions are in the memory of this process, whoever holds them."""
+    """The number of versions in the memory of this process."""
     gc.collect()
     return sum(type(each) is Branch for each in gc.get_objects())
 
@@ -232,7 +232,7 @@ def test_freed_memory_goes_back_to_the_operating_system() -> None:
 async def test_who_waits_for_a_version_in_memory_waits_no_longer_than_it_says(
     backbone: Backbone, registry: Registry, versions: list[TaskManifest]
 ) -> None:
-    """Nothing has moved then, and the load is there for whoever asks next."""
+    """No alias has moved then, and the next request finds the loaded version."""
     paths = {
         "/v1/tasks/task-0/preload": None,
         "/v1/tasks/task-1/pin": None,

@@ -1,4 +1,4 @@
-"""The schema tells the truth: what it allows and what it forbids, tried by schemathesis."""
+"""The schema is true: schemathesis tries what it allows and what it forbids."""
 
 from collections.abc import Generator
 from typing import Any

@@ -124,10 +124,10 @@ def test_a_key_comes_out_nowhere(
     assert secret not in "".join([*emitted, *(record.getMessage() for record in own)])
 
 
-async def test_a_failure_that_nobody_foresaw_is_told_without_its_words(
+async def test_an_unexpected_failure_is_answered_without_its_words(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Messages of exceptions quote what went wrong, which may be what was sent."""
+    """Messages of exceptions quote wrong values, which may come from a request."""
     caplog.set_level(logging.ERROR, "nunatak_server")
 
     async def fail(_: Request) -> Response:

@@ -1,4 +1,4 @@
-"""A real server, slow clients of every kind, and normal ones beside them."""
+"""A real server with slow clients of every kind, next to normal clients."""
 
 import asyncio
 import logging

@@ -22,7 +22,7 @@ METHODS: dict[str, Method] = {
 TEXTS = ["where is my parcel?", "hi", "one more text", "x" * 300]
 LABELS = ("calm", "urgent", "other")
 SEEDS = (1, 2)
-"""Of version 1 and version 2 of each task."""
+"""The methods of version 1 and version 2 of each task."""
 TOLERANCE = 1e-4
 
 

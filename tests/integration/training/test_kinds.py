@@ -47,7 +47,7 @@ GOALS = {
     TaskKind.QUESTION_ANSWERING: (Metric.SPAN_F1, 0.9),
     TaskKind.RANKING: (Metric.NDCG, 0.9),
 }
-"""What each kind is usually scored by, and what the toy task should reach."""
+"""The usual metric of each kind, and the score that the toy task should reach."""
 
 
 @pytest.fixture(name="backbone", scope="module")

@@ -1,4 +1,4 @@
-"""From a file of examples to a version that another process could load."""
+"""A file of examples becomes a version that another process can load."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -68,7 +68,7 @@ def settings(method: Method, data: Path, *, task: str = "toy") -> TrainSettings:
 def logits_of(
     manifest: TaskManifest, registry: Registry, backbone: Backbone, text: TextInput
 ) -> list[float]:
-    """What a server that knows only the registry and the backbone answers."""
+    """The answers of a server that has only the registry and the backbone."""
     spec = branch_spec(manifest.head, manifest.method)
     parameters = tensors_from_bytes(registry.read_blob(manifest))
     branch = build_branch(spec, backbone.config, parameters)
@@ -131,7 +131,7 @@ def test_backbone_is_loaded_where_the_recipe_says(
     assert outcome.manifest.recipe.settings["backbone"] == loaded.name
 
 
-def test_outcome_tells_scores_and_course(
+def test_outcome_has_scores_and_course(
     folder: Path, registry: Registry, backbone: Backbone
 ) -> None:
     report = RecordingReport()

@@ -21,7 +21,7 @@ from nunatak_registry import TaskNotFoundError
 
 
 class ForeignError(Exception):
-    """Has a code too, but is none of ours."""
+    """An error with a code, from another project."""
 
     code = "foreign"
 
@@ -44,7 +44,7 @@ def test_only_our_own_errors_have_a_code(error: Exception, code: str | None) -> 
     assert error_code(error) == code
 
 
-def test_failure_is_one_line_whatever_the_message_holds(
+def test_failure_with_any_message_is_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     print_failure("some_code", "first [bold]line\nsecond line " + "x" * 300)
@@ -78,7 +78,7 @@ def test_a_failure_of_hostile_words_is_printed_in_full(capsys: pytest.CaptureFix
 
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> Program:
-    """A program that fails in hostile words; what it changes in its process is changed back."""
+    """A program that fails in hostile words; its changes to the process are undone."""
     monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
     monkeypatch.setattr(logging.lastResort, "formatter", None)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)

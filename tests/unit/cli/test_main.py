@@ -44,7 +44,7 @@ def imported_by(statement: str) -> set[str]:
     return set(done.stderr.split())
 
 
-def test_version_is_that_of_the_distribution() -> None:
+def test_version_matches_the_distribution() -> None:
     assert nunatak("--version").stdout == f"nunatak {version('nunatak')}\n"
 
 

@@ -26,7 +26,7 @@ MISSING: JsonValue = {
 
 @dataclass
 class CannedServer:
-    """Answers each POST with `answer` and remembers what was asked."""
+    """Answers each POST with `answer` and remembers the requests."""
 
     url: str = ""
     answer: JsonValue = None

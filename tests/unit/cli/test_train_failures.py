@@ -1,4 +1,4 @@
-"""What is wrong with data or a run is one line that names it, and nothing is published."""
+"""An error in data or in a run is one line with its cause, and nothing is published."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Laws of what is sent when."""
+"""Laws of the requests and their times."""
 
 from collections import Counter
 from itertools import pairwise

@@ -32,7 +32,7 @@ def text(chance: random.Random, num_tokens: int) -> Encoding:
 
 
 def rows_of(backbone: Backbone, lengths: list[int], seed: int) -> list[Row]:
-    """Rows of these lengths for each method in turn; the tasks are those of the seed."""
+    """Rows of these lengths for each method in turn; the seed decides the tasks."""
     chance, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     rows = list[Row]()
     for index, length in enumerate(lengths):

@@ -15,7 +15,7 @@ FROZEN = tiny_backbone(num_layers=1).layers[0]
 
 
 @pytest.mark.parametrize("reads", AdapterInput)
-def test_adapters_and_their_gradients_are_those_of_the_plain_formula(reads: AdapterInput) -> None:
+def test_adapters_and_their_gradients_match_the_plain_formula(reads: AdapterInput) -> None:
     generator = torch.Generator().manual_seed(0)
     down, up = (
         Linear(weight=torch.randn(shape, generator=generator), bias=None)

@@ -1,4 +1,4 @@
-"""What a version says of itself in Markdown."""
+"""The task card of a version in Markdown."""
 
 import re
 from datetime import UTC, datetime

@@ -31,7 +31,7 @@ def fail_one_sync(monkeypatch: pytest.MonkeyPatch, *, of_folders: bool) -> None:
 
 
 @pytest.mark.parametrize("of_folders", [False, True], ids=["file", "folder"])
-def test_after_a_failed_sync_nothing_is_written_until_the_store_is_opened_anew(
+def test_after_a_failed_sync_nothing_is_written_until_the_store_is_opened_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, of_folders: bool
 ) -> None:
     with Registry.open(tmp_path) as registry:

@@ -14,11 +14,11 @@ LONG_S = 30.0
 
 
 class LateError(Exception):
-    """What is raised when the time is over."""
+    """The error when the time is over."""
 
 
 class WorkError(Exception):
-    """What the work itself raises."""
+    """The error of the work itself."""
 
 
 async def at_once() -> str:

@@ -58,7 +58,7 @@ def follow(turns: list[Turn]) -> Script:
     return script
 
 
-def test_each_change_is_told_once() -> None:
+def test_each_change_is_reported_once() -> None:
     found = follow([(7, "a"), (7, "a"), (8, "b"), (8, "b"), (8, "b"), (9, "c")])
 
     assert found.changes == [1, 3, 6]

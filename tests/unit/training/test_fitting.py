@@ -62,7 +62,7 @@ def trained(method: Method, backbone: Backbone, **changes: JsonValue) -> Trained
 def test_every_method_learns_a_separable_task(method: Method, backbone: Backbone) -> None:
     result = trained(method, backbone)
 
-    # Half is chance; what a frozen random encoder shows of a text allows for no more than this.
+    # One half is chance, and a frozen random encoder allows no higher score than this.
     assert result.scores[Metric.ACCURACY] >= 0.85
     assert result.history[-1].train_loss < result.history[0].train_loss
 
@@ -111,7 +111,7 @@ def test_recipe_metric_comes_first_and_accuracy_is_there_too(backbone: Backbone)
     assert list(result.scores) == [Metric.F1, Metric.ACCURACY]
 
 
-def test_scores_are_those_of_the_returned_parameters(backbone: Backbone) -> None:
+def test_scores_match_the_returned_parameters(backbone: Backbone) -> None:
     result = trained(TopK(num_layers=1), backbone)
     inputs = [example.model_input for example in result.data.dev.examples]
     encodings = backbone.tokenizer.encode(inputs, max_length=result.recipe.max_length)

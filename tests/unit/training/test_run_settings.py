@@ -1,4 +1,4 @@
-"""Laws of settings by name: options, task files and sweep files say them alike."""
+"""Laws of settings by name, equal in options, task files and sweep files."""
 
 import pytest
 from pydantic import JsonValue

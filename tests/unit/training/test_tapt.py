@@ -1,4 +1,4 @@
-"""Laws of task-adaptive pretraining: what is hidden, its loss, and what moves."""
+"""Laws of task-adaptive pretraining: the hidden tokens, the loss, and the trained parameters."""
 
 # torch types some of its methods partly.
 # pyright: reportUnknownMemberType=false
@@ -208,7 +208,7 @@ def _hidden(masks: Masking, encoding: Encoding) -> list[int]:
     return _places(text)
 
 
-def test_loss_equals_that_of_transformers_masked_language_model() -> None:
+def test_loss_match_transformers_masked_language_model() -> None:
     backbone = tiny_backbone(num_layers=1)
     config = backbone.config
     torch.manual_seed(0)

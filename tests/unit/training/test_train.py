@@ -79,7 +79,7 @@ def test_few_runs_find_them_and_all_are_recorded(needed: int) -> None:
     assert found.trained.recipe.layer_choice == found.choice
 
 
-def test_a_target_that_all_layers_miss_is_an_error_that_tells_what_was_tried() -> None:
+def test_a_target_that_all_layers_miss_is_an_error_that_names_what_was_tried() -> None:
     with pytest.raises(TargetMissedError, match=r"6 layers 0\.5000") as caught:
         chosen(scripted(lambda _: 0.5))
 

@@ -91,7 +91,7 @@ def test_a_routing_key_gets_the_version_that_it_gets_by_our_own_route(
 
 @pytest.mark.usefixtures("split")
 @pytest.mark.parametrize("path", BY_VERSION)
-def test_a_version_that_the_path_names_answers_whatever_the_routing_key(
+def test_a_version_in_the_path_answers_with_any_routing_key(
     run: Callable[[Ask], None], backbone: Backbone, path: str
 ) -> None:
     async def scenario(client: httpx.AsyncClient) -> None:

@@ -54,7 +54,7 @@ def drafted(factory: TwinFactory, imported: ImportedTask, *, task: str = "tone")
         ),
     ],
 )
-def test_the_kind_of_a_folder_is_told_by_its_files(
+def test_the_kind_of_a_folder_comes_from_its_files(
     tmp_path: Path, files: dict[str, dict[str, object]], kind: ForeignKind
 ) -> None:
     for name, fields in files.items():

@@ -1,4 +1,4 @@
-"""Packed weights hold the same numbers in as many bytes, and multiply alike."""
+"""Packed weights have the same numbers, bytes and products as plain weights."""
 
 import random
 

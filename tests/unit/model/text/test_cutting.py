@@ -41,7 +41,7 @@ def test_texts_are_cut_as_the_tokenizers_library_cuts_them(family: Family) -> No
 
 
 @pytest.mark.parametrize("text", ["a" * 30, ("a" * 7, "b" * 30), ("a" * 40, "b" * 30)])
-def test_an_encoding_tells_how_many_tokens_it_leaves_out(text: TextInput) -> None:
+def test_an_encoding_counts_how_many_tokens_it_leaves_out(text: TextInput) -> None:
     (whole,) = TOKENIZER.encode([text], max_length=500)
     (cut,) = TOKENIZER.encode([text], max_length=16)
 

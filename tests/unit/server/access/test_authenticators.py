@@ -59,7 +59,7 @@ def test_a_door_with_no_keys_takes_nobody(tmp_path: Path) -> None:
     assert authenticator.identify(b"") is None
 
 
-def test_a_file_of_keys_that_is_missing_at_the_start_is_told(tmp_path: Path) -> None:
+def test_a_file_of_keys_that_is_missing_at_the_start_is_reported(tmp_path: Path) -> None:
     with pytest.raises(KeyFileError):
         authenticator_for(tmp_path / "keys.json")
 

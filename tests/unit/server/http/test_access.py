@@ -1,4 +1,4 @@
-"""What a route asks of its callers, by its dependencies."""
+"""The permission that a route needs, by its dependencies."""
 
 from typing import Any
 

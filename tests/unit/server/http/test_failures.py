@@ -1,4 +1,4 @@
-"""What becomes of failures that no route answers."""
+"""The answers to failures outside of routes."""
 
 import logging
 from collections.abc import AsyncGenerator

@@ -323,7 +323,7 @@ def test_refusals_and_answers_of_one_connection_keep_their_order(port: int) -> N
     assert statuses == [b"200", b"429", b"200"]
 
 
-def test_a_refused_caller_that_keeps_no_connection_is_told_of_its_end(port: int) -> None:
+def test_a_refused_caller_without_keep_alive_gets_connection_close(port: int) -> None:
     with socket.create_connection(("127.0.0.1", port), timeout=10) as caller:
         caller.sendall(REFUSED.replace(b"HTTP/1.1", b"HTTP/1.0") + b"12345")
         assert b"\r\nconnection: close\r\n" in received(caller, until=b"not now")

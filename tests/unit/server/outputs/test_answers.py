@@ -65,7 +65,7 @@ def search(windows: list[Window], *, options: AnswerOptions) -> list[tuple[float
     may_have_no_answer=st.booleans(),
 )
 @settings(derandomize=True, deadline=None)
-def test_answers_are_those_of_a_search_that_tries_everything(
+def test_answers_match_a_search_that_tries_everything(
     seed: int, max_length: int, top_k: int, max_tokens: int, *, may_have_no_answer: bool
 ) -> None:
     windows = windows_of(CONTEXT, max_length=max_length, seed=seed)

@@ -1,4 +1,4 @@
-"""A version is proven once; loading does not keep the processor from the batches."""
+"""A version is proven once; loading does not keep the CPU from the batches."""
 
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
@@ -49,7 +49,7 @@ def test_a_load_computes_on_its_own_thread_alone_and_gives_way_between_its_parts
     assert torch.get_num_threads() == 2
 
 
-def test_a_version_is_validated_once_whatever_else_is_loaded_meanwhile(
+def test_a_version_is_validated_once_between_any_other_loads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backbone, proven = tiny_backbone(), list[str]()

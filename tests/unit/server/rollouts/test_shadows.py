@@ -1,4 +1,4 @@
-"""What a shadow may never do to the answers, and what it shares with them."""
+"""A shadow never changes an answer, and shares its trunk with the answering version."""
 
 from collections.abc import Sequence
 
@@ -54,7 +54,7 @@ class BreakingCompute:
 
 
 class ScriptedEngine:
-    """Answers callers at once, and shadows with what it is told; None: never."""
+    """Answers callers at once, and shadows with the given answer; None: never."""
 
     def __init__(self, shadow: RowOutcome | None) -> None:
         self.shadow = shadow
@@ -161,7 +161,7 @@ async def test_an_answer_does_not_wait_for_its_shadow(backbone: Backbone, branch
     assert [row.future.done() for row in engine.shadows] == [False, False]
     await bench.rollouts.aclose()
     assert all(row.is_cancelled for row in engine.shadows)
-    # Its lease has ended: it may go.
+    # The shadow's lease has ended, so its version may be evicted.
     assert bench.residency.evict("tone") == (1, 2)
 
 

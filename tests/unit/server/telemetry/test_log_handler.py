@@ -89,7 +89,9 @@ def test_lines_of_many_threads_are_written_once_each(log: logging.Logger, stream
         assert own == [f"{name} {number}" for number in range(300)]
 
 
-def test_an_event_is_told_as_it_was(log: logging.Logger, stream: Stream) -> None:
+def test_an_event_is_logged_with_its_values_at_that_time(
+    log: logging.Logger, stream: Stream
+) -> None:
     values = [1]
     log.info("%s", values)
     values.append(2)
@@ -98,7 +100,7 @@ def test_an_event_is_told_as_it_was(log: logging.Logger, stream: Stream) -> None
 
 
 @pytest.mark.parametrize("level", [logging.INFO, logging.WARNING])
-def test_an_event_that_cannot_be_told_keeps_no_other_back(
+def test_an_event_that_cannot_be_formatted_delays_no_other(
     log: logging.Logger, stream: Stream, level: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging, "raiseExceptions", False)

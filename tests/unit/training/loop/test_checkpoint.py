@@ -187,7 +187,7 @@ def test_a_folder_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Pat
         pass
 
 
-def test_whatever_changes_the_result_changes_the_name_of_the_run() -> None:
+def test_every_change_of_the_result_changes_the_name_of_the_run() -> None:
     recipe = recipe_of(HeadOnly())
     keys = {
         run_key({"tone": DATA}, recipe, BACKBONE),

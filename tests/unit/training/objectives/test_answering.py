@@ -36,9 +36,7 @@ def perfect_logits(data: TaskData, *, max_length: int) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("max_length", [14, 32])
 @pytest.mark.parametrize("answer", [("ab", 0), ("cd ef", 3), ("h", 10)])
-def test_answer_is_found_again_whatever_the_window(
-    answer: tuple[str, int], max_length: int
-) -> None:
+def test_answer_is_found_again_in_any_window(answer: tuple[str, int], max_length: int) -> None:
     data = task(example(CONTEXT, answer))
     objective = objective_of(data)
     encoded = objective.encode(data.dev, TOKENIZER, max_length=max_length)

@@ -36,7 +36,7 @@ def tuned() -> dict[str, Tensor]:
 def moved_by_epoch(
     tensors: dict[str, Tensor], regularizer: Regularizer, *, steps: int = 3
 ) -> list[dict[str, Tensor]]:
-    """Which entries each epoch changes, under Adam's moments and weight decay."""
+    """The entries that each epoch changes, under Adam's moments and weight decay."""
     optimizer = AdamW(tensors.values(), lr=0.1, weight_decay=0.1)
     moved: list[dict[str, Tensor]] = []
     for epoch in range(1, NUM_EPOCHS + 1):

@@ -68,7 +68,7 @@ def test_embeddings_biases_and_head_are_not_mixed() -> None:
     assert all((tensors[name] == OWN).all() for name in NOT_MIXED)
 
 
-def test_weights_come_back_and_gradients_are_those_of_the_formula() -> None:
+def test_weights_come_back_and_gradients_match_the_formula() -> None:
     tensors = tuned()
     mixout = trained(tensors)
     weight = tensors["layers.0.qkv.weight"]

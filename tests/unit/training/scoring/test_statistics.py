@@ -13,7 +13,7 @@ def share_of_ones(num_units: int, share: float) -> Statistics:
 
 
 @pytest.mark.parametrize("num_units", [100, 2500])
-def test_interval_of_a_share_is_that_of_theory(num_units: int) -> None:
+def test_interval_of_a_share_matches_theory(num_units: int) -> None:
     intervals = bootstrap_intervals(share_of_ones(num_units, 0.8), [Metric.ACCURACY], seed=0)
 
     half = 1.96 * math.sqrt(0.8 * 0.2 / num_units)

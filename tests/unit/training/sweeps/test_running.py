@@ -72,7 +72,7 @@ def test_failures_are_results_and_are_not_tried_again(
     assert len(runner.done) == 3
 
 
-def test_report_is_told_of_new_results_alone(runs: tuple[Run, ...], results: ResultsFolder) -> None:
+def test_report_receives_only_new_results(runs: tuple[Run, ...], results: ResultsFolder) -> None:
     results.add(record_of(runs[2], 0.5))
     report = RecordingSweepReport()
 
@@ -123,7 +123,7 @@ def test_worker_that_dies_is_a_failure_of_its_run(folder: Path) -> None:
     assert record.outcome.code == "worker_died"
 
 
-def test_progress_tells_a_failure_in_hostile_words_on_one_plain_line(
+def test_progress_names_a_failure_in_hostile_words_on_one_plain_line(
     runs: tuple[Run, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     record = record_of(runs[0]).model_copy(

@@ -1,4 +1,4 @@
-"""Laws of the files on disk: whole or absent, within the budget, whoever else is there."""
+"""Laws of the files on disk: whole or absent, within the budget, also with other processes."""
 
 import os
 import subprocess

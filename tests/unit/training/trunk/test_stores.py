@@ -1,4 +1,4 @@
-"""Laws of both stores of trunk states: they change what is computed, never what comes out."""
+"""Laws of both stores of trunk states: stores save computation and never change a result."""
 
 import random
 from collections.abc import Callable
@@ -70,7 +70,7 @@ def all_equal(first: list[Tensor], second: list[Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("make_store", STORES)
-def test_a_set_goes_through_the_trunk_once_in_whatever_order_it_comes(
+def test_a_set_goes_through_the_trunk_once_in_any_order(
     tmp_path: Path, make_store: MakeStore
 ) -> None:
     store, progress = make_store(tmp_path), Counting()
@@ -156,9 +156,7 @@ def test_another_backbone_or_another_text_is_another_entry() -> None:
 
 
 @pytest.mark.parametrize("make_store", STORES)
-def test_states_are_not_taken_for_those_of_another_backbone(
-    tmp_path: Path, make_store: MakeStore
-) -> None:
+def test_states_do_not_serve_another_backbone(tmp_path: Path, make_store: MakeStore) -> None:
     (encoding,) = encodings(1)
     held = make_store(tmp_path).states(BACKBONE, [encoding], depth=2, progress=Counting())
     stranger = tiny_backbone(num_layers=4, seed=1)
