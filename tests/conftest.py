@@ -24,8 +24,8 @@ MODEL = TESTS.parent / "model"
 CHECKS_SHAPES = (TESTS / "unit" / "model", TESTS / "parity")
 """Where shapes are checked; elsewhere the check would cost time and find the same."""
 
-# Tiny models gain nothing from a second thread and lose much to its synchronisation. Read when
-# torch is first imported, here and in the processes that tests start.
+# For tiny models, the synchronisation of a second thread costs more than the thread saves. torch
+# reads the variable at its first import, here and in the processes of tests.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 

@@ -169,7 +169,8 @@ def _random_weights(config: BackboneConfig, seed: int) -> dict[str, Tensor]:
         rows = shape[0] // len(names)
         for name in names:
             tensor = torch.randn((rows, *shape[1:]), generator=generator) * 0.3
-            # Norms scale around one, so that signals neither die nor explode on the way up.
+            # Gains of norms are near one, so that signals stay finite and visible through all
+            # layers.
             is_gain = name.endswith("weight") and tensor.dim() == 1
             stored[name] = 1.0 + 0.1 * tensor if is_gain else tensor
     for name, shape in POOLER[config.model_type].items():

@@ -273,7 +273,7 @@ def bad_paths() -> Iterator[RawRequest]:
         ("POST", "/v1/tasks/{}/evict", b""),
     ]
     for (method, template, body), name in itertools.product(routes, HOSTILE_NAMES):
-        # These three would end the path, or the line, and leave a good name before them.
+        # These three characters end the path or the line, so a valid name would be left.
         path = template.format(name.translate({32: "%20", 35: "%23", 63: "%3f"}))
         data = post(body, path=path).replace(b"POST", method.encode(), 1)
         yield RawRequest(name=f"{method} {path[:60]}", data=data)

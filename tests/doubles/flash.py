@@ -21,7 +21,7 @@ def install_flash_double() -> None:
     """Let `varlen_attn` run on the CPU, from now on in this process."""
     if not callable(varlen.varlen_attn):
         raise TypeError("torch has no varlen_attn to stand in for")
-    torch.library.register_kernel(OPERATOR, "cpu", _attend)  # pyright: ignore[reportUnknownMemberType] - torch leaves it open
+    torch.library.register_kernel(OPERATOR, "cpu", _attend)  # pyright: ignore[reportUnknownMemberType] - torch leaves the type open
 
 
 def _attend(

@@ -6,7 +6,7 @@ from doubles.examples import RecordingReport
 from nunatak_training import Checkpoint
 
 
-class Killed(Exception):  # noqa: N818 - stands for a signal, which is no error
+class Killed(Exception):  # noqa: N818 - stands for a signal, which is no Exception
     pass
 
 

@@ -122,7 +122,7 @@ def terminate_with_calls_in_flight(site: Site, num_calls: int) -> tuple[Tally, i
         async def scenario() -> Tally:
             tally = Tally()
             async with open_client(server) as client:
-                # The first calls bring the tasks into memory: the rest waits for the device.
+                # The first calls load the tasks into memory. All later calls wait for the device.
                 await asyncio.gather(*(call(client, site, i, Tally()) for i in range(len(TASKS))))
                 site.hold(is_held=True)
                 calls = [
@@ -181,7 +181,7 @@ def outlast_the_grace(site: Site, *, log: Path) -> Outlasted:
                 return await asked, lines, is_cut
 
         answer, lines, is_cut = asyncio.run(scenario())
-        # The device stands still to the end.
+        # The device is blocked until the end.
         status = server.process.wait(timeout=LIMIT_S)
         site.hold(is_held=False)
     return Outlasted(answer=answer, lines=lines, is_cut=is_cut, status=status)

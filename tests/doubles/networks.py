@@ -35,7 +35,7 @@ class Network:
         outcome = self.outcomes.pop(0)
         if isinstance(outcome, Exception):
             raise outcome
-        # A response belongs to the client that read it, and cases share theirs.
+        # A response belongs to the client that read it, but cases share one response.
         return httpx.Response(outcome.status_code, headers=outcome.headers, content=outcome.content)
 
     def sleep(self, seconds: float) -> None:

@@ -221,7 +221,8 @@ class TwinFactory:
         for name, tensor in adapted.state_dict().items():
             plain = name.removeprefix("base_model.model.").replace(".base_layer", "")
             stored[plain.replace(".modules_to_save.default", "")] = tensor
-        # The model inside the wrapper: peft's own for question answering drops the token types.
+        # The model inside the wrapper, because peft's wrapper for question answering drops the
+        # token types.
         inner = adapted.get_base_model().eval()
         return self._twin(inner, method, head, stored)
 

@@ -48,7 +48,7 @@ def published_answers(
         starts[0] = ends[0] = 0.0
         products = np.tril(np.triu(np.outer(starts, ends)), max_answer_len - 1)
         best = np.argsort(-products, axis=None, kind="stable")[:num_candidates]
-        # Pairs that the limits leave without a score change no answer.
+        # Pairs without a score, because of the limits, change no answer.
         for place in best[products.flat[best] > 0].tolist():
             first, last = divmod(place, len(encoding.ids))
             if allowed[first] and allowed[last]:

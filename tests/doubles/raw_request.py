@@ -59,7 +59,7 @@ class Received:
         """The server's fault in a word; None if the server did as it must."""
         if not self.has_ended:
             return "hung"
-        # A request may ask for an answer within a millisecond, and not get it.
+        # A request with a deadline of a millisecond may fail.
         allowed = {504} if self.request.may_pass else set[int]()
         if any(status >= 500 and status not in allowed for status in self.statuses):
             return "failed"

@@ -23,7 +23,7 @@ from doubles.serving import make_settings
 from nunatak_server.app import create_app
 
 SCHEMA = schemathesis.openapi.from_dict(create_app(make_settings()).openapi())
-# A caller whom the headers let in is nowhere a stranger.
+# A caller with valid headers is admitted everywhere.
 SCHEMA.config.checks.positive_data_acceptance.expected_statuses = ["2xx", "404", "409", "5xx"]
 KNOWN = {"task": "tone", "version": "1", "alias": "prod"}
 """Existing names for half of the requests, since made-up names are nearly always unknown."""
@@ -43,7 +43,7 @@ BEYOND_NEIGHBOURS_SCHEMAS = re.compile(
     r"|inputs must be the tensors "
     r"|all input tensors must have as many elements"
     r"|query must have one element"
-    # Parameters that go with other tensors; where none may be, the schema says so.
+    # Parameters for other tensors. The schema itself forbids parameters where none are possible.
     r"|parameters here may be: (?!none)"
     # Parameters of another kind of task.
     r"|outputs here are: "
@@ -71,7 +71,7 @@ class Refusal:
             is_known = self.code in BEYOND_SCHEMAS
         else:
             is_known = BEYOND_NEIGHBOURS_SCHEMAS.match(self.text) is not None
-        # 1.0 is an integer to JSON Schema, and not to us.
+        # 1.0 is an integer in JSON Schema, but not for the server.
         return is_known or set(self.faults) == {NOT_AN_INTEGER}
 
 
@@ -116,10 +116,10 @@ class Target:
         excluded = []
         match answer.status_code:
             case HTTPStatus.GATEWAY_TIMEOUT:
-                # The deadline that was sent, and nothing else, has this status.
+                # Only the deadline of the request gives this status.
                 excluded = [not_a_server_error]
             case HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
-                # A limit of the settings, looked at before anything else.
+                # A limit of the settings, checked before everything else.
                 excluded = [positive_data_acceptance, negative_data_rejection]
             case status if status >= 400 and refusal_in(answer.json()).is_beyond_schemas:
                 excluded = [positive_data_acceptance]

@@ -201,5 +201,6 @@ def running_server(
         server.should_exit = True
         thread.join()
         for handler in logging.getLogger("nunatak_server").handlers:
-            # As at the end of a process: log lines of one test must not appear in another.
+            # Flushed as at the end of a process, so that one test's log lines do not appear in
+            # another.
             handler.flush()

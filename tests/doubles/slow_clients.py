@@ -70,7 +70,7 @@ async def _drip_unasked(reader: asyncio.StreamReader, writer: asyncio.StreamWrit
 
 
 async def _read_for_a_while(reader: asyncio.StreamReader) -> None:
-    # Not `wait_for`, which loses a cancellation that arrives together with the awaited result.
+    # `wait_for` would lose a cancellation that arrives together with the awaited result.
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(PAUSE_S):
             await reader.read(65_536)
@@ -81,7 +81,7 @@ async def _unread(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None
     cast("asyncio.Transport", writer.transport).pause_reading()
     writer.write(UNREAD)
     await writer.drain()
-    # A connection that was reset is seen by writing alone.
+    # Only a write shows that a connection was reset.
     while True:
         await asyncio.sleep(PAUSE_S)
         writer.write(b"GET /livez HTTP/1.1\r\nhost: test\r\n\r\n")
@@ -118,7 +118,7 @@ def slow_process(address: str, count: int) -> Generator[None]:
     ours, theirs = context.Pipe()
     process = context.Process(target=_stay_slow, args=(address, count, theirs))
     process.start()
-    # Or its end would not be seen on ours.
+    # The end of the pipe is visible only if this process closes its own copy.
     theirs.close()
     try:
         ours.recv()

@@ -104,7 +104,8 @@ def test_the_best_answer_matches_the_pipeline(
         may_have_no_answer=may_have_no_answer,
     ):
         (best,) = one.expected
-        # The pipeline may answer by a token without characters, and adds up windows of one text.
+        # The pipeline may choose a token without characters as an answer, and adds up windows of
+        # one text.
         if best.num_pairs == (1 if best.answer else 0):
             assert_equal(one)
             num_equal += 1

@@ -50,7 +50,7 @@ def saved(factory: TwinFactory, folder: Path, *, release: int, activation: str |
         peer = CROSS_ENCODER(str(folder), device="cpu", activation_fn=chosen)
         newest = folder.with_name("newest")
         peer.save_pretrained(str(newest))
-        # The tiny tokenizer lacks the added tokens that transformers writes when it saves one.
+        # The tiny tokenizer lacks the added tokens that transformers writes at saving.
         (newest / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
         return newest
     if release >= 4:

@@ -75,7 +75,7 @@ def entities_of_both(
     return expected, find_entities(found, labels=LABELS, join=ours.join, options=options)
 
 
-# The pipeline has no windows where tokens are not aggregated.
+# Without aggregation of tokens, the pipeline has no windows.
 CASES = [
     *((strategy, 512) for strategy in STRATEGIES),
     *((it, MAX_LENGTH) for it in STRATEGIES if it is not AggregationStrategy.NONE),

@@ -31,7 +31,7 @@ def alignment_of(window: Encoding) -> Alignment:
     return window.alignment
 
 
-# Every question here leaves more than half of the shortest window to its context.
+# In every case, the question leaves more than half of the shortest window to the context.
 @pytest.mark.parametrize(("kind", "max_length"), [("texts", 24), ("pairs", 90), ("texts", 1024)])
 @pytest.mark.parametrize("stride", [0, 7])
 @pytest.mark.parametrize("family", TokenizerFamily)

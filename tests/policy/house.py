@@ -60,7 +60,7 @@ def files_of_one_predict() -> set[Path]:
         if is_on and event == "call" and frame.f_code.co_filename in product:
             crossed.add(product[frame.f_code.co_filename])
 
-    # Polls of the registry belong to no request: the first one is over before the trace begins.
+    # Polls of the registry belong to no request, so the trace begins after the first poll.
     settings = make_settings(registry_poll_ms=60_000)
     threading.setprofile(note)
     try:

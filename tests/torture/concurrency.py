@@ -182,7 +182,7 @@ def _check_history(
         reply = by_version.get(version)
         if reply is None:
             continue
-        # In real time: a move that had ended before another began must come first.
+        # The order respects real time: a move that ended before another move began must come first.
         if reply.ended < latest_begin:
             tally.wrong += 1
             tally.note(f"{task}: version {version} was promoted out of order")

@@ -59,7 +59,7 @@ def _overlooks_damage(mutant: Mutant, folder: Path, _: ForkServer) -> bool:
 
 
 def _breaks_the_history(mutant: Mutant, folder: Path, _: ForkServer) -> bool:
-    # Whether two workers meet between look and move is chance: several races, none by much.
+    # Only chance decides whether two workers meet between read and write, so several races are run.
     return any(_race_fails(mutant, folder / str(attempt), attempt) for attempt in range(RACES))
 
 

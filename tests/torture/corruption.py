@@ -219,7 +219,7 @@ def misplaced(folder: Path) -> list[str]:
 
 
 def _law_of_the_index(tally: Tally, findings: list[Finding], refused: set[str]) -> str | None:
-    # A byte of a free page or of a time changes no answer, and need not be found.
+    # A damaged byte in a free page or in a time changes no answer, so verification may miss it.
     if refused and not findings:
         tally.wrong += 1
         return f"refuses {refused}, finds nothing"

@@ -119,7 +119,7 @@ class ForkServer:
     def _kill(self, child: int, when: Callable[[], object] | None) -> int:
         if when is not None:
             when()
-        # Dead or alive, it is not buried yet, so the number is still its own.
+        # The process may be dead, but nobody has waited for it, so its number is still in use.
         os.kill(child, signal.SIGKILL)
         return self._await_status(self._receive())
 

@@ -35,7 +35,7 @@ def main() -> None:
         say(f"pid {child}")
         os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
         say("over")
-        # Until the driver has read this, its kill must not hit another process of that number.
+        # The process is reaped only after this line, so that a kill cannot hit another process.
         sys.stdin.readline()
         _, status = os.waitpid(child, 0)
         say(f"status {status}")

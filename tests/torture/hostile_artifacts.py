@@ -45,7 +45,7 @@ def launch_all(every: list[Attack], watched: Path) -> tuple[Tally, float]:
     """Launch attacks; return what became of them and the longest time one took, in seconds."""
     tally = Tally(campaign="hostile artefacts", seed=0)
     longest = 0.0
-    # The first load in a process starts torch's threads and kernels; that is not the artefact's.
+    # The first load in a process also starts torch's threads and kernels, so it is not measured.
     for attack in every[-1:]:
         _outcome(attack)
     for attack in every:
@@ -92,7 +92,7 @@ def _files(registry: Registry) -> Iterator[Attack]:
             role="parameters", sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data)
         )
         hostile = draft.model_copy(update={"blobs": (record,)})
-        # A record of no bytes breaks the manifest's own rule first.
+        # A record with zero bytes would break a rule of the manifest first.
         code = "invalid_artifact" if data else "invalid_manifest"
         yield Attack(name=name, code=code, launch=_publishing(registry, hostile, data))
 

@@ -56,7 +56,7 @@ def open_registry(location: str, mutant: Mutant | None = None) -> Registry:
         case Mutant() if mutant in _FILES_OF:
             return _assemble(location, _FILES_OF[mutant])
         case _:
-            # Planted where operations are acknowledged and compared: by their callers.
+            # Planted in the callers, which acknowledge and compare operations.
             pass
     return Registry.open(location)
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from pydantic import JsonValue
 from safetensors.torch import (
-    save_file,  # pyright: ignore[reportUnknownVariableType] - its paths are typed partly
+    save_file,  # pyright: ignore[reportUnknownVariableType] - its paths have partial types
 )
 from tokenizers import Tokenizer
 from torch import Tensor

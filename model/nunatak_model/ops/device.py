@@ -43,7 +43,7 @@ class BesideCompute:
     """Use of a device by other threads, next to the stream that computes batches."""
 
     def __init__(self, device: torch.device) -> None:
-        # One for all threads: memory that is given back is reused on the stream it came from.
+        # All threads share one stream, because torch reuses freed memory only on its own stream.
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     @contextmanager

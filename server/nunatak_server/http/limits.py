@@ -86,7 +86,8 @@ class StrictRoute(APIRoute):
                 strict = await read_strictly(request, state.settings, held=held)
                 response = await handle(strict)
                 if isinstance(response, LinesResponse):
-                    # The lines of the answer are still to be made, from the body.
+                    # The body is needed after the return, because the lines of the answer are made
+                    # later.
                     response.hold(held.moved())
                 return response
 

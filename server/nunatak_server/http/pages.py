@@ -23,7 +23,7 @@ def integers_up_to(limit: int) -> str:
     digits = str(limit)
     after = len(digits) - 1
     fewer_digits = f"[1-9][0-9]{{0,{after - 1}}}"
-    # As many digits: equal up to one place, a smaller digit there, then any digits.
+    # Numbers with the same count of digits: equal up to one place, smaller there, then any digits.
     smaller = [
         f"{digits[:place]}[{int(place == 0)}-{int(digit) - 1}][0-9]{{{after - place}}}"
         for place, digit in enumerate(digits)

@@ -43,7 +43,7 @@ TENSORS: dict[str, Any] = {
 }
 
 ACCESS = access_by_route()
-# A task of another tenant, and one that nobody has: of one length, so that lengths must be equal.
+# The tasks have names of one length, so that equal answers also have equal lengths.
 MINE, HIDDEN, UNKNOWN = "tone", "intent", "nobody"
 BODIES: dict[tuple[str, str], list[Any]] = {
     ("POST", "/v1/tasks/{task}/predict"): [QUERY, {"inputs": ""}, {"inputs": 7}, {}],
@@ -326,7 +326,7 @@ async def test_the_answers_to_a_tenant_match_an_open_server(
         ({"sec-fetch-site": "same-site"}, True),
         ({"sec-fetch-site": "same-origin", "origin": "https://proxy"}, False),
         ({"sec-fetch-site": "none"}, False),
-        # Browsers say no more to addresses without TLS.
+        # Without TLS, browsers send only these headers.
         ({"origin": "http://elsewhere:8080", "host": "here:8080"}, True),
         ({"origin": "http://here:3000", "host": "here:8080"}, True),
         ({"origin": "null", "host": "here:8080"}, True),

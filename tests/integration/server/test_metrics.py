@@ -142,7 +142,7 @@ def test_what_came_and_went_by_task_adds_up_to_what_is_held(families: dict[str, 
 
 
 def test_work_is_counted_by_task(families: dict[str, Metric]) -> None:
-    # Three requests of two texts, and one of one text for two versions.
+    # Three requests with two texts each, and one request with one text for two versions.
     assert value_of(families, "nunatak_task_rows_total", task="tone") == 8
     assert value_of(families, "nunatak_task_tokens_total", task="tone") > 8
 

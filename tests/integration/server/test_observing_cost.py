@@ -62,5 +62,5 @@ async def test_what_is_in_memory_is_not_weighed_again(tmp_path: Path, path: str)
         without, beside_tasks = await scenario(registry)
 
     assert beside_tasks == without
-    # The backbone is weighed on the same thread, which shows that looks are seen.
+    # The size of the backbone is computed on the same thread, so the counter certainly works.
     assert (without > 0) == (path != "/v1/tasks")

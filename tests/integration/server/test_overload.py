@@ -194,7 +194,8 @@ def test_a_body_counts_until_the_last_line_of_its_stream(
         httpx.Client(base_url=address, timeout=20) as client,
         ExitStack() as stack,
     ):
-        # Also if the test fails: the server ends only once all is answered.
+        # Also after a failure of the test, because the server ends only once all requests are
+        # answered.
         stack.callback(HeldLayers.may_compute.set)
         assert client.post(PREDICT, json={"inputs": "well?"}).status_code == 200
         HeldLayers.may_compute.clear()
@@ -269,7 +270,7 @@ def test_rows_of_callers_that_hang_up_are_never_computed(
 
         assert ask(address).status_code == 200
         assert 'status="499"} 40.0' in httpx.get(f"{address}/metrics").text
-        # The batch that the device had begun with, and the last row.
+        # The batch in progress on the device, and the last row.
         assert computed_rows(address) - before <= 4 + 1
 
 

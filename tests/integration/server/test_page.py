@@ -115,7 +115,9 @@ def page(browser: Browser, address: str) -> Generator[Page]:
     yield page
     assert page.evaluate("window.broken") is None
     context.close()
-    foreseen = "Failed to load resource"  # said by the browser itself of statuses that tests make
+    foreseen = (
+        "Failed to load resource"  # the browser's own messages about statuses that tests cause
+    )
     assert [it for it in errors if foreseen not in it] == []
     assert [it for it in asked if not it.startswith(f"{address}/")] == []
 

@@ -200,7 +200,7 @@ async def test_an_evicted_version_leaves_nothing_behind(
         for index in range(NUM_TASKS):
             await client.post(f"/v1/tasks/task-{index}/evict")
 
-        # The engine lets its last batch go a moment after it has been answered.
+        # The engine releases its last batch a moment after the answers.
         async with asyncio.timeout(10):
             while num_branches() > before:
                 await client.get("/livez")
@@ -217,7 +217,7 @@ def test_freed_memory_goes_back_to_the_operating_system() -> None:
     if give_back is None:
         pytest.skip("the allocator of this system returns memory by itself, or never")
     process = psutil.Process()
-    # Below the size that glibc maps by itself, and with something behind it that stays.
+    # Smaller than the blocks that glibc maps separately, and followed by a block that stays.
     blocks = [bytearray(100_000) for _ in range(1000)]
     kept = bytearray(1000)
     held = process.memory_info().rss

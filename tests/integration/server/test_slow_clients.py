@@ -22,7 +22,7 @@ from doubles.tasks import publish_tiny_task
 from nunatak_registry import Registry
 
 RECEIVE_S = 2
-# Head and body may each take their time, and this machine does other things.
+# Head and body have separate time limits, and the machine may be busy.
 PATIENCE_S = 15.0
 NUM_SLOW, NUM_NORMAL = 200, 200
 

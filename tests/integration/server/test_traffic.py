@@ -283,7 +283,7 @@ def test_a_caller_that_leaves_a_stream_leaves_nothing_behind(
         for _ in range(5):
             with client.stream("POST", "/v1/predict", json=body, headers=headers) as answer:
                 next(answer.iter_lines())
-        # Leases have ended: everything may be evicted, and the server answers on.
+        # All leases have ended: every version can be evicted, and the server still answers.
         assert client.post(PREDICT, json={"inputs": "x"}).status_code == 200
         for task in ("tone", "intent"):
             assert client.post(f"/v1/tasks/{task}/evict").status_code == 200

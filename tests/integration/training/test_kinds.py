@@ -35,7 +35,7 @@ QUICK: dict[str, JsonValue] = {
     "min_steps": 0,
     "batch_size": 8,
     "max_length": 32,
-    # Width 32 wants larger steps than the widths that the defaults are made for.
+    # Width 32 needs larger steps than the default rates, which are for larger widths.
     "learning_rate": 5e-3,
     "head_learning_rate": 2e-2,
 }

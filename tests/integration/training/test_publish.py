@@ -177,7 +177,7 @@ def test_a_run_killed_before_it_published_goes_on_and_leaves_no_checkpoint(
         tmp_path / "checkpoints" / f"{run_key({chosen.task: data}, recipe, backbone)}.safetensors"
     )
     place.parent.mkdir()
-    # On a clock that stands still a checkpoint is always due.
+    # With a clock that stands still, a checkpoint is always due.
     held = Checkpoint(place, interval=0.0, clock=lambda: 0.0)
     killed = fit_task(data, recipe, backbone, report=RecordingReport(), checkpoint=held)
     report = RecordingReport()

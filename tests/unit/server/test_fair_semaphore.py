@@ -102,7 +102,7 @@ async def test_who_gives_up_leaves_its_turn_to_the_next() -> None:
         )
         await settle()
         waiting.cancel()
-        # The turn of `granted` comes in the loop turn in which it gives up.
+        # `granted` gets its slot in the same turn of the loop in which it is cancelled.
         inside.cancel()
         await asyncio.sleep(0)
         granted.cancel()

@@ -42,7 +42,7 @@ def make_backbone() -> Backbone:
 
 
 def quick_recipe(method: Method, **changes: JsonValue) -> Recipe:
-    # Width 32 wants larger steps than the widths that the defaults are made for.
+    # Width 32 needs larger steps than the default rates, which are for larger widths.
     quick: dict[str, JsonValue] = {
         "epochs": 12,
         "min_steps": 0,

@@ -156,7 +156,7 @@ class FitResult:
     """The results of the epochs that were scored."""
 
 
-def fit(  # noqa: PLR0913 - a run has this many parts
+def fit(  # noqa: PLR0913 - a run has many parts
     parameters: Mapping[str, Tensor],
     batch_logits: BatchLogits,
     batch_loss: BatchLoss,

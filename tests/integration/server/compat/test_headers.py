@@ -143,7 +143,7 @@ async def test_a_higher_priority_goes_before_its_callers_others(
             HeldLayers.may_compute.set()
         await asyncio.gather(*asked)
 
-    # After the one that the device had begun with, and one that was the oldest of all.
+    # The batches after the batch in progress, and after the batch of the oldest row.
     assert answered.index("high") <= 2
 
 

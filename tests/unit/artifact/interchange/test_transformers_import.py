@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import (
-    load_file,  # pyright: ignore[reportUnknownVariableType] - its paths are typed partly
-    save_file,  # pyright: ignore[reportUnknownVariableType] - its paths are typed partly
+    load_file,  # pyright: ignore[reportUnknownVariableType] - its paths have partial types
+    save_file,  # pyright: ignore[reportUnknownVariableType] - its paths have partial types
 )
 from torch import Tensor
 

@@ -167,7 +167,7 @@ def test_adapters_learn_through_quantized_layers(method: Method) -> None:
     (logits,) = forward(backbone, [Row(encoding=encoding, branch=branch)])
     logits.square().sum().backward()  # pyright: ignore[reportUnknownMemberType]
 
-    # The lowest layer is reached only through the quantized maps above it.
+    # Gradients reach the lowest layer only through the quantized maps above.
     lowest = [it for name, it in parameters.items() if name.startswith("layers.0.")]
     assert any(it.grad is not None and it.grad.abs().sum() > 0 for it in lowest)
 

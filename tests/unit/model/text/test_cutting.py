@@ -91,7 +91,7 @@ def test_the_first_text_of_a_pair_is_cut_only_if_half_of_a_window_is_too_little(
     assert {it.type_ids.count(0) for it in long} == {10 + 2}
     assert [it.part.num_left_out for it in long] == [20, *[0] * (len(long) - 1)]
 
-    # The second text leaves it more than half.
+    # The second text leaves more than half of the window to the first text.
     (short,) = TOKENIZER.encode_all([("a" * 30, "b" * 3)], max_length=23, stride=4)
     assert [(it.type_ids.count(0), it.type_ids.count(1)) for it in short] == [(17 + 2, 3 + 1)]
     assert short[0].part.num_left_out == 13

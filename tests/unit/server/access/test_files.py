@@ -144,5 +144,5 @@ def test_a_pipe_is_refused_and_keeps_nobody_waiting(path: Path) -> None:
             with pytest.raises(KeyFileError, match="not a regular file"):
                 reading.result(timeout=10)
         finally:
-            # Whoever does wait is let go by a writer.
+            # A writer releases a reader that waits.
             os.close(os.open(path, os.O_RDWR))

@@ -62,7 +62,7 @@ async def app(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable
     if scope["path"] == "/refused":
         calls.append(scope["path"])
     if scope["path"] == "/stall":
-        time.sleep(3 * DEADLINE_S)  # noqa: ASYNC251 - it is to stand still
+        time.sleep(3 * DEADLINE_S)  # noqa: ASYNC251 - blocks the loop on purpose
     if scope["path"] == "/wait":
         try:
             await asyncio.sleep(DEADLINE_S)
@@ -132,7 +132,7 @@ def test_a_head_that_does_not_come_ends_the_connection(port: int) -> None:
     with socket.create_connection(("127.0.0.1", port), timeout=10) as caller:
         caller.sendall(REQUEST[:10])
         assert caller.recv(100) == b""
-    # The clock of an event loop stands while it works through what came.
+    # The clock of an event loop stands still while the loop handles received bytes.
     assert time.monotonic() - began >= 0.9 * DEADLINE_S
 
 
@@ -207,7 +207,7 @@ def all_of(caller: socket.socket) -> bytes:
     [
         pytest.param(b"\0", id="zero"),
         pytest.param(REQUEST[:-2] + b"x: y\r\n" * MAX_HEADERS + b"\r\n", id="many-headers"),
-        # No byte after the one too many: one that is never read would reset the connection.
+        # No byte after the first byte too many, because an unread byte would reset the connection.
         pytest.param(LONG_HEAD + b"y", id="large-head"),
         pytest.param(LONG_HEAD + b"\0", id="bad-and-large"),
         pytest.param(LONG_HEAD + b"y" * 100 + b"\r\n\r\n", id="large-and-whole"),

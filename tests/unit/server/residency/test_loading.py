@@ -44,7 +44,7 @@ def test_a_load_computes_on_its_own_thread_alone_and_gives_way_between_its_parts
         task = threads.submit(load, manifest).result()
 
     assert task.manifest == manifest
-    # After it was checked, was built and was converted; a tiny one has less than a megabyte.
+    # Pauses after check, build and conversion; a tiny version has less than a megabyte.
     assert pauses == [1, 1, 1]
     assert torch.get_num_threads() == 2
 

@@ -167,7 +167,7 @@ def test_bytes_of_a_task_sum_its_versions_and_go_with_the_last() -> None:
     assert resident_set.task_bytes() == {"a": 20}
     resident_set.evict("a", 2)
     assert resident_set.task_bytes() == {}
-    # Whoever reads it on another thread sees one moment.
+    # A reader on another thread sees the state of one moment.
     assert seen == {"a": 50}
 
 

@@ -126,7 +126,7 @@ async def test_answers_are_bit_equal_with_and_without_a_shadow_that_fails(
 
     assert beside == alone
     assert (report.compared, report.errors) == (0, 2)
-    # Once with the shadow, once as if there were none, once the shadow alone.
+    # The three cases: with the shadow, without a shadow, and the shadow alone.
     assert compute.num_batches == 3
 
 
@@ -137,7 +137,7 @@ async def test_a_shadow_meets_what_it_shadows_in_one_batch_on_one_trunk(backbone
     (before,), (batch,) = lonely.batches, observer.batches
     assert (before.num_rows, before.num_shared_rows) == (2, 0)
     assert (batch.num_rows, batch.num_shared_rows) == (4, 2)
-    # The price is the branch: as many tokens again as the branches of the answers took.
+    # The shadow costs only its branch: as many tokens as the branches of the answers.
     assert batch.num_tokens - before.num_tokens == before.num_tokens // 2
     assert beside == pytest.approx(alone, abs=1e-5)
     assert report.compared == 2

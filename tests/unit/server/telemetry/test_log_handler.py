@@ -68,7 +68,7 @@ def test_a_warning_is_written_at_once_behind_all_before_it(
 def test_what_is_kept_is_bounded(
     request: pytest.FixtureRequest, stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The writing thread sleeps for the whole test.
+    # The writing thread sleeps during the whole test.
     monkeypatch.setattr("nunatak_server.telemetry.logs.DELAY_S", 3600.0)
     log: logging.Logger = request.getfixturevalue("log")
 

@@ -44,7 +44,7 @@ def moved_by_epoch(
         regularizer.begin_epoch(epoch)
         for _ in range(steps):
             optimizer.zero_grad()
-            sum((tensor**2).sum() for tensor in tensors.values()).backward()  # pyright: ignore[reportAttributeAccessIssue] - sum starts from an int, but there are tensors
+            sum((tensor**2).sum() for tensor in tensors.values()).backward()  # pyright: ignore[reportAttributeAccessIssue] - the sum of an int and tensors is a tensor
             regularizer.after_backward()
             optimizer.step()
             regularizer.after_step()

@@ -116,7 +116,7 @@ def test_processes_give_what_one_process_gives(folder: Path) -> None:
 
 
 def test_worker_that_dies_is_a_failure_of_its_run(folder: Path) -> None:
-    # A device that torch does not know is none of our errors, so it ends the process.
+    # An unknown device raises an error of torch and not of Nunatak, so the process ends.
     (record,) = InProcesses(jobs=1, device="nowhere")(toy_runs(folder))
 
     assert isinstance(record.outcome, Failed)
@@ -186,7 +186,7 @@ def test_worker_that_died_with_a_run_fails_it(
     worker, other_end = dying
     assert worker.give(run) is None
     read(other_end)
-    other_end.close()  # with the run unread the pipe is reset and does not just end
+    other_end.close()  # an unread run resets the pipe, which is another error than its end
 
     record = worker.answer(run)
 

@@ -101,7 +101,7 @@ def test_disk_memory_and_a_second_process_give_the_same_bits(tmp_path: Path) -> 
     inputs = encodings(40)
     written, progress = states_of(DiskTrunkStore(tmp_path), inputs, 2), Counting()
 
-    # A store of its own is what another process would open.
+    # A second store stands for the store of another process.
     reopened = states_of(DiskTrunkStore(tmp_path), inputs, 2, progress)
 
     assert progress.computed == 0
@@ -179,4 +179,4 @@ def test_memory_keeps_the_sets_read_last() -> None:
     for index in (0, 1, 0, 2, 0, 1):
         states_of(store, sets[index], 2, progress)
 
-    assert progress.computed == 4 * 10  # 0, 1, 2, and 1 once more, which 2 had put out
+    assert progress.computed == 4 * 10  # 0, 1, 2, and 1 again, which 2 had evicted
