@@ -24,7 +24,7 @@ Family = Literal["bert", "roberta", "modernbert"]
 
 WIDTH, NUM_HEADS, INTERMEDIATE_WIDTH, NUM_POSITIONS = 32, 4, 48, 66
 WINDOW = 8
-"""Tokens that a token of a local layer sees, itself not counted."""
+"""Number of other tokens that a token of a local layer sees."""
 SPECIAL = {
     "bert": ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
     "roberta": ("<s>", "<pad>", "</s>", "<unk>", "<mask>"),
@@ -179,7 +179,7 @@ def _random_weights(config: BackboneConfig, seed: int) -> dict[str, Tensor]:
 
 
 class HeldLayers(tuple[LayerWeights, ...]):
-    """The layers of a backbone on a device that waits until it may compute."""
+    """The layers of a backbone on a device that computes only while it may."""
 
     __slots__ = ()
     may_compute = threading.Event()

@@ -11,7 +11,7 @@ class Killed(Exception):  # noqa: N818 - stands for a signal, which is no Except
 
 
 class Mortal(RecordingReport):
-    """Ends the run within the report of a step, as a signal may at any point."""
+    """Ends the run within the report of a step, like a signal at that point."""
 
     def __init__(self, *, dies_at: int) -> None:
         super().__init__()

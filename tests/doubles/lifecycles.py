@@ -54,7 +54,7 @@ class Site:
         )
 
     def hold(self, *, is_held: bool) -> None:
-        """Let the device stand still, or go on."""
+        """Block or unblock the device."""
         _put(self.faults / "held", is_there=is_held)
 
     def lose(self) -> None:
@@ -95,7 +95,7 @@ class Tally:
 
 
 async def call(client: httpx.AsyncClient, site: Site, index: int, tally: Tally) -> None:
-    """Ask one task about one text, and hold the answer against the oracle."""
+    """Ask one task about one text, and compare the answer with the oracle."""
     task, text = list(TASKS)[index % len(TASKS)], TEXTS[index % len(TEXTS)]
     parameters = {"function_to_apply": "none", "on_long": "cut"}
     body = {"inputs": text, "parameters": parameters}
@@ -154,7 +154,7 @@ class Outlasted:
 
 
 def outlast_the_grace(site: Site, *, log: Path) -> Outlasted:
-    """Send SIGTERM while a request and a stream wait for a device that stands still."""
+    """Send SIGTERM while a request and a stream wait for a blocked device."""
     site.hold(is_held=False)
     body = {"inputs": "hi", "tasks": ["nope", "tone"]}
     headers = {"accept": "application/x-ndjson"}
@@ -188,7 +188,10 @@ def outlast_the_grace(site: Site, *, log: Path) -> Outlasted:
 
 
 def kill_under_load(site: Site, *, calls_before: int) -> Tally:
-    """Kill a process with SIGKILL while callers ask; they go on until they are cut off."""
+    """Kill a process with SIGKILL while callers ask.
+
+    The callers ask until their connections end.
+    """
     with site.server(access_log=False) as server:
 
         async def scenario() -> Tally:

@@ -111,7 +111,7 @@ PEFT_TARGETS: dict[Family, dict[LoraTarget, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Twin:
-    """One task twice: as its own library runs it, and as a branch."""
+    """One task in two forms: a published model, and a branch."""
 
     model: nn.Module
     branch: Branch
@@ -288,7 +288,7 @@ def _adapted_output(block: nn.Module) -> Callable[..., Tensor | tuple[Tensor, ..
 
 
 def _blocks(method: Lora, width: int) -> Tensor:
-    """Ones where the targets among query, key and value read their own third."""
+    """A mask of ones where each target among query, key and value reads its own third."""
     mask = torch.zeros(3 * width, 3 * method.rank)
     for part, target in enumerate(FUSED):
         if target in method.targets:

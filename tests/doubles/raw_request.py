@@ -56,7 +56,7 @@ class Received:
 
     @property
     def fault(self) -> str | None:
-        """The server's fault in a word; None if the server did as it must."""
+        """The error of the server in a word; None if the server was right."""
         if not self.has_ended:
             return "hung"
         # A request with a deadline of a millisecond may fail.

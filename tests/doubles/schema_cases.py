@@ -26,7 +26,7 @@ SCHEMA = schemathesis.openapi.from_dict(create_app(make_settings()).openapi())
 # A caller with valid headers is admitted everywhere.
 SCHEMA.config.checks.positive_data_acceptance.expected_statuses = ["2xx", "404", "409", "5xx"]
 KNOWN = {"task": "tone", "version": "1", "alias": "prod"}
-"""Existing names for half of the requests, since made-up names are nearly always unknown."""
+"""Existing names for half of the requests, because random names are nearly always unknown."""
 BEYOND_SCHEMAS = {
     "invalid_candidate",  # the version that the alias points to
     "invalid_name",  # an alias and a version at once, or a reference in a list
@@ -90,7 +90,7 @@ def refusal_in(content: object) -> Refusal:
 
 
 def faults_in(text: str) -> tuple[str, ...]:
-    """Return the fault of each field; other servers' protocols put all faults in one line."""
+    """Return the error of each field; other servers' protocols put all errors in one line."""
     before, _, listed = text.partition(": ")
     if before != "the request does not follow its schema":
         return ()
@@ -99,7 +99,7 @@ def faults_in(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A server, and the headers that let a caller in."""
+    """A server, and the headers that admit a caller."""
 
     address: str
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -163,7 +163,7 @@ class Trial:
 
 
 def can_be_wrong(operation: dict[str, Any]) -> bool:
-    """Whether a request can violate the schema; any string is a string."""
+    """Whether a request can violate the schema; no string can violate the type string."""
     return any(
         item["schema"].keys() - {"title", "description"} != {"type"}
         or item["schema"]["type"] != "string"

@@ -1,4 +1,4 @@
-"""Slow clients of every kind, next to normal ones."""
+"""Slow clients of every kind, next to normal clients."""
 
 import asyncio
 import contextlib
@@ -61,7 +61,7 @@ async def _drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 async def _drip_unasked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Send byte after byte of a body that no route reads, after the answer as well."""
+    """Send byte after byte of a body that no route reads, also after the answer."""
     writer.write(b"GET /livez HTTP/1.1\r\nhost: test\r\ncontent-length: 100000\r\n\r\n")
     while not reader.at_eof():
         writer.write(b" ")
@@ -158,7 +158,7 @@ async def be_slow_once(address: str, behave: Behaviour) -> None:
 
 
 async def normal_traffic(address: str, *, num_requests: int, at_once: int) -> Tally:
-    """Ask as normal clients do; every answer must be right."""
+    """Ask like normal clients; every answer must be right."""
     clock = asyncio.get_running_loop().time
     remaining = iter(range(num_requests))
     answered, failures, seconds = 0, list[str](), list[float]()

@@ -1,4 +1,4 @@
-"""How real server processes end: told to, killed, or with their device lost."""
+"""The end of real server processes: by SIGTERM, by SIGKILL, or with a lost device."""
 
 import json
 import signal

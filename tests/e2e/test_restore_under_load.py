@@ -90,7 +90,7 @@ async def restore_under_load(
         callers = [asyncio.create_task(call(client, expected, seen)) for _ in range(NUM_CALLERS)]
 
         async def watch(after: float) -> None:
-            """Wait until answers came that were asked for well after a moment."""
+            """Wait until requests from well after a moment have answers."""
             async with asyncio.timeout(30):
                 while not seen or seen[-1].asked_at < after + WATCHED_S:
                     await asyncio.sleep(0.01)
@@ -115,7 +115,7 @@ async def restore_under_load(
 def serve_and_restore(
     tmp_path: Path, backbone: Backbone, *, poll_ms: int
 ) -> tuple[list[Seen], float, float]:
-    """Run a server that looks at its registry so often, and `restore_under_load`."""
+    """Run a server with this poll interval, and `restore_under_load`."""
     settings = make_settings(registry_poll_ms=poll_ms)
     with (
         site_under_load(tmp_path, backbone) as (site, registry),

@@ -25,9 +25,9 @@ from nunatak_model import trunk_graphs
 
 FP32_TOLERANCE = 1e-4
 BF16_TOLERANCE = 0.1
-"""Tiny random layers round worse than trained ones; torch's own kernels are the other bound."""
+"""Tolerance. Tiny random layers have larger rounding errors than trained layers."""
 NEARLY = 1.3
-"""How much further from the truth than torch's own kernels in bfloat16, at most."""
+"""Largest ratio of the error to the error of torch's own kernels in bfloat16."""
 
 
 @pytest.fixture(scope="module", params=["bert", "roberta", "modernbert"])
@@ -86,7 +86,7 @@ def test_each_task_alone_answers_as_in_company(twins: list[Twin], fast: Served) 
 
 
 def test_no_bit_of_a_row_depends_on_what_the_others_ask(twins: list[Twin], fast: Served) -> None:
-    """At fixed shapes: other texts of the same lengths, to the same tasks."""
+    """Fixed shapes: other texts of the same lengths, for the same tasks."""
     chance = random.Random(1)
     kept = Question(task=6, encoding=random_encoding(chance, 20))
     lengths = [chance.randint(4, 40) for _ in twins]

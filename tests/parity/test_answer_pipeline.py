@@ -16,12 +16,12 @@ CONTEXTS = [text for text in random_texts(24, seed=5, longest=20) if not text.is
 # Every word occurs once, because the pipeline adds up answers with equal texts at different places.
 PLAIN = "Ada Lovelace's report (London, 1843) said: où est, 東京 and 🙂."
 RANDOM, SURE = 3.0, 12.0
-"""How large logits are: the larger, the surer the best pair of tokens."""
+"""Scale of the logits. Larger logits give the best pair of tokens a higher probability."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """One question as both sides answer it."""
+    """One question, with the answers of both sides."""
 
     expected: list[PublishedAnswer]
     found: list[Answer]

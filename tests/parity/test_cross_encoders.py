@@ -1,4 +1,4 @@
-"""Cross-encoders of sentence-transformers, releases 2 to 6: served ranks and scores are theirs."""
+"""Cross-encoders of sentence-transformers, releases 2 to 6: equal ranks and scores."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -43,7 +43,7 @@ def factory(tmp_path_factory: pytest.TempPathFactory) -> TwinFactory:
 
 
 def saved(factory: TwinFactory, folder: Path, *, release: int, activation: str | None) -> Path:
-    """A cross-encoder as a release writes it; without an activation, it says nothing of one."""
+    """A cross-encoder in the layout of a release; without an activation, the field is missing."""
     save_checkpoint(factory, folder, method=TopK(num_layers=1), num_labels=1)
     if release >= 6:
         chosen = None if activation is None else ACTIVATIONS[activation]()

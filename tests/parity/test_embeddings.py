@@ -1,4 +1,4 @@
-"""Our embeddings of the embedded backbone against sentence-transformers' of the same files."""
+"""Our embeddings of the embedded backbone against sentence-transformers' embeddings."""
 
 from importlib.util import find_spec
 from pathlib import Path

@@ -122,7 +122,7 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, PeftBase]:
 
 
 def loaded(imported: ImportedTask, backbone: Backbone) -> LoadedTask:
-    """The task as a server has it, after a round through manifest and bytes."""
+    """The task in the form of a server, made from manifest and bytes."""
     draft = draft_task(
         "tone",
         spec=imported.spec,

@@ -1,6 +1,6 @@
-"""The measures of the house: how many files there are, and how many of them one request crosses.
+"""Measures of the code: the number of files, and the number of files that one request crosses.
 
-`python tests/policy/house.py` prints them; `test_house.py` holds them.
+`python tests/policy/house.py` prints the measures; `test_house.py` limits them.
 """
 
 import ast
@@ -33,7 +33,7 @@ def product_files() -> dict[str, list[Path]]:
 
 
 def num_lines(files: Iterable[Path]) -> int:
-    """Return the lines of all files together."""
+    """Return the number of lines of all files together."""
     return sum(len(it.read_text().splitlines()) for it in files)
 
 

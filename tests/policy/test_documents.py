@@ -49,7 +49,7 @@ PUBLIC_BASES = {
     "server_error",
     "access_denied",
 }
-"""Codes of classes that are only ever raised as one of their subclasses."""
+"""Codes of base classes, of which only subclasses are raised."""
 NOT_OVER_HTTP = {"invalid_settings", "invalid_key_file"}
 
 
@@ -90,7 +90,7 @@ def documented_access() -> dict[tuple[str, str], str]:
 
 
 def real_access() -> dict[tuple[str, str], str]:
-    """The same as the server checks it."""
+    """The scope of each route, by verb and template, in the server."""
     return {
         route: "nothing"
         if needed is None
@@ -173,7 +173,7 @@ def test_every_source_that_the_architecture_names_exists() -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """The headings of a page as GitHub spells them in links."""
+    """The headings of a page in GitHub's form for links."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", it.lower()).replace(" ", "-") for it in headings}
 

@@ -78,7 +78,7 @@ def work(
     seed: int,
     mutant: Mutant | None,
 ) -> None:
-    """Publish and promote in turn, and write down what came of it."""
+    """Publish and promote in turn, and record the replies."""
     source = random.Random(f"{seed}/{worker}")
     with Registry.open(location) as registry, Path(log).open("w", encoding="utf-8") as file:
         start.wait(START_LIMIT_S)
@@ -130,8 +130,10 @@ def promote(
 
 
 def check(tally: Tally, location: str, replies: Sequence[Reply]) -> None:
-    """Hold the replies against the store: every version is promoted once at most, so each move of
-    the history belongs to one reply."""
+    """Compare the replies with the store.
+
+    Every version is promoted at most once, so each move of the history belongs to one reply.
+    """
     published = [reply for reply in replies if reply.kind == "publish"]
     moves: defaultdict[str, list[Reply]] = defaultdict(list)
     for reply in replies:

@@ -1,4 +1,4 @@
-"""Negative controls: does the check that is there for a planted bug catch it?"""
+"""Negative controls: the check for each planted bug must catch the bug."""
 
 import errno
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ RACES = 6
 
 
 def is_caught(mutant: Mutant, folder: Path, forks: ForkServer) -> bool:
-    """Tell whether a planted bug is caught; `folder` is empty, and may hold anything afterwards."""
+    """Return whether a planted bug is caught; `folder` is empty before."""
     return _CHECKS[mutant](mutant, folder, forks)
 
 

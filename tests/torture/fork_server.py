@@ -24,7 +24,7 @@ from torture.operations import Operation
 
 TESTS = Path(__file__).parent.parent
 LIFE_LIMIT_S = 60
-"""No life is anywhere near as long: one that is has been hanging."""
+"""Time limit of a life. Only a hanging life takes as long."""
 
 
 class Calls(IntFlag):
@@ -57,12 +57,12 @@ class Death:
     """The end of a life, and its finished operations."""
 
     acknowledged: int
-    """How many of its operations were acknowledged."""
+    """Number of acknowledged operations."""
     was_killed: bool
     refusal: str | None
-    """The error of the registry that ended it."""
+    """The registry's error that ended the life."""
     breakage: str | None
-    """Any other error that ended it."""
+    """Any other error that ended the life."""
     counted_calls: int
 
 
@@ -89,9 +89,10 @@ class ForkServer:
         kill_when: Callable[[], object] | None = None,
         is_killed_from_birth: bool = False,
     ) -> Death:
-        """Run operations in a new process; kill it when `kill_when` returns, if it is given.
+        """Run operations in a new process; if `kill_when` is given, kill the process when it
+        returns.
 
-        It is called once the process is ready, or at its birth if that is asked for.
+        `kill_when` is called once the process is ready, or at the start of the process on request.
         """
         self._log.unlink(missing_ok=True)
         self._send_line(

@@ -1,7 +1,7 @@
 """A process that has imported everything and forks a child for each requested life.
 
 Reads one JSON life per line. Prints `pid N`, what the child prints, and `over` at its end; after
-one more line of input it buries the child and prints `status N`.
+one more line of input, the process waits for the child and prints `status N`.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ from torture.operations import Operation
 
 PRELOADED = (psycopg,)
 FAILED, BROKEN = 3, 4
-"""Exit statuses: refused by an error of the registry; ended by any other."""
+"""Exit statuses: after an error of the registry, and after any other error."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Hostile artefacts, each made to break one rule, with the code it must be refused with."""
+"""Hostile artefacts. Each breaks one rule, and must be refused with one code."""
 
 import hashlib
 import time
@@ -25,7 +25,7 @@ REFUSALS = (RegistryError, ArtifactError, ModelError)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attack:
-    """One hostile artefact on its way in, and the code of its refusal."""
+    """One use of a hostile artefact, and the code of its refusal."""
 
     name: str
     code: str
@@ -42,7 +42,7 @@ def attacks(registry: Registry, backbone: Backbone) -> Iterator[Attack]:
 
 
 def launch_all(every: list[Attack], watched: Path) -> tuple[Tally, float]:
-    """Launch attacks; return what became of them and the longest time one took, in seconds."""
+    """Launch attacks; return their outcomes and the longest time of an attack, in seconds."""
     tally = Tally(campaign="hostile artefacts", seed=0)
     longest = 0.0
     # The first load in a process also starts torch's threads and kernels, so it is not measured.

@@ -23,7 +23,7 @@ def kill_at_random(
     seed: int,
     mutant: Mutant | None = None,
 ) -> Tally:
-    """Kill processes until `num_kills` of them died of it; look at the store after each."""
+    """Kill processes until `num_kills` of them have died; check the store after each."""
     tally = Tally(campaign="kill -9 at random times", seed=seed)
     source = random.Random(seed)
     location, state, lives = new_location(), State(), 0

@@ -45,7 +45,7 @@ class Operation:
 
 @cache
 def draft_of(task: str, seed: int) -> tuple[TaskDraft, dict[str, bytes]]:
-    """Return `make_draft(task, seed)`, made once."""
+    """Return `make_draft(task, seed)`, computed once."""
     return make_draft(task, seed)
 
 
@@ -109,7 +109,7 @@ class State:
         }
 
     def choices(self) -> Iterator[Operation]:
-        """Yield one valid operation of every kind and task that allows it."""
+        """Yield one valid operation of every possible kind, for every task."""
         for name, task in self.tasks.items():
             held = {stack[-1] for stack in task.stacks.values()}
             free = [version for version in task.versions if version not in held]
@@ -129,7 +129,7 @@ class State:
 
 
 def rollback_rest(task: TaskState, alias: str) -> list[int]:
-    """Return the stack of an alias after a rollback; empty where there is nothing to go back to."""
+    """Return the stack of an alias after a rollback; empty if there is no earlier version."""
     stack = task.stacks[alias]
     rest = stack[:-1]
     while rest and (rest[-1] not in task.versions or rest[-1] == stack[-1]):

@@ -1,4 +1,4 @@
-"""A fault at every single step: each system call on the store killed at, or failing, in turn."""
+"""A fault at every step: for each system call on the store, a kill or an error."""
 
 import errno
 import random
@@ -90,7 +90,7 @@ class Bench:
         names: Iterable[str] = OPERATIONS,
         persistent: bool = False,
     ) -> Iterator[Case]:
-        """Yield every step of the operations; how many steps there are is found by counting."""
+        """Yield every step of the operations. The library counts the steps first."""
         for name in names:
             for error in errors:
                 _, death = self.run(Case(name=name, error=error, nth=0))
@@ -143,9 +143,9 @@ def sampled(cases: Iterable[Case], number: int, seed: int) -> list[Case]:
 def undurable(trace: Sequence[tuple[str, str]]) -> list[str]:
     """Return the files that a power loss could take although the index names them.
 
-    Law: before the first write to the index of the transaction that names a blob, the blob's bytes
-    were synced before its rename, and its folder after it; and after the journal of that
-    transaction was emptied or removed, it or its folder was synced.
+    Law: a transaction names a blob only after the blob's bytes were synced, the blob was renamed,
+    and its folder was synced. After the transaction, the emptied journal or the journal's folder
+    was synced.
     """
     problems, synced, renamed = list[str](), set[str](), dict[str, bool]()
     unsynced_end: str | None = None

@@ -1,4 +1,4 @@
-"""A registry of many versions answers as one of few."""
+"""A registry of many versions answers as fast as a registry of few."""
 
 from pathlib import Path
 

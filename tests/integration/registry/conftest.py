@@ -1,4 +1,4 @@
-"""Every kind of index that the laws of the registry must hold for."""
+"""The kinds of index for the laws of the registry."""
 
 from collections.abc import Generator
 from datetime import UTC, datetime, timedelta

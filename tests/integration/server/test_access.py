@@ -1,4 +1,4 @@
-"""Who may ask what: every route, every verb, every scope, and tasks of others."""
+"""Access: every route, every verb, every scope, and tasks of other tenants."""
 
 from collections.abc import AsyncGenerator, Generator, Iterator
 from contextlib import asynccontextmanager
@@ -257,7 +257,7 @@ def seen(answer: httpx.Response) -> tuple[int, dict[str, str], bytes]:
 async def test_a_hidden_task_and_a_missing_task_look_equal(
     backbone: Backbone, registry: Registry, keys: Path
 ) -> None:
-    """On every route that names a task, with right and wrong versions, aliases and bodies."""
+    """Requests to every route with a task, with right and wrong versions, aliases and bodies."""
     headers = add_key(keys, "tenant", tasks=[MINE, "mine-*"]) | {"x-request-id": "same"}
     owner = add_key(keys, "owner", tasks=[HIDDEN])
 
@@ -338,7 +338,7 @@ async def test_the_answers_to_a_tenant_match_an_open_server(
 async def test_a_page_of_another_site_changes_nothing_at_an_open_server(
     backbone: Backbone, registry: Registry, headers: dict[str, str], *, is_refused: bool
 ) -> None:
-    """Browsers send requests without a body from any page, and say so."""
+    """Browsers send requests without a body from any page, with the page's site in a header."""
 
     async with running_client(backbone, registry) as client:
         for verb, template in ACCESS:

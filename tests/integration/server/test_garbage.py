@@ -72,7 +72,7 @@ def address(slow_backbone: Backbone, tmp_path_factory: pytest.TempPathFactory) -
 
 @contextmanager
 def garbage() -> Generator[list[object]]:
-    """Collect what only the collector finds at the end of the block, in place of freeing it."""
+    """At the end of the block, keep the objects that only the collector finds."""
     found = list[object]()
     gc.collect()
     gc.disable()

@@ -32,7 +32,7 @@ Windows = list[list[float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sort:
-    """A sort of task, and its rule of combination in plain loops."""
+    """A kind of task, and its rule of combination in plain loops."""
 
     combined: Callable[[Windows], list[float]]
     labels: tuple[str, ...]

@@ -26,7 +26,7 @@ SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_s
 
 
 def parsed(text: str) -> dict[str, Metric]:
-    """Families by the name that one queries; the times of creation left out."""
+    """Metrics by the name in queries, without the times of creation."""
     found: dict[str, Metric] = {}
     for family in text_string_to_metric_families(text):
         if not family.name.endswith("_created"):
@@ -72,7 +72,7 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Metric]:
 
 
 async def _compare(client: httpx.AsyncClient) -> None:
-    """Ask until the shadow was compared, which no answer waits for."""
+    """Ask until the shadow was compared. No answer waits for the comparison."""
     while not (await client.get("/v1/tasks/intent/shadow")).json()["compared"]:
         await client.post("/v1/tasks/intent/predict", json={"inputs": "a"})
 

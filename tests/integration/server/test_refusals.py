@@ -99,7 +99,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Ge
 async def surviving_client(
     backbone: Backbone, registry: Registry
 ) -> AsyncGenerator[httpx.AsyncClient]:
-    """A client of a server that must be well at the end."""
+    """A client of a server that must still work at the end."""
     settings = make_settings(max_body_bytes=1024 * 1024)
     async with running_client(backbone, registry, settings) as client:
         yield client

@@ -74,7 +74,7 @@ def differs(answer: dict[str, Any], text: str, oracle: Oracle) -> bool:
 
 
 async def operate(client: httpx.AsyncClient, stop: asyncio.Event) -> int:
-    """Promote, roll back, preload and evict, in turns, until told to stop; return how often."""
+    """Promote, roll back, preload and evict in turns until stopped; return the number of turns."""
     draw = random.Random(7)
     for count in itertools.count():
         if stop.is_set():

@@ -17,7 +17,7 @@ from nunatak_registry import Candidate, CandidateRole, Registry
 PREDICT = "/v1/tasks/tone/predict"
 TEXT = "where is my parcel?"
 OLD, LOST, NEW = 11, 22, 33
-"""Seeds: of version 1, of the version 2 that a restore takes, and of the one published then."""
+"""The seeds of version 1, of the version 2 that the restore removes, and of the new version 2."""
 
 
 @pytest.fixture(params=["rename", "sqlite", "postgresql"])

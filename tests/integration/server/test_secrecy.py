@@ -1,4 +1,4 @@
-"""Nothing that callers send comes out again: not in refusals, logs, metrics or ledgers."""
+"""Nothing from callers is repeated in refusals, logs, metrics or memory reports."""
 
 import json
 import logging
@@ -21,7 +21,7 @@ CANARY = "swordfish"
 JSON = {"content-type": "application/json"}
 PREDICT = "/v1/tasks/tone/predict"
 NOT_OURS = {"uvicorn.access", "httpx", "httpcore.http11", "httpcore.connection"}
-"""Loggers of the client, and the one that the server switches off and pytest on again."""
+"""The client's loggers, and a logger that the server turns off and pytest turns on."""
 TEXTS = f"my {CANARY} is in here"
 
 REFUSED: dict[str, dict[str, Any]] = {

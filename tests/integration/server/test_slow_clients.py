@@ -61,7 +61,7 @@ def test_slow_clients_cost_normal_ones_nothing(address: str) -> None:
 
 
 def test_clients_that_are_killed_leave_nothing_behind(address: str) -> None:
-    """Hundreds of requests are sent by clients that go before they are answered."""
+    """Hundreds of clients send a request and go before the answer."""
     files_before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - numbers, no paths
 
     async def ask_and_go(client: httpx.AsyncClient, index: int) -> None:

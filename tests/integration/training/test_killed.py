@@ -1,4 +1,4 @@
-"""Training killed with SIGKILL, in processes of its own, and started again."""
+"""Training in separate processes, killed with SIGKILL, and started again."""
 
 import os
 import random

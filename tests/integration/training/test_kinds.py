@@ -1,4 +1,4 @@
-"""Every kind of task from a file of rows to a version that answers as it was trained."""
+"""Every kind of task, from a file of rows to a version with the trained answers."""
 
 from datetime import UTC, datetime
 from pathlib import Path

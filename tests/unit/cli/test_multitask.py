@@ -1,4 +1,4 @@
-"""Laws of `nunatak multitask` as it is called."""
+"""Laws of the options of `nunatak multitask`."""
 
 import json
 from pathlib import Path

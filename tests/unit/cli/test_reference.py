@@ -1,4 +1,4 @@
-"""The committed reference of settings is the one that the settings make."""
+"""The committed reference of settings matches the settings."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Laws of typed results: each kind of task has its own, and none is taken for another."""
+"""Laws of typed results: each kind of task has its own class of result."""
 
 import json
 

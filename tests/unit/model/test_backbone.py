@@ -1,4 +1,4 @@
-"""A backbone of which only the lowest layers are held answers as the whole one, or not at all."""
+"""A backbone with only its lowest layers answers like the whole backbone, or not at all."""
 
 from collections.abc import Callable
 from dataclasses import replace

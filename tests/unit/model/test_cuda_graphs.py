@@ -93,7 +93,7 @@ def test_what_was_returned_survives_the_next_replay() -> None:
 
 
 def record_elsewhere(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """Records nothing, as when kernels run on another device than the one that is captured."""
+    """Records nothing, as if the kernels ran on another device."""
     output = run().clone()
     return lambda: output
 

@@ -1,4 +1,4 @@
-"""A mixed batch by the kernels of a GPU, against the same batch with each task by itself."""
+"""A mixed batch on the kernels of a GPU, against the same batch with each task alone."""
 
 import random
 

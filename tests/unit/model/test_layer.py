@@ -38,7 +38,7 @@ def test_adapters_and_their_gradients_match_the_plain_formula(reads: AdapterInpu
 
 
 def adapted(residual: Tensor, block: Tensor, adapter: Adapter) -> Tensor:
-    """Residual and block, with the adapter on the middle of three spans."""
+    """Return residual and block, with the adapter on the middle of three spans."""
     override = BottleneckLayer(
         attention_adapter=adapter, feedforward_adapter=None, attention_norm=None, output_norm=None
     )

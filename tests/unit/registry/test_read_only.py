@@ -1,4 +1,4 @@
-"""A failed fsync makes the store read-only: its data may be gone although a retry succeeds."""
+"""A failed fsync makes the store read-only, because data may be lost although a retry succeeds."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""The registry against a plain dictionary that knows its laws."""
+"""The registry against a plain model."""
 
 import tempfile
 from dataclasses import dataclass, field

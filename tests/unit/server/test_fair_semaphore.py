@@ -1,4 +1,4 @@
-"""FairQueue at few places: one of each caller, however many of them one caller brings."""
+"""Turns at few slots: one request of each caller, for any number of requests of one caller."""
 
 import asyncio
 import itertools
@@ -10,7 +10,7 @@ from nunatak_server.tokenization import FairSemaphore
 
 
 class Track:
-    """Takes turns, and remembers who had one."""
+    """Takes slots, and remembers the callers that had one."""
 
     def __init__(self, *, num_slots: int = 1) -> None:
         self.semaphore = FairSemaphore(num_slots=num_slots)

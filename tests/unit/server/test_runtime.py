@@ -1,4 +1,4 @@
-"""How the parts of a server are put together."""
+"""The assembly of a server's parts."""
 
 import asyncio
 from collections.abc import Callable, Generator

@@ -1,4 +1,4 @@
-"""Time limits: as `asyncio.timeout`, whether the work waits or not."""
+"""Time limits, like `asyncio.timeout`, for work that waits and for work that does not."""
 
 import asyncio
 from collections.abc import Callable, Coroutine

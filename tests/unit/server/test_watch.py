@@ -7,7 +7,7 @@ from nunatak_registry import Generation, StoreUnavailableError
 from nunatak_server.following import RegistryWatch
 
 Turn = tuple[int, str] | None
-"""A number and a token, or None where the registry cannot be read."""
+"""A number and a token; None if the registry cannot be read."""
 
 
 class Script:

@@ -40,7 +40,7 @@ def layers_of(recipe: Recipe) -> int | None:
 
 
 def scripted(score_of: Callable[[int], float], *, full: float = 0.8) -> Callable[..., TrainedTask]:
-    """A run whose score is known; a full one scores `full`."""
+    """A run with a known score; the full run scores `full`."""
 
     def run(recipe: Recipe) -> TrainedTask:
         layers = layers_of(recipe)

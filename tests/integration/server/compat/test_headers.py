@@ -1,4 +1,4 @@
-"""The headers of our own prediction routes say the same by every protocol."""
+"""The headers of our own prediction routes work in every protocol."""
 
 import asyncio
 import dataclasses
@@ -22,7 +22,7 @@ COMPUTING = [
     for (_, path), needed in access_by_route().items()
     if needed == PREDICT and not path.startswith(("/v1/predict", "/v1/tasks"))
 ]
-"""Every route of a neighbour's that computes."""
+"""Every route of another protocol that computes."""
 BY_NAME = [path for path in COMPUTING if "{task}" in path and "{version}" not in path]
 BY_VERSION = [path for path in COMPUTING if "{version}" in path]
 KEYS = [f"user-{number}" for number in range(16)]

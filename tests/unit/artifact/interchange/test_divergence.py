@@ -1,4 +1,4 @@
-"""Where an encoder leaves its backbone."""
+"""The first layer where an encoder differs from its backbone."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Writing peft folders: whole, readable, and only of what peft can hold."""
+"""Writing peft folders: whole, readable, and only tasks that peft can hold."""
 
 import json
 from pathlib import Path

@@ -25,7 +25,7 @@ def make_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(name="runs", scope="module")
 def make_runs(folder: Path) -> tuple[Run, ...]:
-    """Full, then bottleneck; of each 8 examples and 16; of each seed 0 and 1."""
+    """Runs with full, then bottleneck; each with 8 and 16 examples; each with seeds 0 and 1."""
     methods: list[JsonValue] = [{"kind": "full"}, {"kind": "bottleneck", "size": 8}]
     return tuple(
         run

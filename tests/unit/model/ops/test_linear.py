@@ -35,7 +35,7 @@ METHODS: list[Method] = [
     Full(),
 ]
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1}
-"""On logits of about 1 in size: of rounding in another order, and of eight-bit mantissas."""
+"""Tolerances for values near 1, in float32 and in bfloat16."""
 
 DTYPES = [
     dtype for dtype in (torch.float32, torch.bfloat16) if can_pack(dtype, torch.device("cpu"))

@@ -20,7 +20,7 @@ def cut_by_the_library(family: Family, text: TextInput, max_length: int) -> tupl
 
 
 def letters_of(encoding: Encoding) -> int:
-    """How many tokens of the text are read for the first time here."""
+    """Number of tokens that are read for the first time in this window."""
     return encoding.num_tokens - encoding.part.num_repeated
 
 

@@ -21,7 +21,7 @@ NOW = datetime(2026, 6, 1, tzinfo=UTC)
 
 
 def door_of(path: Path, steps: list[Callable[[], None]]) -> KeyAuthenticator:
-    """A authenticator that takes one of the steps each time that it pauses."""
+    """An authenticator that does one of the steps at each pause."""
     remaining = iter(steps)
 
     async def pause(seconds: float) -> None:

@@ -11,7 +11,7 @@ from nunatak_server.http.limits import StrictRoute
 
 
 async def other() -> None:
-    """Stand for a dependency that has nothing to do with access."""
+    """A dependency without any relation to access."""
 
 
 async def endpoint() -> Response:

@@ -1,4 +1,4 @@
-"""Deadlines judge the caller, not a loop that stands; who goes is let go; refusals are early."""
+"""Laws of the protocol: time limits of callers, cancelled requests, and early refusals."""
 
 import asyncio
 import http.client
@@ -26,7 +26,7 @@ from nunatak_server.http.protocol import (
 DEADLINE_S = 0.3
 KEEP_ALIVE_S = 1
 HIGH_WATER = 10_000
-"""Bytes that are not taken, from which on no more should be sent."""
+"""Buffered bytes from which on the application must pause."""
 REQUEST = b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"
 LONG_HEAD = (b"GET / HTTP/1.1\r\nx: " + b"y" * MAX_HEAD_BYTES)[:MAX_HEAD_BYTES]
 REFUSED = b"POST /refused HTTP/1.1\r\nHost: here\r\ncontent-length: 5\r\n\r\n"
@@ -36,11 +36,11 @@ CHUNKED_WAIT = (
 )
 TRAILER = b"0\r\nx-late: y\r\n"
 ended = deque[str]()
-"""How requests that wait came to their end."""
+"""The ends of waiting requests."""
 seen = deque[bytes]()
-"""Names of the headers of a request, once its body had come."""
+"""Names of the headers of a request, after its body."""
 calls = deque[str]()
-"""Requests that should have been refused before."""
+"""Requests that the check of heads should have refused."""
 
 
 def refusal_of(scope: AnyScope) -> Response | None:
@@ -275,7 +275,7 @@ def test_what_is_no_request_is_not_answered_before_what_came_first(port: int) ->
 
 
 class UnreadTransport(asyncio.Transport):
-    """Whoever is at the other end takes nothing."""
+    """Make the other end read nothing."""
 
     def __init__(self, protocol: BoundedProtocol) -> None:
         super().__init__()
@@ -291,13 +291,13 @@ class UnreadTransport(asyncio.Transport):
         return False
 
     def pause_reading(self) -> None:
-        """Nothing more is read."""
+        """Stop reading."""
 
     def close(self) -> None:
-        """Nothing is left open."""
+        """Close the transport."""
 
     def resume_reading(self) -> None:
-        """Nothing was held back."""
+        """Return that no bytes are buffered."""
 
 
 async def test_refusals_that_nobody_takes_do_not_pile_up() -> None:

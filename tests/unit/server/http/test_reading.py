@@ -17,7 +17,7 @@ from nunatak_server.scheduler.rows import Priority
 
 
 class QuickRoute(APIRoute):
-    """Reads arguments in one pass, and only so."""
+    """Reads arguments only in one pass."""
 
     def get_route_handler(self) -> Handler:
         handler = quick_handler(self)

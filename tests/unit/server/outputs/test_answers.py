@@ -82,7 +82,7 @@ def test_answers_match_a_search_that_tries_everything(
 
 
 def sure_of(context: str, answer: str, *, max_length: int, null: float = -9.0) -> list[Window]:
-    """Windows that are sure of one answer where they hold it whole."""
+    """Windows with high scores for one answer, if the window holds the whole answer."""
     begin = context.index(answer)
     end = begin + len(answer)
     windows: list[Window] = []

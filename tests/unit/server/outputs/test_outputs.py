@@ -47,7 +47,7 @@ class QuestionEngine:
 
 
 class CountingExecutor(ThreadPoolExecutor):
-    """Counts what leaves the event loop for it."""
+    """Counts the calls off the event loop."""
 
     num_calls = 0
 

@@ -1,4 +1,4 @@
-"""A stream is refused, or late, as a whole answer is: by a status, before its first line."""
+"""A refused or late stream gets a status before its first line, like a whole answer."""
 
 import asyncio
 from contextlib import ExitStack

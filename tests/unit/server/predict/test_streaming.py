@@ -1,4 +1,4 @@
-"""Results come as they are there, each once, and none waits for another."""
+"""Results arrive as soon as they are ready, each once, and none waits for another."""
 
 import asyncio
 import contextlib

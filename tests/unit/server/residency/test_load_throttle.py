@@ -1,4 +1,4 @@
-"""A thread that gives way rests in proportion to its work, not for long, and only if it shall."""
+"""A load thread rests in proportion to its work, not for long, and only during batches."""
 
 import threading
 from collections.abc import Callable

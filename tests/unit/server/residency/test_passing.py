@@ -1,4 +1,4 @@
-"""A load that finds no room keeps back those behind it for a while, and then no more."""
+"""A load without room delays the loads behind it for a while."""
 
 import asyncio
 

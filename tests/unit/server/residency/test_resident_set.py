@@ -49,7 +49,7 @@ def key(name: str) -> VersionKey:
 def put(
     resident_set: ResidentSet, name: str, *, num_bytes: int, load_s: float = 1.0, uses: int = 1
 ) -> tuple[VersionKey, ...]:
-    """Load a version as residency does, without anybody waiting for it; return what went for it."""
+    """Load a version without waiting requests; return the evicted versions."""
     for _ in range(uses):
         resident_set.record_use(key(name))
     assert resident_set.claim(key(name), num_bytes)
@@ -189,7 +189,7 @@ def test_a_version_that_is_discarded_goes_with_its_last_lease_pinned_or_not() ->
 
 
 class ResidentSetInUse(RuleBasedStateMachine):
-    """Any sequence of what residency may do with a resident_set."""
+    """Any sequence of calls on a resident set."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -92,7 +92,7 @@ async def load(bench: TrafficBench, *manifests: TaskManifest) -> None:
 async def settled_report(
     bench: TrafficBench, pair: tuple[TaskManifest, TaskManifest]
 ) -> ShadowReport:
-    """Return the report once it speaks of something."""
+    """Return the report once it has counts."""
     await until(lambda: bench.rollouts.shadows.report(*pair) != ShadowReport())
     return bench.rollouts.shadows.report(*pair)
 

@@ -1,4 +1,4 @@
-"""Lines are written together and soon, none is lost, and a warning waits for nothing."""
+"""Lines are written together and soon, no line is lost, and a warning is written at once."""
 
 import io
 import logging
@@ -14,7 +14,7 @@ from nunatak_server.telemetry.logs import DELAY_S, MAX_EVENTS, JoiningHandler
 
 
 class Stream(io.StringIO):
-    """Counts how often it is written to."""
+    """Counts the writes."""
 
     num_writes = 0
 

@@ -1,4 +1,4 @@
-"""Laws of going on: from any step, with any optimizer and regularizer, to the same bytes."""
+"""Laws of resuming: from any step, with any optimizer and regularizer, to the same bytes."""
 
 from pathlib import Path
 
@@ -68,7 +68,7 @@ def test_a_run_that_dies_again_and_again_gives_the_bytes_of_one_that_does_not(
 
 
 class DiesAfter(RecordingReport):
-    """Ends the run within the report of its own so-manieth step, of pretraining or tuning."""
+    """Ends the run within the report of a given step, of pretraining or tuning."""
 
     def __init__(self, num_steps: int) -> None:
         super().__init__()

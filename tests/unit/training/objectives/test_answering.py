@@ -1,4 +1,4 @@
-"""Where answers lie in windows, and how they are read out again."""
+"""The places of answers in windows, and the reading of answers from logits."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def task(*examples: Example) -> TaskData:
 
 
 def perfect_logits(data: TaskData, *, max_length: int) -> list[torch.Tensor]:
-    """Ones at the targets, and nothing elsewhere."""
+    """Ones at the targets, and zeros elsewhere."""
     encoded = objective_of(data).encode(data.dev, TOKENIZER, max_length=max_length)
     rows: list[torch.Tensor] = []
     for encoding, target in zip(encoded.encodings, encoded.targets, strict=True):

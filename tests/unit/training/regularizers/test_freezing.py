@@ -1,4 +1,4 @@
-"""GradDrop-Epoch, its toggled form and GradFreeze: what moves in which epoch."""
+"""GradDrop-Epoch, its toggled form and GradFreeze: the entries that move in each epoch."""
 
 # torch types some of its functions partly.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false

@@ -29,7 +29,7 @@ def tuned() -> dict[str, Tensor]:
 
 
 def trained(tensors: dict[str, Tensor]) -> Mixout:
-    """A mixout of weights that training has moved since."""
+    """A mixout of weights that training has already moved."""
     mixout = Mixout(tensors, RATE, torch.Generator().manual_seed(0))
     with torch.no_grad():
         for tensor in tensors.values():
