@@ -1,6 +1,6 @@
 """Measures the memory that a registry's tasks add to a process: shared, or one model per task.
 
-Run as a script, it loads in one of the two ways and prints the growth of its own memory in bytes.
+The script loads the tasks in one of the two ways and prints the growth of its memory in bytes.
 """
 
 # psutil carries no types.

@@ -25,7 +25,7 @@ class ArtifactError(Exception):
 
 
 class BackboneMismatchError(ArtifactError):
-    """A task version trained on another backbone or tokenizer than the one at hand."""
+    """A task version was trained on another backbone or tokenizer."""
 
     code = "backbone_mismatch"
 
@@ -177,7 +177,7 @@ class PickledWeightsError(UnsupportedImportError):
 
 
 class ForeignBackboneError(ArtifactError):
-    """A folder to import that was made from another backbone than the one at hand."""
+    """A folder to import was made from another backbone."""
 
     code = "foreign_backbone"
 

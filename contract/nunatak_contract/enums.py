@@ -18,7 +18,7 @@ class HeadKind(StrEnum):
 
     @property
     def fixed_outputs(self) -> int | None:
-        """The number of outputs where the kind decides it: start and end, or one score."""
+        """The number of outputs, if the kind fixes it: start and end, or one score."""
         match self:
             case HeadKind.QUESTION_ANSWERING:
                 return 2

@@ -65,7 +65,7 @@ class TrunkCacheMemory(Result):
 
 
 class ProcessMemory(Result):
-    """Memory of the server process as the kernel counts it; null where the kernel cannot."""
+    """Memory of the server process by the kernel's counts; null for missing counts."""
 
     rss_bytes: int
     peak_rss_bytes: int | None

@@ -68,7 +68,7 @@ class QuestionInput(Message):
 
 
 class QueryInput(Message):
-    """A query, and the documents to order by how well they answer it."""
+    """A query, and the documents to rank for the query."""
 
     query: Text
     documents: Annotated[list[Text], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]

@@ -150,7 +150,7 @@ class PredictManyResponse(Result):
 
 
 class Timings(Result):
-    """Where the server spent the time; `None` where a proxy removed the header."""
+    """The times of the server's steps; `None` if a proxy removed the header."""
 
     queue_ms: float | None = None
     tokenize_ms: float | None = None

@@ -89,7 +89,7 @@ async def drive(
 ) -> list[Sample]:
     """Send the scenario's load for `seconds` and wait for all answers.
 
-    The steps of a closed loop have durations of their own.
+    The steps of a closed loop have their own durations.
     """
     match scenario.arrivals:
         case Closed(users=users, steps=steps):

@@ -23,7 +23,7 @@ from nunatak_loadtest.errors import ProcessNotFoundError
 
 
 class MemorySample(BaseModel):
-    """Memory of one process at one moment; `None` where the system does not report it."""
+    """Memory of one process at one moment; `None` if the system does not report a value."""
 
     model_config = ConfigDict(frozen=True)
 

@@ -176,8 +176,8 @@ class Backbone:
 def quantize_backbone(backbone: Backbone) -> Backbone:
     """Quantize the layers to 8-bit integers (see `nunatak_model.ops.int8`).
 
-    A quantized backbone computes other numbers, so it has a digest and a name of its own. Tasks
-    must be trained on it to be served on it; tasks of the original backbone are refused.
+    A quantized backbone computes other numbers, so it has its own digest and name. Only tasks that
+    were trained on the quantized backbone can be served on it.
 
     Raises:
         UnsupportedBackboneError: the backbone is packed or quantized, or not on the CPU.

@@ -133,7 +133,7 @@ def _head_runs(
     pages: dict[int, list[int]] = defaultdict(list)
     for branch in pairs_of:
         slots = branches[branch].slots
-        # A branch without a slot gets a number of its own, which no page has.
+        # A branch without a slot gets a unique number, which no page has.
         pages[-1 - branch if slots is None else slots.head.page.number].append(branch)
     runs = list[_HeadRun]()
     for members in pages.values():

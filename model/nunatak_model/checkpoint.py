@@ -263,7 +263,7 @@ def _encoder_tensors(stored: Stored, config: BackboneConfig) -> Iterator[tuple[s
 
 
 def _prefix(stored: Stored, config: BackboneConfig) -> str:
-    """`bert.` and the like in checkpoints with a head, nothing in bare encoders."""
+    """The prefix of encoder tensors: for example `bert.` in checkpoints with a head, else empty."""
     (key,) = architecture_of(config).source_names("embeddings.word")
     found = [name for name in stored if name == key or name.endswith(f".{key}")]
     if len(found) != 1:

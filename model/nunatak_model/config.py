@@ -42,7 +42,7 @@ class BackboneConfig:
     layer_norm_epsilon: float
     activation: Activation
     counts_positions_from_padding: bool
-    """Whether a padding token in a text gets no position of its own, as in RoBERTa."""
+    """Whether padding tokens in a text all share one position, as in RoBERTa."""
 
     @property
     def head_width(self) -> int:

@@ -177,7 +177,7 @@ class TrunkGraphs:
 
 
 def trunk_graphs(backbone: Backbone) -> TrunkGraphs | None:
-    """Graphs for a backbone that is ready to serve; None where its kernels cannot be recorded."""
+    """Graphs for a backbone that is ready to serve; None if its kernels cannot be recorded."""
     is_recordable = backbone.ops.attention is varlen_attention
     if backbone.device.type != "cuda" or not is_recordable:
         return None

@@ -108,7 +108,7 @@ def mix_layer(
     """Sort the overrides of a layer by kind. The spans must be in the order of the plan's lanes.
 
     Raises:
-        LayerNotHeldError: `frozen` is None, and not every token has a layer of its own.
+        LayerNotHeldError: `frozen` is None, and a token has no own layer.
     """
     lora = tuple((span, it) for span, it in overrides if isinstance(it, LoraLayer))
     bottleneck = tuple((span, it) for span, it in overrides if isinstance(it, BottleneckLayer))
@@ -200,7 +200,7 @@ def mixed_norm(
 ) -> Float[Tensor, "tokens width"]:
     """Run a layer norm, if the layer has it: frozen, of a bottleneck, or of a task's own layer.
 
-    If bottlenecks have no such norm of their own (`pick_bottleneck` is None), they run the frozen
+    If bottlenecks do not own this norm (`pick_bottleneck` is None), their tokens run the frozen
     norm.
 
     Semantics:

@@ -64,7 +64,7 @@ def read_embedding(
     Args:
         read: reads its files.
         definition: its `tokenizer.json`.
-        settings: its `tokenizer_config.json`, empty where there is none.
+        settings: its `tokenizer_config.json`; empty without this file.
 
     Raises:
         CorruptBackboneError: a file differs from the format of sentence-transformers.

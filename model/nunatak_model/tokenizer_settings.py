@@ -32,7 +32,7 @@ def gives_token_types(config: Mapping[str, Any], settings: Mapping[str, Any]) ->
 
     Args:
         config: the `config.json`.
-        settings: the `tokenizer_config.json`, empty where there is none.
+        settings: the `tokenizer_config.json`; empty without this file.
 
     Raises:
         UnsupportedBackboneError: the class of the tokenizer is unknown.
@@ -57,7 +57,7 @@ def check_settings(
 
     Args:
         config: the `config.json`.
-        settings: the `tokenizer_config.json`, empty where there is none.
+        settings: the `tokenizer_config.json`; empty without this file.
         definition: the `tokenizer.json`.
 
     Raises:

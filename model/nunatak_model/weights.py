@@ -89,7 +89,7 @@ def norm_from(tensors: Mapping[str, Tensor], prefix: str) -> Norm:
 
 
 def norm_if_any(tensors: Mapping[str, Tensor], prefix: str) -> Norm | None:
-    """Pick a layer norm out of named tensors; None if it is not there."""
+    """Pick a layer norm out of named tensors; None if it is missing."""
     return norm_from(tensors, prefix) if f"{prefix}.weight" in tensors else None
 
 

@@ -35,7 +35,7 @@ class Rollouts:
         """Let a version run next to an alias, in place of the earlier candidate of its role.
 
         Compare-and-swap: nothing changes unless `expected_version` is the present candidate of the
-        role (0: there must be none; None: any). An equal candidate stays as it is.
+        role (0: there must be none; None: any). An equal candidate does not change.
 
         Raises:
             TaskNotFoundError: no such task.

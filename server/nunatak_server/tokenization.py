@@ -95,8 +95,8 @@ third of a millisecond. The hand-over to a thread would take nearly as long. Mor
 event loop."""
 
 MAX_CHARS_A_CHUNK: Final = 4096
-"""Characters of one chunk; a longer text is a chunk of its own. A chunk takes about two
-milliseconds, and a change of slots a tenth of that."""
+"""Characters of one chunk; a longer text is one chunk. A chunk takes about two milliseconds, and a
+change of slots a tenth of that."""
 
 Encodings = tuple[Encoding, ...]
 """The encodings of one input: windows of one text, or one pair for each document."""

@@ -84,7 +84,7 @@ def read_cross_encoder(folder: Path, backbone: Backbone) -> CrossEncoder | None:
 
 
 def score_of(cross_encoder: CrossEncoder | None) -> RankingScore:
-    """The score of the logit; sigmoid where the folder names none, as in sentence-transformers."""
+    """The score of the logit. The default is the sigmoid, as in sentence-transformers."""
     return RankingScore.SIGMOID if cross_encoder is None else cross_encoder.score
 
 

@@ -119,7 +119,7 @@ def draft_pulled(found: HubTask, backbone: Backbone, *, task: str | None, origin
         found: the content of the folder.
         backbone: must be the backbone that the task was trained on.
         task: the name in the registry; None keeps the name in the manifest.
-        origin: where the folder came from, for the note.
+        origin: the origin of the folder, for the note.
 
     Raises:
         ArtifactError: backbone or tokenizer differ, or the version changes nothing, or fails its

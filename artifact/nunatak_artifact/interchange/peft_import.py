@@ -6,8 +6,8 @@ with several ranks, or with gaps between its layers, is padded to the largest ra
 Padding costs memory and time, but it keeps a batch of tasks one product.
 
 BERT reads sequences through its pooler, a dense layer with tanh over the first token. RoBERTa's
-`classifier` has such a layer of its own. Both become `head.dense` here. A LoRA update of BERT's
-pooler is added to the pooler's weights.
+`classifier` contains such a layer. Both become `head.dense` here. A LoRA update of BERT's pooler is
+added to the pooler's weights.
 
 Axes: rank, in, out = of one update.
 """

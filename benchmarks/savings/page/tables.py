@@ -90,7 +90,7 @@ def memory_sheet(lines: Sequence[MemoryLine], backbone: str) -> Sheet:
         title=f"Memory, {backbone}",
         note="PSS of all processes of a system, seen from outside: shared pages count "
         "once. Beyond the measured numbers of tasks the straight line is taken. Parameter bytes "
-        "are what a task owns beside the backbone; the cache of texts, of a fixed size, is off.",
+        "are the parameters of a task alone; the cache of texts, of a fixed size, is off.",
         header=(
             "system",
             f"{most} tasks",
@@ -215,8 +215,8 @@ def fan_out_sheet(line: FanOutLine) -> Sheet:
         plots=(
             Plot(
                 name="fanout",
-                alt="How many times faster tasks are asked at once than one by one, beside what "
-                "counting layers gives",
+                alt="How many times faster tasks are asked at once than one by one, with the "
+                "factor by counted layers",
             ),
         ),
     )

@@ -192,7 +192,7 @@ def assignments(
 
 
 def settings_given(given: Iterable[str] | None, **options: str | None) -> dict[str, str]:
-    """Return the settings of `--set` together with the settings that have an option of their own.
+    """Return the settings of `--set` together with the settings that have their own option.
 
     `options` holds the values of these options by setting; an option that is `None` was not given.
 

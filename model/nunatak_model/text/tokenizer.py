@@ -143,10 +143,10 @@ class TextTokenizer:
         )
 
     def _bare(self) -> Tokenizer:
-        """Return a tokenizer without post-processor, which cuts nothing and adds nothing.
+        """Return a tokenizer without post-processor, without truncation and without special tokens.
 
-        The post-processor of RoBERTa trims the offsets of tokens by the spaces in the tokens, also
-        where no special tokens are asked for. So each window must meet the post-processor once.
+        The post-processor of RoBERTa trims the offsets of tokens by the spaces in the tokens, even
+        without special tokens. So the post-processor must run exactly once for each window.
         """
         with self._lock:
             if self._without_framing is None:

@@ -53,11 +53,11 @@ class Files(Protocol):
         ...
 
     def read(self, key: str, limit: int) -> bytes | None:
-        """Return at most `limit` bytes from the start, or None where no plain file is."""
+        """Return at most `limit` bytes from the start, or None if there is no plain file."""
         ...
 
     def exists(self, key: str) -> bool:
-        """Tell whether a plain file is there."""
+        """Return whether a plain file is there."""
         ...
 
     def delete(self, key: str) -> None:
@@ -65,11 +65,11 @@ class Files(Protocol):
         ...
 
     def move(self, key: str, target: str) -> bool:
-        """Move whatever lies at `key`, unread; False where nothing does."""
+        """Move the file at `key` without reading it; False if there is none."""
         ...
 
     def modified(self, key: str) -> datetime | None:
-        """Return when the file was written last, in UTC; None where nothing is."""
+        """Return the time of the file's last write, in UTC; None if there is none."""
         ...
 
     def list_keys(self) -> Iterator[str]:
@@ -130,7 +130,7 @@ class LocalFiles:
             self._sync_path(path.parent.parent)
 
     def read(self, key: str, limit: int) -> bytes | None:
-        """Return at most `limit` bytes from the start, or None where no plain file is."""
+        """Return at most `limit` bytes from the start, or None if there is no plain file."""
         with _local_refusals("read"):
             try:
                 with self._folder(key) as folder:
@@ -148,7 +148,7 @@ class LocalFiles:
                 os.close(descriptor)
 
     def exists(self, key: str) -> bool:
-        """Tell whether a plain file is there."""
+        """Return whether a plain file is there."""
         found = self._status(key)
         return found is not None and stat.S_ISREG(found.st_mode)
 
@@ -163,7 +163,7 @@ class LocalFiles:
                 return
 
     def move(self, key: str, target: str) -> bool:
-        """Move whatever lies at `key`, unread; False where nothing does."""
+        """Move the file at `key` without reading it; False if there is none."""
         self.check_writable()
         if self._status(key) is None:
             return False
@@ -176,7 +176,7 @@ class LocalFiles:
         return True
 
     def modified(self, key: str) -> datetime | None:
-        """Return when the file was written last, in UTC; None where nothing is."""
+        """Return the time of the file's last write, in UTC; None if there is none."""
         found = self._status(key)
         return None if found is None else datetime.fromtimestamp(found.st_mtime, UTC)
 
@@ -322,7 +322,7 @@ class RemoteFiles:
             self._filesystem.pipe_file(self._path(key), data)
 
     def read(self, key: str, limit: int) -> bytes | None:
-        """Return at most `limit` bytes from the start, or None where no object is."""
+        """Return at most `limit` bytes from the start, or None if there is no object."""
         with _remote_refusals("read"):
             try:
                 data = self._filesystem.cat_file(self._path(key), start=0, end=limit)
@@ -331,7 +331,7 @@ class RemoteFiles:
             return cast("bytes", data)
 
     def exists(self, key: str) -> bool:
-        """Tell whether an object is there."""
+        """Return whether an object is there."""
         with _remote_refusals("look for"):
             try:
                 info = cast("dict[str, object]", self._filesystem.info(self._path(key)))

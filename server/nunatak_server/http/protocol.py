@@ -75,7 +75,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @staticmethod
     def answer_unreadable() -> Response:
-        """Return the answer to what could not be read as a request."""
+        """Return the answer to bytes that are no request."""
         return Response(status_code=HTTPStatus.BAD_REQUEST)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] - the signature of the base class

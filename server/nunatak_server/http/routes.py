@@ -98,7 +98,7 @@ async def predict_many(
     routing_key: RoutingKeyHeader = None,
     accept: AcceptHeader = None,
 ) -> Response:
-    """Ask several tasks about the same inputs; each answers or fails by itself.
+    """Ask several tasks about the same inputs; each answers or fails separately.
 
     With `Accept: application/x-ndjson` each task's result is a line, sent as soon as it is there.
     """

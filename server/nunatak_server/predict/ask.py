@@ -54,7 +54,7 @@ class Dispatcher:
     async def ask(
         self, asked: Sequence[AskedTask], *, deadline: float, report: Report | None = None
     ) -> Sequence[RowOutcomes]:
-        """Return the answers of each version, in order. A late version is a failure of its own.
+        """Return the answers of each version, in order. A late version is a separate failure.
 
         Versions in memory are asked at once and together, so that they meet in one batch. The other
         versions are asked together once they are loaded, or once half of the time is over. `report`

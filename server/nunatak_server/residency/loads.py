@@ -180,7 +180,7 @@ class Loads:
         self._pool.shutdown()
 
     def _take_up(self, job: _Job) -> bool:
-        """Start a load or fail it for good; return False if it has no space now."""
+        """Start a load, or fail it if it can never fit; return False if it has no space now."""
         key = key_of(job.manifest)
         try:
             self._resident_set.check_fits(key, job.num_bytes)

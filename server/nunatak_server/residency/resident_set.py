@@ -1,7 +1,7 @@
 """`ResidentSet`: the task versions in memory under a budget of bytes; no threads, no waiting.
 
-In reading order: `VersionKey` (a version and its content), `UseHistory` (how often each version was
-used lately), and `ResidentSet` itself.
+In reading order: `VersionKey` (a version and its content), `UseHistory` (recent uses of each
+version), and `ResidentSet` itself.
 
 Each byte is of one of four kinds: leased (a request uses the version), pinned (an operator wants
 the version to stay), claimed (a running load needs the bytes), or free to evict. A load may start

@@ -5,7 +5,7 @@
       +-- load        (cold versions)     one of each for each task version
       +-- queue
       +-- compute
-    batch                                 one for each forward pass, a trace of its own
+    batch                                 one for each forward pass, a separate trace
 
 Spans are made from records after the work, with times that are measured anyway. Attributes hold
 names and counts, and nothing of the input.

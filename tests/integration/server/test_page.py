@@ -431,7 +431,7 @@ def test_a_request_of_many_forwards_is_shown_to_take_longer_than_one(page: Page)
 def test_the_wait_of_callers_is_shown_next_to_the_time_of_a_forward(
     page: Page, waited: float, middle: str, high: str | None
 ) -> None:
-    # The earlier answers look as if each had waited this long.
+    # Sets the waiting time in all earlier answers.
     def delay(route: Route) -> None:
         def late(found: re.Match[str]) -> str:
             return f"{found[1]} {8.0 if float(found[2]) > waited else 0.0}"

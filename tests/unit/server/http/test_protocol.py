@@ -26,7 +26,7 @@ from nunatak_server.http.protocol import (
 DEADLINE_S = 0.3
 KEEP_ALIVE_S = 1
 HIGH_WATER = 10_000
-"""Buffered bytes from which on the application must pause."""
+"""Limit of unsent bytes. Above the limit, the application must pause."""
 REQUEST = b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"
 LONG_HEAD = (b"GET / HTTP/1.1\r\nx: " + b"y" * MAX_HEAD_BYTES)[:MAX_HEAD_BYTES]
 REFUSED = b"POST /refused HTTP/1.1\r\nHost: here\r\ncontent-length: 5\r\n\r\n"

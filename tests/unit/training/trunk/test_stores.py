@@ -179,4 +179,4 @@ def test_memory_keeps_the_sets_read_last() -> None:
     for index in (0, 1, 0, 2, 0, 1):
         states_of(store, sets[index], 2, progress)
 
-    assert progress.computed == 4 * 10  # 0, 1, 2, and 1 again, which 2 had evicted
+    assert progress.computed == 4 * 10  # misses: 0, 1, 2, and 1 again, because 2 evicted 1
