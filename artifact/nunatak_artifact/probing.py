@@ -85,7 +85,7 @@ def _recorded(logits: Tensor) -> ProbeLogits:
 
 
 def _floats(logits: Tensor) -> tuple[float, ...]:
-    return tuple(cast("list[float]", logits.tolist()))  # pyright: ignore[reportUnknownMemberType] - torch leaves it open
+    return tuple(cast("list[float]", logits.tolist()))  # pyright: ignore[reportUnknownMemberType] - torch leaves the type open
 
 
 def _difference(

@@ -295,7 +295,7 @@ def add_adapters(
         x = block[tokens]
         if norm is not None and adapter.reads is AdapterInput.NORMED_SUM:
             rows = summed[tokens]
-            # The gradient of the norm needs the sum as it was before the adapter adds to it.
+            # The gradient of the norm needs the sum without the adapter's output.
             x = layer_norm(rows.clone() if rows.requires_grad else rows, norm, epsilon=epsilon)
         summed[tokens].add_(_adapter_update(x, adapter, span.groups))
 

@@ -340,7 +340,7 @@ class Runtime:
             await asyncio.wait(following)
 
     async def _warm_up(self) -> None:
-        """Answer rows, because readiness promises that this process can compute."""
+        """Run the warm-up rows, which prove that this process can compute."""
         backbone = self.backbone
         branch = warm_up_branch(backbone)
         for num_tokens in WARM_UP_TOKENS:

@@ -90,7 +90,7 @@ def serve(
     # The threads of the tokenizer would take cores from the forward pass, for a few short texts.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     check_exposure(settings)
-    # Otherwise each counter has a second line in every scrape.
+    # Without this setting, each counter has a second line in every scrape.
     disable_created_metrics()
     leave_out_places()
     tracing = find_tracing()

@@ -360,6 +360,6 @@ def _quoted(text: str) -> str:
 
 
 def _without_secrets(url: str) -> str:
-    # On the text, because parsing and rendering would lose a slash of `sqlite:////path`.
+    # Replaced in the text, because a parser would lose a slash of `sqlite:////path`.
     named = re.sub(r"(?<=://).*@", f"{HIDDEN}@", url)
     return re.sub(r"\?.*", f"?{HIDDEN}", named)

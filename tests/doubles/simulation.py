@@ -37,7 +37,7 @@ class Machine:
     """Layers; batches can be preempted between two of them."""
 
     def seconds(self, work: float, num_tasks: int = 1) -> float:
-        """Seconds of a batch: `work` tokens through all layers, in rows of `num_tasks` tasks."""
+        """Seconds of a batch of `num_tasks` tasks. `work` counts tokens through all layers."""
         return self.fixed_s + num_tasks * self.per_task_s + work * self.per_token_s
 
     def seconds_of(self, plan: BatchPlan[WaitingRow]) -> float:

@@ -349,7 +349,7 @@ def _replaces_dropout(regularizer: JsonValue) -> bool:
 
 
 def _defaults_of(method: Method) -> _Defaults:
-    # Chosen on dev examples of SST-2, TREC, SUBJ, MRPC and CoLA with MiniLM (width 384); Only
+    # Chosen on dev examples of SST-2, TREC, SUBJ, MRPC and CoLA with MiniLM (width 384). Only
     # `full` was not tuned; its values follow common practice.
     match method:
         case HeadOnly():

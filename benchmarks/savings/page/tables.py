@@ -89,7 +89,7 @@ def memory_sheet(lines: Sequence[MemoryLine], backbone: str) -> Sheet:
     return Sheet(
         title=f"Memory, {backbone}",
         note="PSS of all processes of a system, seen from outside: shared pages count "
-        "once. Beyond the measured numbers of tasks the straight line is taken. Parameter bytes "
+        "once. Values beyond the measured numbers of tasks follow the fitted line. Parameter bytes "
         "are the parameters of a task alone; the cache of texts, of a fixed size, is off.",
         header=(
             "system",

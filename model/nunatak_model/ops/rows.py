@@ -43,7 +43,7 @@ def sum_by_index(
 ) -> Float[Tensor, "rows width"]:
     """Add each token to its row: the fastest way on a CPU, where the tokens are added in order.
 
-    On a CUDA device, the order of the threads would be the order of the sum.
+    On a CUDA device, the order of the threads would change the sum.
     """
     row_of_token = torch.repeat_interleave(lengths, output_size=len(hidden))
     sums = hidden.new_zeros(len(lengths), hidden.shape[1])

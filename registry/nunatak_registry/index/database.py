@@ -40,7 +40,7 @@ from nunatak_registry.index.schema import SCHEMA_VERSION, Base, StateRow
 FileIdentity = tuple[int, int]
 """Device and inode. No other file can have the same pair while the file is open."""
 BUSY_TIMEOUT_S = 10.0
-# Below this release, a write-ahead log that is reset under load can corrupt the file
+# In older releases, the reset of a write-ahead log under load can corrupt the file
 # (sqlite.org/wal.html, "the WAL-reset bug").
 _FIRST_SAFE_WAL = (3, 51, 3)
 # The value is arbitrary. Every opener of a new PostgreSQL index must take the same lock.

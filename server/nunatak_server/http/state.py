@@ -36,7 +36,7 @@ def state_of(scope: Scope) -> AppState:
 _HEADER: Final = REQUEST_ID_HEADER.encode()
 _STATE_KEY: Final = "nunatak_request_id"
 _ID_BITS: Final = 64
-# A seed from the system for each id would wait for the system.
+# One generator for all ids, because a system call for each id would take longer.
 _IDS: Final = random.Random()  # noqa: S311 - an id is no secret
 _SANE_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 

@@ -407,7 +407,7 @@ class _Arrivals:
                 if isinstance(arrival, BaseException):
                     raise arrival
                 yield arrival
-            # The sources run to their end, because their last steps record the request.
+            # The sources are awaited to their end, because their last steps record the request.
             await asyncio.gather(*running, return_exceptions=True)
         finally:
             for task in running:

@@ -250,7 +250,7 @@ class Loads:
             seconds = self._clock() - started
             self._observer.observe_load(job.manifest.task, seconds=seconds, succeeded=False)
             if loss is not None:
-                # First, so that callers who get the error find the process no longer ready.
+                # Called first, so that the process is no longer ready when callers get the error.
                 self._loader.on_fatal(loss)
             self._conclude(job, failure)
         else:

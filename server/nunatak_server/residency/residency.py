@@ -164,7 +164,7 @@ class Residency:
         leased = self.lease_resident(manifest)
         if leased is not None:
             return leased
-        # Before the load, so that this use counts when the load evicts others.
+        # Counted before the load, so that the load's evictions consider this use.
         self._resident_set.record_use(key_of(manifest))
         task = await self._loads.lease(manifest, remember_failures=True)
         return Lease(task, end=self._end_lease)

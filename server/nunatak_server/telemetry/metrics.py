@@ -215,7 +215,7 @@ def _seconds(stage: str, documentation: str, registry: CollectorRegistry) -> His
 def _by_task(
     what: str, documentation: str, registry: CollectorRegistry
 ) -> Callable[[str], Counter]:
-    # Sums, because a scrape of histograms for a thousand tasks would take most of a second.
+    # Only sums, because a scrape of histograms for a thousand tasks would take most of a second.
     return cache(Counter(f"nunatak_{what}", documentation, ["task"], registry=registry).labels)
 
 
