@@ -43,7 +43,8 @@ def _attend(
     if is_causal or scale is not None or not isinstance(window_size, list):
         raise ValueError("stands in for the kernel as this project calls it, no further")
     left, right = cast("list[int]", window_size)
-    # Tokens after the last bound are undefined; a value here that no test can overlook.
+    # Tokens after the last bound are undefined, so the stand-in writes a value that no test can
+    # overlook.
     out = torch.full(query.shape, torch.nan, dtype=query.dtype)
     for begin, end in pairwise(bounds):
         places = torch.arange(end - begin)

@@ -221,7 +221,7 @@ def open_client(server: ServerProcess) -> httpx.AsyncClient:
 async def wait_for_admitted(client: httpx.AsyncClient, num_requests: int) -> None:
     """Return once `count` requests are being answered."""
     async with asyncio.timeout(LIMIT_S):
-        while await _admitted(client) < num_requests:  # noqa: ASYNC110 - of another process
+        while await _admitted(client) < num_requests:  # noqa: ASYNC110 - the connections of another process
             await asyncio.sleep(POLL_S)
 
 

@@ -43,7 +43,7 @@ BEYOND_NEIGHBOURS_SCHEMAS = re.compile(
     r"|inputs must be the tensors "
     r"|all input tensors must have as many elements"
     r"|query must have one element"
-    # Parameters for other tensors. The schema itself forbids parameters where none are possible.
+    # Parameters for other tensors. If no parameters are possible, the schema itself forbids them.
     r"|parameters here may be: (?!none)"
     # Parameters of another kind of task.
     r"|outputs here are: "

@@ -87,8 +87,8 @@ class BlobStore:
     def put(self, data: bytes) -> str:
         """Store `data` and return its digest; durable on return, whole or not at all.
 
-        Existing bytes are written again. This repairs a damaged copy, and a retry after a failed
-        fsync writes really again. No reader is disturbed.
+        Existing bytes are written again. This repairs a damaged copy, and makes a retry after a
+        failed fsync effective. Readers are not disturbed.
 
         Raises:
             StoreUnavailableError: the place cannot be reached, or is full.

@@ -35,7 +35,7 @@ Report = Callable[[AskedTask, RowOutcomes], None]
 
 
 class Dispatcher:
-    """Leases versions and submits their rows; belongs to the event loop thread."""
+    """Leases versions and submits their rows; only the event loop thread may use it."""
 
     def __init__(
         self,

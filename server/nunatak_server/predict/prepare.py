@@ -104,7 +104,7 @@ class _ReadInputs:
 
 
 class Preprocessor:
-    """Resolves, chooses, tokenizes and plans rows; belongs to the event loop thread."""
+    """Resolves, chooses, tokenizes and plans rows; only the event loop thread may use it."""
 
     def __init__(
         self,
