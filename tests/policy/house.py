@@ -17,7 +17,7 @@ import httpx
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "tests")]
 
-from doubles.backbones import tiny_backbone  # noqa: E402 - as a script, the path comes first
+from doubles.backbones import tiny_backbone  # noqa: E402 - a script needs the path first
 from doubles.serving import make_settings, running_server  # noqa: E402
 from doubles.tasks import publish_tiny_task  # noqa: E402
 from nunatak_registry import Registry  # noqa: E402

@@ -183,7 +183,7 @@ def alerts() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("source", [dashboard, alerts])
-def test_every_metric_that_is_queried_exists(families: dict[str, Metric], source: Any) -> None:  # noqa: ANN401 - a function of JSON
+def test_every_metric_that_is_queried_exists(families: dict[str, Metric], source: Any) -> None:  # noqa: ANN401 - the hook of the JSON decoder
     queries = expressions(source())
     wanted = {name for query in queries for name in re.findall(r"(?:nunatak|process)_\w+", query)}
 
