@@ -135,7 +135,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
-    """The lengths read of one input, over all windows and documents, in tokens."""
+    """Numbers of read and unread tokens of one input, over all windows and documents."""
 
     num_tokens: int
     """Tokens that are read, with special tokens; tokens in several windows count once."""

@@ -67,7 +67,7 @@ class AskedTask:
     manifest: TaskManifest
     encodings: Sequence[Encodings]
     extents: tuple[Extent, ...]
-    """The lengths read of each input."""
+    """Numbers of read and unread tokens of each input."""
     rows: tuple[RowSpec, ...]
     """One row for each encoding, input by input."""
     arm: Arm | None = None
@@ -130,7 +130,7 @@ class TaskPrediction:
     head: HeadKind
     outputs: tuple[Output, ...]
     extents: tuple[Extent, ...]
-    """The lengths read of each input."""
+    """Numbers of read and unread tokens of each input."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -143,7 +143,7 @@ async def test_a_higher_priority_goes_before_its_callers_others(
             HeldLayers.may_compute.set()
         await asyncio.gather(*asked)
 
-    # The batches after the batch in progress, and after the batch of the oldest row.
+    # Only the batch in progress and the batch of the oldest row may come first.
     assert answered.index("high") <= 2
 
 
