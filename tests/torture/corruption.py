@@ -43,7 +43,7 @@ def lengthen(source: random.Random, path: Path) -> None:
 
 
 def garble(source: random.Random, path: Path) -> None:
-    """Invert a stretch."""
+    """Invert a range of bytes."""
     data = bytearray(path.read_bytes())
     begin = source.randrange(len(data))
     end = min(len(data), begin + source.randrange(1, 512))
