@@ -209,7 +209,7 @@ class Snapshot:
         )
         if task is not None:
             query = query.where(row.task == task)
-        with _damage_of("what runs beside the aliases"):
+        with _damage_of("the candidates of the aliases"):
             return [_candidate(*found) for found in self._connection.execute(query).all()]
 
     def candidate(self, task: str, alias: str, role: CandidateRole) -> Candidate | None:
