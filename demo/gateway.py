@@ -24,7 +24,9 @@ from nunatak_loadtest.processes import ServerProcess
 from nunatak_model import Backbone, Row, load_backbone
 from nunatak_model import forward as mixed_forward
 from nunatak_registry import Registry
-from nunatak_training import ProgressBar, TrainOutcome, TrainSettings, default_recipe, train
+from nunatak_training.recipes import default_recipe
+from nunatak_training.report import ProgressBar
+from nunatak_training.train import TrainOutcome, TrainSettings, train
 
 HERE = Path(__file__).parent
 REGISTRY = HERE.parent / ".nunatak" / "demo"

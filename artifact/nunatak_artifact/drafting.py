@@ -38,7 +38,7 @@ class Provenance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
+class VersionDraft:
     """A manifest without a version, and its blobs: `registry.publish(*draft)`."""
 
     manifest: TaskDraft
@@ -59,14 +59,14 @@ def draft_task(  # noqa: PLR0913 - a version has this many parts
     max_length: int,
     probe_inputs: Sequence[TextInput],
     provenance: Provenance,
-) -> Draft:
+) -> VersionDraft:
     """Describe and serialise a task version of float32 parameters.
 
     The parameter counts and the probe are computed from the serialised bytes, which a server reads.
 
     Raises:
-        NoEffectError: the parameters change no layer of the backbone.
-        ModelError: the parameters do not fit method, head and backbone, or are not finite.
+        NunatakError: `no_effect`, the parameters leave every layer as the backbone has it.
+        NunatakError: the parameters do not fit method, head and backbone, or are not finite.
     """
     data = tensors_to_bytes(parameters)
     branch = build_branch(spec, backbone.config, tensors_from_bytes(data))
@@ -101,4 +101,4 @@ def draft_task(  # noqa: PLR0913 - a version has this many parts
         created_at=provenance.created_at,
         note=provenance.note,
     )
-    return Draft(manifest=manifest, blobs={PARAMETERS_ROLE: data})
+    return VersionDraft(manifest=manifest, blobs={PARAMETERS_ROLE: data})

@@ -13,16 +13,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nunatak_artifact.errors import BackboneMismatchError, NoEffectError, UnservableTaskError
 from nunatak_artifact.probing import run_probe
 from nunatak_artifact.records import branch_spec
 from nunatak_contract.enums import TensorDtype
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import HeadOnly
 from nunatak_model import (
     Backbone,
     Branch,
-    LayerNotHeldError,
     TrunkStates,
     build_branch,
     convert_branch,
@@ -43,13 +42,13 @@ def check_effect(reference: str, branch: Branch, backbone: Backbone) -> None:
     The check reads the parameters up to the first difference.
 
     Raises:
-        NoEffectError: every layer computes exactly what the backbone's layer does.
+        NunatakError: `no_effect`, every layer computes exactly what the backbone's layer does.
     """
     method = branch.spec.method
     if isinstance(method, HeadOnly):
         return
     if not _owns_other_values(branch, backbone) and not any(map(_adds, branch.layers.values())):
-        raise NoEffectError(reference, method.kind.value)
+        raise NunatakError("no_effect", reference=reference, method=method.kind.value)
 
 
 def _owns_other_values(branch: Branch, backbone: Backbone) -> bool:
@@ -103,11 +102,11 @@ def load_task(
     between the parts of the work, for a caller that must not keep a core busy for long.
 
     Raises:
-        BackboneMismatchError: the version was trained on another backbone or tokenizer.
-        UnservableTaskError: manifest, parameters and backbone contradict each other.
-        NoEffectError: the parameters change nothing.
-        ProbeFailedError: the version does not reproduce its recorded logits.
-        ModelError: the tensors do not fit method and head, or are not finite.
+        NunatakError: `backbone_mismatch`, it was trained on another backbone or tokenizer.
+        NunatakError: `unservable_task`, manifest, parameters and backbone contradict each other.
+        NunatakError: `no_effect`, its parameters change nothing.
+        NunatakError: `probe_failed`, the version does not reproduce its recorded logits.
+        NunatakError: the tensors do not fit method and head, or are not finite.
     """
     _check_backbone(manifest, backbone)
     spec = branch_spec(manifest.head, manifest.method)
@@ -115,9 +114,10 @@ def load_task(
     _check_dtype(manifest, parameters)
     stored = build_branch(spec, backbone.config, parameters)
     if stored.split_depth != manifest.split_depth:
-        raise UnservableTaskError(
-            manifest.reference,
-            f"its method splits at layer {stored.split_depth}, "
+        raise NunatakError(
+            "unservable_task",
+            reference=manifest.reference,
+            reason=f"its method splits at layer {stored.split_depth}, "
             f"its manifest says {manifest.split_depth}",
         )
     _check_layers(stored, backbone)
@@ -135,14 +135,19 @@ def _check_backbone(manifest: TaskManifest, backbone: Backbone) -> None:
     if manifest.backbone.digest != backbone.digest:
         wanted = f"{manifest.backbone.name} ({manifest.backbone.digest[:12]})"
         served = f"{backbone.name} ({backbone.digest[:12]})"
-        raise BackboneMismatchError(reference, "backbone", wanted, served)
+        raise NunatakError(
+            "backbone_mismatch", reference=reference, part="backbone", wanted=wanted, served=served
+        )
     if manifest.tokenizer_digest != backbone.tokenizer.digest:
         wanted, served = manifest.tokenizer_digest[:12], backbone.tokenizer.digest[:12]
-        raise BackboneMismatchError(reference, "tokenizer", wanted, served)
+        raise NunatakError(
+            "backbone_mismatch", reference=reference, part="tokenizer", wanted=wanted, served=served
+        )
     if manifest.max_length > backbone.config.max_tokens:
-        raise UnservableTaskError(
-            reference,
-            f"it reads up to {manifest.max_length} tokens, "
+        raise NunatakError(
+            "unservable_task",
+            reference=reference,
+            reason=f"it reads up to {manifest.max_length} tokens, "
             f"its backbone at most {backbone.config.max_tokens}",
         )
 
@@ -150,16 +155,17 @@ def _check_backbone(manifest: TaskManifest, backbone: Backbone) -> None:
 def _check_layers(branch: Branch, backbone: Backbone) -> None:
     needed = branch.num_frozen_layers_read(backbone.config) or 0
     if needed > len(backbone.layers):
-        raise LayerNotHeldError(needed - 1)
+        raise NunatakError("layer_not_held", index=needed - 1)
 
 
 def _check_dtype(manifest: TaskManifest, parameters: Mapping[str, Tensor]) -> None:
     expected = _torch_dtype(manifest.dtype)
     for name, tensor in parameters.items():
         if tensor.dtype is not expected:
-            raise UnservableTaskError(
-                manifest.reference,
-                f"parameter {name!r} is {tensor.dtype}, its manifest says {manifest.dtype}",
+            raise NunatakError(
+                "unservable_task",
+                reference=manifest.reference,
+                reason=f"parameter {name!r} is {tensor.dtype}, its manifest says {manifest.dtype}",
             )
 
 

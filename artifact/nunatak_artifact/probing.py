@@ -6,7 +6,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from nunatak_artifact.errors import ProbeFailedError
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.evidence import ProbeLogits, ProbeRecord
 from nunatak_contract.manifest import TaskManifest
 from nunatak_model import Backbone, Branch, Encoding, Row, TextInput, TrunkStates, forward
@@ -45,7 +45,7 @@ def run_probe(
     `trunk` may hold trunk states from earlier probes, which do not depend on the branch.
 
     Raises:
-        ProbeFailedError: the logits differ from the record.
+        NunatakError: `probe_failed`, it does not.
     """
     probe = manifest.probe
     encodings = backbone.tokenizer.encode(probe.inputs, max_length=manifest.max_length)
@@ -56,7 +56,9 @@ def run_probe(
         actual = output.cpu()
         problem = _difference(probe.tolerance, torch.tensor(expected), actual, backbone)
         if problem is not None:
-            raise ProbeFailedError(manifest.reference, position, problem)
+            raise NunatakError(
+                "probe_failed", reference=manifest.reference, position=position, reason=problem
+            )
 
 
 def probe_tolerance(recorded: float, expected: Sequence[float], backbone: Backbone) -> float:

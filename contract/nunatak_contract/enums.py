@@ -133,6 +133,38 @@ class TensorDtype(StrEnum):
     BFLOAT16 = "bfloat16"
 
 
+class ServingDtype(StrEnum):
+    """Number format of the forward pass; `auto` is float32 on a CPU and bfloat16 on CUDA."""
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+class LogFormat(StrEnum):
+    """The format of log lines."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class ImportFormat(StrEnum):
+    """The library that wrote a folder to import; `auto`: the files of the folder decide."""
+
+    AUTO = "auto"
+    TRANSFORMERS = "transformers"
+    PEFT = "peft"
+    ADAPTERHUB = "adapterhub"
+
+
+class LogitUse(StrEnum):
+    """The head for an imported model with one logit."""
+
+    CLASSIFICATION = "classification"
+    RANKING = "ranking"
+
+
 class FunctionToApply(StrEnum):
     """How logits become scores."""
 

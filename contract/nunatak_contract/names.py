@@ -18,6 +18,8 @@ MAX_NAME_LENGTH = 64
 MAX_READER_LENGTH = 200
 DIGEST_PATTERN = r"^[0-9a-f]{64}$"
 DEFAULT_ALIAS = "prod"
+DEFAULT_BACKBONE = "minilm"
+"""The name of the backbone that is built in."""
 MAX_VERSION = 2**31 - 1
 
 TaskName = Annotated[str, StringConstraints(pattern=NAME_PATTERN, max_length=MAX_NAME_LENGTH)]

@@ -244,7 +244,7 @@ class ShadowReport(Result):
     drift_histogram: tuple[DriftCount, ...]
 
 
-class Residency(Result):
+class ResidencyReport(Result):
     """A task version in the server's memory."""
 
     task: str

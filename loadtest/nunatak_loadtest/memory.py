@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import psutil
 from pydantic import BaseModel, ConfigDict
 
-from nunatak_loadtest.errors import ProcessNotFoundError
+from nunatak_contract.errors import NunatakError
 
 
 class MemorySample(BaseModel):
@@ -37,7 +37,7 @@ class MemorySampler:
     """Samples one process in its own thread, until stopped or until the process ends.
 
     Raises:
-        ProcessNotFoundError: there is no such process.
+        NunatakError: `process_not_found`, there is no such process.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class MemorySampler:
         try:
             self._process = psutil.Process(pid)
         except psutil.NoSuchProcess:
-            raise ProcessNotFoundError(pid) from None
+            raise NunatakError("process_not_found", pid=pid) from None
         self._interval_s = interval_s
         self._clock = clock
         self._stopping = Event()

@@ -8,10 +8,10 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from nunatak_client import MemoryReport, ServerInfo
-from nunatak_loadtest.errors import InvalidSettingsError, first_problem
+from nunatak_contract.errors import NunatakError
 from nunatak_loadtest.memory import MemorySample
 from nunatak_loadtest.samples import RequestStatistics, Sample, percentile, span_s
-from nunatak_loadtest.scenario import Closed, Objectives, Scenario
+from nunatak_loadtest.scenario import Closed, Objectives, Scenario, first_problem
 
 QUANTILES = (*(float(percent) for percent in range(100)), 99.5, 99.9, 100.0)
 LAG_LIMIT_MS = 5.0
@@ -41,12 +41,12 @@ class Job(BaseModel):
         """Build a job from outside values.
 
         Raises:
-            InvalidSettingsError: a value is malformed or out of range.
+            NunatakError: `invalid_settings`, a value is malformed or out of range.
         """
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            raise InvalidSettingsError(first_problem(error)) from error
+            raise NunatakError("invalid_settings", problem=first_problem(error)) from error
 
 
 class ProcessPeak(BaseModel):

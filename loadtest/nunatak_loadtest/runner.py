@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from statistics import median
 
 from nunatak_client import Client
-from nunatak_loadtest.errors import InvalidSettingsError
+from nunatak_contract.errors import NunatakError
 from nunatak_loadtest.generator import Asker, Clock, NunatakAsker, Sleep, drive
 from nunatak_loadtest.memory import MemorySample, MemorySampler, listening_pid
 from nunatak_loadtest.report import Job, LoadReport, WarmedUp, build_report
@@ -26,17 +26,18 @@ def make_job(scenario: Scenario, *, server: str, tasks: Sequence[str] | None) ->
     """The job of these tasks; without tasks, of the server's tasks in the order of their names.
 
     Raises:
-        InvalidSettingsError: the server has fewer tasks than the scenario asks.
-        NunatakClientError: the server cannot be reached.
+        NunatakError: `invalid_settings`, the server has fewer tasks than the scenario asks.
+        NunatakClientError: the server is not there.
     """
     if not tasks:
         with Client(server) as client:
             tasks = sorted(summary.name for summary in client.tasks())
     wanted = scenario.num_tasks or len(tasks)
     if wanted > len(tasks) or not tasks:
-        raise InvalidSettingsError(
-            f"scenario {scenario.name!r} asks {max(wanted, 1)} tasks, the server has "
-            f"{len(tasks)}; publish more, or ask fewer"
+        raise NunatakError(
+            "invalid_settings",
+            problem=f"scenario {scenario.name!r} asks {max(wanted, 1)} tasks, the server has "
+            f"{len(tasks)}; publish more, or ask fewer",
         )
     return Job.checked(server=server, tasks=tuple(tasks[:wanted]), scenario=scenario)
 
@@ -52,8 +53,8 @@ def run(job: Job, *, pid: int | None = None) -> tuple[LoadReport, list[Sample]]:
             process.
 
     Raises:
-        NunatakClientError: the server or a task is missing; nothing was measured.
-        LoadTestError: the job is impossible.
+        NunatakClientError: the server or a task is not there; nothing was measured.
+        NunatakError: the job cannot be followed.
     """
     # Checked before the run: an unreadable file of texts must not waste a run.
     text_source(job.scenario, random.Random(0))  # noqa: S311 - not a secret

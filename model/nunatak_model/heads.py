@@ -19,11 +19,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from nunatak_contract.enums import Activation, HeadKind, HeadNorm, Pooling
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.heads import TANH_BLOCK, DenseBlock
 from nunatak_model.architectures import architecture_of
 from nunatak_model.backbone import Backbone
 from nunatak_model.config import BackboneConfig
-from nunatak_model.errors import InvalidHeadError
 from nunatak_model.ops.device import to_device
 from nunatak_model.ops.grouped import SlotGroups
 from nunatak_model.ops.linear import activate, apply_linear, layer_norm
@@ -54,18 +54,26 @@ class HeadSpec:
     """The form of the dense block, if the head has one."""
 
     def check(self) -> None:
-        """Raise `InvalidHeadError` unless the shape fits the kind."""
+        """Raise `invalid_head` unless the shape fits the kind."""
         wanted = self.kind.fixed_outputs
         if self.num_labels < 1 or wanted not in {None, self.num_labels}:
-            raise InvalidHeadError(
-                f"a {self.kind} head has {wanted or 'at least 1'} outputs, got {self.num_labels}"
+            raise NunatakError(
+                "invalid_head",
+                problem=f"a {self.kind} head has {wanted or 'at least 1'} outputs, got "
+                f"{self.num_labels}",
             )
         if self.kind.reads_tokens and self.pooling is not None:
-            raise InvalidHeadError(f"a {self.kind} head has no pooling, got {self.pooling}")
+            raise NunatakError(
+                "invalid_head", problem=f"a {self.kind} head has no pooling, got {self.pooling}"
+            )
         if not self.kind.reads_tokens and self.pooling is None:
-            raise InvalidHeadError(f"a {self.kind} head needs a pooling: mean or first")
+            raise NunatakError(
+                "invalid_head", problem=f"a {self.kind} head needs a pooling: mean or first"
+            )
         if not self.dense and self.block != TANH_BLOCK:
-            raise InvalidHeadError(f"a head without dense layer has no block, got {self.block}")
+            raise NunatakError(
+                "invalid_head", problem=f"a head without dense layer has no block, got {self.block}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +108,7 @@ def head_shapes(spec: HeadSpec, config: BackboneConfig) -> Shapes:
     """The exact set of tensors of a head.
 
     Raises:
-        InvalidHeadError: the shape contradicts the kind.
+        NunatakError: `invalid_head`, the shape contradicts the kind.
     """
     spec.check()
     width = config.hidden_width

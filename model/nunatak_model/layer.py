@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from nunatak_contract.enums import Activation, AdapterInput, LoraTarget
-from nunatak_model.errors import LayerNotHeldError
+from nunatak_contract.errors import NunatakError
 from nunatak_model.ops.grouped import SlotGroups, grouped_product
 from nunatak_model.ops.linear import activate, apply_linear, layer_norm
 from nunatak_model.weights import LayerWeights, Linear, Norm
@@ -108,7 +108,8 @@ def mix_layer(
     """Sort the overrides of a layer by kind. The spans must be in the order of the plan's lanes.
 
     Raises:
-        LayerNotHeldError: `frozen` is None, and a token has no own layer.
+        NunatakError: `layer_not_held`, `frozen` is None, and not every token has a layer of its
+            own.
     """
     lora = tuple((span, it) for span, it in overrides if isinstance(it, LoraLayer))
     bottleneck = tuple((span, it) for span, it in overrides if isinstance(it, BottleneckLayer))
@@ -116,7 +117,7 @@ def mix_layer(
     frozen_end = int(own[0][0].tokens.start) if own else num_tokens
     if frozen is None:
         if frozen_end:
-            raise LayerNotHeldError(index)
+            raise NunatakError("layer_not_held", index=index)
         # No token runs this layer. It only shows which parts a layer has.
         frozen = own[0][1]
     return MixedLayer(

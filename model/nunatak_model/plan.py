@@ -60,7 +60,7 @@ class BranchTraits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class Segment:
     """The contiguous tokens of one branch (or of the trunk) in a stage."""
 
     lane: Lane
@@ -77,7 +77,7 @@ class Layout:
     lengths: tuple[int, ...]
     offsets: tuple[int, ...]
     """First token of each row, and the number of all tokens at the end."""
-    spans: tuple[Span, ...]
+    spans: tuple[Segment, ...]
 
     @property
     def num_tokens(self) -> int:
@@ -104,7 +104,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchPlan:
+class ForwardPlan:
     """A whole forward: fill the first layout, run the stages, read the outputs."""
 
     start: Layout
@@ -137,7 +137,7 @@ def plan_batch(
     input_lengths: Sequence[int],
     num_layers: int,
     held_depths: Sequence[Collection[int]] = (),
-) -> BatchPlan:
+) -> ForwardPlan:
     """Plan the forward of (input, branch) pairs, given by index; equal pairs are computed once.
 
     `held_depths` gives, for each input, the depths of its trunk states in memory; by default there
@@ -159,7 +159,7 @@ def plan_batch(
         layout = stage.layout
         stages.append(stage)
     row_of = _index(layout.rows)
-    return BatchPlan(
+    return ForwardPlan(
         start=start,
         stages=tuple(stages),
         output_rows=tuple(_find(row_of, item, branch) for item, branch in pairs),
@@ -233,11 +233,11 @@ def _stage(
 def _layout(rows: tuple[PlannedRow, ...], input_lengths: Sequence[int]) -> Layout:
     lengths = tuple(input_lengths[row.input] for row in rows)
     offsets = tuple(accumulate(lengths, initial=0))
-    spans = list[Span]()
+    spans = list[Segment]()
     for (lane, branch), group in groupby(enumerate(rows), lambda it: (it[1].lane, it[1].branch)):
         members = [position for position, _ in group]
         spans.append(
-            Span(
+            Segment(
                 lane=lane,
                 branch=branch,
                 begin=offsets[members[0]],

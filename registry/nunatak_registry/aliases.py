@@ -17,8 +17,8 @@ from datetime import datetime
 from enum import StrEnum
 
 from nunatak_contract.enums import CandidateRole
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
-from nunatak_registry.errors import CandidateConflictError, InvalidCandidateError
 
 
 class AliasEventKind(StrEnum):
@@ -115,8 +115,8 @@ def check_candidate(candidate: Candidate, *, base: TaskManifest, manifest: TaskM
     """Refuse a candidate that cannot run next to the version `base` of its alias.
 
     Raises:
-        InvalidCandidateError: the candidate is `base` itself, has another kind of output, or has no
-            share.
+        NunatakError: `invalid_candidate`, it is that version itself, answers other questions, or
+            has no share.
     """
     if not (math.isfinite(candidate.share) and 0 < candidate.share <= 1):
         reason = f"its share must be above 0 and at most 1, got {candidate.share}"
@@ -129,7 +129,13 @@ def check_candidate(candidate: Candidate, *, base: TaskManifest, manifest: TaskM
         )
     else:
         return
-    raise InvalidCandidateError(candidate.task, candidate.version, candidate.role, reason)
+    raise NunatakError(
+        "invalid_candidate",
+        task=candidate.task,
+        version=candidate.version,
+        role=candidate.role,
+        reason=reason,
+    )
 
 
 def _question(manifest: TaskManifest) -> str:
@@ -140,7 +146,15 @@ def _question(manifest: TaskManifest) -> str:
 def check_expected_candidate(
     wanted: tuple[str, str, CandidateRole], expected: int | None, current: Candidate | None
 ) -> None:
-    """Raise `CandidateConflictError` if the candidate is not the expected one (0: none)."""
+    """Raise `candidate_conflict` if another candidate stands there than expected (0: none)."""
     actual = 0 if current is None else current.version
     if expected is not None and expected != actual:
-        raise CandidateConflictError(*wanted, expected=expected, actual=actual)
+        task, alias, role = wanted
+        raise NunatakError(
+            "candidate_conflict",
+            task=task,
+            alias=alias,
+            role=role,
+            expected=f"version {expected}" if expected else "none",
+            actual=f"version {actual}" if actual else "none",
+        )

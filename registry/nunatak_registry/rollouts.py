@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager
 from datetime import datetime
 
 from nunatak_contract.enums import CandidateRole
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import TaskReference, check_alias_name, check_task_name
 from nunatak_registry.aliases import (
     Candidate,
@@ -13,11 +14,10 @@ from nunatak_registry.aliases import (
     check_candidate,
     check_expected_candidate,
 )
-from nunatak_registry.errors import CandidateNotFoundError
 from nunatak_registry.index.index import Change, Index, find_version, require_alias, require_task
 
 
-class Rollouts:
+class RolloutStore:
     """The candidates of one registry. Threads and processes may share the registry."""
 
     def __init__(
@@ -39,10 +39,10 @@ class Rollouts:
 
         Raises:
             TaskNotFoundError: no such task.
-            AliasNotFoundError: the task has no such alias.
+            NunatakError: `alias_not_found`, the task has no such alias.
             VersionNotFoundError: the task has no such version.
-            InvalidCandidateError: the version cannot run next to the alias's version.
-            CandidateConflictError: the alias has another candidate than expected.
+            NunatakError: `invalid_candidate`, the version cannot run next to the alias's version.
+            NunatakError: `candidate_conflict`, the alias has another candidate than expected.
         """
         task, alias, role = _checked_place(candidate.task, candidate.alias, candidate.role)
         with self._writing() as change:
@@ -71,9 +71,9 @@ class Rollouts:
 
         Raises:
             TaskNotFoundError: no such task.
-            AliasNotFoundError: the task has no such alias.
-            CandidateNotFoundError: there is no candidate of this role.
-            CandidateConflictError: the candidate is not the expected version.
+            NunatakError: `alias_not_found`, the task has no such alias.
+            NunatakError: `candidate_not_found`, there is no candidate of this role.
+            NunatakError: `candidate_conflict`, another candidate is there than expected.
         """
         _checked_place(task, alias, role)
         with self._writing() as change:
@@ -82,7 +82,7 @@ class Rollouts:
             current = change.candidate(task, alias, role)
             check_expected_candidate((task, alias, role), expected_version, current)
             if current is None:
-                raise CandidateNotFoundError(task, alias, role)
+                raise NunatakError("candidate_not_found", task=task, alias=alias, role=role)
             event = CandidateEvent(kind=CandidateEventKind.END, candidate=current, at=self._clock())
             change.end_candidate(event)
             return event
@@ -92,8 +92,8 @@ class Rollouts:
 
         Raises:
             TaskNotFoundError: no such task.
-            AliasNotFoundError: the task has no such alias.
-            CandidateNotFoundError: there is no candidate of this role.
+            NunatakError: `alias_not_found`, the task has no such alias.
+            NunatakError: `candidate_not_found`, there is none.
         """
         _checked_place(task, alias, role)
         with self._index.reading() as snapshot:
@@ -101,7 +101,7 @@ class Rollouts:
             require_alias(snapshot, task, alias)
             found = snapshot.candidate(task, alias, role)
         if found is None:
-            raise CandidateNotFoundError(task, alias, role)
+            raise NunatakError("candidate_not_found", task=task, alias=alias, role=role)
         return found
 
     def history(self, task: str, alias: str) -> list[CandidateEvent]:
@@ -109,7 +109,7 @@ class Rollouts:
 
         Raises:
             TaskNotFoundError: no such task.
-            AliasNotFoundError: the task has no such alias.
+            NunatakError: `alias_not_found`, the task has no such alias.
         """
         check_alias_name(alias)
         with self._index.reading() as snapshot:

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskDraft, TaskManifest
 from nunatak_contract.names import (
     TaskReference,
@@ -27,11 +28,7 @@ from nunatak_registry.aliases import (
 )
 from nunatak_registry.blobs.blobs import BlobStore
 from nunatak_registry.blobs.files import create_durable_folder
-from nunatak_registry.errors import (
-    InvalidManifestError,
-    StoreUnavailableError,
-    VersionInUseError,
-)
+from nunatak_registry.errors import InvalidManifestError, StoreUnavailableError
 from nunatak_registry.index.index import (
     Change,
     Index,
@@ -43,10 +40,10 @@ from nunatak_registry.index.index import (
     require_task,
     require_version,
 )
-from nunatak_registry.index.snapshot import DamagedTask, Generation, TaskSummary, summarize
+from nunatak_registry.index.snapshot import DamagedTask, Generation, ListedTask, summarize
 from nunatak_registry.locations import parse_location
 from nunatak_registry.publication import check_publication, number_draft
-from nunatak_registry.rollouts import Rollouts
+from nunatak_registry.rollouts import RolloutStore
 from nunatak_registry.upkeep import DEFAULT_GRACE_S, Collected, Finding, Upkeep
 
 Clock = Callable[[], datetime]
@@ -68,7 +65,7 @@ class Registry:
         self._blobs = blobs
         self._clock = clock
         self._upkeep = Upkeep(index=index, blobs=blobs, clock=clock)
-        self.rollouts = Rollouts(index=index, writing=self._writing, clock=clock)
+        self.rollouts = RolloutStore(index=index, writing=self._writing, clock=clock)
 
     @classmethod
     def open(cls, location: str | Path, *, clock: Clock = utc_now) -> Self:
@@ -132,7 +129,7 @@ class Registry:
 
         Raises:
             TaskNotFoundError: no such task.
-            AliasNotFoundError: the task has no such alias.
+            NunatakError: `alias_not_found`, the task has no such alias.
             VersionNotFoundError: the task has no such version.
             InvalidManifestError: the stored manifest is damaged.
         """
@@ -147,7 +144,7 @@ class Registry:
         """Return the result of `resolve` and the candidates, at one moment.
 
         Raises:
-            RegistryError: as in `resolve`.
+            NunatakError: as `resolve`.
         """
         reference.check()
         with self._index.reading() as snapshot:
@@ -177,17 +174,17 @@ class Registry:
             )
         return self._blobs.get(blob.sha256, blob.size_bytes, pause=pause)
 
-    def tasks(self) -> list[TaskSummary]:
+    def tasks(self) -> list[ListedTask]:
         """Return every task, ordered by name, without the tasks of `damaged_tasks`."""
         with self._index.reading() as snapshot:
-            return [found for found in summarize(snapshot) if isinstance(found, TaskSummary)]
+            return [found for found in summarize(snapshot) if isinstance(found, ListedTask)]
 
     def damaged_tasks(self) -> list[DamagedTask]:
         """Return the tasks whose bare names mean a version with a damaged manifest."""
         with self._index.reading() as snapshot:
             return [found for found in summarize(snapshot) if isinstance(found, DamagedTask)]
 
-    def task(self, name: str) -> TaskSummary:
+    def task(self, name: str) -> ListedTask:
         """Return one task.
 
         Raises:
@@ -223,8 +220,8 @@ class Registry:
 
         Raises:
             TaskNotFoundError: no such task.
-            AliasConflictError: the alias points to another version than expected.
-                VersionNotFoundError: the task has no such version.
+            NunatakError: `alias_conflict`, the alias points elsewhere.
+            VersionNotFoundError: the task has no such version.
         """
         check_alias_name(alias)
         with self._writing() as change:
@@ -244,9 +241,9 @@ class Registry:
 
         Raises:
             TaskNotFoundError: no such task.
-            AliasNotFoundError: the task has no such alias.
-            AliasConflictError: the alias points to another version than expected.
-            NoPreviousVersionError: there is no earlier version.
+            NunatakError: `alias_not_found`, the task has no such alias.
+            NunatakError: `alias_conflict`, the alias points elsewhere than expected.
+            NunatakError: `no_previous_version`, no earlier version is left to go back to.
         """
         with self._writing() as change:
             current, target = find_rollback(change, task, alias, expected_version)
@@ -258,7 +255,7 @@ class Registry:
         """Return the version of an alias, and the target of a rollback.
 
         Raises:
-            RegistryError: as in `rollback`.
+            NunatakError: as `rollback`.
         """
         with self._index.reading() as snapshot:
             return find_rollback(snapshot, task, alias, expected_version)
@@ -268,7 +265,7 @@ class Registry:
 
         Raises:
             TaskNotFoundError: no such task.
-            AliasNotFoundError: the task has no such alias.
+            NunatakError: `alias_not_found`, the task has no such alias.
         """
         check_alias_name(alias)
         with self._index.reading() as snapshot:
@@ -285,22 +282,31 @@ class Registry:
         Raises:
             TaskNotFoundError: no such task.
             VersionNotFoundError: the task has no such version.
-            VersionInUseError: an alias, a candidate or a reader uses the version.
+            NunatakError: `version_in_use`, an alias, a candidate or a reader uses the version.
         """
         with self._writing() as change:
             require_version(change, check_task_name(task), version)
             now = self._clock()
             targets = change.aliases(task).get(task, {})
-            aliases = tuple(alias for alias, target in targets.items() if target == version)
-            readers = change.readers(task, version, now)
-            candidates = tuple(
-                f"{it.role} of alias {it.alias}"
-                for it in change.candidates(task)
-                if it.version == version
-            )
-            if aliases or readers or candidates:
-                raise VersionInUseError(
-                    task, version, aliases=aliases, readers=readers, candidates=candidates
+            holders = [
+                *(
+                    f"alias {alias} (promote another version first)"
+                    for alias, target in targets.items()
+                    if target == version
+                ),
+                *(
+                    f"the {it.role} of alias {it.alias} (end it first)"
+                    for it in change.candidates(task)
+                    if it.version == version
+                ),
+                *(
+                    f"reader {reader} (evict it there, or wait for it to end)"
+                    for reader in change.readers(task, version, now)
+                ),
+            ]
+            if holders:
+                raise NunatakError(
+                    "version_in_use", task=task, version=version, holders=", ".join(holders)
                 )
             change.remove_version(task, version, now)
 

@@ -13,11 +13,12 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import Scope
 
+from nunatak_contract.errors import NunatakError
 from nunatak_model import Backbone
 from nunatak_registry import Registry
 from nunatak_server.access.authenticators import authenticator_for, check_exposure
 from nunatak_server.compat import open_inference, openai, tei
-from nunatak_server.errors import EngineFailedError, InvalidHttpError
+from nunatak_server.errors import EngineFailedError
 from nunatak_server.http import admin, pages, routes
 from nunatak_server.http.limits import LoadShedder, StrictRoute
 from nunatak_server.http.middleware import ObservingMiddleware, RequestObserver
@@ -52,7 +53,7 @@ class Application(DescribedApp):
     def answer_unreadable(self) -> Response:
         """Answer, for the transport, bytes that are no request. The answer repeats none of them."""
         scope: Scope = {"type": "http", "app": self, "method": "", "headers": []}
-        error = InvalidHttpError(max_headers=MAX_HEADERS, max_head_bytes=MAX_HEAD_BYTES)
+        error = NunatakError("invalid_http", max_headers=MAX_HEADERS, max_head_bytes=MAX_HEAD_BYTES)
         return self._observer.answer_early(scope, partial(problem_response, error=error))
 
 
@@ -71,7 +72,7 @@ def create_app(
     answers 503.
 
     Raises:
-        InvalidSettingsError: the server would be open to other machines.
+        NunatakError: `invalid_settings`, it would be open to other machines.
         KeyFileError: the file of API keys cannot be read.
     """
     check_exposure(settings)

@@ -13,7 +13,7 @@ from functools import partial
 from typing import NoReturn, ParamSpec, TypeVar
 from uuid import uuid4
 
-from nunatak_contract.errors import ContractError
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import TaskReference
 from nunatak_registry import (
@@ -22,11 +22,10 @@ from nunatak_registry import (
     CandidateEvent,
     CandidateRole,
     Generation,
+    ListedTask,
     Registry,
-    RegistryError,
     StoreUnavailableError,
     TaskNotFoundError,
-    TaskSummary,
     Traffic,
 )
 from nunatak_server.access.keys import TaskList
@@ -58,11 +57,11 @@ class Catalog:
         """Return the generation, which changes with every change of the registry."""
         return await self._call(self._registry.generation)
 
-    async def tasks(self) -> list[TaskSummary]:
+    async def tasks(self) -> list[ListedTask]:
         """Return all tasks."""
         return await self._call(self._registry.tasks)
 
-    async def task(self, name: str) -> TaskSummary:
+    async def task(self, name: str) -> ListedTask:
         """Return one task."""
         return await self._call(self._registry.task, name)
 
@@ -172,13 +171,13 @@ class VisibleCatalog:
         note_task(traffic.manifest.reference)
         return traffic
 
-    async def task(self, name: str) -> TaskSummary:
+    async def task(self, name: str) -> ListedTask:
         """Return one task."""
         summary = await visible(name, self._catalog.task(name), tasks=self._tasks)
         note_task(summary.name)
         return summary
 
-    async def tasks(self) -> list[TaskSummary]:
+    async def tasks(self) -> list[ListedTask]:
         """Return the caller's tasks."""
         return [task for task in await self._catalog.tasks() if self._tasks.allows(task.name)]
 
@@ -207,6 +206,6 @@ async def deny(task: str, lookup: Awaitable[object]) -> NoReturn:
         await lookup
     except StoreUnavailableError:
         raise
-    except (ContractError, RegistryError):
+    except NunatakError:
         pass
     raise TaskNotFoundError(task)

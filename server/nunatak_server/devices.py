@@ -6,8 +6,8 @@ from typing import assert_never
 
 import torch
 
-from nunatak_server.errors import InvalidSettingsError
-from nunatak_server.settings import ServingDtype
+from nunatak_contract.enums import ServingDtype
+from nunatak_contract.errors import NunatakError
 
 FindFault = Callable[[torch.device], str | None]
 """Returns why a CUDA device cannot compute; None if it can."""
@@ -35,7 +35,7 @@ def resolve_device(name: str, *, find_fault: FindFault = cuda_fault) -> torch.de
     """Return the device of that name; `auto` is CUDA if it can compute, else the CPU.
 
     Raises:
-        InvalidSettingsError: there is no such device, or it cannot compute.
+        NunatakError: `invalid_settings`, no such device, or one that cannot compute.
     """
     if name == "auto":
         return _best_device(find_fault)
@@ -44,12 +44,13 @@ def resolve_device(name: str, *, find_fault: FindFault = cuda_fault) -> torch.de
     except RuntimeError:
         device = None
     if device is None or device.type not in {"cpu", "cuda"}:
-        raise InvalidSettingsError(
-            f"device must be 'auto', 'cpu', 'cuda' or 'cuda:N', got {name!r}"
+        raise NunatakError(
+            "invalid_settings",
+            problem=f"device must be 'auto', 'cpu', 'cuda' or 'cuda:N', got {name!r}",
         )
     fault = find_fault(device) if device.type == "cuda" else None
     if fault is not None:
-        raise InvalidSettingsError(f"device is {name!r}, but {fault}")
+        raise NunatakError("invalid_settings", problem=f"device is {name!r}, but {fault}")
     return device
 
 

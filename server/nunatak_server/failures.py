@@ -1,4 +1,4 @@
-"""Known errors of a task, and failures of the device.
+"""Failures of the device.
 
 Separate from `errors.py`, which must stay light: this module loads torch.
 """
@@ -8,17 +8,7 @@ from typing import Final
 
 import torch
 
-from nunatak_artifact import ArtifactError
-from nunatak_contract.errors import ContractError
-from nunatak_model import ModelError
-from nunatak_registry import RegistryError
-from nunatak_server.errors import EngineFailedError, OutOfMemoryError, ServerError
-
-KnownError = ContractError | RegistryError | ModelError | ArtifactError | ServerError
-"""Errors that are raised on purpose, with a code and a message for callers and the log."""
-KNOWN_ERRORS: Final = (ContractError, RegistryError, ModelError, ArtifactError, ServerError)
-"""The same errors as a tuple, for `except`."""
-
+from nunatak_server.errors import EngineFailedError, OutOfMemoryError
 
 LIBRARY_FAILURE: Final = re.compile(
     r"(?:CUDA|cuDNN) error: (\w+_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR))"

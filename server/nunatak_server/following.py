@@ -14,7 +14,8 @@ from collections.abc import Awaitable, Callable, Collection
 from collections.abc import Set as AbstractSet
 from typing import Protocol
 
-from nunatak_registry import Generation, RegistryError
+from nunatak_contract.errors import NunatakError
+from nunatak_registry import Generation
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class RegistryWatch:
         while True:
             try:
                 found = await self._generation()
-            except RegistryError as error:
+            except NunatakError as error:
                 if self.is_readable:
                     logger.warning(
                         "the registry cannot be read, serving the known versions: %s", error
@@ -84,7 +85,7 @@ Version = tuple[str, int]
 
 
 class Holds(Protocol):
-    """The holds of this process in the registry; both methods may raise `RegistryError`."""
+    """The holds of this process in the registry; both methods may raise `NunatakError`."""
 
     def hold(
         self, versions: Collection[Version], *, seconds: float
@@ -150,7 +151,7 @@ class HoldRenewal:
         await asyncio.wait([self._asked])
         try:
             await self._ask(())
-        except RegistryError as error:
+        except NunatakError as error:
             logger.warning("cannot release holds, which expire within %.0f s: %s", HOLD_S, error)
 
     async def _turn(self) -> None:
@@ -160,7 +161,7 @@ class HoldRenewal:
                 self._taken = await self._ask(wanted)
                 self._wanted = wanted
                 self._renew_at, self._over_at = now + RENEWAL_S, now + HOLD_S
-        except RegistryError as error:
+        except NunatakError as error:
             self._refuse(error, now)
         else:
             self.is_refused = self._has_logged_expiry = False
@@ -168,7 +169,7 @@ class HoldRenewal:
     async def _is_due(self, now: float) -> bool:
         return now >= self._renew_at or await self._holds.held() != self._taken
 
-    def _refuse(self, error: RegistryError, now: float) -> None:
+    def _refuse(self, error: NunatakError, now: float) -> None:
         if not self.is_refused:
             logger.warning("the registry takes no holds, serving on: %s", error)
         self.is_refused = True

@@ -1,12 +1,11 @@
 """Inputs of requests: their kinds, the heads that can answer them, and their texts."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 
 from nunatak_contract.enums import HeadKind
-from nunatak_model import TextInput
-from nunatak_server.errors import WrongInputKindError
+from nunatak_contract.errors import NunatakError
+from nunatak_contract.inputs import Input, Query, Question, TextInput
 
 
 class InputKind(StrEnum):
@@ -18,26 +17,7 @@ class InputKind(StrEnum):
     QUERY = "query"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """A question, and the context that contains the answer."""
-
-    question: str
-    context: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Query:
-    """A query, and the documents to rank for it."""
-
-    query: str
-    documents: tuple[str, ...]
-
-
-TaskInput = TextInput | Question | Query
-
-
-def input_kind(item: TaskInput) -> InputKind:
+def input_kind(item: Input) -> InputKind:
     """Return the kind of an input."""
     match item:
         case str():
@@ -63,17 +43,23 @@ def input_kinds_of(head: HeadKind) -> tuple[InputKind, ...]:
             return (InputKind.QUERY,)
 
 
-def find_misfit(inputs: Sequence[TaskInput], head: HeadKind) -> WrongInputKindError | None:
+def find_misfit(inputs: Sequence[Input], head: HeadKind) -> NunatakError | None:
     """Return why a head cannot answer the inputs, or None if it can."""
     wanted = input_kinds_of(head)
     for position, item in enumerate(inputs):
         kind = input_kind(item)
         if kind not in wanted:
-            return WrongInputKindError(position, kind, head=head, wanted=wanted)
+            return NunatakError(
+                "wrong_input_kind",
+                position=position,
+                kind=kind,
+                head=head.replace("_", " "),
+                wanted=" or ".join(wanted),
+            )
     return None
 
 
-def strings_in(item: TaskInput) -> tuple[str, ...]:
+def strings_in(item: Input) -> tuple[str, ...]:
     """Return every string of an input."""
     match item:
         case str():
@@ -86,7 +72,7 @@ def strings_in(item: TaskInput) -> tuple[str, ...]:
             return item.query, *item.documents
 
 
-def texts_to_read(item: TaskInput) -> tuple[TextInput, ...]:
+def texts_to_read(item: Input) -> tuple[TextInput, ...]:
     """Return the texts or pairs to encode for an input: one, or one for each document."""
     match item:
         case Question():

@@ -5,7 +5,7 @@ from enum import StrEnum
 from math import inf
 from typing import assert_never
 
-from nunatak_server.errors import DrainingError, NotReadyError
+from nunatak_contract.errors import NunatakError
 
 
 class State(StrEnum):
@@ -49,8 +49,8 @@ class Readiness:
         """Return if the server accepts requests.
 
         Raises:
-            NotReadyError: the process is starting or has failed.
-            DrainingError: the process is shutting down.
+            NunatakError: `not_ready`, the process is starting or has failed.
+            NunatakError: `draining`, the process is shutting down.
         """
         if not self.takes_requests:
             self.check_ready()
@@ -59,17 +59,19 @@ class Readiness:
         """Return if callers should send more requests; raises like `check`."""
         match self.state:
             case State.READY if self._is_stalled:
-                raise NotReadyError(
-                    f"requests have waited for {self._max_stall_s:g} s, and no batch has ended"
+                raise NunatakError(
+                    "not_ready",
+                    reason=f"requests have waited for {self._max_stall_s:g} s, and no batch has "
+                    "ended",
                 )
             case State.READY:
                 return
             case State.STARTING:
-                raise NotReadyError("it is starting")
+                raise NunatakError("not_ready", reason="it is starting")
             case State.FAILED:
-                raise NotReadyError("it has failed")
+                raise NunatakError("not_ready", reason="it has failed")
             case State.LEAVING | State.DRAINING:
-                raise DrainingError
+                raise NunatakError("draining")
             case _:
                 assert_never(self.state)
 

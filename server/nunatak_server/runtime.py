@@ -98,8 +98,8 @@ def load_serving_backbone(settings: ServerSettings) -> Backbone:
     """Load the backbone of the settings, on the device and in the number format of the settings.
 
     Raises:
-        InvalidSettingsError: the device does not exist.
-        ModelError: the backbone does not exist, cannot be read, or has fewer layers.
+        NunatakError: `invalid_settings`, the device does not exist.
+        NunatakError: the backbone does not exist, cannot be read, or has fewer layers.
     """
     device = resolve_device(settings.device)
     dtype = resolve_dtype(settings.dtype, device)
@@ -254,7 +254,7 @@ class Runtime:
         """Start the threads, run forward passes, load the pins, and then accept requests.
 
         Raises:
-            ServerError: the forward pass fails.
+            NunatakError: the forward pass fails.
         """
         if self.settings.compute_threads:
             torch.set_num_threads(self.settings.compute_threads)

@@ -80,10 +80,11 @@ def serve(
         origins: where each setting comes from, for the log.
 
     Raises:
-        InvalidSettingsError: the server would be open to other machines, or batches are too small.
+        NunatakError: `invalid_settings`, the server would be open to other machines, or batches
+            are too small.
         KeyFileError: the file of API keys cannot be read.
-        ModelError: the backbone cannot be loaded.
-        RegistryError: the registry cannot be opened.
+        NunatakError: the backbone cannot be loaded.
+        NunatakError: the registry cannot be opened.
         EngineFailedError: the device is lost, or the server cannot follow the registry or the keys
             any more; start the process again.
     """

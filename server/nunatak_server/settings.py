@@ -21,28 +21,18 @@ from typing import Annotated, Final
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
 
-from nunatak_contract.errors import InvalidNameError
+from nunatak_contract.enums import LogFormat, ServingDtype
+from nunatak_contract.errors import InvalidNameError, NunatakError
 from nunatak_contract.names import TaskReference
 from nunatak_model import DEFAULT_BACKBONE
 from nunatak_registry import default_location
-from nunatak_server.errors import InvalidSettingsError
 from nunatak_server.residency.loading import references_in
 from nunatak_server.scheduler.batch_time import FIXED_SHARE
 from nunatak_server.scheduler.planner import BatchLimits
-from nunatak_server.telemetry.logs import LogFormat
 
 Count = Annotated[int, Field(ge=1, le=2**31)]
 Milliseconds = Annotated[int, Field(ge=1, le=600_000)]
 Seconds = Annotated[int, Field(ge=1, le=86_400)]
-
-
-class ServingDtype(StrEnum):
-    """Number format of the forward pass; `auto` is float32 on a CPU and bfloat16 on CUDA."""
-
-    AUTO = "auto"
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-    FLOAT16 = "float16"
 
 
 class ServerSettings(BaseSettings):
@@ -205,15 +195,17 @@ class ServerSettings(BaseSettings):
         """Return the limits of one batch, if every row fits an empty batch.
 
         Raises:
-            InvalidSettingsError: a row of `longest_row_tokens`, counted as trunk and as branch,
-                does not fit an empty batch, and would block the queue for ever.
+            NunatakError: `invalid_settings`, a row of `longest_row_tokens`, counted as trunk and
+                as branch, does not fit an empty batch, and would block the queue for ever.
         """
         needed = 2 * longest_row_tokens
         if self.max_batch_tokens < needed:
-            raise InvalidSettingsError(
-                f"max_batch_tokens must be at least {needed} (trunk and branch of one text of "
+            raise NunatakError(
+                "invalid_settings",
+                problem=f"max_batch_tokens must be at least {needed} (trunk and branch of one "
+                "text of "
                 f"{longest_row_tokens} tokens), got {self.max_batch_tokens}; "
-                "raise NUNATAK_MAX_BATCH_TOKENS"
+                "raise NUNATAK_MAX_BATCH_TOKENS",
             )
         return BatchLimits(max_tokens=self.max_batch_tokens, max_rows=self.max_batch_rows)
 
@@ -249,8 +241,8 @@ def configure(given: Mapping[str, object], *, file: Path | None = None) -> Confi
     """Return the settings: `given` by flags, and for the rest the environment and the file.
 
     Raises:
-        InvalidSettingsError: the file cannot be read, or a value is invalid; the message names the
-            source of the value.
+        NunatakError: `invalid_settings`, the file cannot be read, or a value is invalid; the
+            message names the source of the value.
     """
     path = file or _named_file()
     sources: dict[Origin, Mapping[str, object]] = {
@@ -311,9 +303,11 @@ def _read(path: Path) -> dict[str, object]:
             return tomllib.load(lines)
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise InvalidSettingsError(
-            f"the configuration file {path} cannot be read ({reason}); it must be TOML with one "
-            "setting a line, such as: port = 8080"
+        raise NunatakError(
+            "invalid_settings",
+            problem=f"the configuration file {path} cannot be read ({reason}); it must be TOML "
+            "with one "
+            "setting a line, such as: port = 8080",
         ) from None
 
 
@@ -323,7 +317,7 @@ def _origin(name: str, sources: Mapping[Origin, Mapping[str, object]]) -> Origin
 
 def _as_known(
     error: ValidationError, sources: Mapping[Origin, Mapping[str, object]], path: Path | None
-) -> InvalidSettingsError:
+) -> NunatakError:
     first = error.errors(include_url=False, include_input=False)[0]
     name = ".".join(map(str, first["loc"])) or "settings"
     message = first["msg"]
@@ -336,7 +330,7 @@ def _as_known(
             place = f"file, {path}"
         case other:
             place = other.value
-    return InvalidSettingsError(f"{name}: {message} (from: {place})")
+    return NunatakError("invalid_settings", problem=f"{name}: {message} (from: {place})")
 
 
 def _assignment(name: str, value: object) -> str:

@@ -15,14 +15,11 @@ from itertools import chain, groupby, islice
 from operator import attrgetter
 from typing import Final, Protocol
 
+from nunatak_contract.errors import NunatakError
+from nunatak_contract.inputs import Input
 from nunatak_model import Encoding, TextInput
-from nunatak_server.errors import (
-    EmptyTextError,
-    InvalidTextError,
-    TextTooLongError,
-    TooManyTokensError,
-)
-from nunatak_server.inputs import TaskInput, strings_in, texts_to_read
+from nunatak_server.errors import TooManyTokensError
+from nunatak_server.inputs import strings_in, texts_to_read
 
 
 class FairSemaphore:
@@ -175,15 +172,15 @@ def default_stride(max_length: int) -> int:
     return min(MAX_DEFAULT_STRIDE, max_length // 2)
 
 
-def check_texts(inputs: Sequence[TaskInput], *, max_chars: int) -> None:
+def check_texts(inputs: Sequence[Input], *, max_chars: int) -> None:
     """Return if every text can be tokenized at bounded cost.
 
     Tokenizers truncate after tokenizing, so this check bounds the length in characters.
 
     Raises:
-        TextTooLongError: a text has more than `max_chars` characters.
-        EmptyTextError: a text is empty or only white space.
-        InvalidTextError: a text holds NUL or a lone surrogate.
+        NunatakError: `text_too_long`, a text has more than `max_chars` characters.
+        NunatakError: `empty_text`, a text is empty or only white space.
+        NunatakError: `invalid_text`, a text holds NUL or a lone surrogate.
     """
     for position, item in enumerate(inputs):
         for text in strings_in(item):
@@ -192,15 +189,19 @@ def check_texts(inputs: Sequence[TaskInput], *, max_chars: int) -> None:
 
 def _check_text(text: str, position: int, max_chars: int) -> None:
     if len(text) > max_chars:
-        raise TextTooLongError(position, len(text), max_chars)
+        raise NunatakError(
+            "text_too_long", position=position, num_chars=len(text), limit_chars=max_chars
+        )
     if not text or text.isspace():
-        raise EmptyTextError(position)
+        raise NunatakError("empty_text", position=position)
     if "\0" in text:
-        raise InvalidTextError(position, "a NUL character")
+        raise NunatakError("invalid_text", position=position, reason="a NUL character")
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise InvalidTextError(position, "a lone surrogate, which is no character") from None
+        raise NunatakError(
+            "invalid_text", position=position, reason="a lone surrogate, which is no character"
+        ) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,7 +230,7 @@ class Tokenization:
         self._semaphore = FairSemaphore(num_slots=num_threads)
 
     async def encode(
-        self, inputs: Sequence[TaskInput], *, readings: Iterable[Reading], caller: str
+        self, inputs: Sequence[Input], *, readings: Iterable[Reading], caller: str
     ) -> Mapping[Reading, list[Encodings]]:
         """Encode every input once for each distinct reading."""
         distinct = tuple(dict.fromkeys(readings))

@@ -7,15 +7,9 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from nunatak_training import (
-    Answers,
-    AnswerSpan,
-    EpochResult,
-    Example,
-    ExampleSet,
-    TaskData,
-    TaskKind,
-)
+from nunatak_training.data import Answers, AnswerSpan, Example, ExampleSet, TaskData
+from nunatak_training.kinds import TaskKind
+from nunatak_training.report import EpochResult
 
 ALPHABETS = {"early": "ab", "late": "yz"}
 NAMES = ("Ada", "I", "x", "St. John")

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from doubles.examples import RecordingReport
-from nunatak_training import Checkpoint
+from nunatak_training.loop.checkpoint import Checkpoint
 
 
 class Killed(Exception):  # noqa: N818 - stands for a signal, which is no Exception

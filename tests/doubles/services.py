@@ -10,8 +10,8 @@ from nunatak_server.errors import TaskUnhealthyError
 from nunatak_server.outputs.outputs import PredictionOptions
 from nunatak_server.predict.service import PredictionService, RequestLimits, Stages
 from nunatak_server.predict.types import (
-    Prediction,
     PredictionRequest,
+    Predictions,
 )
 from nunatak_server.readiness import Readiness, State
 from nunatak_server.residency.residency import Residency
@@ -59,7 +59,7 @@ class Bench:
     readiness: Readiness
     metrics: Metrics
 
-    async def ask(self, *tasks: str, deadline_s: float = 60) -> Prediction:
+    async def ask(self, *tasks: str, deadline_s: float = 60) -> Predictions:
         request = PredictionRequest(
             references=tasks, inputs=("a", "b"), options=PredictionOptions(), deadline_s=deadline_s
         )

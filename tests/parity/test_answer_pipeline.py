@@ -8,7 +8,7 @@ import pytest
 
 from doubles.published_answers import PublishedAnswer, published_answers
 from doubles.trained_tokenizers import TokenizerFamily, published, random_texts, served
-from nunatak_server.outputs.answers import Answer, AnswerOptions, best_answers
+from nunatak_server.outputs.answers import AnswerOptions, AnswerScore, best_answers
 from nunatak_server.outputs.entities import window_of
 
 QUESTION = "Who wrote it?"
@@ -24,7 +24,7 @@ class Asked:
     """One question, with the answers of both sides."""
 
     expected: list[PublishedAnswer]
-    found: list[Answer]
+    found: list[AnswerScore]
 
 
 def asked(

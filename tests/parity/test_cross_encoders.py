@@ -14,15 +14,14 @@ from doubles.adapter_folders import loaded_task
 from doubles.checkpoints import save_checkpoint
 from doubles.imported import answers
 from doubles.published import TwinFactory
+from doubles.refusals import raises
 from doubles.sentence_folders import edit
-from nunatak_artifact.errors import UnsupportedImportError
 from nunatak_artifact.interchange import (
     ImportChoices,
-    LogitUse,
     export_transformers,
     import_transformers,
 )
-from nunatak_contract.enums import HeadKind, ProblemType, RankingScore
+from nunatak_contract.enums import HeadKind, LogitUse, ProblemType, RankingScore
 from nunatak_contract.methods import TopK
 
 QUERY = "who wrote the report?"
@@ -157,7 +156,7 @@ def test_what_scores_otherwise_is_refused_by_name(
     folder = saved(factory, tmp_path / "it", release=6, activation=SIGMOID)
     edit(folder / file, changes)
 
-    with pytest.raises(UnsupportedImportError, match=named):
+    with raises("unsupported_import", match=named):
         import_transformers(folder, factory.backbone)
 
 
@@ -183,5 +182,5 @@ def test_the_caller_may_take_a_cross_encoder_as_a_classifier(
 def test_a_ranking_of_several_logits_is_refused(factory: TwinFactory, tmp_path: Path) -> None:
     save_checkpoint(factory, tmp_path)
 
-    with pytest.raises(UnsupportedImportError, match="3 logits"):
+    with raises("unsupported_import", match="3 logits"):
         import_transformers(tmp_path, factory.backbone, ImportChoices(logit_use=LogitUse.RANKING))

@@ -13,8 +13,8 @@ from doubles.backbones import save_tiny_backbone
 from doubles.checkpoints import save_checkpoint
 from doubles.imported import answers
 from doubles.published import TwinFactory
+from doubles.refusals import raises
 from doubles.sentence_folders import edit
-from nunatak_artifact.errors import ForeignBackboneError, UnsupportedImportError
 from nunatak_artifact.interchange import ImportChoices, import_transformers
 from nunatak_contract.enums import ProblemType
 from nunatak_contract.methods import TopK
@@ -103,7 +103,7 @@ def test_pairs_have_the_token_types_that_the_tokenizer_gives(
     gives_types = settings in ({}, GENERAL | TYPES)
     assert (backbone.digest == factory.backbone.digest) == gives_types
     if not gives_types:
-        with pytest.raises(ForeignBackboneError, match="gives none to the texts of a pair"):
+        with raises("foreign_backbone", match="gives none to the texts of a pair"):
             import_transformers(tmp_path / "tuned", factory.backbone)
 
 
@@ -133,7 +133,7 @@ def test_a_setting_that_contradicts_the_tokenizer_is_refused(
     base = save_tiny_backbone(tmp_path / "base")
     edit(base / "tokenizer_config.json", settings)
 
-    with pytest.raises(UnsupportedImportError, match=named):
+    with raises("unsupported_import", match=named):
         import_transformers(tmp_path / "tuned", factory.backbone)
     with pytest.raises(UnsupportedBackboneError, match=named):
         load_backbone(base)

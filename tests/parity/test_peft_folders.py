@@ -13,13 +13,9 @@ from peft import LoraConfig
 from doubles.adapter_folders import edit_json, loaded_task
 from doubles.backbones import Family
 from doubles.peft_folders import NUM_LAYERS, PeftBase, id2label, logits_of, save
+from doubles.refusals import raises
 from doubles.tasks import CREATED_AT
 from nunatak_artifact import LoadedTask, Provenance, draft_task, load_task
-from nunatak_artifact.errors import (
-    ForeignBackboneError,
-    UnsupportedExportError,
-    UnsupportedImportError,
-)
 from nunatak_artifact.interchange import (
     ImportChoices,
     ImportedTask,
@@ -249,14 +245,14 @@ def test_question_answering_on_token_types_that_peft_drops_is_refused(
     plain = Encoding(token_ids=pair.token_ids, type_ids=(0,) * 6)
     assert torch.equal(logits_of(adapted, pair), logits_of(adapted, plain)), "peft reads types"
 
-    with pytest.raises(UnsupportedImportError, match="token types"):
+    with raises("unsupported_import", match="token types"):
         import_peft(folder, base.backbone)
     task = loaded_task(
         base.backbone,
         Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
         kind=HeadKind.QUESTION_ANSWERING,
     )
-    with pytest.raises(UnsupportedExportError, match="token types"):
+    with raises("unsupported_export", match="token types"):
         export_peft(task, tmp_path / "ours", base.backbone)
 
 
@@ -272,7 +268,7 @@ def test_an_adapter_of_another_base_is_taken_only_if_the_caller_says_so(
     assert import_folder(folder, base.backbone).base == str(base.folder)
 
     edit_json(folder / "adapter_config.json", {"base_model_name_or_path": named})
-    with pytest.raises(ForeignBackboneError, match="--allow-other-base"):
+    with raises("foreign_backbone", match="--allow-other-base"):
         import_folder(folder, base.backbone)
     imported = import_folder(folder, base.backbone, choices=ImportChoices(allows_other_base=True))
     draft = draft_imported("tone", imported, base.backbone, origin="theirs", created_at=CREATED_AT)

@@ -11,7 +11,8 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 from doubles.drafts import make_draft
-from nunatak_registry import AliasConflictError, AliasNotFoundError, Registry
+from nunatak_contract.errors import NunatakError
+from nunatak_registry import Registry
 from torture.mutants import Mutant
 from torture.tally import Tally
 
@@ -110,13 +111,17 @@ def promote(
     """Promote a version if nobody else moves the alias between the look and the call."""
     try:
         expected = registry.resolve(f"{task}@prod").version
-    except AliasNotFoundError:
+    except NunatakError as error:
+        if error.code != "alias_not_found":
+            raise
         expected = 0
     compared = None if mutant is Mutant.SKIP_COMPARE else expected
     kind, began = "promote", time.monotonic()
     try:
         registry.promote(task, "prod", version, expected_version=compared)
-    except AliasConflictError:
+    except NunatakError as error:
+        if error.code != "alias_conflict":
+            raise
         kind = "conflict"
     return Reply(
         worker=worker,

@@ -9,8 +9,9 @@ from enum import StrEnum
 from pathlib import Path
 
 from doubles.drafts import make_draft
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
-from nunatak_registry import Finding, Registry, RegistryError, StoreUnavailableError
+from nunatak_registry import Finding, Registry, StoreUnavailableError
 from torture.mutants import Mutant, open_registry
 from torture.tally import Tally
 
@@ -138,12 +139,12 @@ def answers(registry: Registry) -> Answers:
             try:
                 manifest: TaskManifest = registry.resolve(reference)
                 told[reference] = manifest.model_dump_json().encode() + registry.read_blob(manifest)
-            except RegistryError as error:
+            except NunatakError as error:
                 told[reference] = error.code
         try:
             moves = [event.to_version for event in registry.history(task, "prod")]
             told[f"{task} history"] = repr(moves).encode()
-        except RegistryError as error:
+        except NunatakError as error:
             told[f"{task} history"] = error.code
     return told
 

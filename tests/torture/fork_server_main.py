@@ -14,7 +14,7 @@ from typing import Any
 
 import psycopg
 
-from nunatak_registry import RegistryError
+from nunatak_contract.errors import NunatakError
 from torture.fork_server import LIFE_LIMIT_S
 from torture.mutants import Mutant, open_registry
 from torture.operations import Operation
@@ -56,7 +56,7 @@ def live(life: Mapping[str, Any]) -> int:
                 operation.run(registry)
                 if mutant is not Mutant.ACKNOWLEDGE_EARLY:
                     os.write(log, f"{number}\n".encode())
-    except RegistryError as error:
+    except NunatakError as error:
         os.write(log, f"! {error.code}: {error}\n".encode())
         return FAILED
     except BaseException as error:  # noqa: BLE001 - the driver must learn of every error

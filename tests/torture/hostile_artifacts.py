@@ -12,15 +12,16 @@ from torch import Tensor
 from doubles.drafts import make_draft
 from doubles.hostile_files import HOSTILE_FILES
 from doubles.tasks import tiny_task
-from nunatak_artifact import ArtifactError, load_task
+from nunatak_artifact import load_task
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import BlobRecord, TaskDraft, TaskManifest
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, Lora, Method, TopK
-from nunatak_model import Backbone, ModelError, tensors_from_bytes, tensors_to_bytes
-from nunatak_registry import Registry, RegistryError
+from nunatak_model import Backbone, tensors_from_bytes, tensors_to_bytes
+from nunatak_registry import Registry
 from torture.tally import Tally
 
 LIMIT_S = 0.1
-REFUSALS = (RegistryError, ArtifactError, ModelError)
+REFUSALS = NunatakError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,8 @@
 import random
 from collections.abc import Callable
 
-from nunatak_registry import Registry, RegistryError
+from nunatak_contract.errors import NunatakError
+from nunatak_registry import Registry
 from torture.fork_server import Death, ForkServer, after_seconds
 from torture.mutants import Mutant
 from torture.operations import Operation, State, draft_of, observe, plan
@@ -67,7 +68,7 @@ def judge(tally: Tally, location: str, states: list[State], death: Death) -> Sta
             registry.publish(*draft_of(KEEPER, 0))
             seen = {name: task for name, task in observe(registry).items() if name != KEEPER}
             errors = [finding for finding in registry.verify() if finding.kind.is_error]
-    except RegistryError as error:
+    except NunatakError as error:
         tally.dangling += 1
         tally.note(f"{error.code}: {error}")
         return None

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sqlalchemy import URL, Connection, Engine, event
 
-from nunatak_registry import Registry, StoreUnavailableError, TaskSummary
+from nunatak_registry import ListedTask, Registry, StoreUnavailableError
 from nunatak_registry.blobs.blobs import BlobStore, StoredFile, blob_key
 from nunatak_registry.blobs.files import Files, LocalFiles
 from nunatak_registry.index.index import Index
@@ -137,7 +137,7 @@ class PathRegistry(Registry):
 
     folder: Path
 
-    def task(self, name: str) -> TaskSummary:
+    def task(self, name: str) -> ListedTask:
         (self.folder / f"{name}.lock").touch()
         return super().task(name)
 

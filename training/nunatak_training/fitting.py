@@ -8,10 +8,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nunatak_contract.enums import HeadKind, OnLong
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.heads import TANH_BLOCK
 from nunatak_contract.manifest import MIN_WINDOW_TOKENS
+from nunatak_contract.methods import HeadOnly, Method, TopK
 from nunatak_model import (
     Backbone,
+    BackboneConfig,
     BranchSpec,
     Encoding,
     Row,
@@ -20,6 +23,7 @@ from nunatak_model import (
     default_head,
     forward,
     initial_parameters,
+    maths_of,
 )
 from nunatak_training.data import ExampleSet, TaskData
 from nunatak_training.errors import InvalidRecipeError
@@ -31,6 +35,7 @@ from nunatak_training.objectives import Objective, objective_of
 from nunatak_training.recipes import LayerChoice, Recipe, changed_recipe
 from nunatak_training.regularizers import check_method
 from nunatak_training.report import EpochResult, Report
+from nunatak_training.run_settings import RunSettings
 from nunatak_training.scoring import Interval, bootstrap_intervals
 from nunatak_training.tapt import adapt
 from nunatak_training.trunk import JoinedStates, MemoryTrunkStore, TrunkStore
@@ -85,10 +90,10 @@ def fit_task(
             checkpoint when the result is stored. Without a checkpoint, a killed run is lost.
 
     Raises:
-        CacheError: `trunks` or `checkpoint` cannot be written.
+        NunatakError: `cache_unusable`, `trunks` or `checkpoint` cannot be written.
         InvalidRecipeError: the recipe does not fit the data or the backbone.
-        ModelError: the method does not fit the backbone.
-        TrainingDivergedError: the loss became infinite or NaN.
+        NunatakError: the method does not fit the backbone.
+        TrainingDivergedError: the loss stopped being a number.
     """
     check_recipe(recipe, data, backbone)
     objective = objective_of(data, positive_label=recipe.positive_label)
@@ -157,10 +162,10 @@ def starting_parameters(
         checkpoint: holds the state of the whole run; pretraining has its own checkpoint next to it.
 
     Raises:
-        CacheError: the checkpoint cannot be written.
+        NunatakError: `cache_unusable`, the checkpoint cannot be written.
         InvalidRecipeError: the texts cannot be used for pretraining.
-        ModelError: the method does not fit the backbone.
-        TrainingDivergedError: the loss became infinite or NaN.
+        NunatakError: the method does not fit the backbone.
+        TrainingDivergedError: the loss stopped being a number.
     """
     generator = torch.Generator().manual_seed(recipe.seed)
     parameters = initial_parameters(spec, backbone, generator=generator)
@@ -203,7 +208,7 @@ def branch_logits(
     each encoding starts from its held state, if there is one.
 
     Raises:
-        ModelError: the parameters do not fit `spec`.
+        NunatakError: the parameters do not fit `spec`.
     """
     branch = build_branch(spec, backbone.config, parameters)
 
@@ -301,3 +306,28 @@ def evaluate(
     logits = predict(branch_logits(backbone, trained.spec, trained.parameters), encoded.encodings)
     statistics = objective.statistics(examples, encoded, logits)
     return {metric: statistics.value(metric) for metric in trained.scores}
+
+
+def method_on(settings: RunSettings, config: BackboneConfig) -> Method:
+    """Return the method of a run on a backbone.
+
+    Raises:
+        NunatakError: `invalid_method`, the method does not fit the backbone.
+    """
+    if settings.frozen is not None:
+        return _above(settings.frozen, config)
+    maths_of(settings.method).check(config)
+    return settings.method
+
+
+def _above(num_frozen: int, config: BackboneConfig) -> TopK | HeadOnly:
+    """The method that tunes all layers above the lowest `num_frozen`; a head if none is left."""
+    if num_frozen > config.num_layers:
+        raise NunatakError(
+            "invalid_method",
+            problem=f"frozen layers must be in [0, {config.num_layers}], got {num_frozen} "
+            f"(the backbone has {config.num_layers} layers)",
+        )
+    if num_frozen == config.num_layers:
+        return HeadOnly()
+    return TopK(num_layers=config.num_layers - num_frozen)

@@ -166,7 +166,7 @@ def fit_encoder(
     Raises:
         InvalidRecipeError: the recipe does not fit, or there are fewer than two tasks.
         TrainingDivergedError: the loss or a gradient became infinite or NaN.
-        CacheError: the checkpoint cannot be written.
+        NunatakError: `cache_unusable`, the checkpoint cannot be written.
     """
     _check(recipe, tasks)
     generator = torch.Generator().manual_seed(recipe.seed)
@@ -309,8 +309,8 @@ def train_backbone(
             same weights. Without a folder, every call starts from the beginning.
 
     Raises:
-        TrainingError: the data, the recipe or the run has an error.
-        ArtifactError: the folder is in use, or the architecture cannot be written.
+        NunatakError: the data, the recipe or the run is at fault.
+        NunatakError: the folder is in use, or the architecture cannot be written.
         InvalidNameError: a task name is malformed.
     """
     started = time.perf_counter()

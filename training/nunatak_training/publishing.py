@@ -6,7 +6,8 @@ from datetime import datetime
 
 from pydantic import TypeAdapter, ValidationError
 
-from nunatak_artifact import Draft, Provenance, draft_task, head_record
+from nunatak_artifact import Provenance, VersionDraft, draft_task, head_record
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.evidence import (
     MAX_CONFUSION_CELLS,
     ConfusionCell,
@@ -19,7 +20,6 @@ from nunatak_contract.manifest import Note, TaskManifest
 from nunatak_model import Backbone, TextInput
 from nunatak_registry import Registry
 from nunatak_training.data import Example, TaskData
-from nunatak_training.errors import UnpublishableError
 from nunatak_training.fitting import TrainedTask, branch_spec
 from nunatak_training.kinds import TaskKind
 from nunatak_training.recipes import Recipe
@@ -40,7 +40,7 @@ def publish(
     """Publish a trained task as the next version of `task`, or return an equal version.
 
     Raises:
-        RegistryError: the registry refuses the version or cannot be written; nothing is published.
+        NunatakError: the registry refuses it or cannot be written; nothing is visible then.
     """
     draft = draft_trained(trained, backbone, task=task, created_at=created_at, note=note)
     return registry.publish(draft.manifest, draft.blobs)
@@ -50,7 +50,8 @@ def check_publishable(data: TaskData, recipe: Recipe, backbone: Backbone, *, not
     """Return if the known parts of a version can be published. Called before training.
 
     Raises:
-        UnpublishableError: the manifest cannot hold the note, the labels or the data's name.
+        NunatakError: `unpublishable`, the manifest has no room for the note, the labels or the
+            data's name.
     """
     spec = branch_spec(recipe, backbone, kind=data.kind.head, num_outputs=len(data.labels))
     parts: dict[str, Callable[[], object]] = {
@@ -64,7 +65,7 @@ def check_publishable(data: TaskData, recipe: Recipe, backbone: Backbone, *, not
         except ValidationError as error:
             problem = error.errors(include_url=False)[0]
             place = ".".join(map(str, (part, *problem["loc"])))
-            raise UnpublishableError(place, problem["msg"]) from error
+            raise NunatakError("unpublishable", place=place, problem=problem["msg"]) from error
 
 
 def draft_trained(
@@ -74,7 +75,7 @@ def draft_trained(
     task: str,
     created_at: datetime,
     note: str = "",
-) -> Draft:
+) -> VersionDraft:
     """Describe and serialise a trained task."""
     recipe = trained.recipe
     return draft_task(

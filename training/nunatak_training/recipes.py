@@ -25,7 +25,7 @@ from pydantic import (
 
 from nunatak_contract.enums import OnLong, Pooling
 from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Lora, Method, TopK
-from nunatak_model import DEFAULT_BACKBONE
+from nunatak_contract.names import DEFAULT_BACKBONE
 from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.kinds import Metric
 from nunatak_training.settings import Setting, nested, problems_in, settings_of

@@ -12,7 +12,6 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, f
 
 from nunatak_contract.enums import MethodKind
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
-from nunatak_model import BackboneConfig, InvalidMethodError, maths_of
 from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.recipes import DEFAULTS_BY_METHOD, default_recipe, recipe_settings
 from nunatak_training.settings import Setting, check_name, flattened, problems_in, settings_of
@@ -63,24 +62,13 @@ class LayerSettings(BaseModel):
 class RunSettings:
     """A method, and changes to the recipe's defaults for that method."""
 
-    record: Method
-    """The method; with `frozen`, the backbone gives its number of layers."""
+    method: Method
+    """As it is named; with `frozen`, the backbone gives its number of layers."""
     frozen: int | None
     layer_target: float | None
     """If given, the run searches the fewest layers that keep this share of full fine-tuning's
     score."""
     changes: Mapping[str, JsonValue]
-
-    def method(self, config: BackboneConfig) -> Method:
-        """Return the method on a backbone.
-
-        Raises:
-            InvalidMethodError: the method does not fit the backbone.
-        """
-        if self.frozen is not None:
-            return _above(self.frozen, config)
-        maths_of(self.record).check(config)
-        return self.record
 
 
 def read_settings(named: Mapping[str, JsonValue]) -> RunSettings:
@@ -115,11 +103,11 @@ def read_settings(named: Mapping[str, JsonValue]) -> RunSettings:
         of_method = {"num_layers": chosen.layers} if isinstance(chosen.layers, int) else {}
     default = METHODS[kind]
     try:
-        record = type(default).model_validate({**default.model_dump(mode="json"), **of_method})
+        method = type(default).model_validate({**default.model_dump(mode="json"), **of_method})
     except ValidationError as error:
         raise InvalidRecipeError(problems_in(error)) from error
-    default_recipe(record, changes=flat)
-    return RunSettings(record=record, frozen=frozen, layer_target=target, changes=flat)
+    default_recipe(method, changes=flat)
+    return RunSettings(method=method, frozen=frozen, layer_target=target, changes=flat)
 
 
 @cache
@@ -172,15 +160,3 @@ def _layers(named: Mapping[str, JsonValue]) -> LayerSettings:
     if "target" in named and chosen.layers != "auto":
         raise InvalidRecipeError("target belongs to layers auto")
     return chosen
-
-
-def _above(num_frozen: int, config: BackboneConfig) -> TopK | HeadOnly:
-    """The method that tunes all layers above the lowest `num_frozen`; a head if there are none."""
-    if num_frozen > config.num_layers:
-        raise InvalidMethodError(
-            f"frozen layers must be in [0, {config.num_layers}], got {num_frozen} "
-            f"(the backbone has {config.num_layers} layers)"
-        )
-    if num_frozen == config.num_layers:
-        return HeadOnly()
-    return TopK(num_layers=config.num_layers - num_frozen)

@@ -190,7 +190,7 @@ def adapt(
         checkpoint: holds the progress, and at the end the result, for a resumed run.
 
     Raises:
-        CacheError: the checkpoint cannot be written.
+        NunatakError: `cache_unusable`, the checkpoint cannot be written.
         InvalidRecipeError: the vocabulary has no mask token, or all texts are empty.
         TrainingDivergedError: the loss or a gradient became infinite or NaN.
     """

@@ -9,13 +9,14 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import Full, HeadOnly, TopK
 from nunatak_contract.names import check_task_name
 from nunatak_model import Backbone, load_backbone
 from nunatak_registry import Registry
 from nunatak_training.data import TaskData, load_task_data
-from nunatak_training.errors import InvalidRecipeError, TargetMissedError, TrainingDivergedError
+from nunatak_training.errors import InvalidRecipeError, TrainingDivergedError
 from nunatak_training.fitting import TrainedTask, fit_task
 from nunatak_training.kinds import Metric, TaskKind
 from nunatak_training.loop.checkpoint import Checkpoint, held_checkpoint, run_key
@@ -48,14 +49,16 @@ def choose_layers(
     share `changes`; each method's defaults give the other settings.
 
     Raises:
-        TargetMissedError: even all layers miss the target, or full fine-tuning learns nothing.
-        TrainingError: a run has an error.
+        NunatakError: `target_missed`, not even all layers reach the target, or full fine-tuning
+            learns nothing.
+        NunatakError: a run is at fault.
     """
     whole = default_recipe(Full(), backbone=backbone.name, changes=changes)
     recipes = _candidates(backbone, changes)
     full = _score(run(whole))
     if full <= 0:
-        raise TargetMissedError(target, full, ())
+        found = "which no share of can be kept; train longer, or at another learning rate"
+        raise NunatakError("target_missed", full_score=full, found=found)
     runs = dict[int, float]()
     best: TrainedTask | None = None
     low, high = 0, len(recipes)
@@ -70,7 +73,12 @@ def choose_layers(
             low = middle + 1
     made = tuple(LayerRun(layers=layers, score=score) for layers, score in runs.items())
     if best is None:
-        raise TargetMissedError(target, full, tuple(runs.items()))
+        tried = ", ".join(f"{layers} layers {score:.4f}" for layers, score in runs.items())
+        found = (
+            f"of which {target:g} is {target * full:.4f}; tried: {tried}. Lower --target, or name "
+            "--layers or --method full"
+        )
+        raise NunatakError("target_missed", full_score=full, found=found)
     choice = LayerChoice(target=target, full_score=full, runs=made, layers=recipes[high][0])
     return ChosenTask(trained=best.with_choice(choice), choice=choice)
 
@@ -162,10 +170,10 @@ def train(
             same weights. Without a folder, every call starts from the beginning.
 
     Raises:
-        TrainingError: the data, the recipe or the run has an error.
-        ModelError: the backbone cannot be loaded or does not fit the method.
+        NunatakError: the data, the recipe or the run is at fault.
+        NunatakError: the backbone cannot be loaded or does not fit the method.
         InvalidNameError: the task name is malformed.
-        RegistryError: the registry refuses the version.
+        NunatakError: the registry refuses the version.
     """
     started = time.perf_counter()
     check_task_name(settings.task)

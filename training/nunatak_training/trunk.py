@@ -26,6 +26,7 @@ from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from nunatak_contract.errors import NunatakError
 from nunatak_model import Backbone, Encoding, TrunkCache, TrunkSource, TrunkStates, run_trunk
 from nunatak_training.cache import (
     LOCK,
@@ -37,7 +38,6 @@ from nunatak_training.cache import (
     replacing,
     sweep_unusable,
 )
-from nunatak_training.errors import CacheError
 
 CHUNK_TOKENS = 4096
 """Tokens of one pass through the trunk: enough for a busy CPU, and few enough for memory."""
@@ -196,7 +196,7 @@ class TrunkStore(Protocol):
         """Return the states of all encodings at a depth of at least 1.
 
         Raises:
-            CacheError: the states cannot be written.
+            NunatakError: `cache_unusable`, they cannot be written where they should be.
         """
         ...
 
@@ -316,7 +316,7 @@ class DiskTrunkStore:
         """Return the states of all encodings at a depth of at least 1.
 
         Raises:
-            CacheError: the folder cannot be written.
+            NunatakError: `cache_unusable`, the folder cannot be written.
         """
         inputs = InputSet.of(encodings)
         if _num_bytes(backbone, inputs) > self._max_bytes:
@@ -325,7 +325,9 @@ class DiskTrunkStore:
             found = self._found(backbone, inputs, depth)
             return found or self._made(backbone, inputs, depth, progress)
         except OSError as error:
-            raise CacheError(self._root, error.strerror or str(error)) from error
+            raise NunatakError(
+                "cache_unusable", folder=self._root, problem=error.strerror or str(error)
+            ) from error
 
     def _found(self, backbone: Backbone, inputs: InputSet, depth: int) -> SetStates | None:
         key = states_key(backbone, inputs, depth)

@@ -11,9 +11,9 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, NonNegativeInt
 
-from nunatak_artifact.errors import InvalidFolderError, UnsupportedImportError
 from nunatak_artifact.interchange.folders import read_model
 from nunatak_contract.enums import Activation
+from nunatak_contract.errors import NunatakError
 
 CONFIG_FILE, WEIGHTS_STEM, PICKLE = "adapter_config.json", "adapter", "pytorch_adapter.bin"
 HEAD_FILE, HEAD_STEM, HEAD_PICKLE = "head_config.json", "model_head", "pytorch_model_head.bin"
@@ -117,8 +117,8 @@ def read_bottleneck(folder: Path, file: AdapterFile) -> BottleneckConfig:
     """Read the bottleneck configuration that we can reproduce exactly.
 
     Raises:
-        InvalidFolderError: the file is no configuration.
-        UnsupportedImportError: the configuration has another method, or uses a refused feature.
+        NunatakError: `invalid_folder`, it is no configuration.
+        NunatakError: `unsupported_import`, it is of another method, or uses what we refuse.
     """
     architecture = file.config.get("architecture")
     if architecture is not None:
@@ -148,25 +148,29 @@ def size_at(folder: Path, config: BottleneckConfig, layer: int, width: int) -> i
     """The width of the bottleneck at a layer.
 
     Raises:
-        InvalidFolderError: the configuration gives no width.
+        NunatakError: `invalid_folder`, the configuration leaves it open.
     """
     factor = config.reduction_factor
     if isinstance(factor, dict):
         found = factor.get(str(layer), factor.get("default"))
         if found is None:
-            raise InvalidFolderError(
-                folder.name, f"its reduction_factor names neither layer {layer} nor a default"
+            raise NunatakError(
+                "invalid_folder",
+                folder=folder.name,
+                reason=f"its reduction_factor names neither layer {layer} nor a default",
             )
         factor = found
     return max(1, int(width // factor))
 
 
-def unsupported(folder: Path, found: str) -> UnsupportedImportError:
+def unsupported(folder: Path, found: str) -> NunatakError:
     """A refusal that lists the supported settings."""
-    return UnsupportedImportError(
-        folder.name,
-        found,
-        "expected a bottleneck adapter of Houlsby's or Pfeiffer's kind (double_seq_bn, seq_bn)",
+    return NunatakError(
+        "unsupported_import",
+        folder=folder.name,
+        found=found,
+        advice="expected a bottleneck adapter of Houlsby's or Pfeiffer's kind (double_seq_bn, "
+        "seq_bn)",
     )
 
 

@@ -9,7 +9,6 @@ import json
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,15 +19,10 @@ from safetensors.torch import (
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from nunatak_artifact.errors import (
-    CorruptFileError,
-    ForeignBackboneError,
-    InvalidFolderError,
-    UnsupportedImportError,
-)
 from nunatak_artifact.interchange.folders import MAX_JSON_BYTES, has_file, read_bytes
 from nunatak_artifact.interchange.transformers_layout import FAMILIES
-from nunatak_contract.enums import ProblemType, RankingScore
+from nunatak_contract.enums import LogitUse, OnLong, ProblemType, RankingScore
+from nunatak_contract.errors import NunatakError
 from nunatak_model import (
     INT8_SUFFIX,
     Backbone,
@@ -54,13 +48,6 @@ MAX_TOKENIZER_BYTES: Final = 64 * 1024 * 1024
 MASKS: Final = ("[MASK]", "<mask>")
 
 
-class LogitUse(StrEnum):
-    """The meaning of the one logit of a model."""
-
-    CLASSIFICATION = "classification"
-    RANKING = "ranking"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportChoices:
     """Choices of the caller. Where a field is None, the folder decides."""
@@ -70,6 +57,9 @@ class ImportChoices:
     problem_type: ProblemType | None = None
     """Only for sequence classification: a model with a problem type is no ranking."""
     logit_use: LogitUse | None = None
+    default_label: str | None = None
+    """The label that means that nothing was found; None: the first of two labels."""
+    on_long: OnLong | None = None
     allows_other_base: bool = False
     """Whether to accept an adapter that names another base than the backbone, or none."""
 
@@ -117,17 +107,18 @@ def check_shape(folder: Path, backbone: Backbone) -> None:
     """Refuse a `config.json` of an encoder with another shape than the backbone.
 
     Raises:
-        UnsupportedImportError: another architecture.
-        InvalidFolderError: there is no sound `config.json`.
-        ForeignBackboneError: another shape.
+        NunatakError: `unsupported_import`, another architecture.
+        NunatakError: `invalid_folder`, there is no sound `config.json`.
+        NunatakError: `foreign_backbone`, another shape.
         UnsupportedBackboneError: a variant of the family whose layers are computed differently.
     """
     raw = _read_object(folder, CONFIG)
     if raw.get("model_type") not in FAMILIES:
-        raise UnsupportedImportError(
-            folder.name,
-            f"its model_type is {raw.get('model_type')!r}",
-            f"checkpoints are read of {', '.join(FAMILIES)}",
+        raise NunatakError(
+            "unsupported_import",
+            folder=folder.name,
+            found=f"its model_type is {raw.get('model_type')!r}",
+            advice=f"checkpoints are read of {', '.join(FAMILIES)}",
         )
     theirs, ours = _config(folder, raw), backbone.config
     differences = [
@@ -137,27 +128,39 @@ def check_shape(folder: Path, backbone: Backbone) -> None:
         if getattr(theirs, field.name) != getattr(ours, field.name)
     ]
     if differences:
-        raise ForeignBackboneError(folder.name, backbone.name, "; ".join(differences))
+        raise NunatakError(
+            "foreign_backbone",
+            folder=folder.name,
+            backbone=backbone.name,
+            difference="; ".join(differences),
+        )
 
 
 def check_tokenizer(folder: Path, backbone: Backbone) -> None:
     """Refuse a folder whose tokenizer may give other token ids or types than the backbone's.
 
     Raises:
-        InvalidFolderError: there is no sound `tokenizer.json`.
-        ForeignBackboneError: a part that decides token ids or types differs.
-        UnsupportedImportError: as in `check_reading`.
+        NunatakError: `invalid_folder`, there is no sound `tokenizer.json`.
+        NunatakError: `foreign_backbone`, it differs in what decides token ids or types.
+        NunatakError: `unsupported_import`, as `check_reading`.
     """
     data = read_bytes(folder, TOKENIZER, limit=MAX_TOKENIZER_BYTES)
     try:
         theirs = _normalised(data.decode())
     except Exception as error:  # the library raises nothing more specific
-        raise CorruptFileError(folder.name, TOKENIZER, f"is no tokenizer: {error}") from error
+        raise NunatakError(
+            "corrupt_file", folder=folder.name, file=TOKENIZER, problem=f"is no tokenizer: {error}"
+        ) from error
     ours = _normalised(backbone.tokenizer.definition)
     differing = [part for part in TOKENIZING_PARTS if ours.get(part) != theirs.get(part)]
     if differing:
         names = ", ".join("vocabulary" if part == "model" else part for part in differing)
-        raise ForeignBackboneError(folder.name, backbone.name, f"its tokenizer differs in: {names}")
+        raise NunatakError(
+            "foreign_backbone",
+            folder=folder.name,
+            backbone=backbone.name,
+            difference=f"its tokenizer differs in: {names}",
+        )
     check_reading(folder, backbone)
 
 
@@ -167,10 +170,10 @@ def check_reading(folder: Path, backbone: Backbone) -> None:
     For files that the folder lacks, the backbone's files count.
 
     Raises:
-        InvalidFolderError: a file is not sound.
-        ForeignBackboneError: only one of folder and backbone gives token types.
-        UnsupportedImportError: transformers cuts or normalises texts in a way that is not available
-            here.
+        NunatakError: `invalid_folder`, a file is not sound.
+        NunatakError: `foreign_backbone`, one of both gives token types and the other does not.
+        NunatakError: `unsupported_import`, transformers cuts or spells texts in a way that is not
+            done here.
     """
     settings = read_settings(folder)
     config = _read_object(folder, CONFIG) if has_file(folder, CONFIG) else {}
@@ -183,10 +186,12 @@ def check_reading(folder: Path, backbone: Backbone) -> None:
         theirs = gives_token_types(config, settings)
     if ours != theirs:
         gives = {True: "gives token types", False: "gives none"}
-        raise ForeignBackboneError(
-            folder.name,
-            backbone.name,
-            f"its tokenizer {gives[theirs]} to the texts of a pair, the backbone's {gives[ours]}",
+        raise NunatakError(
+            "foreign_backbone",
+            folder=folder.name,
+            backbone=backbone.name,
+            difference=f"its tokenizer {gives[theirs]} to the texts of a pair, the backbone's "
+            f"{gives[ours]}",
         )
 
 
@@ -207,12 +212,14 @@ def read_json(folder: Path, name: str, *, limit: int = MAX_JSON_BYTES) -> JsonVa
     """Read a JSON file of the folder.
 
     Raises:
-        InvalidFolderError: the file is missing, leads out of the folder, or is no JSON.
+        NunatakError: `invalid_folder`, it is missing, leads out of the folder, or is no JSON.
     """
     try:
         return json.loads(read_bytes(folder, name, limit=limit))
     except (ValueError, RecursionError) as error:
-        raise CorruptFileError(folder.name, name, f"is no JSON: {error}") from error
+        raise NunatakError(
+            "corrupt_file", folder=folder.name, file=name, problem=f"is no JSON: {error}"
+        ) from error
 
 
 @contextmanager
@@ -220,16 +227,18 @@ def import_errors(folder: Path) -> Generator[None]:
     """Turn the errors of reading a backbone into errors of a folder to import.
 
     Raises:
-        InvalidFolderError: a file is damaged.
-        UnsupportedImportError: a file asks for a feature that the backbone here lacks.
+        NunatakError: `invalid_folder`, a file is damaged.
+        NunatakError: `unsupported_import`, a file asks for a feature that the backbone here lacks.
     """
     try:
         yield
     except CorruptBackboneError as error:
-        raise InvalidFolderError(folder.name, str(error)) from error
+        raise NunatakError("invalid_folder", folder=folder.name, reason=str(error)) from error
     except UnsupportedBackboneError as error:
         found, _, advice = str(error).rpartition("; ")
-        raise UnsupportedImportError(folder.name, found, advice) from error
+        raise NunatakError(
+            "unsupported_import", folder=folder.name, found=found, advice=advice
+        ) from error
 
 
 def check_base(folder: Path, named: str | None, backbone: Backbone) -> None:
@@ -238,16 +247,17 @@ def check_base(folder: Path, named: str | None, backbone: Backbone) -> None:
     Adapters hold no weights of their base model, so only its name can be compared.
 
     Raises:
-        ForeignBackboneError: the adapter names another base, or none.
+        NunatakError: `foreign_backbone`, it names another base, or none.
     """
     if named and _last_part(named) == _last_part(backbone.name):
         return
     found = f"it was trained on {named!r}" if named else "it does not name its base model"
-    raise ForeignBackboneError(
-        folder.name,
-        backbone.name,
-        f"{found}, and only the name distinguishes bases of equal shape (if this backbone is the "
-        "base, use --allow-other-base)",
+    raise NunatakError(
+        "foreign_backbone",
+        folder=folder.name,
+        backbone=backbone.name,
+        difference=f"{found}, and only the name distinguishes bases of equal shape (if this "
+        "backbone is the base, use --allow-other-base)",
     )
 
 
@@ -267,7 +277,9 @@ def _drops_types(backbone: Backbone) -> bool:
 def _read_object(folder: Path, name: str) -> dict[str, JsonValue]:
     found = read_json(folder, name)
     if not isinstance(found, dict):
-        raise CorruptFileError(folder.name, name, "is no JSON object")
+        raise NunatakError(
+            "corrupt_file", folder=folder.name, file=name, problem="is no JSON object"
+        )
     return found
 
 
@@ -275,9 +287,13 @@ def _config(folder: Path, raw: dict[str, JsonValue]) -> BackboneConfig:
     try:
         return config_from(raw)
     except KeyError as error:
-        raise CorruptFileError(folder.name, CONFIG, f"has no field {error}") from error
+        raise NunatakError(
+            "corrupt_file", folder=folder.name, file=CONFIG, problem=f"has no field {error}"
+        ) from error
     except (TypeError, ValueError) as error:
-        raise CorruptFileError(folder.name, CONFIG, f"does not read: {error}") from error
+        raise NunatakError(
+            "corrupt_file", folder=folder.name, file=CONFIG, problem=f"does not read: {error}"
+        ) from error
 
 
 def _normalised(definition: str) -> dict[str, JsonValue]:

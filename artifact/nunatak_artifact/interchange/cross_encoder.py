@@ -13,18 +13,17 @@ from typing import Any, Final, cast
 
 from pydantic import JsonValue
 
-from nunatak_artifact.errors import UnsupportedImportError
 from nunatak_artifact.interchange.compatibility import (
     CONFIG,
     ImportChoices,
-    LogitUse,
     import_errors,
     read_definition,
     read_json,
     read_settings,
 )
 from nunatak_artifact.interchange.folders import has_file
-from nunatak_contract.enums import RankingScore
+from nunatak_contract.enums import LogitUse, RankingScore
+from nunatak_contract.errors import NunatakError
 from nunatak_model import Backbone
 from nunatak_model.sentence_folder import (
     SENTENCE_CONFIG,
@@ -63,8 +62,8 @@ def read_cross_encoder(folder: Path, backbone: Backbone) -> CrossEncoder | None:
     """Read the cross-encoder settings of sentence-transformers; None if there are none.
 
     Raises:
-        InvalidFolderError: a file differs from the format of sentence-transformers.
-        UnsupportedImportError: the scores need a computation that is not available here.
+        NunatakError: `invalid_folder`, a file is not what sentence-transformers writes.
+        NunatakError: `unsupported_import`, it scores pairs in a way that is not computed here.
     """
 
     def read(name: str) -> object:
@@ -94,14 +93,16 @@ def is_ranking(
     """Whether a sequence classification becomes a ranking: the caller decides before the folder.
 
     Raises:
-        UnsupportedImportError: the caller wants a ranking, but the model has several logits.
+        NunatakError: `unsupported_import`, the caller wants a ranking, but the model has several
+            logits.
     """
     if choices.logit_use is LogitUse.RANKING:
         if num_outputs != 1:
-            raise UnsupportedImportError(
-                folder.name,
-                f"it has {num_outputs} logits",
-                "expected one logit for a ranking; import it as a classification",
+            raise NunatakError(
+                "unsupported_import",
+                folder=folder.name,
+                found=f"it has {num_outputs} logits",
+                advice="expected one logit for a ranking; import it as a classification",
             )
         return True
     said = choices.logit_use is not None or choices.problem_type is not None
@@ -116,10 +117,11 @@ def activation_fields(score: RankingScore) -> dict[str, JsonValue]:
 def _check_modules(folder: Path, read: ReadJson, general: Mapping[str, Any]) -> None:
     kinds = [kind for kind, _ in read_modules(read) or ()]
     if kinds != ["Transformer"]:
-        raise UnsupportedImportError(
-            folder.name,
-            f"its modules are {', '.join(kinds)}",
-            "expected a cross-encoder of one Transformer",
+        raise NunatakError(
+            "unsupported_import",
+            folder=folder.name,
+            found=f"its modules are {', '.join(kinds)}",
+            advice="expected a cross-encoder of one Transformer",
         )
     check_prompt(general)
 
@@ -136,9 +138,10 @@ def _score(folder: Path, general: Mapping[str, Any], config: Mapping[str, Any]) 
         return RankingScore.SIGMOID
     module, _, name = str(path).rpartition(".")
     if name not in SCORES or not f"{module}.".startswith("torch.nn."):
-        raise UnsupportedImportError(
-            folder.name,
-            f"it scores by {str(path)[:80]!r}",
-            f"expected {' or '.join(PATHS.values())}",
+        raise NunatakError(
+            "unsupported_import",
+            folder=folder.name,
+            found=f"it scores by {str(path)[:80]!r}",
+            advice=f"expected {' or '.join(PATHS.values())}",
         )
     return SCORES[name]

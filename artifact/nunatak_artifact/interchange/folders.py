@@ -18,19 +18,11 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 from torch import Tensor
 
-from nunatak_artifact.errors import (
-    CorruptFileError,
-    EscapingFileError,
-    FolderInUseError,
-    InvalidFolderError,
-    PickledWeightsError,
-    TensorMismatchError,
-    UnknownLabelsError,
-    UnsupportedImportError,
-)
 from nunatak_contract.enums import HeadKind, ProblemType
+from nunatak_contract.errors import NunatakError
 from nunatak_model import Backbone, HeadSpec, InvalidTensorsError, tensors_from_bytes
 from nunatak_model.checkpoint import WEIGHTS, WEIGHTS_INDEX
+from nunatak_model.errors import mismatch_of
 from nunatak_registry import InvalidArtifactError
 from nunatak_registry.blobs.tensors import read_header
 
@@ -47,9 +39,9 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def check_new(target: Path) -> None:
-    """Raise `FolderInUseError` if there is a file, or a folder that is not empty."""
+    """Raise `folder_in_use` if there is a file, or a folder that holds something."""
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise FolderInUseError(str(target))
+        raise NunatakError("folder_in_use", folder=str(target))
 
 
 @contextmanager
@@ -57,7 +49,7 @@ def new_folder(target: Path) -> Generator[Path]:
     """Yield a folder to fill, and move it to `target` if the block succeeds.
 
     Raises:
-        FolderInUseError: `target` is a file, or a folder that is not empty.
+        NunatakError: `folder_in_use`, `target` is a file, or a folder that holds something.
     """
     check_new(target)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -90,8 +82,8 @@ def read_checkpoint(folder: Path) -> dict[str, Tensor]:
     """Read every floating-point tensor, in its stored format.
 
     Raises:
-        InvalidFolderError: a file is missing, leads out of the folder, or is not sound.
-        UnsupportedImportError: the weights are pickled, or numbers of another format.
+        NunatakError: `invalid_folder`, a file is missing, leads out of the folder, or is not sound.
+        NunatakError: `unsupported_import`, the weights are pickled, or numbers of another format.
     """
     tensors = dict[str, Tensor]()
     for name in _weight_files(folder):
@@ -99,15 +91,18 @@ def read_checkpoint(folder: Path) -> dict[str, Tensor]:
         try:
             tensors |= tensors_from_bytes(data)
         except InvalidTensorsError as error:
-            raise CorruptFileError(folder.name, name, f"is no safetensors: {error}") from error
+            raise NunatakError(
+                "corrupt_file", folder=folder.name, file=name, problem=f"is no safetensors: {error}"
+            ) from error
     # Old checkpoints also store the position ids, as integers.
     floats = {name: it for name, it in tensors.items() if not name.endswith(".position_ids")}
     for name, tensor in floats.items():
         if tensor.dtype not in FLOATS:
-            raise UnsupportedImportError(
-                folder.name,
-                f"tensor {name!r} is {tensor.dtype}",
-                "save the model in float32, float16 or bfloat16",
+            raise NunatakError(
+                "unsupported_import",
+                folder=folder.name,
+                found=f"tensor {name!r} is {tensor.dtype}",
+                advice="save the model in float32, float16 or bfloat16",
             )
     return floats
 
@@ -119,8 +114,10 @@ def _weight_files(folder: Path) -> Iterable[str]:
         return sorted(set(read_model(folder, WEIGHTS_INDEX, _Index).weight_map.values()))
     pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLE_SUFFIXES)
     if pickles:
-        raise PickledWeightsError(folder.name, pickles[0], PICKLE_ADVICE)
-    raise InvalidFolderError(folder.name, f"it has no file {WEIGHTS}")
+        raise NunatakError(
+            "pickled_weights", folder=folder.name, file=pickles[0], advice=PICKLE_ADVICE
+        )
+    raise NunatakError("invalid_folder", folder=folder.name, reason=f"it has no file {WEIGHTS}")
 
 
 class ModelConfigFile(BaseModel):
@@ -179,17 +176,27 @@ def labels_in_order(
     A head whose kind fixes the meaning of its outputs, such as question answering, has no labels.
 
     Raises:
-        UnknownLabelsError: labels are missing, too many or not unique.
+        NunatakError: `unknown_labels`, there are none, too few, too many, or two that are equal.
     """
     if head.kind.fixed_outputs is not None:
         return ()
     if given is None and stored is None:
-        raise UnknownLabelsError(folder.name, head.num_labels, "the folder names none")
+        raise NunatakError(
+            "unknown_labels",
+            folder=folder.name,
+            num_labels=head.num_labels,
+            found="the folder names none",
+        )
     numbered = dict(enumerate(given)) if given is not None else dict(stored or {})
     labels = tuple(numbered[index] for index in sorted(numbered))
     if sorted(numbered) != list(range(head.num_labels)) or len(set(labels)) != len(labels):
         found = ", ".join(f"{index}: {label}" for index, label in sorted(numbered.items()))
-        raise UnknownLabelsError(folder.name, head.num_labels, f"got {found[:200]!r}")
+        raise NunatakError(
+            "unknown_labels",
+            folder=folder.name,
+            num_labels=head.num_labels,
+            found=f"got {found[:200]!r}",
+        )
     return labels
 
 
@@ -202,22 +209,29 @@ def read_bytes(folder: Path, name: str, *, limit: int = MAX_JSON_BYTES) -> bytes
     """Read a regular file of the folder.
 
     Raises:
-        InvalidFolderError: there is no such file.
-        EscapingFileError: the file is a link out of the folder.
-        CorruptFileError: the file is not regular, or longer than `limit` bytes.
+        NunatakError: `invalid_folder`, there is no such file.
+        NunatakError: `escaping_file`, it is a link out of the folder.
+        NunatakError: `corrupt_file`, it is no regular file, or longer than `limit` bytes.
     """
     path = folder / name
     if not has_file(folder, name):
-        raise InvalidFolderError(folder.name, f"it has no file {name}")
+        raise NunatakError("invalid_folder", folder=folder.name, reason=f"it has no file {name}")
     target = path.resolve()
     if not target.is_relative_to(folder.resolve()):
-        raise EscapingFileError(folder.name, name)
+        raise NunatakError("escaping_file", folder=folder.name, file=name)
     # Reading a pipe could wait without end.
     if not target.is_file():
-        raise CorruptFileError(folder.name, name, "must be a regular file")
+        raise NunatakError(
+            "corrupt_file", folder=folder.name, file=name, problem="must be a regular file"
+        )
     size = target.stat().st_size
     if size > limit:
-        raise CorruptFileError(folder.name, name, f"has {size} bytes, at most {limit} are read")
+        raise NunatakError(
+            "corrupt_file",
+            folder=folder.name,
+            file=name,
+            problem=f"has {size} bytes, at most {limit} are read",
+        )
     return target.read_bytes()
 
 
@@ -225,7 +239,8 @@ def read_model(folder: Path, name: str, model: type[Model]) -> Model:
     """Read a JSON file of the folder as `model`.
 
     Raises:
-        InvalidFolderError: as `read_bytes`; a file that does not fit the model is corrupt.
+        NunatakError: `invalid_folder`, as `read_bytes`; a file that does not fit the model is
+            corrupt.
     """
     data = read_bytes(folder, name)
     try:
@@ -233,9 +248,12 @@ def read_model(folder: Path, name: str, model: type[Model]) -> Model:
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "document"
-        raise CorruptFileError(folder.name, name, f"does not read: {where}: {first['msg']}") from (
-            error
-        )
+        raise NunatakError(
+            "corrupt_file",
+            folder=folder.name,
+            file=name,
+            problem=f"does not read: {where}: {first['msg']}",
+        ) from (error)
 
 
 def read_weights(folder: Path, stem: str, *, advice: str) -> dict[str, Tensor]:
@@ -245,19 +263,26 @@ def read_weights(folder: Path, stem: str, *, advice: str) -> dict[str, Tensor]:
     safetensors file if the folder has only a pickle.
 
     Raises:
-        PickledWeightsError: there are only pickled weights.
-        InvalidFolderError: as `read_bytes`; a file that is no safetensors is corrupt.
+        NunatakError: `pickled_weights`, there are only pickled weights.
+        NunatakError: `invalid_folder`, as `read_bytes`; a file that is no safetensors is corrupt.
     """
     name = f"{stem}.safetensors"
     if not has_file(folder, name):
         for suffix in PICKLE_SUFFIXES:
             if has_file(folder, f"{stem}{suffix}"):
-                raise PickledWeightsError(folder.name, f"{stem}{suffix}", advice)
+                raise NunatakError(
+                    "pickled_weights", folder=folder.name, file=f"{stem}{suffix}", advice=advice
+                )
     data = read_bytes(folder, name, limit=MAX_WEIGHT_BYTES)
     try:
         read_header(data)
     except InvalidArtifactError as error:
-        raise CorruptFileError(folder.name, name, f"is no sound safetensors: {error}") from error
+        raise NunatakError(
+            "corrupt_file",
+            folder=folder.name,
+            file=name,
+            problem=f"is no sound safetensors: {error}",
+        ) from error
     return {key: tensor.to(torch.float32) for key, tensor in tensors_from_bytes(data).items()}
 
 
@@ -265,7 +290,7 @@ def check_tensors(folder: Path, tensors: Mapping[str, Tensor], expected: Shapes)
     """Refuse tensors that are not exactly `expected`.
 
     Raises:
-        TensorMismatchError: the tensors differ from `expected`.
+        NunatakError: `tensor_mismatch`, they are not.
     """
     wrong = [
         f"{name} is {list(tensor.shape)}, expected {list(expected[name])}"
@@ -274,4 +299,9 @@ def check_tensors(folder: Path, tensors: Mapping[str, Tensor], expected: Shapes)
     ]
     missing, unused = expected.keys() - tensors.keys(), tensors.keys() - expected.keys()
     if missing or unused or wrong:
-        raise TensorMismatchError(folder.name, missing=missing, unused=unused, wrong=wrong)
+        found = {
+            "missing": sorted(missing),
+            "that nothing reads": sorted(unused),
+            "of another shape": sorted(wrong),
+        }
+        raise NunatakError("tensor_mismatch", folder=folder.name, found=mismatch_of(found))

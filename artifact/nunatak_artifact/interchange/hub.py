@@ -15,11 +15,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Protocol
 
-from nunatak_artifact.drafting import PARAMETERS_ROLE, Draft
-from nunatak_artifact.errors import CorruptFileError, HubUnavailableError, InvalidFolderError
+from nunatak_artifact.drafting import PARAMETERS_ROLE, VersionDraft
 from nunatak_artifact.interchange.folders import new_folder, read_bytes, read_model
 from nunatak_artifact.loading import load_task
 from nunatak_contract.enums import HeadKind
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import BlobRecord, TaskDraft, TaskManifest
 from nunatak_contract.names import check_task_name
 from nunatak_contract.plain_text import visible_lines
@@ -30,6 +30,15 @@ LIBRARY = "nunatak"
 MANIFEST, README = "manifest.json", "README.md"
 FILES = (MANIFEST, README, "*.safetensors")
 MAX_NOTE_CHARS = 4096
+
+
+class HubUnavailableError(NunatakError):
+    """The hub gave or took nothing."""
+
+    def __init__(self, repository: str, action: str, reason: str) -> None:
+        self.action = action
+        self.reason = reason
+        super().__init__("hub_unavailable", repository=repository, action=action, reason=reason)
 
 
 def hub_card(manifest: TaskManifest, *, source: str | None) -> str:
@@ -91,7 +100,7 @@ def write_hub_folder(
     """Write a version; `source` is the repository that the folder will become, if any.
 
     Raises:
-        FolderInUseError: the folder holds something already.
+        NunatakError: `folder_in_use`, the folder holds something already.
     """
     with new_folder(folder) as made:
         (made / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
@@ -104,7 +113,8 @@ def read_hub_folder(folder: Path) -> HubTask:
     """Read a version and check that every byte is as its publisher stored it.
 
     Raises:
-        InvalidFolderError: a file is missing, malformed, or not the one that the manifest names.
+        NunatakError: `invalid_folder`, a file is missing, malformed, or not the one that the
+            manifest names.
     """
     manifest = read_model(folder, MANIFEST, TaskManifest)
     return HubTask(
@@ -112,7 +122,9 @@ def read_hub_folder(folder: Path) -> HubTask:
     )
 
 
-def draft_pulled(found: HubTask, backbone: Backbone, *, task: str | None, origin: str) -> Draft:
+def draft_pulled(
+    found: HubTask, backbone: Backbone, *, task: str | None, origin: str
+) -> VersionDraft:
     """Validate a foreign version, and describe it for publication here.
 
     Args:
@@ -122,17 +134,18 @@ def draft_pulled(found: HubTask, backbone: Backbone, *, task: str | None, origin
         origin: the origin of the folder, for the note.
 
     Raises:
-        ArtifactError: backbone or tokenizer differ, or the version changes nothing, or fails its
-            probe.
-        ModelError: the tensors do not fit.
-        InvalidFolderError: the version has no parameters.
+        NunatakError: backbone or tokenizer are others, it changes nothing, or fails its probe.
+        NunatakError: its tensors do not fit.
+        NunatakError: `invalid_folder`, the version has no parameters.
         InvalidNameError: `task` is not a valid name.
     """
     there = found.manifest
     name = check_task_name(task or there.task)
     data = found.blobs.get(PARAMETERS_ROLE)
     if data is None:
-        raise InvalidFolderError(origin, f"it has no blob {PARAMETERS_ROLE!r}")
+        raise NunatakError(
+            "invalid_folder", folder=origin, reason=f"it has no blob {PARAMETERS_ROLE!r}"
+        )
     load_task(there, data, backbone)
     note = f"pulled from {origin}, where it was {there.reference}"
     fields = there.model_dump(include=set(TaskDraft.model_fields))
@@ -143,15 +156,18 @@ def draft_pulled(found: HubTask, backbone: Backbone, *, task: str | None, origin
             "note": "; ".join(filter(None, (note, there.note)))[:MAX_NOTE_CHARS],
         }
     )
-    return Draft(manifest=draft, blobs=found.blobs)
+    return VersionDraft(manifest=draft, blobs=found.blobs)
 
 
 def _blob(folder: Path, blob: BlobRecord) -> bytes:
     name = _file(blob.role)
     data = read_bytes(folder, name, limit=blob.size_bytes)
     if (digest := sha256(data).hexdigest()) != blob.sha256:
-        raise CorruptFileError(
-            folder.name, name, f"must have SHA-256 {blob.sha256}, it has {digest}"
+        raise NunatakError(
+            "corrupt_file",
+            folder=folder.name,
+            file=name,
+            problem=f"must have SHA-256 {blob.sha256}, it has {digest}",
         )
     return data
 
@@ -241,8 +257,8 @@ def push(
     """Write a version to a place in the hub's layout; return its address.
 
     Raises:
-        FolderInUseError: the folder holds something already.
-        HubUnavailableError: the hub refuses, or cannot be reached.
+        NunatakError: `folder_in_use`, the folder holds something already.
+        HubUnavailableError: the hub does not take it.
     """
     if is_folder(place):
         folder = Path(place).expanduser()
@@ -261,13 +277,13 @@ def fetched(
     """Yield the files of a place for reading; downloaded files are removed afterwards.
 
     Raises:
-        InvalidFolderError: there is no such folder.
-        HubUnavailableError: the hub refuses, or cannot be reached.
+        NunatakError: `invalid_folder`, there is no such folder.
+        HubUnavailableError: the hub does not give them.
     """
     if is_folder(place):
         folder = Path(place).expanduser()
         if not folder.is_dir():
-            raise InvalidFolderError(place, "there is no such folder")
+            raise NunatakError("invalid_folder", folder=place, reason="there is no such folder")
         yield Fetched(folder=folder, origin=folder.resolve().name)
         return
     with tempfile.TemporaryDirectory() as scratch:

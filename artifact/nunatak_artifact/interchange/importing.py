@@ -1,14 +1,12 @@
 """Import of a folder of any known kind, up to a draft for the registry."""
 
 from datetime import datetime
-from enum import StrEnum
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from nunatak_artifact.drafting import Draft, Provenance, draft_task
-from nunatak_artifact.errors import InvalidFolderError, UnsupportedImportError
+from nunatak_artifact.drafting import Provenance, VersionDraft, draft_task
 from nunatak_artifact.interchange.adapterhub_import import import_adapterhub
 from nunatak_artifact.interchange.compatibility import (
     AS_THE_FOLDER_SAYS,
@@ -24,7 +22,8 @@ from nunatak_artifact.interchange.peft_config import CONFIG_FILE
 from nunatak_artifact.interchange.peft_import import import_peft
 from nunatak_artifact.interchange.transformers_import import import_transformers
 from nunatak_artifact.records import head_record
-from nunatak_contract.enums import HeadKind, OnLong, ProblemType
+from nunatak_contract.enums import HeadKind, ImportFormat, OnLong, ProblemType
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import check_task_name
 from nunatak_model import Backbone, TextInput
 
@@ -39,14 +38,6 @@ PROBE_INPUTS: Final[tuple[TextInput, ...]] = (
 examples."""
 
 
-class ForeignKind(StrEnum):
-    """The kinds of folder that can be imported."""
-
-    TRANSFORMERS = "transformers"
-    PEFT = "peft"
-    ADAPTERHUB = "adapterhub"
-
-
 class _AdapterConfig(BaseModel):
     """Both kinds of adapters have a file of this name. Only peft's file names a `peft_type`."""
 
@@ -55,26 +46,33 @@ class _AdapterConfig(BaseModel):
     peft_type: str | None = None
 
 
-def kind_of(folder: Path) -> ForeignKind:
-    """Find the kind of a folder from its files.
+def kind_of(
+    folder: Path,
+) -> Literal[ImportFormat.TRANSFORMERS, ImportFormat.PEFT, ImportFormat.ADAPTERHUB]:
+    """Tell the kind of a folder by its files.
 
     Raises:
-        InvalidFolderError: no file is known.
-        UnsupportedImportError: the folder is our own format, which `pull` reads.
+        NunatakError: `invalid_folder`, nothing in it is known.
+        NunatakError: `unsupported_import`, it is a task of our own, which is pulled.
     """
     if not folder.is_dir():
-        raise InvalidFolderError(str(folder), "there is no such folder")
+        raise NunatakError("invalid_folder", folder=str(folder), reason="there is no such folder")
     if has_file(folder, MANIFEST):
-        raise UnsupportedImportError(
-            folder.name, f"it has a {MANIFEST} and is no foreign folder", "use `nunatak task pull`"
+        raise NunatakError(
+            "unsupported_import",
+            folder=folder.name,
+            found=f"it has a {MANIFEST} and is no foreign folder",
+            advice="use `nunatak task pull`",
         )
     if has_file(folder, CONFIG_FILE):
         is_peft = read_model(folder, CONFIG_FILE, _AdapterConfig).peft_type is not None
-        return ForeignKind.PEFT if is_peft else ForeignKind.ADAPTERHUB
+        return ImportFormat.PEFT if is_peft else ImportFormat.ADAPTERHUB
     if has_file(folder, CONFIG):
-        return ForeignKind.TRANSFORMERS
-    raise InvalidFolderError(
-        folder.name, f"it has neither {CONFIG_FILE} (an adapter) nor {CONFIG} (a model)"
+        return ImportFormat.TRANSFORMERS
+    raise NunatakError(
+        "invalid_folder",
+        folder=folder.name,
+        reason=f"it has neither {CONFIG_FILE} (an adapter) nor {CONFIG} (a model)",
     )
 
 
@@ -82,30 +80,30 @@ def import_folder(
     folder: Path,
     backbone: Backbone,
     *,
-    kind: ForeignKind | None = None,
+    kind: ImportFormat = ImportFormat.AUTO,
     choices: ImportChoices = AS_THE_FOLDER_SAYS,
 ) -> ImportedTask:
     """Read a folder of the given kind. Without a kind, the files of the folder decide.
 
     Raises:
-        ForeignBackboneError: an adapter names another base than the backbone, or none.
-        ArtifactError: the folder cannot be imported; the message gives the remedy.
-        ModelError: the parts of the folder do not fit the backbone.
+        NunatakError: `foreign_backbone`, an adapter names another base than the backbone, or none.
+        NunatakError: it cannot be imported; the message says what to do.
+        NunatakError: its parts do not fit the backbone.
     """
     check_exact(backbone)
-    match kind or kind_of(folder):
-        case ForeignKind.TRANSFORMERS:
+    match kind_of(folder) if kind is ImportFormat.AUTO else kind:
+        case ImportFormat.TRANSFORMERS:
             return import_transformers(folder, backbone, choices)
-        case ForeignKind.PEFT:
+        case ImportFormat.PEFT:
             imported = import_peft(folder, backbone, choices)
-        case ForeignKind.ADAPTERHUB:
+        case ImportFormat.ADAPTERHUB:
             imported = import_adapterhub(folder, backbone, choices)
     if not choices.allows_other_base:
         check_base(folder, imported.base, backbone)
     return imported
 
 
-def draft_imported(  # noqa: PLR0913 - an imported task, and the caller's additions
+def draft_imported(
     task: str,
     imported: ImportedTask,
     backbone: Backbone,
@@ -113,23 +111,23 @@ def draft_imported(  # noqa: PLR0913 - an imported task, and the caller's additi
     origin: str,
     created_at: datetime,
     note: str = "",
-    default_label: str | None = None,
-    on_long: OnLong | None = None,
-) -> Draft:
+    choices: ImportChoices = AS_THE_FOLDER_SAYS,
+) -> VersionDraft:
     """Describe an imported task as a version to publish, without data and scores.
 
     If there are two exclusive labels, the first is the default label unless the caller names one.
 
     Raises:
         InvalidNameError: `task` is no name of a task.
-        InvalidFolderError: labels and head contradict each other.
-        NoEffectError: the parameters change no layer of the backbone.
-        ModelError: the parameters do not fit, or are not finite.
+        NunatakError: `invalid_folder`, labels and head contradict each other.
+        NunatakError: `no_effect`, the parameters leave every layer as the backbone has it.
+        NunatakError: the parameters do not fit, or are not finite.
     """
     check_task_name(task)
+    default_label = choices.default_label
     if default_label is None and _is_one_of_two(imported):
         default_label = imported.labels[0]
-    _check_head(imported, origin, default_label, on_long)
+    _check_head(imported, origin, default_label, choices.on_long)
     most = backbone.config.max_tokens
     found = f"imported from {origin}: {imported.source}"
     return draft_task(
@@ -138,7 +136,7 @@ def draft_imported(  # noqa: PLR0913 - an imported task, and the caller's additi
         labels=imported.labels,
         problem_type=imported.problem_type,
         default_label=default_label,
-        on_long=on_long,
+        on_long=choices.on_long,
         score=imported.score,
         parameters=imported.parameters,
         backbone=backbone,
@@ -159,8 +157,10 @@ def _check_head(
 ) -> None:
     kind = imported.spec.head.kind
     if kind.reads_tokens and on_long not in {None, OnLong.WINDOWS}:
-        raise InvalidFolderError(
-            origin, f"a {kind} task reads long texts as windows, got on_long {on_long}"
+        raise NunatakError(
+            "invalid_folder",
+            folder=origin,
+            reason=f"a {kind} task reads long texts as windows, got on_long {on_long}",
         )
     try:
         head_record(
@@ -168,4 +168,6 @@ def _check_head(
         )
     except ValidationError as error:
         problem = error.errors(include_url=False, include_input=False)[0]["msg"]
-        raise InvalidFolderError(origin, f"labels and head do not fit: {problem}") from error
+        raise NunatakError(
+            "invalid_folder", folder=origin, reason=f"labels and head do not fit: {problem}"
+        ) from error

@@ -23,9 +23,9 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from nunatak_artifact.errors import CorruptFileError, UnsupportedImportError
 from nunatak_artifact.interchange.folders import read_model
 from nunatak_contract.enums import LoraTarget
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import Lora
 from nunatak_model import BackboneConfig, maths_of
 
@@ -93,7 +93,7 @@ def matches(
     """The names that each pattern of `file` matches from the first to the last letter.
 
     Raises:
-        CorruptFileError: a pattern is no regular expression, or takes too long.
+        NunatakError: `corrupt_file`, a pattern is no regular expression, or takes too long.
     """
     if all(_PLAIN.fullmatch(pattern) for pattern in patterns):
         return [
@@ -109,13 +109,19 @@ def matches(
             timeout=time_limit,
         )
     except subprocess.TimeoutExpired as error:
-        raise CorruptFileError(
-            folder, file, f"holds a pattern that takes over {time_limit:g} s to match"
+        raise NunatakError(
+            "corrupt_file",
+            folder=folder,
+            file=file,
+            problem=f"holds a pattern that takes over {time_limit:g} s to match",
         ) from error
     except subprocess.CalledProcessError as error:
         reason = str(error.stderr).strip().rpartition("\n")[2][:200]
-        raise CorruptFileError(
-            folder, file, f"holds a pattern that is no regular expression ({reason})"
+        raise NunatakError(
+            "corrupt_file",
+            folder=folder,
+            file=file,
+            problem=f"holds a pattern that is no regular expression ({reason})",
         ) from error
     found: list[list[str]] = json.loads(done.stdout)
     return [frozenset(it) for it in found]
@@ -182,8 +188,8 @@ def read_peft_config(folder: Path) -> PeftConfig:
     """Read a LoRA configuration that we can reproduce exactly.
 
     Raises:
-        InvalidFolderError: the file cannot be read.
-        UnsupportedImportError: the configuration has another method, or uses a refused feature.
+        NunatakError: `invalid_folder`, it cannot be read.
+        NunatakError: `unsupported_import`, it is of another method, or uses what we refuse.
     """
     kind = read_model(folder, CONFIG_FILE, _Kind).peft_type
     if kind != "LORA":
@@ -210,7 +216,7 @@ def task_type_of(folder: Path, config: PeftConfig) -> TaskType:
     """Return the prediction of the adapted model.
 
     Raises:
-        UnsupportedImportError: no head here fits the prediction, or the file does not name it.
+        NunatakError: `unsupported_import`, nothing that we have a head for, or it is not said.
     """
     if config.task_type is not None:
         for task_type in TaskType:
@@ -220,10 +226,11 @@ def task_type_of(folder: Path, config: PeftConfig) -> TaskType:
     found = task_type_of_class(model_class or "")
     if config.task_type is None and found is not None:
         return found
-    raise UnsupportedImportError(
-        folder.name,
-        f"its task_type is {config.task_type!r} and its model {model_class!r}",
-        f"expected a task_type out of {', '.join(TaskType)}: an adapter without such a head "
+    raise NunatakError(
+        "unsupported_import",
+        folder=folder.name,
+        found=f"its task_type is {config.task_type!r} and its model {model_class!r}",
+        advice=f"expected a task_type out of {', '.join(TaskType)}: an adapter without such a head "
         "answers nothing",
     )
 
@@ -239,11 +246,13 @@ def _extra(config: PeftConfig) -> dict[str, JsonValue]:
     return config.__pydantic_extra__ or {}
 
 
-def _unsupported(folder: Path, found: str) -> UnsupportedImportError:
-    return UnsupportedImportError(
-        folder.name,
-        found,
-        "expected plain LoRA; merge the adapter (merge_and_unload) and import the whole model, or "
+def _unsupported(folder: Path, found: str) -> NunatakError:
+    return NunatakError(
+        "unsupported_import",
+        folder=folder.name,
+        found=found,
+        advice="expected plain LoRA; merge the adapter (merge_and_unload) and import the whole "
+        "model, or "
         "train it again without",
     )
 
@@ -313,17 +322,19 @@ def saved_modules(folder: Path, config: PeftConfig, task_type: TaskType, encoder
     """Names of the modules that are stored whole.
 
     Raises:
-        UnsupportedImportError: a stored module is neither head nor pooler.
+        NunatakError: `unsupported_import`, one is neither head nor pooler.
     """
     saved = set(config.modules_to_save or ())
     if config.task_type is not None:
         saved |= set(HEAD_NAMES[task_type])
     known = {"classifier", "score", "qa_outputs", "pooler", f"{encoder}.pooler"}
     if not saved <= known:
-        raise UnsupportedImportError(
-            folder.name,
-            f"it stores {', '.join(sorted(saved - known))} whole (modules_to_save)",
-            "expected only the head and the pooler; merge the adapter (merge_and_unload) "
+        raise NunatakError(
+            "unsupported_import",
+            folder=folder.name,
+            found=f"it stores {', '.join(sorted(saved - known))} whole (modules_to_save)",
+            advice="expected only the head and the pooler; merge the adapter "
+            "(merge_and_unload) "
             "and import the whole model",
         )
     return saved
@@ -335,8 +346,9 @@ def adapted_modules(
     """The modules that a configuration adapts.
 
     Raises:
-        InvalidFolderError: a pattern cannot be matched.
-        UnsupportedImportError: an embedding table is adapted, or another module stored whole.
+        NunatakError: `invalid_folder`, a pattern cannot be matched.
+        NunatakError: `unsupported_import`, an embedding table is adapted, or another module stored
+            whole.
     """
     modules = modules_of(encoder, task_type, shape)
     names = (*(module.name for module in modules), *embeddings_of(encoder))
@@ -346,10 +358,12 @@ def adapted_modules(
     chosen = _targeted(folder, config, open_names)
     tables = sorted(chosen & set(embeddings_of(encoder)))
     if tables:
-        raise UnsupportedImportError(
-            folder.name,
-            f"it adapts {tables[0]}",
-            "embeddings are shared by all tasks; merge the adapter (merge_and_unload) and import "
+        raise NunatakError(
+            "unsupported_import",
+            folder=folder.name,
+            found=f"it adapts {tables[0]}",
+            advice="embeddings are shared by all tasks; merge the adapter (merge_and_unload) and "
+            "import "
             "the whole model",
         )
     adapted = [module for module in modules if module.name in chosen]

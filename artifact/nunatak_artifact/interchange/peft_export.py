@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from nunatak_artifact.errors import UnsupportedExportError
 from nunatak_artifact.interchange.compatibility import check_exact
 from nunatak_artifact.interchange.cross_encoder import activation_fields
 from nunatak_artifact.interchange.folders import new_folder, write_json
@@ -28,6 +27,7 @@ from nunatak_artifact.interchange.peft_import import DENSE, stored_head
 from nunatak_artifact.loading import LoadedTask
 from nunatak_contract.enums import HeadKind, Pooling
 from nunatak_contract.enums import HeadKind as RecordedKind
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.heads import HeadRecord
 from nunatak_contract.methods import Lora
 from nunatak_model import Backbone, tensors_to_bytes
@@ -41,9 +41,9 @@ def export_peft(task: LoadedTask, folder: Path, backbone: Backbone) -> None:
     A ranking head becomes a sequence classification with one output, as cross-encoders are stored.
 
     Raises:
-        UnsupportedExportError: another method, a head that no class of transformers has, or token
-            types that peft's class for the head does not read.
-        FolderInUseError: the folder holds something already.
+        NunatakError: `unsupported_export`, another method, a head that no class of transformers
+            has, or token types that peft's class for the head does not read.
+        NunatakError: `folder_in_use`, the folder holds something already.
         UnsupportedBackboneError: the backbone is quantized.
     """
     check_exact(backbone)
@@ -80,10 +80,11 @@ def _method(task: LoadedTask) -> Lora:
     method = task.branch.spec.method
     if isinstance(method, Lora):
         return method
-    raise UnsupportedExportError(
-        task.manifest.reference,
-        f"its method is {method.kind}, peft folders hold LoRA",
-        "export it in transformers' format",
+    raise NunatakError(
+        "unsupported_export",
+        reference=task.manifest.reference,
+        part=f"its method is {method.kind}, peft folders hold LoRA",
+        advice="export it in transformers' format",
     )
 
 
@@ -91,10 +92,11 @@ def _encoder(task: LoadedTask, backbone: Backbone) -> str:
     encoder = ENCODERS.get(backbone.config.model_type)
     if encoder is not None:
         return encoder
-    raise UnsupportedExportError(
-        task.manifest.reference,
-        f"its backbone is a {backbone.config.model_type}",
-        f"peft folders are written for {', '.join(ENCODERS)}",
+    raise NunatakError(
+        "unsupported_export",
+        reference=task.manifest.reference,
+        part=f"its backbone is a {backbone.config.model_type}",
+        advice=f"peft folders are written for {', '.join(ENCODERS)}",
     )
 
 
@@ -108,22 +110,25 @@ def _task_type(task: LoadedTask) -> TaskType:
         case HeadKind.SEQUENCE_CLASSIFICATION | HeadKind.RANKING:
             if head.pooling is Pooling.FIRST and head.dense:
                 return TaskType.SEQUENCE_CLASSIFICATION
-            raise UnsupportedExportError(
-                task.manifest.reference,
-                f"its head reads the {head.pooling} of the tokens "
+            raise NunatakError(
+                "unsupported_export",
+                reference=task.manifest.reference,
+                part=f"its head reads the {head.pooling} of the tokens "
                 f"{'through' if head.dense else 'without'} a dense layer",
-                "transformers' classes read the first token through one; train it on a backbone "
+                advice="transformers' classes read the first token through one; train it on a "
+                "backbone "
                 "that pools so",
             )
 
 
 def _check_types(task: LoadedTask, task_type: TaskType, backbone: Backbone) -> None:
     if task_type is TaskType.QUESTION_ANSWERING and backbone.tokenizer.tells_texts_apart:
-        raise UnsupportedExportError(
-            task.manifest.reference,
-            "peft's class for question answering gives its model no token types, and the task "
+        raise NunatakError(
+            "unsupported_export",
+            reference=task.manifest.reference,
+            part="peft's class for question answering gives its model no token types, and the task "
             "reads them",
-            "export it in transformers' format",
+            advice="export it in transformers' format",
         )
 
 

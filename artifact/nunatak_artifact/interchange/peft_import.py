@@ -19,11 +19,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from nunatak_artifact.errors import (
-    ForeignBackboneError,
-    TensorMismatchError,
-    UnsupportedImportError,
-)
 from nunatak_artifact.interchange.compatibility import (
     AS_THE_FOLDER_SAYS,
     ImportChoices,
@@ -52,8 +47,10 @@ from nunatak_artifact.interchange.peft_config import (
     task_type_of,
 )
 from nunatak_contract.enums import HeadKind, LoraTarget, Pooling, RankingScore
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import HeadOnly, Lora
 from nunatak_model import Backbone, BackboneConfig, BranchSpec, HeadSpec, maths_of
+from nunatak_model.errors import mismatch_of
 from nunatak_model.layer import LoraUpdate
 from nunatak_model.methods.lora import check_rank
 
@@ -77,7 +74,7 @@ def normalised_lora(updates: Updates, config: BackboneConfig) -> tuple[Lora, dic
             scale * (x @ down.T) @ up.T  is the same before and after, zero where there was none
 
     Raises:
-        InvalidMethodError: a rank is beyond what our method takes.
+        NunatakError: `invalid_method`, a rank is beyond what our method takes.
     """
     rank = max(update.down.shape[0] for update in updates.values())
     check_rank(rank, config)
@@ -151,14 +148,15 @@ def pooler_parameters(folder: Path, backbone: Backbone) -> dict[str, Tensor]:
     """The backbone's pooler as the dense layer of a head, in float32.
 
     Raises:
-        ForeignBackboneError: the backbone has no pooler.
+        NunatakError: `foreign_backbone`, it has none.
     """
     pooler = backbone.pooler
     if pooler is None or pooler.bias is None:
-        raise ForeignBackboneError(
-            folder.name,
-            backbone.name,
-            "the head reads the pooler of its base, and this backbone has none",
+        raise NunatakError(
+            "foreign_backbone",
+            folder=folder.name,
+            backbone=backbone.name,
+            difference="the head reads the pooler of its base, and this backbone has none",
         )
     return {
         f"{DENSE}.weight": pooler.weight.to("cpu", torch.float32, copy=True),
@@ -179,11 +177,11 @@ def import_peft(
             type.
 
     Raises:
-        InvalidFolderError: a file is missing, unsound or no part of the folder; tensors and
-            configuration differ; or nothing names the labels.
-        UnsupportedImportError: no method or head here computes the same.
-        ForeignBackboneError: the adapter fits another shape of backbone.
-        InvalidMethodError: a rank is beyond what our method takes.
+        NunatakError: `invalid_folder`, a file is missing, unsound or no part of the folder;
+            tensors and configuration differ; or nothing names the labels.
+        NunatakError: `unsupported_import`, no method or head here computes the same.
+        NunatakError: `foreign_backbone`, the adapter fits another shape of backbone.
+        NunatakError: `invalid_method`, a rank is beyond what our method takes.
     """
     encoder = encoder_of(folder, backbone)
     config = read_peft_config(folder)
@@ -223,11 +221,14 @@ def import_peft(
 
 def _check_types(folder: Path, task_type: TaskType, backbone: Backbone) -> None:
     if task_type is TaskType.QUESTION_ANSWERING and backbone.tokenizer.tells_texts_apart:
-        raise UnsupportedImportError(
-            folder.name,
-            "peft's class for question answering gives its model no token types, and this backbone "
+        raise NunatakError(
+            "unsupported_import",
+            folder=folder.name,
+            found="peft's class for question answering gives its model no token types, and this "
+            "backbone "
             "reads them",
-            "merge the adapter (merge_and_unload), check that the merged model answers well with "
+            advice="merge the adapter (merge_and_unload), check that the merged model answers "
+            "well with "
             "token types, and import it whole",
         )
 
@@ -236,14 +237,15 @@ def encoder_of(folder: Path, backbone: Backbone) -> str:
     """Return the name of an encoder like the backbone in transformers' classes with a head.
 
     Raises:
-        UnsupportedImportError: adapters of such a model cannot be imported.
+        NunatakError: `unsupported_import`, adapters of such a model cannot be imported.
     """
     encoder = ENCODERS.get(backbone.config.model_type)
     if encoder is None:
-        raise UnsupportedImportError(
-            folder.name,
-            f"the backbone is a {backbone.config.model_type}",
-            f"adapter folders are read for {', '.join(ENCODERS)}",
+        raise NunatakError(
+            "unsupported_import",
+            folder=folder.name,
+            found=f"the backbone is a {backbone.config.model_type}",
+            advice=f"adapter folders are read for {', '.join(ENCODERS)}",
         )
     return encoder
 
@@ -253,7 +255,11 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
     stored = read_weights(folder, WEIGHTS_STEM, advice=PICKLE_ADVICE)
     strange = [name for name in stored if not name.startswith(PREFIX)]
     if strange:
-        raise TensorMismatchError(folder.name, missing=(), unused=strange, wrong=())
+        raise NunatakError(
+            "tensor_mismatch",
+            folder=folder.name,
+            found=mismatch_of({"that nothing reads": strange}),
+        )
     return {name.removeprefix(PREFIX): tensor for name, tensor in stored.items()}
 
 
@@ -271,7 +277,12 @@ def _check_backbone(
     ]
     for difference in differences:
         if difference is not None:
-            raise ForeignBackboneError(folder.name, backbone.name, difference)
+            raise NunatakError(
+                "foreign_backbone",
+                folder=folder.name,
+                backbone=backbone.name,
+                difference=difference,
+            )
 
 
 def _foreign_name(name: str, encoder: str, config: BackboneConfig) -> str | None:

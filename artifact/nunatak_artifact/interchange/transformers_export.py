@@ -7,7 +7,6 @@ import torch
 from pydantic import JsonValue
 from torch import Tensor
 
-from nunatak_artifact.errors import UnsupportedExportError
 from nunatak_artifact.interchange.compatibility import check_exact, write_model
 from nunatak_artifact.interchange.cross_encoder import activation_fields
 from nunatak_artifact.interchange.folders import new_folder
@@ -21,6 +20,7 @@ from nunatak_artifact.interchange.transformers_layout import (
 )
 from nunatak_artifact.loading import LoadedTask
 from nunatak_contract.enums import HeadKind, LoraTarget, Pooling
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import Bottleneck
 from nunatak_model import Backbone
@@ -48,8 +48,8 @@ def export_backbone(parameters: Mapping[str, Tensor], base: Backbone, folder: Pa
         folder: a new or empty folder to write to.
 
     Raises:
-        UnsupportedExportError: the architecture cannot be written.
-        FolderInUseError: the folder holds something already.
+        NunatakError: `unsupported_export`, the architecture cannot be written.
+        NunatakError: `folder_in_use`, the folder holds something already.
         UnsupportedBackboneError: `base` is quantized.
     """
     check_exportable(base)
@@ -73,13 +73,14 @@ def export_backbone(parameters: Mapping[str, Tensor], base: Backbone, folder: Pa
 
 
 def check_exportable(base: Backbone) -> None:
-    """Raise `UnsupportedExportError` unless backbones of this architecture can be written."""
+    """Raise `unsupported_export` unless backbones of this architecture can be written."""
     check_exact(base)
     if base.config.model_type not in FAMILIES:
-        raise UnsupportedExportError(
-            base.name,
-            f"it is a {base.config.model_type}",
-            f"start from one of {', '.join(FAMILIES)}",
+        raise NunatakError(
+            "unsupported_export",
+            reference=base.name,
+            part=f"it is a {base.config.model_type}",
+            advice=f"start from one of {', '.join(FAMILIES)}",
         )
 
 
@@ -104,8 +105,8 @@ def export_transformers(task: LoadedTask, folder: Path, backbone: Backbone) -> N
         backbone: in float32.
 
     Raises:
-        UnsupportedExportError: no class of transformers has the method or the head.
-        FolderInUseError: the folder holds something already.
+        NunatakError: `unsupported_export`, no class of transformers has the method or the head.
+        NunatakError: `folder_in_use`, the folder holds something already.
         UnsupportedBackboneError: the backbone is quantized.
     """
     check_exact(backbone)
@@ -120,20 +121,28 @@ def _family(task: LoadedTask, backbone: Backbone) -> Family:
     """The classes that compute the same as the task."""
     spec, model_type = task.branch.spec, backbone.config.model_type
     if model_type not in FAMILIES:
-        raise UnsupportedExportError(
-            task.manifest.reference, f"its backbone is a {model_type}", KEEP_IT
+        raise NunatakError(
+            "unsupported_export",
+            reference=task.manifest.reference,
+            part=f"its backbone is a {model_type}",
+            advice=KEEP_IT,
         )
     if isinstance(spec.method, Bottleneck):
-        raise UnsupportedExportError(
-            task.manifest.reference, "no class of transformers has bottleneck adapters", KEEP_IT
+        raise NunatakError(
+            "unsupported_export",
+            reference=task.manifest.reference,
+            part="no class of transformers has bottleneck adapters",
+            advice=KEEP_IT,
         )
     if not has_class(spec.head):
         dense = "a" if spec.head.dense else "no"
-        raise UnsupportedExportError(
-            task.manifest.reference,
-            f"no class of transformers has a head with {spec.head.pooling} pooling and {dense} "
+        raise NunatakError(
+            "unsupported_export",
+            reference=task.manifest.reference,
+            part=f"no class of transformers has a head with {spec.head.pooling} pooling and "
+            f"{dense} "
             "dense layer",
-            KEEP_IT,
+            advice=KEEP_IT,
         )
     return FAMILIES[model_type]
 

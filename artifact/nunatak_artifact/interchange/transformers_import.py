@@ -14,7 +14,6 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from nunatak_artifact.errors import UnsupportedImportError
 from nunatak_artifact.interchange.compatibility import (
     AS_THE_FOLDER_SAYS,
     CONFIG,
@@ -43,6 +42,7 @@ from nunatak_artifact.interchange.transformers_layout import (
     unread_names,
 )
 from nunatak_contract.enums import HeadKind, ProblemType, RankingScore
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import Full, HeadOnly, TopK
 from nunatak_model import Backbone, BranchSpec, HeadSpec, dedicated_parameters, parameter_shapes
 
@@ -136,9 +136,10 @@ def import_transformers(
         choices: override the folder.
 
     Raises:
-        InvalidFolderError: a file or a tensor is missing or malformed.
-        UnsupportedImportError: another class, pickled weights, or tensors that nothing reads.
-        ForeignBackboneError: another shape or tokenizer than the backbone's.
+        NunatakError: `invalid_folder`, a file is missing or malformed, or a tensor is.
+        NunatakError: `unsupported_import`, another class, pickled weights, or tensors that nothing
+            reads.
+        NunatakError: `foreign_backbone`, another shape or tokenizer than the backbone's.
         UnsupportedBackboneError: a variant of the family with different computations.
     """
     settings = read_model(folder, CONFIG, _Settings)
@@ -180,10 +181,11 @@ def _head_kind(folder: Path, class_name: str) -> HeadKind:
     for suffix, kind in CLASS_SUFFIXES.items():
         if class_name.endswith(suffix):
             return kind
-    raise UnsupportedImportError(
-        folder.name,
-        f"it is a {class_name}",
-        f"expected a class whose name ends in {', '.join(CLASS_SUFFIXES)}",
+    raise NunatakError(
+        "unsupported_import",
+        folder=folder.name,
+        found=f"it is a {class_name}",
+        advice=f"expected a class whose name ends in {', '.join(CLASS_SUFFIXES)}",
     )
 
 

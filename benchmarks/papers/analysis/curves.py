@@ -63,7 +63,7 @@ def analyze_curves(records: Sequence[RunRecord]) -> Findings:
     """Curves of all settings of a sweep, a panel a task.
 
     Raises:
-        InvalidSweepError: no run finished.
+        NunatakError: `invalid_sweep`, no run finished.
     """
     cells = finished_cells(records)
     drawing, panels = panels_by_task(cells)

@@ -50,7 +50,7 @@ def analyze_robustness(records: Sequence[RunRecord]) -> Findings:
     """Boxes over seeds, of each method at each learning rate, a panel a task.
 
     Raises:
-        InvalidSweepError: no run finished.
+        NunatakError: `invalid_sweep`, no run finished.
     """
     cells = finished_cells(records)
     cells.sort(key=lambda cell: (cell.axes[METHOD], cell.runs[0].recipe.learning_rate))

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from nunatak_cli.errors import InvalidOptionError
+from nunatak_contract.errors import NunatakError
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the task.")]
 ReferenceArgument = Annotated[
@@ -116,55 +116,12 @@ RevisionOption = Annotated[
 ]
 
 
-class ImportFormat(StrEnum):
-    """The library whose folder `task import` reads."""
-
-    AUTO = "auto"
-    TRANSFORMERS = "transformers"
-    PEFT = "peft"
-    ADAPTERHUB = "adapterhub"
-
-
-class LogitUseName(StrEnum):
-    """The head that `task import` gives a model with one logit."""
-
-    CLASSIFICATION = "classification"
-    RANKING = "ranking"
-
-
 class ExportFormat(StrEnum):
     """The format that `task export` writes."""
 
     TRANSFORMERS = "transformers"
     PEFT = "peft"
     HUB = "hub"
-
-
-class AggregationName(StrEnum):
-    """The rule that joins tokens with labels to entities."""
-
-    NONE = "none"
-    SIMPLE = "simple"
-    FIRST = "first"
-    AVERAGE = "average"
-    MAX = "max"
-    WORD = "word"
-
-
-class DtypeName(StrEnum):
-    """Number formats in which the server computes."""
-
-    AUTO = "auto"
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-    FLOAT16 = "float16"
-
-
-class LogFormatName(StrEnum):
-    """Formats of the server's log."""
-
-    TEXT = "text"
-    JSON = "json"
 
 
 def example(command_line: str) -> str:
@@ -178,15 +135,17 @@ def assignments(
     """Return the values of an option such as `--set epochs=3`, by name.
 
     Raises:
-        InvalidOptionError: a text is not NAME=VALUE, or a name is given twice.
+        NunatakError: `invalid_option`, a text is not NAME=VALUE, or a name is given twice.
     """
     values = dict[str, str]()
     for text in given or ():
         name, equals, value = text.partition("=")
         if not (name and equals and (value or may_be_empty)):
-            raise InvalidOptionError(f"{option} expects NAME=VALUE, got {text!r}")
+            raise NunatakError(
+                "invalid_option", problem=f"{option} expects NAME=VALUE, got {text!r}"
+            )
         if name in values:
-            raise InvalidOptionError(f"{option} names {name!r} twice")
+            raise NunatakError("invalid_option", problem=f"{option} names {name!r} twice")
         values[name] = value
     return values
 
@@ -197,13 +156,17 @@ def settings_given(given: Iterable[str] | None, **options: str | None) -> dict[s
     `options` holds the values of these options by setting; an option that is `None` was not given.
 
     Raises:
-        InvalidOptionError: a text of `--set` is not NAME=VALUE, or a setting is given twice.
+        NunatakError: `invalid_option`, a text of `--set` is not NAME=VALUE, or a setting is given
+            twice.
     """
     own = {name: value for name, value in options.items() if value is not None}
     values = assignments("--set", given)
     for name in own.keys() & values.keys():
         option = f"--{name.replace('_', '-')}"
-        raise InvalidOptionError(f"{option} and --set {name} set the same value; give one of them")
+        raise NunatakError(
+            "invalid_option",
+            problem=f"{option} and --set {name} set the same value; give one of them",
+        )
     return {**own, **values}
 
 
@@ -211,10 +174,11 @@ def check_names(option: str, named: Mapping[str, str], known: Mapping[str, str])
     """Check that an option names only known names.
 
     Raises:
-        InvalidOptionError: a name is unknown.
+        NunatakError: `invalid_option`, a name is unknown.
     """
     unknown = sorted(named.keys() - known.keys())
     if unknown:
-        raise InvalidOptionError(
-            f"{option} expects one of {', '.join(known)} before =, got {unknown[0]!r}"
+        raise NunatakError(
+            "invalid_option",
+            problem=f"{option} expects one of {', '.join(known)} before =, got {unknown[0]!r}",
         )

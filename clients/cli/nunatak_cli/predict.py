@@ -11,21 +11,20 @@ from pydantic import JsonValue, TypeAdapter
 from rich.table import Table
 from rich.text import Text
 
-from nunatak_cli.errors import InvalidOptionError
 from nunatak_cli.failures import needs_extra
 from nunatak_cli.options import (
-    AggregationName,
     BackboneOption,
     JsonOption,
     RegistryOption,
 )
 from nunatak_cli.output import console, print_json, print_json_line
 from nunatak_cli.registries import existing_location
-from nunatak_contract.enums import OnLong
+from nunatak_contract.enums import AggregationStrategy, OnLong
+from nunatak_contract.errors import NunatakError
+from nunatak_contract.inputs import Input, Query, Question
 
 if TYPE_CHECKING:
-    from nunatak_client import Entity, Input, Parameters, Predicted, TaskResult
-    from nunatak_server.inputs import TaskInput
+    from nunatak_client import Entity, Parameters, Predicted, TaskResult
     from nunatak_server.predict.types import TaskFailure, TaskPrediction
 
 SHOWN_ITEMS = 3
@@ -36,7 +35,7 @@ Item = Mapping[str, JsonValue]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ShownAnswer:
     """The answer of one task, or its error."""
 
     reference: str
@@ -73,7 +72,7 @@ def predict(  # noqa: PLR0913 - one parameter per option is how typer works
         typer.Option(metavar="TEXT", help="Document to rank for TEXT. Repeatable."),
     ] = None,
     aggregation: Annotated[
-        AggregationName | None,
+        AggregationStrategy | None,
         typer.Option(help="How tokens with labels become entities. Absent: one item per token."),
     ] = None,
     on_long: Annotated[
@@ -104,7 +103,9 @@ def predict(  # noqa: PLR0913 - one parameter per option is how typer works
     parameters = _parameters(source, aggregation=aggregation, on_long=on_long)
     if stream:
         if server is None:
-            raise InvalidOptionError("--stream needs a server; name one with --server")
+            raise NunatakError(
+                "invalid_option", problem="--stream needs a server; name one with --server"
+            )
         answers = _stream_server(server, source, task, parameters=parameters)
         has_failed = _print_stream(answers, as_json=as_json)
     else:
@@ -124,14 +125,12 @@ def predict(  # noqa: PLR0913 - one parameter per option is how typer works
 
 def _source(
     text: str, *, pair: str | None, question: str | None, documents: Sequence[str]
-) -> "Input":
+) -> Input:
     """Return the one input that the options describe.
 
     Raises:
-        InvalidOptionError: the options describe several kinds of input.
+        NunatakError: `invalid_option`, the options describe several kinds of input.
     """
-    from nunatak_client import Query, Question
-
     match pair, question, documents:
         case None, None, ():
             return text
@@ -142,28 +141,29 @@ def _source(
         case None, None, _:
             return Query(query=text, documents=documents)
         case _:
-            raise InvalidOptionError(
-                "expected at most one of --pair, --question and --document; "
-                "use one command for each"
+            raise NunatakError(
+                "invalid_option",
+                problem="expected at most one of --pair, --question and --document; "
+                "use one command for each",
             )
 
 
 def _parameters(
-    source: "Input", *, aggregation: AggregationName | None, on_long: OnLong | None
+    source: Input, *, aggregation: AggregationStrategy | None, on_long: OnLong | None
 ) -> "Parameters":
     """Return the parameters of the request; a ranking shows its documents as texts."""
-    from nunatak_client import AggregationStrategy, OnLong, Parameters, Query
+    from nunatak_client import Parameters
 
     return Parameters(
-        on_long=None if on_long is None else OnLong(on_long),
-        aggregation_strategy=None if aggregation is None else AggregationStrategy(aggregation),
+        on_long=on_long,
+        aggregation_strategy=aggregation,
         return_documents=True if isinstance(source, Query) else None,
     )
 
 
 def _ask_server(
-    server: str, source: "Input", tasks: Sequence[str], *, parameters: "Parameters"
-) -> list[Answer]:
+    server: str, source: Input, tasks: Sequence[str], *, parameters: "Parameters"
+) -> list[ShownAnswer]:
     """Ask a server about all tasks in one request."""
     from nunatak_client import Client
 
@@ -173,8 +173,8 @@ def _ask_server(
 
 
 def _stream_server(
-    server: str, source: "Input", tasks: Sequence[str], *, parameters: "Parameters"
-) -> Iterator[Answer]:
+    server: str, source: Input, tasks: Sequence[str], *, parameters: "Parameters"
+) -> Iterator[ShownAnswer]:
     """Ask a server about all tasks in one request, and yield each answer as it arrives."""
     from nunatak_client import Client
 
@@ -183,17 +183,17 @@ def _stream_server(
             yield _server_answer(result)
 
 
-def _server_answer(result: "TaskResult") -> Answer:
+def _server_answer(result: "TaskResult") -> ShownAnswer:
     problem = result.error
     if problem is not None:
-        return Answer(
+        return ShownAnswer(
             reference=result.reference,
             version=None,
             items=(),
             error_code=problem.code,
             error_message=problem.detail or problem.title,
         )
-    return Answer(
+    return ShownAnswer(
         reference=result.reference,
         version=result.version,
         items=_items(result.require()),
@@ -218,13 +218,13 @@ def _entity(entity: "Entity") -> Item:
 
 
 def _ask_here(
-    source: "Input",
+    source: Input,
     tasks: Sequence[str],
     *,
     parameters: "Parameters",
     registry: str | None,
     backbone: str | None,
-) -> list[Answer]:
+) -> list[ShownAnswer]:
     """Ask tasks in this process, with the engine of the server and without HTTP."""
     with needs_extra("server"):
         from nunatak_contract import requests
@@ -237,28 +237,15 @@ def _ask_here(
     with Registry.open(existing_location(registry)) as opened:
         loaded = load_backbone(backbone or DEFAULT_BACKBONE)
         with LocalPredictor(opened, loaded) as predictor:
-            prediction = predictor.predict([_server_input(source)], tasks, options=options)
+            prediction = predictor.predict([source], tasks, options=options)
     return [_local_answer(result) for result in prediction.results]
 
 
-def _server_input(source: "Input") -> "TaskInput":
-    from nunatak_client import Query, Question
-    from nunatak_server import inputs
-
-    match source:
-        case Question():
-            return inputs.Question(question=source.question, context=source.context)
-        case Query():
-            return inputs.Query(query=source.query, documents=tuple(source.documents))
-        case _:
-            return source
-
-
-def _local_answer(result: "TaskPrediction | TaskFailure") -> Answer:
+def _local_answer(result: "TaskPrediction | TaskFailure") -> ShownAnswer:
     from nunatak_server.predict.types import TaskFailure
 
     if isinstance(result, TaskFailure):
-        return Answer(
+        return ShownAnswer(
             reference=result.reference,
             version=None,
             items=(),
@@ -266,7 +253,7 @@ def _local_answer(result: "TaskPrediction | TaskFailure") -> Answer:
             error_message=str(result.error),
         )
     items = TypeAdapter(tuple[dict[str, JsonValue], ...])
-    return Answer(
+    return ShownAnswer(
         reference=result.reference,
         version=result.version,
         items=items.validate_python(result.outputs[0]),
@@ -275,7 +262,7 @@ def _local_answer(result: "TaskPrediction | TaskFailure") -> Answer:
     )
 
 
-def _print_stream(answers: Iterable[Answer], *, as_json: bool) -> bool:
+def _print_stream(answers: Iterable[ShownAnswer], *, as_json: bool) -> bool:
     """Print every answer as it arrives; return whether a task failed."""
     has_failed = False
     for answer in answers:
@@ -287,7 +274,7 @@ def _print_stream(answers: Iterable[Answer], *, as_json: bool) -> bool:
     return has_failed
 
 
-def _answers_table(answers: Iterable[Answer]) -> Table:
+def _answers_table(answers: Iterable[ShownAnswer]) -> Table:
     """Return one row per task."""
     table = Table(box=None, header_style="bold")
     table.add_column("task", style="cyan", no_wrap=True)
@@ -313,7 +300,7 @@ def _answers_table(answers: Iterable[Answer]) -> Table:
     return table
 
 
-def _answer_line(answer: Answer) -> Text:
+def _answer_line(answer: ShownAnswer) -> Text:
     version = "" if answer.version is None else f" (version {answer.version})"
     name = (f"{answer.reference}{version}: ", "cyan")
     if answer.error_code is not None:
@@ -323,7 +310,7 @@ def _answer_line(answer: Answer) -> Text:
     return Text.assemble(name, shown or "nothing found", _truncation_mark(answer))
 
 
-def _truncation_mark(answer: Answer) -> tuple[str, str]:
+def _truncation_mark(answer: ShownAnswer) -> tuple[str, str]:
     mark = f" (truncated: only {answer.num_tokens} tokens were read)"
     return (mark if answer.is_truncated else "", "yellow")
 
@@ -342,7 +329,7 @@ def _item_text(item: Item) -> str:
             return f"document {item['index']}"
 
 
-def _answer_json(answer: Answer) -> dict[str, JsonValue]:
+def _answer_json(answer: ShownAnswer) -> dict[str, JsonValue]:
     """Return an answer in the shape of the server's `POST /v1/predict`."""
     if answer.error_code is not None:
         problem: JsonValue = {"code": answer.error_code, "detail": answer.error_message}

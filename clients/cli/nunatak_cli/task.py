@@ -32,7 +32,7 @@ from nunatak_cli.task_verify import prove_version, verify
 
 if TYPE_CHECKING:
     from nunatak_contract.manifest import TaskManifest
-    from nunatak_registry import AliasEvent, CandidateEvent, TaskSummary
+    from nunatak_registry import AliasEvent, CandidateEvent, ListedTask
 
 VersionArgument = Annotated[
     int, typer.Argument(metavar="VERSION", min=1, help="Number of the version.")
@@ -233,7 +233,7 @@ def collect(
         )
 
 
-def _tasks_table(tasks: "Iterable[TaskSummary]") -> Table:
+def _tasks_table(tasks: "Iterable[ListedTask]") -> Table:
     """Return one row per task, about the version that the bare name serves."""
     from nunatak_registry.cards import method_text, shared_text
 
@@ -290,7 +290,7 @@ def _moved_line(event: "AliasEvent") -> Text:
     )
 
 
-def _summary_json(task: "TaskSummary") -> dict[str, JsonValue]:
+def _summary_json(task: "ListedTask") -> dict[str, JsonValue]:
     """Return a task in the shape of the server's `GET /v1/tasks`."""
     manifest = task.manifest
     return {

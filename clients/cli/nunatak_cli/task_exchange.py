@@ -15,9 +15,7 @@ from nunatak_cli.failures import needs_extra
 from nunatak_cli.options import (
     BackboneOption,
     ExportFormat,
-    ImportFormat,
     JsonOption,
-    LogitUseName,
     NewAliasOption,
     ReferenceArgument,
     RegistryOption,
@@ -25,10 +23,10 @@ from nunatak_cli.options import (
 )
 from nunatak_cli.output import console, print_json
 from nunatak_cli.registries import created_registry, existing_registry
-from nunatak_contract.enums import OnLong, ProblemType
+from nunatak_contract.enums import ImportFormat, LogitUse, OnLong, ProblemType
 
 if TYPE_CHECKING:
-    from nunatak_artifact import Draft
+    from nunatak_artifact import VersionDraft
     from nunatak_artifact.interchange import ImportChoices
     from nunatak_contract.manifest import TaskManifest
     from nunatak_registry import Registry
@@ -53,8 +51,6 @@ class ImportRequest:
     choices: "ImportChoices"
     backbone: str | None
     note: str
-    default_label: str | None
-    on_long: OnLong | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +104,7 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
         ),
     ] = None,
     head: Annotated[
-        LogitUseName | None,
+        LogitUse | None,
         typer.Option(
             help="Head of a model with one logit. Absent: ranking if the folder is a "
             "cross-encoder.",
@@ -131,12 +127,14 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
 ) -> None:
     """Publish a model that another program trained, as its difference from the backbone."""
     with needs_extra("model"):
-        from nunatak_artifact.interchange import ImportChoices, LogitUse
+        from nunatak_artifact.interchange import ImportChoices
     choices = ImportChoices(
         labels=None if labels is None else tuple(label.strip() for label in labels.split(",")),
         problem_type=problem_type,
-        logit_use=None if head is None else LogitUse(head.value),
+        logit_use=head,
         allows_other_base=allow_other_base,
+        default_label=default_label,
+        on_long=on_long,
     )
     request = ImportRequest(
         place=place,
@@ -146,8 +144,6 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
         choices=choices,
         backbone=backbone,
         note=note,
-        default_label=default_label,
-        on_long=on_long,
     )
     with created_registry(registry) as opened:
         published = _import_task(request, opened, alias=promote)
@@ -242,7 +238,6 @@ def pull(
 def _import_task(request: ImportRequest, registry: "Registry", *, alias: str | None) -> Published:
     """Import a folder, publish it, and point `alias`, if given, at the new version."""
     from nunatak_artifact.interchange import (
-        ForeignKind,
         HuggingFaceHub,
         draft_imported,
         fetched,
@@ -255,11 +250,10 @@ def _import_task(request: ImportRequest, registry: "Registry", *, alias: str | N
     check_task_name(request.task)
     _check_alias(alias)
     backbone = load_backbone(request.backbone or DEFAULT_BACKBONE)
-    kind = None if request.kind is ImportFormat.AUTO else ForeignKind(request.kind.value)
     with fetched(
         request.place, hub=HuggingFaceHub(), revision=request.revision, files=importing.FILES
     ) as there:
-        imported = import_folder(there.folder, backbone, kind=kind, choices=request.choices)
+        imported = import_folder(there.folder, backbone, kind=request.kind, choices=request.choices)
         draft = draft_imported(
             request.task,
             imported,
@@ -267,8 +261,7 @@ def _import_task(request: ImportRequest, registry: "Registry", *, alias: str | N
             origin=there.origin,
             created_at=datetime.now(UTC),
             note=request.note,
-            default_label=request.default_label,
-            on_long=request.on_long,
+            choices=request.choices,
         )
     return Published(manifest=_publish(draft, registry, alias), found=imported.source)
 
@@ -314,7 +307,7 @@ def _check_alias(alias: str | None) -> None:
         check_alias_name(alias)
 
 
-def _publish(draft: "Draft", registry: "Registry", alias: str | None) -> "TaskManifest":
+def _publish(draft: "VersionDraft", registry: "Registry", alias: str | None) -> "TaskManifest":
     manifest = registry.publish(draft.manifest, draft.blobs)
     if alias is not None:
         registry.promote(manifest.task, alias, manifest.version)

@@ -3,16 +3,16 @@
 `training` and `training_all` do the work; they import torch.
 """
 
-# ruff: noqa: PLC0415 - a command imports torch when training starts, or to list all settings
+# ruff: noqa: PLC0415 - a command imports torch when training starts
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.table import Table
 from typer.core import TyperCommand
 
-from nunatak_cli.errors import MissingExtraError
-from nunatak_cli.failures import needs_extra
+from nunatak_cli.failures import MissingExtraError, needs_extra
 from nunatak_cli.options import (
     BackboneOption,
     CacheOption,
@@ -44,11 +44,16 @@ class TrainCommand(TyperCommand):
         super().format_help(ctx, formatter)  # pyright: ignore[reportArgumentType]
         try:
             with needs_extra("training"):
-                from nunatak_cli.training import settings_table
+                from nunatak_training.run_settings import all_settings
         except MissingExtraError as error:
             console().print(f"Settings of --set: {error}", soft_wrap=True)
             return
-        console().print(settings_table())
+        table = Table("--set", "is", "default", "", box=None, header_style="bold", pad_edge=False)
+        table.columns[0].no_wrap = True
+        for setting in all_settings():
+            values = setting.values.replace("|", " | ")
+            table.add_row(setting.name, values, setting.default, setting.description)
+        console().print(table)
 
 
 def train(  # noqa: PLR0913 - one parameter per option is how typer works
@@ -178,7 +183,7 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
             outcome_table,
             train_and_promote,
         )
-        from nunatak_training import read_settings
+        from nunatak_training.run_settings import read_settings
     request = TrainRequest(
         task=task,
         data=data,

@@ -8,7 +8,7 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from nunatak_cli.errors import InvalidOptionError
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import check_alias_name, check_task_name
 from nunatak_model import DEFAULT_BACKBONE, Backbone, load_backbone
 from nunatak_registry import Registry
@@ -19,20 +19,14 @@ from nunatak_registry.cards import (
     shared_text,
     stored_bytes,
 )
-from nunatak_training import (
-    DiskTrunkStore,
-    LayerChoice,
-    ProgressBar,
-    RunSettings,
-    TaskKind,
-    TrainOutcome,
-    TrainSettings,
-    TrunkStore,
-    all_settings,
-    default_cache_folder,
-    default_recipe,
-    train,
-)
+from nunatak_training.cache import default_cache_folder
+from nunatak_training.fitting import method_on
+from nunatak_training.kinds import TaskKind
+from nunatak_training.recipes import LayerChoice, default_recipe
+from nunatak_training.report import ProgressBar
+from nunatak_training.run_settings import RunSettings
+from nunatak_training.train import TrainOutcome, TrainSettings, train
+from nunatak_training.trunk import DiskTrunkStore, TrunkStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +64,7 @@ def train_and_promote(
         backbone = load_backbone(request.backbone or DEFAULT_BACKBONE)
     chosen = request.settings
     recipe = default_recipe(
-        chosen.method(backbone.config), backbone=backbone.name, changes=chosen.changes
+        method_on(chosen, backbone.config), backbone=backbone.name, changes=chosen.changes
     )
     if trunks is None and request.cache:
         trunks = DiskTrunkStore()
@@ -108,21 +102,13 @@ def kind_named(name: str | None) -> TaskKind | None:
     """Return the kind of task that an option names, or `None` without a name.
 
     Raises:
-        InvalidOptionError: there is no such kind.
+        NunatakError: `invalid_option`, there is no such kind.
     """
     if name is not None and name not in set(TaskKind):
-        raise InvalidOptionError(f"--kind must be one of {', '.join(TaskKind)}, got {name!r}")
+        raise NunatakError(
+            "invalid_option", problem=f"--kind must be one of {', '.join(TaskKind)}, got {name!r}"
+        )
     return None if name is None else TaskKind(name)
-
-
-def settings_table() -> Table:
-    """Return every setting of `--set` with the values that it accepts."""
-    table = Table("--set", "is", "default", "", box=None, header_style="bold", pad_edge=False)
-    table.columns[0].no_wrap = True
-    for setting in all_settings():
-        values = setting.values.replace("|", " | ")
-        table.add_row(setting.name, values, setting.default, setting.description)
-    return table
 
 
 def outcome_table(outcome: TrainOutcome) -> Table:

@@ -22,7 +22,7 @@ from nunatak_client.errors import (
     UnavailableError,
     WrongHeadError,
 )
-from nunatak_client.payloads import Input, Inputs, Parameters, Query, Question, TextInput
+from nunatak_client.payloads import Inputs, Parameters
 from nunatak_client.replies import (
     Answers,
     Classification,
@@ -46,6 +46,7 @@ from nunatak_contract.enums import (
     HeadKind,
     OnLong,
 )
+from nunatak_contract.inputs import Input, Query, Question, TextInput
 from nunatak_contract.memory import MemoryReport
 from nunatak_contract.wire import (
     AliasChange,
@@ -55,7 +56,7 @@ from nunatak_contract.wire import (
     Eviction,
     Problem,
     RankedDocument,
-    Residency,
+    ResidencyReport,
     RunningCandidate,
     Score,
     ServerInfo,
@@ -109,7 +110,7 @@ __all__ = [
     "RankedDocument",
     "Ranking",
     "RankingOutputs",
-    "Residency",
+    "ResidencyReport",
     "RetryPolicy",
     "RunningCandidate",
     "Score",

@@ -28,7 +28,7 @@ from nunatak_contract.wire import (
     AliasChange,
     CandidateChange,
     Eviction,
-    Residency,
+    ResidencyReport,
     ServerInfo,
     ShadowReport,
     TaskDetail,
@@ -251,11 +251,11 @@ class AsyncClient:
         """Report the results of an alias's shadow on this server."""
         return await self._run(calls.shadow_report(task, alias))
 
-    async def preload(self, reference: str) -> Residency:
+    async def preload(self, reference: str) -> ResidencyReport:
         """Load a task version into memory and check it."""
         return await self._run(calls.preload(reference))
 
-    async def pin(self, reference: str) -> Residency:
+    async def pin(self, reference: str) -> ResidencyReport:
         """Load the version that `reference` means now, and keep it in memory."""
         return await self._run(calls.pin(reference))
 

@@ -38,7 +38,7 @@ from nunatak_contract.wire import (
     AliasChange,
     CandidateChange,
     Eviction,
-    Residency,
+    ResidencyReport,
     ServerInfo,
     ShadowReport,
     TaskDetail,
@@ -241,22 +241,22 @@ def rollback(name: str, alias: str, expected_version: int | None) -> Call[AliasC
     )
 
 
-def preload(reference: str) -> Call[Residency]:
+def preload(reference: str) -> Call[ResidencyReport]:
     """Load a task version into memory."""
     target = task_target(reference)
     return Call(
         method="POST",
         path=f"{target.path}/preload",
         query=target.query,
-        read=_reader(Residency),
+        read=_reader(ResidencyReport),
     )
 
 
-def pin(reference: str) -> Call[Residency]:
+def pin(reference: str) -> Call[ResidencyReport]:
     """Load a task version into memory and pin it."""
     target = task_target(reference)
     return Call(
-        method="POST", path=f"{target.path}/pin", query=target.query, read=_reader(Residency)
+        method="POST", path=f"{target.path}/pin", query=target.query, read=_reader(ResidencyReport)
     )
 
 

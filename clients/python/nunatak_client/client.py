@@ -30,7 +30,7 @@ from nunatak_contract.wire import (
     AliasChange,
     CandidateChange,
     Eviction,
-    Residency,
+    ResidencyReport,
     ServerInfo,
     ShadowReport,
     TaskDetail,
@@ -251,11 +251,11 @@ class Client:
         """Report the results of an alias's shadow on this server."""
         return self._run(calls.shadow_report(task, alias))
 
-    def preload(self, reference: str) -> Residency:
+    def preload(self, reference: str) -> ResidencyReport:
         """Load a task version into memory and check it."""
         return self._run(calls.preload(reference))
 
-    def pin(self, reference: str) -> Residency:
+    def pin(self, reference: str) -> ResidencyReport:
         """Load the version that `reference` means now, and keep it in memory."""
         return self._run(calls.pin(reference))
 

@@ -15,43 +15,39 @@ answer was ready
 
 from collections.abc import Mapping
 
+from nunatak_contract.errors import NunatakError
 
-class NunatakClientError(Exception):
+
+class NunatakClientError(NunatakError):
     """Base of every error this package raises on purpose."""
-
-    code: str = "client_error"
 
 
 class InvalidInputError(NunatakClientError):
     """An argument that cannot be sent; nothing was sent."""
 
-    code = "invalid_input"
+    def __init__(self, problem: str) -> None:
+        super().__init__("invalid_input", problem=problem)
 
 
 class ConnectionFailedError(NunatakClientError):
     """No answer arrived: the connection was refused, broke or timed out."""
 
-    code = "connection_failed"
+    def __init__(self, problem: str) -> None:
+        super().__init__("connection_failed", problem=problem)
 
 
 class InvalidResponseError(NunatakClientError):
     """The answer does not follow the contract: another server, or a proxy in between."""
 
-    code = "invalid_response"
+    def __init__(self, problem: str) -> None:
+        super().__init__("invalid_response", problem=problem)
 
 
 class WrongHeadError(NunatakClientError):
     """The answer of this kind of task does not have the wanted part."""
 
-    code = "wrong_head"
-
     def __init__(self, head: str, wanted: str) -> None:
-        self.head = head
-        self.wanted = wanted
-        super().__init__(
-            f"only a {wanted} task gives this part, got the answer of a {head} task; read the "
-            "property of its kind, or `outputs`"
-        )
+        super().__init__("wrong_head", head=head, wanted=wanted)
 
 
 class ApiError(NunatakClientError):
@@ -65,8 +61,6 @@ class ApiError(NunatakClientError):
         retry_after_s: Seconds after which the server suggests another attempt.
     """
 
-    code = "api_error"
-
     def __init__(
         self,
         *,
@@ -76,14 +70,14 @@ class ApiError(NunatakClientError):
         request_id: str | None = None,
         retry_after_s: float | None = None,
     ) -> None:
+        # Only an error of the server needs the server's log.
+        trail = f" (request {request_id})" if request_id and status >= 500 else ""
+        super().__init__("api_error", detail=detail, trail=trail)
         self.code = code
         self.status = status
         self.detail = detail
         self.request_id = request_id
         self.retry_after_s = retry_after_s
-        # Only an error of the server needs the server's log.
-        trail = f" (request {request_id})" if request_id and status >= 500 else ""
-        super().__init__(f"{detail}{trail}")
 
 
 class InvalidRequestError(ApiError):

@@ -9,28 +9,7 @@ from pydantic import JsonValue
 
 from nunatak_client.errors import InvalidInputError
 from nunatak_contract.enums import AggregationStrategy, FunctionToApply, OnLong
-
-TextInput = str | tuple[str, str]
-"""A text, or a pair of texts."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """A question, to be answered by a part of its context."""
-
-    question: str
-    context: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Query:
-    """A query, and the documents to rank for the query."""
-
-    query: str
-    documents: Sequence[str]
-
-
-Input = TextInput | Question | Query
+from nunatak_contract.inputs import Input, Query, Question
 
 Inputs = Input | Sequence[Input]
 """One input, or a list of inputs. A tuple is always one pair; several inputs are a list."""

@@ -6,9 +6,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from nunatak_contract.errors import NunatakError
 from nunatak_model.backbone import Backbone
 from nunatak_model.config import BackboneConfig
-from nunatak_model.errors import InvalidMethodError
 from nunatak_model.layer import LayerOverride
 from nunatak_model.weights import Shapes
 
@@ -17,7 +17,7 @@ class MethodMaths(Protocol):
     """The layers of a backbone under a method: one class for each member of `Method`."""
 
     def check(self, config: BackboneConfig) -> None:
-        """Raise `InvalidMethodError` unless the settings fit this backbone."""
+        """Raise `invalid_method` unless the settings fit this backbone."""
         ...
 
     def split_depth(self, config: BackboneConfig) -> int | None:
@@ -40,11 +40,12 @@ class MethodMaths(Protocol):
 
 
 def check_first_layer(first_layer: int, config: BackboneConfig) -> None:
-    """Raise `InvalidMethodError` unless `first_layer` is a layer of the backbone."""
+    """Raise `invalid_method` unless `first_layer` is a layer of the backbone."""
     if not 0 <= first_layer < config.num_layers:
-        raise InvalidMethodError(
-            f"first_layer must be in [0, {config.num_layers - 1}], got {first_layer} "
-            f"(the backbone has {config.num_layers} layers)"
+        raise NunatakError(
+            "invalid_method",
+            problem=f"first_layer must be in [0, {config.num_layers - 1}], got {first_layer} "
+            f"(the backbone has {config.num_layers} layers)",
         )
 
 

@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 
 from nunatak_contract.enums import AdaptedBlocks, AdapterInput, Norms
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import Bottleneck
 from nunatak_model.architectures import bert, layer_shapes
 from nunatak_model.backbone import Backbone
 from nunatak_model.config import BackboneConfig
-from nunatak_model.errors import InvalidMethodError
 from nunatak_model.layer import Adapter, BottleneckLayer, LayerOverride
 from nunatak_model.methods.base import check_first_layer, copies, normal
 from nunatak_model.weights import Norm, Shapes, linear_from, linear_shapes, norm_if_any
@@ -47,23 +47,27 @@ class BottleneckMaths:
     method: Bottleneck
 
     def check(self, config: BackboneConfig) -> None:
-        """Raise `InvalidMethodError` unless the settings make sense, alone and together."""
+        """Raise `invalid_method` unless the settings make sense, alone and together."""
         check_first_layer(self.method.first_layer, config)
         size = self.method.size
         if not 1 <= size <= config.intermediate_width:
-            raise InvalidMethodError(
-                f"bottleneck size must be in [1, {config.intermediate_width}], got {size}"
+            raise NunatakError(
+                "invalid_method",
+                problem=f"bottleneck size must be in [1, {config.intermediate_width}], got {size}",
             )
         if self.method.reads is AdapterInput.NORMED_SUM:
             if self.method.norms is not Norms.FROZEN:
-                raise InvalidMethodError(
-                    f"adapters that read {self.method.reads} run its norm twice and need norms="
-                    f"{Norms.FROZEN}, got norms={self.method.norms}"
+                raise NunatakError(
+                    "invalid_method",
+                    problem=f"adapters that read {self.method.reads} run its norm twice and need "
+                    "norms="
+                    f"{Norms.FROZEN}, got norms={self.method.norms}",
                 )
             if config.model_type not in bert.MODEL_TYPES:
-                raise InvalidMethodError(
-                    f"adapters read {self.method.reads} only where norms follow the blocks "
-                    f"({', '.join(bert.MODEL_TYPES)}), got a {config.model_type} backbone"
+                raise NunatakError(
+                    "invalid_method",
+                    problem=f"adapters read {self.method.reads} only where norms follow the blocks "
+                    f"({', '.join(bert.MODEL_TYPES)}), got a {config.model_type} backbone",
                 )
 
     def split_depth(self, config: BackboneConfig) -> int:

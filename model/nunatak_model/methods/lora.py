@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from nunatak_contract.enums import LoraTarget
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import Lora
 from nunatak_model.architectures import layer_shapes
 from nunatak_model.backbone import Backbone
 from nunatak_model.config import BackboneConfig
-from nunatak_model.errors import InvalidMethodError
 from nunatak_model.layer import LayerOverride, LoraLayer, LoraUpdate
 from nunatak_model.methods.base import check_first_layer
 from nunatak_model.weights import Shapes
@@ -33,13 +33,15 @@ class LoraMaths:
     method: Lora
 
     def check(self, config: BackboneConfig) -> None:
-        """Raise `InvalidMethodError` unless rank, targets and first layer make sense."""
+        """Raise `invalid_method` unless rank, targets and first layer make sense."""
         check_first_layer(self.method.first_layer, config)
         check_rank(self.method.rank, config)
         if len(set(self.method.targets)) != len(self.method.targets):
-            raise InvalidMethodError(
-                f"lora targets must be one or more different ones of {', '.join(LoraTarget)}, "
-                f"got {', '.join(self.method.targets)}"
+            raise NunatakError(
+                "invalid_method",
+                problem="lora targets must be one or more different ones of "
+                f"{', '.join(LoraTarget)}, "
+                f"got {', '.join(self.method.targets)}",
             )
 
     def split_depth(self, config: BackboneConfig) -> int:
@@ -84,9 +86,11 @@ class LoraMaths:
 
 
 def check_rank(rank: int, config: BackboneConfig) -> None:
-    """Raise `InvalidMethodError` unless updates of this rank are no wider than the backbone."""
+    """Raise `invalid_method` unless updates of this rank are no wider than the backbone."""
     if not 1 <= rank <= config.hidden_width:
-        raise InvalidMethodError(f"lora rank must be in [1, {config.hidden_width}], got {rank}")
+        raise NunatakError(
+            "invalid_method", problem=f"lora rank must be in [1, {config.hidden_width}], got {rank}"
+        )
 
 
 def _widths(target: LoraTarget, layer: int, config: BackboneConfig) -> tuple[int, int]:

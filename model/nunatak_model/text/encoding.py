@@ -3,9 +3,6 @@
 from dataclasses import dataclass, field
 from typing import Final
 
-TextInput = str | tuple[str, str]
-"""A text, or a pair of texts that is read as one sequence."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alignment:

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 import tokenizers
 from tokenizers import Tokenizer, models
 
+from nunatak_contract.inputs import TextInput
 from nunatak_model.text.alignment import Vocabulary, align
 from nunatak_model.text.cutting import long_text, parts_of_windows
-from nunatak_model.text.encoding import Encoding, Part, TextInput
+from nunatak_model.text.encoding import Encoding, Part
 
 MAX_QUESTION_TOKENS = 64
 """Most tokens of a question, from BERT's reference implementation for SQuAD (Devlin et al.

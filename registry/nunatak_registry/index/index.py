@@ -13,6 +13,7 @@ from typing import Self
 from sqlalchemy import URL, ColumnElement, delete, insert, or_, select, update
 
 from nunatak_contract.enums import CandidateRole
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import DEFAULT_ALIAS, TaskReference, check_alias_name, check_task_name
 from nunatak_registry.aliases import (
@@ -24,14 +25,7 @@ from nunatak_registry.aliases import (
     rollback_target,
 )
 from nunatak_registry.blobs.blobs import digest_of
-from nunatak_registry.errors import (
-    AliasConflictError,
-    AliasNotFoundError,
-    InvalidManifestError,
-    NoPreviousVersionError,
-    TaskNotFoundError,
-    VersionNotFoundError,
-)
+from nunatak_registry.errors import InvalidManifestError, TaskNotFoundError, VersionNotFoundError
 from nunatak_registry.index.database import Database, FileIdentity, raise_generation
 from nunatak_registry.index.schema import (
     AliasEventRow,
@@ -52,7 +46,7 @@ def find_version(snapshot: Snapshot, wanted: TaskReference) -> VersionRecord:
 
     Raises:
         TaskNotFoundError: no such task.
-        AliasNotFoundError: the task has no such alias.
+        NunatakError: `alias_not_found`, the task has no such alias.
         VersionNotFoundError: the task has no such version.
     """
     task = wanted.task
@@ -66,8 +60,7 @@ def find_version(snapshot: Snapshot, wanted: TaskReference) -> VersionRecord:
         return record
     available = require_versions(snapshot, task)
     if wanted.alias is not None:
-        aliases = snapshot.aliases(task).get(task, {})
-        raise AliasNotFoundError(task, wanted.alias, tuple(aliases))
+        require_alias(snapshot, task, wanted.alias)
     raise VersionNotFoundError(task, wanted.version or 0, available)
 
 
@@ -77,8 +70,8 @@ def find_traffic(snapshot: Snapshot, wanted: TaskReference) -> Traffic:
     A candidate whose manifest is damaged is left out: the alias's own version answers alone.
 
     Raises:
-        InvalidManifestError: the manifest of the version is damaged.
-        RegistryError: as in `find_version`.
+        InvalidManifestError: the manifest of the version that is meant is damaged.
+        NunatakError: as `find_version`.
     """
     manifest = find_version(snapshot, wanted).parse()
     if wanted.version is not None:
@@ -123,17 +116,24 @@ def require_version(snapshot: Snapshot, task: str, version: int) -> None:
 
 
 def require_alias(snapshot: Snapshot, task: str, alias: str) -> int:
-    """Return the version of an alias, or raise `AliasNotFoundError`."""
+    """Return where an alias points, or raise `alias_not_found`."""
     aliases = snapshot.aliases(task).get(task, {})
     if alias not in aliases:
-        raise AliasNotFoundError(task, alias, tuple(aliases))
+        known = ", ".join(aliases) or "none"
+        raise NunatakError("alias_not_found", task=task, alias=alias, known=known)
     return aliases[alias]
 
 
 def check_expected(task: str, alias: str, expected: int | None, current: int | None) -> None:
-    """Raise `AliasConflictError` unless an alias points to `expected` (0: there is no alias)."""
+    """Raise `alias_conflict` if an alias points elsewhere than expected (0: nowhere)."""
     if expected is not None and expected != (current or 0):
-        raise AliasConflictError(task, alias, expected, current or 0)
+        raise NunatakError(
+            "alias_conflict",
+            task=task,
+            alias=alias,
+            expected=f"version {expected}" if expected else "no version",
+            actual=f"version {current}" if current else "no version",
+        )
 
 
 def find_rollback(
@@ -143,9 +143,9 @@ def find_rollback(
 
     Raises:
         TaskNotFoundError: no such task.
-        AliasNotFoundError: the task has no such alias.
-        AliasConflictError: the alias points to another version than expected.
-        NoPreviousVersionError: there is no earlier version.
+        NunatakError: `alias_not_found`, the task has no such alias.
+        NunatakError: `alias_conflict`, the alias points elsewhere than expected.
+        NunatakError: `no_previous_version`, no earlier version is left to go back to.
     """
     check_alias_name(alias)
     available = require_versions(snapshot, check_task_name(task))
@@ -153,7 +153,7 @@ def find_rollback(
     check_expected(task, alias, expected_version, current)
     target = rollback_target(snapshot.history(task, alias), available)
     if target is None:
-        raise NoPreviousVersionError(task, alias)
+        raise NunatakError("no_previous_version", task=task, alias=alias)
     return current, target
 
 

@@ -364,7 +364,7 @@ def _damage_of(what: str) -> Generator[None]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskSummary:
+class ListedTask:
     """One task: its versions, ascending, its aliases, and the version of its bare name."""
 
     name: str
@@ -389,7 +389,7 @@ class DamagedTask:
     error: InvalidManifestError
 
 
-def summarize(snapshot: Snapshot, task: str | None = None) -> Iterator[TaskSummary | DamagedTask]:
+def summarize(snapshot: Snapshot, task: str | None = None) -> Iterator[ListedTask | DamagedTask]:
     """Yield one task or all, ordered by name."""
     versions = snapshot.version_numbers(task)
     aliases = snapshot.aliases(task)
@@ -398,7 +398,7 @@ def summarize(snapshot: Snapshot, task: str | None = None) -> Iterator[TaskSumma
         candidates[candidate.task].append(candidate)
     for record in snapshot.default_versions(task):
         try:
-            yield TaskSummary(
+            yield ListedTask(
                 name=record.task,
                 versions=versions[record.task],
                 aliases=aliases.get(record.task, {}),

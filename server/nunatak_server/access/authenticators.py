@@ -13,9 +13,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
+from nunatak_contract.errors import NunatakError
 from nunatak_server.access.files import Stamp, StampedKeys, read_keys, stamp_of
 from nunatak_server.access.keys import ANYONE, Caller, Keyring
-from nunatak_server.errors import InvalidSettingsError, KeyFileError
+from nunatak_server.errors import KeyFileError
 from nunatak_server.settings import ServerSettings
 
 
@@ -23,17 +24,18 @@ def check_exposure(settings: ServerSettings) -> None:
     """Refuse to listen to other machines without keys, unless `insecure_open` is set.
 
     Raises:
-        InvalidSettingsError: there are no keys, and the host is not a loopback address.
+        NunatakError: `invalid_settings`, there are no keys, and the host is not a loopback address.
     """
     if (
         settings.api_keys_file is None
         and not settings.insecure_open
         and not is_loopback(settings.host)
     ):
-        raise InvalidSettingsError(
-            f"host must be a loopback address while there are no API keys, got "
+        raise NunatakError(
+            "invalid_settings",
+            problem=f"host must be a loopback address while there are no API keys, got "
             f"{settings.host!r}; make keys with `nunatak key create` and name their file in "
-            "NUNATAK_API_KEYS_FILE, or pass --insecure-open if a proxy keeps callers out"
+            "NUNATAK_API_KEYS_FILE, or pass --insecure-open if a proxy keeps callers out",
         )
 
 

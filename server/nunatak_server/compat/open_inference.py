@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import Field, ValidationError
 
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.requests import MAX_ITEMS, Message, Parameters, Text
 from nunatak_server.access.keys import Scope
 from nunatak_server.compat.tensors import (
@@ -34,7 +35,6 @@ from nunatak_server.compat.translation import (
     explained,
     find_task,
 )
-from nunatak_server.errors import InvalidRequestError
 from nunatak_server.http.access import PUBLIC, needs
 from nunatak_server.http.endpoints import (
     DeadlineHeader,
@@ -257,7 +257,9 @@ async def infer(
 def _columns(tensors: list[InputTensor]) -> dict[str, list[str]]:
     columns = {tensor.name: _texts(tensor) for tensor in tensors}
     if len(columns) < len(tensors):
-        raise InvalidRequestError("every input tensor must occur once; remove the repetitions")
+        raise NunatakError(
+            "invalid_request", problem="every input tensor must occur once; remove the repetitions"
+        )
     return columns
 
 
@@ -265,14 +267,17 @@ def _texts(tensor: InputTensor) -> list[str]:
     """Return the elements of a tensor.
 
     Raises:
-        InvalidRequestError: the number of elements does not fit the shape, or the tensor is binary.
+        NunatakError: `invalid_request`, they are not as many as its shape says, or it comes in
+            binary.
     """
     _refuse_unknown(tensor.parameters or {}, known=frozenset())
     texts = [it if isinstance(it, str) else it[0] for it in tensor.data]
     if math.prod(tensor.shape) != len(texts) or tensor.shape[0] != len(texts):
-        raise InvalidRequestError(
-            f"a tensor of {len(texts)} texts has shape [{len(texts)}] or [{len(texts)}, 1], "
-            f"got {tensor.shape}"
+        raise NunatakError(
+            "invalid_request",
+            problem=f"a tensor of {len(texts)} texts has shape [{len(texts)}] or [{len(texts)}, "
+            "1], "
+            f"got {tensor.shape}",
         )
     return texts
 
@@ -291,10 +296,13 @@ def _options(parameters: dict[str, Scalar], columns: frozenset[str]) -> Predicti
 def _refuse_unknown(parameters: dict[str, Scalar], *, known: frozenset[str]) -> None:
     for name, value in parameters.items():
         if name in BINARY and value is not False:
-            raise InvalidRequestError("tensors must be JSON here; send and request no binary data")
+            raise NunatakError(
+                "invalid_request",
+                problem="tensors must be JSON here; send and request no binary data",
+            )
         if name not in known | BINARY:
             allowed = ", ".join(sorted(known)) or "none"
-            raise InvalidRequestError(f"parameters here may be: {allowed}")
+            raise NunatakError("invalid_request", problem=f"parameters here may be: {allowed}")
 
 
 def _wanted(tensors: list[Tensor], wanted: list[WantedOutput] | None) -> list[Tensor]:
@@ -304,5 +312,5 @@ def _wanted(tensors: list[Tensor], wanted: list[WantedOutput] | None) -> list[Te
     for output in wanted:
         _refuse_unknown(output.parameters or {}, known=frozenset())
         if output.name not in named:
-            raise InvalidRequestError(f"outputs here are: {', '.join(named)}")
+            raise NunatakError("invalid_request", problem=f"outputs here are: {', '.join(named)}")
     return [named[output.name] for output in wanted]

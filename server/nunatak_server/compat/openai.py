@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.requests import MAX_ITEMS, Message, Text
 from nunatak_server.access.keys import Scope
 from nunatak_server.compat.translation import (
@@ -18,7 +19,6 @@ from nunatak_server.compat.translation import (
     embed_texts,
     explained,
 )
-from nunatak_server.errors import InvalidRequestError, ModelNotFoundError
 from nunatak_server.http.access import needs
 from nunatak_server.http.endpoints import DeadlineHeader, PriorityHeader, RequestOptions, runtime_of
 from nunatak_server.http.replies import reply
@@ -129,9 +129,10 @@ async def embeddings(
     model = _model(runtime, body.model)
     width = runtime.backbone.config.hidden_width
     if body.dimensions not in {None, width}:
-        raise InvalidRequestError(
-            f"dimensions must be {width} or absent, got {body.dimensions}: the backbone was not "
-            "trained for shorter vectors"
+        raise NunatakError(
+            "invalid_request",
+            problem=f"dimensions must be {width} or absent, got {body.dimensions}: the backbone "
+            "was not trained for shorter vectors",
         )
     texts = (body.input,) if isinstance(body.input, str) else tuple(body.input)
     handling = RequestOptions(deadline_ms=deadline_ms, priority=priority)
@@ -170,7 +171,7 @@ def _card(runtime: Runtime) -> dict[str, Any]:
 def _model(runtime: Runtime, name: str) -> dict[str, Any]:
     card = _card(runtime)
     if name != card["id"]:
-        raise ModelNotFoundError(card["id"])
+        raise NunatakError("model_not_found", served=card["id"])
     return card
 
 

@@ -15,6 +15,8 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from nunatak_contract.enums import FunctionToApply, HeadKind, OnLong
+from nunatak_contract.errors import NunatakError
+from nunatak_contract.inputs import Query
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.requests import MAX_ITEMS, Message, Text
 from nunatak_contract.wire import Score
@@ -26,7 +28,6 @@ from nunatak_server.compat.translation import (
     explained,
     find_task,
 )
-from nunatak_server.errors import InvalidRequestError
 from nunatak_server.http.access import PUBLIC, needs
 from nunatak_server.http.endpoints import (
     DeadlineHeader,
@@ -38,7 +39,6 @@ from nunatak_server.http.endpoints import (
     runtime_of,
 )
 from nunatak_server.http.replies import reply
-from nunatak_server.inputs import Query
 from nunatak_server.outputs.outputs import PredictionOptions
 from nunatak_server.outputs.scores import RankingOptions, ScoreOptions
 from nunatak_server.runtime import Runtime
@@ -318,10 +318,11 @@ def _model_kind(manifest: TaskManifest) -> str:
             raise _no_such_model(manifest.task, kind)
 
 
-def _no_such_model(task: str, kind: HeadKind) -> InvalidRequestError:
-    return InvalidRequestError(
-        f"text-embeddings-inference has no route for {kind.replace('_', ' ')}; "
-        f"ask {task} at /v1/tasks/{task}/predict"
+def _no_such_model(task: str, kind: HeadKind) -> NunatakError:
+    return NunatakError(
+        "invalid_request",
+        problem=f"text-embeddings-inference has no route for {kind.replace('_', ' ')}; "
+        f"ask {task} at /v1/tasks/{task}/predict",
     )
 
 

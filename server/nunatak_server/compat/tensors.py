@@ -20,12 +20,12 @@ import orjson
 from pydantic import WithJsonSchema
 
 from nunatak_contract.enums import HeadKind
+from nunatak_contract.errors import NunatakError
+from nunatak_contract.inputs import Input, Query, Question
 from nunatak_contract.requests import Parameters
-from nunatak_server.errors import InvalidRequestError
-from nunatak_server.inputs import Query, Question, TaskInput
-from nunatak_server.outputs.answers import Answer
+from nunatak_server.outputs.answers import AnswerScore
 from nunatak_server.outputs.outputs import Output
-from nunatak_server.outputs.scores import LabelScore, RankedDocument
+from nunatak_server.outputs.scores import DocumentScore, LabelScore
 
 Columns = Mapping[str, Sequence[str]]
 
@@ -63,21 +63,28 @@ class Tensor:
         return {**self.metadata, "data": list(self.data)}
 
 
-def inputs_of(columns: Columns) -> tuple[TaskInput, ...]:
+def inputs_of(columns: Columns) -> tuple[Input, ...]:
     """Turn named columns into inputs.
 
     Raises:
-        InvalidRequestError: these columns are no valid combination.
+        NunatakError: `invalid_request`, these columns do not belong together.
     """
     if frozenset(columns) not in PARAMETERS:
         known = "; ".join(" and ".join(sorted(names)) for names in PARAMETERS)
-        raise InvalidRequestError(f"inputs must be the tensors {known}; see the task's metadata")
+        raise NunatakError(
+            "invalid_request",
+            problem=f"inputs must be the tensors {known}; see the task's metadata",
+        )
     if "documents" in columns:
         if len(columns["query"]) != 1:
-            raise InvalidRequestError("query must have one element; send a request per query")
+            raise NunatakError(
+                "invalid_request", problem="query must have one element; send a request per query"
+            )
         return (Query(query=columns["query"][0], documents=tuple(columns["documents"])),)
     if len({len(column) for column in columns.values()}) > 1:
-        raise InvalidRequestError("all input tensors must have as many elements")
+        raise NunatakError(
+            "invalid_request", problem="all input tensors must have as many elements"
+        )
     if "question" in columns:
         return tuple(
             Question(question=question, context=context)
@@ -133,15 +140,15 @@ def output_tensors(kind: HeadKind, outputs: Sequence[Output]) -> list[Tensor]:
             found = tuple(orjson.dumps(it).decode() for it in outputs)
             return [Tensor(name="entities", datatype="BYTES", shape=shape, data=found)]
         case HeadKind.QUESTION_ANSWERING:
-            answers = cast("Sequence[list[Answer]]", outputs)
+            answers = cast("Sequence[list[AnswerScore]]", outputs)
             return _answered(shape, [row[0] if row else NOTHING for row in answers])
         case HeadKind.RANKING:
-            (ranked,) = cast("Sequence[list[RankedDocument]]", outputs)
+            (ranked,) = cast("Sequence[list[DocumentScore]]", outputs)
             ordered = tuple(it["score"] for it in sorted(ranked, key=lambda it: it["index"]))
             return [Tensor(name="score", datatype="FP32", shape=(len(ordered),), data=ordered)]
 
 
-NOTHING: Final = Answer(answer="", score=0.0, start=0, end=0)
+NOTHING: Final = AnswerScore(answer="", score=0.0, start=0, end=0)
 """The answer of a context without any words."""
 
 
@@ -154,7 +161,7 @@ def _classified(
     ]
 
 
-def _answered(shape: tuple[int, ...], answers: Sequence[Answer]) -> list[Tensor]:
+def _answered(shape: tuple[int, ...], answers: Sequence[AnswerScore]) -> list[Tensor]:
     return [
         Tensor(
             name="answer", datatype="BYTES", shape=shape, data=tuple(it["answer"] for it in answers)

@@ -8,9 +8,9 @@ from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.types import Scope
 
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import TaskReference
-from nunatak_server.failures import KNOWN_ERRORS, KnownError
 from nunatak_server.http.access import caller_of
 from nunatak_server.http.endpoints import RequestOptions, catalog_of, reference_text, runtime_of
 from nunatak_server.http.limits import StrictRoute
@@ -40,12 +40,12 @@ class TranslatedRoute(StrictRoute):
             except RequestValidationError as error:
                 problem = problem_of_invalid(error, request_id=request_id_of(request.scope))
                 return self._shaped(problem, headers={})
-            except KNOWN_ERRORS as error:
+            except NunatakError as error:
                 return self.answer_failure(request.scope, error)
 
         return handle_in_shape
 
-    def answer_failure(self, scope: Scope, error: KnownError) -> Response:
+    def answer_failure(self, scope: Scope, error: NunatakError) -> Response:
         """Answer a request with an error of Nunatak, in the other server's shape."""
         problem = problem_of(error, request_id=request_id_of(scope))
         return self._shaped(problem, headers=headers_of(error))
@@ -69,7 +69,7 @@ async def find_task(request: Request, task: str, version: str | None) -> TaskMan
     """Return the manifest of the version that a path means.
 
     Raises:
-        RegistryError: no such task, version or alias, or the store cannot be read.
+        NunatakError: no such task, version or alias, or the store cannot be read.
     """
     reference = TaskReference.parse(reference_text(task, version))
     return await catalog_of(request).resolve(reference)
@@ -86,7 +86,7 @@ async def embed_texts(
     """Embed texts through the service; return vectors and the headers of the answer.
 
     Raises:
-        ServerError: the service cannot answer.
+        NunatakError: the service cannot answer.
     """
     runtime = runtime_of(request)
     embeddings = await runtime.service.embed(

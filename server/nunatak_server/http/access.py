@@ -15,8 +15,8 @@ from fastapi.params import Depends as Dependency
 from fastapi.security.base import SecurityBase
 from starlette.types import Scope as RequestScope
 
+from nunatak_contract.errors import NunatakError
 from nunatak_server.access.keys import Caller, Scope
-from nunatak_server.errors import CrossSiteError, InsufficientScopeError, UnauthenticatedError
 from nunatak_server.http.state import state_of
 
 _CALLER_KEY: Final = "nunatak_caller"
@@ -91,21 +91,22 @@ def admit(scope: RequestScope, needed: Access | None) -> None:
     """Find the caller, and refuse a caller without permission.
 
     Raises:
-        UnauthenticatedError: no valid key was sent.
-        InsufficientScopeError: the key does not allow this route.
-        CrossSiteError: a browser sends the request for a page of another site.
+        NunatakError: `unauthenticated`, no valid key was sent.
+        NunatakError: `insufficient_scope`, the key is not for this route.
+        NunatakError: `cross_site`, a browser sends it, for a page that is not ours.
     """
     if needed is None:
         return
     headers = scope["headers"]
     if scope["method"] != "GET" and is_of_another_site(headers):
-        raise CrossSiteError
+        raise NunatakError("cross_site")
     presented = presented_key(headers)
     caller = state_of(scope).authenticator.identify(presented)
     if caller is None:
-        raise UnauthenticatedError(was_presented=presented is not None)
+        raise NunatakError("unauthenticated", was_presented=presented is not None)
     if needed.scope not in caller.scopes or (needed.spans_tasks and not caller.tasks.has_all):
-        raise InsufficientScopeError(needed.scope, spans_tasks=needed.spans_tasks)
+        extent = " and with all tasks" if needed.spans_tasks else ""
+        raise NunatakError("insufficient_scope", scope=needed.scope, extent=extent)
     scope[_CALLER_KEY] = caller
 
 

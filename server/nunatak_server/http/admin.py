@@ -13,6 +13,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from nunatak_artifact import LoadedTask
 from nunatak_contract import wire
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.memory import MemoryReport
 from nunatak_contract.names import DEFAULT_ALIAS, TaskReference, check_alias_name, check_task_name
 from nunatak_contract.requests import (
@@ -26,7 +27,6 @@ from nunatak_registry import (
     Candidate,
     CandidateEvent,
     CandidateEventKind,
-    CandidateNotFoundError,
     CandidateRole,
 )
 from nunatak_server.access.keys import Scope
@@ -42,7 +42,7 @@ from nunatak_server.http.endpoints import (
 )
 from nunatak_server.http.limits import StrictRoute
 from nunatak_server.http.replies import backbone_fields, memory_fields, reply
-from nunatak_server.rollouts.comparison import DRIFT_BOUNDS, ShadowReport
+from nunatak_server.rollouts.comparison import DRIFT_BOUNDS, ShadowComparison
 from nunatak_server.runtime import Runtime
 from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry.memory import measure_process, peak_activations, take_stock
@@ -218,7 +218,7 @@ async def show_shadow(request: Request, task: str, alias: AliasQuery = DEFAULT_A
     traffic = await catalog_of(request).traffic(reference)
     shadow = traffic.shadow
     if shadow is None:
-        raise CandidateNotFoundError(task, alias, CandidateRole.SHADOW)
+        raise NunatakError("candidate_not_found", task=task, alias=alias, role=CandidateRole.SHADOW)
     report = runtime.rollouts.shadows.report(traffic.manifest, shadow.manifest)
     return reply(
         {
@@ -244,7 +244,7 @@ def _candidate_fields(event: CandidateEvent) -> dict[str, Any]:
     }
 
 
-def _report_fields(report: ShadowReport) -> dict[str, Any]:
+def _report_fields(report: ShadowComparison) -> dict[str, Any]:
     return {
         "compared": report.compared,
         "agreement": report.agreement,
@@ -319,7 +319,9 @@ async def roll_back(
 
 
 @router.post(
-    "/v1/tasks/{task}/preload", dependencies=[needs(Scope.ADMIN)], response_model=wire.Residency
+    "/v1/tasks/{task}/preload",
+    dependencies=[needs(Scope.ADMIN)],
+    response_model=wire.ResidencyReport,
 )
 async def preload(
     request: Request, task: str, version: VersionQuery = None, deadline_ms: DeadlineHeader = None
@@ -333,7 +335,7 @@ async def preload(
 
 
 @router.post(
-    "/v1/tasks/{task}/pin", dependencies=[needs(Scope.ADMIN)], response_model=wire.Residency
+    "/v1/tasks/{task}/pin", dependencies=[needs(Scope.ADMIN)], response_model=wire.ResidencyReport
 )
 async def pin(
     request: Request, task: str, version: VersionQuery = None, deadline_ms: DeadlineHeader = None
@@ -378,7 +380,7 @@ async def evict(request: Request, task: str, version: VersionQuery = None) -> Re
 async def _versions_meant(request: Request, text: str) -> TaskReference:
     """Return a reference with a version, or to the whole task, which means all its versions.
 
-    Raises `RegistryError` if there is no such task, or no such alias.
+    Raises `NunatakError` if there is no such task, or no such alias.
     """
     reference = TaskReference.parse(text)
     if reference.alias is None:

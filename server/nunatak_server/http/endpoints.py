@@ -5,13 +5,13 @@ from typing import Annotated, Any, Final
 
 from fastapi import Header, Query, Request
 
+from nunatak_contract.inputs import Input
 from nunatak_contract.wire import DEADLINE_HEADER, ROUTING_KEY_HEADER
 from nunatak_server.catalog import VisibleCatalog
 from nunatak_server.http.access import caller_of
 from nunatak_server.http.problems import PROBLEM_TYPE
 from nunatak_server.http.replies import TASK_VERSION_HEADER, read_headers, timing_headers
 from nunatak_server.http.state import state_of
-from nunatak_server.inputs import TaskInput
 from nunatak_server.outputs.outputs import PredictionOptions
 from nunatak_server.predict.types import PredictionRequest, TaskFailure, TaskPrediction
 from nunatak_server.runtime import Runtime
@@ -70,7 +70,7 @@ def catalog_of(request: Request) -> VisibleCatalog:
 def prediction_request(
     request: Request,
     references: tuple[str, ...],
-    inputs: tuple[TaskInput, ...],
+    inputs: tuple[Input, ...],
     *,
     options: PredictionOptions,
     handling: RequestOptions,
@@ -92,7 +92,7 @@ def prediction_request(
 async def ask_task(
     request: Request,
     reference: str,
-    inputs: tuple[TaskInput, ...],
+    inputs: tuple[Input, ...],
     *,
     options: PredictionOptions,
     handling: RequestOptions,
@@ -100,7 +100,7 @@ async def ask_task(
     """Ask one task through the service; return its answer and the headers of the answer.
 
     Raises:
-        ServerError: or any other error of Nunatak: the task cannot answer.
+        NunatakError: or any other error of the project: the task cannot answer.
     """
     wanted = prediction_request(request, (reference,), inputs, options=options, handling=handling)
     prediction = await runtime_of(request).service.predict(wanted)

@@ -17,16 +17,10 @@ from fastapi import FastAPI, Request, Response
 from fastapi.routing import APIRoute
 from starlette.types import Scope
 
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import TaskReference
 from nunatak_server.access.keys import Scope as AccessScope
-from nunatak_server.errors import (
-    BodyTooLargeError,
-    DeadlineExceededError,
-    DrainingError,
-    ReceiveTimeoutError,
-    UnsupportedMediaTypeError,
-)
-from nunatak_server.failures import KNOWN_ERRORS, KnownError
+from nunatak_server.errors import DeadlineExceededError
 from nunatak_server.http.access import PREDICT, Access, access_of, admit, caller_of
 from nunatak_server.http.middleware import RequestObserver
 from nunatak_server.http.problems import problem_response
@@ -101,7 +95,7 @@ class StrictRoute(APIRoute):
                 if is_of_operators and request.method in METHODS_WITH_BODY:
                     # A client that retries after a 503 would make the change a second time.
                     raise DeadlineExceededError(UNKNOWN_END) from None
-                raise DrainingError from None
+                raise NunatakError("draining") from None
 
         return handle_until_given_up
 
@@ -115,7 +109,7 @@ class StrictRoute(APIRoute):
         is_to_this = found is not None and scope["method"] in (self.methods or ())
         return found.groupdict() if found and is_to_this else None
 
-    def answer_failure(self, scope: Scope, error: KnownError) -> Response:
+    def answer_failure(self, scope: Scope, error: NunatakError) -> Response:
         """Answer a request with an error of Nunatak, in the shape for callers of this route."""
         return problem_response(scope, error)
 
@@ -132,20 +126,22 @@ async def read_strictly(
     """Read the whole body, if there is one, and parse it. Bytes are counted on arrival.
 
     Raises:
-        OverloadedError: the server holds too many bytes of other bodies.
-        BodyTooLargeError: more bytes than allowed are declared or arrive.
-        ReceiveTimeoutError: the body does not arrive in time.
-        UnsupportedMediaTypeError: the body is not declared as JSON.
-        InvalidJsonError: the body is not strict JSON.
+        OverloadedError: too many bytes of other bodies are held.
+        NunatakError: `body_too_large`, more bytes than allowed are declared or come.
+        NunatakError: `receive_timeout`, they do not come in time.
+        NunatakError: `unsupported_media_type`, the body is not declared as JSON.
+        NunatakError: `invalid_json`, it is not strict JSON.
     """
     limit_s = settings.receive_timeout_s
     reading = _read(request, settings.max_body_bytes, held)
-    body = await within(limit_s, reading, late=partial(ReceiveTimeoutError, limit_s))
+    body = await within(
+        limit_s, reading, late=partial(NunatakError, "receive_timeout", limit_s=limit_s)
+    )
     if not body:
         return StrictRequest(request, body=body, parsed=None)
     content_type = header_of(request.scope, b"content-type") or b""
     if content_type.partition(b";")[0].strip().lower() != b"application/json":
-        raise UnsupportedMediaTypeError
+        raise NunatakError("unsupported_media_type")
     is_long = len(body) > MAX_BYTES_ON_LOOP
     parsed = await asyncio.to_thread(parse_json, body) if is_long else parse_json(body)
     return StrictRequest(request, body=body, parsed=parsed)
@@ -153,12 +149,12 @@ async def read_strictly(
 
 async def _read(request: Request, limit_bytes: int, held: HeldBytes) -> bytes:
     if (declared_bytes(request.scope) or 0) > limit_bytes:
-        raise BodyTooLargeError(limit_bytes)
+        raise NunatakError("body_too_large", limit_bytes=limit_bytes)
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
         if len(body) > limit_bytes:
-            raise BodyTooLargeError(limit_bytes)
+            raise NunatakError("body_too_large", limit_bytes=limit_bytes)
         held.take(len(chunk))
     return bytes(body)
 
@@ -191,7 +187,7 @@ class LoadShedder:
                 try:
                     admit(matched, PREDICT)
                     check_capacity(matched)
-                except KNOWN_ERRORS as error:
+                except NunatakError as error:
                     # Not bound to a name, because the error's traceback would then form a reference
                     # cycle.
                     return self._observer.answer_early(
@@ -209,8 +205,8 @@ def check_capacity(scope: Scope) -> None:
         for bodies that certainly arrive and end soon. Other bodies are read first.
 
     Raises:
-        OverloadedError: the queue is full, or the share of the caller or the task.
-        NotReadyError: the server accepts no requests.
+        OverloadedError: the queue, or the share that the caller or the task has of it, is full.
+        NunatakError: `not_ready`, the server takes no requests.
     """
     num_bytes, state = declared_bytes(scope), state_of(scope)
     if num_bytes is None or num_bytes > state.settings.max_body_bytes:

@@ -14,7 +14,9 @@ from starlette.types import Receive, Scope, Send
 
 from nunatak_artifact import LoadedTask
 from nunatak_contract import wire
+from nunatak_contract.inputs import Input, Query, Question
 from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.memory import ProcessMemory
 from nunatak_contract.requests import Inputs, Item, QueryInput, QuestionInput, TextPair
 from nunatak_contract.wire import (
     BATCH_SIZE_HEADER,
@@ -24,14 +26,13 @@ from nunatak_contract.wire import (
     TOKENIZE_HEADER,
 )
 from nunatak_model import TrunkCacheStats
-from nunatak_registry import TaskSummary
+from nunatak_registry import ListedTask
 from nunatak_server.http.problems import problem_of
-from nunatak_server.inputs import Query, Question, TaskInput
-from nunatak_server.predict.types import StreamedResult, TaskFailure, TaskPrediction, Timings
+from nunatak_server.predict.types import StageTimes, StreamedResult, TaskFailure, TaskPrediction
 from nunatak_server.residency.memory import HostStats
 from nunatak_server.residency.resident_set import ResidentStats
 from nunatak_server.runtime import Runtime
-from nunatak_server.telemetry.memory import MemoryLedger, ProcessMemory, saved_by_formula
+from nunatak_server.telemetry.memory import MemoryLedger, saved_by_formula
 
 TASK_VERSION_HEADER: Final = "x-task-version"
 TOKENS_READ_HEADER: Final = "x-tokens-read"
@@ -53,13 +54,13 @@ def reply(content: object, *, headers: Mapping[str, str] | None = None) -> Respo
     )
 
 
-def inputs_of(inputs: Inputs) -> tuple[TaskInput, ...]:
+def inputs_of(inputs: Inputs) -> tuple[Input, ...]:
     """Return the inputs as a list for the service, also for one input."""
     items = inputs if isinstance(inputs, list) else [inputs]
     return tuple(map(_input, items))
 
 
-def _input(item: Item) -> TaskInput:
+def _input(item: Item) -> Input:
     match item:
         case str():
             return item
@@ -98,7 +99,7 @@ def result_fields(
     return {"reference": result.reference, "error": problem}
 
 
-def timing_headers(timings: Timings) -> dict[str, str]:
+def timing_headers(timings: StageTimes) -> dict[str, str]:
     """Return the timings of a request, in milliseconds."""
     return {
         QUEUE_HEADER: f"{timings.queue_s * 1000:.3f}",
@@ -114,7 +115,7 @@ def read_headers(num_tokens: int, *, is_cut: bool) -> dict[str, str]:
 
 
 def summaries_fields(
-    summaries: Iterable[TaskSummary], resident: Iterable[LoadedTask]
+    summaries: Iterable[ListedTask], resident: Iterable[LoadedTask]
 ) -> list[dict[str, Any]]:
     """Return tasks, with their versions in memory."""
     # One pass over tasks and versions in memory, because there may be thousands of both.
@@ -125,7 +126,7 @@ def summaries_fields(
     return [_summary_fields(summary, versions.get(summary.name, ())) for summary in summaries]
 
 
-def _summary_fields(summary: TaskSummary, resident_versions: Sequence[int]) -> dict[str, Any]:
+def _summary_fields(summary: ListedTask, resident_versions: Sequence[int]) -> dict[str, Any]:
     manifest = summary.manifest
     return {
         "name": summary.name,
@@ -178,12 +179,7 @@ def memory_fields(
         "tiers": _tiers_memory(runtime.residency.stats(), runtime.host_tier.stats()),
         "trunk_cache": _trunk_cache_memory(runtime.trunk_cache.stats),
         "activations": {"peak_bytes": peak_activations},
-        "process": {
-            "rss_bytes": process.rss_bytes,
-            "peak_rss_bytes": process.peak_rss_bytes,
-            "pss_bytes": process.pss_bytes,
-            "uss_bytes": process.uss_bytes,
-        },
+        "process": process.model_dump(),
     }
 
 
@@ -288,7 +284,7 @@ def _line(streamed: StreamedResult, inputs: Inputs, *, request_id: str | None) -
     return orjson.dumps({**fields, "timings": timings}, option=orjson.OPT_APPEND_NEWLINE)
 
 
-def _timing_fields(timings: Timings) -> Mapping[str, Any]:
+def _timing_fields(timings: StageTimes) -> Mapping[str, Any]:
     """Return the timings of one line, like the headers of a whole answer."""
     return {
         "queue_ms": round(timings.queue_s * 1000, 3),

@@ -5,8 +5,8 @@ from typing import cast
 
 import orjson
 
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.requests import Parameters
-from nunatak_server.errors import InvalidJsonError
 from nunatak_server.outputs.answers import AnswerOptions
 from nunatak_server.outputs.entities import EntityOptions
 from nunatak_server.outputs.outputs import PredictionOptions
@@ -19,7 +19,7 @@ def parse_json(body: bytes) -> object:
     A proxy that checks bodies might read a repeated field differently.
 
     Raises:
-        InvalidJsonError: the bytes are not strict JSON.
+        NunatakError: `invalid_json`, it is something else.
     """
     try:
         parsed = orjson.loads(body)
@@ -30,7 +30,7 @@ def parse_json(body: bytes) -> object:
             json.loads(body, object_pairs_hook=_refuse_doubles, parse_int=str, parse_float=str)
     except (orjson.JSONDecodeError, RecursionError):
         # The decoder's own message is left out, because it quotes the body.
-        raise InvalidJsonError from None
+        raise NunatakError("invalid_json") from None
     return parsed
 
 
@@ -51,7 +51,7 @@ def _is_container(value: object) -> bool:
 
 def _refuse_doubles(fields: list[tuple[str, object]]) -> None:
     if len({name for name, _ in fields}) < len(fields):
-        raise InvalidJsonError
+        raise NunatakError("invalid_json")
 
 
 def options_of(parameters: Parameters) -> PredictionOptions:

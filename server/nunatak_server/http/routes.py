@@ -4,11 +4,11 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Header, Request, Response
 
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import TaskReference
 from nunatak_contract.requests import PredictManyRequest, PredictRequest
 from nunatak_contract.wire import LINES_TYPE, PredictManyResponse, PredictResponse, TaskListing
 from nunatak_server.access.keys import Scope
-from nunatak_server.errors import InvalidRequestError
 from nunatak_server.http.access import needs
 from nunatak_server.http.endpoints import (
     PROBLEMS,
@@ -103,7 +103,9 @@ async def predict_many(
     With `Accept: application/x-ndjson` each task's result is a line, sent as soon as it is there.
     """
     if len(set(body.tasks)) != len(body.tasks):
-        raise InvalidRequestError("tasks must name each task once; remove the repetitions")
+        raise NunatakError(
+            "invalid_request", problem="tasks must name each task once; remove the repetitions"
+        )
     handling = RequestOptions(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
     wanted = prediction_request(
         request,

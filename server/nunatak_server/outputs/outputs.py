@@ -7,14 +7,14 @@ from typing import Final
 
 from nunatak_contract.enums import FunctionToApply, HeadKind, OnLong
 from nunatak_contract.heads import HeadRecord
+from nunatak_contract.inputs import Input, Query, Question
 from nunatak_contract.manifest import TaskManifest
-from nunatak_server.inputs import Query, Question, TaskInput
-from nunatak_server.outputs.answers import Answer, AnswerOptions, best_answers
+from nunatak_server.outputs.answers import AnswerOptions, AnswerScore, best_answers
 from nunatak_server.outputs.combining import combine_windows
 from nunatak_server.outputs.entities import Entity, EntityOptions, Join, find_entities, window_of
 from nunatak_server.outputs.scores import (
+    DocumentScore,
     LabelScore,
-    RankedDocument,
     RankingOptions,
     ScoreOptions,
     label_scores,
@@ -22,7 +22,7 @@ from nunatak_server.outputs.scores import (
 )
 from nunatak_server.tokenization import Encodings, Reading, default_stride
 
-Output = list[LabelScore] | list[Entity] | list[Answer] | list[RankedDocument]
+Output = list[LabelScore] | list[Entity] | list[AnswerScore] | list[DocumentScore]
 """The answer of one task to one input, by the kind of the head."""
 
 MAX_LOGITS_ON_LOOP: Final = 500
@@ -87,7 +87,7 @@ def work_of(head: HeadRecord, read: Sequence[Encodings], *, options: PredictionO
 
 def outputs_of(
     head: HeadRecord,
-    inputs: Sequence[TaskInput],
+    inputs: Sequence[Input],
     read: Sequence[Encodings],
     logits: Sequence[Sequence[float]],
     *,
@@ -110,7 +110,7 @@ def outputs_of(
 
 def _output(
     head: HeadRecord,
-    item: TaskInput,
+    item: Input,
     encodings: Encodings,
     logits: Sequence[Sequence[float]],
     options: PredictionOptions,

@@ -80,7 +80,7 @@ def default_function(problem_type: ProblemType) -> FunctionToApply:
             return FunctionToApply.NONE
 
 
-class RankedDocument(TypedDict):
+class DocumentScore(TypedDict):
     """One document by its position in the query, with its text if the caller wants that."""
 
     index: int
@@ -104,14 +104,14 @@ def rank_documents(
     *,
     default: FunctionToApply = FunctionToApply.SIGMOID,
     options: RankingOptions,
-) -> list[RankedDocument]:
+) -> list[DocumentScore]:
     """Return the documents by logit, best first; ties keep the order of the query."""
     scores = apply_function(options.function or default, logits)
     # Sorted by logits, because scores of large logits round to the same number.
     order = sorted(range(len(documents)), key=lambda index: -logits[index])
-    ranked: list[RankedDocument] = []
+    ranked: list[DocumentScore] = []
     for index in order[: options.top_k]:
-        found = RankedDocument(index=index, score=scores[index])
+        found = DocumentScore(index=index, score=scores[index])
         if options.return_documents:
             found["document"] = documents[index]
         ranked.append(found)

@@ -12,10 +12,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_model import Branch
 from nunatak_server.errors import DeadlineExceededError
-from nunatak_server.failures import KNOWN_ERRORS
 from nunatak_server.predict.types import BACKBONE, AskedBackbone, AskedTask, RowOutcomes
 from nunatak_server.residency.residency import Lease, Residency
 from nunatak_server.rollouts.shadows import ShadowRun
@@ -61,7 +61,7 @@ class Dispatcher:
         is called for each version as soon as all of its rows are answered.
 
         Raises:
-            NotReadyError: the engine has stopped.
+            NunatakError: `not_ready`, the engine has stopped.
         """
         leases = [self._residency.lease_resident(each.manifest) for each in asked]
         hot = [(each, lease) for each, lease in zip(asked, leases, strict=True) if lease]
@@ -89,7 +89,7 @@ class Dispatcher:
         """Return the answers of the backbone. Its branch is always in memory and needs no lease.
 
         Raises:
-            NotReadyError: the engine has stopped.
+            NunatakError: `not_ready`, the engine has stopped.
         """
         now, loop = self._clock(), asyncio.get_running_loop()
         rows = [
@@ -141,7 +141,7 @@ class Dispatcher:
 
     async def _bring(self, manifest: TaskManifest) -> None:
         # `Loads` remembers the failure for a while, and gives it to the request for the version.
-        with contextlib.suppress(*KNOWN_ERRORS):
+        with contextlib.suppress(NunatakError):
             await self._residency.bring(manifest)
 
     async def _ask_alone(
@@ -153,7 +153,7 @@ class Dispatcher:
                 lease = await self._residency.lease(asked.manifest)
         except TimeoutError:
             return [[DeadlineExceededError()]]
-        except KNOWN_ERRORS as error:
+        except NunatakError as error:
             return [[error]]
         load_s = self._clock() - started
         return await self._ask_leased([(asked, lease)], deadline, report, load_s=load_s)

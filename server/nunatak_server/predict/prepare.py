@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import chain, count
 
 from nunatak_contract.enums import OnLong
-from nunatak_contract.errors import InvalidNameError
+from nunatak_contract.errors import InvalidNameError, NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import TaskReference
 from nunatak_model import Backbone, Encoding
@@ -18,7 +18,6 @@ from nunatak_registry import StoreUnavailableError, TaskNotFoundError, Traffic
 from nunatak_server.access.keys import TaskList
 from nunatak_server.catalog import deny
 from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError, TooManyTokensError
-from nunatak_server.failures import KNOWN_ERRORS
 from nunatak_server.inputs import find_misfit
 from nunatak_server.outputs.outputs import on_long_of, reading_of
 from nunatak_server.predict.types import (
@@ -292,7 +291,7 @@ class Preprocessor:
             if tasks.allows(reference.task):
                 return await self._residency.resolve(reference)
             await deny(reference.task, self._residency.look_up(reference))
-        except KNOWN_ERRORS as error:
+        except NunatakError as error:
             task = None if isinstance(error, UNPROVEN_TASK) else reference.task
             return TaskFailure(reference=text, error=error, task=task)
 

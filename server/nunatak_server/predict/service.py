@@ -22,14 +22,10 @@ from collections.abc import (
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import TaskReference
-from nunatak_model import Backbone, LayerNotHeldError, embedding_branch
-from nunatak_server.errors import (
-    DeadlineExceededError,
-    ServerError,
-    TooManyInputsError,
-    TooManyTasksError,
-)
+from nunatak_model import Backbone, embedding_branch
+from nunatak_server.errors import DeadlineExceededError
 from nunatak_server.inputs import texts_to_read
 from nunatak_server.outputs.outputs import MAX_LOGITS_ON_LOOP, work_of
 from nunatak_server.predict.ask import Dispatcher, RowSink
@@ -39,14 +35,14 @@ from nunatak_server.predict.types import (
     AskedTask,
     EmbeddingRequest,
     Embeddings,
-    Prediction,
     PredictionRequest,
+    Predictions,
     RowOutcomes,
+    StageTimes,
     StreamedResult,
     TaskFailure,
     TaskOutcome,
     TaskPrediction,
-    Timings,
     lateness_of,
     normalised,
     result_of,
@@ -129,20 +125,20 @@ class PredictionService:
         """Refuse a request without room, before its body is read, and count the refusal.
 
         Raises:
-            UnavailableError: the server accepts no requests, or has no room now.
+            NunatakError: the server takes no requests, or no more of them now.
         """
         try:
             self._readiness.check()
             self._admission.check_capacity(caller, tasks=tasks, num_bytes=num_bytes)
-        except ServerError as error:
+        except NunatakError as error:
             self._metrics.observe_request(None, error.code)
             raise
 
-    async def predict(self, request: PredictionRequest) -> Prediction:
+    async def predict(self, request: PredictionRequest) -> Predictions:
         """Answer a request, with an answer or a failure for each of its tasks.
 
         Raises:
-            ServerError: the request as a whole cannot be answered.
+            NunatakError: the request as a whole cannot be answered.
         """
         with self._admitted(request) as permit:
             deadline = self._clock() + request.deadline_s
@@ -153,7 +149,7 @@ class PredictionService:
         lateness = lateness_of(outcomes)
         if lateness is not None:
             raise lateness
-        return Prediction(results=results, timings=_timings_of(outcomes))
+        return Predictions(results=results, timings=_timings_of(outcomes))
 
     async def stream(self, request: PredictionRequest) -> AsyncGenerator[StreamedResult]:
         """Yield an answer or a failure for each task, in the order of arrival.
@@ -162,7 +158,7 @@ class PredictionService:
         Closing the generator cancels the open tasks.
 
         Raises:
-            ServerError: the request as a whole cannot be answered.
+            NunatakError: the request as a whole cannot be answered.
         """
         async with aclosing(_hold_refusals(self._stream(request))) as results:
             async for streamed in results:
@@ -175,8 +171,8 @@ class PredictionService:
         before, the embedding needs only the layers above.
 
         Raises:
-            ServerError: the request cannot be answered.
-            LayerNotHeldError: the upper layers of the backbone are not in memory.
+            NunatakError: the request cannot be answered.
+            NunatakError: `layer_not_held`, the backbone is not held whole.
         """
         with self._admitted(request) as permit:
             deadline = self._clock() + request.deadline_s
@@ -207,21 +203,21 @@ class PredictionService:
                 tasks = frozenset(map(TaskReference.task_in, request.references))
             with self._admission.admit(request.caller, request.priority, tasks=tasks) as permit:
                 yield permit
-        except (ServerError, LayerNotHeldError) as error:
+        except NunatakError as error:
             self._metrics.observe_request(BACKBONE if is_embedding else None, error.code)
             raise
 
     def _check(self, request: PredictionRequest | EmbeddingRequest) -> None:
         num_layers = self._backbone.config.num_layers
         if isinstance(request, EmbeddingRequest) and len(self._backbone.layers) < num_layers:
-            raise LayerNotHeldError(num_layers - 1)
+            raise NunatakError("layer_not_held", index=num_layers - 1)
         num_inputs = sum(len(texts_to_read(item)) for item in request.inputs)
         if num_inputs > self._limits.max_inputs:
-            raise TooManyInputsError(num_inputs, self._limits.max_inputs)
+            raise NunatakError("too_many_inputs", count=num_inputs, limit=self._limits.max_inputs)
         if isinstance(request, PredictionRequest):
             num_tasks = len(request.references)
             if num_tasks > self._limits.max_tasks:
-                raise TooManyTasksError(num_tasks, self._limits.max_tasks)
+                raise NunatakError("too_many_tasks", count=num_tasks, limit=self._limits.max_tasks)
         check_texts(request.inputs, max_chars=self._limits.max_text_chars)
 
     async def _answer(
@@ -287,7 +283,7 @@ class PredictionService:
         try:
             for outcome in await self._answer(part.request, permit, deadline, part):
                 part.put(outcome.asked, outcome.rows)
-        except ServerError as error:
+        except NunatakError as error:
             part.fail(error)
 
     def _record(
@@ -366,7 +362,7 @@ class _Part:
         asked: AskedTask | TaskFailure,
         rows: RowOutcomes = (),
         *,
-        refusal: ServerError | None = None,
+        refusal: NunatakError | None = None,
     ) -> None:
         """Let one task arrive, unless it has arrived already."""
         if asked.reference in self._open:
@@ -375,7 +371,7 @@ class _Part:
                 TaskOutcome(asked=asked, rows=rows, tokenize_s=self._tokenize_s, refusal=refusal)
             )
 
-    def fail(self, error: ServerError) -> None:
+    def fail(self, error: NunatakError) -> None:
         """Let all open tasks arrive as refused."""
         for reference, task in list(self._open.items()):
             self.put(TaskFailure(reference=reference, error=error, task=task), refusal=error)
@@ -425,10 +421,10 @@ async def _hold_refusals(results: AsyncGenerator[StreamedResult]) -> AsyncGenera
     """Yield results on arrival, but hold refusals back until the first result that is no refusal.
 
     Raises:
-        ServerError: all results are refusals; the first refusal is raised.
+        NunatakError: there is no such result; the first refusal is raised.
     """
     held = list[StreamedResult]()
-    refusal: ServerError | None = None
+    refusal: NunatakError | None = None
     has_begun = False
     async with aclosing(results):
         async for streamed in results:
@@ -450,7 +446,7 @@ async def _vectors(answers: Sequence[RowAnswer], *, normalises: bool) -> tuple[l
     return await asyncio.to_thread(lambda: tuple(map(normalised, vectors)))
 
 
-def _timings_of(outcomes: Sequence[TaskOutcome]) -> Timings:
+def _timings_of(outcomes: Sequence[TaskOutcome]) -> StageTimes:
     """Return the timings of tasks that were prepared together."""
     tokenize_s = outcomes[0].tokenize_s if outcomes else 0.0
     return timings_of((row for it in outcomes for row in it.rows), tokenize_s)

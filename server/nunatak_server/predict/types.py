@@ -1,7 +1,7 @@
 """The types of one request, in the order of its life.
 
     PredictionRequest -> AskedTask with its RowSpecs -> PendingRows -> RowAnswers
-        -> TaskOutcome -> TaskPrediction or TaskFailure -> StreamedResult or Prediction
+        -> TaskOutcome -> TaskPrediction or TaskFailure -> StreamedResult or Predictions
 
 `RowSpec`, `PendingRow` and `RowAnswer` belong to the scheduler, which takes rows of all requests.
 """
@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from typing import Final
 
 from nunatak_contract.enums import HeadKind
+from nunatak_contract.errors import NunatakError
+from nunatak_contract.inputs import Input
 from nunatak_contract.manifest import TaskManifest
 from nunatak_server.access.keys import ALL_TASKS, TaskList
-from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError, ServerError
-from nunatak_server.failures import KnownError
-from nunatak_server.inputs import TaskInput
+from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError
 from nunatak_server.outputs.entities import Join
 from nunatak_server.outputs.outputs import Output, PredictionOptions, outputs_of
 from nunatak_server.rollouts.choice import Arm
 from nunatak_server.rollouts.shadows import ShadowRun
 from nunatak_server.scheduler.rows import ANONYMOUS, Priority, RowAnswer, RowSpec
-from nunatak_server.telemetry.records import OK, VersionRecord
+from nunatak_server.telemetry.records import OK, VersionWork
 from nunatak_server.tokenization import Encodings, Extent
 
 BACKBONE: Final = "(backbone)"
@@ -34,7 +34,7 @@ class PredictionRequest:
     """A request: every task about every input."""
 
     references: tuple[str, ...]
-    inputs: tuple[TaskInput, ...]
+    inputs: tuple[Input, ...]
     options: PredictionOptions
     deadline_s: float
     tasks: TaskList = ALL_TASKS
@@ -94,7 +94,7 @@ class AskedBackbone:
         return any(row.encoding.part.num_left_out for row in self.rows)
 
 
-RowOutcomes = Sequence[RowAnswer | KnownError]
+RowOutcomes = Sequence[RowAnswer | NunatakError]
 """The outcomes of one version's rows: one for each row, or one failure for all rows."""
 
 
@@ -103,7 +103,7 @@ class TaskFailure:
     """The failure of one task."""
 
     reference: str
-    error: KnownError
+    error: NunatakError
     task: str | None = None
     """The task's name; None unless the task certainly exists."""
 
@@ -116,7 +116,7 @@ class TaskOutcome:
     """The asked version, or the failure."""
     rows: RowOutcomes = ()
     tokenize_s: float = 0.0
-    refusal: ServerError | None = None
+    refusal: NunatakError | None = None
     """The refusal of the whole request, if it caused the failure."""
 
 
@@ -134,7 +134,7 @@ class TaskPrediction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timings:
+class StageTimes:
     """The timings of a request; if rows differ, of the slowest row."""
 
     queue_s: float = 0.0
@@ -148,17 +148,17 @@ class StreamedResult:
     """One task's answer or failure, with its timings."""
 
     result: TaskPrediction | TaskFailure
-    timings: Timings
-    refusal: ServerError | None = None
+    timings: StageTimes
+    refusal: NunatakError | None = None
     """The failure of the whole request, if no task has an answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
+class Predictions:
     """The answers, in the order of the request's references."""
 
     results: tuple[TaskPrediction | TaskFailure, ...]
-    timings: Timings
+    timings: StageTimes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +169,7 @@ class Embeddings:
     num_tokens: int
     is_cut: bool
     """Whether a part of a text was not read."""
-    timings: Timings
+    timings: StageTimes
 
 
 def result_of(
@@ -202,10 +202,10 @@ def result_of(
     )
 
 
-def timings_of(rows: Iterable[RowAnswer | KnownError], tokenize_s: float) -> Timings:
+def timings_of(rows: Iterable[RowAnswer | NunatakError], tokenize_s: float) -> StageTimes:
     """Return the timings; failed rows have no times."""
     answers = [row for row in rows if isinstance(row, RowAnswer)]
-    return Timings(
+    return StageTimes(
         queue_s=max((answer.queue_s for answer in answers), default=0.0),
         tokenize_s=tokenize_s,
         compute_s=max((answer.compute_s for answer in answers), default=0.0),
@@ -230,11 +230,11 @@ def lateness_of(outcomes: Sequence[TaskOutcome]) -> DeadlineExceededError | None
     return DeadlineExceededError() if asked and all(late) else None
 
 
-def version_record(asked: AskedTask, rows: RowOutcomes) -> VersionRecord:
+def version_record(asked: AskedTask, rows: RowOutcomes) -> VersionWork:
     """Return the work of a version, for observers of predictions."""
     failed = next((row for row in rows if not isinstance(row, RowAnswer)), None)
     computed = (row for row in rows if isinstance(row, RowAnswer))
-    return VersionRecord(
+    return VersionWork(
         task=asked.manifest.task,
         version=asked.manifest.version,
         outcome=OK if failed is None else failed.code,

@@ -21,14 +21,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from nunatak_artifact import LoadedTask
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
-from nunatak_server.errors import (
-    DrainingError,
-    EngineFailedError,
-    TaskDoesNotFitError,
-    TaskUnhealthyError,
-)
-from nunatak_server.failures import KnownError, device_failure
+from nunatak_server.errors import EngineFailedError, TaskDoesNotFitError, TaskUnhealthyError
+from nunatak_server.failures import device_failure
 from nunatak_server.residency.memory import INTERVAL_S
 from nunatak_server.residency.resident_set import ResidentSet, VersionKey, key_of
 
@@ -129,9 +125,9 @@ class Loads:
         """Load a version that is not in memory, and return it with a lease.
 
         Raises:
-            RegistryError: the bytes of the version cannot be read or trusted.
-            ModelError: the parameters do not fit.
-            ArtifactError: the version does not fit the backbone or fails its probe.
+            NunatakError: the bytes of the version cannot be read or trusted.
+            NunatakError: the parameters do not fit.
+            NunatakError: the version does not fit the backbone or fails its probe.
             TaskDoesNotFitError: the version needs more memory than the budget has.
             TaskUnhealthyError: the load fails for an unexpected reason.
             EngineFailedError: the device is lost.
@@ -173,7 +169,7 @@ class Loads:
     async def aclose(self) -> None:
         """Drop the loads that have not started, wait for running loads, then end the threads."""
         while self._queue:
-            self._conclude(self._queue.popleft(), DrainingError())
+            self._conclude(self._queue.popleft(), NunatakError("draining"))
         if self._return is not None:
             self._return.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
@@ -292,7 +288,7 @@ class Loads:
 
 
 def _as_known(error: Exception, key: VersionKey) -> Exception:
-    if isinstance(error, KnownError):
+    if isinstance(error, NunatakError):
         # The frames of a failed load keep its bytes in memory.
         return error.with_traceback(None)
     reason = f"cannot be loaded ({type(error).__name__})"

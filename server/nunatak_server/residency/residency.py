@@ -14,9 +14,10 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from nunatak_artifact import LoadedTask
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import TaskReference
-from nunatak_registry import RegistryError, TaskNotFoundError, Traffic, VersionNotFoundError
+from nunatak_registry import TaskNotFoundError, Traffic, VersionNotFoundError
 from nunatak_server.residency.loads import Loader, Loads, ResidencyObserver
 from nunatak_server.residency.resident_set import (
     ResidentSet,
@@ -55,7 +56,7 @@ class References:
         """Return the meaning of a reference, from the cache while the registry has not changed.
 
         Raises:
-            RegistryError: the task, version or alias does not exist, or the store cannot be read.
+            NunatakError: the task, version or alias does not exist, or the store cannot be read.
         """
         known = self._resolved.get(reference)
         if known is not None:
@@ -133,7 +134,7 @@ class Residency:
         """Return the meaning of a reference, from the cache while the registry has not changed.
 
         Raises:
-            RegistryError: the task, version or alias does not exist, or the store cannot be read.
+            NunatakError: the task, version or alias does not exist, or the store cannot be read.
         """
         return await self._references.resolve(reference)
 
@@ -154,9 +155,9 @@ class Residency:
         """Lease a version for a request, and load the version first if necessary.
 
         Raises:
-            RegistryError: the bytes of the version cannot be read or trusted.
-            ModelError: the parameters do not fit.
-            ArtifactError: the version does not fit the backbone or fails its probe.
+            NunatakError: the bytes of the version cannot be read or trusted.
+            NunatakError: the parameters do not fit.
+            NunatakError: the version does not fit the backbone or fails its probe.
             TaskDoesNotFitError: the version needs more memory than the budget has.
             TaskUnhealthyError: the load fails for an unexpected reason.
             EngineFailedError: the device is lost.
@@ -208,8 +209,8 @@ class Residency:
         All or nothing: if one of the versions is leased or pinned, none is evicted.
 
         Raises:
-            TaskInUseError: a version is leased.
-            TaskPinnedError: a version is pinned.
+            NunatakError: `task_in_use`, a version is leased.
+            NunatakError: `task_pinned`, a version is pinned.
         """
         dropped = self._resident_set.evict(task, version)
         self._loads.count_evicted(dropped)
@@ -264,7 +265,7 @@ class Residency:
             named = (await self.look_up(reference)).manifest
         except (TaskNotFoundError, VersionNotFoundError):
             return True
-        except RegistryError:
+        except NunatakError:
             return False
         return key_of(named) != key_of(manifest)
 

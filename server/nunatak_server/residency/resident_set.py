@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from nunatak_artifact import LoadedTask
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
-from nunatak_server.errors import TaskDoesNotFitError, TaskInUseError, TaskPinnedError
+from nunatak_server.errors import TaskDoesNotFitError
 
 
 class VersionKey(NamedTuple):
@@ -237,16 +238,18 @@ class ResidentSet:
         """Evict one version of a task, or all, and return them; all or nothing.
 
         Raises:
-            TaskInUseError: a version is leased.
-            TaskPinnedError: a version is pinned.
+            NunatakError: `task_in_use`, a version is leased.
+            NunatakError: `task_pinned`, a version is pinned.
         """
         keys = self._matching(task, version)
         for key in keys:
             entry = self._entries[key]
             if entry.is_pinned:
-                raise TaskPinnedError(key.task, key.version)
+                raise NunatakError("task_pinned", task=key.task, version=key.version)
             if entry.num_leases:
-                raise TaskInUseError(key.task, key.version, entry.num_leases)
+                raise NunatakError(
+                    "task_in_use", task=key.task, version=key.version, num_leases=entry.num_leases
+                )
         for key in keys:
             self._drop(key)
         return tuple(keys)

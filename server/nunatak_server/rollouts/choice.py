@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_registry import Traffic
-from nunatak_server.failures import KNOWN_ERRORS
 from nunatak_server.residency.resident_set import VersionKey, key_of
 
 POINT_BYTES: Final = 6
@@ -146,7 +146,7 @@ class CandidateValidation:
     async def _load(self, manifest: TaskManifest) -> None:
         try:
             await self._preload(manifest)
-        except KNOWN_ERRORS:
+        except NunatakError:
             # `Loads` has logged the error. A later attempt may succeed: blobs can be repaired.
             return
         self._remember(key_of(manifest))

@@ -147,7 +147,7 @@ Pair = tuple[VersionKey, VersionKey]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShadowReport:
+class ShadowComparison:
     """The comparison of one shadow with one version. Counts are inputs."""
 
     compared: int = 0
@@ -174,8 +174,8 @@ class _Tally:
     max_drift: float = 0.0
     drift_counts: list[int] = field(default_factory=lambda: [0] * (len(DRIFT_BOUNDS) + 1))
 
-    def report(self) -> ShadowReport:
-        return ShadowReport(
+    def report(self) -> ShadowComparison:
+        return ShadowComparison(
             compared=self.compared,
             agreement=self.agreed / self.compared if self.compared else None,
             errors=self.errors,
@@ -197,10 +197,10 @@ class Reports:
     def __init__(self) -> None:
         self._tallies = LRUCache[Pair, _Tally](MAX_PAIRS)
 
-    def report(self, pair: Pair) -> ShadowReport:
+    def report(self, pair: Pair) -> ShadowComparison:
         """Return the report of a pair; an empty report before the first comparison."""
         tally = self._tallies.get(pair)
-        return ShadowReport() if tally is None else tally.report()
+        return ShadowComparison() if tally is None else tally.report()
 
     def add_comparisons(self, pair: Pair, comparisons: Iterable[Comparison]) -> None:
         """Add comparisons of inputs that both versions answered."""

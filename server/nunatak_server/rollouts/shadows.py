@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from nunatak_contract.inputs import Input
 from nunatak_contract.manifest import TaskManifest
 from nunatak_server.errors import OutOfMemoryError, TaskError
-from nunatak_server.inputs import TaskInput
 from nunatak_server.outputs.entities import Join
 from nunatak_server.outputs.outputs import (
     MAX_LOGITS_ON_LOOP,
@@ -28,7 +28,7 @@ from nunatak_server.rollouts.comparison import (
     FULL_OPTIONS,
     Comparison,
     Reports,
-    ShadowReport,
+    ShadowComparison,
     compare_outputs,
     pair_of,
 )
@@ -48,7 +48,7 @@ class ShadowRun:
 
     answered: TaskManifest
     shadow: TaskManifest
-    inputs: Sequence[TaskInput]
+    inputs: Sequence[Input]
     encodings: Sequence[Encodings]
     """The encodings of the version that answers, by input."""
     shadow_encodings: Sequence[Encodings]
@@ -110,7 +110,7 @@ class Shadows:
         self._reports.add_dropped(pair_of(answered, shadow), num_inputs)
         self._metrics.observe_dropped(answered.task, num_inputs)
 
-    def report(self, answered: TaskManifest, shadow: TaskManifest) -> ShadowReport:
+    def report(self, answered: TaskManifest, shadow: TaskManifest) -> ShadowComparison:
         """Return the comparison of a shadow with the answering version, on this server."""
         return self._reports.report(pair_of(answered, shadow))
 
@@ -184,7 +184,7 @@ class Shadows:
     def _outputs(
         self,
         manifest: TaskManifest,
-        inputs: Sequence[TaskInput],
+        inputs: Sequence[Input],
         encodings: Sequence[Encodings],
         answers: Sequence[RowAnswer],
     ) -> tuple[Output, ...]:

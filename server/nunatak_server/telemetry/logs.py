@@ -17,10 +17,10 @@ import traceback
 from collections import deque
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from enum import StrEnum
 from types import TracebackType
 from typing import Any, Final, TextIO, assert_never
 
+from nunatak_contract.enums import LogFormat
 from nunatak_contract.plain_text import visible, visible_json
 
 ExceptionInfo = (
@@ -31,13 +31,6 @@ FIELDS: Final = "nunatak_fields"
 """The attribute of a log record that holds the values of its event."""
 CONTINUED: Final = "  | "
 """Prefix of each line of a traceback, so that no line looks like an event."""
-
-
-class LogFormat(StrEnum):
-    """The format of log lines."""
-
-    TEXT = "text"
-    JSON = "json"
 
 
 def fields(**values: object) -> Mapping[str, object]:

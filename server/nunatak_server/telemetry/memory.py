@@ -19,6 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from nunatak_artifact import LoadedTask
+from nunatak_contract.memory import ProcessMemory
 from nunatak_model import (
     Backbone,
     BackboneConfig,
@@ -92,16 +93,6 @@ def peak_activations(backbone: Backbone, *, held_bytes: int) -> int | None:
     if backbone.device.type != "cuda":
         return None
     return max(0, torch.cuda.max_memory_allocated(backbone.device) - held_bytes)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessMemory:
-    """The memory of the process; None for a number that the operating system lacks."""
-
-    rss_bytes: int
-    peak_rss_bytes: int | None
-    pss_bytes: int | None
-    uss_bytes: int | None
 
 
 def measure_process() -> ProcessMemory:

@@ -15,7 +15,7 @@ OK: Final = "ok"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VersionRecord:
+class VersionWork:
     """The work of one task version for a request."""
 
     task: str
@@ -35,7 +35,7 @@ class PredictionRecord:
 
     tokenize_started_at: float
     tokenize_s: float
-    versions: tuple[VersionRecord, ...]
+    versions: tuple[VersionWork, ...]
 
 
 PredictionObserver = Callable[[PredictionRecord], None]

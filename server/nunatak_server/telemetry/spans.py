@@ -28,7 +28,7 @@ from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from nunatak_server.engine.outcomes import BatchReport
-from nunatak_server.telemetry.records import PredictionRecord, VersionRecord
+from nunatak_server.telemetry.records import PredictionRecord, VersionWork
 
 PROPAGATED: Final = frozenset({b"traceparent", b"tracestate"})
 MAX_REMEMBERED_BATCHES: Final = 1024
@@ -120,7 +120,7 @@ class SpanTracing:
         """Send the spans that have not been sent."""
         self._provider.shutdown()
 
-    def _version(self, record: VersionRecord, request: Span) -> None:
+    def _version(self, record: VersionWork, request: Span) -> None:
         row = record.slowest
         if row is None:
             return

@@ -16,7 +16,10 @@ from doubles.backbones import tiny_backbone
 from doubles.examples import RecordingReport, toy_data
 from nunatak_contract.methods import TopK
 from nunatak_model import tensors_to_bytes
-from nunatak_training import Checkpoint, DiskTrunkStore, default_recipe, fit_task
+from nunatak_training.fitting import (fit_task)
+from nunatak_training.loop.checkpoint import (Checkpoint)
+from nunatak_training.recipes import (default_recipe)
+from nunatak_training.trunk import (DiskTrunkStore)
 
 folder, dies_at = Path(sys.argv[1]), int(sys.argv[2])
 

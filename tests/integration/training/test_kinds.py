@@ -14,21 +14,15 @@ from nunatak_contract.enums import HeadKind, Pooling, ProblemType
 from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Lora, Method, TopK
 from nunatak_model import Backbone, Row, forward
 from nunatak_registry import Registry
-from nunatak_training import (
-    InvalidRecipeError,
-    Metric,
-    SilentReport,
-    TaskKind,
-    TrainOutcome,
-    TrainSettings,
-    branch_logits,
-    default_recipe,
-    fit_task,
-    load_task_data,
-    publish,
-    train,
-)
+from nunatak_training.data import load_task_data
+from nunatak_training.errors import InvalidRecipeError
+from nunatak_training.fitting import branch_logits, fit_task
+from nunatak_training.kinds import Metric, TaskKind
 from nunatak_training.objectives import objective_of
+from nunatak_training.publishing import publish
+from nunatak_training.recipes import default_recipe
+from nunatak_training.report import SilentReport
+from nunatak_training.train import TrainOutcome, TrainSettings, train
 
 QUICK: dict[str, JsonValue] = {
     "epochs": 8,

@@ -10,7 +10,7 @@ from pydantic import JsonValue
 from doubles.backbones import save_tiny_backbone, tiny_backbone
 from doubles.examples import RecordingReport, rows_of, toy_examples, write_jsonl
 from nunatak_artifact import branch_spec
-from nunatak_contract.errors import InvalidNameError
+from nunatak_contract.errors import InvalidNameError, NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
 from nunatak_model import (
@@ -23,19 +23,12 @@ from nunatak_model import (
     tensors_from_bytes,
 )
 from nunatak_registry import Registry
-from nunatak_training import (
-    Checkpoint,
-    DataError,
-    Metric,
-    TrainOutcome,
-    TrainSettings,
-    changed_recipe,
-    default_recipe,
-    fit_task,
-    load_task_data,
-    run_key,
-    train,
-)
+from nunatak_training.data import load_task_data
+from nunatak_training.fitting import fit_task
+from nunatak_training.kinds import Metric
+from nunatak_training.loop.checkpoint import Checkpoint, run_key
+from nunatak_training.recipes import changed_recipe, default_recipe
+from nunatak_training.train import TrainOutcome, TrainSettings, train
 
 METHODS = [
     pytest.param(TopK(num_layers=1), id="topk"),
@@ -151,7 +144,7 @@ def test_broken_data_publishes_nothing(
 ) -> None:
     write_jsonl(folder / "dev.jsonl", [{"text": "", "label": "early"}])
 
-    with pytest.raises(DataError, match=r"dev\.jsonl:1"):
+    with pytest.raises(NunatakError, match=r"dev\.jsonl:1"):
         train(settings(HeadOnly(), folder), registry=registry, backbone=backbone)
 
     assert registry.tasks() == []

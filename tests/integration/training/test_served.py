@@ -15,17 +15,11 @@ from nunatak_contract.enums import Pooling
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
 from nunatak_model import Backbone, pack_backbone
 from nunatak_registry import Registry
-from nunatak_training import (
-    Recipe,
-    SilentReport,
-    TrainedTask,
-    branch_logits,
-    default_recipe,
-    fit_task,
-    publish,
-)
+from nunatak_training.fitting import TrainedTask, branch_logits, fit_task
 from nunatak_training.objectives import objective_of
-from nunatak_training.recipes import RegularizerName
+from nunatak_training.publishing import publish
+from nunatak_training.recipes import Recipe, RegularizerName, default_recipe
+from nunatak_training.report import SilentReport
 
 CREATED_AT = datetime(2026, 1, 1, tzinfo=UTC)
 DATA = toy_data(num_train=30, num_dev=12)

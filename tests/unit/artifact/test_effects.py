@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from doubles.refusals import raises
 from doubles.tasks import CREATED_AT, LABELS, PROBE_INPUTS, random_parameters, spec_of, tiny_task
-from nunatak_artifact import Draft, NoEffectError, Provenance, draft_task, load_task
+from nunatak_artifact import Provenance, VersionDraft, draft_task, load_task
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
 from nunatak_model import Backbone, tensors_from_bytes, tensors_to_bytes
@@ -33,7 +34,7 @@ def idle_parameters(method: Method, backbone: Backbone) -> dict[str, Tensor]:
     return {name: without_effect(name, each, backbone) for name, each in parameters.items()}
 
 
-def draft(method: Method, parameters: dict[str, Tensor], backbone: Backbone) -> Draft:
+def draft(method: Method, parameters: dict[str, Tensor], backbone: Backbone) -> VersionDraft:
     return draft_task(
         "tone",
         spec=spec_of(backbone, method, num_labels=len(LABELS)),
@@ -48,7 +49,7 @@ def draft(method: Method, parameters: dict[str, Tensor], backbone: Backbone) -> 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.kind)
 def test_parameters_without_effect_are_not_drafted(backbone: Backbone, method: Method) -> None:
-    with pytest.raises(NoEffectError, match=f"{method.kind} parameters change no layer"):
+    with raises("no_effect", match=f"{method.kind} parameters change no layer"):
         draft(method, idle_parameters(method, backbone), backbone)
 
 
@@ -58,10 +59,10 @@ def test_parameters_without_effect_are_not_loaded(backbone: Backbone, method: Me
     numbered = TaskManifest.model_validate({**manifest.model_dump(), "version": 1})
     data = tensors_to_bytes(idle_parameters(method, backbone))
 
-    with pytest.raises(NoEffectError) as caught:
+    with raises("no_effect") as caught:
         load_task(numbered, data, backbone)
 
-    assert caught.value.reference == "tone/1"
+    assert caught.value.fields["reference"] == "tone/1"
 
 
 def test_lora_without_a_lower_half_has_no_effect(backbone: Backbone) -> None:
@@ -72,7 +73,7 @@ def test_lora_without_a_lower_half_has_no_effect(backbone: Backbone) -> None:
         for name, each in tensors.items()
     }
 
-    with pytest.raises(NoEffectError):
+    with raises("no_effect"):
         draft(Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE), emptied, backbone)
     assert manifest.task == "tone"
 

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from doubles.backbones import tiny_backbone
+from doubles.refusals import raises
 from doubles.tasks import tiny_task
-from nunatak_artifact import BackboneMismatchError, load_task
+from nunatak_artifact import load_task
 from nunatak_artifact.interchange import check_exportable, import_folder
 from nunatak_contract.manifest import TaskDraft, TaskManifest
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, HeadOnly, Lora, Method, TopK
@@ -49,7 +50,7 @@ def test_versions_of_the_original_and_of_the_quantized_are_kept_apart(
     for made_on, served_on in ((plain, quantized), (quantized, plain)):
         draft, blobs = tiny_task(made_on)
 
-        with pytest.raises(BackboneMismatchError, match=r"\+int8"):
+        with raises("backbone_mismatch", match=r"\+int8"):
             load_task(numbered(draft), blobs["parameters"], served_on)
 
 

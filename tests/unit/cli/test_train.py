@@ -6,7 +6,8 @@ import pytest
 
 from doubles.examples import rows_of, toy_examples, write_jsonl
 from doubles.terminals import nunatak
-from nunatak_training import TaskKind, all_settings
+from nunatak_training.kinds import TaskKind
+from nunatak_training.run_settings import all_settings
 
 
 @pytest.mark.parametrize(

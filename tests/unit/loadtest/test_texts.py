@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from doubles.refusals import raises
 from nunatak_loadtest import Scenario
-from nunatak_loadtest.errors import InvalidSettingsError
 from nunatak_loadtest.scenario import (
     BuiltInTexts,
     FileTexts,
@@ -90,10 +90,10 @@ def test_text_file_without_texts_is_refused(tmp_path: Path, content: bytes) -> N
     file = tmp_path / "texts.txt"
     file.write_bytes(content)
 
-    with pytest.raises(InvalidSettingsError):
+    with raises("invalid_settings"):
         read_texts(file)
 
 
 def test_missing_text_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InvalidSettingsError, match=r"absent\.txt"):
+    with raises("invalid_settings", match=r"absent\.txt"):
         read_texts(tmp_path / "absent.txt")

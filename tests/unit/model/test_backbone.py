@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from doubles.backbones import tiny_backbone
+from doubles.refusals import raises
 from doubles.tasks import LABELS, random_parameters, spec_of
 from nunatak_contract.methods import QUERY_AND_VALUE, Full, HeadOnly, Lora, Method, TopK
 from nunatak_model import (
     Backbone,
     Branch,
-    LayerNotHeldError,
     Row,
     UnsupportedBackboneError,
     build_branch,
@@ -61,7 +61,7 @@ def test_tasks_that_own_the_layers_above_answer_with_the_same_bits(whole: Backbo
 def test_a_read_of_a_layer_that_is_not_held_is_refused(whole: Backbone, method: Method) -> None:
     held = keep_lowest_layers(whole, 2)
 
-    with pytest.raises(LayerNotHeldError, match="layer 2 is needed"):
+    with raises("layer_not_held", match="layer 2 is needed"):
         forward(held, rows_on(held, whole, TopK(num_layers=2), method))
 
 

@@ -3,7 +3,7 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nunatak_model.plan import EMBEDDINGS, TRUNK, BatchPlan, BranchTraits, Lane, plan_batch
+from nunatak_model.plan import EMBEDDINGS, TRUNK, BranchTraits, ForwardPlan, Lane, plan_batch
 
 NUM_LAYERS = 5
 
@@ -23,7 +23,7 @@ class Question:
         usable = [held for held in self.held[item] if depth is not None and held <= depth]
         return max(usable, default=EMBEDDINGS)
 
-    def plan(self) -> BatchPlan:
+    def plan(self) -> ForwardPlan:
         return plan_batch(
             self.pairs,
             branches=self.branches,
@@ -69,7 +69,7 @@ class Way:
     """Depth of the held state at the start of the row."""
 
 
-def way_to(plan: BatchPlan, row: int) -> Way:
+def way_to(plan: ForwardPlan, row: int) -> Way:
     ran, inputs = list[tuple[int, int]](), set[int]()
     layouts = [plan.start, *(stage.layout for stage in plan.stages)]
     for before, stage in zip(layouts[-2::-1], reversed(plan.stages), strict=True):

@@ -1,23 +1,18 @@
 import pytest
 
 from nunatak_contract.enums import HeadKind
-from nunatak_server.inputs import (
-    Query,
-    Question,
-    TaskInput,
-    find_misfit,
-    texts_to_read,
-)
+from nunatak_contract.inputs import Input, Query, Question
+from nunatak_server.inputs import find_misfit, texts_to_read
 
 QUESTION = Question(question="who?", context="ann")
 QUERY = Query(query="who?", documents=("ann", "bob"))
-FITTING: dict[HeadKind, list[TaskInput]] = {
+FITTING: dict[HeadKind, list[Input]] = {
     HeadKind.SEQUENCE_CLASSIFICATION: ["ann", ("ann", "bob")],
     HeadKind.TOKEN_CLASSIFICATION: ["ann"],
     HeadKind.QUESTION_ANSWERING: [QUESTION],
     HeadKind.RANKING: [QUERY],
 }
-ALL: list[TaskInput] = ["ann", ("ann", "bob"), QUESTION, QUERY]
+ALL: list[Input] = ["ann", ("ann", "bob"), QUESTION, QUERY]
 
 
 @pytest.mark.parametrize("head", HeadKind)
@@ -27,7 +22,7 @@ def test_a_head_answers_its_own_kinds_of_input_and_no_other(head: HeadKind) -> N
         error = find_misfit([*FITTING[head], item], head)
         assert (error is None) == (item in FITTING[head])
         if error is not None:
-            assert error.position == len(FITTING[head])
+            assert error.fields["position"] == len(FITTING[head])
             assert error.head == head
 
 

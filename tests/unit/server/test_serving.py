@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from doubles.backbones import tiny_backbone
+from doubles.refusals import raises
 from doubles.serving import make_settings
 from nunatak_model import Backbone
 from nunatak_server import serving
-from nunatak_server.errors import InvalidSettingsError
 from nunatak_server.serving import begin, serve
 from nunatak_server.settings import ServerSettings
 
@@ -40,5 +40,5 @@ def test_settings_that_do_not_fit_the_backbone_are_refused_before_anything_is_se
 
     monkeypatch.setattr(serving, "load_serving_backbone", load)
 
-    with pytest.raises(InvalidSettingsError, match="max_batch_tokens"):
+    with raises("invalid_settings", match="max_batch_tokens"):
         serve(make_settings(registry=str(tmp_path), max_batch_tokens=1))

@@ -4,27 +4,21 @@ from pydantic import JsonValue
 
 from doubles.backbones import tiny_backbone
 from doubles.examples import toy_data
+from doubles.refusals import raises
 from nunatak_contract.enums import HeadKind, Pooling
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
 from nunatak_model import (
     Backbone,
-    InvalidMethodError,
     TrunkCache,
     initial_parameters,
     parameter_shapes,
     tensors_to_bytes,
 )
-from nunatak_training import (
-    InvalidRecipeError,
-    Metric,
-    Recipe,
-    SilentReport,
-    TrainedTask,
-    branch_logits,
-    default_recipe,
-    fit_task,
-)
-from nunatak_training.fitting import branch_spec
+from nunatak_training.errors import InvalidRecipeError
+from nunatak_training.fitting import TrainedTask, branch_logits, branch_spec, fit_task
+from nunatak_training.kinds import Metric
+from nunatak_training.recipes import Recipe, default_recipe
+from nunatak_training.report import SilentReport
 
 METHODS = [
     pytest.param(TopK(num_layers=2), id="topk"),
@@ -136,7 +130,7 @@ def test_head_follows_the_backbone_unless_the_recipe_says_otherwise(backbone: Ba
 
 
 def test_method_that_does_not_fit_the_backbone_is_refused(backbone: Backbone) -> None:
-    with pytest.raises(InvalidMethodError, match="topk layers"):
+    with raises("invalid_method", match="topk layers"):
         trained(TopK(num_layers=9), backbone)
 
 

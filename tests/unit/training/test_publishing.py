@@ -9,22 +9,22 @@ import pytest
 
 from doubles.backbones import tiny_backbone
 from doubles.examples import RecordingReport, rows_of, toy_data, toy_examples, write_jsonl
+from doubles.refusals import raises
 from nunatak_contract.manifest import TaskDraft
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
 from nunatak_model import Backbone, tensors_to_bytes
 from nunatak_registry import Registry
-from nunatak_training import (
-    Example,
-    SilentReport,
-    TrainedTask,
-    TrainSettings,
-    UnpublishableError,
-    default_recipe,
+from nunatak_training.data import Example
+from nunatak_training.fitting import TrainedTask, fit_task
+from nunatak_training.publishing import (
+    MAX_PROBE_CHARS,
+    check_publishable,
     draft_trained,
-    fit_task,
-    train,
+    probe_inputs,
 )
-from nunatak_training.publishing import MAX_PROBE_CHARS, check_publishable, probe_inputs
+from nunatak_training.recipes import default_recipe
+from nunatak_training.report import SilentReport
+from nunatak_training.train import TrainSettings, train
 
 CREATED_AT = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -117,7 +117,7 @@ def test_what_a_version_has_no_room_for_is_refused_before_training(
     report = RecordingReport()
 
     with Registry.open(str(tmp_path / "registry")) as registry:
-        with pytest.raises(UnpublishableError, match="note: String should have at most 4096"):
+        with raises("unpublishable", match="note: String should have at most 4096"):
             train(settings, registry=registry, backbone=backbone, report=report)
         assert registry.tasks() == []
 
@@ -136,7 +136,7 @@ def test_data_that_a_version_cannot_name_is_refused(
 ) -> None:
     recipe = default_recipe(HeadOnly())
 
-    with pytest.raises(UnpublishableError, match=problem):
+    with raises("unpublishable", match=problem):
         check_publishable(replace(toy_data(), **changes), recipe, backbone, note="")
 
 

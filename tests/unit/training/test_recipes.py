@@ -3,7 +3,9 @@ from pydantic import JsonValue
 
 from nunatak_contract.enums import LoraTarget
 from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Lora, Method, TopK
-from nunatak_training import InvalidRecipeError, Metric, Recipe, default_recipe
+from nunatak_training.errors import InvalidRecipeError
+from nunatak_training.kinds import Metric
+from nunatak_training.recipes import Recipe, default_recipe
 
 METHODS = [
     pytest.param(TopK(num_layers=3), id="topk"),

@@ -3,7 +3,7 @@ import sys
 import pytest
 
 from doubles.hostile_texts import HOSTILE, obeyed
-from nunatak_training import EpochResult, ProgressBar
+from nunatak_training.report import EpochResult, ProgressBar
 
 
 def test_progress_bar_is_silent_where_there_is_no_terminal(

@@ -23,8 +23,10 @@ from nunatak_model import (
     default_head,
     initial_parameters,
 )
-from nunatak_training import InvalidRecipeError, Recipe, SilentReport, default_recipe, fit_task
-from nunatak_training.recipes import TaptSettings
+from nunatak_training.errors import InvalidRecipeError
+from nunatak_training.fitting import fit_task
+from nunatak_training.recipes import Recipe, TaptSettings, default_recipe
+from nunatak_training.report import SilentReport
 from nunatak_training.tapt import (
     NORM_BIAS,
     NORM_WEIGHT,

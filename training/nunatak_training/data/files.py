@@ -1,7 +1,7 @@
 """Files of rows: JSON lines (plain or gzip), CSV, TSV and Parquet.
 
-Every reader yields the rows in file order. At a bad row a reader raises a `DataError`. The error
-names the file and, in text formats, the line (from 1, the header counts).
+Every reader yields the rows in file order. A reader that stops raises a `NunatakError`, which names
+the file and, in text formats, the line (from 1, the header counts).
 """
 
 # pyarrow ships no types.
@@ -19,8 +19,8 @@ from typing import cast
 
 from pyarrow import ArrowException, parquet
 
-from nunatak_training.data.rows import Row
-from nunatak_training.errors import DataNotFoundError, InvalidRowError, UnreadableFileError
+from nunatak_contract.errors import NunatakError
+from nunatak_training.data.rows import FileRow
 
 
 class FileFormat(StrEnum):
@@ -33,14 +33,14 @@ class FileFormat(StrEnum):
     PARQUET = ".parquet"
 
 
-def read_file(path: Path) -> Iterator[Row]:
+def read_file(path: Path) -> Iterator[FileRow]:
     """Read the rows of one file; the suffix names the format.
 
     Raises:
-        DataError: the file is missing, unreadable or holds a broken row.
+        NunatakError: the file is missing, unreadable or holds a broken row.
     """
     if not path.is_file():
-        raise DataNotFoundError(path.name, "no such file")
+        raise NunatakError("data_not_found", where=path.name, problem="no such file")
     match file_format(path):
         case FileFormat.JSONL | FileFormat.JSONL_GZ:
             return _read_jsonl(path)
@@ -56,16 +56,18 @@ def file_format(path: Path) -> FileFormat:
     """Return the format that the file's suffix names.
 
     Raises:
-        UnreadableFileError: the suffix names no known format.
+        NunatakError: `unreadable_file`, the suffix names none.
     """
     for candidate in FileFormat:
         if path.name.endswith(candidate.value):
             return candidate
     known = ", ".join(candidate.value for candidate in FileFormat)
-    raise UnreadableFileError(path.name, f"unknown file type; expected one of {known}")
+    raise NunatakError(
+        "unreadable_file", where=path.name, problem=f"unknown file type; expected one of {known}"
+    )
 
 
-def _read_jsonl(path: Path) -> Iterator[Row]:
+def _read_jsonl(path: Path) -> Iterator[FileRow]:
     for number, line in _lines(path):
         if not line.strip():
             continue
@@ -73,10 +75,16 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise InvalidRowError(where, f"not a JSON object: {error}") from error
+            raise NunatakError(
+                "invalid_row", where=where, problem=f"not a JSON object: {error}"
+            ) from error
         if not isinstance(row, dict):
-            raise InvalidRowError(where, f"expected a JSON object, got {type(row).__name__}")
-        yield Row(where=where, columns_at=where, values=cast("dict[str, object]", row))
+            raise NunatakError(
+                "invalid_row",
+                where=where,
+                problem=f"expected a JSON object, got {type(row).__name__}",
+            )
+        yield FileRow(where=where, columns_at=where, values=cast("dict[str, object]", row))
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -89,16 +97,20 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                 # Some editors write a byte order mark at the start of a file.
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
-        raise UnreadableFileError(
-            f"{path.name}:{number}", f"not UTF-8 ({error.reason}); convert the file to UTF-8"
+        raise NunatakError(
+            "unreadable_file",
+            where=f"{path.name}:{number}",
+            problem=f"not UTF-8 ({error.reason}); convert the file to UTF-8",
         ) from error
     except (OSError, EOFError, zlib.error) as error:
-        raise UnreadableFileError(
-            path.name, f"cannot be read after line {number}: {error}"
+        raise NunatakError(
+            "unreadable_file",
+            where=path.name,
+            problem=f"cannot be read after line {number}: {error}",
         ) from error
 
 
-def _read_delimited(path: Path, delimiter: str) -> Iterator[Row]:
+def _read_delimited(path: Path, delimiter: str) -> Iterator[FileRow]:
     lines = (line for _, line in _lines(path))
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     header: list[str] | None = None
@@ -113,28 +125,36 @@ def _read_delimited(path: Path, delimiter: str) -> Iterator[Row]:
                 header = _checked_header(fields, where)
             elif fields:
                 values = _named_fields(header, fields, where)
-                yield Row(where=where, columns_at=header_at, values=values)
+                yield FileRow(where=where, columns_at=header_at, values=values)
     except csv.Error as error:
-        raise InvalidRowError(f"{path.name}:{first_line}", f"broken row: {error}") from error
+        raise NunatakError(
+            "invalid_row", where=f"{path.name}:{first_line}", problem=f"broken row: {error}"
+        ) from error
     if header is None:
-        raise UnreadableFileError(path.name, "the file is empty; expected a header line")
+        raise NunatakError(
+            "unreadable_file", where=path.name, problem="the file is empty; expected a header line"
+        )
 
 
 def _checked_header(fields: list[str], where: str) -> list[str]:
     if len(set(fields)) != len(fields):
-        raise UnreadableFileError(where, "a column name occurs twice in the header")
+        raise NunatakError(
+            "unreadable_file", where=where, problem="a column name occurs twice in the header"
+        )
     return fields
 
 
 def _named_fields(header: list[str], fields: list[str], where: str) -> dict[str, object]:
     if len(fields) != len(header):
-        raise InvalidRowError(
-            where, f"expected {len(header)} fields as in the header, got {len(fields)}"
+        raise NunatakError(
+            "invalid_row",
+            where=where,
+            problem=f"expected {len(header)} fields as in the header, got {len(fields)}",
         )
     return dict(zip(header, fields, strict=True))
 
 
-def _read_parquet(path: Path) -> Iterator[Row]:
+def _read_parquet(path: Path) -> Iterator[FileRow]:
     try:
         with parquet.ParquetFile(path) as file:
             number = 0
@@ -142,6 +162,8 @@ def _read_parquet(path: Path) -> Iterator[Row]:
                 for values in cast("list[dict[str, object]]", batch.to_pylist()):
                     number += 1
                     where = f"{path.name}:{number}"
-                    yield Row(where=where, columns_at=path.name, values=values)
+                    yield FileRow(where=where, columns_at=path.name, values=values)
     except (OSError, ArrowException, UnicodeDecodeError) as error:
-        raise UnreadableFileError(path.name, f"not a readable Parquet file: {error}") from error
+        raise NunatakError(
+            "unreadable_file", where=path.name, problem=f"not a readable Parquet file: {error}"
+        ) from error

@@ -14,11 +14,11 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
+from nunatak_contract.errors import NunatakError
 from nunatak_training.data.examples import Example, ExampleSet, ReadExample, TaskData
 from nunatak_training.data.files import FileFormat, read_file
-from nunatak_training.data.rows import Row, parse_row
+from nunatak_training.data.rows import FileRow, parse_row
 from nunatak_training.data.splits import check_scored, check_train, draw_dev, label_names
-from nunatak_training.errors import DataNotFoundError, InvalidRowError
 from nunatak_training.kinds import TaskKind, kind_of_row
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class DatasetLoader(Protocol):
         """Return the splits by name; may use the network.
 
         Raises:
-            DataNotFoundError: there is no such data set, or it cannot be reached.
+            NunatakError: `data_not_found`, there is no such data set, or it cannot be reached.
         """
         ...
 
@@ -65,14 +65,16 @@ def load_from_hub(reference: HubReference) -> "Mapping[str, Dataset]":
     try:
         loaded = load_dataset(reference.name, reference.config)
     except (OSError, ValueError, RuntimeError) as error:
-        raise DataNotFoundError(
-            str(reference),
-            f"not a file or folder here, and not a data set that `datasets` can load: {error}",
+        raise NunatakError(
+            "data_not_found",
+            where=str(reference),
+            problem="not a file or folder here, and not a data set that `datasets` can load: "
+            f"{error}",
         ) from error
     return cast("Mapping[str, Dataset]", loaded)
 
 
-def read_split(dataset: "Dataset", where: str) -> Iterator[Row]:
+def read_split(dataset: "Dataset", where: str) -> Iterator[FileRow]:
     """Read the rows of one split; class numbers become the data set's class names."""
     names_of = {
         column: names
@@ -84,7 +86,7 @@ def read_split(dataset: "Dataset", where: str) -> Iterator[Row]:
         values = dict(cast("Mapping[str, object]", item))
         for column, names in names_of.items():
             values[column] = _named(values[column], names, column, place)
-        yield Row(where=place, columns_at=where, values=values)
+        yield FileRow(where=place, columns_at=where, values=values)
 
 
 def _class_names(feature: object) -> list[str] | None:
@@ -98,22 +100,26 @@ def _named(value: object, names: list[str], column: str, where: str) -> object:
         return [_named(each, names, column, where) for each in cast("list[object]", value)]
     # Unlabelled rows carry the class -1.
     if not isinstance(value, int) or not 0 <= value < len(names):
-        raise InvalidRowError(where, f"{column!r} must be in [0, {len(names)}), got {value!r}")
+        raise NunatakError(
+            "invalid_row",
+            where=where,
+            problem=f"{column!r} must be in [0, {len(names)}), got {value!r}",
+        )
     return names[value]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Source:
     name: str
-    train: Iterator[Row]
-    dev: Iterator[Row] | None
+    train: Iterator[FileRow]
+    dev: Iterator[FileRow] | None
 
 
 def load_examples(path: str | Path, *, kind: TaskKind | None = None) -> list[Example]:
     """Read the examples of one file; without a kind, the first row decides (`kind_of_row`).
 
     Raises:
-        DataError: the file is missing, unreadable or holds a broken row.
+        NunatakError: the file is missing, unreadable or holds a broken row.
     """
     kind, rows = _with_kind(read_file(Path(path)), kind)
     return [read.example for read in _examples(rows, kind)]
@@ -138,7 +144,7 @@ def load_task_data(
         load_dataset: loads a data set that is no path.
 
     Raises:
-        DataError: the examples cannot be used; the message names file and line.
+        NunatakError: with file and line where there is one.
     """
     found = _open_source(source, load_dataset)
     kind, rows = _with_kind(found.train, kind)
@@ -160,8 +166,8 @@ def load_test_set(path: str | Path, data: TaskData) -> ExampleSet:
     """Read a file of examples to score a task that was trained on `data`.
 
     Raises:
-        DataError: the file is missing, broken or empty, or no ranking has a right document.
-        UnknownLabelError: a label does not occur in the train examples.
+        NunatakError: the file is missing, broken or empty, or holds nothing that can be found.
+        NunatakError: `unknown_label`, it has a label that the task was not trained on.
     """
     path = Path(path)
     found = _examples(read_file(path), data.kind)
@@ -169,7 +175,9 @@ def load_test_set(path: str | Path, data: TaskData) -> ExampleSet:
     return _set_of(found)
 
 
-def _with_kind(rows: Iterator[Row], kind: TaskKind | None) -> tuple[TaskKind, Iterator[Row]]:
+def _with_kind(
+    rows: Iterator[FileRow], kind: TaskKind | None
+) -> tuple[TaskKind, Iterator[FileRow]]:
     """Return the kind, from the first row if not given, and all rows."""
     first = list(islice(rows, 1))
     told = kind_of_row(first[0].values) if first else TaskKind.SINGLE_LABEL
@@ -192,14 +200,16 @@ def _is_path(source: str) -> bool:
 
 def _open_path(path: Path) -> _Source:
     if not path.exists():
-        raise DataNotFoundError(path.name, "no such file or folder")
+        raise NunatakError("data_not_found", where=path.name, problem="no such file or folder")
     name = path.resolve().name
     if path.is_file():
         return _Source(name=name, train=read_file(path), dev=None)
     train = _find_file(path, ("train",))
     if train is None:
         suffixes = ", ".join(f"train{suffix.value}" for suffix in FileFormat)
-        raise DataNotFoundError(name, f"the folder has no file of {suffixes}")
+        raise NunatakError(
+            "data_not_found", where=name, problem=f"the folder has no file of {suffixes}"
+        )
     dev = _find_file(path, DEV_NAMES)
     return _Source(name=name, train=read_file(train), dev=None if dev is None else read_file(dev))
 
@@ -212,8 +222,10 @@ def _find_file(folder: Path, names: tuple[str, ...]) -> Path | None:
 def _open_hub(reference: HubReference, load_dataset: DatasetLoader) -> _Source:
     splits = load_dataset(reference)
     if "train" not in splits:
-        raise DataNotFoundError(
-            str(reference), f"the data set must have a split 'train', it has {sorted(splits)}"
+        raise NunatakError(
+            "data_not_found",
+            where=str(reference),
+            problem=f"the data set must have a split 'train', it has {sorted(splits)}",
         )
     dev_name = next((name for name in ("validation", "dev") if name in splits), None)
     return _Source(
@@ -223,7 +235,7 @@ def _open_hub(reference: HubReference, load_dataset: DatasetLoader) -> _Source:
     )
 
 
-def _examples(rows: Iterable[Row], kind: TaskKind) -> list[ReadExample]:
+def _examples(rows: Iterable[FileRow], kind: TaskKind) -> list[ReadExample]:
     return [read for row in rows for read in parse_row(row, kind)]
 
 

@@ -4,6 +4,7 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable
 
+from nunatak_contract.errors import NunatakError
 from nunatak_training.data.examples import (
     Answers,
     Label,
@@ -13,7 +14,6 @@ from nunatak_training.data.examples import (
     TaggedWords,
     sorted_labels,
 )
-from nunatak_training.errors import TooFewExamplesError, UnknownLabelError
 from nunatak_training.kinds import TaskKind
 
 DEV_SHARE = 0.1
@@ -107,14 +107,14 @@ def check_train(train: list[ReadExample], kind: TaskKind, name: str) -> None:
     """Return if train examples can teach a task.
 
     Raises:
-        TooFewExamplesError: all labels are equal, or a class has a single example.
+        NunatakError: `too_few_examples`, all say the same, or a class has a single example.
     """
     if not train:
-        raise TooFewExamplesError(name, "there are no train examples")
+        raise NunatakError("too_few_examples", where=name, problem="there are no train examples")
     if kind is TaskKind.SINGLE_LABEL:
         _check_classes(train, name)
     elif (problem := sameness(map(_label, train), kind)) is not None:
-        raise TooFewExamplesError(name, problem)
+        raise NunatakError("too_few_examples", where=name, problem=problem)
 
 
 def sameness(train: Iterable[Label], kind: TaskKind) -> str | None:
@@ -147,20 +147,23 @@ def check_scored(
     """Return if a task with these labels can be scored on the examples of a split.
 
     Raises:
-        TooFewExamplesError: there are no examples, or no ranking has a right document.
-        UnknownLabelError: an example has a label that no train example has.
+        NunatakError: `too_few_examples`, there are none, or nothing to find among them.
+        NunatakError: `unknown_label`, one has a label that no train example has.
     """
     if not examples:
-        raise TooFewExamplesError(name, f"there are no {split} examples")
+        raise NunatakError("too_few_examples", where=name, problem=f"there are no {split} examples")
     known = set(labels)
     for read in examples:
         for label in names_in(read.example.label):
             if label not in known:
-                raise UnknownLabelError(read.where, label, labels)
+                shown = ", ".join(map(repr, labels[:20]))
+                raise NunatakError("unknown_label", where=read.where, label=label, known=shown)
     grades = _grades(examples)
     if grades and max(grades) <= 0:
-        raise TooFewExamplesError(
-            name, f"no {split} document has a grade above 0, so no ranking can be right"
+        raise NunatakError(
+            "too_few_examples",
+            where=name,
+            problem=f"no {split} document has a grade above 0, so no ranking can be right",
         )
 
 
@@ -172,13 +175,15 @@ def draw_dev(
     The remaining train examples must still teach the task.
 
     Raises:
-        TooFewExamplesError: there are too few examples to split.
+        NunatakError: `too_few_examples`, there are too few to split.
     """
     train, dev = _drawn(examples, kind, seed=seed, name=name)
     if (problem := sameness(map(_label, train), kind)) is not None:
-        raise TooFewExamplesError(
-            name,
-            f"without the dev examples, {problem}; name a dev file or give more train examples",
+        raise NunatakError(
+            "too_few_examples",
+            where=name,
+            problem=f"without the dev examples, {problem}; name a dev file or give more train "
+            "examples",
         )
     return train, dev
 
@@ -191,15 +196,25 @@ def _drawn(
             return split_off_share(examples, stratum_of=_first_name, seed=seed)
         case TaskKind.RANKING:
             if len({_group(read) for read in examples}) < 2:
-                raise TooFewExamplesError(name, "expected at least 2 queries, to keep one for dev")
+                raise NunatakError(
+                    "too_few_examples",
+                    where=name,
+                    problem="expected at least 2 queries, to keep one for dev",
+                )
             return split_off_groups(examples, group_of=_group, seed=seed)
         case _:
             if len(examples) < 2:
-                raise TooFewExamplesError(name, "expected at least 2 examples, to keep one for dev")
+                raise NunatakError(
+                    "too_few_examples",
+                    where=name,
+                    problem="expected at least 2 examples, to keep one for dev",
+                )
             train, dev = split_off_named(examples, names_of=_names, seed=seed)
             if not dev:
-                raise TooFewExamplesError(
-                    name, "every example has its own label, so none can be kept for dev"
+                raise NunatakError(
+                    "too_few_examples",
+                    where=name,
+                    problem="every example has its own label, so none can be kept for dev",
                 )
             return train, dev
 
@@ -207,15 +222,19 @@ def _drawn(
 def _check_classes(train: list[ReadExample], name: str) -> None:
     sizes = Counter(_first_name(read) for read in train)
     if len(sizes) < 2:
-        raise TooFewExamplesError(
-            name, f"expected train examples of at least 2 labels, got {sorted(sizes)}"
+        raise NunatakError(
+            "too_few_examples",
+            where=name,
+            problem=f"expected train examples of at least 2 labels, got {sorted(sizes)}",
         )
     for read in train:
         label = _first_name(read)
         if sizes[label] == 1:
-            raise TooFewExamplesError(
-                read.where,
-                f"label {label!r} has 1 train example; give it at least 2, or remove the row",
+            raise NunatakError(
+                "too_few_examples",
+                where=read.where,
+                problem=f"label {label!r} has 1 train example; give it at least 2, or remove the "
+                "row",
             )
 
 

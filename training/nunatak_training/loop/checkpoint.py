@@ -29,10 +29,10 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType] - PathLike
 from torch import Tensor
 
+from nunatak_contract.errors import NunatakError
 from nunatak_model import Backbone, InvalidTensorsError, tensors_from_bytes
 from nunatak_training.cache import CHECKPOINTS_FOLDER, LOCK, SUFFIX, default_cache_folder, replacing
 from nunatak_training.data import TaskData
-from nunatak_training.errors import AlreadyTrainingError, CacheError
 from nunatak_training.loop.step import Best, Stepper
 from nunatak_training.recipes import Recipe
 from nunatak_training.report import EpochResult, Report
@@ -50,7 +50,7 @@ ORDER = "order"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class SavedState:
     """Everything that a loop needs to continue as if it had never stopped."""
 
     tensors: Mapping[str, Tensor]
@@ -78,20 +78,20 @@ class Checkpoint:
         """Whether enough time has passed since the last write."""
         return self._clock() >= self._due_at
 
-    def load(self) -> Snapshot | None:
+    def load(self) -> SavedState | None:
         """Return the newest snapshot; None if there is no readable snapshot."""
         try:
             tensors = tensors_from_bytes(self._path.read_bytes())
             facts = bytes(cast("list[int]", tensors.pop(FACTS).tolist())).decode()
         except (FileNotFoundError, InvalidTensorsError, KeyError):
             return None
-        return Snapshot(tensors=tensors, facts=facts)
+        return SavedState(tensors=tensors, facts=facts)
 
-    def save(self, snapshot: Snapshot) -> None:
-        """Replace the previous snapshot.
+    def save(self, snapshot: SavedState) -> None:
+        """Put a snapshot in the place of the one before.
 
         Raises:
-            CacheError: the snapshot cannot be written.
+            NunatakError: `cache_unusable`, it cannot be written.
         """
         begun = self._clock()
         tensors = {name: it.detach().cpu().contiguous() for name, it in snapshot.tensors.items()}
@@ -100,7 +100,9 @@ class Checkpoint:
             with replacing(self._path) as partial:
                 save_file(tensors, partial)
         except (OSError, SafetensorError) as error:
-            raise CacheError(self._path.parent, str(error)) from error
+            raise NunatakError(
+                "cache_unusable", folder=self._path.parent, problem=str(error)
+            ) from error
         now = self._clock()
         self._due_at = now + max(self._interval, (now - begun) / MAX_SHARE)
 
@@ -121,8 +123,8 @@ def held_checkpoint(key: str, folder: Path | None = None) -> Generator[Checkpoin
     """Yield the checkpoint of a run, for this process alone.
 
     Raises:
-        AlreadyTrainingError: another process has the checkpoint.
-        CacheError: the folder cannot be written.
+        NunatakError: `already_training`, another process has it.
+        NunatakError: `cache_unusable`, the folder cannot be written.
     """
     root = (folder or default_cache_folder()) / CHECKPOINTS_FOLDER
     lock = FileLock(root / f"{key}{LOCK}")
@@ -130,9 +132,11 @@ def held_checkpoint(key: str, folder: Path | None = None) -> Generator[Checkpoin
         root.mkdir(parents=True, exist_ok=True)
         lock.acquire(blocking=False)
     except Timeout as error:
-        raise AlreadyTrainingError(root) from error
+        raise NunatakError("already_training", folder=root) from error
     except OSError as error:
-        raise CacheError(root, error.strerror or str(error)) from error
+        raise NunatakError(
+            "cache_unusable", folder=root, problem=error.strerror or str(error)
+        ) from error
     try:
         yield Checkpoint(root / f"{key}{SUFFIX}")
     finally:
@@ -189,7 +193,7 @@ class _Facts(BaseModel):
     history: tuple[EpochResult, ...]
 
 
-def snapshot(state: LoopState) -> Snapshot:
+def snapshot(state: LoopState) -> SavedState:
     """Return the present state of the loop. The tensors are not copies."""
     place, best = state.place, state.best
     facts = _Facts(
@@ -209,10 +213,10 @@ def snapshot(state: LoopState) -> Snapshot:
         **_named(RANDOM, _random_states(state.randomness)),
         ORDER: torch.tensor(place.order, dtype=torch.int64),
     }
-    return Snapshot(tensors=tensors, facts=facts.model_dump_json())
+    return SavedState(tensors=tensors, facts=facts.model_dump_json())
 
 
-def restore(state: LoopState, held: Snapshot) -> None:
+def restore(state: LoopState, held: SavedState) -> None:
     """Move a new loop to the position of a snapshot of the same run."""
     facts = _Facts.model_validate_json(held.facts)
     with torch.no_grad():

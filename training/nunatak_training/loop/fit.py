@@ -176,7 +176,7 @@ def fit(  # noqa: PLR0913 - a run has many parts
     Raises:
         InvalidRecipeError: the regularizer needs more epochs.
         TrainingDivergedError: the loss or a gradient became infinite or NaN.
-        CacheError: the checkpoint cannot be written.
+        NunatakError: `cache_unusable`, the checkpoint cannot be written.
     """
     course = plan_course(recipe, len(train.encodings))
     check_course(recipe.regularizer, num_epochs=course.num_epochs)

@@ -7,10 +7,12 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import Method
 from nunatak_contract.names import TaskName
 from nunatak_model import DEFAULT_BACKBONE, BackboneConfig
-from nunatak_training.errors import InvalidRecipeError, InvalidSweepError
+from nunatak_training.errors import InvalidRecipeError
+from nunatak_training.fitting import method_on
 from nunatak_training.kinds import TaskKind
 from nunatak_training.recipes import RegularizerName, TaptSettings
 from nunatak_training.run_settings import METHODS, method_settings, read_settings
@@ -39,7 +41,7 @@ class TaskEntry(_RecipeEntry):
     kind: TaskKind | None = Field(default=None, description="null: the first train row decides")
     dev: str | None = Field(default=None, description="a file of dev examples")
     train_caps: tuple[Cap, ...] = Field(
-        default=(), description="in place of the sweep's train caps"
+        default=(), description="in place of the sweep's train caps train caps"
     )
 
 
@@ -83,9 +85,9 @@ def methods_of(axis: MethodAxis, config: BackboneConfig) -> Sequence[Method]:
     """The methods of an axis on a backbone.
 
     Raises:
-        InvalidMethodError: a method does not fit the backbone.
+        NunatakError: `invalid_method`, a method does not fit the backbone.
     """
-    return [read_settings(named).method(config) for named in axis.choices()]
+    return [method_on(read_settings(named), config) for named in axis.choices()]
 
 
 class RegularizerEntry(_RecipeEntry):
@@ -141,14 +143,14 @@ def read_grid(path: Path | None, changes: Mapping[str, JsonValue] | None = None)
     """Read a sweep file; `changes` replace its axes by name, and work without a file.
 
     Raises:
-        InvalidSweepError: there is no such file, the file is not YAML or TOML, or a name is
-            unknown.
+        NunatakError: `invalid_sweep`, there is no such file, it is neither YAML nor TOML, or it
+            has a name that no sweep has.
     """
     where = "options" if path is None else path.name
     try:
         settings = dict[str, object]() if path is None else read_mapping(path)
         return Grid.model_validate({**settings, **(changes or {})})
     except ValidationError as error:
-        raise InvalidSweepError(where, problems_in(error)) from error
+        raise NunatakError("invalid_sweep", where=where, problem=problems_in(error)) from error
     except ValueError as error:
-        raise InvalidSweepError(where, str(error)) from error
+        raise NunatakError("invalid_sweep", where=where, problem=str(error)) from error

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
+from nunatak_contract.errors import NunatakError
 from nunatak_model import Backbone
 from nunatak_training.data import Example, ExampleSet, Relevance, TaskData
 from nunatak_training.data.splits import sameness
-from nunatak_training.errors import TooFewExamplesError
 from nunatak_training.kinds import TaskKind
 from nunatak_training.recipes import Recipe, default_recipe
 from nunatak_training.settings import overlaid
@@ -53,24 +53,28 @@ def cut_data(data: TaskData, cut: Cut) -> CutData:
     Documents of one query stay together, so a part may be a little smaller than its cap.
 
     Raises:
-        TooFewExamplesError: there are too few train examples for train and dev; a cap is below the
-            number of documents of a query; or the remaining examples all have one label.
+        NunatakError: `too_few_examples`, the train examples do not give train and dev examples; a
+            cap is below the number of documents ranked together; or the remaining examples all
+            have one label.
     """
     train, rest = _split(data.train, cut.train)
     _check_cap(data.name, "train", train, cut.train)
     if (problem := sameness((it.label for it in train.examples), data.kind)) is not None:
-        raise TooFewExamplesError(
-            data.name, f"with {len(train)} drawn examples, {problem}; raise the cap"
+        raise NunatakError(
+            "too_few_examples",
+            where=data.name,
+            problem=f"with {len(train)} drawn examples, {problem}; raise the cap",
         )
     if not cut.dev_from_train:
         dev, _ = _split(data.dev, cut.dev)
         _check_cap(data.name, "dev", dev, cut.dev)
         return CutData(data=replace(data, train=train, dev=dev), test=None)
     if not len(rest):
-        raise TooFewExamplesError(
-            data.name,
-            f"{len(data.train)} train examples leave no dev examples after {cut.train or 'all'} "
-            "for training; lower the cap, or choose by the dev set",
+        raise NunatakError(
+            "too_few_examples",
+            where=data.name,
+            problem=f"{len(data.train)} train examples leave no dev examples after "
+            f"{cut.train or 'all'} for training; lower the cap, or choose by the dev set",
         )
     dev, _ = _split(rest, cut.dev)
     _check_cap(data.name, "dev", dev, cut.dev)
@@ -79,10 +83,11 @@ def cut_data(data: TaskData, cut: Cut) -> CutData:
 
 def _check_cap(name: str, split: str, part: ExampleSet, cap: int | None) -> None:
     if not len(part):
-        raise TooFewExamplesError(
-            name,
-            f"a {split} part of at most {cap} examples is empty, because documents of one query "
-            "stay together; raise the cap",
+        raise NunatakError(
+            "too_few_examples",
+            where=name,
+            problem=f"a {split} part of at most {cap} examples is empty, because documents of one "
+            "query stay together; raise the cap",
         )
 
 
@@ -147,9 +152,9 @@ def plan_runs(
     Runs on the same backbone and data come one after another, so that both are loaded once.
 
     Raises:
-        InvalidMethodError: a method does not fit a backbone.
+        NunatakError: `invalid_method`, a method does not fit a backbone.
         InvalidRecipeError: settings contradict each other.
-        DataError: the data of a task cannot be read.
+        NunatakError: the data of a task cannot be read.
     """
     runs: dict[str, Run] = {}
     for name, task in product(grid.backbones, grid.tasks):

@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import Digest
-from nunatak_training.errors import CorruptResultError, SweepRunningError
 from nunatak_training.recipes import Recipe
 
 SUFFIX = ".jsonl"
@@ -121,7 +121,7 @@ class ResultsFolder:
         """Return all results, ordered by digest; empty if there is no folder.
 
         Raises:
-            CorruptResultError: a file holds no result, or the result of another run.
+            NunatakError: `corrupt_result`, a file holds no result, or the result of another run.
         """
         return tuple(self._read(path) for path in sorted(self._path.glob(f"*{SUFFIX}")))
 
@@ -150,7 +150,7 @@ class ResultsFolder:
         The lock ends with the process, also with a killed one.
 
         Raises:
-            SweepRunningError: another sweep has the lock.
+            NunatakError: `sweep_running`, another sweep holds it.
         """
         self._path.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self._path / LOCK_NAME, blocking=False)
@@ -158,13 +158,17 @@ class ResultsFolder:
             with lock:
                 yield
         except Timeout as error:
-            raise SweepRunningError(str(self._path)) from error
+            raise NunatakError("sweep_running", folder=str(self._path)) from error
 
     def _read(self, path: Path) -> RunRecord:
         try:
             record = RunRecord.model_validate_json(path.read_bytes())
         except ValidationError as error:
-            raise CorruptResultError(path.name, str(error).splitlines()[0]) from error
+            raise NunatakError(
+                "corrupt_result", file=path.name, problem=str(error).splitlines()[0]
+            ) from error
         if record.run.digest != path.stem:
-            raise CorruptResultError(path.name, f"holds the run {record.run.digest}")
+            raise NunatakError(
+                "corrupt_result", file=path.name, problem=f"holds the run {record.run.digest}"
+            )
         return record

@@ -19,10 +19,10 @@ from typing import NoReturn, Protocol, cast
 import torch
 from tqdm import tqdm
 
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.plain_text import visible
-from nunatak_model import Backbone, ModelError, load_backbone
+from nunatak_model import Backbone, load_backbone
 from nunatak_training.data import load_task_data
-from nunatak_training.errors import TrainingError
 from nunatak_training.fitting import TrainedTask, evaluate, fit_task
 from nunatak_training.kinds import Metric
 from nunatak_training.report import SilentReport
@@ -58,7 +58,7 @@ class RunContext:
         clock = _Clock(wall=time.perf_counter(), cpu=time.process_time())
         try:
             outcome: Finished | Failed = self._outcome(run)
-        except (TrainingError, ModelError) as error:
+        except NunatakError as error:
             outcome = Failed(code=error.code, message=str(error))
         return RunRecord(
             run=run.description,
@@ -77,8 +77,8 @@ class RunContext:
         """Train; the same run gives the same parameters on the same machine.
 
         Raises:
-            TrainingError: the run has an error.
-            ModelError: the method does not fit the backbone.
+            NunatakError: the run is at fault.
+            NunatakError: its method does not fit the backbone.
         """
         backbone, cut = self.backbone(run.backbone), self.data(run.source)
         return fit_task(
@@ -262,8 +262,8 @@ def run_sweep(
     Every result is stored at once, so a killed sweep continues after its last result.
 
     Raises:
-        SweepRunningError: another sweep writes to the folder.
-        CorruptResultError: the folder holds a file that is not from a sweep.
+        NunatakError: `sweep_running`, another sweep writes to the folder.
+        NunatakError: `corrupt_result`, the folder holds a file that is not from a sweep.
     """
     with results.held():
         found = {record.run.digest: record for record in results.records()}

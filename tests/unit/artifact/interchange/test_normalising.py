@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from doubles.backbones import tiny_backbone
+from doubles.refusals import raises
 from nunatak_artifact.interchange.adapterhub_import import (
     StoredAdapter,
     normalised_bottleneck,
@@ -13,7 +14,7 @@ from nunatak_artifact.interchange.adapterhub_import import (
 from nunatak_artifact.interchange.peft_import import normalised_lora
 from nunatak_contract.enums import Activation, HeadKind, LoraTarget, Norms
 from nunatak_contract.methods import Bottleneck, Lora
-from nunatak_model import InvalidMethodError, build_branch, maths_of
+from nunatak_model import build_branch, maths_of
 from nunatak_model.branch import BranchSpec
 from nunatak_model.heads import HeadSpec
 from nunatak_model.layer import LoraLayer, LoraUpdate
@@ -78,7 +79,7 @@ def test_an_adapter_that_is_uniform_is_kept_as_it_is() -> None:
 
 
 def test_a_rank_beyond_the_width_is_refused() -> None:
-    with pytest.raises(InvalidMethodError, match="rank"):
+    with raises("invalid_method", match="rank"):
         normalised_lora({(0, LoraTarget.KEY): random_update(0, LoraTarget.KEY, 33, 1.0)}, CONFIG)
 
 

@@ -15,17 +15,7 @@ from torch import Tensor
 from doubles.backbones import Family, save_tiny_backbone
 from doubles.checkpoints import branch_of, encodings, logits, save_checkpoint
 from doubles.published import TwinFactory
-from nunatak_artifact.errors import (
-    ArtifactError,
-    CorruptFileError,
-    EscapingFileError,
-    ForeignBackboneError,
-    InvalidFolderError,
-    PickledWeightsError,
-    TensorMismatchError,
-    UnknownLabelsError,
-    UnsupportedImportError,
-)
+from doubles.refusals import raises
 from nunatak_artifact.interchange import ImportChoices, import_transformers
 from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.methods import Full, HeadOnly, Method, TopK
@@ -236,118 +226,118 @@ def index_elsewhere(folder: Path) -> None:
 
 
 Damage = Callable[[Path], object]
-REFUSALS: dict[str, tuple[Damage, type[ArtifactError], str]] = {
-    "no-config": (lambda it: (it / "config.json").unlink(), InvalidFolderError, "config.json"),
+REFUSALS: dict[str, tuple[Damage, str, str]] = {
+    "no-config": (lambda it: (it / "config.json").unlink(), "invalid_folder", "config.json"),
     "config-is-no-json": (
         lambda it: (it / "config.json").write_text("{"),
-        CorruptFileError,
+        "corrupt_file",
         "config.json does not read",
     ),
     "config-is-a-list": (
         lambda it: (it / "config.json").write_text("[]"),
-        CorruptFileError,
+        "corrupt_file",
         "config.json does not read",
     ),
     "nested-too-deeply": (
         lambda it: (it / "config.json").write_text("[" * 100_000),
-        CorruptFileError,
+        "corrupt_file",
         "config.json does not read",
     ),
     "no-class": (
         lambda it: edit(it / "config.json", architectures=None),
-        CorruptFileError,
+        "corrupt_file",
         "architectures",
     ),
     "another-class": (
         lambda it: edit(it / "config.json", architectures=["BertForMaskedLM"]),
-        UnsupportedImportError,
+        "unsupported_import",
         "it is a BertForMaskedLM",
     ),
     "another-architecture": (
         lambda it: edit(it / "config.json", model_type="deberta-v2"),
-        UnsupportedImportError,
+        "unsupported_import",
         "'deberta-v2'",
     ),
     "missing-field": (
         lambda it: edit(it / "config.json", hidden_size=...),
-        CorruptFileError,
+        "corrupt_file",
         "no field 'hidden_size'",
     ),
     "unknown-problem": (
         lambda it: edit(it / "config.json", problem_type="poetry"),
-        CorruptFileError,
+        "corrupt_file",
         "problem_type",
     ),
     "another-depth": (
         lambda it: edit(it / "config.json", num_hidden_layers=5),
-        ForeignBackboneError,
+        "foreign_backbone",
         "its num_layers is 5, the backbone's is 4",
     ),
     "no-tokenizer": (
         lambda it: (it / "tokenizer.json").unlink(),
-        InvalidFolderError,
+        "invalid_folder",
         "tokenizer.json",
     ),
     "broken-tokenizer": (
         lambda it: (it / "tokenizer.json").write_text("{}"),
-        CorruptFileError,
+        "corrupt_file",
         "is no tokenizer",
     ),
     "another-vocabulary": (
         lambda it: swap_words(it / "tokenizer.json"),
-        ForeignBackboneError,
+        "foreign_backbone",
         "its tokenizer differs in: vocabulary",
     ),
     "another-normalizer": (
         lambda it: edit(it / "tokenizer.json", normalizer=None),
-        ForeignBackboneError,
+        "foreign_backbone",
         "its tokenizer differs in: normalizer",
     ),
     "no-weights": (
         lambda it: (it / "model.safetensors").unlink(),
-        InvalidFolderError,
+        "invalid_folder",
         "no file model.safetensors",
     ),
     "pickled": (
         lambda it: (it / "model.safetensors").rename(it / "pytorch_model.bin"),
-        PickledWeightsError,
+        "pickled_weights",
         "save_pretrained",
     ),
     "truncated": (
         lambda it: (it / "model.safetensors").write_bytes(
             (it / "model.safetensors").read_bytes()[:-8]
         ),
-        CorruptFileError,
+        "corrupt_file",
         "no safetensors",
     ),
     "missing-tensor": (
         lambda it: remove(it, "classifier.bias"),
-        TensorMismatchError,
+        "tensor_mismatch",
         "1 missing (classifier.bias)",
     ),
     "unread-tensor": (
         lambda it: add(it, "cls.predictions.bias", torch.zeros(3)),
-        TensorMismatchError,
+        "tensor_mismatch",
         "1 that nothing reads (cls.predictions.bias)",
     ),
     "misshapen-tensor": (
         lambda it: change(it, "classifier.weight", lambda tensor: tensor[:, :-1].contiguous()),
-        TensorMismatchError,
+        "tensor_mismatch",
         "expected [3, 32]",
     ),
     "other-numbers": (
         lambda it: change(it, "classifier.weight", lambda tensor: tensor.to(torch.float64)),
-        UnsupportedImportError,
+        "unsupported_import",
         "torch.float64",
     ),
     "label-twice": (
         lambda it: edit(it / "config.json", id2label={"0": "a", "1": "b", "2": "a"}),
-        UnknownLabelsError,
+        "unknown_labels",
         "different labels",
     ),
     "shard-elsewhere": (
         index_elsewhere,
-        EscapingFileError,
+        "escaping_file",
         "a link out of the folder",
     ),
 }
@@ -357,11 +347,11 @@ REFUSALS: dict[str, tuple[Damage, type[ArtifactError], str]] = {
 def test_what_cannot_be_imported_is_refused_by_name(
     bert: TwinFactory, tmp_path: Path, name: str
 ) -> None:
-    damage, error, message = REFUSALS[name]
+    damage, code, message = REFUSALS[name]
     save_checkpoint(bert, tmp_path, method=TopK(num_layers=1))
     damage(tmp_path)
 
-    with pytest.raises(error) as caught:
+    with raises(code) as caught:
         import_transformers(tmp_path, bert.backbone)
 
     assert message in str(caught.value)
@@ -382,5 +372,5 @@ def test_labels_that_do_not_fit_the_head_are_refused(
 ) -> None:
     save_checkpoint(bert, tmp_path)
 
-    with pytest.raises(UnknownLabelsError):
+    with raises("unknown_labels"):
         import_transformers(tmp_path, bert.backbone, ImportChoices(labels=labels))

@@ -11,7 +11,11 @@ from benchmarks.papers.analysis.landscape import landscape, line_losses
 from doubles.backbones import tiny_backbone
 from doubles.examples import toy_data, toy_rows, write_jsonl
 from nunatak_contract.methods import HeadOnly, TopK
-from nunatak_training import SilentReport, TaskKind, default_recipe, fit_task, load_task_data
+from nunatak_training.data import load_task_data
+from nunatak_training.fitting import fit_task
+from nunatak_training.kinds import TaskKind
+from nunatak_training.recipes import default_recipe
+from nunatak_training.report import SilentReport
 
 QUICK = {"epochs": 4, "max_length": 32, "dropout": 0.0}
 

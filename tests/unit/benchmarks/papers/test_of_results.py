@@ -13,8 +13,8 @@ from benchmarks.papers.analysis.findings import Findings, save_findings
 from benchmarks.papers.analysis.lowresource import analyze_lowresource, average_gains, gains
 from benchmarks.papers.analysis.robustness import analyze_robustness, box
 from doubles.backbones import save_tiny_backbone
+from doubles.refusals import raises
 from doubles.sweeps import record_of, toy_folder, toy_runs
-from nunatak_training import InvalidSweepError
 from nunatak_training.sweeps import Finished, Run, RunRecord, cells_of
 
 
@@ -73,7 +73,7 @@ def test_best_learning_rate_of_each_method_counts(folder: Path) -> None:
 
 
 def test_gains_need_a_baseline(runs: tuple[Run, ...]) -> None:
-    with pytest.raises(InvalidSweepError, match="full fine-tuning on 8 examples"):
+    with raises("invalid_sweep", match="full fine-tuning on 8 examples"):
         gains(cells_of([record_of(runs[4], 0.5)]))
 
 
@@ -187,5 +187,5 @@ def test_gain_is_over_full_fine_tuning_of_the_same_backbone(
 def test_results_of_which_no_run_finished_are_refused(
     runs: tuple[Run, ...], analyze: Callable[[Sequence[RunRecord]], Findings]
 ) -> None:
-    with pytest.raises(InvalidSweepError, match="a run that finished, got 2 that failed"):
+    with raises("invalid_sweep", match="a run that finished, got 2 that failed"):
         analyze([record_of(run) for run in runs[:2]])

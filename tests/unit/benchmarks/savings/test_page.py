@@ -17,8 +17,8 @@ from benchmarks.savings.results import (
     save_result,
 )
 from doubles.measured import MEMORY, ORIGIN, OURS, SERVER, THEIRS, line, race
+from doubles.refusals import raises
 from nunatak_loadtest import Job, Scenario
-from nunatak_loadtest.errors import InvalidSettingsError
 from nunatak_loadtest.memory import MemorySample
 from nunatak_loadtest.report import build_report, save_run
 from nunatak_loadtest.samples import Sample
@@ -150,10 +150,10 @@ def test_every_request_of_a_run_is_kept(folder: Path) -> None:
 
 
 def test_folder_without_results_or_with_others_files_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidSettingsError, match="holds no results"):
+    with raises("invalid_settings", match="holds no results"):
         load_results(tmp_path)
     (tmp_path / "other.json").write_text('{"kind": "weather"}')
-    with pytest.raises(InvalidSettingsError, match=r"other\.json"):
+    with raises("invalid_settings", match=r"other\.json"):
         load_results(tmp_path)
 
 

@@ -222,7 +222,7 @@ def test_damaged_blob_is_corrupt_and_never_returned(
     with pytest.raises(CorruptBlobError) as caught:
         store.get(DIGEST, len(DATA))
 
-    assert caught.value.digest == DIGEST
+    assert caught.value.fields["digest"] == DIGEST
 
 
 @pytest.mark.parametrize("damage", [truncate, flip_a_bit, remove, link_to_equal_bytes, make_pipe])

@@ -8,7 +8,7 @@ from fastapi import FastAPI, Response
 from fastapi.responses import StreamingResponse
 from starlette.types import Message, Scope
 
-from nunatak_server.errors import DrainingError
+from nunatak_contract.errors import NunatakError
 from nunatak_server.http.problems import ANSWERS
 from nunatak_server.http.state import RequestIdMiddleware
 
@@ -18,7 +18,7 @@ async def one_line_of(error: Exception) -> AsyncGenerator[bytes]:
     raise error
 
 
-@pytest.mark.parametrize("error", [ValueError("secret"), DrainingError()])
+@pytest.mark.parametrize("error", [ValueError("secret"), NunatakError("draining")])
 async def test_a_failure_after_an_answer_has_begun_is_logged_by_its_id_and_raised(
     error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:

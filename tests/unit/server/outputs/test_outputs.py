@@ -15,10 +15,10 @@ from doubles.serving import FakeStore
 from doubles.traffic import OWN, add_versions, ask_for, make_traffic_bench
 from nunatak_contract.enums import HeadKind, Pooling
 from nunatak_contract.heads import HeadRecord
+from nunatak_contract.inputs import Question
 from nunatak_contract.manifest import TaskManifest
 from nunatak_model import Encoding
 from nunatak_registry import SharedTraffic, Traffic
-from nunatak_server.inputs import Question
 from nunatak_server.outputs.answers import AnswerOptions
 from nunatak_server.outputs.outputs import PredictionOptions, work_of
 from nunatak_server.scheduler.rows import PendingRow, RowAnswer

@@ -8,19 +8,15 @@ import pytest
 
 from doubles.backbones import tiny_backbone
 from doubles.held_engine import make_held_bench, name_of
+from doubles.refusals import raises
 from doubles.rendering import rendered
 from doubles.tasks import random_parameters, spec_of
 from doubles.traffic import TrafficBench, ask_for
 from nunatak_contract.enums import OnLong
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import TopK
 from nunatak_model import Backbone, Branch, build_branch
-from nunatak_server.errors import (
-    DeadlineExceededError,
-    DeadlineTooShortError,
-    NotReadyError,
-    OverloadedError,
-    ServerError,
-)
+from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError, OverloadedError
 from nunatak_server.outputs.outputs import PredictionOptions
 from nunatak_server.predict.types import PredictionRequest
 from nunatak_server.scheduler.admission import Admission
@@ -69,7 +65,7 @@ async def refusals_of(bench: TrafficBench, asked: PredictionRequest) -> set[str]
     """The refusals of a request with a whole answer, and of one with an answer line by line."""
     found = set[str]()
     for answering in (bench.service.predict(asked), anext(bench.service.stream(asked))):
-        with pytest.raises(ServerError) as refusal:
+        with pytest.raises(NunatakError) as refusal:
             await answering
         found.add(str(refusal.value))
     return found
@@ -127,7 +123,7 @@ async def test_an_engine_that_stops_refuses_a_stream(backbone: Backbone, branch:
     bench, _, engine = await make_held_bench(backbone, branch, "one", "two")
     engine.is_stopped = True
 
-    with pytest.raises(NotReadyError):
+    with raises("not_ready"):
         await anext(bench.service.stream(ask_for("one", "two")))
 
     # A task that was looked up labels its later failures.

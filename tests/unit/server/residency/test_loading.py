@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from doubles.backbones import tiny_backbone
+from doubles.refusals import raises
 from doubles.tasks import publish_tiny_task, tiny_task
-from nunatak_artifact import ProbeFailedError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_model import Backbone
 from nunatak_registry import Registry
@@ -80,7 +80,7 @@ def test_a_version_that_fails_its_probe_is_refused_however_often_it_is_asked(
 
         for _ in range(2):
             load(good)
-            with pytest.raises(ProbeFailedError):
+            with raises("probe_failed"):
                 load(bad)
 
 

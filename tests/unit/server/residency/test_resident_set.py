@@ -9,10 +9,11 @@ from doubles.backbones import tiny_backbone
 from doubles.drafts import make_draft
 from doubles.tasks import random_parameters, spec_of
 from nunatak_artifact import LoadedTask
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import HeadOnly
 from nunatak_model import Branch, build_branch
-from nunatak_server.errors import TaskDoesNotFitError, TaskInUseError, TaskPinnedError
+from nunatak_server.errors import TaskDoesNotFitError
 from nunatak_server.residency.resident_set import ResidentSet, VersionKey, key_of
 
 BUDGET = 100
@@ -256,10 +257,12 @@ class ResidentSetInUse(RuleBasedStateMachine):
         try:
             gone = self.resident_set.evict(name, None)
             self.told.difference_update(gone)
-        except TaskInUseError:
-            assert key(name) in self.leases
-        except TaskPinnedError:
-            assert self.resident_set.is_pinned(key(name))
+        except NunatakError as error:
+            refusal = error.code
+        else:
+            return
+        is_pinned = self.resident_set.is_pinned(key(name))
+        assert {"task_in_use": key(name) in self.leases, "task_pinned": is_pinned}[refusal]
 
     @invariant()
     def what_is_in_use_is_there(self) -> None:

@@ -4,10 +4,10 @@ import pytest
 
 from nunatak_contract.enums import HeadKind, Pooling, ProblemType
 from nunatak_contract.heads import HeadRecord
-from nunatak_server.outputs.answers import Answer
+from nunatak_server.outputs.answers import AnswerScore
 from nunatak_server.outputs.entities import Entity, TokenEntity
 from nunatak_server.outputs.outputs import Output
-from nunatak_server.outputs.scores import LabelScore, RankedDocument
+from nunatak_server.outputs.scores import DocumentScore, LabelScore
 from nunatak_server.rollouts.comparison import Comparison, compare_outputs
 
 
@@ -82,9 +82,9 @@ def test_token_labels_agree_token_by_token() -> None:
 
 
 def test_spans_agree_by_their_place() -> None:
-    one = Answer(answer="x", score=0.8, start=3, end=4)
-    same = Answer(answer="x", score=0.5, start=3, end=4)
-    other = Answer(answer="x", score=0.8, start=9, end=10)
+    one = AnswerScore(answer="x", score=0.8, start=3, end=4)
+    same = AnswerScore(answer="x", score=0.5, start=3, end=4)
+    other = AnswerScore(answer="x", score=0.8, start=9, end=10)
 
     kind = HeadKind.QUESTION_ANSWERING
     assert compare(kind, [one], [same]).agreement == 1.0
@@ -96,7 +96,7 @@ def test_spans_agree_by_their_place() -> None:
 
 def test_rankings_agree_by_their_first_document() -> None:
     def ranked(*scores: float) -> Output:
-        found = [RankedDocument(index=i, score=score) for i, score in enumerate(scores)]
+        found = [DocumentScore(index=i, score=score) for i, score in enumerate(scores)]
         return sorted(found, key=lambda item: -item["score"])
 
     assert compare(HeadKind.RANKING, ranked(0.9, 0.2, 0.1), ranked(0.7, 0.1, 0.2)).agreement == 1.0

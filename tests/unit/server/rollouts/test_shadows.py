@@ -15,8 +15,8 @@ from nunatak_model import Backbone, BetweenLayers, Branch, Row, build_branch
 from nunatak_server.engine.compute import BatchCompute
 from nunatak_server.engine.engine import Engine
 from nunatak_server.errors import DeadlineExceededError, OutOfMemoryError, TaskUnhealthyError
-from nunatak_server.predict.types import Prediction, TaskPrediction
-from nunatak_server.rollouts.comparison import ShadowReport
+from nunatak_server.predict.types import Predictions, TaskPrediction
+from nunatak_server.rollouts.comparison import ShadowComparison
 from nunatak_server.rollouts.shadows import PAUSE_S
 from nunatak_server.scheduler.planner import BatchLimits
 from nunatak_server.scheduler.rows import PendingRow, RowAnswer, RowOutcome
@@ -77,7 +77,7 @@ def answer(*logits: float) -> RowAnswer:
     return RowAnswer(logits=list(logits), queue_s=0.0, compute_s=0.0, batch_rows=1)
 
 
-def scores(prediction: Prediction) -> list[float]:
+def scores(prediction: Predictions) -> list[float]:
     (result,) = prediction.results
     assert isinstance(result, TaskPrediction)
     assert result.version == 1
@@ -91,15 +91,15 @@ async def load(bench: TrafficBench, *manifests: TaskManifest) -> None:
 
 async def settled_report(
     bench: TrafficBench, pair: tuple[TaskManifest, TaskManifest]
-) -> ShadowReport:
+) -> ShadowComparison:
     """Return the report once it has counts."""
-    await until(lambda: bench.rollouts.shadows.report(*pair) != ShadowReport())
+    await until(lambda: bench.rollouts.shadows.report(*pair) != ShadowComparison())
     return bench.rollouts.shadows.report(*pair)
 
 
 async def ask_once(
     backbone: Backbone, *, shadow: float | None, breaks: bool
-) -> tuple[list[float], ShadowReport, RecordingObserver, BreakingCompute]:
+) -> tuple[list[float], ShadowComparison, RecordingObserver, BreakingCompute]:
     """Answer one request with the real engine and the real forward."""
     own_branch, other = make_branch(backbone, 0), make_branch(backbone, 1)
     store, observer = FakeStore(own_branch), RecordingObserver()
@@ -111,7 +111,7 @@ async def ask_once(
     engine.start()
     await load(bench, *pair)
     found = scores(await bench.service.predict(ask_for("tone")))
-    report = await settled_report(bench, pair) if shadow else ShadowReport()
+    report = await settled_report(bench, pair) if shadow else ShadowComparison()
     await bench.rollouts.aclose()
     await engine.aclose()
     await bench.residency.aclose()

@@ -5,10 +5,10 @@ import sys
 import pytest
 
 from doubles.hostile_texts import HOSTILE, obeyed
+from nunatak_contract.enums import LogFormat
 from nunatak_server.telemetry.logs import (
     FIELDS,
     JsonFormatter,
-    LogFormat,
     TextFormatter,
     fields,
     logging_config,

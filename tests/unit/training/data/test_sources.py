@@ -11,18 +11,10 @@ import pytest
 from datasets import ClassLabel, Dataset, Features, List, Value
 
 from doubles.examples import rows_of, toy_examples, write_jsonl
-from nunatak_training import (
-    DataNotFoundError,
-    ExampleSet,
-    InvalidRowError,
-    MissingColumnError,
-    TaskKind,
-    TooFewExamplesError,
-    UnknownLabelError,
-    load_examples,
-    load_task_data,
-)
+from doubles.refusals import raises
+from nunatak_training.data import ExampleSet, load_examples, load_task_data
 from nunatak_training.data.sources import HubReference
+from nunatak_training.kinds import TaskKind
 
 TRAIN = toy_examples(40, seed=1)
 DEV = toy_examples(10, seed=2)
@@ -96,20 +88,20 @@ def test_dev_label_that_no_train_row_has_is_named(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "train.jsonl", rows_of(TRAIN))
     write_jsonl(tmp_path / "dev.jsonl", [*rows_of(DEV), {"text": "m", "label": "middle"}])
 
-    with pytest.raises(UnknownLabelError) as caught:
+    with raises("unknown_label") as caught:
         load_task_data(tmp_path)
 
-    assert caught.value.where == "dev.jsonl:11"
-    assert caught.value.label == "middle"
+    assert caught.value.fields["where"] == "dev.jsonl:11"
+    assert caught.value.fields["label"] == "middle"
 
 
 def test_class_with_one_train_example_is_named(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "all.jsonl", [*rows_of(TRAIN), {"text": "m", "label": "one"}])
 
-    with pytest.raises(TooFewExamplesError, match="label 'one' has 1 train example") as caught:
+    with raises("too_few_examples", match="label 'one' has 1 train example") as caught:
         load_task_data(path)
 
-    assert caught.value.where == "all.jsonl:41"
+    assert caught.value.fields["where"] == "all.jsonl:41"
 
 
 @pytest.mark.parametrize(
@@ -133,7 +125,7 @@ def test_data_that_teaches_nothing_is_refused(
 ) -> None:
     path = write_jsonl(tmp_path / "all.jsonl", rows)
 
-    with pytest.raises(TooFewExamplesError, match=problem):
+    with raises("too_few_examples", match=problem):
         load_task_data(path)
 
 
@@ -141,12 +133,12 @@ def test_empty_dev_file_is_refused(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "train.jsonl", rows_of(TRAIN))
     write_jsonl(tmp_path / "dev.jsonl", [])
 
-    with pytest.raises(TooFewExamplesError, match="no dev examples"):
+    with raises("too_few_examples", match="no dev examples"):
         load_task_data(tmp_path)
 
 
 def test_folder_without_train_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataNotFoundError, match=r"train\.jsonl"):
+    with raises("data_not_found", match=r"train\.jsonl"):
         load_task_data(tmp_path)
 
 
@@ -154,7 +146,7 @@ def test_folder_without_train_file_is_refused(tmp_path: Path) -> None:
 def test_missing_path_is_refused_without_a_search_elsewhere(source: str | Path) -> None:
     shelf = DatasetShelf()
 
-    with pytest.raises(DataNotFoundError, match="no such file or folder"):
+    with raises("data_not_found", match="no such file or folder"):
         load_task_data(source, load_dataset=shelf)
 
     assert shelf.asked == []
@@ -196,23 +188,23 @@ def test_data_set_without_validation_gets_a_drawn_dev_split() -> None:
 def test_data_set_without_train_split_is_refused() -> None:
     shelf = DatasetShelf(test=labelled(["x"], [0]))
 
-    with pytest.raises(DataNotFoundError, match="must have a split 'train'"):
+    with raises("data_not_found", match="no split 'train'"):
         load_task_data("datasets:toy", load_dataset=shelf)
 
 
 def test_unlabelled_row_of_a_data_set_is_named() -> None:
     shelf = DatasetShelf(train=labelled(["x", "y"], [0, -1]))
 
-    with pytest.raises(InvalidRowError) as caught:
+    with raises("invalid_row") as caught:
         load_task_data("datasets:toy", load_dataset=shelf)
 
-    assert caught.value.where == "toy/train:2"
+    assert caught.value.fields["where"] == "toy/train:2"
 
 
 def test_data_set_with_other_columns_is_refused() -> None:
     shelf = DatasetShelf(train=Dataset.from_dict({"sentence": ["x"], "label": ["a"]}))
 
-    with pytest.raises(MissingColumnError, match=r"no column 'text'; found 'sentence', 'label'"):
+    with raises("missing_column", match=r"no column 'text'; found 'sentence', 'label'"):
         load_task_data("datasets:toy", load_dataset=shelf)
 
 
@@ -278,7 +270,7 @@ def test_examples_that_each_have_a_label_of_their_own_cannot_be_split(tmp_path: 
     rows = [{"text": label, "labels": [label]} for label in "abc"]
     path = write_jsonl(tmp_path / "all.jsonl", rows)
 
-    with pytest.raises(TooFewExamplesError, match="its own label"):
+    with raises("too_few_examples", match="label of its own"):
         load_task_data(path)
 
 
@@ -302,7 +294,7 @@ def test_drawn_dev_split_that_leaves_nothing_to_learn_is_refused(
     path = write_jsonl(tmp_path / "all.jsonl", [odd, *[usual] * 5])
     seed = next(it for it in range(99) if random.Random(it).sample(range(6), 1) == [0])
 
-    with pytest.raises(TooFewExamplesError, match=f"without the dev examples.*{problem}"):
+    with raises("too_few_examples", match=f"dev examples were drawn.*{problem}"):
         load_task_data(path, seed=seed)
 
 
@@ -311,5 +303,5 @@ def test_dev_queries_need_a_document_with_a_grade_above_zero(tmp_path: Path) -> 
     write_jsonl(tmp_path / "train.jsonl", [{**graded, "relevance": [-2, 1]}])
     write_jsonl(tmp_path / "dev.jsonl", [{**graded, "relevance": [-1, 0]}])
 
-    with pytest.raises(TooFewExamplesError, match="grade above 0"):
+    with raises("too_few_examples", match="grade above 0"):
         load_task_data(tmp_path)

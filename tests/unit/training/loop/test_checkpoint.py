@@ -9,11 +9,12 @@ from pydantic import JsonValue
 from doubles.backbones import tiny_backbone
 from doubles.examples import RecordingReport, toy_data
 from doubles.killed import EveryTime, Killed, Mortal
+from doubles.refusals import raises
 from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Method, TopK
 from nunatak_model import tensors_to_bytes
-from nunatak_training import AlreadyTrainingError, CacheError, Recipe, default_recipe, fit_task
-from nunatak_training.loop.checkpoint import Checkpoint, Snapshot, held_checkpoint, run_key
-from nunatak_training.recipes import RegularizerName
+from nunatak_training.fitting import fit_task
+from nunatak_training.loop.checkpoint import Checkpoint, SavedState, held_checkpoint, run_key
+from nunatak_training.recipes import Recipe, RegularizerName, default_recipe
 
 BACKBONE = tiny_backbone(num_layers=3)
 DATA = toy_data(num_train=30)
@@ -146,7 +147,7 @@ def test_checkpoints_are_as_far_apart_as_the_interval_or_what_they_cost(tmp_path
     # The clock is read three times per save: for the check, before the write, and after the write.
     times = iter([0.0, 9.0, 10.0, 10.0, 12.0, 51.0, 52.0])
     checkpoint = Checkpoint(tmp_path / "run.safetensors", interval=10.0, clock=lambda: next(times))
-    state = Snapshot(tensors={"weight": torch.ones(2)}, facts="{}")
+    state = SavedState(tensors={"weight": torch.ones(2)}, facts="{}")
 
     due = [checkpoint.is_due, checkpoint.is_due]
     checkpoint.save(state)  # takes 2 s, so the next save is due after 40 s and not after 10 s
@@ -158,7 +159,7 @@ def test_checkpoints_are_as_far_apart_as_the_interval_or_what_they_cost(tmp_path
 def test_what_was_saved_is_loaded_and_what_was_discarded_is_gone(tmp_path: Path) -> None:
     with held_checkpoint("run", tmp_path) as checkpoint:
         assert checkpoint.load() is None
-        checkpoint.save(Snapshot(tensors={"weight": torch.ones(2)}, facts='{"step": 1}'))
+        checkpoint.save(SavedState(tensors={"weight": torch.ones(2)}, facts='{"step": 1}'))
         held = checkpoint.load()
         checkpoint.discard()
 
@@ -172,7 +173,7 @@ def test_one_run_has_one_process_at_a_time(tmp_path: Path) -> None:
     with (
         held_checkpoint("run", tmp_path),
         held_checkpoint("other", tmp_path),
-        pytest.raises(AlreadyTrainingError, match="--no-resume"),
+        raises("already_training", match="--no-resume"),
         held_checkpoint("run", tmp_path),
     ):
         pass
@@ -184,7 +185,7 @@ def test_a_folder_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Pat
     blocked = tmp_path / "file"
     blocked.write_text("")
 
-    with pytest.raises(CacheError, match="NUNATAK_CACHE"), held_checkpoint("run", blocked):
+    with raises("cache_unusable", match="NUNATAK_CACHE"), held_checkpoint("run", blocked):
         pass
 
 

@@ -10,8 +10,9 @@ from torch import Tensor
 from doubles.examples import RecordingReport
 from nunatak_contract.methods import HeadOnly
 from nunatak_model import Encoding
-from nunatak_training import Recipe, TrainingDivergedError, default_recipe
+from nunatak_training.errors import TrainingDivergedError
 from nunatak_training.loop.fit import EncodedSet, FitResult, fit, predict
+from nunatak_training.recipes import Recipe, default_recipe
 
 VOCABULARY = 6
 SETTINGS = {"epochs": 4, "min_steps": 0, "batch_size": 8, "learning_rate": 0.1}
@@ -170,7 +171,7 @@ def test_loss_that_is_no_number_stops_the_run_at_its_step() -> None:
     with pytest.raises(TrainingDivergedError, match="lower the learning rate") as caught:
         fitted(CountingClassifier(scale=float("inf")), report=report)
 
-    assert caught.value.step == 1
+    assert caught.value.fields["step"] == 1
     assert report.times_ended == 1
 
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from doubles.backbones import tiny_backbone
-from nunatak_training import Answers, AnswerSpan, Example, ExampleSet, Metric, TaskData, TaskKind
+from nunatak_training.data import Answers, AnswerSpan, Example, ExampleSet, TaskData
+from nunatak_training.kinds import Metric, TaskKind
 from nunatak_training.objectives import objective_of
 from nunatak_training.objectives.answering import MAX_ANSWER_TOKENS, answer_tokens, best_span
 

@@ -5,7 +5,8 @@
 
 from doubles.backbones import tiny_backbone
 from nunatak_model import Alignment, Encoding
-from nunatak_training import Example, ExampleSet, Metric, TaggedWords, TaskData, TaskKind, Word
+from nunatak_training.data import Example, ExampleSet, TaggedWords, TaskData, Word
+from nunatak_training.kinds import Metric, TaskKind
 from nunatak_training.objectives import objective_of
 from nunatak_training.objectives.tagging import NO_TARGET, first_tokens
 

@@ -8,16 +8,11 @@ from doubles.backbones import tiny_backbone
 from doubles.examples import toy_data
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
 from nunatak_model import Backbone, tensors_to_bytes
-from nunatak_training import (
-    InvalidRecipeError,
-    Recipe,
-    SilentReport,
-    TrainedTask,
-    default_recipe,
-    fit_task,
-)
-from nunatak_training.recipes import RegularizerName
+from nunatak_training.errors import InvalidRecipeError
+from nunatak_training.fitting import TrainedTask, fit_task
+from nunatak_training.recipes import Recipe, RegularizerName, default_recipe
 from nunatak_training.regularizers import build_regularizer, random_source
+from nunatak_training.report import SilentReport
 
 NAMES = list(RegularizerName)
 QUICK: dict[str, JsonValue] = {"epochs": 2, "min_steps": 0, "batch_size": 16, "max_length": 32}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
-from nunatak_training import Metric, score
+from nunatak_training.kinds import Metric
 from nunatak_training.scoring.counts import (
     LABEL_METRICS,
     confusion,
@@ -19,6 +19,7 @@ from nunatak_training.scoring.counts import (
     f1_micro,
     f1_of,
     label_statistics,
+    score,
 )
 from nunatak_training.scoring.statistics import weights_of_all
 

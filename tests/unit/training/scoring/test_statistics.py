@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from nunatak_training import Metric
+from nunatak_training.kinds import Metric
 from nunatak_training.scoring import Statistics, bootstrap_intervals, mean_of
 
 

@@ -8,18 +8,13 @@ import pytest
 from pydantic import JsonValue
 
 from doubles.examples import rows_of, toy_data, toy_examples, write_jsonl
+from doubles.refusals import raises
 from doubles.sweeps import QUICK, toy_folder, toy_runs
 from nunatak_contract.methods import QUERY_AND_VALUE, Full, HeadOnly, Lora, TopK
-from nunatak_model import InvalidMethodError
-from nunatak_training import (
-    Example,
-    ExampleSet,
-    InvalidRecipeError,
-    Relevance,
-    TaskKind,
-    TooFewExamplesError,
-)
+from nunatak_training.data import Example, ExampleSet, Relevance
 from nunatak_training.data.examples import Label
+from nunatak_training.errors import InvalidRecipeError
+from nunatak_training.kinds import TaskKind
 from nunatak_training.recipes import GradDropSettings, RegularizerName
 from nunatak_training.sweeps import Cut, Run, cut_data
 from nunatak_training.sweeps.tables import method_label
@@ -185,7 +180,7 @@ def test_a_setting_of_an_outer_regularizer_is_not_for_an_inner_one(folder: Path)
 
 
 def test_frozen_layers_beyond_the_backbone_are_refused(folder: Path) -> None:
-    with pytest.raises(InvalidMethodError, match="the backbone has 3 layers"):
+    with raises("invalid_method", match="the backbone has 3 layers"):
         toy_runs(folder, methods=[{"kind": "topk", "frozen": [4]}])
 
 
@@ -256,7 +251,7 @@ def test_labels_stay_as_in_the_whole_data() -> None:
 
 
 def test_cut_that_leaves_nothing_to_choose_by_is_refused() -> None:
-    with pytest.raises(TooFewExamplesError, match="40 train examples leave no dev examples"):
+    with raises("too_few_examples", match="40 train examples leave none to choose by"):
         cut_data(DATA, Cut(train=40, dev=5, dev_from_train=True))
 
 
@@ -278,7 +273,7 @@ def test_cap_below_the_documents_of_a_query_is_refused(cut: Cut) -> None:
     examples = ExampleSet(examples=RANKED)
     ranked = replace(DATA, kind=TaskKind.RANKING, train=examples, dev=examples)
 
-    with pytest.raises(TooFewExamplesError, match="at most 4 examples is empty"):
+    with raises("too_few_examples", match="at most 4 examples holds none"):
         cut_data(ranked, cut)
 
 
@@ -298,7 +293,7 @@ def test_cap_that_leaves_one_value_is_refused(kind: TaskKind, same: Label, other
 
     assert cut_data(data, Cut(train=8)).data.train == examples
     cap = 1 if kind is TaskKind.REGRESSION else 7
-    with pytest.raises(TooFewExamplesError, match="have the same value; raise the cap"):
+    with raises("too_few_examples", match="have the same value; raise the cap"):
         cut_data(data, Cut(train=cap))
 
 

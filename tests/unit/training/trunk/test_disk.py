@@ -11,10 +11,10 @@ from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariable
 from torch import Tensor
 
 from doubles.backbones import tiny_backbone
+from doubles.refusals import raises
 from nunatak_model import Encoding, trunk_source
-from nunatak_training import CacheError, DiskTrunkStore
 from nunatak_training.cache import PARTIAL, stored_states
-from nunatak_training.trunk import STATES
+from nunatak_training.trunk import STATES, DiskTrunkStore
 
 BACKBONE = tiny_backbone(num_layers=3)
 NUM_TOKENS, WIDTH = 6, 32
@@ -158,7 +158,7 @@ def test_a_folder_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Pat
     blocked = tmp_path / "file"
     blocked.write_text("")
 
-    with pytest.raises(CacheError, match=r"NUNATAK_CACHE") as caught:
+    with raises("cache_unusable", match=r"NUNATAK_CACHE") as caught:
         Store(blocked).states(0)
 
     assert str(blocked) in str(caught.value)
@@ -169,7 +169,7 @@ import os, signal, sys
 from pathlib import Path
 from doubles.backbones import tiny_backbone
 from nunatak_model import Encoding
-from nunatak_training import DiskTrunkStore
+from nunatak_training.trunk import (DiskTrunkStore)
 def progress(done, of):
     if done == int(sys.argv[2]):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -203,7 +203,7 @@ import sys
 from pathlib import Path
 from doubles.backbones import tiny_backbone
 from nunatak_model import Encoding
-from nunatak_training import DiskTrunkStore
+from nunatak_training.trunk import (DiskTrunkStore)
 backbone = tiny_backbone(num_layers=3)
 wanted = [Encoding(token_ids=(5,) * n, type_ids=(0,) * n) for n in range(1, 60)]
 passes = 0

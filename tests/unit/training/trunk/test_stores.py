@@ -12,15 +12,17 @@ from doubles.backbones import tiny_backbone
 from doubles.examples import toy_data
 from nunatak_contract.methods import HeadOnly, Method, TopK
 from nunatak_model import Encoding, TrunkStates, tensors_to_bytes, trunk_source
-from nunatak_training import (
+from nunatak_training.fitting import fit_task
+from nunatak_training.recipes import default_recipe
+from nunatak_training.report import SilentReport
+from nunatak_training.trunk import (
+    CHUNK_TOKENS,
     DiskTrunkStore,
+    InputSet,
     MemoryTrunkStore,
-    SilentReport,
     TrunkStore,
-    default_recipe,
-    fit_task,
+    states_key,
 )
-from nunatak_training.trunk import CHUNK_TOKENS, InputSet, states_key
 
 BACKBONE = tiny_backbone(num_layers=4)
 MakeStore = Callable[[Path], TrunkStore]
