@@ -1,6 +1,7 @@
 """The maths of Nunatak: backbone, branches, heads and the mixed forward. No web, no threads."""
 
 from nunatak_contract.inputs import TextInput
+from nunatak_contract.names import DEFAULT_BACKBONE
 from nunatak_model.backbone import (
     INT8_SUFFIX,
     Backbone,
@@ -17,7 +18,7 @@ from nunatak_model.branch import (
     initial_parameters,
     parameter_shapes,
 )
-from nunatak_model.checkpoint import DEFAULT_BACKBONE, load_backbone
+from nunatak_model.checkpoint import load_backbone
 from nunatak_model.config import (
     BackboneConfig,
 )

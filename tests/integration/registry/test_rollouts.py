@@ -103,7 +103,8 @@ def test_candidates_change_by_compare_and_swap(promoted: Registry) -> None:
 
     with raises("candidate_conflict") as conflict:
         promoted.rollouts.set(candidate(4), expected_version=0)
-    assert (conflict.value.expected, conflict.value.actual) == (0, 3)
+    fields = conflict.value.fields
+    assert (fields["expected"], fields["actual"]) == ("none", "version 3")
     with raises("candidate_conflict"):
         promoted.rollouts.end("intent", "prod", CandidateRole.CANARY, expected_version=4)
     second = promoted.rollouts.set(candidate(4), expected_version=3)

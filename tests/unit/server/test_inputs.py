@@ -23,7 +23,7 @@ def test_a_head_answers_its_own_kinds_of_input_and_no_other(head: HeadKind) -> N
         assert (error is None) == (item in FITTING[head])
         if error is not None:
             assert error.fields["position"] == len(FITTING[head])
-            assert error.head == head
+            assert error.fields["head"] == head.replace("_", " ")
 
 
 def test_a_query_is_read_once_for_each_document() -> None:
