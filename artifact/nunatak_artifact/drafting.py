@@ -65,7 +65,7 @@ def draft_task(  # noqa: PLR0913 - a version has this many parts
     The parameter counts and the probe are computed from the serialised bytes, which a server reads.
 
     Raises:
-        NunatakError: `no_effect`, the parameters leave every layer as the backbone has it.
+        NunatakError: `no_effect`, the parameters change no layer of the backbone.
         NunatakError: the parameters do not fit method, head and backbone, or are not finite.
     """
     data = tensors_to_bytes(parameters)

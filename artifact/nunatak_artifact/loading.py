@@ -102,9 +102,9 @@ def load_task(
     between the parts of the work, for a caller that must not keep a core busy for long.
 
     Raises:
-        NunatakError: `backbone_mismatch`, it was trained on another backbone or tokenizer.
+        NunatakError: `backbone_mismatch`, the version was trained on another backbone or tokenizer.
         NunatakError: `unservable_task`, manifest, parameters and backbone contradict each other.
-        NunatakError: `no_effect`, its parameters change nothing.
+        NunatakError: `no_effect`, the parameters change nothing.
         NunatakError: `probe_failed`, the version does not reproduce its recorded logits.
         NunatakError: the tensors do not fit method and head, or are not finite.
     """

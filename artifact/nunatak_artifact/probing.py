@@ -45,7 +45,7 @@ def run_probe(
     `trunk` may hold trunk states from earlier probes, which do not depend on the branch.
 
     Raises:
-        NunatakError: `probe_failed`, it does not.
+        NunatakError: `probe_failed`, the logits differ from the record.
     """
     probe = manifest.probe
     encodings = backbone.tokenizer.encode(probe.inputs, max_length=manifest.max_length)

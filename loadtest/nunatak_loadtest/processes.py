@@ -46,7 +46,8 @@ class ServerProcess:
         """Start the server and wait until it takes requests.
 
         Raises:
-            NunatakError: `server_start_failed`, it ended before that; its messages say why.
+            NunatakError: `server_start_failed`, the process ended before; its messages give the
+                reason.
         """
         log = None if self._log is None else self._log.open("w", encoding="utf-8")
         try:

@@ -27,7 +27,7 @@ def make_job(scenario: Scenario, *, server: str, tasks: Sequence[str] | None) ->
 
     Raises:
         NunatakError: `invalid_settings`, the server has fewer tasks than the scenario asks.
-        NunatakClientError: the server is not there.
+        NunatakClientError: the server cannot be reached.
     """
     if not tasks:
         with Client(server) as client:
@@ -53,8 +53,8 @@ def run(job: Job, *, pid: int | None = None) -> tuple[LoadReport, list[Sample]]:
             process.
 
     Raises:
-        NunatakClientError: the server or a task is not there; nothing was measured.
-        NunatakError: the job cannot be followed.
+        NunatakClientError: the server or a task is missing; nothing was measured.
+        NunatakError: the job is impossible.
     """
     # Checked before the run: an unreadable file of texts must not waste a run.
     text_source(job.scenario, random.Random(0))  # noqa: S311 - not a secret

@@ -213,7 +213,8 @@ def load_scenario(name_or_path: str) -> Scenario:
     """Read a scenario by its name, or from a file that ends in `.toml`.
 
     Raises:
-        NunatakError: `invalid_settings`, there is none of this name, or the file is no scenario.
+        NunatakError: `invalid_settings`, there is no scenario of this name, or the file is no
+            scenario.
     """
     if name_or_path.endswith(SUFFIX):
         return parse_scenario(_read(Path(name_or_path)), source=name_or_path)

@@ -108,8 +108,7 @@ def mix_layer(
     """Sort the overrides of a layer by kind. The spans must be in the order of the plan's lanes.
 
     Raises:
-        NunatakError: `layer_not_held`, `frozen` is None, and not every token has a layer of its
-            own.
+        NunatakError: `layer_not_held`, `frozen` is None, and a token has no own layer.
     """
     lora = tuple((span, it) for span, it in overrides if isinstance(it, LoraLayer))
     bottleneck = tuple((span, it) for span, it in overrides if isinstance(it, BottleneckLayer))

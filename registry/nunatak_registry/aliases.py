@@ -115,8 +115,8 @@ def check_candidate(candidate: Candidate, *, base: TaskManifest, manifest: TaskM
     """Refuse a candidate that cannot run next to the version `base` of its alias.
 
     Raises:
-        NunatakError: `invalid_candidate`, it is that version itself, answers other questions, or
-            has no share.
+        NunatakError: `invalid_candidate`, the candidate is `base` itself, has another kind of
+            output, or has no share.
     """
     if not (math.isfinite(candidate.share) and 0 < candidate.share <= 1):
         reason = f"its share must be above 0 and at most 1, got {candidate.share}"
@@ -146,7 +146,7 @@ def _question(manifest: TaskManifest) -> str:
 def check_expected_candidate(
     wanted: tuple[str, str, CandidateRole], expected: int | None, current: Candidate | None
 ) -> None:
-    """Raise `candidate_conflict` if another candidate stands there than expected (0: none)."""
+    """Raise `candidate_conflict` if the candidate is not the expected one (0: none)."""
     actual = 0 if current is None else current.version
     if expected is not None and expected != actual:
         task, alias, role = wanted

@@ -73,7 +73,7 @@ class RolloutStore:
             TaskNotFoundError: no such task.
             NunatakError: `alias_not_found`, the task has no such alias.
             NunatakError: `candidate_not_found`, there is no candidate of this role.
-            NunatakError: `candidate_conflict`, another candidate is there than expected.
+            NunatakError: `candidate_conflict`, the candidate is not the expected version.
         """
         _checked_place(task, alias, role)
         with self._writing() as change:

@@ -144,7 +144,7 @@ class Registry:
         """Return the result of `resolve` and the candidates, at one moment.
 
         Raises:
-            NunatakError: as `resolve`.
+            NunatakError: as in `resolve`.
         """
         reference.check()
         with self._index.reading() as snapshot:
@@ -220,7 +220,7 @@ class Registry:
 
         Raises:
             TaskNotFoundError: no such task.
-            NunatakError: `alias_conflict`, the alias points elsewhere.
+            NunatakError: `alias_conflict`, the alias points to another version than expected.
             VersionNotFoundError: the task has no such version.
         """
         check_alias_name(alias)
@@ -243,7 +243,7 @@ class Registry:
             TaskNotFoundError: no such task.
             NunatakError: `alias_not_found`, the task has no such alias.
             NunatakError: `alias_conflict`, the alias points elsewhere than expected.
-            NunatakError: `no_previous_version`, no earlier version is left to go back to.
+            NunatakError: `no_previous_version`, there is no earlier version.
         """
         with self._writing() as change:
             current, target = find_rollback(change, task, alias, expected_version)
@@ -255,7 +255,7 @@ class Registry:
         """Return the version of an alias, and the target of a rollback.
 
         Raises:
-            NunatakError: as `rollback`.
+            NunatakError: as in `rollback`.
         """
         with self._index.reading() as snapshot:
             return find_rollback(snapshot, task, alias, expected_version)

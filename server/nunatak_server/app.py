@@ -72,7 +72,7 @@ def create_app(
     answers 503.
 
     Raises:
-        NunatakError: `invalid_settings`, it would be open to other machines.
+        NunatakError: `invalid_settings`, the server would be open to other machines.
         KeyFileError: the file of API keys cannot be read.
     """
     check_exposure(settings)

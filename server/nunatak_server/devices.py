@@ -35,7 +35,7 @@ def resolve_device(name: str, *, find_fault: FindFault = cuda_fault) -> torch.de
     """Return the device of that name; `auto` is CUDA if it can compute, else the CPU.
 
     Raises:
-        NunatakError: `invalid_settings`, no such device, or one that cannot compute.
+        NunatakError: `invalid_settings`, there is no such device, or it cannot compute.
     """
     if name == "auto":
         return _best_device(find_fault)

@@ -309,7 +309,7 @@ def train_backbone(
             same weights. Without a folder, every call starts from the beginning.
 
     Raises:
-        NunatakError: the data, the recipe or the run is at fault.
+        NunatakError: the data, the recipe or the run has an error.
         NunatakError: the folder is in use, or the architecture cannot be written.
         InvalidNameError: a task name is malformed.
     """

@@ -40,7 +40,7 @@ def publish(
     """Publish a trained task as the next version of `task`, or return an equal version.
 
     Raises:
-        NunatakError: the registry refuses it or cannot be written; nothing is visible then.
+        NunatakError: the registry refuses the version or cannot be written; nothing is published.
     """
     draft = draft_trained(trained, backbone, task=task, created_at=created_at, note=note)
     return registry.publish(draft.manifest, draft.blobs)
@@ -50,8 +50,8 @@ def check_publishable(data: TaskData, recipe: Recipe, backbone: Backbone, *, not
     """Return if the known parts of a version can be published. Called before training.
 
     Raises:
-        NunatakError: `unpublishable`, the manifest has no room for the note, the labels or the
-            data's name.
+        NunatakError: `unpublishable`, the manifest cannot hold the note, the labels or the data's
+            name.
     """
     spec = branch_spec(recipe, backbone, kind=data.kind.head, num_outputs=len(data.labels))
     parts: dict[str, Callable[[], object]] = {

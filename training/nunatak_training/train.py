@@ -49,9 +49,9 @@ def choose_layers(
     share `changes`; each method's defaults give the other settings.
 
     Raises:
-        NunatakError: `target_missed`, not even all layers reach the target, or full fine-tuning
-            learns nothing.
-        NunatakError: a run is at fault.
+        NunatakError: `target_missed`, even all layers miss the target, or full fine-tuning learns
+            nothing.
+        NunatakError: a run has an error.
     """
     whole = default_recipe(Full(), backbone=backbone.name, changes=changes)
     recipes = _candidates(backbone, changes)
@@ -170,7 +170,7 @@ def train(
             same weights. Without a folder, every call starts from the beginning.
 
     Raises:
-        NunatakError: the data, the recipe or the run is at fault.
+        NunatakError: the data, the recipe or the run has an error.
         NunatakError: the backbone cannot be loaded or does not fit the method.
         InvalidNameError: the task name is malformed.
         NunatakError: the registry refuses the version.

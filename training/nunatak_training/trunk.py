@@ -196,7 +196,7 @@ class TrunkStore(Protocol):
         """Return the states of all encodings at a depth of at least 1.
 
         Raises:
-            NunatakError: `cache_unusable`, they cannot be written where they should be.
+            NunatakError: `cache_unusable`, the states cannot be written.
         """
         ...
 

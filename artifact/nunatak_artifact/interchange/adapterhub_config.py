@@ -117,8 +117,9 @@ def read_bottleneck(folder: Path, file: AdapterFile) -> BottleneckConfig:
     """Read the bottleneck configuration that we can reproduce exactly.
 
     Raises:
-        NunatakError: `invalid_folder`, it is no configuration.
-        NunatakError: `unsupported_import`, it is of another method, or uses what we refuse.
+        NunatakError: `invalid_folder`, the file is no configuration.
+        NunatakError: `unsupported_import`, the configuration has another method, or uses a refused
+            feature.
     """
     architecture = file.config.get("architecture")
     if architecture is not None:
@@ -148,7 +149,7 @@ def size_at(folder: Path, config: BottleneckConfig, layer: int, width: int) -> i
     """The width of the bottleneck at a layer.
 
     Raises:
-        NunatakError: `invalid_folder`, the configuration leaves it open.
+        NunatakError: `invalid_folder`, the configuration gives no width.
     """
     factor = config.reduction_factor
     if isinstance(factor, dict):

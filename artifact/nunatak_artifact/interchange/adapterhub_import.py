@@ -223,7 +223,7 @@ def normalised_bottleneck(
         config: the backbone's.
 
     Raises:
-        NunatakError: `invalid_method`, a size is beyond what our method takes.
+        NunatakError: `invalid_method`, a size exceeds our method's limit.
     """
     method = settings.model_copy(
         update={
@@ -261,7 +261,7 @@ def import_adapterhub(
             tensors and configuration differ; or nothing names the labels.
         NunatakError: `unsupported_import`, no method or head here computes the same.
         NunatakError: `foreign_backbone`, the adapter fits another backbone.
-        NunatakError: `invalid_method`, a bottleneck is wider than our method takes.
+        NunatakError: `invalid_method`, a width exceeds our method's limit.
     """
     encoder = encoder_of(folder, backbone)
     file = read_model(folder, CONFIG_FILE, AdapterFile)

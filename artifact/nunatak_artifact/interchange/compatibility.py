@@ -141,8 +141,8 @@ def check_tokenizer(folder: Path, backbone: Backbone) -> None:
 
     Raises:
         NunatakError: `invalid_folder`, there is no sound `tokenizer.json`.
-        NunatakError: `foreign_backbone`, it differs in what decides token ids or types.
-        NunatakError: `unsupported_import`, as `check_reading`.
+        NunatakError: `foreign_backbone`, a part that decides token ids or types differs.
+        NunatakError: `unsupported_import`, as in `check_reading`.
     """
     data = read_bytes(folder, TOKENIZER, limit=MAX_TOKENIZER_BYTES)
     try:
@@ -171,9 +171,9 @@ def check_reading(folder: Path, backbone: Backbone) -> None:
 
     Raises:
         NunatakError: `invalid_folder`, a file is not sound.
-        NunatakError: `foreign_backbone`, one of both gives token types and the other does not.
-        NunatakError: `unsupported_import`, transformers cuts or spells texts in a way that is not
-            done here.
+        NunatakError: `foreign_backbone`, only one of folder and backbone gives token types.
+        NunatakError: `unsupported_import`, transformers cuts or normalises texts in a way that is
+            not available here.
     """
     settings = read_settings(folder)
     config = _read_object(folder, CONFIG) if has_file(folder, CONFIG) else {}
@@ -212,7 +212,7 @@ def read_json(folder: Path, name: str, *, limit: int = MAX_JSON_BYTES) -> JsonVa
     """Read a JSON file of the folder.
 
     Raises:
-        NunatakError: `invalid_folder`, it is missing, leads out of the folder, or is no JSON.
+        NunatakError: `invalid_folder`, the file is missing, leads out of the folder, or is no JSON.
     """
     try:
         return json.loads(read_bytes(folder, name, limit=limit))
@@ -247,7 +247,7 @@ def check_base(folder: Path, named: str | None, backbone: Backbone) -> None:
     Adapters hold no weights of their base model, so only its name can be compared.
 
     Raises:
-        NunatakError: `foreign_backbone`, it names another base, or none.
+        NunatakError: `foreign_backbone`, the adapter names another base, or none.
     """
     if named and _last_part(named) == _last_part(backbone.name):
         return

@@ -62,8 +62,9 @@ def read_cross_encoder(folder: Path, backbone: Backbone) -> CrossEncoder | None:
     """Read the cross-encoder settings of sentence-transformers; None if there are none.
 
     Raises:
-        NunatakError: `invalid_folder`, a file is not what sentence-transformers writes.
-        NunatakError: `unsupported_import`, it scores pairs in a way that is not computed here.
+        NunatakError: `invalid_folder`, a file differs from the format of sentence-transformers.
+        NunatakError: `unsupported_import`, the scores need a computation that is not available
+            here.
     """
 
     def read(name: str) -> object:

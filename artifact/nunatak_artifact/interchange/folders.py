@@ -49,7 +49,7 @@ def new_folder(target: Path) -> Generator[Path]:
     """Yield a folder to fill, and move it to `target` if the block succeeds.
 
     Raises:
-        NunatakError: `folder_in_use`, `target` is a file, or a folder that holds something.
+        NunatakError: `folder_in_use`, `target` is a file, or a folder that is not empty.
     """
     check_new(target)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -176,7 +176,7 @@ def labels_in_order(
     A head whose kind fixes the meaning of its outputs, such as question answering, has no labels.
 
     Raises:
-        NunatakError: `unknown_labels`, there are none, too few, too many, or two that are equal.
+        NunatakError: `unknown_labels`, labels are missing, too many or not unique.
     """
     if head.kind.fixed_outputs is not None:
         return ()
@@ -210,8 +210,8 @@ def read_bytes(folder: Path, name: str, *, limit: int = MAX_JSON_BYTES) -> bytes
 
     Raises:
         NunatakError: `invalid_folder`, there is no such file.
-        NunatakError: `escaping_file`, it is a link out of the folder.
-        NunatakError: `corrupt_file`, it is no regular file, or longer than `limit` bytes.
+        NunatakError: `escaping_file`, the file is a link out of the folder.
+        NunatakError: `corrupt_file`, the file is not regular, or longer than `limit` bytes.
     """
     path = folder / name
     if not has_file(folder, name):
@@ -290,7 +290,7 @@ def check_tensors(folder: Path, tensors: Mapping[str, Tensor], expected: Shapes)
     """Refuse tensors that are not exactly `expected`.
 
     Raises:
-        NunatakError: `tensor_mismatch`, they are not.
+        NunatakError: `tensor_mismatch`, the tensors differ from `expected`.
     """
     wrong = [
         f"{name} is {list(tensor.shape)}, expected {list(expected[name])}"

@@ -134,8 +134,9 @@ def draft_pulled(
         origin: the origin of the folder, for the note.
 
     Raises:
-        NunatakError: backbone or tokenizer are others, it changes nothing, or fails its probe.
-        NunatakError: its tensors do not fit.
+        NunatakError: backbone or tokenizer differ, or the version changes nothing, or fails its
+            probe.
+        NunatakError: the tensors do not fit.
         NunatakError: `invalid_folder`, the version has no parameters.
         InvalidNameError: `task` is not a valid name.
     """

@@ -49,11 +49,11 @@ class _AdapterConfig(BaseModel):
 def kind_of(
     folder: Path,
 ) -> Literal[ImportFormat.TRANSFORMERS, ImportFormat.PEFT, ImportFormat.ADAPTERHUB]:
-    """Tell the kind of a folder by its files.
+    """Find the kind of a folder from its files.
 
     Raises:
-        NunatakError: `invalid_folder`, nothing in it is known.
-        NunatakError: `unsupported_import`, it is a task of our own, which is pulled.
+        NunatakError: `invalid_folder`, no file is known.
+        NunatakError: `unsupported_import`, the folder is our own format, which `pull` reads.
     """
     if not folder.is_dir():
         raise NunatakError("invalid_folder", folder=str(folder), reason="there is no such folder")
@@ -87,8 +87,8 @@ def import_folder(
 
     Raises:
         NunatakError: `foreign_backbone`, an adapter names another base than the backbone, or none.
-        NunatakError: it cannot be imported; the message says what to do.
-        NunatakError: its parts do not fit the backbone.
+        NunatakError: the folder cannot be imported; the message gives the remedy.
+        NunatakError: the parts of the folder do not fit the backbone.
     """
     check_exact(backbone)
     match kind_of(folder) if kind is ImportFormat.AUTO else kind:
@@ -120,7 +120,7 @@ def draft_imported(
     Raises:
         InvalidNameError: `task` is no name of a task.
         NunatakError: `invalid_folder`, labels and head contradict each other.
-        NunatakError: `no_effect`, the parameters leave every layer as the backbone has it.
+        NunatakError: `no_effect`, the parameters change no layer of the backbone.
         NunatakError: the parameters do not fit, or are not finite.
     """
     check_task_name(task)

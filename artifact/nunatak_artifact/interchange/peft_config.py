@@ -188,8 +188,9 @@ def read_peft_config(folder: Path) -> PeftConfig:
     """Read a LoRA configuration that we can reproduce exactly.
 
     Raises:
-        NunatakError: `invalid_folder`, it cannot be read.
-        NunatakError: `unsupported_import`, it is of another method, or uses what we refuse.
+        NunatakError: `invalid_folder`, the file cannot be read.
+        NunatakError: `unsupported_import`, the configuration has another method, or uses a refused
+            feature.
     """
     kind = read_model(folder, CONFIG_FILE, _Kind).peft_type
     if kind != "LORA":
@@ -216,7 +217,8 @@ def task_type_of(folder: Path, config: PeftConfig) -> TaskType:
     """Return the prediction of the adapted model.
 
     Raises:
-        NunatakError: `unsupported_import`, nothing that we have a head for, or it is not said.
+        NunatakError: `unsupported_import`, no head here fits the prediction, or the file does not
+            name it.
     """
     if config.task_type is not None:
         for task_type in TaskType:
@@ -322,7 +324,7 @@ def saved_modules(folder: Path, config: PeftConfig, task_type: TaskType, encoder
     """Names of the modules that are stored whole.
 
     Raises:
-        NunatakError: `unsupported_import`, one is neither head nor pooler.
+        NunatakError: `unsupported_import`, a stored module is neither head nor pooler.
     """
     saved = set(config.modules_to_save or ())
     if config.task_type is not None:

@@ -148,7 +148,7 @@ def pooler_parameters(folder: Path, backbone: Backbone) -> dict[str, Tensor]:
     """The backbone's pooler as the dense layer of a head, in float32.
 
     Raises:
-        NunatakError: `foreign_backbone`, it has none.
+        NunatakError: `foreign_backbone`, the backbone has no pooler.
     """
     pooler = backbone.pooler
     if pooler is None or pooler.bias is None:

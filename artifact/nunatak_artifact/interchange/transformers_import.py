@@ -136,7 +136,7 @@ def import_transformers(
         choices: override the folder.
 
     Raises:
-        NunatakError: `invalid_folder`, a file is missing or malformed, or a tensor is.
+        NunatakError: `invalid_folder`, a file or a tensor is missing or malformed.
         NunatakError: `unsupported_import`, another class, pickled weights, or tensors that nothing
             reads.
         NunatakError: `foreign_backbone`, another shape or tokenizer than the backbone's.

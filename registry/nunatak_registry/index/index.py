@@ -70,8 +70,8 @@ def find_traffic(snapshot: Snapshot, wanted: TaskReference) -> Traffic:
     A candidate whose manifest is damaged is left out: the alias's own version answers alone.
 
     Raises:
-        InvalidManifestError: the manifest of the version that is meant is damaged.
-        NunatakError: as `find_version`.
+        InvalidManifestError: the manifest of the version is damaged.
+        NunatakError: as in `find_version`.
     """
     manifest = find_version(snapshot, wanted).parse()
     if wanted.version is not None:
@@ -116,7 +116,7 @@ def require_version(snapshot: Snapshot, task: str, version: int) -> None:
 
 
 def require_alias(snapshot: Snapshot, task: str, alias: str) -> int:
-    """Return where an alias points, or raise `alias_not_found`."""
+    """Return the version of an alias, or raise `alias_not_found`."""
     aliases = snapshot.aliases(task).get(task, {})
     if alias not in aliases:
         known = ", ".join(aliases) or "none"
@@ -125,7 +125,7 @@ def require_alias(snapshot: Snapshot, task: str, alias: str) -> int:
 
 
 def check_expected(task: str, alias: str, expected: int | None, current: int | None) -> None:
-    """Raise `alias_conflict` if an alias points elsewhere than expected (0: nowhere)."""
+    """Raise `alias_conflict` unless an alias points to `expected` (0: there is no alias)."""
     if expected is not None and expected != (current or 0):
         raise NunatakError(
             "alias_conflict",
@@ -144,8 +144,8 @@ def find_rollback(
     Raises:
         TaskNotFoundError: no such task.
         NunatakError: `alias_not_found`, the task has no such alias.
-        NunatakError: `alias_conflict`, the alias points elsewhere than expected.
-        NunatakError: `no_previous_version`, no earlier version is left to go back to.
+        NunatakError: `alias_conflict`, the alias points to another version than expected.
+        NunatakError: `no_previous_version`, there is no earlier version.
     """
     check_alias_name(alias)
     available = require_versions(snapshot, check_task_name(task))

@@ -267,8 +267,8 @@ def _texts(tensor: InputTensor) -> list[str]:
     """Return the elements of a tensor.
 
     Raises:
-        NunatakError: `invalid_request`, they are not as many as its shape says, or it comes in
-            binary.
+        NunatakError: `invalid_request`, the number of elements does not fit the shape, or the
+            tensor is binary.
     """
     _refuse_unknown(tensor.parameters or {}, known=frozenset())
     texts = [it if isinstance(it, str) else it[0] for it in tensor.data]

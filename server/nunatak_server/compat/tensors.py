@@ -67,7 +67,7 @@ def inputs_of(columns: Columns) -> tuple[Input, ...]:
     """Turn named columns into inputs.
 
     Raises:
-        NunatakError: `invalid_request`, these columns do not belong together.
+        NunatakError: `invalid_request`, these columns are no valid combination.
     """
     if frozenset(columns) not in PARAMETERS:
         known = "; ".join(" and ".join(sorted(names)) for names in PARAMETERS)

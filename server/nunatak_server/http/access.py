@@ -92,8 +92,8 @@ def admit(scope: RequestScope, needed: Access | None) -> None:
 
     Raises:
         NunatakError: `unauthenticated`, no valid key was sent.
-        NunatakError: `insufficient_scope`, the key is not for this route.
-        NunatakError: `cross_site`, a browser sends it, for a page that is not ours.
+        NunatakError: `insufficient_scope`, the key does not allow this route.
+        NunatakError: `cross_site`, a browser sends the request for a page of another site.
     """
     if needed is None:
         return

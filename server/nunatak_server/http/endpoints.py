@@ -100,7 +100,7 @@ async def ask_task(
     """Ask one task through the service; return its answer and the headers of the answer.
 
     Raises:
-        NunatakError: or any other error of the project: the task cannot answer.
+        NunatakError: or any other error of Nunatak: the task cannot answer.
     """
     wanted = prediction_request(request, (reference,), inputs, options=options, handling=handling)
     prediction = await runtime_of(request).service.predict(wanted)

@@ -126,11 +126,11 @@ async def read_strictly(
     """Read the whole body, if there is one, and parse it. Bytes are counted on arrival.
 
     Raises:
-        OverloadedError: too many bytes of other bodies are held.
-        NunatakError: `body_too_large`, more bytes than allowed are declared or come.
-        NunatakError: `receive_timeout`, they do not come in time.
+        OverloadedError: the server holds too many bytes of other bodies.
+        NunatakError: `body_too_large`, more bytes than allowed are declared or arrive.
+        NunatakError: `receive_timeout`, the body does not arrive in time.
         NunatakError: `unsupported_media_type`, the body is not declared as JSON.
-        NunatakError: `invalid_json`, it is not strict JSON.
+        NunatakError: `invalid_json`, the body is not strict JSON.
     """
     limit_s = settings.receive_timeout_s
     reading = _read(request, settings.max_body_bytes, held)
@@ -205,8 +205,8 @@ def check_capacity(scope: Scope) -> None:
         for bodies that certainly arrive and end soon. Other bodies are read first.
 
     Raises:
-        OverloadedError: the queue, or the share that the caller or the task has of it, is full.
-        NunatakError: `not_ready`, the server takes no requests.
+        OverloadedError: the queue is full, or the share of the caller or the task.
+        NunatakError: `not_ready`, the server accepts no requests.
     """
     num_bytes, state = declared_bytes(scope), state_of(scope)
     if num_bytes is None or num_bytes > state.settings.max_body_bytes:

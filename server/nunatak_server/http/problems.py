@@ -39,7 +39,7 @@ CLOSING: Final = frozenset(
         "receive_timeout",
     }
 )
-"""What is left of these requests is never read, so their connection cannot be used again."""
+"""The rest of these requests is never read, so their connection cannot be used again."""
 CODE_OF_STATUS: Mapping[int, str] = {
     HTTPStatus.NOT_FOUND: "route_not_found",
     HTTPStatus.METHOD_NOT_ALLOWED: "method_not_allowed",

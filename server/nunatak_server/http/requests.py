@@ -19,7 +19,7 @@ def parse_json(body: bytes) -> object:
     A proxy that checks bodies might read a repeated field differently.
 
     Raises:
-        NunatakError: `invalid_json`, it is something else.
+        NunatakError: `invalid_json`, the bytes are not strict JSON.
     """
     try:
         parsed = orjson.loads(body)

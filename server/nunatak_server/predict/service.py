@@ -125,7 +125,7 @@ class PredictionService:
         """Refuse a request without room, before its body is read, and count the refusal.
 
         Raises:
-            NunatakError: the server takes no requests, or no more of them now.
+            NunatakError: the server accepts no requests, or has no room now.
         """
         try:
             self._readiness.check()
@@ -172,7 +172,7 @@ class PredictionService:
 
         Raises:
             NunatakError: the request cannot be answered.
-            NunatakError: `layer_not_held`, the backbone is not held whole.
+            NunatakError: `layer_not_held`, the upper layers of the backbone are not in memory.
         """
         with self._admitted(request) as permit:
             deadline = self._clock() + request.deadline_s
@@ -421,7 +421,7 @@ async def _hold_refusals(results: AsyncGenerator[StreamedResult]) -> AsyncGenera
     """Yield results on arrival, but hold refusals back until the first result that is no refusal.
 
     Raises:
-        NunatakError: there is no such result; the first refusal is raised.
+        NunatakError: all results are refusals; the first refusal is raised.
     """
     held = list[StreamedResult]()
     refusal: NunatakError | None = None

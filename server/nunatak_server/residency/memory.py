@@ -120,7 +120,7 @@ class HostTier:
         """Return the stored parameters of a version.
 
         Raises:
-            NunatakError: they are not held, and cannot be read or trusted.
+            NunatakError: the parameters are not held, and cannot be read or trusted.
         """
         return self._read(manifest)
 

@@ -56,7 +56,7 @@ def file_format(path: Path) -> FileFormat:
     """Return the format that the file's suffix names.
 
     Raises:
-        NunatakError: `unreadable_file`, the suffix names none.
+        NunatakError: `unreadable_file`, the suffix names no known format.
     """
     for candidate in FileFormat:
         if path.name.endswith(candidate.value):

@@ -25,7 +25,7 @@ def read_text(value: object, column: str, where: str) -> str:
     """Return a text that is not blank.
 
     Raises:
-        NunatakError: `invalid_row`, it is no string, blank, or no Unicode text.
+        NunatakError: `invalid_row`, the value is no string, is blank, or is no Unicode text.
     """
     if not isinstance(value, str):
         raise NunatakError(
@@ -44,8 +44,8 @@ def read_label(value: object, column: str, where: str) -> str:
     """Return the name of a label.
 
     Raises:
-        NunatakError: `invalid_row`, it is neither a string, an integer nor a boolean, or too long
-            or empty.
+        NunatakError: `invalid_row`, the value is no string, integer or boolean, or is too long or
+            empty.
     """
     match value:
         case bool():
@@ -138,7 +138,7 @@ def parse_row(row: FileRow, kind: TaskKind) -> list[ReadExample]:
 
     Raises:
         NunatakError: `missing_column`, a column of the kind is missing.
-        NunatakError: `invalid_row`, a value is of a wrong type, empty or not Unicode text.
+        NunatakError: `invalid_row`, a value has a wrong type, is empty or is no Unicode text.
     """
     for column in kind.columns:
         if column not in row.values:

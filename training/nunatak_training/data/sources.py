@@ -144,7 +144,7 @@ def load_task_data(
         load_dataset: loads a data set that is no path.
 
     Raises:
-        NunatakError: with file and line where there is one.
+        NunatakError: the examples cannot be used; the message names file and line.
     """
     found = _open_source(source, load_dataset)
     kind, rows = _with_kind(found.train, kind)
@@ -166,8 +166,8 @@ def load_test_set(path: str | Path, data: TaskData) -> ExampleSet:
     """Read a file of examples to score a task that was trained on `data`.
 
     Raises:
-        NunatakError: the file is missing, broken or empty, or holds nothing that can be found.
-        NunatakError: `unknown_label`, it has a label that the task was not trained on.
+        NunatakError: the file is missing, broken or empty, or no ranking has a right document.
+        NunatakError: `unknown_label`, a label does not occur in the train examples.
     """
     path = Path(path)
     found = _examples(read_file(path), data.kind)

@@ -107,7 +107,7 @@ def check_train(train: list[ReadExample], kind: TaskKind, name: str) -> None:
     """Return if train examples can teach a task.
 
     Raises:
-        NunatakError: `too_few_examples`, all say the same, or a class has a single example.
+        NunatakError: `too_few_examples`, all labels are equal, or a class has a single example.
     """
     if not train:
         raise NunatakError("too_few_examples", where=name, problem="there are no train examples")
@@ -147,8 +147,8 @@ def check_scored(
     """Return if a task with these labels can be scored on the examples of a split.
 
     Raises:
-        NunatakError: `too_few_examples`, there are none, or nothing to find among them.
-        NunatakError: `unknown_label`, one has a label that no train example has.
+        NunatakError: `too_few_examples`, there are no examples, or no ranking has a right document.
+        NunatakError: `unknown_label`, an example has a label that no train example has.
     """
     if not examples:
         raise NunatakError("too_few_examples", where=name, problem=f"there are no {split} examples")
@@ -175,7 +175,7 @@ def draw_dev(
     The remaining train examples must still teach the task.
 
     Raises:
-        NunatakError: `too_few_examples`, there are too few to split.
+        NunatakError: `too_few_examples`, there are too few examples to split.
     """
     train, dev = _drawn(examples, kind, seed=seed, name=name)
     if (problem := sameness(map(_label, train), kind)) is not None:

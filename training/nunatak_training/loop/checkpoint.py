@@ -88,10 +88,10 @@ class Checkpoint:
         return SavedState(tensors=tensors, facts=facts)
 
     def save(self, snapshot: SavedState) -> None:
-        """Put a snapshot in the place of the one before.
+        """Replace the previous snapshot.
 
         Raises:
-            NunatakError: `cache_unusable`, it cannot be written.
+            NunatakError: `cache_unusable`, the snapshot cannot be written.
         """
         begun = self._clock()
         tensors = {name: it.detach().cpu().contiguous() for name, it in snapshot.tensors.items()}
@@ -123,7 +123,7 @@ def held_checkpoint(key: str, folder: Path | None = None) -> Generator[Checkpoin
     """Yield the checkpoint of a run, for this process alone.
 
     Raises:
-        NunatakError: `already_training`, another process has it.
+        NunatakError: `already_training`, another process has the checkpoint.
         NunatakError: `cache_unusable`, the folder cannot be written.
     """
     root = (folder or default_cache_folder()) / CHECKPOINTS_FOLDER

@@ -143,8 +143,8 @@ def read_grid(path: Path | None, changes: Mapping[str, JsonValue] | None = None)
     """Read a sweep file; `changes` replace its axes by name, and work without a file.
 
     Raises:
-        NunatakError: `invalid_sweep`, there is no such file, it is neither YAML nor TOML, or it
-            has a name that no sweep has.
+        NunatakError: `invalid_sweep`, there is no such file, the file is not YAML or TOML, or a
+            name is unknown.
     """
     where = "options" if path is None else path.name
     try:

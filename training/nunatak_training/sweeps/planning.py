@@ -53,9 +53,9 @@ def cut_data(data: TaskData, cut: Cut) -> CutData:
     Documents of one query stay together, so a part may be a little smaller than its cap.
 
     Raises:
-        NunatakError: `too_few_examples`, the train examples do not give train and dev examples; a
-            cap is below the number of documents ranked together; or the remaining examples all
-            have one label.
+        NunatakError: `too_few_examples`, there are too few train examples for train and dev; a cap
+            is below the number of documents of a query; or the remaining examples all have one
+            label.
     """
     train, rest = _split(data.train, cut.train)
     _check_cap(data.name, "train", train, cut.train)

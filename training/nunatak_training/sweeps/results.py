@@ -150,7 +150,7 @@ class ResultsFolder:
         The lock ends with the process, also with a killed one.
 
         Raises:
-            NunatakError: `sweep_running`, another sweep holds it.
+            NunatakError: `sweep_running`, another sweep has the lock.
         """
         self._path.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self._path / LOCK_NAME, blocking=False)

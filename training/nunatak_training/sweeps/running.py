@@ -77,8 +77,8 @@ class RunContext:
         """Train; the same run gives the same parameters on the same machine.
 
         Raises:
-            NunatakError: the run is at fault.
-            NunatakError: its method does not fit the backbone.
+            NunatakError: the run has an error.
+            NunatakError: the method does not fit the backbone.
         """
         backbone, cut = self.backbone(run.backbone), self.data(run.source)
         return fit_task(
