@@ -27,7 +27,7 @@ PARAMETERS_ROLE = "parameters"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """The origin of a task version, as far as it is known."""
+    """The known origin of a task version."""
 
     created_at: datetime
     data: DataRecord | None = None
@@ -40,7 +40,7 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionDraft:
-    """A manifest without a version, and the blobs it speaks of: `registry.publish(*draft)`."""
+    """A manifest without a version, and its blobs: `registry.publish(*draft)`."""
 
     manifest: TaskDraft
     blobs: Mapping[str, bytes]
@@ -68,7 +68,7 @@ def draft_task(  # noqa: PLR0913 - a version has this many parts
     The parameter counts and the probe are computed from the serialised bytes, which a server reads.
 
     Raises:
-        NunatakError: `no_effect`, the parameters leave every layer as the backbone has it.
+        NunatakError: `no_effect`, the parameters change no layer of the backbone.
         NunatakError: the parameters do not fit method, head and backbone, or are not finite.
     """
     data = tensors_to_bytes(parameters)

@@ -1,6 +1,6 @@
 """Loading: a manifest and verified bytes become a task version that may be served.
 
-Loading fails closed: it refuses whatever does not fit exactly, before any caller can see it.
+Loading fails closed: a version that does not fit exactly is refused before any caller sees it.
 
 `check_effect` refuses a branch that changes nothing. An adapter with renamed keys, an adapter that
 was never trained, or copied layers would load without an error and answer like the bare backbone.
@@ -29,9 +29,9 @@ from nunatak_model import (
 
 
 def check_effect(reference: str, branch: Branch, backbone: Backbone) -> None:
-    """Refuse a branch that claims to change layers and changes none.
+    """Refuse a branch whose method changes layers but whose parameters change none.
 
-    Costs one pass over the parameters up to the first that differs.
+    The check reads the parameters up to the first difference.
 
     Raises:
         NunatakError: `no_effect`, every layer computes exactly what the backbone's layer does.
@@ -65,7 +65,7 @@ def load_task(
     trunk: TrunkStates | None = None,
     pause: Callable[[], None] = lambda: None,
 ) -> LoadedTask:
-    """Build a task version on `backbone` from its parameters, and prove that it answers right.
+    """Build a task version on `backbone` from its parameters, and prove its answers by the probe.
 
     The answers depend on manifest, parameters and backbone alone. `is_validated` says that the same
     three were loaded in this process before; then only the checks of the bytes run again. A version
@@ -75,9 +75,9 @@ def load_task(
     between the parts of the work, for a caller that must not keep a core busy for long.
 
     Raises:
-        NunatakError: `backbone_mismatch`, it was trained on another backbone or tokenizer.
+        NunatakError: `backbone_mismatch`, the version was trained on another backbone or tokenizer.
         NunatakError: `unservable_task`, manifest, parameters and backbone contradict each other.
-        NunatakError: `no_effect`, its parameters change nothing.
+        NunatakError: `no_effect`, the parameters change nothing.
         NunatakError: `probe_failed`, the version does not reproduce its recorded logits.
         NunatakError: the tensors do not fit method and head, or are not finite.
     """

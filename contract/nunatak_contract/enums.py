@@ -4,7 +4,7 @@ from enum import StrEnum
 
 
 class HeadKind(StrEnum):
-    """What the head predicts."""
+    """The kind of prediction of a head."""
 
     SEQUENCE_CLASSIFICATION = "sequence_classification"
     TOKEN_CLASSIFICATION = "token_classification"  # noqa: S105 - a kind, no secret
@@ -13,12 +13,12 @@ class HeadKind(StrEnum):
 
     @property
     def reads_tokens(self) -> bool:
-        """Whether logits are given for every token, rather than once for a text."""
+        """Whether the head gives logits for every token, and not once for a text."""
         return self in {HeadKind.TOKEN_CLASSIFICATION, HeadKind.QUESTION_ANSWERING}
 
     @property
     def fixed_outputs(self) -> int | None:
-        """The number of outputs where the kind decides it: start and end, or one score."""
+        """The number of outputs, if the kind fixes it: start and end, or one score."""
         match self:
             case HeadKind.QUESTION_ANSWERING:
                 return 2
@@ -29,7 +29,7 @@ class HeadKind(StrEnum):
 
 
 class ProblemType(StrEnum):
-    """What sequence classification predicts (names as in transformers' `problem_type`)."""
+    """The kind of sequence classification (names as in transformers' `problem_type`)."""
 
     SINGLE_LABEL = "single_label_classification"
     MULTI_LABEL = "multi_label_classification"
@@ -37,7 +37,7 @@ class ProblemType(StrEnum):
 
 
 class OnLong(StrEnum):
-    """What becomes of a text of more tokens than a task reads at once."""
+    """The treatment of a text with more tokens than a task reads at once."""
 
     WINDOWS = "windows"
     REFUSE = "refuse"
@@ -52,7 +52,7 @@ class Reads(StrEnum):
 
 
 class RankingScore(StrEnum):
-    """What the logit of a document becomes (names as in requests' `function_to_apply`)."""
+    """The function from a document's logit to its score (names as in `function_to_apply`)."""
 
     SIGMOID = "sigmoid"
     NONE = "none"
@@ -116,7 +116,7 @@ class LinearMap(StrEnum):
 
 
 class AdaptedBlocks(StrEnum):
-    """Which blocks of a layer have a bottleneck adapter."""
+    """The blocks of a layer that have a bottleneck adapter."""
 
     BOTH = "both"
     ATTENTION = "attention"
@@ -124,22 +124,22 @@ class AdaptedBlocks(StrEnum):
 
 
 class AdapterInput(StrEnum):
-    """What a bottleneck adapter of a block reads."""
+    """The input of a block's bottleneck adapter."""
 
     BLOCK = "block"
     """The block's output, before the residual addition (Houlsby et al. 2019, He et al. 2021)."""
     NORMED_SUM = "normed_sum"
-    """The norm of block and residual, which is run again over the adapted sum (Pfeiffer et al.
+    """The norm of block and residual. The norm runs again over the adapted sum (Pfeiffer et al.
     2020, as AdapterHub computes it)."""
 
 
 class Norms(StrEnum):
-    """Whose the layer norms after adapted blocks are."""
+    """The owner of the layer norms after adapted blocks."""
 
     OWN = "own"
-    """The task's, trained with the adapters."""
+    """The task owns the norms, which are trained with the adapters."""
     FROZEN = "frozen"
-    """The backbone's."""
+    """The norms are the backbone's."""
 
 
 class TensorDtype(StrEnum):
@@ -191,7 +191,7 @@ class FunctionToApply(StrEnum):
 
 
 class AggregationStrategy(StrEnum):
-    """What becomes of labelled tokens that belong together."""
+    """The rule that joins labelled tokens (names as in transformers' pipelines)."""
 
     NONE = "none"
     SIMPLE = "simple"
@@ -202,7 +202,7 @@ class AggregationStrategy(StrEnum):
 
 
 class CandidateRole(StrEnum):
-    """What a version does next to an alias: answer a share of its requests, or run unseen."""
+    """A version next to an alias either answers a share of the requests or runs unseen."""
 
     CANARY = "canary"
     SHADOW = "shadow"

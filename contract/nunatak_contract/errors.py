@@ -11,7 +11,7 @@ class NunatakError(Exception):
 
     Attributes:
         code: The name of the reason, such as `task_not_found`.
-        fields: What the message says of this case, by name.
+        fields: The values in the message, by name.
     """
 
     def __init__(self, code: str, **fields: object) -> None:

@@ -23,7 +23,7 @@ from nunatak_contract.errors import NunatakError
 
 
 class MemorySample(BaseModel):
-    """Memory of one process at one moment; `None` where the system does not report it."""
+    """Memory of one process at one moment; `None` if the system does not report a value."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -34,7 +34,7 @@ class MemorySample(BaseModel):
 
 
 class MemorySampler:
-    """Samples one process in a thread of its own, until stopped or until the process ends.
+    """Samples one process in its own thread, until stopped or until the process ends.
 
     Raises:
         NunatakError: `process_not_found`, there is no such process.
@@ -94,7 +94,7 @@ class MemorySampler:
 
 
 def listening_pid(server: str) -> int | None:
-    """The process of this machine that listens at a loopback URL, if we may know it."""
+    """The process on this machine that listens at a loopback URL; None if it cannot be found."""
     url = urlsplit(server)
     if url.hostname is None or not _is_loopback(url.hostname):
         return None

@@ -1,4 +1,4 @@
-"""A private server process for as long as a block of code runs."""
+"""A private server process during a block of code."""
 
 import subprocess
 import sys
@@ -46,7 +46,8 @@ class ServerProcess:
         """Start the server and wait until it takes requests.
 
         Raises:
-            NunatakError: `server_start_failed`, it ended before that; its messages say why.
+            NunatakError: `server_start_failed`, the process ended before; its messages give the
+                reason.
         """
         log = None if self._log is None else self._log.open("w", encoding="utf-8")
         try:
@@ -60,7 +61,11 @@ class ServerProcess:
             if line.startswith(READY):
                 self.url = line.removeprefix(READY).strip()
                 return
-        where = "its messages above say why" if self._log is None else f"{self._log.name} says why"
+        where = (
+            "its messages above give the reason"
+            if self._log is None
+            else f"{self._log.name} says why"
+        )
         raise NunatakError("server_start_failed", exit_code=self._process.wait(), where=where)
 
     def stop(self) -> None:

@@ -47,7 +47,7 @@ class Zipf(_Part):
 class Closed(_Part):
     """Users who each wait for their answer before they ask again; a slow server is asked less.
 
-    With `steps`, the number of users follows them instead of being `users` all the time.
+    With `steps`, the number of users follows the steps, and `users` is ignored.
     """
 
     kind: Literal["closed"] = "closed"
@@ -56,21 +56,21 @@ class Closed(_Part):
 
 
 class Step(_Part):
-    """So many users for so long."""
+    """A number of users, and their time."""
 
     users: Annotated[int, Field(ge=1, le=10_000)]
     seconds: Annotated[int, Field(ge=1, le=86_400)]
 
 
 class Poisson(_Part):
-    """Requests that arrive whether or not the server keeps up, independent of each other."""
+    """Requests that arrive independent of each other and of the server's speed."""
 
     kind: Literal["poisson"] = "poisson"
     rate_per_s: Annotated[float, Field(gt=0, le=100_000)]
 
 
 class Gamma(_Part):
-    """Bursty arrivals: gaps of a Gamma distribution with this coefficient of variation.
+    """Arrivals in bursts: the gaps have a Gamma distribution with this coefficient of variation.
 
     `cv = 1` is Poisson (S-LoRA, arXiv 2311.03285, sec. 7: shape `1 / cv**2`, scale `cv**2 / rate`).
     """
@@ -121,8 +121,8 @@ class Width(_Part):
 class WarmUp(_Part):
     """Load before an open loop is measured, in windows, until three in a row agree in their median.
 
-    Two medians agree where the higher is at most `1 + tolerance` times the lower. A server that is
-    not steady after `longest_s` is measured all the same, and the report says so.
+    Two medians agree if the higher is at most `1 + tolerance` times the lower. After `longest_s`
+    the measurement starts in any case, and the report names an unsteady server.
     """
 
     window_s: Positive = 2.0
@@ -145,12 +145,12 @@ Texts = Annotated[
 
 
 class Scenario(_Part):
-    """One load, whole."""
+    """One complete load."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
     title: str = ""
     num_tasks: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(
-        default=None, description="how many of the server's tasks take part; absent: all"
+        default=None, description="number of the server's tasks that take part; absent: all"
     )
     popularity: Popularity = Uniform()
     arrivals: Arrivals = Closed()
@@ -180,7 +180,7 @@ class Scenario(_Part):
         duration_s: float | None = None,
         text_file: Path | None = None,
     ) -> Self:
-        """The scenario with the given values in place of its own.
+        """The scenario with the given values.
 
         Raises:
             NunatakError: `invalid_settings`, users and rate exclude each other.
@@ -188,7 +188,7 @@ class Scenario(_Part):
         if users is not None and rate_per_s is not None:
             raise NunatakError(
                 "invalid_settings",
-                problem="give either users, who wait for answers, or a rate, not both",
+                problem="give either users (who wait for answers) or a rate, not both",
             )
         changes = dict[str, object]()
         if users is not None:
@@ -213,7 +213,8 @@ def load_scenario(name_or_path: str) -> Scenario:
     """Read a scenario by its name, or from a file that ends in `.toml`.
 
     Raises:
-        NunatakError: `invalid_settings`, there is none of this name, or the file is no scenario.
+        NunatakError: `invalid_settings`, there is no scenario of this name, or the file is no
+            scenario.
     """
     if name_or_path.endswith(SUFFIX):
         return parse_scenario(_read(Path(name_or_path)), source=name_or_path)

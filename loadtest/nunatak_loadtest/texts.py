@@ -1,6 +1,6 @@
-"""The texts of a run: drawn word by word, from a file, or a dozen that come with the package.
+"""The texts of a run: drawn word by word, from a file, or from a dozen texts of the package.
 
-A server may remember texts it has seen, so drawn texts are new unless the scenario repeats some.
+A server may remember earlier texts, so drawn texts are new unless the scenario repeats some.
 """
 
 import math
@@ -38,10 +38,10 @@ DEFAULT_TEXTS = (
         "half way, and nobody answers at the support desk. Please have someone call us back today."
     ),
 )
-# Words that the usual English vocabularies hold whole, so that a word is a token.
+# The usual English vocabularies hold each of these words as one token.
 WORDS = tuple(files("nunatak_loadtest").joinpath("words.txt").read_text("utf-8").split())
 TRIES = 32
-"""Draws until a text counts as new; of one word there are fewer texts than requests."""
+"""Most draws of a new text. There are fewer texts of one word than requests."""
 
 
 class TextSource(Protocol):

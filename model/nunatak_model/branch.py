@@ -49,13 +49,13 @@ class BranchSlots:
     """The slots of a branch, on a device whose kernels read many tasks' parameters at once."""
 
     layers: Slot[Layers] | None
-    """None where the branch is a head alone."""
+    """None if the branch is a head alone."""
     head: Slot[Head]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Branch:
-    """One task version, ready to run; two branches are the same only if they are one object."""
+    """One task version, ready to run. Branches are compared by identity."""
 
     spec: BranchSpec
     split_depth: int | None
@@ -114,7 +114,7 @@ def initial_parameters(
 def build_branch(
     spec: BranchSpec, config: BackboneConfig, parameters: Mapping[str, Tensor]
 ) -> Branch:
-    """Arrange named tensors as a branch; the tensors are referenced, not copied.
+    """Arrange named tensors as a branch. The branch shares the memory of the tensors.
 
     Raises:
         NunatakError: `invalid_method`, the method does not fit the backbone.
@@ -150,7 +150,7 @@ def convert_branch(branch: Branch, backbone: Backbone) -> Branch:
 
 
 def _in_slots(branch: Branch, backbone: Backbone, banks: SlotBanks) -> Branch:
-    """Write a branch into slots; it runs alone from there as well as grouped with others."""
+    """Write a branch into slots. From there it can run alone or grouped with others."""
     spec, config = branch.spec, backbone.config
     alignment = ALIGNMENT_BYTES // backbone.dtype.itemsize
     form = BranchSpec(
@@ -161,7 +161,7 @@ def _in_slots(branch: Branch, backbone: Backbone, banks: SlotBanks) -> Branch:
     parameters = padded_parameters(
         spec.method, branch.parameters, {**layer_shapes, **head}, dtype=backbone.dtype
     )
-    # Before they leave the host, where looking at them costs no wait for the device.
+    # Checked on the host, because a check on the device would wait for the device.
     _check_finite(parameters)
     slots = BranchSlots(
         layers=banks.take(form.method, layer_shapes, partial(_layers, form, config))
@@ -235,14 +235,17 @@ def _check_parameters(parameters: Mapping[str, Tensor], shapes: Shapes) -> None:
 
 def _check_finite(parameters: Mapping[str, Tensor]) -> None:
     for name, tensor in parameters.items():
-        # A finite sum proves every entry finite, and is far cheaper than looking at each; a sum
-        # that merely overflowed is settled by the exact look.
+        # A finite sum proves every entry finite, and costs far less than a check of each entry. If
+        # the sum overflows, the exact check decides.
         if not torch.isfinite(tensor.detach().sum()) and not torch.isfinite(tensor).all():
             raise NunatakError("non_finite_parameter", name=name)
 
 
 def padded_head(head: HeadSpec, alignment: int) -> HeadSpec:
-    """The head with its labels rounded up to a multiple of `alignment`; kinds share a form."""
+    """The head with its labels rounded up to a multiple of `alignment`.
+
+    All kinds of head share a form.
+    """
     kind = HeadKind.TOKEN_CLASSIFICATION
     if isinstance(head.pooling, Pooling):
         kind = HeadKind.SEQUENCE_CLASSIFICATION
@@ -271,9 +274,8 @@ def _filled(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
 def embedding_branch(backbone: Backbone) -> Branch:
     """A branch whose logits are the pooled vector of the last layer, [hidden width].
 
-    It splits at the top, so its rows are trunk rows to the end, and its head is the pooling that
-    the checkpoint was trained with and an output layer that is the identity, which is left out.
-    The vectors are not normalised.
+    The branch splits at the top, so its rows are trunk rows to the end. Its head is the
+    checkpoint's pooling, without an output layer. The vectors are not normalised.
     """
     config = backbone.config
     return Branch(

@@ -52,10 +52,10 @@ def load_backbone(
     """Load a frozen backbone.
 
     Args:
-        source: `minilm` (the embedded default), a folder in transformers' layout, or a hub id;
-            with `+int8` behind it, that backbone quantized (see `quantize_backbone`).
-        dtype: number format to hold the weights in.
-        device: where to hold the weights.
+        source: `minilm` (the embedded default), a folder in transformers' layout, or a hub id; the
+            suffix `+int8` quantizes the backbone (see `quantize_backbone`).
+        dtype: number format of the weights.
+        device: the device of the weights.
 
     Raises:
         NunatakError: `backbone_not_found`, nothing is there.
@@ -223,7 +223,7 @@ Stored = Mapping[str, TensorFile]
 
 
 def _open_weights(folder: Path, stack: ExitStack) -> Stored:
-    # The one file first, as transformers: an index may be left over from an earlier save.
+    # The single file comes first, as in transformers: an index may be left from an earlier save.
     if (folder / WEIGHTS_INDEX).exists() and not (folder / WEIGHTS).exists():
         files = sorted(set(_weight_map(folder / WEIGHTS_INDEX).values()))
     else:
@@ -255,7 +255,7 @@ def _open(path: Path) -> Generator[TensorFile]:
 
 
 def _encoder_tensors(stored: Stored, config: BackboneConfig) -> Iterator[tuple[str, Tensor]]:
-    """Each encoder tensor under our name; query, key and value are stacked into one."""
+    """The encoder tensors under our names. Query, key and value are stacked into one tensor."""
     prefix, source_names = _prefix(stored, config), architecture_of(config).source_names
     for target, shape in encoder_shapes(config).items():
         parts = [_find(stored, prefix + name) for name in source_names(target)]
@@ -268,7 +268,7 @@ def _encoder_tensors(stored: Stored, config: BackboneConfig) -> Iterator[tuple[s
 
 
 def _prefix(stored: Stored, config: BackboneConfig) -> str:
-    """`bert.` and the like in checkpoints with a head, nothing in bare encoders."""
+    """The prefix of encoder tensors: for example `bert.` in checkpoints with a head, else empty."""
     (key,) = architecture_of(config).source_names("embeddings.word")
     found = [name for name in stored if name == key or name.endswith(f".{key}")]
     if len(found) != 1:
@@ -288,11 +288,11 @@ def _find(stored: Stored, name: str) -> Tensor:
 
 
 def _pooler_tensors(stored: Stored, config: BackboneConfig) -> Iterator[tuple[str, Tensor]]:
-    """Return the initial tensors of heads, under our names, as far as the checkpoint has them."""
+    """Return the checkpoint's initial tensors of heads, under our names."""
     prefix = _prefix(stored, config)
     for target, source in architecture_of(config).HEAD_SOURCES.items():
         for part in ("weight", "bias"):
-            # Some architectures count it as part of the encoder, others as part of a head.
+            # Some architectures count this tensor as part of the encoder, others as part of a head.
             names = (f"{prefix}{source}.{part}", f"{source}.{part}")
             found = next((name for name in names if name in stored), None)
             if found is not None:
@@ -302,7 +302,7 @@ def _pooler_tensors(stored: Stored, config: BackboneConfig) -> Iterator[tuple[st
 def _embedding(
     folder: Path, raw: Mapping[str, Any], definition: dict[str, Any], settings: dict[str, Any]
 ) -> Embedding:
-    """As sentence-transformers or the configuration says, else the first token."""
+    """The pooling in the sentence-transformers files or the configuration, else the first token."""
 
     def read(name: str) -> object:
         return _parsed(folder / name) if (folder / name).exists() else None

@@ -1,10 +1,10 @@
 """Heads: token vectors to logits.
 
-The heads of transformers are two families here. A sequence head pools the token vectors (first
-token or mean), optionally runs a dense block (BERT's pooler, RoBERTa's `classifier.dense`,
-ModernBERT's `head`), then the output layer. A token head runs on every token, mostly without a
-dense block: one label a token (`...ForTokenClassification`), or a start and an end score
-(`qa_outputs` of `...ForQuestionAnswering`).
+There are two families of heads here, after transformers' heads. A sequence head pools the token
+vectors (first token or mean), optionally runs a dense block (BERT's pooler, RoBERTa's
+`classifier.dense`, ModernBERT's `head`), then the output layer. A token head runs on every token,
+mostly without a dense block: one label a token (`...ForTokenClassification`), or a start and an end
+score (`qa_outputs` of `...ForQuestionAnswering`).
 
 Axes: tokens = packed tokens of the rows, rows = texts, width = hidden width, labels = outputs of
 the task.
@@ -51,7 +51,7 @@ class HeadSpec:
     pooling: Pooling | None = None
     dense: bool = False
     block: DenseBlock = TANH_BLOCK
-    """The form of the dense block, where the head has one."""
+    """The form of the dense block, if the head has one."""
 
     def check(self) -> None:
         """Raise `invalid_head` unless the shape fits the kind."""
@@ -80,7 +80,7 @@ class HeadSpec:
 class Head:
     """The parameters of one head; a head without pooling reads every token.
 
-    A head without output layer gives the features themselves.
+    A head without an output layer returns its features.
     """
 
     pooling: Pooling | None
@@ -128,7 +128,7 @@ def head_shapes(spec: HeadSpec, config: BackboneConfig) -> Shapes:
 def initial_head(
     spec: HeadSpec, backbone: Backbone, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """Random output layer; the dense block starts from the checkpoint's if it has one."""
+    """A random output layer. The dense block starts from the checkpoint's block if there is one."""
     parameters = {
         name: _initial(name, shape, generator).to(backbone.device)
         for name, shape in head_shapes(spec, backbone.config).items()
@@ -170,13 +170,13 @@ def pool(
     *,
     sum_rows: SumRows,
 ) -> Float[Tensor, "rows width"]:
-    """One vector for each of the rows, which lie packed one after another."""
+    """One vector for each row; the rows lie packed one after another."""
     sizes = to_device(lengths, hidden.device)
     match pooling:
         case Pooling.FIRST:
             return hidden.index_select(0, sizes.cumsum(0) - sizes)
         case Pooling.MEAN:
-            # Summed in float32: a sum of many bfloat16 vectors loses the small ones.
+            # Summed in float32, because a bfloat16 sum of many vectors loses small values.
             sums = sum_rows(hidden.float(), sizes)
             return (sums / sizes.unsqueeze(1)).to(hidden.dtype)
 
@@ -190,7 +190,7 @@ def apply_head(
 ) -> Float[Tensor, "vectors labels"]:
     """Logits in float32, for pooled vectors of one task or for all its token vectors.
 
-    With `groups`, `head` is stacked ones of many tasks, each for its vectors.
+    With `groups`, `head` holds the stacked heads of many tasks, each for its own vectors.
     """
     features = functional.dropout(features, dropout, training=dropout > 0.0)
     if head.dense is not None:

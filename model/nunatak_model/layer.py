@@ -104,7 +104,8 @@ class Adapter:
 class BottleneckLayer:
     """The frozen layer, with an adapter in one or both blocks.
 
-    A block without an adapter has none here; a norm that is None is the frozen one.
+    An adapter that is None means a block without adapter. A norm that is None means the frozen
+    norm.
     """
 
     lane: ClassVar = Lane.BOTTLENECK
@@ -126,7 +127,7 @@ LayerOverride = OwnLayer | ChangedMaps | BottleneckLayer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenSpan:
-    """Neighbouring tokens that run the same override: one task's, or stacked ones of many tasks."""
+    """Adjacent tokens that run the same override: of one task, or of many tasks stacked."""
 
     tokens: slice
     groups: SlotGroups | None = None
@@ -135,7 +136,7 @@ class TokenSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixedLayer:
-    """One layer as a mixed batch runs it: the frozen weights, and what differs where.
+    """One layer of a mixed batch: the frozen weights, and the overrides of spans.
 
     Tokens `[0, frozen_end)` run the frozen linear maps, `[0, shared_norm_end)` the frozen norms.
     """
@@ -156,11 +157,10 @@ def mix_layer(
     index: int,
     num_tokens: int,
 ) -> MixedLayer:
-    """Sort the overrides of a layer by kind; they come in the order of the plan's lanes.
+    """Sort the overrides of a layer by kind. The spans must be in the order of the plan's lanes.
 
     Raises:
-        NunatakError: `layer_not_held`, `frozen` is None, and not every token has a layer of its
-            own.
+        NunatakError: `layer_not_held`, `frozen` is None, and a token has no own layer.
     """
     changed = tuple((span, it) for span, it in overrides if isinstance(it, ChangedMaps))
     bottleneck = tuple((span, it) for span, it in overrides if isinstance(it, BottleneckLayer))
@@ -169,7 +169,7 @@ def mix_layer(
     if frozen is None:
         if frozen_end:
             raise NunatakError("layer_not_held", index=index)
-        # No token runs it; it says which parts a layer has.
+        # No token runs this layer. It only shows which parts a layer has.
         frozen = own[0][1]
     return MixedLayer(
         index=index,
@@ -256,7 +256,8 @@ def mixed_norm(
 ) -> Float[Tensor, "tokens width"]:
     """Run a layer norm, if the layer has it: frozen, of a bottleneck, or of a task's own layer.
 
-    Where bottlenecks have no such norm of their own (`pick_bottleneck` is None), theirs is frozen.
+    If bottlenecks do not own this norm (`pick_bottleneck` is None), their tokens run the frozen
+    norm.
 
     Semantics:
         for token in tokens:
@@ -275,7 +276,7 @@ def mixed_norm(
             own = pick_bottleneck(override)
             pieces.append((TokenSpan(tokens=span.tokens), frozen) if own is None else (span, own))
     pieces += [(span, pick(weights)) for span, weights in layer.own]
-    # All rows of a layer have the norm or none has; the filter only narrows the type.
+    # Either all rows of a layer have the norm or none; the filter only narrows the type.
     normed = [
         layer_norm(x[span.tokens], norm, epsilon=epsilon, groups=span.groups)
         for span, norm in pieces
@@ -342,8 +343,8 @@ def add_adapters(
 ) -> None:
     """Add the bottleneck adapters of a block to its residual sum, in place.
 
-    `norm` is the frozen one over the sum, for adapters that read `NORMED_SUM`; None where norms
-    stand before the blocks and no adapter reads so.
+    `norm` is the frozen norm over the sum, for adapters that read `NORMED_SUM`. `norm` is None in
+    architectures with norms before the blocks.
 
     Semantics:
         for token in tokens of bottleneck tasks with an adapter here:
@@ -358,7 +359,7 @@ def add_adapters(
         x = block[tokens]
         if norm is not None and adapter.reads is AdapterInput.NORMED_SUM:
             rows = summed[tokens]
-            # The gradient of the norm needs the sum as it was before the adapter adds to it.
+            # The gradient of the norm needs the sum without the adapter's output.
             x = layer_norm(rows.clone() if rows.requires_grad else rows, norm, epsilon=epsilon)
         summed[tokens].add_(_adapter_update(x, adapter, span.groups))
 

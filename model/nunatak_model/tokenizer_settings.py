@@ -40,7 +40,7 @@ OWN_CLASSES = {
     "xlm-roberta": "XLMRobertaTokenizer",
     "camembert": "CamembertTokenizer",
 }
-"""The class that transformers takes for a `model_type` where no file names one."""
+"""transformers' default class for a `model_type`, if no file names a class."""
 GIVES_TYPES = {
     **dict.fromkeys(("BertTokenizer", "ElectraTokenizer", "DebertaV2Tokenizer"), True),
     **dict.fromkeys(("RobertaTokenizer", "XLMRobertaTokenizer", "CamembertTokenizer"), False),
@@ -51,14 +51,14 @@ GIVES_TYPES = {
 
 
 def gives_token_types(config: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
-    """Whether the encoder is given token types; without them, every token has type 0.
+    """Whether the tokenizer gives token types; without token types, every token has type 0.
 
     Args:
         config: the `config.json`.
-        settings: the `tokenizer_config.json`, empty where there is none.
+        settings: the `tokenizer_config.json`; empty without this file.
 
     Raises:
-        UnsupportedBackboneError: the class of the tokenizer is not known.
+        UnsupportedBackboneError: the class of the tokenizer is unknown.
     """
     named = settings.get("model_input_names")
     if isinstance(named, list):
@@ -80,7 +80,7 @@ def check_settings(
 
     Args:
         config: the `config.json`.
-        settings: the `tokenizer_config.json`, empty where there is none.
+        settings: the `tokenizer_config.json`; empty without this file.
         definition: the `tokenizer.json`.
 
     Raises:

@@ -21,9 +21,9 @@ from nunatak_contract.plain_text import visible, visible_lines
 from nunatak_registry.aliases import reads_text
 
 LONG_SHARE_TO_WARN_OF: Final = 0.01
-"""From this share of cut examples on, a report warns that their unread parts matter."""
+"""If more than this share of the examples is cut, the card warns."""
 SHOWN_CONFUSED_LABELS = 12
-"""More columns than this no page and no terminal holds."""
+"""Most labels of a matrix: pages and terminals have no room for more columns."""
 SHOWN_MISTAKES = 10
 SHOWN_LABELS = 100
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|!~&$])")
@@ -32,7 +32,7 @@ _LIST_OR_RULE = re.compile(r"^(\d*)([-+=.)])")
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return rows as a table, a line for each; cells hold no line break and no bare `|`."""
+    """Return rows as a table, one line per row; cells hold no line break and no bare `|`."""
     lines = (f"| {' | '.join(line)} |\n" for line in (header, *rows))
     return next(lines) + f"|{'---|' * len(header)}\n" + "".join(lines)
 
@@ -53,7 +53,7 @@ def thresholds_text(head: HeadRecord) -> str | None:
 
 
 def shared_text(manifest: TaskManifest) -> str:
-    """How much of the forward pass the version shares with other tasks."""
+    """The number of layers that the version shares with other tasks."""
     if manifest.split_depth is None:
         return "none"
     return f"{manifest.split_depth} of {manifest.backbone.num_layers}"
@@ -70,12 +70,12 @@ def score_text(metric: MetricRecord) -> str:
 
 
 def own_parameters(manifest: TaskManifest) -> int:
-    """Parameters that the version owns, its head included."""
+    """Parameters that the version owns, with its head."""
     return manifest.parameter_counts.branch + manifest.parameter_counts.head
 
 
 def saved_share(manifest: TaskManifest) -> float | None:
-    """Share of a dedicated model's parameters that the version does without.
+    """Share of a dedicated model's parameters that the version saves.
 
     None for versions that do not record the size of their backbone.
     """
@@ -130,7 +130,7 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mistake:
-    """How often a label was predicted in place of the true one."""
+    """The number of examples of one label that were predicted as another label."""
 
     truth: str
     predicted: str
@@ -166,7 +166,7 @@ def worst_mistakes(manifest: TaskManifest) -> tuple[Mistake, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """One property of both versions; None: that version does not have it."""
+    """One property of both versions; None: the version does not have the property."""
 
     name: str
     left: JsonValue
@@ -179,7 +179,7 @@ class Compared:
 
     @property
     def change(self) -> float | None:
-        """Right minus left, of numbers."""
+        """Right minus left, if both are numbers."""
         match self.left, self.right:
             case (bool(), _) | (_, bool()):
                 return None
@@ -192,7 +192,7 @@ class Compared:
 def compare(left: TaskManifest, right: TaskManifest) -> tuple[Compared, ...]:
     """Compare the facts of versions: method, labels, scores, data, recipe and sizes.
 
-    Of the recipes only the settings that differ are named.
+    From the recipes, only the differing settings are listed.
     """
     settings = _merged("recipe", _settings(left), _settings(right))
     return (
@@ -225,7 +225,7 @@ def _values(metrics: Iterable[MetricRecord]) -> dict[str, JsonValue]:
 
 
 def _settings(manifest: TaskManifest) -> dict[str, JsonValue]:
-    # The method has a line of its own already.
+    # The method already has its own line.
     recipe = manifest.recipe
     return {} if recipe is None else {k: v for k, v in recipe.settings.items() if k != "method"}
 
@@ -242,8 +242,8 @@ def task_card(manifest: TaskManifest, *, source: str | None = None) -> str:
     """Write the card of a version.
 
     Args:
-        manifest: of the version.
-        source: where `nunatak task pull` finds the task, if it was pushed.
+        manifest: the version's manifest.
+        source: the place of the task for `nunatak task pull`, if it was pushed.
     """
     sections = (
         _head(manifest),
@@ -396,6 +396,6 @@ def _labels(labels: Sequence[str]) -> str:
 
 
 def _text(value: str) -> str:
-    """Somebody's text on one line, with nothing in it that Markdown or HTML would read."""
+    """Foreign text on one line, with the special characters of Markdown and HTML escaped."""
     plain = _SPECIAL.sub(r"\\\1", visible(" ".join(value.split())))
     return _LIST_OR_RULE.sub(r"\1\\\2", plain)

@@ -11,7 +11,7 @@ class InvalidManifestError(NunatakError):
 
 
 class InvalidArtifactError(NunatakError):
-    """Bytes that are no safetensors file, or one beyond the limits of `tensors`."""
+    """Bytes that are no safetensors file, or exceed the limits of `tensors`."""
 
     def __init__(self, problem: str) -> None:
         super().__init__("invalid_artifact", problem=problem)
@@ -47,7 +47,7 @@ class StoreUnavailableError(NunatakError):
 
 
 class StoreReadOnlyError(StoreUnavailableError):
-    """A write after a failed fsync; reads go on."""
+    """A write after a failed fsync. Reads still work."""
 
     def __init__(self, reason: str) -> None:
         NunatakError.__init__(self, "store_read_only", reason=reason)

@@ -19,7 +19,7 @@ from nunatak_registry.index.index import Change, Index, find_version, require_al
 
 
 class RolloutStore:
-    """The candidates of one registry. Safe to share between threads and between processes."""
+    """The candidates of one registry. Threads and processes may share the registry."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class RolloutStore:
             TaskNotFoundError: no such task.
             NunatakError: `alias_not_found`, the task has no such alias.
             NunatakError: `candidate_not_found`, there is no candidate of this role.
-            NunatakError: `candidate_conflict`, another candidate is there than expected.
+            NunatakError: `candidate_conflict`, the candidate is not the expected version.
         """
         _checked_place(task, alias, role)
         with self._writing() as change:

@@ -54,7 +54,7 @@ class Catalog:
         return await self._call(self._traffic, reference)
 
     async def generation(self) -> Generation:
-        """Return the generation, which every change of the registry raises."""
+        """Return the generation, which changes with every change of the registry."""
         return await self._call(self._registry.generation)
 
     async def tasks(self) -> list[ListedTask]:
@@ -84,7 +84,7 @@ class Catalog:
     async def next_rollback(
         self, task: str, alias: str, *, expected_version: int | None
     ) -> tuple[int, int]:
-        """Return the version of an alias now, and its version after a rollback."""
+        """Return the present version of an alias, and the version after a rollback."""
         return await self._call(
             self._registry.next_rollback, task, alias, expected_version=expected_version
         )
@@ -155,7 +155,7 @@ Found = TypeVar("Found")
 
 
 class VisibleCatalog:
-    """The registry as if it held only the tasks of one caller.
+    """The registry with only the tasks of one caller.
 
     A name from a request may be anything, so the log gets only names that a look-up has found.
     """

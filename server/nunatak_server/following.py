@@ -1,9 +1,9 @@
 """Following the registry: its changes by other processes, and the holds on versions in memory.
 
-`RegistryWatch` polls the registry for changes and for restores of a backup. `HoldRenewal` tells the
-registry which versions this process serves, so that nobody deletes one of them. The holds of a
-killed process expire. A restored registry has lost the holds written since its backup, so this
-process checks its holds with each turn.
+`RegistryWatch` polls the registry for changes and for restores of a backup. `HoldRenewal` holds the
+served versions in the registry, so that nobody deletes one of them. The holds of a killed process
+expire. A restored registry has lost the holds written since its backup, so this process checks its
+holds with each turn.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ class RegistryWatch:
         interval_s: float,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`on_restore` runs after `on_change`, if the generation has not gone up."""
+        """`on_restore` runs after `on_change`, if the generation has not increased."""
         self._generation = generation
         self._on_change = on_change
         self._on_restore = on_restore
@@ -49,7 +49,9 @@ class RegistryWatch:
                 found = await self._generation()
             except NunatakError as error:
                 if self.is_readable:
-                    logger.warning("the registry cannot be read, serving what is known: %s", error)
+                    logger.warning(
+                        "the registry cannot be read, serving the known versions: %s", error
+                    )
                 self.is_readable = False
             else:
                 self.is_readable = True
@@ -60,7 +62,7 @@ class RegistryWatch:
 
     async def _report(self, before: Generation | None, found: Generation) -> None:
         self._on_change()
-        # Each number is used once, unless the index is an older copy.
+        # Numbers only increase, unless the index is an older copy.
         if before is not None and found.number <= before.number:
             logger.warning(
                 "the registry was restored: its generation was %d and is now %d; versions that it "
@@ -88,16 +90,16 @@ class Holds(Protocol):
     def hold(
         self, versions: Collection[Version], *, seconds: float
     ) -> Awaitable[AbstractSet[Version]]:
-        """Hold these versions, and no others, for so many seconds; return the held ones."""
+        """Hold these versions, and no others, for `seconds`; return the held versions."""
         ...
 
     def held(self) -> Awaitable[AbstractSet[Version]]:
-        """Return the versions that this process holds now."""
+        """Return the present holds of this process."""
         ...
 
 
 class HoldRenewal:
-    """Renews the holds on the versions in memory; without holds the server goes on serving."""
+    """Renews the holds on the versions in memory. The server also serves without holds."""
 
     def __init__(
         self,
@@ -108,7 +110,7 @@ class HoldRenewal:
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[asyncio.Event, float], Awaitable[None]] | None = None,
     ) -> None:
-        """`pause` waits for so many seconds, or until the event is set."""
+        """`pause` waits for some seconds, or until the event is set."""
         self._resident = resident
         self._holds = holds
         self._interval_s = interval_s

@@ -38,7 +38,7 @@ class LocalPredictor:
         self.close()
 
     def start(self) -> None:
-        """Start the threads and run a first forward pass; raises what `Runtime.start` raises."""
+        """Start the threads and run a first forward pass; raises like `Runtime.start`."""
         try:
             self._runner.run(self._start())
         except BaseException:

@@ -20,12 +20,12 @@ class State(StrEnum):
 
 
 class Readiness:
-    """The state of the process; belongs to the event loop thread."""
+    """The state of the process; only the event loop thread may use it."""
 
     def __init__(
         self, *, stalled_s: Callable[[], float] = lambda: 0.0, max_stall_s: float = inf
     ) -> None:
-        """`stalled_s` returns for how many seconds rows have waited and no batch has ended."""
+        """`stalled_s` returns the seconds in which rows have waited and no batch has ended."""
         self.state = State.STARTING
         self._stalled_s = stalled_s
         self._max_stall_s = max_stall_s
@@ -56,7 +56,7 @@ class Readiness:
             self.check_ready()
 
     def check_ready(self) -> None:
-        """Return if more requests should be sent; raises as `check`."""
+        """Return if callers should send more requests; raises like `check`."""
         match self.state:
             case State.READY if self._is_stalled:
                 raise NunatakError(

@@ -52,7 +52,7 @@ class ServerSettings(BaseSettings):
     )
     backbone_layers: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         default=None,
-        description="how many of the lowest layers to keep in memory; all if not set. The server "
+        description="number of lowest layers to keep in memory; all if not set. The server "
         "refuses embeddings, and tasks that need a higher layer of the backbone",
     )
     host: str = Field(
@@ -121,8 +121,10 @@ class ServerSettings(BaseSettings):
     )
     pins: str = Field(
         default="",
-        description="task references, separated by commas. The server loads them before it is "
-        "ready, and keeps them in memory. It looks up an alias once",
+        description=(
+            "task references, separated by commas. The server loads these tasks before it is "
+            "ready, and keeps them in memory. An alias is looked up once"
+        ),
     )
     max_queued_requests: Count = Field(
         default=1024, description="requests without an answer yet; further requests get 429"
@@ -355,6 +357,6 @@ def _quoted(text: str) -> str:
 
 
 def _without_secrets(url: str) -> str:
-    # On the text, because parsing and rendering would lose a slash of `sqlite:////path`.
+    # Replaced in the text, because a parser would lose a slash of `sqlite:////path`.
     named = re.sub(r"(?<=://).*@", f"{HIDDEN}@", url)
     return re.sub(r"\?.*", f"?{HIDDEN}", named)

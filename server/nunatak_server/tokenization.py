@@ -23,7 +23,7 @@ from nunatak_server.inputs import strings_in, texts_to_read
 
 
 class FairSemaphore:
-    """A semaphore that serves callers in turn; belongs to the event loop thread.
+    """A semaphore that serves callers in turn; only the event loop thread may use it.
 
     A caller that gives a slot back goes behind all callers that wait (round-robin, Nagle 1987). A
     new caller therefore waits for at most one slot of each other caller. The requests of one caller
@@ -54,7 +54,7 @@ class FairSemaphore:
             await turn
         except asyncio.CancelledError:
             if not turn.cancelled():
-                # The slot came in the moment of the cancellation.
+                # The slot arrived at the moment of the cancellation.
                 self._leave(caller)
             raise
 
@@ -83,22 +83,24 @@ class FairSemaphore:
 
 
 MAX_DEFAULT_STRIDE = 128
-"""The value of the reference implementation of BERT for SQuAD (Devlin et al. 2019)."""
+"""Default stride of contexts, from BERT's reference implementation for SQuAD (Devlin et al.
+2019)."""
 
 MAX_CHARS_ON_LOOP: Final = 512
-"""Sum over all texts and readings. To encode so many takes at most a third of a millisecond, and a
-thread needs nearly as long for the hand-over. More would block the event loop."""
+"""Most characters, over all texts and readings, that the event loop encodes. This takes at most a
+third of a millisecond. The hand-over to a thread would take nearly as long. More would block the
+event loop."""
 
 MAX_CHARS_A_CHUNK: Final = 4096
-"""Characters of one chunk; a longer text is a chunk of its own. A chunk takes about two
-milliseconds, and a change of slots a tenth of that."""
+"""Characters of one chunk; a longer text is one chunk. A chunk takes about two milliseconds, and a
+change of slots a tenth of that."""
 
 Encodings = tuple[Encoding, ...]
 """The encodings of one input: windows of one text, or one pair for each document."""
 
 
 class Encoder(Protocol):
-    """FairQueue texts into tokens; several threads may call it at once."""
+    """Turns texts into tokens; several threads may call it at once."""
 
     def encode(self, inputs: Sequence[TextInput], *, max_length: int) -> list[Encoding]:
         """Tokenize and truncate each input."""
@@ -130,10 +132,10 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
-    """How much of one input is read, over all windows and documents; lengths are in tokens."""
+    """Numbers of read and unread tokens of one input, over all windows and documents."""
 
     num_tokens: int
-    """Tokens with special tokens; tokens in several windows count once."""
+    """Tokens that are read, with special tokens; tokens in several windows count once."""
     num_left_out: int
     """Tokens that are not read, because the text is cut."""
     is_windowed: bool
@@ -146,7 +148,7 @@ class Extent:
 
 
 def extent_of(encodings: Encodings) -> Extent:
-    """Return how much of an input its encodings cover."""
+    """Return the lengths of an input that its encodings cover."""
     parts = [encoding.part for encoding in encodings]
     total = sum(encoding.num_tokens for encoding in encodings)
     return Extent(
@@ -217,7 +219,10 @@ class _Piece:
 
 
 class Tokenization:
-    """Encodes short texts at once and all others on threads; belongs to the event loop thread."""
+    """Encodes short texts at once and all others on threads.
+
+    Only the event loop thread may use it.
+    """
 
     def __init__(self, encoder: Encoder, *, num_threads: int) -> None:
         self._encoder = encoder

@@ -49,7 +49,7 @@ def rows_of(examples: Sequence[Example]) -> list[dict[str, object]]:
 
 
 class RecordingReport:
-    """Remembers everything a run tells."""
+    """Remembers every call of a run."""
 
     def __init__(self) -> None:
         self.num_prepared = 0

@@ -98,7 +98,7 @@ def served(folder: Path, branches: list[Branch], *, dtype: torch.dtype) -> Serve
 
 
 def plainly_served(folder: Path, branches: list[Branch], *, dtype: torch.dtype) -> Served:
-    """The same with torch's own kernels, and each task by itself."""
+    """The same with torch's own kernels, and each task alone."""
     return _with(load_backbone(folder, dtype=dtype, device=DEVICE), branches)
 
 
@@ -119,7 +119,7 @@ def random_questions(seed: int, num_tasks: int) -> list[Question]:
 
 
 def error(answers: list[Tensor], expected: list[Tensor]) -> float:
-    """Root of the mean squared difference, as a share of the root mean square of `expected`."""
+    """Root mean square of the difference, divided by the root mean square of `expected`."""
     difference = torch.cat(
         [(a.float() - b).flatten() for a, b in zip(answers, expected, strict=True)]
     )

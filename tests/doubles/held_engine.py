@@ -14,7 +14,7 @@ ANSWER = RowAnswer(logits=[0.0, 1.0], queue_s=0.1, compute_s=0.2, batch_rows=3)
 
 
 class HeldEngine:
-    """Answers when told to, task by task."""
+    """Answers on command, task by task."""
 
     def __init__(self) -> None:
         self.rows: list[PendingRow] = []

@@ -27,7 +27,7 @@ AUTO_CLASSES = {
 
 
 class PeftBase:
-    """A tiny base model on disk, and the same as our backbone."""
+    """A tiny base model on disk, also loaded as our backbone."""
 
     def __init__(self, folder: Path, family: Family, *, num_layers: int = NUM_LAYERS) -> None:
         self.folder = save_tiny_backbone(folder, family=family, num_layers=num_layers)

@@ -111,7 +111,7 @@ PEFT_TARGETS: dict[Family, dict[LinearMap, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Twin:
-    """One task twice: as its own library runs it, and as a branch."""
+    """One task in two forms: a published model, and a branch."""
 
     model: nn.Module
     branch: Branch
@@ -249,7 +249,8 @@ class TwinFactory:
         for name, tensor in adapted.state_dict().items():
             plain = name.removeprefix("base_model.model.").replace(".base_layer", "")
             stored[plain.replace(".modules_to_save.default", "")] = tensor
-        # The model inside the wrapper: peft's own for question answering drops the token types.
+        # The model inside the wrapper, because peft's wrapper for question answering drops the
+        # token types.
         inner = adapted.get_base_model().eval()
         return self._twin(inner, method, head, stored)
 
@@ -315,7 +316,7 @@ def _adapted_output(block: nn.Module) -> Callable[..., Tensor | tuple[Tensor, ..
 
 
 def _blocks(method: Lora, width: int) -> Tensor:
-    """Ones where query, key or value, as far as they are targets, read their own third."""
+    """A mask of ones where each target among query, key and value reads its own third."""
     mask = torch.zeros(3 * width, 3 * method.rank)
     for part, target in enumerate(FUSED):
         if target in method.targets:

@@ -26,7 +26,7 @@ LOGITS = [0.0, 1.0]
 
 
 class FakeEngine:
-    """Answers at once, with a failure for sick tasks; or never."""
+    """Answers at once, with a failure for chosen tasks; or never."""
 
     def __init__(self, *, sick: frozenset[str] = frozenset()) -> None:
         self.sick = sick

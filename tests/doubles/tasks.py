@@ -103,7 +103,7 @@ def spec_of(
 
 
 def random_parameters(spec: BranchSpec, backbone: Backbone, *, seed: int) -> dict[str, Tensor]:
-    """Return parameters away from where training starts, so that every method has an effect."""
+    """Return parameters that differ from fresh ones, so that every method has an effect."""
     generator = torch.Generator().manual_seed(seed)
     parameters = initial_parameters(spec, backbone, generator=generator)
     return {

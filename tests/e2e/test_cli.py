@@ -17,7 +17,7 @@ from nunatak_client import Client, ConflictError
 from nunatak_loadtest import LoadReport
 from nunatak_loadtest.processes import ServerProcess
 
-# Three trainings stand behind one fixture, each a process of its own.
+# One fixture runs three trainings, each in its own process.
 pytestmark = pytest.mark.timeout(300)
 
 

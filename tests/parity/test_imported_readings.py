@@ -57,7 +57,7 @@ def check_scores(folder: Path, ours: list[list[dict[str, Any]]]) -> None:
         (3, ProblemType.MULTI_LABEL),
     ],
 )
-def test_scores_equal_those_of_the_pipeline(
+def test_scores_match_the_pipeline(
     factory: TwinFactory, tmp_path: Path, num_labels: int, problem_type: ProblemType | None
 ) -> None:
     save_checkpoint(

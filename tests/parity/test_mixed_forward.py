@@ -74,7 +74,7 @@ def random_encoding(chance: random.Random, num_tokens: int, *, num_types: int) -
 
 
 def test_tasks_of_the_oracle_differ_from_one_another(twins: dict[str, Twin]) -> None:
-    """Guards the oracle: tasks that all gave one answer would make parity empty."""
+    """Guards the oracle: with equal answers of all tasks, parity would prove nothing."""
     encoding = random_encoding(random.Random(1), 9, num_types=1)
 
     answers = [twin.expected(encoding)[:2] for twin in twins.values()]

@@ -1,4 +1,4 @@
-"""ModernBERT against transformers' own classes: every setting that changes what is computed."""
+"""ModernBERT against transformers' own classes: every setting that changes the results."""
 
 import json
 import random
@@ -160,7 +160,7 @@ def test_a_masked_language_model_is_the_same_backbone_and_gives_heads_their_star
 
 
 @pytest.mark.parametrize("pooling", Pooling)
-def test_the_usual_head_is_that_of_transformers(pooling: Pooling, tmp_path: Path) -> None:
+def test_the_usual_head_matches_transformers(pooling: Pooling, tmp_path: Path) -> None:
     name = "cls" if pooling is Pooling.FIRST else "mean"
     model = ModernBertModel(tiny_model_config(classifier_pooling=name))
     backbone = load_backbone(saved(tmp_path, model))

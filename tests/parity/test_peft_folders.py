@@ -1,4 +1,4 @@
-"""peft's folders here and ours there: the same logits, whatever the adapter adapts."""
+"""peft's folders here and our folders in peft: the same logits, for every kind of adapter."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -117,7 +117,7 @@ adapters = st.builds(
             "rank_pattern": st.dictionaries(patterns, st.integers(1, 7), max_size=3),
             "alpha_pattern": st.dictionaries(patterns, st.integers(1, 9), max_size=3),
             "exclude_modules": st.sampled_from((None, ["key"], r".*layer\.3\..*")),
-            # A new list each time, since peft adds to it.
+            # A new list each time, because peft adds to the list.
             "modules_to_save": st.none() | st.builds(lambda: ["pooler"]),
         }
     ),
@@ -131,7 +131,7 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, PeftBase]:
 
 
 def loaded(imported: ImportedTask, backbone: Backbone) -> LoadedTask:
-    """The task as a server has it, after a round through manifest and bytes."""
+    """The task in the form of a server, made from manifest and bytes."""
     draft = draft_task(
         "tone",
         spec=imported.spec,
@@ -164,7 +164,7 @@ def difference(task: LoadedTask, backbone: Backbone, model: torch.nn.Module) -> 
     max_examples=25,
     deadline=None,
     derandomize=True,
-    # Each example builds three models: shrinking one that fails would take minutes.
+    # Each example builds three models, so shrinking a failed example would take minutes.
     phases=(Phase.explicit, Phase.generate),
     suppress_health_check=(HealthCheck.too_slow, HealthCheck.filter_too_much),
 )
@@ -195,11 +195,11 @@ def test_an_adapter_answers_alike_in_peft_imported_and_exported_back(
             folder / "theirs",
             meaning=meaning,
         )
-        # peft saves overlapping patterns in another order than it was given, so that only what it
-        # loads again is what the folder says.
+        # peft saves overlapping patterns in another order, so only a reloaded model matches the
+        # folder.
         theirs = base.load(folder / "theirs", task_type, num_labels)
     except (RuntimeError, TypeError, ValueError):
-        assume(condition=False)  # an adapter of nothing, or one that peft cannot load itself
+        assume(condition=False)  # an adapter without modules, or one that peft itself cannot load
         raise
 
     task = loaded(import_peft(folder / "theirs", base.backbone), base.backbone)

@@ -1,4 +1,4 @@
-"""What the documents say is so."""
+"""The documents are true."""
 
 import re
 import shlex
@@ -34,7 +34,7 @@ def shell_lines(text: str) -> list[str]:
 
 
 def documented_access() -> dict[tuple[str, str], str]:
-    """What each route needs, by verb and template, as the table of docs/http.md says."""
+    """The scope of each route, by verb and template, in the table of docs/http.md."""
     found = dict[tuple[str, str], str]()
     rows = re.findall(
         r"^\| (nothing|`\w+`(?:, all tasks)?) \| (`[A-Z]+ /.*) \|$", HTTP, re.MULTILINE
@@ -50,7 +50,7 @@ def documented_access() -> dict[tuple[str, str], str]:
 
 
 def real_access() -> dict[tuple[str, str], str]:
-    """The same as the server checks it."""
+    """The scope of each route, by verb and template, in the server."""
     return {
         route: "nothing"
         if needed is None
@@ -133,7 +133,7 @@ def test_every_source_that_the_architecture_names_exists() -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """The headings of a page as GitHub spells them in links."""
+    """The headings of a page in GitHub's form for links."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", it.lower()).replace(" ", "-") for it in headings}
 

@@ -24,7 +24,7 @@ def kill_at_random(
     seed: int,
     mutant: Mutant | None = None,
 ) -> Tally:
-    """Kill processes until `num_kills` of them died of it; look at the store after each."""
+    """Kill processes until `num_kills` of them have died; check the store after each."""
     tally = Tally(campaign="kill -9 at random times", seed=seed)
     source = random.Random(seed)
     location, state, lives = new_location(), State(), 0
@@ -56,7 +56,7 @@ def kill_at_random(
 def judge(tally: Tally, location: str, states: list[State], death: Death) -> State | None:
     """Compare a store with the states it may be in; return the one it is in, if any.
 
-    It must show all that was acknowledged, and may show the operation that was under way.
+    The store must show all acknowledged operations, and may show the operation in progress.
     """
     if death.breakage is not None:
         tally.wrong += 1
@@ -64,7 +64,7 @@ def judge(tally: Tally, location: str, states: list[State], death: Death) -> Sta
         return None
     try:
         with Registry.open(location) as registry:
-            # Waits for what the dead process may have left under way in a database server.
+            # Waits for the dead process's last statement in a database server.
             registry.publish(*draft_of(KEEPER, 0))
             seen = {name: task for name, task in observe(registry).items() if name != KEEPER}
             errors = [finding for finding in registry.verify() if finding.kind.is_error]

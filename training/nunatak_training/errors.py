@@ -11,7 +11,7 @@ class InvalidRecipeError(NunatakError):
 
 
 class TrainingDivergedError(NunatakError):
-    """The loss or a gradient stopped being a number; nothing was published."""
+    """The loss or a gradient became infinite or NaN; nothing was published."""
 
     def __init__(self, step: int, learning_rate: float) -> None:
         super().__init__("training_diverged", step=step, learning_rate=learning_rate)

@@ -57,18 +57,18 @@ class TrainedTask:
 
     spec: BranchSpec
     recipe: Recipe
-    """The given recipe, with its metric settled."""
+    """The given recipe, with its metric filled in."""
     data: TaskData
     parameters: Mapping[str, Tensor]
     scores: Mapping[Metric, float]
-    """On the dev examples; the recipe's metric comes first."""
+    """Scores on the dev examples; the recipe's metric comes first."""
     intervals: Mapping[Metric, Interval]
     """The interval of a score, at 95 %; a score may have none (see `score_intervals`)."""
     confusion: Mapping[tuple[str, str], int] | None
-    """On the dev examples, where each has one label: how often each pair of true and predicted
-    label occurred."""
+    """The number of dev examples of each pair of true and predicted label; empty if an example may
+    have several labels."""
     num_long: tuple[int, int]
-    """Train and dev examples of more tokens than the recipe's `max_length`."""
+    """Number of train and dev examples with more tokens than the recipe's `max_length`."""
     best_epoch: int
     num_epochs: int
     """That were planned; fewer have run where patience ended the run."""
@@ -82,7 +82,7 @@ class TrainedTask:
         return self if examples is None else replace(self, test=evaluate(self, examples, backbone))
 
     def with_choice(self, choice: LayerChoice) -> "TrainedTask":
-        """The same, with how its number of layers was chosen in its recipe."""
+        """Return a copy whose recipe records the choice of the number of layers."""
         recipe = changed_recipe(self.recipe, {"layer_choice": choice.model_dump(mode="json")})
         return replace(self, recipe=recipe)
 
@@ -96,17 +96,17 @@ def fit_task(
     trunks: TrunkStore | None = None,
     checkpoint: Checkpoint | None = None,
 ) -> TrainedTask:
-    """Train a task; the backbone is read and never written.
+    """Train a task. The backbone does not change.
 
     Args:
         data: train and dev examples.
-        recipe: how to train.
+        recipe: the settings of the run.
         backbone: the frozen encoder.
         report: receives every step and epoch.
-        trunks: the source of trunk states; runs that share it compute each trunk once.
-            Absent: memory, for this run alone. The result is the same, bit for bit.
-        checkpoint: holds the state of a killed run (see `held_checkpoint`); the caller discards it
-            when the result is safe. Absent: a killed run is lost.
+        trunks: the source of trunk states. Runs with a common source compute each trunk once.
+            Without a source, the states stay in memory for this run. The result has the same bits.
+        checkpoint: holds the state of a killed run (see `held_checkpoint`). The caller discards the
+            checkpoint when the result is stored. Without a checkpoint, a killed run is lost.
 
     Raises:
         NunatakError: `cache_unusable`, `trunks` or `checkpoint` cannot be written.
@@ -171,7 +171,7 @@ def starting_parameters(
     report: Report,
     checkpoint: Checkpoint | None = None,
 ) -> dict[str, Tensor]:
-    """Return what tuning begins with: as the seed has it, and pretrained if the recipe says so.
+    """Return the initial parameters of tuning: from the seed, and pretrained if the recipe says so.
 
     Args:
         spec: the branch of the task.
@@ -179,11 +179,11 @@ def starting_parameters(
         texts: the task's train texts, for pretraining.
         backbone: the frozen encoder.
         report: receives every step of pretraining.
-        checkpoint: holds the state of the whole run; pretraining has one of its own next to it.
+        checkpoint: holds the state of the whole run; pretraining has its own checkpoint next to it.
 
     Raises:
         NunatakError: `cache_unusable`, the checkpoint cannot be written.
-        InvalidRecipeError: nothing can be learnt from the texts.
+        InvalidRecipeError: the texts cannot be used for pretraining.
         NunatakError: the method does not fit the backbone.
         TrainingDivergedError: the loss stopped being a number.
     """
@@ -200,9 +200,9 @@ def starting_parameters(
 def branch_spec(
     recipe: Recipe, backbone: Backbone, *, kind: HeadKind, num_outputs: int
 ) -> BranchSpec:
-    """Return the branch of a recipe; the backbone settles what the recipe leaves open.
+    """Return the branch of a recipe; the backbone gives the defaults.
 
-    `num_outputs` counts for heads with labels alone: others have as many as their kind.
+    `num_outputs` is for heads with labels. The kind fixes the number of outputs of all other heads.
     """
     head = default_head(backbone, kind=kind, num_labels=kind.fixed_outputs or num_outputs)
     if not kind.reads_tokens:
@@ -224,8 +224,8 @@ def branch_logits(
 ) -> BatchLogits:
     """Return the function from encodings to logits that these parameters define.
 
-    It refers to the tensors, so it follows them when they are trained. With `trunk` it starts each
-    encoding from its state there, where there is one.
+    The function uses the tensors themselves, so it changes while they are trained. With `trunk`,
+    each encoding starts from its held state, if there is one.
 
     Raises:
         NunatakError: the parameters do not fit `spec`.
@@ -249,11 +249,11 @@ def _trunk_states(
     *,
     report: Report,
 ) -> TrunkStates | None:
-    """The states of all sets at the split depth; None where nothing but embeddings lies below."""
+    """The states of all sets at the split depth; None if only embeddings are below."""
     depth = spec.split_depth(backbone.config)
     if not depth:
         return None
-    # Separate sets: tasks and runs may share their dev examples but not their train examples.
+    # Separate sets, because tasks and runs may share dev examples but not train examples.
     parts = [
         store.states(backbone, part.encodings, depth=depth, progress=report.prepared)
         for part in sets
@@ -262,7 +262,7 @@ def _trunk_states(
 
 
 def check_recipe(recipe: Recipe, data: TaskData, backbone: Backbone) -> None:
-    """Raise `InvalidRecipeError` unless the recipe fits data and backbone."""
+    """Raise `InvalidRecipeError` unless the recipe fits the data and the backbone."""
     check_method(recipe.regularizer, recipe.method)
     if recipe.max_length > backbone.config.max_tokens:
         raise InvalidRecipeError(
@@ -283,7 +283,7 @@ def check_recipe(recipe: Recipe, data: TaskData, backbone: Backbone) -> None:
         )
     if recipe.pooling is not None or recipe.dense:
         raise InvalidRecipeError(
-            f"a {data.kind} task reads every token; it has neither pooling nor dense layer"
+            f"a {data.kind} task reads every token and has no pooling and no dense layer"
         )
     if recipe.max_length < MIN_WINDOW_TOKENS:
         raise InvalidRecipeError(
@@ -315,8 +315,8 @@ def evaluate(trained: TrainedTask, examples: ExampleSet, backbone: Backbone) -> 
     """Return the scores that were reported on dev, of other examples.
 
     Raises:
-        KeyError: the examples have a label that the task was not trained on.
-        TypeError: the examples are of another kind of task.
+        KeyError: a label does not occur in the train examples.
+        TypeError: the examples belong to another kind of task.
     """
     recipe = trained.recipe
     objective = objective_of(trained.data, positive_label=recipe.positive_label)

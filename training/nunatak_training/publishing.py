@@ -39,21 +39,21 @@ def publish(
     created_at: datetime,
     note: str = "",
 ) -> TaskManifest:
-    """Publish a trained task as the next version of `task`, or find the version it equals.
+    """Publish a trained task as the next version of `task`, or return an equal version.
 
     Raises:
-        NunatakError: the registry refuses it or cannot be written; nothing is visible then.
+        NunatakError: the registry refuses the version or cannot be written; nothing is published.
     """
     draft = draft_trained(trained, backbone, task=task, created_at=created_at, note=note)
     return registry.publish(draft.manifest, draft.blobs)
 
 
 def check_publishable(data: TaskData, recipe: Recipe, backbone: Backbone, *, note: str) -> None:
-    """Return if a version can be published, as far as can be known before training.
+    """Return if the known parts of a version can be published. Called before training.
 
     Raises:
-        NunatakError: `unpublishable`, the manifest has no room for the note, the labels or the
-            data's name.
+        NunatakError: `unpublishable`, the manifest cannot hold the note, the labels or the data's
+            name.
     """
     spec = branch_spec(recipe, backbone, kind=data.kind.head, num_outputs=len(data.labels))
     parts: dict[str, Callable[[], object]] = {
@@ -125,9 +125,10 @@ def reads_of(data: TaskData) -> Reads | None:
 
 
 def default_label_of(data: TaskData, recipe: Recipe) -> str | None:
-    """Return the label that means that nothing was found: the recipe's, or of two the commoner.
+    """Return the label that means that nothing was found; None if there is none.
 
-    Of two that are equally frequent it is the first.
+    This is the recipe's label, or the more frequent of two labels. If two labels are equally
+    frequent, it is the first.
     """
     if data.kind is not TaskKind.SINGLE_LABEL:
         return None
@@ -178,7 +179,7 @@ def metric_records(
 
 
 def _confusion_record(trained: TrainedTask) -> ConfusionRecord | None:
-    """The matrix, if the task has one that is small enough for a manifest."""
+    """The confusion matrix; None if the task has none, or it is too large for a manifest."""
     if trained.confusion is None or len(trained.confusion) > MAX_CONFUSION_CELLS:
         return None
     # Sorted, so that equal training gives equal content.
@@ -195,6 +196,6 @@ def _cut(example: Example) -> TextInput:
 
 
 def _order(text: TextInput) -> tuple[int, tuple[str, ...]]:
-    """Sort by length, then by content, so that equal data gives an equal probe."""
+    """The key of a sort by length, then by content, so that equal data gives an equal probe."""
     parts = (text,) if isinstance(text, str) else text
     return sum(map(len, parts)), parts

@@ -11,19 +11,19 @@ from nunatak_contract.plain_text import visible
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochResult:
-    """One pass over the train examples, and the scores on the dev examples after it.
+    """One pass over the train examples, and the scores on the dev examples afterwards.
 
-    Of a run of very many epochs only some are scored and have a result.
+    In a run of very many epochs, only some epochs are scored and have a result.
     """
 
     epoch: int
     """Counted from 1."""
     step: int
-    """Optimizer steps until then."""
+    """Optimizer steps until the end of the epoch."""
     train_loss: float
     dev_loss: float
     dev_score: float
-    """In the recipe's metric."""
+    """The score in the recipe's metric."""
     seconds: float
 
 
@@ -31,7 +31,7 @@ class Report(Protocol):
     """Receives the progress of a run, from the thread that trains."""
 
     def prepared(self, done: int, num_inputs: int) -> None:
-        """So many inputs have gone through the trunk; told only where they had not before."""
+        """A number of inputs have passed the trunk. Not called for cached inputs."""
         ...
 
     def started(self, *, num_steps: int, num_epochs: int) -> None:
@@ -39,7 +39,7 @@ class Report(Protocol):
         ...
 
     def resumed(self, *, num_steps: int) -> None:
-        """Note that training continues an earlier process, after so many steps."""
+        """Training continues an earlier process, after `step` steps."""
         ...
 
     def stepped(self, *, loss: float) -> None:
@@ -86,7 +86,7 @@ class ProgressBar:
         self._bar: tqdm[NoReturn] | None = None
 
     def prepared(self, done: int, num_inputs: int) -> None:
-        """Advance a bar of its own, which goes when all is done."""
+        """Advance a separate bar, which disappears at the end."""
         if done == 0:
             self._bar = _bar(f"{self._label} (trunk)", num_inputs, unit="text", leave=False)
         if self._bar is not None:
@@ -100,7 +100,7 @@ class ProgressBar:
         self._bar = _bar(f"{self._label} ({num_epochs} epochs)", num_steps, unit="step")
 
     def resumed(self, *, num_steps: int) -> None:
-        """Begin the bar where the earlier one ended."""
+        """Start the bar at the earlier process's end."""
         if self._bar is not None:
             self._bar.update(num_steps)
 
@@ -123,7 +123,7 @@ class ProgressBar:
             sys.stderr.flush()
 
     def ended(self) -> None:
-        """Leave the bar as it stands."""
+        """Close the bar."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None

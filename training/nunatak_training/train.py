@@ -1,4 +1,4 @@
-"""One training run from data to published version, as the command line calls it."""
+"""One training run from data to published version, for the command line."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -35,30 +35,30 @@ from nunatak_training.scoring import Interval
 from nunatak_training.trunk import TrunkStore
 
 RunRecipe = Callable[[Recipe], TrainedTask]
-"""Trains one recipe on the data in question."""
+"""Trains one recipe on the data of the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenTask:
-    """The task with the fewest layers, and how they were found."""
+    """The task with the fewest layers, and the search for them."""
 
     trained: TrainedTask
-    """Its recipe records the choice."""
+    """The trained task. The recipe records the choice."""
     choice: LayerChoice
 
 
 def choose_layers(
     backbone: Backbone, run: RunRecipe, *, target: float, changes: Mapping[str, JsonValue]
 ) -> ChosenTask:
-    """Train in full, then find the fewest top layers by bisection, from a head alone to all.
+    """Train the full model, then find the fewest top layers by bisection.
 
-    About log2 of the number of layers runs, plus the full one. All runs share `changes`; each
-    method's defaults settle the rest.
+    The search covers a head alone to all layers, in about log2(number of layers) runs. All runs
+    share `changes`; each method's defaults give the other settings.
 
     Raises:
-        NunatakError: `target_missed`, not even all layers reach the target, or full fine-tuning
-            learns nothing.
-        NunatakError: a run is at fault.
+        NunatakError: `target_missed`, even all layers miss the target, or full fine-tuning learns
+            nothing.
+        NunatakError: a run has an error.
     """
     whole = default_recipe(Full(), backbone=backbone.name, changes=changes)
     recipes = _candidates(backbone, changes)
@@ -93,10 +93,10 @@ def choose_layers(
 def _candidates(
     backbone: Backbone, changes: Mapping[str, JsonValue]
 ) -> Sequence[tuple[int, Recipe]]:
-    """The recipes to choose from, by their number of layers.
+    """The recipes of the search, by number of layers.
 
-    Numbers that make no sense with `changes` are left out: too few layers for the regularizer, and
-    a head alone where pretraining needs layers to move.
+    Impossible numbers are left out: too few layers for the regularizer, and a head alone with
+    pretraining, which needs layers to train.
     """
     found = list[tuple[int, Recipe]]()
     for num_layers in range(backbone.config.num_layers + 1):
@@ -123,7 +123,7 @@ class TrainSettings:
     """A file, a folder, or the name of a data set (see `load_task_data`)."""
     recipe: Recipe
     kind: TaskKind | None = None
-    """Absent: the first train row tells it (see `docs/training.md`)."""
+    """The kind of task. Absent: the first train row decides (see `docs/training.md`)."""
     dev: Path | None = None
     """A file of dev examples, in place of the dev examples of `data`."""
     spelt: RowFormat = field(default_factory=RowFormat)
@@ -133,19 +133,19 @@ class TrainSettings:
     device: str = "cpu"
     note: str = ""
     layer_target: float | None = None
-    """If given, the fewest tuned layers are sought that keep this share of full fine-tuning's dev
-    score; of `recipe` only the backbone and the seed count then, and `recipe_changes` (see
-    `default_recipe`) apply to every run."""
+    """If given, the run searches the fewest tuned layers that keep this share of full fine-tuning's
+    dev score. The search uses only backbone and seed of `recipe`, and applies `recipe_changes` (see
+    `default_recipe`) to every run."""
     recipe_changes: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainOutcome:
-    """The published version and how it came about."""
+    """The published version and its training."""
 
     manifest: TaskManifest
     metrics: Mapping[Metric, float]
-    """On the dev examples; the recipe's metric comes first."""
+    """Scores on the dev examples; the recipe's metric comes first."""
     intervals: Mapping[Metric, Interval]
     """The interval of a metric, at 95 %; a metric may have none (see `score_intervals`)."""
     test: Scores | None
@@ -155,9 +155,9 @@ class TrainOutcome:
     """That were planned; fewer have run where patience ended the run."""
     history: tuple[EpochResult, ...]
     layer_choice: LayerChoice | None
-    """How the number of layers was found, where it was sought."""
+    """The search for the number of layers; None without a search."""
     seconds: float
-    """Wall time of the whole run, loading and publishing included."""
+    """Wall time of the whole run, with loading and publishing."""
 
 
 def train(
@@ -172,14 +172,14 @@ def train(
 ) -> TrainOutcome:
     """Read the data, train, and publish the best epoch as a new version of the task.
 
-    Nothing is published unless everything went well. Training the same data by the same recipe on
-    the same machine again gives the same bytes, and so finds the version that exists.
+    Nothing is published after an error. The same data and recipe give the same bytes on the same
+    machine, so a repeated run returns the existing version.
 
     Args:
-        settings: what to train, on what, and how.
-        registry: where the version is published.
-        backbone: a loaded backbone, to train several tasks on one; then neither
-            `settings.recipe.backbone` nor `settings.device` is looked at.
+        settings: the task, the data and the recipe.
+        registry: the registry for the version.
+        backbone: a loaded backbone, to train several tasks on one backbone.
+            `settings.recipe.backbone` and `settings.device` are then ignored.
         report: receives every step and epoch.
         trunks: the source of trunk states (see `fit_task`).
         checkpoints: a cache folder; the same call after a kill goes on from there, to the same
@@ -187,7 +187,7 @@ def train(
         warn: is given the warnings about the data, if there are some, before training.
 
     Raises:
-        NunatakError: the data, the recipe or the run is at fault.
+        NunatakError: the data, the recipe or the run has an error.
         NunatakError: the backbone cannot be loaded or does not fit the method.
         InvalidNameError: the task name is malformed.
         NunatakError: the registry refuses the version.
@@ -203,7 +203,7 @@ def train(
     )
     if backbone is None:
         backbone = load_backbone(settings.recipe.backbone, device=settings.device)
-    # The record holds the backbone's own name, never a local path to it.
+    # The record has the backbone's own name, and never a local path.
     recipe = changed_recipe(settings.recipe, {"backbone": backbone.name})
     check_publishable(data, recipe, backbone, note=settings.note)
     warnings = _warnings_of(data, recipe, backbone)
@@ -283,7 +283,7 @@ class _Runs:
         self._checkpoints: list[Checkpoint] = []
 
     def fit(self, recipe: Recipe, held: ExitStack) -> TrainedTask:
-        """Train one recipe; its checkpoint is held as long as `held`."""
+        """Train one recipe. Its checkpoint stays locked until `held` closes."""
         checkpoint: Checkpoint | None = None
         if self._folder is not None:
             key = run_key({self._task: self._data}, recipe, self._backbone)
@@ -299,7 +299,7 @@ class _Runs:
                 checkpoint=checkpoint,
             )
         except TrainingDivergedError:
-            # It would diverge again from there.
+            # The run would diverge again from this checkpoint.
             self.discard_checkpoints()
             raise
 

@@ -1,4 +1,4 @@
-"""Exchange with other programs: their folders as our tasks, and our tasks as their folders."""
+"""Exchange with other programs: import of their folders, and export of our tasks."""
 
 from nunatak_artifact.interchange.adapterhub_import import import_adapterhub
 from nunatak_artifact.interchange.compatibility import ImportChoices, ImportedTask

@@ -143,7 +143,7 @@ def class_head(
     """
     task_type = task_type_of_class(file.model_class)
     if task_type is None:
-        raise _unsupported(folder, f"its head is that of {file.model_class[:80]!r}")
+        raise _unsupported(folder, f"its head belongs to {file.model_class[:80]!r}")
     if file.num_labels is None:
         raise NunatakError(
             "invalid_folder", folder=folder.name, reason="its head_config.json has no num_labels"
@@ -219,12 +219,12 @@ def normalised_bottleneck(
     """Write adapters as one method with its float32 parameters.
 
     Args:
-        settings: what all adapters have in common; size and first layer are found here.
+        settings: common settings of all adapters. Size and first layer are found here.
         adapters: layer and our name of the place (`attention_adapter`) -> adapter; at least one.
         config: the backbone's.
 
     Raises:
-        NunatakError: `invalid_method`, a size is beyond what our method takes.
+        NunatakError: `invalid_method`, a size exceeds our method's limit.
     """
     method = settings.model_copy(
         update={
@@ -249,20 +249,20 @@ def normalised_bottleneck(
 def import_adapterhub(
     folder: Path, backbone: Backbone, choices: ImportChoices = AS_THE_FOLDER_SAYS
 ) -> ImportedTask:
-    """Read a bottleneck adapter with its head; it computes what `adapters` computes, to rounding.
+    """Read a bottleneck adapter with its head. The results equal `adapters`' results to rounding.
 
     Args:
         folder: holds `adapter_config.json`, `adapter.safetensors`, `head_config.json` and
             `model_head.safetensors`, as `save_adapter(..., use_safetensors=True)` writes them.
         backbone: the base model of the adapter. AdapterHub records its type and width.
-        choices: replace what the folder says of the head, and replace its `config.json`.
+        choices: override the folder's head and its `config.json`.
 
     Raises:
         NunatakError: `invalid_folder`, a file is missing, unsound or no part of the folder;
             tensors and configuration differ; or nothing names the labels.
         NunatakError: `unsupported_import`, no method or head here computes the same.
         NunatakError: `foreign_backbone`, the adapter fits another backbone.
-        NunatakError: `invalid_method`, a bottleneck is wider than our method takes.
+        NunatakError: `invalid_method`, a width exceeds our method's limit.
     """
     encoder = encoder_of(folder, backbone)
     file = read_model(folder, CONFIG_FILE, AdapterFile)
@@ -326,7 +326,7 @@ def _check_backbone(folder: Path, file: AdapterFile, backbone: Backbone) -> None
 def _shapes(
     folder: Path, config: BottleneckConfig, layers: str, name: str, backbone: Backbone
 ) -> dict[tuple[int, str], tuple[str, dict[str, tuple[int, ...]]]]:
-    """Layer and our name of the place -> the adapter's prefix there, and its tensors."""
+    """Layer and our name of the place -> the adapter's prefix at that place, and its tensors."""
     width = backbone.config.hidden_width
     adapted = {"attention_adapter": config.mh_adapter, "feedforward_adapter": config.output_adapter}
     shapes = dict[tuple[int, str], tuple[str, dict[str, tuple[int, ...]]]]()

@@ -1,8 +1,8 @@
 """Parts that all importers share: choices, results, and checks of a folder against the backbone.
 
 An importer takes `ImportChoices` and returns an `ImportedTask`. The checks compare the shape of the
-model, its tokenizer and its reading settings with the backbone at hand. `write_model` writes a
-model folder in the layout of transformers.
+model, its tokenizer and its reading settings with the backbone. `write_model` writes a model folder
+in the layout of transformers.
 """
 
 import json
@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from pydantic import JsonValue
 from safetensors.torch import (
-    save_file,  # pyright: ignore[reportUnknownVariableType] - its paths are typed partly
+    save_file,  # pyright: ignore[reportUnknownVariableType] - its paths have partial types
 )
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -48,7 +48,7 @@ TOKENIZING_PARTS: Final = ("added_tokens", "normalizer", "pre_tokenizer", "post_
 """Parts that decide token ids. Saved truncation and padding do not: each task has its length."""
 OWN_BACKBONE: Final = "import and serve it with its own folder as the backbone (--backbone)"
 MAX_TOKENIZER_BYTES: Final = 64 * 1024 * 1024
-"""That of XLM-R, the largest of the family, has 17 MB."""
+"""XLM-R has the largest file of the family, 17 MB."""
 MASKS: Final = ("[MASK]", "<mask>")
 
 
@@ -57,7 +57,7 @@ class ImportChoices:
     """Choices of the caller. Where a field is None, the folder decides."""
 
     labels: tuple[str, ...] | None = None
-    """In the order of the logits."""
+    """The labels in the order of the logits."""
     problem_type: ProblemType | None = None
     """Only for sequence classification: a model with a problem type is no ranking."""
     logit_use: LogitUse | None = None
@@ -79,7 +79,7 @@ AS_THE_FOLDER_SAYS: Final = ImportChoices()
 class ImportedTask:
     """The content of a foreign folder as a method, a head and parameters.
 
-    Everything `draft_task` needs but name, probe inputs and provenance.
+    Everything `draft_task` needs, except name, probe inputs and provenance.
     """
 
     spec: BranchSpec
@@ -88,7 +88,7 @@ class ImportedTask:
     parameters: Mapping[str, Tensor]
     """In float32."""
     max_length: int | None
-    """In tokens; None: the folder does not say."""
+    """The longest input in tokens; None: the folder gives no length."""
     source: str
     """Findings of the import, for people."""
     score: RankingScore = RankingScore.SIGMOID
@@ -101,7 +101,7 @@ def check_exact(backbone: Backbone) -> None:
     """Refuse a quantized backbone: other programs compute other numbers.
 
     Raises:
-        UnsupportedBackboneError: it is one.
+        UnsupportedBackboneError: the backbone is quantized.
     """
     if backbone.is_quantized:
         original = backbone.name.removesuffix(INT8_SUFFIX)
@@ -112,7 +112,7 @@ def check_exact(backbone: Backbone) -> None:
 
 
 def check_shape(folder: Path, backbone: Backbone) -> None:
-    """Refuse a `config.json` of an encoder that is not shaped as the backbone.
+    """Refuse a `config.json` of an encoder with another shape than the backbone.
 
     Raises:
         NunatakError: `unsupported_import`, another architecture, or embeddings of more or fewer
@@ -227,9 +227,9 @@ def check_reading(folder: Path, backbone: Backbone) -> None:
 
     Raises:
         NunatakError: `invalid_folder`, a file is not sound.
-        NunatakError: `foreign_backbone`, one of both gives token types and the other does not.
-        NunatakError: `unsupported_import`, transformers cuts or spells texts in a way that is not
-            done here.
+        NunatakError: `foreign_backbone`, only one of folder and backbone gives token types.
+        NunatakError: `unsupported_import`, transformers cuts or normalises texts in a way that is
+            not available here.
     """
     settings = read_settings(folder)
     config = _read_object(folder, CONFIG) if has_file(folder, CONFIG) else {}
@@ -252,12 +252,12 @@ def check_reading(folder: Path, backbone: Backbone) -> None:
 
 
 def read_settings(folder: Path) -> dict[str, JsonValue]:
-    """Read `tokenizer_config.json`; one that is not there is empty."""
+    """Read `tokenizer_config.json`; empty if there is no file."""
     return _read_object(folder, TOKENIZER_CONFIG) if has_file(folder, TOKENIZER_CONFIG) else {}
 
 
 def read_definition(folder: Path, backbone: Backbone) -> Mapping[str, Any]:
-    """Read `tokenizer.json`; where there is none, it is the backbone's."""
+    """Read `tokenizer.json`; the backbone's if there is no file."""
     if has_file(folder, TOKENIZER):
         found = read_json(folder, TOKENIZER, limit=MAX_TOKENIZER_BYTES)
         return found if isinstance(found, dict) else {}
@@ -268,7 +268,7 @@ def read_json(folder: Path, name: str, *, limit: int = MAX_JSON_BYTES) -> JsonVa
     """Read a JSON file of the folder.
 
     Raises:
-        NunatakError: `invalid_folder`, it is missing, leads out of the folder, or is no JSON.
+        NunatakError: `invalid_folder`, the file is missing, leads out of the folder, or is no JSON.
     """
     try:
         return json.loads(read_bytes(folder, name, limit=limit))
@@ -300,10 +300,10 @@ def import_errors(folder: Path) -> Generator[None]:
 def check_base(folder: Path, named: str | None, backbone: Backbone) -> None:
     """Refuse an adapter that does not name the backbone, by the last part of both names.
 
-    Adapters hold no weights of their base, so that its name is all there is to compare.
+    Adapters hold no weights of their base model, so only its name can be compared.
 
     Raises:
-        NunatakError: `foreign_backbone`, it names another base, or none.
+        NunatakError: `foreign_backbone`, the adapter names another base, or none.
     """
     if named and _last_part(named) == _last_part(backbone.name):
         return
@@ -312,9 +312,8 @@ def check_base(folder: Path, named: str | None, backbone: Backbone) -> None:
         "foreign_backbone",
         folder=folder.name,
         backbone=backbone.name,
-        difference=f"{found}, and nothing but the name tells bases of equal shape apart (if this "
-        "backbone is "
-        "the base, say --allow-other-base)",
+        difference=f"{found}, and only the name distinguishes bases of equal shape (if this "
+        "backbone is the base, use --allow-other-base)",
     )
 
 
@@ -323,7 +322,7 @@ def _last_part(name: str) -> str:
 
 
 def _drops_types(backbone: Backbone) -> bool:
-    """Whether `tokenizer.json` gives types that the encoder has and is not given."""
+    """Whether `tokenizer.json` gives token types that the encoder has and does not get."""
     if backbone.config.num_token_types == 1:
         return False
     tokenizer = Tokenizer.from_str(backbone.tokenizer.definition)
@@ -357,7 +356,7 @@ def _without_spaces(definition: Mapping[str, JsonValue]) -> dict[str, JsonValue]
 
 
 def _normalised(definition: str) -> dict[str, JsonValue]:
-    # Read and written by one version of the library: spellings of old versions become alike.
+    # Read and written by one version of the library, so that old spellings become the same.
     return json.loads(Tokenizer.from_str(definition).to_str())
 
 
@@ -373,10 +372,10 @@ def write_model(
 
     Args:
         folder: an empty one.
-        config: of `config.json`.
-        weights: by stored name.
-        backbone: whose tokenizer reads the texts.
-        max_length: tokens that the tokenizer should cut texts to.
+        config: the content of `config.json`.
+        weights: tensors by stored name.
+        backbone: gives the tokenizer.
+        max_length: the tokenizer's limit, in tokens.
     """
     _write(folder / CONFIG, config)
     (folder / TOKENIZER).write_text(backbone.tokenizer.definition, encoding="utf-8")
@@ -404,8 +403,9 @@ def _tokenizer_config(backbone: Backbone, max_length: int) -> dict[str, JsonValu
 def _special_tokens(tokenizer: Tokenizer, backbone: Backbone) -> dict[str, JsonValue]:
     """The special tokens by transformers' names.
 
-    Its pipelines spell an unknown token as the text does, and so must know which one it is. Others
-    are named only where `tokenizer.json` has them: naming adds a token to the vocabulary.
+    The pipelines of transformers spell an unknown token as the text does, so its name is needed.
+    Other tokens are named only if `tokenizer.json` has them, because a name adds a token to the
+    vocabulary.
     """
     tokenizer.no_truncation()
     added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}

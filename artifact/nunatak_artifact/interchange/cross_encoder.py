@@ -46,7 +46,7 @@ PATHS: Final[Mapping[RankingScore, str]] = {
     RankingScore.SIGMOID: "torch.nn.modules.activation.Sigmoid",
     RankingScore.NONE: "torch.nn.modules.linear.Identity",
 }
-"""As sentence-transformers writes them."""
+"""The activations as sentence-transformers writes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,15 +55,16 @@ class CrossEncoder:
 
     score: RankingScore
     max_length: int | None
-    """In tokens; None: its modules do not say."""
+    """The longest input in tokens; None: the modules give no length."""
 
 
 def read_cross_encoder(folder: Path, backbone: Backbone) -> CrossEncoder | None:
-    """Read what sentence-transformers wrote into the folder; None if it is no cross-encoder.
+    """Read the cross-encoder settings of sentence-transformers; None if there are none.
 
     Raises:
-        NunatakError: `invalid_folder`, a file is not what sentence-transformers writes.
-        NunatakError: `unsupported_import`, it scores pairs in a way that is not computed here.
+        NunatakError: `invalid_folder`, a file differs from the format of sentence-transformers.
+        NunatakError: `unsupported_import`, the scores need a computation that is not available
+            here.
     """
 
     def read(name: str) -> object:
@@ -83,7 +84,7 @@ def read_cross_encoder(folder: Path, backbone: Backbone) -> CrossEncoder | None:
 
 
 def score_of(cross_encoder: CrossEncoder | None) -> RankingScore:
-    """The score of the logit; sigmoid where the folder names none, as in sentence-transformers."""
+    """The score of the logit. The default is the sigmoid, as in sentence-transformers."""
     return RankingScore.SIGMOID if cross_encoder is None else cross_encoder.score
 
 

@@ -1,4 +1,4 @@
-"""Folders of other programs: writing them whole, and reading them with suspicion.
+"""Folders of other programs: safe writing and safe reading.
 
 `new_folder` writes a folder whole or not at all. `read_checkpoint` reads the weights of a whole
 model: one safetensors file, or shards with an index. `read_model_config` and the functions after it
@@ -46,10 +46,10 @@ def check_new(target: Path) -> None:
 
 @contextmanager
 def new_folder(target: Path) -> Generator[Path]:
-    """Yield a folder to fill, which takes its place at `target` if nothing goes wrong.
+    """Yield a folder to fill, and move it to `target` if the block succeeds.
 
     Raises:
-        NunatakError: `folder_in_use`, `target` is a file, or a folder that holds something.
+        NunatakError: `folder_in_use`, `target` is a file, or a folder that is not empty.
     """
     check_new(target)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -67,7 +67,7 @@ def new_folder(target: Path) -> Generator[Path]:
 
 
 def write_json(folder: Path, name: str, fields: Mapping[str, object]) -> None:
-    """Write a JSON file that reads well."""
+    """Write an indented JSON file."""
     text = json.dumps(fields, indent=2, sort_keys=True, ensure_ascii=False)
     (folder / name).write_text(text + "\n", encoding="utf-8")
 
@@ -79,7 +79,7 @@ class _Index(BaseModel):
 
 
 def read_checkpoint(folder: Path) -> dict[str, Tensor]:
-    """Read every floating-point tensor, in the format it is stored in.
+    """Read every floating-point tensor, in its stored format.
 
     Raises:
         NunatakError: `invalid_folder`, a file is missing, leads out of the folder, or is not sound.
@@ -94,7 +94,7 @@ def read_checkpoint(folder: Path) -> dict[str, Tensor]:
             raise NunatakError(
                 "corrupt_file", folder=folder.name, file=name, problem=f"is no safetensors: {error}"
             ) from error
-    # Old checkpoints carry the numbers of the positions as integers.
+    # Old checkpoints also store the position ids, as integers.
     floats = {name: it for name, it in tensors.items() if not name.endswith(".position_ids")}
     for name, tensor in floats.items():
         if tensor.dtype not in FLOATS:
@@ -145,7 +145,7 @@ def read_model_config(folder: Path) -> ModelConfigFile:
 
 
 def read_max_length(folder: Path, backbone: Backbone) -> int | None:
-    """The longest input that the tokenizer's settings in the folder ask for, if they say."""
+    """The longest input in the folder's tokenizer settings; None if not set."""
     if not has_file(folder, "tokenizer_config.json"):
         return None
     length = read_model(folder, "tokenizer_config.json", TokenizerConfigFile).model_max_length
@@ -244,8 +244,8 @@ def read_bytes(folder: Path, name: str, *, limit: int = MAX_JSON_BYTES) -> bytes
 
     Raises:
         NunatakError: `invalid_folder`, there is no such file.
-        NunatakError: `escaping_file`, it is a link out of the folder.
-        NunatakError: `corrupt_file`, it is no regular file, or longer than `limit` bytes.
+        NunatakError: `escaping_file`, the file is a link out of the folder.
+        NunatakError: `corrupt_file`, the file is not regular, or longer than `limit` bytes.
     """
     path = folder / name
     if not has_file(folder, name):
@@ -253,7 +253,7 @@ def read_bytes(folder: Path, name: str, *, limit: int = MAX_JSON_BYTES) -> bytes
     target = path.resolve()
     if not target.is_relative_to(folder.resolve()):
         raise NunatakError("escaping_file", folder=folder.name, file=name)
-    # A pipe would be waited for without end.
+    # Reading a pipe could wait without end.
     if not target.is_file():
         raise NunatakError(
             "corrupt_file", folder=folder.name, file=name, problem="must be a regular file"
@@ -293,8 +293,8 @@ def read_model(folder: Path, name: str, model: type[Model]) -> Model:
 def read_weights(folder: Path, stem: str, *, advice: str) -> dict[str, Tensor]:
     """Read `stem`.safetensors as float32 tensors that own their memory.
 
-    The limits equal the registry's limits for stored blobs. `advice` says how to get a safetensors
-    file where the folder has only a pickle.
+    The limits equal the registry's limits for stored blobs. `advice` explains how to get a
+    safetensors file if the folder has only a pickle.
 
     Raises:
         NunatakError: `pickled_weights`, there are only pickled weights.
@@ -324,7 +324,7 @@ def check_tensors(folder: Path, tensors: Mapping[str, Tensor], expected: Shapes)
     """Refuse tensors that are not exactly `expected`.
 
     Raises:
-        NunatakError: `tensor_mismatch`, they are not.
+        NunatakError: `tensor_mismatch`, the tensors differ from `expected`.
     """
     wrong = [
         f"{name} is {list(tensor.shape)}, expected {list(expected[name])}"

@@ -42,8 +42,8 @@ class HubUnavailableError(NunatakError):
 
 
 def hub_card(manifest: TaskManifest, *, source: str | None) -> str:
-    """Write the README of a version; `source` is the repository it will be found in, if any."""
-    # It imports an HTTP client and YAML, which no other function needs.
+    """Write the README of a version; `source` is the version's future repository, if any."""
+    # This import loads an HTTP client and YAML, which no other function needs.
     from huggingface_hub import EvalResult, ModelCardData  # noqa: PLC0415 - as above
 
     tag, name = pipeline_tag(manifest.head.kind), manifest.backbone.name
@@ -53,7 +53,7 @@ def hub_card(manifest: TaskManifest, *, source: str | None) -> str:
         library_name=LIBRARY,
         pipeline_tag=tag,
         tags=[LIBRARY, manifest.method.kind.value],
-        # Only ids of the hub are allowed here; a folder's name is none.
+        # The hub allows only its own ids in this field; a folder's name is none.
         base_model=name if name.count("/") == 1 else None,
         metrics=[metric.name for metric in manifest.metrics] or None,
         eval_results=[
@@ -88,7 +88,7 @@ def pipeline_tag(kind: HeadKind) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubTask:
-    """The content of a task folder. Its bytes match the digests in the manifest."""
+    """The content of a task folder. All bytes match the digests in the manifest."""
 
     manifest: TaskManifest
     blobs: Mapping[str, bytes]
@@ -110,7 +110,7 @@ def write_hub_folder(
 
 
 def read_hub_folder(folder: Path) -> HubTask:
-    """Read a version and check that every byte is the one its publisher stored.
+    """Read a version and check that every byte is as its publisher stored it.
 
     Raises:
         NunatakError: `invalid_folder`, a file is missing, malformed, or not the one that the
@@ -125,19 +125,20 @@ def read_hub_folder(folder: Path) -> HubTask:
 def draft_pulled(
     found: HubTask, backbone: Backbone, *, task: str | None, origin: str
 ) -> VersionDraft:
-    """Describe a foreign version as one to publish here, after validation that it answers right.
+    """Validate a foreign version, and describe it for publication here.
 
     Args:
         found: the content of the folder.
         backbone: must be the backbone that the task was trained on.
         task: the name in the registry; None keeps the name in the manifest.
-        origin: where the folder came from, for the note.
+        origin: the origin of the folder, for the note.
 
     Raises:
-        NunatakError: backbone or tokenizer are others, it changes nothing, or fails its probe.
-        NunatakError: its tensors do not fit.
+        NunatakError: backbone or tokenizer differ, or the version changes nothing, or fails its
+            probe.
+        NunatakError: the tensors do not fit.
         NunatakError: `invalid_folder`, the version has no parameters.
-        InvalidNameError: `task` is no name of a task.
+        InvalidNameError: `task` is not a valid name.
     """
     there = found.manifest
     name = check_task_name(task or there.task)
@@ -182,7 +183,7 @@ class Hub(Protocol):
     def upload(self, repository: str, folder: Path, *, message: str, private: bool) -> str:
         """Add a commit with the files of a folder; return the address of the repository.
 
-        The repository is created if there is none; only then does `private` matter.
+        A missing repository is created. Only then `private` has an effect.
 
         Raises:
             HubUnavailableError: the hub refuses, or cannot be reached.
@@ -195,17 +196,18 @@ class Hub(Protocol):
         """Copy the files that match these patterns into a folder; return the commit's id.
 
         Raises:
-            HubUnavailableError: there is no such repository or revision, or no way to it.
+            HubUnavailableError: there is no such repository or revision, or the hub cannot be
+                reached.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HuggingFaceHub:
-    """The hub itself; with the token that `hf auth login` or HF_TOKEN has left."""
+    """The hub itself, with the token of `hf auth login` or HF_TOKEN."""
 
     endpoint: str | None = None
-    """None: the public hub, or HF_ENDPOINT."""
+    """The address of the hub. None: the public hub, or HF_ENDPOINT."""
 
     def upload(self, repository: str, folder: Path, *, message: str, private: bool) -> str:
         """Add a commit with the files of a folder."""
@@ -226,7 +228,7 @@ class HuggingFaceHub:
         api = HfApi(endpoint=self.endpoint)
         with _hub_errors(repository, "pull from"):
             commit = api.model_info(repository, revision=revision).sha
-            # Real files: links into a cache would lead out of the folder.
+            # Real files are written, because links into a cache would lead out of the folder.
             api.snapshot_download(  # pyright: ignore[reportUnknownMemberType] - one part is untyped
                 repository, revision=commit, local_dir=folder, allow_patterns=list(files)
             )
@@ -235,7 +237,7 @@ class HuggingFaceHub:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetched:
-    """Files to read, and where they are from."""
+    """Files to read, and their origin."""
 
     folder: Path
     origin: str
@@ -243,7 +245,7 @@ class Fetched:
 
 
 def is_folder(place: str) -> bool:
-    """Whether a place is a folder: it exists, or it is spelt as a path (`./x`, `/x`, `~/x`).
+    """Whether a place is a folder: an existing folder, or a path such as `./x`, `/x` or `~/x`.
 
     Anything else is a repository on the hub.
     """
@@ -253,7 +255,7 @@ def is_folder(place: str) -> bool:
 def push(
     manifest: TaskManifest, blobs: Mapping[str, bytes], place: str, *, hub: Hub, private: bool
 ) -> str:
-    """Write a version to a place in the hub's layout; return where it is now.
+    """Write a version to a place in the hub's layout; return its address.
 
     Raises:
         NunatakError: `folder_in_use`, the folder holds something already.
@@ -273,7 +275,7 @@ def push(
 def fetched(
     place: str, *, hub: Hub, revision: str | None, files: Sequence[str]
 ) -> Generator[Fetched]:
-    """Yield the files of a place for reading; downloaded ones are gone afterwards.
+    """Yield the files of a place for reading; downloaded files are removed afterwards.
 
     Raises:
         NunatakError: `invalid_folder`, there is no such folder.
@@ -290,7 +292,9 @@ def fetched(
         try:
             commit = hub.download(place, folder, revision=revision, files=files)
         except HubUnavailableError as error:
-            both = f"there is no such folder here, and the hub gave nothing ({error.reason})"
+            both = (
+                f"there is no such folder here, and the hub has no such repository ({error.reason})"
+            )
             raise HubUnavailableError(place, error.action, both) from error
         yield Fetched(folder=folder, origin=f"{place}@{commit}")
 
@@ -299,7 +303,7 @@ def fetched(
 def _hub_errors(repository: str, action: str) -> Generator[None]:
     from huggingface_hub.errors import (  # noqa: PLC0415 - slow to import, and rarely needed
         HfHubHTTPError,
-        HTTPError,  # pyright: ignore[reportPrivateImportUsage] - of whichever library it uses
+        HTTPError,  # pyright: ignore[reportPrivateImportUsage] - The client's errors come from several libraries.
     )
 
     try:

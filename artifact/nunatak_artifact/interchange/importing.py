@@ -36,11 +36,12 @@ PROBE_INPUTS: Final[tuple[TextInput, ...]] = (
     ("Who wrote the report?", "The report was written by Ada Lovelace in London in 1843."),
     "Third reminder: 3 of the 12 invoices (7, 9 and 11) are still open! Please call back at once.",
 )
-"""A text, a sentence, a pair and something longer: foreign folders bring no examples of theirs."""
+"""Probe inputs: two short texts, a pair and a longer text, because foreign folders bring no
+examples."""
 
 
 class _AdapterConfig(BaseModel):
-    """Both kinds of adapters have a file of this name; only peft's names a type of its own."""
+    """Both kinds of adapters have a file of this name. Only peft's file names a `peft_type`."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -50,11 +51,11 @@ class _AdapterConfig(BaseModel):
 def kind_of(
     folder: Path,
 ) -> Literal[ImportFormat.TRANSFORMERS, ImportFormat.PEFT, ImportFormat.ADAPTERHUB]:
-    """Tell the kind of a folder by its files.
+    """Find the kind of a folder from its files.
 
     Raises:
-        NunatakError: `invalid_folder`, nothing in it is known.
-        NunatakError: `unsupported_import`, it is a task of our own, which is pulled.
+        NunatakError: `invalid_folder`, no file is known.
+        NunatakError: `unsupported_import`, the folder is our own format, which `pull` reads.
     """
     if not folder.is_dir():
         raise NunatakError("invalid_folder", folder=str(folder), reason="there is no such folder")
@@ -84,12 +85,12 @@ def import_folder(
     kind: ImportFormat = ImportFormat.AUTO,
     choices: ImportChoices = AS_THE_FOLDER_SAYS,
 ) -> ImportedTask:
-    """Read a folder of the given kind, or of the kind that its files tell.
+    """Read a folder of the given kind. Without a kind, the files of the folder decide.
 
     Raises:
         NunatakError: `foreign_backbone`, an adapter names another base than the backbone, or none.
-        NunatakError: it cannot be imported; the message says what to do.
-        NunatakError: its parts do not fit the backbone.
+        NunatakError: the folder cannot be imported; the message gives the remedy.
+        NunatakError: the parts of the folder do not fit the backbone.
     """
     check_exact(backbone)
     match kind_of(folder) if kind is ImportFormat.AUTO else kind:
@@ -114,14 +115,14 @@ def draft_imported(
     note: str = "",
     choices: ImportChoices = AS_THE_FOLDER_SAYS,
 ) -> VersionDraft:
-    """Describe an imported task as a version to publish; it has neither data nor scores.
+    """Describe an imported task as a version to publish, without data and scores.
 
-    Of two exclusive labels, the first is the default label unless the caller names one.
+    If there are two exclusive labels, the first is the default label unless the caller names one.
 
     Raises:
         InvalidNameError: `task` is no name of a task.
         NunatakError: `invalid_folder`, labels and head contradict each other.
-        NunatakError: `no_effect`, the parameters leave every layer as the backbone has it.
+        NunatakError: `no_effect`, the parameters change no layer of the backbone.
         NunatakError: the parameters do not fit, or are not finite.
     """
     check_task_name(task)

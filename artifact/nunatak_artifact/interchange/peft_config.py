@@ -30,10 +30,10 @@ from nunatak_model.methods.base import map_widths
 from nunatak_model.weights import Shapes
 
 TIME_LIMIT_SECONDS = 10.0
-"""Time limit of the process. An honest pattern takes milliseconds, mostly to start the process."""
+"""Time limit of the process. A normal pattern takes milliseconds, mostly to start the process."""
 
 _PLAIN = re.compile(r"[\w.-]*")
-"""Names, in which a dot stands for any character: nothing to repeat, nothing to choose from."""
+"""Matches plain names, in which a dot stands for any character."""
 
 _PROGRAM = """
 import json, re, sys
@@ -69,7 +69,7 @@ def matches(
     file: str,
     time_limit: float = TIME_LIMIT_SECONDS,
 ) -> list[frozenset[str]]:
-    """For each pattern, out of `file`, the names that it matches from first to last letter.
+    """The names that each pattern of `file` matches from the first to the last letter.
 
     Raises:
         NunatakError: `corrupt_file`, a pattern is no regular expression, or takes too long.
@@ -244,7 +244,8 @@ def task_type_of(folder: Path, config: PeftConfig) -> TaskType:
     """Return the prediction of the adapted model.
 
     Raises:
-        NunatakError: `unsupported_import`, nothing that we have a head for, or it is not said.
+        NunatakError: `unsupported_import`, no head here fits the prediction, or the file does not
+            name it.
     """
     if config.task_type is not None:
         for task_type in TaskType:
@@ -291,7 +292,7 @@ def modules_of(encoder: str, task_type: TaskType, config: BackboneConfig) -> tup
 
 
 def embeddings_of(encoder: str) -> tuple[str, ...]:
-    """Names of the embedding tables, over which we have no updates."""
+    """Names of the embedding tables, for which there are no updates here."""
     return tuple(f"{encoder}.embeddings.{table}" for table in EMBEDDINGS)
 
 
@@ -307,7 +308,7 @@ def saved_modules(folder: Path, config: PeftConfig, task_type: TaskType, encoder
     """Names of the modules that are stored whole.
 
     Raises:
-        NunatakError: `unsupported_import`, one is neither head nor pooler.
+        NunatakError: `unsupported_import`, a stored module is neither head nor pooler.
     """
     saved = set(config.modules_to_save or ())
     if config.task_type is not None:

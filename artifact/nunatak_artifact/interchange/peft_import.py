@@ -72,7 +72,7 @@ class _Kind(BaseModel):
 def stored_head(encoder: str, task_type: TaskType, saved: Collection[str]) -> dict[str, str]:
     """Our name of each linear map of the head -> its module in the adapted model.
 
-    The pooler is among them where it was trained, that is, `saved`.
+    The pooler is among them if it was trained, that is, if `saved` names it.
     """
     match task_type:
         case TaskType.QUESTION_ANSWERING:
@@ -88,7 +88,7 @@ def stored_head(encoder: str, task_type: TaskType, saved: Collection[str]) -> di
 
 
 def head_spec(task_type: TaskType, num_labels: int, *, ranks: bool = False) -> HeadSpec:
-    """The shape of the head of a class of transformers; of a ranking, if its one logit `ranks`."""
+    """The shape of the head of a class of transformers; a ranking head if the one logit `ranks`."""
     kind = HeadKind.RANKING if ranks else HEAD_KINDS[task_type]
     if kind.reads_tokens:
         return HeadSpec(kind=kind, num_labels=num_labels)
@@ -119,7 +119,7 @@ def pooler_parameters(folder: Path, backbone: Backbone) -> dict[str, Tensor]:
     """The backbone's pooler as the dense layer of a head, in float32.
 
     Raises:
-        NunatakError: `foreign_backbone`, it has none.
+        NunatakError: `foreign_backbone`, the backbone has no pooler.
     """
     pooler = backbone.pooler
     if pooler is None or pooler.bias is None:
@@ -260,7 +260,7 @@ def _check_backbone(
     backbone: Backbone,
     encoder: str,
 ) -> None:
-    """Tell another base model from a damaged folder, as far as names and widths allow."""
+    """Distinguish another base model from a damaged folder, by names and widths."""
     differences = [
         *(_foreign_name(name, encoder, backbone.config) for name in tensors),
         *(it.difference(tensors) for it in adapted),

@@ -44,8 +44,8 @@ def export_backbone(parameters: Mapping[str, Tensor], base: Backbone, folder: Pa
 
     Args:
         parameters: all weights of the encoder under our names; written in float32.
-        base: the backbone whose shape they have.
-        folder: to write to; new or empty.
+        base: the backbone with the same shape.
+        folder: a new or empty folder to write to.
 
     Raises:
         NunatakError: `unsupported_export`, the architecture cannot be written.

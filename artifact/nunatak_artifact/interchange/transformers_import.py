@@ -56,11 +56,11 @@ class Divergence:
 
     embeddings: bool
     layers: tuple[int, ...]
-    """Ascending."""
+    """The differing layers, ascending."""
     num_layers: int
 
     def method(self) -> TopK | HeadOnly | Full:
-        """The method that owns what differs, and all that is computed from it."""
+        """The method that owns the differing parts and all layers above them."""
         if self.embeddings:
             return Full()
         if not self.layers:
@@ -132,14 +132,14 @@ def import_transformers(
     Args:
         folder: as `save_pretrained` writes it, with its tokenizer; safetensors only.
         backbone: the original backbone of the checkpoint, in float32.
-        choices: replace what the folder says.
+        choices: override the folder.
 
     Raises:
-        NunatakError: `invalid_folder`, a file is missing or malformed, or a tensor is.
+        NunatakError: `invalid_folder`, a file or a tensor is missing or malformed.
         NunatakError: `unsupported_import`, another class, pickled weights, or tensors that nothing
             reads.
         NunatakError: `foreign_backbone`, another shape or tokenizer than the backbone's.
-        UnsupportedBackboneError: a variant of the family whose layers are computed differently.
+        UnsupportedBackboneError: a variant of the family with different computations.
     """
     settings = read_model(folder, CONFIG, _Settings)
     class_name, kind = _head_class(folder, settings.architectures or ())
@@ -222,13 +222,16 @@ def _stored_tensors(folder: Path, family: Family, kind: HeadKind) -> dict[str, T
 
 
 def _num_outputs(stored: Mapping[str, Tensor], family: Family, kind: HeadKind) -> int:
-    """The logits that the checkpoint claims to have; its tensors are checked with all others."""
+    """The number of logits by the configuration. A later check covers the tensors."""
     bias = stored.get(head_names(family, kind)["head.output.bias"])
     return kind.fixed_outputs or (1 if bias is None else bias.numel())
 
 
 def _stored_labels(settings: _Settings, head: HeadSpec) -> Mapping[int, str]:
-    """The folder's names; where it has none, transformers' own, which it does not store."""
+    """The folder's label names.
+
+    If there are none, transformers' default names, which are not stored.
+    """
     return settings.id2label or {index: f"LABEL_{index}" for index in range(head.num_labels)}
 
 

@@ -182,7 +182,7 @@ def from_stored(
 
 
 def unread_names(family: Family) -> frozenset[str]:
-    """Tensors that checkpoints may hold though no head of theirs reads them."""
+    """Tensors that checkpoints may hold, but that no head reads."""
     return frozenset(f"{family.encoder}.pooler.dense.{part}" for part in ("weight", "bias"))
 
 

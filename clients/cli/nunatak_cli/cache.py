@@ -23,7 +23,7 @@ def cache_app() -> typer.Typer:
     """Return the group with its commands."""
     app = typer.Typer(
         name="cache",
-        help="See and clear what training keeps on disk (folder: NUNATAK_CACHE).",
+        help="Show and clear the cache of training on disk (folder: NUNATAK_CACHE).",
         no_args_is_help=True,
         epilog=example(EXAMPLES["show"]),
     )

@@ -28,9 +28,9 @@ class MissingExtraError(NunatakError):
 
 
 class Program(typer.Typer):
-    """The command as a program; it makes everything on standard error safe for a terminal.
+    """Run the command as a program, with standard error made safe for a terminal.
 
-    Typer prints usage errors, because they quote only what the user typed.
+    Typer prints usage errors, because such errors quote only the user's own text.
     """
 
     def __call__(self, *args: object, **kwargs: object) -> object:
@@ -47,7 +47,7 @@ class Program(typer.Typer):
 
 
 class PlainFormatter(logging.Formatter):
-    """Formats the log events of packages that have no handler of their own."""
+    """Formats the log events of packages without a handler."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the lines of an event, with control characters spelt out."""

@@ -46,7 +46,7 @@ EXAMPLES = {
 
 
 class ScopeName(StrEnum):
-    """What a key allows."""
+    """The permissions of a key."""
 
     PREDICT = "predict"
     READ = "read"
@@ -55,7 +55,7 @@ class ScopeName(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyRequest:
-    """What a new key allows, and for how long."""
+    """The permissions and the lifetime of a new key."""
 
     name: str
     scopes: tuple[str, ...]
@@ -83,7 +83,7 @@ def create(
     file: FileOption,
     scope: Annotated[
         list[ScopeName] | None,
-        typer.Option(help="What the key allows (predict). Repeatable.", show_default=False),
+        typer.Option(help="Scope of the key (predict). Repeatable.", show_default=False),
     ] = None,
     task: Annotated[
         list[str] | None,
@@ -122,7 +122,7 @@ def create(
 
 
 def list_keys(*, file: FileOption, as_json: JsonOption = False) -> None:
-    """List the owners of the keys and what each key allows; the keys themselves stay hidden."""
+    """List the owners and the permissions of the keys; the keys themselves stay hidden."""
     with needs_extra("server"):
         from nunatak_server.access.files import read_keys
 

@@ -1,7 +1,7 @@
 """The `nunatak` command with all its groups.
 
-This file and the command files import no heavy package; a command imports what it needs when it
-runs. `nunatak --help` answers at once, and a command needs only its own extra.
+This file and the command files import no heavy package; each command imports its packages when it
+runs. So `nunatak --help` answers at once, and a command needs only its own extra.
 """
 
 from importlib.metadata import version as distribution_version

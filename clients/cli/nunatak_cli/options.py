@@ -1,4 +1,4 @@
-"""Options and arguments that several commands share, and how NAME=VALUE options are read."""
+"""Options and arguments that several commands share, and the reading of NAME=VALUE options."""
 
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
@@ -186,7 +186,7 @@ def assignments(
 
 
 def settings_given(given: Iterable[str] | None, **options: str | None) -> dict[str, str]:
-    """Return the settings of `--set` together with the settings that have an option of their own.
+    """Return the settings of `--set` together with the settings that have their own option.
 
     `options` holds the values of these options by setting; an option that is `None` was not given.
 
@@ -199,7 +199,8 @@ def settings_given(given: Iterable[str] | None, **options: str | None) -> dict[s
     for name in own.keys() & values.keys():
         option = f"--{name.replace('_', '-')}"
         raise NunatakError(
-            "invalid_option", problem=f"{option} and --set {name} say the same; give one of them"
+            "invalid_option",
+            problem=f"{option} and --set {name} set the same value; give one of them",
         )
     return {**own, **values}
 

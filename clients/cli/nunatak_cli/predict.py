@@ -91,8 +91,10 @@ def predict(  # noqa: PLR0913 - one parameter per option is how typer works
     on_long: Annotated[
         OnLong | None,
         typer.Option(
-            help="What the task does with a text of more tokens than it reads at once. "
-            "Absent: the task version decides."
+            help=(
+                "Treatment of a text with more tokens than the task reads at once. Absent: the "
+                "task version decides."
+            )
         ),
     ] = None,
     server: Annotated[
@@ -103,7 +105,7 @@ def predict(  # noqa: PLR0913 - one parameter per option is how typer works
     ] = None,
     stream: Annotated[
         bool,
-        typer.Option("--stream", help="Print each answer as soon as it is there; with --server."),
+        typer.Option("--stream", help="Print each answer as soon as it arrives; with --server."),
     ] = False,
     registry: RegistryOption = None,
     backbone: BackboneOption = None,
@@ -217,7 +219,7 @@ def _source(
             raise NunatakError(
                 "invalid_option",
                 problem="expected at most one of --pair, --question and --document; "
-                "ask about each in a command of its own",
+                "use one command for each",
             )
 
 

@@ -214,7 +214,7 @@ def serve(  # noqa: PLR0913 - one parameter per option is how typer works
         from nunatak_server.serving import START_AGAIN
         from nunatak_server.serving import serve as run_server
         from nunatak_server.settings import as_toml, configure
-    # An option of its own wins over --set.
+    # A setting's own option overrides --set.
     named = {name: value for name, value in given.items() if value is not None}
     others = assignments("--set", settings, may_be_empty=True)
     configuration = configure({**others, **named}, file=config)

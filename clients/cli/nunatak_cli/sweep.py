@@ -43,7 +43,7 @@ def sweep_app() -> typer.Typer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepRequest:
-    """The runs of a sweep, as file and options describe them."""
+    """The runs of a sweep, described by file and options."""
 
     file: Path | None
     tasks: tuple[str, ...] = ()
@@ -56,7 +56,7 @@ class SweepRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepSettings:
-    """Where and how the runs of a sweep are done."""
+    """The place and the method of the runs of a sweep."""
 
     results: Path
     jobs: int
@@ -68,7 +68,7 @@ def run(  # noqa: PLR0913 - one parameter per option is how typer works
     file: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[FILE]", help="Sweep file, YAML or TOML. Absent: the options give all."
+            metavar="[FILE]", help="Sweep file, YAML or TOML. Absent: the options give all axes."
         ),
     ] = None,
     *,

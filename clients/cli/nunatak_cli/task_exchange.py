@@ -45,7 +45,7 @@ PlaceArgument = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportRequest:
-    """A folder of another program, and how to read it."""
+    """A folder of another program, and the choices for its import."""
 
     place: str
     revision: str | None
@@ -58,11 +58,11 @@ class ImportRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """A version that came from elsewhere."""
+    """An imported version."""
 
     manifest: "TaskManifest"
     found: str
-    """What the folder held, in words."""
+    """The content of the folder, in words."""
 
 
 def import_(  # noqa: PLR0913 - one parameter per option is how typer works
@@ -108,8 +108,10 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
     on_long: Annotated[
         OnLong | None,
         typer.Option(
-            help="What the task does with a text of more tokens than it reads at once. Absent: "
-            "windows, and cut for ranking.",
+            help=(
+                "Treatment of a text with more tokens than the task reads at once. Absent: "
+                "windows, and cut for ranking."
+            ),
             show_default=False,
         ),
     ] = None,
@@ -172,7 +174,9 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
 
 def export(
     reference: ReferenceArgument,
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="To write to; new or empty.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="New or empty folder to write to.")
+    ],
     *,
     wanted: Annotated[
         ExportFormat, typer.Option("--format", help="Format of the folder.")
@@ -221,7 +225,7 @@ def pull(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Name of the task here. Absent: its name there.",
+            help="Name of the task in this registry. Absent: its original name.",
             show_default=False,
         ),
     ] = None,

@@ -144,7 +144,7 @@ def shadow(  # noqa: PLR0913 - one parameter per option is how typer works
 
 def _refuse_with_end(version: int | None, share: float | None) -> None:
     if version is not None or share is not None:
-        raise NunatakError("invalid_option", problem="--end takes neither --version nor --share")
+        raise NunatakError("invalid_option", problem="--end excludes --version and --share")
 
 
 def _set(

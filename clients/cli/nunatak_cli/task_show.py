@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from nunatak_registry import Compared, Matrix
 
 SHOWN_LABELS = 5
-"""Labels that people see; JSON has all."""
+"""Most labels in a panel; JSON has all labels."""
 
 
 def show(

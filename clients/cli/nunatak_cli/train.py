@@ -168,8 +168,10 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         str | None,
         typer.Option(
             metavar="LABEL",
-            help="The label that means that nothing was found (of two, the more frequent). A long "
-            "text gets the answer of the window in which another label is most likely.",
+            help=(
+                "The label that means that nothing was found (of two, the more frequent). A long "
+                "text gets the answer of the window where another label is most likely."
+            ),
             rich_help_panel=RECIPE,
         ),
     ] = None,
@@ -184,8 +186,10 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
     on_long: Annotated[
         OnLong | None,
         typer.Option(
-            help="What the task does with a text of more than --max-length tokens. Absent: "
-            "windows, and cut for ranking.",
+            help=(
+                "Treatment of a text with more than --max-length tokens. Absent: windows, and cut "
+                "for ranking."
+            ),
             rich_help_panel=RECIPE,
         ),
     ] = None,

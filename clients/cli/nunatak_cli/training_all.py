@@ -101,7 +101,7 @@ class TrainRequests:
 
     backbone: Backbone
     items: tuple[TrainRequest, ...]
-    """In order of split depth, the lowest first."""
+    """The tasks in order of split depth, the lowest first."""
 
 
 def read_task_file(path: Path) -> TaskFile:

@@ -19,12 +19,12 @@ Inputs = Input | Sequence[Input]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameters:
-    """What else to ask of tasks; absent means the server's default, or the task version's.
+    """Further options of tasks. Absent: the default of the server or of the task version.
 
-    `on_long` is of classification and ranking: long texts are read in windows, refused or cut.
-    `aggregation_strategy`, `ignore_labels` and `stride` are of token classification, `doc_stride`,
-    `max_answer_len`, `handle_impossible_answer` and `align_to_words` of question answering,
-    `return_documents` of ranking. Lengths are in tokens.
+    Classification and ranking have `on_long`: long texts are read in windows, refused or cut. Token
+    classification has `aggregation_strategy`, `ignore_labels` and `stride`. Question answering has
+    `doc_stride`, `max_answer_len`, `handle_impossible_answer` and `align_to_words`. Ranking has
+    `return_documents`. Lengths are in tokens.
     """
 
     on_long: OnLong | None = None
@@ -38,7 +38,7 @@ class Parameters:
     return_documents: bool | None = None
 
     def wire(self) -> dict[str, JsonValue]:
-        """Write those that are given."""
+        """Write the options that are given."""
         given: dict[str, JsonValue] = {
             name: value for name, value in asdict(self).items() if value is not None
         }
@@ -94,7 +94,7 @@ class WireInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Where a task reference lies: its path, and the version to ask for in the query."""
+    """The address of a task reference: the path, and the version for the query."""
 
     path: str
     query: dict[str, str]
@@ -104,7 +104,7 @@ def wire_inputs(inputs: Inputs) -> WireInputs:
     """Write one input or a list of inputs as JSON.
 
     Raises:
-        InvalidInputError: something else than texts, pairs, questions or queries, or an empty list.
+        InvalidInputError: an input is no text, pair, question or query, or the list is empty.
     """
     if isinstance(inputs, str | tuple | Question | Query):
         return WireInputs(value=_wire_input(inputs), num_inputs=None)
@@ -140,7 +140,7 @@ def json_body(body: dict[str, JsonValue]) -> bytes:
     """Write a JSON object as UTF-8.
 
     Raises:
-        InvalidInputError: a text holds half of a surrogate pair, which no encoding can carry.
+        InvalidInputError: a text holds a lone surrogate, which UTF-8 cannot encode.
     """
     try:
         return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
@@ -154,10 +154,11 @@ def json_body(body: dict[str, JsonValue]) -> bytes:
 def task_target(reference: str) -> Target:
     """Find the path of `name`, `name@alias` or `name/3`.
 
-    The server owns the grammar of names. Refused here is only what would change the path itself.
+    The server checks the grammar of names. This function refuses only names that would change the
+    path itself.
 
     Raises:
-        InvalidInputError: an empty name, or one of dots alone.
+        InvalidInputError: the name is empty, or has only dots.
     """
     name, slash, version = reference.partition("/")
     return Target(

@@ -1,7 +1,7 @@
-"""Replies: an answer is read against the contract, and a refusal becomes an error.
+"""Replies: an answer is checked against the contract, and a refusal becomes an error.
 
-Each kind of head has one class of results. Every part of an answer that the server names is a
-class of `nunatak_contract`; the classes here put those parts together for the caller.
+Each kind of head has one class of results. The parts of an answer are classes of
+`nunatak_contract`. The classes here combine these parts for the caller.
 """
 
 from abc import abstractmethod
@@ -83,24 +83,24 @@ HeadOutputs = Annotated[
     Classification | TokenClassification | QuestionAnswering | RankingOutputs,
     Field(discriminator="head"),
 ]
-"""What a task says; `match` on the class tells which kind of task it is."""
+"""The answer of a task. The class shows the kind of task, for `match`."""
 
 
 class Answered(Result):
-    """Base of what holds predictions: the parts of the first input, by the kind of the task.
+    """Base of classes with predictions: the parts of the first input, by the kind of the task.
 
     Every property but `predicted` and `labels` is about the first input, and each raises
     `WrongHeadError` for a task of another kind.
     """
 
     tokens: tuple[int, ...] = ()
-    """How many tokens of each input were read; empty from servers that do not tell it."""
+    """The number of tokens read of each input; empty if the server does not report it."""
     truncated: tuple[bool, ...] = ()
-    """Of each input, whether a part of it was not read; empty from servers that do not tell it."""
+    """Whether a part of each input was not read; empty if the server does not report it."""
 
     @property
     def is_truncated(self) -> bool:
-        """Whether a part of any input was not read, as far as the server tells it."""
+        """Whether a part of any input was not read; False if the server does not report it."""
         return any(self.truncated)
 
     @abstractmethod
@@ -138,7 +138,7 @@ class Answered(Result):
 
     @property
     def answers(self) -> Answers:
-        """Answers to the question, best first; none where the context holds no words."""
+        """Answers to the question, best first; empty if the context has no words."""
         match self.require():
             case QuestionAnswering() as found:
                 return found.outputs[0]
@@ -163,7 +163,7 @@ class Answered(Result):
 
 
 Outputs = tuple[Scores, ...] | tuple[Entities, ...] | tuple[Answers, ...] | tuple[Ranking, ...]
-"""One entry per input, also for a single one; of which type, the task's head tells."""
+"""One entry per input, also for a single input. The task's head decides the type."""
 
 
 class Prediction(Answered):
@@ -212,7 +212,7 @@ class TaskResult(Answered):
     head_outputs: HeadOutputs | None = None
     error: Problem | None = None
     timings: Timings = Timings()
-    """Its own, where it was streamed; else those of the whole answer count."""
+    """The timings of a streamed result; other results share the timings of the whole answer."""
 
     @model_validator(mode="after")
     def _is_answer_or_error(self) -> "TaskResult":
@@ -237,14 +237,14 @@ class TaskResult(Answered):
 
 
 class FanOut(Result):
-    """The answers of several tasks to the same inputs, in the order they were asked for."""
+    """The answers of several tasks to the same inputs, in the order of the request."""
 
     results: tuple[TaskResult, ...]
     timings: Timings = Timings()
     request_id: str | None = None
 
     def __getitem__(self, reference: str) -> TaskResult:
-        """The result of the task that was asked for as `reference`."""
+        """The result of the task with this reference in the request."""
         for result in self.results:
             if result.reference == reference:
                 return result
@@ -252,7 +252,7 @@ class FanOut(Result):
 
 
 PER_INPUT = ("tokens", "truncated")
-"""What a server tells of each input beside its output."""
+"""The server's facts about each input, next to its output."""
 
 ResultT = TypeVar("ResultT", bound=Result)
 
@@ -261,7 +261,7 @@ _OBJECT: TypeAdapter[dict[str, JsonValue]] = TypeAdapter(dict[str, JsonValue])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """An HTTP response, whichever library received it; `headers` ignores case."""
+    """An HTTP response from any library; `headers` ignores case."""
 
     status: int
     headers: Mapping[str, str]
@@ -279,7 +279,7 @@ class Reply:
 
 
 def raise_for_problem(reply: Reply) -> None:
-    """Raise the `ApiError` that an unsuccessful reply stands for."""
+    """Raise the `ApiError` of an unsuccessful reply."""
     if reply.is_success:
         return
     try:
@@ -288,8 +288,7 @@ def raise_for_problem(reply: Reply) -> None:
         raise error_class(reply.status)(
             code="http_error",
             status=reply.status,
-            detail=f"the server answered HTTP {reply.status} without saying why; "
-            "is this a Nunatak server?",
+            detail=f"the server answered HTTP {reply.status} without a reason; is it Nunatak?",
             request_id=reply.headers.get(REQUEST_ID_HEADER),
             retry_after_s=reply.retry_after_s,
         ) from None
@@ -343,7 +342,7 @@ def read_line(line: str, *, num_inputs: int | None) -> TaskResult:
 
 
 def read_timings(headers: Mapping[str, str]) -> Timings:
-    """Read the timing headers that are there."""
+    """Read the timing headers that the reply has."""
     batch_size = _number(headers.get(BATCH_SIZE_HEADER))
     return Timings(
         queue_ms=_number(headers.get(QUEUE_HEADER)),

@@ -65,7 +65,7 @@ def config_from(raw: dict[str, Any]) -> BackboneConfig:
     """Read transformers' `config.json` of a supported model.
 
     Raises:
-        UnsupportedBackboneError: a variant whose layers are computed differently.
+        UnsupportedBackboneError: a variant whose layers have different computations.
     """
     of_type = {"vocab_size": ROBERTA_VOCAB_SIZE} if raw["model_type"] == "roberta" else {}
     raw = {**DEFAULTS, **of_type, **raw}
@@ -108,9 +108,9 @@ def config_from(raw: dict[str, Any]) -> BackboneConfig:
 
 
 def identity(config: BackboneConfig) -> str:
-    """Return the facts that a digest needs besides names, shapes and bytes of the tensors.
+    """Return the facts for a digest, in addition to names, shapes and bytes of the tensors.
 
-    A fixed text: a field added to `BackboneConfig` must not change the digests of old backbones.
+    The text is fixed: a new field of `BackboneConfig` must not change the digests of old backbones.
     """
     return json.dumps(
         {
@@ -200,7 +200,7 @@ def _run_layer(
             x = W.attention_norm(x + a + attention_adapter(a))
             f = W.feedforward_out(activation(W.feedforward_in(x)))
             out[row] = W.output_norm(x + f + feedforward_adapter(f))
-        where an adapter that reads NORMED_SUM is given W.attention_norm(x + a) for a, or
+        where an adapter that reads NORMED_SUM gets W.attention_norm(x + a) for a, or
         W.output_norm(x + f) for f
     """
     epsilon = config.layer_norm_epsilon

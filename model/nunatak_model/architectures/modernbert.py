@@ -74,10 +74,10 @@ HEAD_SOURCES: Mapping[str, str] = {"head.dense": "head.dense", "head.norm": "hea
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModernBertConfig(BackboneConfig):
-    """The fields of ModernBERT, besides the common ones."""
+    """The fields of ModernBERT in addition to the common fields."""
 
     is_local: tuple[bool, ...]
-    """For each layer, whether a token sees only the tokens near it."""
+    """One value for each layer: whether a token sees only the tokens near it."""
     reach: int
     """Number of tokens to either side that a token of a local layer sees."""
     global_base: float
@@ -94,7 +94,7 @@ def config_from(raw: dict[str, Any]) -> ModernBertConfig:
     """Read transformers' `config.json`, in its spelling before and since version 5.
 
     Raises:
-        UnsupportedBackboneError: rotary positions that are stretched, or an unknown activation.
+        UnsupportedBackboneError: stretched rotary positions, or an unknown activation.
     """
     raw = {**DEFAULTS, **raw}
     num_layers: int = raw["num_hidden_layers"]
@@ -129,7 +129,7 @@ def config_from(raw: dict[str, Any]) -> ModernBertConfig:
 
 
 def identity(config: ModernBertConfig) -> str:
-    """Return the facts that a digest needs besides names, shapes and bytes of the tensors."""
+    """Return the facts for a digest, in addition to names, shapes and bytes of the tensors."""
     return json.dumps(
         {
             "family": "modernbert",
@@ -170,7 +170,10 @@ def embedding_shapes(config: ModernBertConfig) -> Shapes:
 
 
 def layer_shapes(layer: int, config: ModernBertConfig) -> Shapes:
-    """Names and shapes of one layer; the first lacks a norm, the last has one more."""
+    """Names and shapes of one layer.
+
+    The first layer lacks a norm; the last layer has one more norm.
+    """
     prefix, width, inner = f"layers.{layer}", config.hidden_width, config.intermediate_width
     attention, feedforward = config.attention_bias, config.feedforward_bias
     shapes: Shapes = {
@@ -190,7 +193,7 @@ def layer_shapes(layer: int, config: ModernBertConfig) -> Shapes:
 def embed(
     encodings: Sequence[Encoding], tables: EmbeddingWeights, config: ModernBertConfig
 ) -> Float[Tensor, "tokens width"]:
-    """Word embeddings, normalised; positions enter in the attention."""
+    """Word embeddings, normalised; the attention adds the positions."""
     ids = flattened((encoding.token_ids for encoding in encodings), tables.word.device)
     words = functional.embedding(ids, tables.word)
     return layer_norm(words, tables.norm, epsilon=config.layer_norm_epsilon)
@@ -198,7 +201,7 @@ def embed(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RotaryAttention:
-    """Attention over some rows, with the angle by which each token turns queries and keys."""
+    """Attention over some rows, with each token's angle for the rotation of queries and keys."""
 
     attend: Attention
     cosine: Float[Tensor, "tokens 1 1 half"]
@@ -285,7 +288,7 @@ def _rotary(
     attention: Attention, positions: Int[Tensor, " tokens"], base: float, config: ModernBertConfig
 ) -> _RotaryAttention:
     width = config.head_width
-    # In this order of operations, as transformers: far positions would magnify other roundings.
+    # The order of operations is transformers' order: far positions would magnify other roundings.
     frequencies = 1.0 / base ** (torch.arange(0, width, 2, device=positions.device) / width)
     angles = (positions.unsqueeze(1).float() * frequencies)[:, None, None, :]
     return _RotaryAttention(attend=attention, cosine=angles.cos(), sine=angles.sin())

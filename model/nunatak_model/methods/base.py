@@ -88,7 +88,7 @@ def map_widths(target: LinearMap, layer: int, config: BackboneConfig) -> tuple[i
 
 
 def copies(backbone: Backbone, names: Shapes) -> dict[str, Tensor]:
-    """Float32 copies of backbone tensors, which a task then trains."""
+    """Float32 copies of backbone tensors, for a task to train."""
     return {name: _float32_copy(backbone, name) for name in names}
 
 

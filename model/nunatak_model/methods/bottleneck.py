@@ -3,17 +3,17 @@
 He et al. 2021, "On the Effectiveness of Adapter-based Tuning for Pretrained Language Model
 Adaptation" (arXiv:2106.03164), sec. 2.1, eq. 1: `h' = f2(tanh(f1(h))) + h`, after the
 self-attention block and after the feed-forward block, each before the residual addition and the
-layer norm; adapters, layer norms and head are trained (placement as in Houlsby et al. 2019,
-arXiv:1902.00751, whose near-identity initialisation is used too). `first_layer` above 0 keeps a
-trunk below the adapters (AdapterDrop, Rueckle et al. 2021, arXiv:2010.11918).
+layer norm. Adapters, layer norms and head are trained. The placement and the near-identity
+initialisation are from Houlsby et al. 2019 (arXiv:1902.00751). `first_layer` above 0 keeps a trunk
+below the adapters (AdapterDrop, Rueckle et al. 2021, arXiv:2010.11918).
 
-Where norms stand before the blocks (ModernBERT), adapters stand in the same place, after the block
-and before the residual addition, and the trained norms are the layer's own one or two; the norm
-over the encoder's output stays frozen.
+In ModernBERT, norms stand before the blocks. Adapters stand in the same place, after the block and
+before the residual addition. The trained norms are the one or two norms of the layer. The norm over
+the encoder's output stays frozen.
 
-The other settings describe adapters that were trained elsewhere and run here unchanged: frozen
-norms, other non-linearities, and the placement of Pfeiffer et al. 2020 (MAD-X, arXiv:2005.00052,
-sec. 3.2.1): the feed-forward block alone, reading the norm of its residual sum.
+The other settings describe adapters from other programs, which run here unchanged: frozen norms,
+other non-linearities, and the placement of Pfeiffer et al. 2020 (MAD-X, arXiv:2005.00052, sec.
+3.2.1). There, only the feed-forward block has an adapter, which reads the norm of the residual sum.
 """
 
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ from nunatak_model.ops.grouped import rounded_up
 from nunatak_model.weights import Norm, Shapes, linear_from, linear_shapes, norm_if_any
 
 INITIAL_DEVIATION = 0.01
-"""Houlsby et al. 2019, sec. 3.6: results hold up to about 1e-2 and degrade above."""
+"""Houlsby et al. 2019, sec. 3.6: results are stable up to about 1e-2 and worse above."""
 
 ATTENTION = ("attention_adapter", "attention_norm")
 FEEDFORWARD = ("feedforward_adapter", "output_norm")
@@ -74,7 +74,7 @@ class BottleneckMaths(MethodMaths[Bottleneck]):
         return self.method.first_layer
 
     def parameter_shapes(self, config: BackboneConfig) -> Shapes:
-        """Per layer an adapter for each adapted block, and its norm if there is one to tune."""
+        """For each adapted block of a layer, an adapter, and the norm if it is tuned."""
         shapes: Shapes = {}
         for layer in range(self.method.first_layer, config.num_layers):
             prefix, frozen = f"layers.{layer}", layer_shapes(layer, config)

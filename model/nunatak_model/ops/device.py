@@ -29,14 +29,14 @@ def to_device(
 
 
 def flattened(lists: Iterable[Sequence[int]], device: torch.device) -> Int[Tensor, " tokens"]:
-    """Numbers of the tokens of rows, one row after another, on the device."""
+    """The indices of the tokens of rows, one row after another, on the device."""
     return to_device(list(chain.from_iterable(lists)), device)
 
 
 def write_on_device(source: Tensor, target: Tensor) -> None:
-    """Write a tensor over one of the same shape and dtype that lies on a device.
+    """Overwrite a tensor on a device with values of the same shape and dtype.
 
-    What reads `target` on the same stream reads the new values.
+    Later reads of `target` on the same stream see the new values.
     """
     if target.device.type == "cuda" and source.device.type == "cpu":
         source = source.contiguous().pin_memory()
@@ -47,7 +47,7 @@ class BesideCompute:
     """Use of a device by other threads, next to the stream that computes batches."""
 
     def __init__(self, device: torch.device) -> None:
-        # One for all threads: memory that is given back is reused on the stream it came from.
+        # All threads share one stream, because torch reuses freed memory only on its own stream.
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     @contextmanager
@@ -55,8 +55,8 @@ class BesideCompute:
         """Let the calling thread work next to the batches.
 
         The block's work starts after the batches requested so far, and is finished when the block
-        ends. So the version that a thread loads is complete before any batch can use it, memory
-        that a batch may still read is not overwritten, and no batch waits for a load.
+        ends. A loaded version is therefore complete before any batch can use it. Memory that a
+        batch may still read is not overwritten. No batch waits for a load.
         """
         stream = self._stream
         if stream is None:
@@ -67,15 +67,15 @@ class BesideCompute:
             with torch.cuda.stream(stream):
                 yield
         finally:
-            # After a failure too: memory that is given back must not be written any more.
+            # Also after a failure: freed memory must not be written any more.
             stream.record_event().synchronize()
 
 
 def compute_without_helpers() -> None:
     """Let the calling thread compute alone from now on.
 
-    Every other thread that has computed goes on as before. A thread that begins in this very moment
-    may stay alone as well.
+    Every other thread that has computed goes on as before. A thread that starts at this moment may
+    also compute alone.
 
     Each thread that computes has helper threads, as many as there are cores. Two such teams on the
     same cores wait for each other within each operation, so both take many times as long. Work
@@ -85,8 +85,8 @@ def compute_without_helpers() -> None:
     if others == 1:
         return
     torch.set_num_threads(1)
-    # The last setting also holds for threads that have not computed yet, so it is set back on a
-    # thread that will not compute.
+    # The last setting also holds for threads that have not computed yet. Another thread, which
+    # never computes, therefore restores the setting.
     resetting = threading.Thread(target=torch.set_num_threads, args=(others,))
     resetting.start()
     resetting.join()

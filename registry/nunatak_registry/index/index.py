@@ -1,8 +1,8 @@
-"""The index: which task versions exist, and where the aliases point.
+"""The index: the task versions, and the targets of the aliases.
 
-A `Snapshot` reads in one transaction. A `Change` reads and writes in one transaction, next to which
-no other writer runs; its writes become visible all at once or never. The functions before `Change`
-look something up in a snapshot, and raise where it is missing.
+A `Snapshot` reads in one transaction. A `Change` reads and writes in one transaction, and is the
+only writer. All writes of a change become visible together, or none does. The functions before
+`Change` look up a fact in a snapshot, and raise if it is missing.
 """
 
 from collections.abc import Collection, Generator
@@ -65,13 +65,13 @@ def find_version(snapshot: Snapshot, wanted: TaskReference) -> VersionRecord:
 
 
 def find_traffic(snapshot: Snapshot, wanted: TaskReference) -> Traffic:
-    """Return what runs for requests by a reference; one that names a version has no candidates.
+    """Return the versions that run for a reference; a reference with a version has no candidates.
 
     A candidate whose manifest is damaged is left out: the alias's own version answers alone.
 
     Raises:
-        InvalidManifestError: the manifest of the version that is meant is damaged.
-        NunatakError: as `find_version`.
+        InvalidManifestError: the manifest of the version is damaged.
+        NunatakError: as in `find_version`.
     """
     manifest = find_version(snapshot, wanted).parse()
     if wanted.version is not None:
@@ -110,13 +110,13 @@ def require_task(snapshot: Snapshot, task: str) -> None:
 
 
 def require_version(snapshot: Snapshot, task: str, version: int) -> None:
-    """Raise `VersionNotFoundError`, or `TaskNotFoundError`, unless there is this version."""
+    """Raise `VersionNotFoundError` or `TaskNotFoundError` unless the version exists."""
     if not snapshot.has_version(task, version):
         raise VersionNotFoundError(task, version, require_versions(snapshot, task))
 
 
 def require_alias(snapshot: Snapshot, task: str, alias: str) -> int:
-    """Return where an alias points, or raise `alias_not_found`."""
+    """Return the version of an alias, or raise `alias_not_found`."""
     aliases = snapshot.aliases(task).get(task, {})
     if alias not in aliases:
         known = ", ".join(aliases) or "none"
@@ -125,7 +125,7 @@ def require_alias(snapshot: Snapshot, task: str, alias: str) -> int:
 
 
 def check_expected(task: str, alias: str, expected: int | None, current: int | None) -> None:
-    """Raise `alias_conflict` if an alias points elsewhere than expected (0: nowhere)."""
+    """Raise `alias_conflict` unless an alias points to `expected` (0: there is no alias)."""
     if expected is not None and expected != (current or 0):
         raise NunatakError(
             "alias_conflict",
@@ -139,13 +139,13 @@ def check_expected(task: str, alias: str, expected: int | None, current: int | N
 def find_rollback(
     snapshot: Snapshot, task: str, alias: str, expected_version: int | None
 ) -> tuple[int, int]:
-    """Return where an alias points, and where its rollback goes.
+    """Return the version of an alias, and the target of its rollback.
 
     Raises:
         TaskNotFoundError: no such task.
         NunatakError: `alias_not_found`, the task has no such alias.
-        NunatakError: `alias_conflict`, the alias points elsewhere than expected.
-        NunatakError: `no_previous_version`, no earlier version is left to go back to.
+        NunatakError: `alias_conflict`, the alias points to another version than expected.
+        NunatakError: `no_previous_version`, there is no earlier version.
     """
     check_alias_name(alias)
     available = require_versions(snapshot, check_task_name(task))
@@ -158,10 +158,10 @@ def find_rollback(
 
 
 class Change(Snapshot):
-    """Changes of the index; all but holds raise its generation."""
+    """Changes of the index. All changes except holds increase the generation."""
 
     def take_version(self, task: str) -> int:
-        """Return the task's next number, which is then never given out again."""
+        """Return the task's next number, which is never given out again."""
         query = select(TaskRow.next_version).where(TaskRow.name == task)
         version = self._connection.execute(query).scalar_one_or_none()
         if version is None:
@@ -227,7 +227,7 @@ class Change(Snapshot):
         self._add_candidate_event(event)
 
     def remove_version(self, task: str, version: int, at: datetime) -> None:
-        """Forget a version that no alias points to; blobs that were only its own retire."""
+        """Delete a version that no alias points to, and retire blobs that no other version uses."""
         digests = sorted(self.blob_digests(task, version))
         for row in (BlobRow, HoldRow, VersionRow):
             self._connection.execute(delete(row).where(row.task == task, row.version == version))
@@ -249,7 +249,7 @@ class Change(Snapshot):
         until: datetime,
     ) -> frozenset[tuple[str, int]]:
         """Let a reader hold the versions that exist; return them."""
-        # Times of one zone in one format sort as text.
+        # All times have one zone and one format, so their texts compare like times.
         is_over = HoldRow.until < now.isoformat()
         self._connection.execute(delete(HoldRow).where(or_(HoldRow.reader == reader, is_over)))
         held = sorted(key for key in set(versions) if self.has_version(*key))
@@ -262,7 +262,7 @@ class Change(Snapshot):
         return frozenset(held)
 
     def forget_retired(self, digests: Collection[str]) -> None:
-        """Drop the notes on blobs that are referred to again, or gone."""
+        """Drop the records of retired blobs that are in use again, or removed."""
         self._connection.execute(
             delete(RetiredBlobRow).where(RetiredBlobRow.digest.in_(sorted(digests)))
         )
@@ -298,7 +298,7 @@ def _place_of(candidate: Candidate) -> tuple[ColumnElement[bool], ...]:
 
 
 class Index:
-    """Snapshots and changes of one database. Safe to share between threads."""
+    """Snapshots and changes of one database. Threads may share the index."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -306,10 +306,11 @@ class Index:
 
     @classmethod
     def open(cls, url: URL) -> Self:
-        """Connect to the database, creating its tables where there are none.
+        """Connect to the database, and create missing tables.
 
         Raises:
-            StoreUnavailableError: unreachable, of another kind, or laid out by another release.
+            StoreUnavailableError: the database is unreachable, of another kind, or of another
+                release.
         """
         return cls(Database.open(url))
 
@@ -318,11 +319,11 @@ class Index:
         self._database.close()
 
     def generation(self) -> Generation:
-        """Return the generation, which every change renews, also a change by another process.
+        """Return the generation, which changes with every change, also of another process.
 
-        Cheap to ask again while nothing has been written.
+        A repeated call is cheap while nothing has been written.
         """
-        # The mark comes first: a change in between is then seen by the next call, not missed.
+        # The mark is read first, so that the next call notices a change in between.
         mark, seen = self._database.change_mark(), self._seen
         if seen is not None and seen[0] == mark:
             return seen[1]
@@ -333,12 +334,12 @@ class Index:
 
     @contextmanager
     def reading(self) -> Generator[Snapshot]:
-        """Yield the index as of now."""
+        """Yield the index at this moment."""
         with self._database.reading() as connection:
             yield Snapshot(connection)
 
     @contextmanager
     def writing(self) -> Generator[Change]:
-        """Yield a change of the index; it is kept whole unless the body raises."""
+        """Yield a change of the index. The change is stored whole unless the body raises."""
         with self._database.writing() as connection:
             yield Change(connection)

@@ -1,6 +1,6 @@
-"""Authenticators: how an application finds out the caller of a request, with keys or without.
+"""Authenticators find the caller of a request, with keys or without.
 
-`check_exposure` keeps a server without keys from being reachable from other machines by accident.
+`check_exposure` prevents that other machines reach a server without keys by accident.
 """
 
 import asyncio
@@ -40,7 +40,10 @@ def check_exposure(settings: ServerSettings) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether only this machine reaches an address; of names only `localhost` is sure."""
+    """Return whether only this machine reaches an address.
+
+    Among names, only `localhost` is safe.
+    """
     if host == "localhost":
         return True
     try:
@@ -56,7 +59,7 @@ logger = logging.getLogger(__name__)
 
 
 class Authenticator(Protocol):
-    """Finds out the caller of a request."""
+    """Finds the caller of a request."""
 
     @property
     def weights(self) -> Mapping[str, float]:
@@ -119,7 +122,7 @@ class KeyAuthenticator:
                 changed = await asyncio.to_thread(self._read_if_changed)
             except KeyFileError as error:
                 if is_readable:
-                    logger.error("the keys stay as they were: %s", error)  # noqa: TRY400 - no bug
+                    logger.error("the keys stay as they were: %s", error)  # noqa: TRY400 - a mistake of the operator
                 is_readable = False
                 continue
             is_readable = True
@@ -131,7 +134,7 @@ class KeyAuthenticator:
     def _read_if_changed(self) -> "_Known | None":
         if stamp_of(self._path) == self._known.stamp:
             return None
-        # On this thread, because ten thousand keys take a tenth of a second to prepare.
+        # Prepared on this thread, because ten thousand keys take a tenth of a second.
         return _known(read_keys(self._path))
 
 
@@ -150,7 +153,7 @@ def _known(keys: StampedKeys) -> _Known:
 
 
 def authenticator_for(path: Path | None) -> Authenticator:
-    """Return the authenticator for a file of keys, or for no file the open one.
+    """Return the authenticator for a file of keys; without a file, every caller may do everything.
 
     Raises:
         KeyFileError: the file cannot be read.

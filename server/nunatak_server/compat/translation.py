@@ -1,4 +1,4 @@
-"""What all translators share: routes that fail in the neighbour's shape, and one way to embed."""
+"""Shared parts of the translators: routes, failures in the other server's shape, and embedding."""
 
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
@@ -23,11 +23,11 @@ Problem = Mapping[str, Any]
 
 
 class TranslatedRoute(StrictRoute):
-    """A route whose failures have the shape that the neighbour's clients read."""
+    """A route whose failures have the shape for the other server's clients."""
 
     @classmethod
     def shape(cls, problem: Problem) -> dict[str, Any]:
-        """Return a problem as the neighbour would put it."""
+        """Return a problem in the other server's shape."""
         raise NotImplementedError
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -46,7 +46,7 @@ class TranslatedRoute(StrictRoute):
         return handle_in_shape
 
     def answer_failure(self, scope: Scope, error: NunatakError) -> Response:
-        """Answer a request with an error of the project, in the neighbour's shape."""
+        """Answer a request with an error of Nunatak, in the other server's shape."""
         problem = problem_of(error, request_id=request_id_of(scope))
         return self._shaped(problem, headers=headers_of(error))
 
@@ -60,7 +60,7 @@ class TranslatedRoute(StrictRoute):
 
 
 def explained(problem: Problem) -> str:
-    """Return what a problem says in one line, for neighbours that have no list of fields."""
+    """Return a problem as one line, for protocols without a list of fields."""
     fields = "; ".join(f"{it['location']}: {it['message']}" for it in problem.get("errors", ()))
     return f"the request does not follow its schema: {fields}" if fields else problem["detail"]
 
@@ -83,7 +83,7 @@ async def embed_texts(
     normalises: bool,
     handling: RequestOptions,
 ) -> tuple[Embeddings, dict[str, str]]:
-    """Embed texts through the service; returns vectors and the headers that go with them.
+    """Embed texts through the service; return vectors and the headers of the answer.
 
     Raises:
         NunatakError: the service cannot answer.

@@ -1,10 +1,6 @@
-"""Waits for versions to come into memory, for as long as an operator wants to wait.
+"""Routes of operators: health, identity, metrics, aliases, candidates, and versions in memory.
 
-Routes of the machinery around the server: health, identity, memory, metrics.
-
-Routes of operators: canaries and shadows beside aliases.
-
-Routes of operators: which version an alias means, and which versions are in memory.
+A load may take longer than an operator wants to wait. Then the request fails, and the load goes on.
 """
 
 import asyncio
@@ -54,18 +50,18 @@ from nunatak_server.telemetry.memory import measure_process, peak_activations, t
 from nunatak_server.telemetry.metrics import CONTENT_TYPE
 
 LOAD_DEADLINE_S: Final = 120.0
-"""Where the caller does not say."""
+"""Default time to wait for a load."""
 TOO_LATE: Final = (
-    "the version was not in memory in time, and nothing was changed: the store is slow, or "
-    "versions in use leave no room; ask again, evict others, or allow more time"
+    "the version did not load in time, and nothing was changed: the store is slow, or versions in "
+    "use leave no room; try again, evict others, or allow more time"
 )
 
 
 async def in_time(load: Coroutine[Any, Any, LoadedTask], deadline_ms: int | None) -> LoadedTask:
-    """Return the version that a load brings; one that has begun goes on for whoever asks next.
+    """Return the loaded version. A load that has begun continues after the deadline.
 
     Raises:
-        DeadlineExceededError: it has not come by then.
+        DeadlineExceededError: the load has not ended in time.
     """
     seconds = LOAD_DEADLINE_S if deadline_ms is None else deadline_ms / 1000
     return await within(seconds, load, late=partial(DeadlineExceededError, TOO_LATE))
@@ -89,16 +85,16 @@ PUBLISHED_LIMITS = {
 
 @router.get("/livez", dependencies=[PUBLIC], response_model=wire.Liveness)
 async def live() -> Response:
-    """Answer as long as the event loop turns."""
+    """Answer 200 while the event loop runs."""
     return reply({"status": "alive"})
 
 
 @router.get("/readyz", dependencies=[PUBLIC], response_model=wire.ReadinessReport)
 @router.get("/health", dependencies=[PUBLIC], response_model=wire.ReadinessReport)
 async def ready(request: Request) -> Response:
-    """Answer 200 while requests are taken: a forward pass has run, and the engine is well.
+    """Answer 200 while the server accepts requests: a forward pass has run, and the engine works.
 
-    What is wrong with the registry meanwhile is told by `warnings`.
+    `warnings` names problems of the registry.
     """
     runtime = runtime_of(request)
     runtime.readiness.check_ready()
@@ -107,7 +103,10 @@ async def ready(request: Request) -> Response:
 
 @router.get("/info", dependencies=[needs(Scope.READ)], response_model=wire.ServerInfo)
 async def info(request: Request) -> Response:
-    """Tell what this server is; of the registry only its kind, for its URL may hold secrets."""
+    """Return the facts about this server.
+
+    The registry's URL may hold secrets, so only its kind is shown.
+    """
     runtime = runtime_of(request)
     backbone = runtime.backbone
     return reply(
@@ -139,7 +138,7 @@ def registry_kind(settings: ServerSettings) -> str:
     "/v1/memory", dependencies=[needs(Scope.READ, spans_tasks=True)], response_model=MemoryReport
 )
 async def memory(request: Request) -> Response:
-    """Tell what is in memory, and what one full model per task would take."""
+    """Return the memory report, with the bytes of one full model per task for comparison."""
     runtime = runtime_of(request)
     process = await asyncio.to_thread(measure_process)
     resident = runtime.residency.resident()
@@ -151,13 +150,13 @@ async def memory(request: Request) -> Response:
 
 @router.get("/metrics", dependencies=[needs(Scope.READ, spans_tasks=True)], response_class=Response)
 async def metrics(request: Request) -> Response:
-    """Give all metrics in the Prometheus text format."""
+    """Return all metrics in the Prometheus text format."""
     runtime = runtime_of(request)
     text = await asyncio.to_thread(runtime.metrics.render, runtime.state())
     return Response(text, media_type=CONTENT_TYPE)
 
 
-AliasQuery = Annotated[str, Query(description="the alias that it runs beside")]
+AliasQuery = Annotated[str, Query(description="the alias of the candidate")]
 
 
 @router.put(
@@ -173,9 +172,9 @@ async def set_candidate(
     body: CandidateRequest,
     deadline_ms: DeadlineHeader = None,
 ) -> Response:
-    """Let a version run beside the one an alias points to, as `canary` or `shadow`.
+    """Let a version run next to an alias, as `canary` or `shadow`.
 
-    The version is loaded and probed first: one that cannot be served gets no traffic.
+    The version is loaded and probed first. A version that cannot be served gets no traffic.
     """
     runtime = runtime_of(request)
     wanted = TaskReference(task=check_task_name(task), version=body.version)
@@ -202,7 +201,7 @@ async def end_candidate(
     role: CandidateRole,
     body: CandidateEndRequest | None = None,
 ) -> Response:
-    """Let an alias's requests be its own version's alone; seen by the next request."""
+    """End a candidate, so that the alias's own version gets all requests from the next one on."""
     runtime = runtime_of(request)
     check_alias_name(alias)
     await catalog_of(request).task(check_task_name(task))
@@ -218,7 +217,7 @@ async def end_candidate(
     "/v1/tasks/{task}/shadow", dependencies=[needs(Scope.READ)], response_model=wire.ShadowReport
 )
 async def show_shadow(request: Request, task: str, alias: AliasQuery = DEFAULT_ALIAS) -> Response:
-    """Tell how the shadow beside an alias has done on this server since it started."""
+    """Return the results of an alias's shadow on this server since its start."""
     runtime = runtime_of(request)
     reference = TaskReference(task=check_task_name(task), alias=check_alias_name(alias))
     traffic = await catalog_of(request).traffic(reference)
@@ -285,7 +284,7 @@ async def promote(
 ) -> Response:
     """Point an alias to a version.
 
-    The version is loaded and probed first: one that cannot be served never gets the alias.
+    The version is loaded and probed first. A version that cannot be served never gets the alias.
     """
     runtime = runtime_of(request)
     wanted = TaskReference(task=check_task_name(task), version=body.version)
@@ -311,9 +310,9 @@ async def roll_back(
     body: RollbackRequest | None = None,
     deadline_ms: DeadlineHeader = None,
 ) -> Response:
-    """Point an alias to the version it was promoted from; seen by the next request.
+    """Point an alias back at its previous version, from the next request on.
 
-    That version is loaded and probed first, as one that is promoted.
+    The previous version is loaded and probed first, like a promoted version.
     """
     runtime = runtime_of(request)
     check_task_name(task)
@@ -340,7 +339,7 @@ async def roll_back(
 async def preload(
     request: Request, task: str, version: VersionQuery = None, deadline_ms: DeadlineHeader = None
 ) -> Response:
-    """Load a version, so that the first request for it need not wait."""
+    """Load a version, so that its first request does not wait."""
     runtime = runtime_of(request)
     reference = TaskReference.parse(reference_text(task, version))
     manifest = await catalog_of(request).resolve(reference)
@@ -354,9 +353,9 @@ async def preload(
 async def pin(
     request: Request, task: str, version: VersionQuery = None, deadline_ms: DeadlineHeader = None
 ) -> Response:
-    """Load a version and keep it in memory, whatever else is asked for.
+    """Load a version and keep it in memory, even if other requests need the memory.
 
-    What is pinned is the version that the reference means now, not the alias.
+    The pin belongs to the version that the reference means now, and not to the alias.
     """
     runtime = runtime_of(request)
     reference = TaskReference.parse(reference_text(task, version))
@@ -369,7 +368,7 @@ async def pin(
     "/v1/tasks/{task}/unpin", dependencies=[needs(Scope.ADMIN)], response_model=wire.Unpinning
 )
 async def unpin(request: Request, task: str, version: VersionQuery = None) -> Response:
-    """Let one version of a task, or all, be evicted again; what is not pinned is left alone.
+    """Let one version of a task, or all, be evicted again. Versions without a pin do not change.
 
     An alias means the version that it points to now.
     """
@@ -382,7 +381,7 @@ async def unpin(request: Request, task: str, version: VersionQuery = None) -> Re
     "/v1/tasks/{task}/evict", dependencies=[needs(Scope.ADMIN)], response_model=wire.Eviction
 )
 async def evict(request: Request, task: str, version: VersionQuery = None) -> Response:
-    """Drop one version of a task, or all, from memory; refused while one is in use or pinned.
+    """Drop one version of a task, or all, from memory. Refused while a version is in use or pinned.
 
     An alias means the version that it points to now.
     """
@@ -392,7 +391,7 @@ async def evict(request: Request, task: str, version: VersionQuery = None) -> Re
 
 
 async def _versions_meant(request: Request, text: str) -> TaskReference:
-    """Return a version, or the task itself where all of its versions are meant.
+    """Return a reference with a version, or to the whole task, which means all its versions.
 
     Raises `NunatakError` if there is no such task, or no such alias.
     """

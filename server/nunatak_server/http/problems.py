@@ -25,9 +25,9 @@ PROBLEM_TYPE: Final = "application/problem+json"
 MAX_ERROR_ITEMS: Final = 10
 PARAMETER_PLACES: Final = frozenset({"path", "query", "header"})
 TAGS: Final = frozenset({"body", "text", "pair", "list"})
-"""Of inputs in a body, and the body itself."""
+"""Most levels of the tags of inputs, with the body itself."""
 RETRY_AFTER_S: Final = (1, 3)
-"""Drawn at random between these: those refused together should not return together."""
+"""Bounds of a random delay, so that callers who were refused together return at different times."""
 
 CLOSING: Final = frozenset(
     {
@@ -39,7 +39,7 @@ CLOSING: Final = frozenset(
         "receive_timeout",
     }
 )
-"""What is left of these requests is never read, so their connection cannot be used again."""
+"""The rest of these requests is never read, so their connection cannot be used again."""
 CODE_OF_STATUS: Mapping[int, str] = {
     HTTPStatus.NOT_FOUND: "route_not_found",
     HTTPStatus.METHOD_NOT_ALLOWED: "method_not_allowed",
@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 
 def problem_of(error: NunatakError, *, request_id: str | None) -> dict[str, Any]:
-    """Describe an error of the project; its message goes to the caller."""
+    """Describe an error of Nunatak; its message goes to the caller."""
     return _problem(error.code, REASONS[error.code].status, _detail(error), request_id)
 
 
@@ -65,14 +65,14 @@ def problem_of_invalid(error: RequestValidationError, *, request_id: str | None)
 
 
 def problem_response(scope: Scope, error: NunatakError) -> Response:
-    """Answer the request of a scope with an error of the project."""
+    """Answer the request of a scope with an error of Nunatak."""
     problem = problem_of(error, request_id=request_id_of(scope))
     return _response(problem, headers=headers_of(error))
 
 
 def _detail(error: NunatakError) -> str:
     if isinstance(error, InvalidNameError):
-        # What came is no name, and may be anything; nothing that was sent is repeated.
+        # The value is no name and may be anything, so the message does not repeat it.
         return f"{error.kind} must be {error.expected}"
     return str(error)
 
@@ -94,13 +94,14 @@ async def _answer_http_error(request: Request, error: HTTPException) -> Response
 
 
 async def _answer_unforeseen(request: Request, error: Exception) -> Response:
-    """Answer a failure that nobody foresaw; the transport logs where the failure came from.
+    """Answer an unexpected failure; the transport logs its origin.
 
-    The framework calls this outside of all layers, and sends nothing if an answer has begun.
+    The framework calls this function outside of all layers, and sends nothing if an answer has
+    begun.
     """
     request_id = request_id_of(request.scope)
     logger.error("request %s failed (%s)", request_id, type(error.__cause__ or error).__name__)
-    detail = "the server failed; its log tells more under the request id"
+    detail = "the server failed; its log has details under the request id"
     problem = _problem("internal_error", HTTPStatus.INTERNAL_SERVER_ERROR, detail, request_id)
     return _response(problem, headers={REQUEST_ID_HEADER: request_id} if request_id else None)
 
@@ -111,11 +112,11 @@ ANSWERS: Final[dict[Any, Callable[[Request, Any], Coroutine[Any, Any, Response]]
     NunatakError: _answer_known,
     Exception: _answer_unforeseen,
 }
-"""How the framework answers each failure: with a problem."""
+"""The framework's handlers, which answer each failure with a problem."""
 
 
 def error_items(errors: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """Say which fields are wrong and why; never what was in them."""
+    """Return the wrong fields and the reasons, and never the values."""
     return [
         {"location": _location(error["loc"]), "message": str(error["msg"])[:200]}
         for error in errors[:MAX_ERROR_ITEMS]
@@ -124,19 +125,19 @@ def error_items(errors: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
 
 def _location(path: Sequence[str | int]) -> str:
     if path[0] in PARAMETER_PLACES:
-        # Only parameters that a route has are looked at there.
+        # Outside of the body, only parameters of the route are checked.
         return ".".join(map(str, path))
     return ".".join(map(_step_in_body, path))
 
 
 def _step_in_body(step: str | int) -> str:
-    # Keys of the body are the caller's text too: only names that we gave are repeated.
+    # Keys of the body are also the caller's text, so only our own names are repeated.
     return str(step) if isinstance(step, int) or step in _our_names() else "?"
 
 
 @cache
 def _our_names() -> frozenset[str]:
-    """Return the body, the tags of its inputs, and every field there is."""
+    """Return the names that a message may repeat: the body, the tags of inputs, and all fields."""
     messages = [Message]
     for message in messages:
         messages += message.__subclasses__()
@@ -156,7 +157,7 @@ def _problem(code: str, status: HTTPStatus, detail: str, request_id: str | None)
 
 
 def headers_of(error: NunatakError) -> dict[str, str]:
-    """Return what the caller's transport must know: when to retry, that the connection ends."""
+    """Return the headers for the caller's transport: the time of a retry, the connection's end."""
     if isinstance(error, OverloadedError):
         return {"retry-after": str(error.retry_after_s)}
     if REASONS[error.code].status is HTTPStatus.SERVICE_UNAVAILABLE:
@@ -167,7 +168,7 @@ def headers_of(error: NunatakError) -> dict[str, str]:
 
 
 def _challenge(error: NunatakError) -> dict[str, str]:
-    """Say which key is asked for, if one would help (RFC 6750, section 3)."""
+    """Return the header that asks for a key, if a key would help (RFC 6750, section 3)."""
     realm = 'Bearer realm="nunatak"'
     match error.code:
         case "insufficient_scope":

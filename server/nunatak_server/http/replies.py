@@ -1,6 +1,6 @@
-"""Replies: results of the service and the registry in the shape of the wire format.
+"""Replies: results of the service and the registry in the wire format.
 
-Answers line by line: `application/x-ndjson`, each line sent as soon as it is there.
+Answers line by line are `application/x-ndjson`. Each line is sent as soon as it is ready.
 """
 
 from collections import defaultdict
@@ -48,14 +48,14 @@ class TaskResponse(wire.TaskSummary):
 
 
 def reply(content: object, *, headers: Mapping[str, str] | None = None) -> Response:
-    """Return a JSON response; what is sent was made here and needs no second validation."""
+    """Return a JSON response. Its content was made here and needs no validation."""
     return Response(
         orjson.dumps(content), media_type="application/json", headers=dict(headers or {})
     )
 
 
 def inputs_of(inputs: Inputs) -> tuple[Input, ...]:
-    """Return the inputs in the terms of the service, one or many alike."""
+    """Return the inputs as a list for the service, also for one input."""
     items = inputs if isinstance(inputs, list) else [inputs]
     return tuple(map(_input, items))
 
@@ -73,7 +73,7 @@ def _input(item: Item) -> Input:
 
 
 def as_sent(values: Sequence[T], inputs: Inputs) -> T | list[T]:
-    """Return what is told of each input as a list if a list was sent, else the one value."""
+    """Return the values of the inputs as a list if a list was sent, else the one value."""
     return list(values) if isinstance(inputs, list) else values[0]
 
 
@@ -102,7 +102,7 @@ def result_fields(
 
 
 def timing_headers(timings: StageTimes) -> dict[str, str]:
-    """Return where the time of a request went, in milliseconds."""
+    """Return the timings of a request, in milliseconds."""
     return {
         QUEUE_HEADER: f"{timings.queue_s * 1000:.3f}",
         TOKENIZE_HEADER: f"{timings.tokenize_s * 1000:.3f}",
@@ -112,15 +112,15 @@ def timing_headers(timings: StageTimes) -> dict[str, str]:
 
 
 def read_headers(num_tokens: int, *, is_cut: bool) -> dict[str, str]:
-    """Return how many tokens of all inputs were read, and whether one was cut."""
+    """Return the number of tokens read of all inputs, and whether one was cut."""
     return {TOKENS_READ_HEADER: str(num_tokens), TRUNCATED_HEADER: "true" if is_cut else "false"}
 
 
 def summaries_fields(
     summaries: Iterable[ListedTask], resident: Iterable[LoadedTask]
 ) -> list[dict[str, Any]]:
-    """Return tasks, and which of their versions are in memory."""
-    # Thousands of tasks are listed beside thousands of versions in memory: each is looked at once.
+    """Return tasks, with their versions in memory."""
+    # One pass over tasks and versions in memory, because there may be thousands of both.
     versions = defaultdict[str, list[int]](list)
     for loaded in resident:
         manifest = loaded.manifest
@@ -230,11 +230,11 @@ def _task_memory(task: LoadedTask) -> dict[str, Any]:
 
 
 NO_BUFFERING: Final = {"cache-control": "no-store", "x-accel-buffering": "no"}
-"""For proxies, which would hold lines back until there are many."""
+"""The header that stops proxies from holding lines back."""
 
 
 class LinesResponse(StreamingResponse):
-    """Sends lines as they come; ends what makes them once all are sent or the caller has gone."""
+    """Sends lines on arrival. Closes their source when all are sent or the caller has gone."""
 
     media_type = LINES_TYPE
 
@@ -244,7 +244,7 @@ class LinesResponse(StreamingResponse):
         self._held: AbstractContextManager[object] = nullcontext()
 
     def hold(self, held: AbstractContextManager[object]) -> None:
-        """Keep what lines are made from until the last is sent or the caller has gone."""
+        """Hold the source of lines until the last is sent or the caller has gone."""
         self._held = held
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -255,7 +255,7 @@ class LinesResponse(StreamingResponse):
 
 
 def wants_lines(accept: str | None) -> bool:
-    """Tell whether an `Accept` header asks for lines: by name, not by a wildcard."""
+    """Return whether an `Accept` header asks for lines by name, not by a wildcard."""
     ranges = (item.partition(";") for item in (accept or "").split(","))
     return any(
         name.strip().lower() == LINES_TYPE and "q=0" not in parameters.replace(" ", "").split(";")
@@ -266,9 +266,9 @@ def wants_lines(accept: str | None) -> bool:
 async def lines_response(
     results: AsyncGenerator[StreamedResult], inputs: Inputs, *, request_id: str | None
 ) -> LinesResponse:
-    """Return the response of a stream, once its first result is there.
+    """Return the response of a stream, once its first result is ready.
 
-    What refuses the request as a whole is raised before anything is sent.
+    A refusal of the whole request is raised before anything is sent.
     """
     first = await anext(results)
 
@@ -288,7 +288,7 @@ def _line(streamed: StreamedResult, inputs: Inputs, *, request_id: str | None) -
 
 
 def _timing_fields(timings: StageTimes) -> Mapping[str, Any]:
-    """Return where the time of one line went, as the headers of a whole answer do."""
+    """Return the timings of one line, like the headers of a whole answer."""
     return {
         "queue_ms": round(timings.queue_s * 1000, 3),
         "tokenize_ms": round(timings.tokenize_s * 1000, 3),

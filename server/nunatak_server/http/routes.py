@@ -98,7 +98,7 @@ async def predict_many(
     routing_key: RoutingKeyHeader = None,
     accept: AcceptHeader = None,
 ) -> Response:
-    """Ask several tasks about the same inputs; each answers or fails by itself.
+    """Ask several tasks about the same inputs; each answers or fails separately.
 
     With `Accept: application/x-ndjson` each task's result is a line, sent as soon as it is there.
     """
@@ -126,7 +126,7 @@ async def predict_many(
 
 @router.get("/v1/tasks", dependencies=[needs(Scope.READ)], response_model=TaskListing)
 async def list_tasks(request: Request) -> Response:
-    """List the tasks of the registry, as far as the caller may know of them."""
+    """List the tasks of the registry that the caller may use."""
     runtime = runtime_of(request)
     resident = runtime.residency.resident()
     summaries = await catalog_of(request).tasks()
@@ -135,7 +135,7 @@ async def list_tasks(request: Request) -> Response:
 
 @router.get("/v1/tasks/{task}", dependencies=[needs(Scope.READ)], response_model=TaskResponse)
 async def show_task(request: Request, task: str, version: VersionQuery = None) -> Response:
-    """Show one task, and the manifest of the version that is asked for."""
+    """Show one task, and the manifest of the wanted version."""
     runtime = runtime_of(request)
     reference = TaskReference.parse(reference_text(task, version))
     manifest = await catalog_of(request).resolve(reference)

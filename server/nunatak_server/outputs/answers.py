@@ -99,7 +99,7 @@ def _spans(
 
 
 def _words(alignment: Alignment) -> Sequence[Span]:
-    """Return for each token the characters of its word, as far as the window has the word."""
+    """Return for each token the characters of its word, within the window."""
     keys = list(zip(alignment.text_ids, alignment.word_ids, strict=True))
     first = {key: token for token, key in reversed(list(enumerate(keys)))}
     last = {key: token for token, key in enumerate(keys)}

@@ -1,4 +1,4 @@
-"""Outputs: from the logits of the rows of one input to its answer, by the kind of the head."""
+"""Outputs: the logits of an input's rows become its answer, by the kind of the head."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -28,9 +28,9 @@ Output = list[LabelScore] | list[Entity] | list[AnswerScore] | list[DocumentScor
 """The answer of one task to one input, by the kind of the head."""
 
 MAX_LOGITS_ON_LOOP: Final = 500
-"""Outputs of so many logits take about a millisecond. More would block the event loop."""
+"""Most logits whose outputs are made on the event loop, in about a millisecond."""
 SPANS_PER_LOGIT: Final = 4
-"""So many spans take the time of one logit."""
+"""Number of spans that take the time of one logit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,10 @@ DEFAULT_OPTIONS: Final = PredictionOptions()
 
 
 def reading_of(manifest: TaskManifest, options: PredictionOptions) -> Reading:
-    """Return how a task reads its inputs. Tasks that refuse or cut long texts read alike."""
+    """Return how a task reads its inputs.
+
+    Tasks that refuse or cut long texts have equal readings.
+    """
     match manifest.head.kind:
         case HeadKind.SEQUENCE_CLASSIFICATION | HeadKind.RANKING:
             is_windowed = on_long_of(manifest, options) is OnLong.WINDOWS
@@ -93,7 +96,7 @@ def outputs_of(
     options: PredictionOptions,
     join: Join,
 ) -> tuple[Output, ...]:
-    """Return what a head says about each input.
+    """Return a head's output for each input.
 
     `read` holds the encodings of each input. `logits` holds one row for each encoding of all
     inputs, in order: token after token if the head reads tokens.
@@ -156,7 +159,7 @@ def _output(
 def _by_text(
     encodings: Encodings, logits: Sequence[Sequence[float]]
 ) -> list[list[Sequence[float]]]:
-    """Put the logits of the windows of each text together."""
+    """Combine the logits of the windows of each text."""
     found: list[list[Sequence[float]]] = []
     for encoding, row in zip(encodings, logits, strict=True):
         if encoding.part.index == 0:

@@ -1,4 +1,4 @@
-"""Scores: from logits to labelled scores, values and ranked documents.
+"""Scores: logits become labelled scores, values and ranked documents.
 
 In reading order: the score functions, the scores of sequence classification and regression, what
 these tasks predict, and the ranking of the documents of a query.
@@ -116,7 +116,7 @@ class RankingOptions:
     """Options of the caller; softmax is over the documents of a query."""
 
     function: FunctionToApply | None = None
-    """None: as the task says."""
+    """None: the task's own function."""
     top_k: int | None = None
     return_documents: bool = False
 
@@ -130,7 +130,7 @@ def rank_documents(
 ) -> list[DocumentScore]:
     """Return the documents by logit, best first; ties keep the order of the query."""
     scores = apply_function(options.function or default, logits)
-    # By logits, because scores of large logits round to the same number.
+    # Sorted by logits, because scores of large logits round to the same number.
     order = sorted(range(len(documents)), key=lambda index: -logits[index])
     ranked: list[DocumentScore] = []
     for index in order[: options.top_k]:

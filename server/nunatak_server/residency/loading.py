@@ -20,9 +20,9 @@ logger = logging.getLogger(__name__)
 
 
 PROBE_TRUNK_BYTES = 8 * 1024**2
-"""Trunk states of the probes of some hundred task versions, a few short texts each."""
+"""Budget of the cache: the probes of some hundred task versions, with a few short texts each."""
 MAX_VALIDATED = 65_536
-"""Validated versions to remember, about 200 bytes each. At this number the set is cleared."""
+"""Most remembered validated versions, of about 200 bytes each. A full set is cleared."""
 
 
 class VersionLoader:

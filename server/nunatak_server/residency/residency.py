@@ -1,12 +1,12 @@
 """`Residency`: the task versions in memory, and their way in and out.
 
 A request leases the immutable versions that its references mean. An alias that moves meanwhile
-changes nothing for the request. The versions in memory keep to a budget of bytes, and a server may
-have more tasks than fit: a cold version waits for space and for its load, and delays no request for
-another version.
+changes nothing for the request. The versions in memory stay within a budget of bytes, and a server
+may have more tasks than fit. A cold version waits for space and for its load, and delays no request
+for another version.
 
-`References` remembers the meaning of references until the registry changes. Everything here belongs
-to the event loop thread.
+`References` remembers the meaning of references until the registry changes. Only the event loop
+thread may use the classes here.
 """
 
 import logging
@@ -28,7 +28,8 @@ from nunatak_server.residency.resident_set import (
 )
 
 MAX_CACHED_REFERENCES = 10_000
-"""Far above real use; bounds a hostile stream of `name/1`, `name/2`, ..."""
+"""Most cached references: far above real use, but a bound for a hostile stream of `name/1`,
+`name/2`, ..."""
 
 
 class References:
@@ -40,7 +41,7 @@ class References:
         *,
         on_move: Callable[[str], None],
     ) -> None:
-        """`on_move` gets the task of a reference that means another version than before."""
+        """`on_move` gets the task of a reference whose version has changed."""
         self._resolve = resolve
         self._on_move = on_move
         self._resolved: dict[TaskReference, Traffic] = {}
@@ -69,7 +70,7 @@ class References:
         return traffic
 
     async def look_up(self, reference: TaskReference) -> Traffic:
-        """Look up a reference in the registry, not in the cache; raises as `resolve`."""
+        """Look up a reference in the registry, not in the cache; raises like `resolve`."""
         return await self._resolve(reference)
 
     def invalidate(self) -> None:
@@ -78,7 +79,7 @@ class References:
         self._resolved.clear()
 
     def _note_meaning(self, reference: TaskReference, version: VersionKey, epoch: int) -> None:
-        """Report a move, unless this look-up began before one that is already recorded."""
+        """Report a move, unless this look-up began before an already recorded look-up."""
         last = self._last_meant.get(reference)
         if last is None:
             if len(self._last_meant) < MAX_CACHED_REFERENCES:
@@ -138,7 +139,7 @@ class Residency:
         return await self._references.resolve(reference)
 
     async def look_up(self, reference: TaskReference) -> Traffic:
-        """Look up a reference in the registry, not in the cache; raises as `resolve`."""
+        """Look up a reference in the registry, not in the cache; raises like `resolve`."""
         return await self._references.look_up(reference)
 
     def lease_resident(self, manifest: TaskManifest) -> Lease | None:
@@ -164,32 +165,32 @@ class Residency:
         leased = self.lease_resident(manifest)
         if leased is not None:
             return leased
-        # Before the load, so that this use counts when the load evicts others.
+        # Counted before the load, so that the load's evictions consider this use.
         self._resident_set.record_use(key_of(manifest))
         task = await self._loads.lease(manifest, remember_failures=True)
         return Lease(task, end=self._end_lease)
 
     async def bring(self, manifest: TaskManifest) -> None:
-        """Load a version that a request will lease soon; raises as `lease`."""
+        """Load a version that a request will lease soon; raises like `lease`."""
         # The version may have been loaded meanwhile. A second load would lose its leases.
         if self._resident_set.lease(key_of(manifest)) is None:
             await self._loads.lease(manifest, remember_failures=True)
         self._end_lease(manifest)
 
     def has_free_room(self, manifests: Sequence[TaskManifest]) -> bool:
-        """Tell whether versions would fit without an eviction."""
+        """Return whether versions would fit without an eviction."""
         stats = self._resident_set.stats()
         needed = sum(map(self._size_of, manifests))
         return stats.resident_bytes + stats.loading_bytes + needed <= stats.budget_bytes
 
     async def preload(self, manifest: TaskManifest) -> LoadedTask:
-        """Load a version, even if its last load has just failed; raises as `lease`."""
+        """Load a version, even if its last load has just failed; raises like `lease`."""
         task = await self._lease_anew(manifest)
         self._end_lease(manifest)
         return task
 
     async def pin(self, manifest: TaskManifest) -> LoadedTask:
-        """Load a version and keep it in memory until `unpin`; raises as `preload`."""
+        """Load a version and keep it in memory until `unpin`; raises like `preload`."""
         task = await self._lease_anew(manifest)
         self._resident_set.pin(key_of(manifest))
         self._end_lease(manifest)
@@ -217,7 +218,7 @@ class Residency:
         return versions_of(dropped)
 
     def is_resident(self, manifest: TaskManifest) -> bool:
-        """Tell whether a version is in memory, and so has passed its probe."""
+        """Return whether a version is in memory, and so has passed its probe."""
         return self._resident_set.get(key_of(manifest)) is not None
 
     def resident(self) -> tuple[LoadedTask, ...]:
@@ -225,7 +226,7 @@ class Residency:
         return self._resident_set.resident()
 
     def is_pinned(self, task: LoadedTask) -> bool:
-        """Tell whether a version is in memory and pinned."""
+        """Return whether a version is in memory and pinned."""
         return self._resident_set.is_pinned(key_of(task.manifest))
 
     def stats(self) -> ResidentStats:
@@ -233,7 +234,7 @@ class Residency:
         return self._resident_set.stats()
 
     def task_bytes(self) -> Mapping[str, int]:
-        """Return the bytes of the versions in memory by task, as of now."""
+        """Return the present bytes of the versions in memory by task."""
         return self._resident_set.task_bytes()
 
     @property

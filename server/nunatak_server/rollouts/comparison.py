@@ -1,4 +1,4 @@
-"""How a shadow compares with the version that answers.
+"""Comparison of a shadow with the answering version.
 
 `compare_outputs` compares two outputs for one input. `Reports` adds the comparisons up for each
 pair of versions, on this server since its start.
@@ -31,7 +31,7 @@ class Comparison:
     """The agreement of two answers to one input."""
 
     agreement: float
-    """From 0 to 1: 1 for equal answers; for token labels the share of tokens with equal labels."""
+    """1 for equal answers, else 0; for token labels the share of tokens with equal labels."""
     drifts: tuple[float, ...]
     """Absolute differences of the scores."""
 
@@ -152,7 +152,7 @@ Pair = tuple[VersionKey, VersionKey]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShadowComparison:
-    """How one shadow compares with one version. Counts are of inputs."""
+    """The comparison of one shadow with one version. Counts are inputs."""
 
     compared: int = 0
     agreement: float | None = None
@@ -163,7 +163,8 @@ class ShadowComparison:
     """The mean over all scores of the compared inputs."""
     max_drift: float | None = None
     drift_counts: tuple[int, ...] = (0,) * (len(DRIFT_BOUNDS) + 1)
-    """Inputs by the largest drift of their scores: one count for each bound, one above."""
+    """Number of inputs by the largest drift of their scores: one count for each bound, one
+    above."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -195,7 +196,7 @@ def pair_of(answered: TaskManifest, shadow: TaskManifest) -> Pair:
 
 
 class Reports:
-    """Adds up comparisons by pair; belongs to the event loop thread."""
+    """Adds up comparisons by pair; only the event loop thread may use it."""
 
     def __init__(self) -> None:
         self._tallies = LRUCache[Pair, _Tally](MAX_PAIRS)

@@ -3,8 +3,8 @@
 A message cannot leave its line: characters that could begin another line or command a terminal are
 escaped. The values of an event travel next to the message, under `FIELDS`.
 
-`JoiningHandler` writes many lines at once. Under overload there are hundreds of lines a second. To
-write each on its own would wait for the system, and then for the interpreter lock.
+`JoiningHandler` writes many lines at once. Under overload there are hundreds of lines a second. A
+separate write of each line would wait for the system, and then for the interpreter lock.
 """
 
 import contextlib
@@ -115,7 +115,7 @@ class JoiningHandler(logging.StreamHandler[TextIO]):
     def flush(self) -> None:
         """Write the lines of all kept events."""
         with self._writing:
-            # One by one, because other threads add events meanwhile.
+            # Events are taken one by one, because other threads add events meanwhile.
             events = [self._events.popleft() for _ in range(len(self._events))]
             if events:
                 lines = [line for event in events if (line := self._line_of(event))]
@@ -174,10 +174,10 @@ def write_log() -> None:
 
 
 def leave_out_places() -> None:
-    """Keep `logging` from finding out code, thread and process, which no line here shows.
+    """Stop `logging` from finding code, thread and process, which no line here shows.
 
-    The how-to of the standard library advises this under "Optimization". It applies to the whole
-    process.
+    The how-to of the standard library advises this under "Optimization". The settings apply to the
+    whole process.
     """
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging._srcfile = None  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - documented

@@ -1,7 +1,7 @@
-"""The state of a server at one moment: its memory, its queues, and what it serves.
+"""The state of a server at one moment: its memory, its queues, and its task versions.
 
 - `MemoryLedger` compares the parameters in memory with one full model for each task.
-- `ProcessMemory` is what the operating system counts.
+- `ProcessMemory` has the numbers of the operating system.
 - `ServerState` is read on the event loop. `StateCollector` turns the state into metrics on a
   thread, so a scrape costs the event loop nothing.
 """
@@ -153,7 +153,7 @@ class ServerState:
 
 
 class StateCollector(Collector):
-    """FairQueue one state into metrics."""
+    """Turns one state into metrics."""
 
     def __init__(self, state: ServerState, *, task_label: Callable[[str], str]) -> None:
         """`task_label` returns the label of a task; several tasks may share one label."""

@@ -44,7 +44,7 @@ PredictionObserver = Callable[[PredictionRecord], None]
 
 @dataclass(slots=True, kw_only=True)
 class RequestNotes:
-    """Facts about a request that its log line needs and only inner layers know."""
+    """Facts about a request for its log line, which only inner layers know."""
 
     predictions: list[PredictionRecord] = field(default_factory=list[PredictionRecord])
     """One record, or one for each part of a stream."""

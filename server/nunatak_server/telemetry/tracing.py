@@ -1,4 +1,4 @@
-"""Tracing: what the server needs of it, and whether it is on.
+"""Tracing: the interface for the server, and the switch.
 
 Tracing is off unless one of the standard `OTEL_*` variables names a collector. The spans are made
 in `spans.py`, whose libraries are an extra: this module imports them only when tracing is on.

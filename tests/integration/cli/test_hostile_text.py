@@ -1,6 +1,6 @@
-"""No command lets a text of a model, a file or a server reach the terminal as it is.
+"""No command prints a text of a model, a file or a server without escapes.
 
-A new command needs cases here: each prints texts that others wrote, or stands in `PRINTS_NONE`.
+A new command needs cases here: each command prints foreign texts, or is in `PRINTS_NONE`.
 """
 
 import json
@@ -57,7 +57,7 @@ class World:
         return ("--backbone", str(self.folder / HOSTILE_FILE_NAME))
 
     def new(self) -> Path:
-        """A hostile path where nothing is."""
+        """A hostile path that does not exist."""
         free = (f"{HOSTILE_FILE_NAME}{number}" for number in range(1000))
         return next(path for name in free if not (path := self.folder / name).exists())
 
@@ -274,7 +274,7 @@ def test_no_command_prints_what_a_terminal_obeys(
         assert obeyed(output, has_styles=styles) == set(), case
         printed += output.replace("\\[", "[").replace("\\]", "]")
 
-    # Else the cases are none: texts of others must have been printed, and no markup read in them.
+    # The cases are only valid if foreign texts were printed, without markup.
     assert "evil[b]" in printed
 
 

@@ -1,4 +1,4 @@
-"""Many tasks of one file: each published, whatever becomes of the others."""
+"""Many tasks of one file: each is published, even if others fail."""
 
 import json
 from pathlib import Path
@@ -77,7 +77,7 @@ def test_a_task_that_fails_is_reported_and_the_others_are_published(folder: Path
     [
         ({"layers": 9}, "topk layers"),
         ({"method": "lora", "layers": 1}, "layers belongs to method topk"),
-        ({"dropout": 0.5, "regularizer": {"name": "mixout"}}, "takes the place of dropout"),
+        ({"dropout": 0.5, "regularizer": {"name": "mixout"}}, "replaces dropout"),
         ({"promote": "../prod"}, "alias"),
     ],
 )

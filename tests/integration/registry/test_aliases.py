@@ -1,4 +1,4 @@
-"""What every kind of index must do: promote and roll back."""
+"""Every kind of index: promotion and rollback."""
 
 import getpass
 

@@ -1,4 +1,4 @@
-"""What every kind of index must do: publish, resolve, list, delete."""
+"""Every kind of index: publish, resolve, list, delete."""
 
 import re
 from collections.abc import Callable
@@ -111,7 +111,7 @@ def test_unknown_task_is_not_found_by_any_method(registry: Registry) -> None:
             call()
 
 
-def test_summary_tells_versions_aliases_and_default(registry: Registry) -> None:
+def test_summary_has_versions_aliases_and_default(registry: Registry) -> None:
     publish_many(registry, 2)
     publish_one(registry, "a")
     registry.promote("intent", "prod", 1)

@@ -1,4 +1,4 @@
-"""What every kind of index must do for readers that hold versions."""
+"""Every kind of index: readers that hold versions."""
 
 from datetime import UTC, datetime
 

@@ -1,4 +1,4 @@
-"""What every kind of index must hold to when threads race."""
+"""Every kind of index: the laws while threads race."""
 
 import contextlib
 import threading

@@ -75,7 +75,7 @@ def test_a_change_by_others_after_a_restore_is_seen(site: RestoreSite, registry:
     assert registry.task("intent").aliases == {"next": 1, "prod": 1}
 
 
-def test_two_indexes_that_counted_as_many_changes_are_told_apart(
+def test_two_indexes_that_counted_as_many_changes_are_distinguished(
     site: RestoreSite, registry: Registry
 ) -> None:
     before = registry.generation()
@@ -143,7 +143,7 @@ CALLS: dict[str, Callable[[Registry], object]] = {
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_an_index_that_is_gone_is_unavailable_and_not_made_anew(
+def test_an_index_that_is_gone_is_unavailable_and_not_made_again(
     on_file: Registry, index: Path, tmp_path: Path, call: Callable[[Registry], object]
 ) -> None:
     generation = on_file.generation()

@@ -1,4 +1,4 @@
-"""What every kind of index must do: canaries and shadows beside aliases."""
+"""Every kind of index: canaries and shadows next to aliases."""
 
 import getpass
 
@@ -35,7 +35,7 @@ def promoted(registry: Registry) -> Registry:
 
 
 @pytest.mark.parametrize("role", CandidateRole)
-def test_a_candidate_runs_beside_the_alias_and_not_in_its_place(
+def test_a_candidate_runs_next_to_the_alias_and_not_in_its_place(
     promoted: Registry, role: CandidateRole
 ) -> None:
     promoted.rollouts.set(candidate(3, 0.25, role))

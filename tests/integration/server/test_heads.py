@@ -1,4 +1,4 @@
-"""Every kind of head over HTTP: alone, together in one batch, and refused what it cannot answer."""
+"""Every kind of head over HTTP: alone, together in one batch, and with inputs to refuse."""
 
 import asyncio
 from collections.abc import Generator
@@ -180,7 +180,7 @@ async def test_a_long_text_is_labelled_to_its_end(backbone: Backbone, registry: 
         parameters: dict[str, Any] = {"ignore_labels": [], "aggregation_strategy": "word"}
         words = await ask(client, NAMES, {"inputs": LONG, "parameters": parameters})
 
-    # A byte-level token may begin with the space before its word, or be the space at the end.
+    # A byte-level token may begin with the space before its word, or may be a space at the end.
     spelt = [LONG[item["start"] : item["end"]].strip() for item in words]
     assert [word for word in spelt if word] == [
         part

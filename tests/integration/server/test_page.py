@@ -1,4 +1,4 @@
-"""The web page in a real browser: what it shows, what it survives, and what it never does."""
+"""The web page in a real browser: its content, its robustness, and its limits."""
 
 import re
 import shutil
@@ -128,14 +128,16 @@ def page(browser: Browser, address: str) -> Generator[Page]:
     yield page
     assert page.evaluate("window.broken") is None
     context.close()
-    foreseen = "Failed to load resource"  # said by the browser itself of statuses that tests make
+    foreseen = (
+        "Failed to load resource"  # the browser's own messages about statuses that tests cause
+    )
     assert [it for it in errors if foreseen not in it] == []
     assert [it for it in asked if not it.startswith(f"{address}/")] == []
 
 
 @pytest.fixture
 def candidates(page: Page) -> Generator[None]:
-    """Run a canary and a shadow beside `prod` of `topic`."""
+    """Run a canary and a shadow next to `prod` of `topic`."""
     for role, (version, share) in CANDIDATES.items():
         body = {"version": version, "share": share}
         assert page.request.put(f"/v1/tasks/topic/aliases/prod/{role}", data=body).ok
@@ -158,7 +160,7 @@ def ask(page: Page, *tasks: str, text: str = TEXT) -> None:
 
 
 def answered(page: Page) -> list[dict[str, Any]]:
-    """Send what is filled in, and return the results as the page got them."""
+    """Send the filled form, and return the results that the page received."""
     with page.expect_response("**/v1/predict") as sent:
         page.click("#send")
     results: list[dict[str, Any]] = sent.value.json()["results"]
@@ -418,7 +420,7 @@ def test_a_narrow_screen_needs_no_scrolling_to_the_side(page: Page, name: str) -
 
 
 @pytest.mark.usefixtures("candidates")
-def test_what_stands_beside_a_name_leaves_it_whole(page: Page) -> None:
+def test_what_stands_next_to_a_name_leaves_it_whole(page: Page) -> None:
     page.goto("/")
     expect(page.locator("#tasks .shadow")).to_be_visible()
 
@@ -481,10 +483,10 @@ def test_a_request_of_many_forwards_is_shown_to_take_longer_than_one(page: Page)
 @pytest.mark.parametrize(
     ("waited", "middle", "high"), [(2.5, "3750 ms", "4975 ms"), (10, "over 10 s", None)]
 )
-def test_the_wait_of_callers_is_shown_beside_the_time_of_a_forward(
+def test_the_wait_of_callers_is_shown_next_to_the_time_of_a_forward(
     page: Page, waited: float, middle: str, high: str | None
 ) -> None:
-    # What was answered before is as a server would show it had each answer waited this long.
+    # Sets the waiting time in all earlier answers.
     def delay(route: Route) -> None:
         def late(found: re.Match[str]) -> str:
             return f"{found[1]} {8.0 if float(found[2]) > waited else 0.0}"

@@ -227,7 +227,7 @@ async def test_a_fan_out_shares_its_trunk(backbone: Backbone, registry: Registry
         await client.post("/v1/predict", json={"inputs": "one text", "tasks": list(METHODS)})
         metrics = (await client.get("/metrics")).text
 
-    # Of the six tasks `full` has no trunk and `lora` adapts every layer: four share one row.
+    # `full` has no trunk and `lora` adapts every layer, so four of the six tasks share one row.
     assert "nunatak_shared_trunk_rows_total 3.0" in metrics
 
 
@@ -303,7 +303,7 @@ async def test_a_full_queue_answers_429_at_once(backbone: Backbone, registry: Re
 async def test_a_request_that_would_leave_no_room_for_others_is_refused_for_good(
     backbone: Backbone, registry: Registry
 ) -> None:
-    """Nobody else waits then, so that it is not told to retry, and whoever comes is answered."""
+    """Nobody else waits then: the request gets no retry time, and every new request is answered."""
 
     settings = make_settings(max_queued_tokens=250, max_batch_rows=3, max_batch_tokens=132)
     async with running_client(backbone, registry, settings) as client:

@@ -1,4 +1,4 @@
-"""A short question beside a long list of somebody else's texts, over the real forward."""
+"""A short question next to a long list of another caller's texts, over the real forward."""
 
 import asyncio
 from collections.abc import Generator

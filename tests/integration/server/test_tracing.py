@@ -159,7 +159,9 @@ def test_a_malformed_trace_begins_a_new_one(
     assert request.parent is None
 
 
-def test_what_a_caller_does_not_sample_is_not_told(backbone: Backbone, registry: Registry) -> None:
+def test_a_trace_that_the_caller_does_not_sample_is_not_sent(
+    backbone: Backbone, registry: Registry
+) -> None:
     collector = Collector()
 
     ask(collector, backbone, registry, [BODY], traceparent=f"00-{TRACE}-{PARENT}-00")

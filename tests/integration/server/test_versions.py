@@ -41,7 +41,7 @@ def overwrite(file: Path, change: Callable[[bytes], bytes]) -> None:
 
 
 def publish_with_nan(registry: Registry, backbone: Backbone, task: str) -> TaskManifest:
-    """Publish a version whose digests are right and whose numbers are not."""
+    """Publish a version with right digests and wrong numbers."""
     draft, blobs = tiny_task(backbone, task=task)
     tensors = tensors_from_bytes(blobs["parameters"])
     next(iter(tensors.values())).view(-1)[0] = float("nan")

@@ -1,4 +1,4 @@
-"""What is learned does not depend on the family of the tokenizer."""
+"""The results of training do not depend on the family of the tokenizer."""
 
 import pytest
 

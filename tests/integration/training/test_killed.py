@@ -1,4 +1,4 @@
-"""Training killed with SIGKILL, in processes of its own, and started again."""
+"""Training in separate processes, killed with SIGKILL, and started again."""
 
 import os
 import random
@@ -56,7 +56,7 @@ def run(folder: Path, *, dies_at: int) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.timeout(600)  # four processes that import torch, on whatever machine
+@pytest.mark.timeout(600)  # four processes that import torch, also on a slow machine
 def test_a_run_killed_at_random_steps_gives_the_weights_of_one_that_was_not(
     tmp_path: Path,
 ) -> None:

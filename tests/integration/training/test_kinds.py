@@ -1,4 +1,4 @@
-"""Every kind of task from a file of rows to a version that answers as it was trained."""
+"""Every kind of task, from a file of rows to a version with the trained answers."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,7 +29,7 @@ QUICK: dict[str, JsonValue] = {
     "min_steps": 0,
     "batch_size": 8,
     "max_length": 32,
-    # Width 32 wants larger steps than the widths that the defaults are made for.
+    # Width 32 needs larger steps than the default rates, which are for larger widths.
     "learning_rate": 5e-3,
     "head_learning_rate": 2e-2,
 }
@@ -41,7 +41,7 @@ GOALS = {
     TaskKind.QUESTION_ANSWERING: (Metric.SPAN_F1, 0.9),
     TaskKind.RANKING: (Metric.NDCG, 0.9),
 }
-"""What each kind is usually scored by, and what the toy task should reach."""
+"""The usual metric of each kind, and the score that the toy task should reach."""
 
 
 @pytest.fixture(name="backbone", scope="module")

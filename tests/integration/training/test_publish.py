@@ -1,4 +1,4 @@
-"""From a file of examples to a version that another process could load."""
+"""A file of examples becomes a version that another process can load."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -74,7 +74,7 @@ def settings(method: Method, data: Path, *, task: str = "toy") -> TrainSettings:
 def logits_of(
     manifest: TaskManifest, registry: Registry, backbone: Backbone, text: TextInput
 ) -> list[float]:
-    """What a server that knows only the registry and the backbone answers."""
+    """The answers of a server that has only the registry and the backbone."""
     spec = branch_spec(manifest.head, manifest.method)
     parameters = tensors_from_bytes(registry.read_blob(manifest))
     branch = build_branch(spec, backbone.config, parameters)
@@ -137,7 +137,7 @@ def test_backbone_is_loaded_where_the_recipe_says(
     assert outcome.manifest.recipe.settings["backbone"] == loaded.name
 
 
-def test_outcome_tells_scores_and_course(
+def test_outcome_has_scores_and_course(
     folder: Path, registry: Registry, backbone: Backbone
 ) -> None:
     report = RecordingReport()
@@ -243,7 +243,7 @@ def test_a_run_killed_before_it_published_goes_on_and_leaves_no_checkpoint(
         tmp_path / "checkpoints" / f"{run_key({chosen.task: data}, recipe, backbone)}.safetensors"
     )
     place.parent.mkdir()
-    # On a clock that stands still a checkpoint is always due.
+    # With a clock that stands still, a checkpoint is always due.
     held = Checkpoint(place, interval=0.0, clock=lambda: 0.0)
     killed = fit_task(data, recipe, backbone, report=RecordingReport(), checkpoint=held)
     report = RecordingReport()

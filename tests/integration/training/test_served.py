@@ -115,7 +115,7 @@ async def test_dev_logits_of_training_come_back_over_http(
 
 
 def dev_logits(task: TrainedTask, backbone: Backbone) -> torch.Tensor:
-    """What training computed its scores from, in the order of the examples."""
+    """The values from which training computed its scores, in the order of the examples."""
     encoded = objective_of(DATA).encode(
         DATA.dev, backbone.tokenizer, max_length=task.recipe.max_length
     )

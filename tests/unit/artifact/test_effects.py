@@ -1,4 +1,4 @@
-"""Parameters that change nothing are refused, whatever the method; any change is enough."""
+"""Parameters that change nothing are refused, for every method; any change is enough."""
 
 from collections.abc import Callable
 

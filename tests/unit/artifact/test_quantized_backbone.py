@@ -1,4 +1,4 @@
-"""Task versions on a quantized backbone: trained on its numbers, served on them, nowhere else."""
+"""Task versions of a quantized backbone are trained and served only on that backbone."""
 
 from pathlib import Path
 

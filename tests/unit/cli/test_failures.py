@@ -34,7 +34,7 @@ def program_that_raises(error: Exception) -> Program:
 
 
 class ForeignError(Exception):
-    """Has a code too, but is none of ours."""
+    """An error with a code, from another project."""
 
     code = "foreign"
 
@@ -66,7 +66,7 @@ def test_any_other_error_keeps_its_traceback(
     assert capsys.readouterr().err.startswith("Traceback (most recent call last):\n")
 
 
-def test_failure_is_one_line_whatever_the_message_holds(
+def test_failure_with_any_message_is_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     print_failure("some_code", "first [bold]line\nsecond line " + "x" * 300)
@@ -100,7 +100,7 @@ def test_a_failure_of_hostile_words_is_printed_in_full(capsys: pytest.CaptureFix
 
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> Program:
-    """A program that fails in hostile words; what it changes in its process is changed back."""
+    """A program that fails in hostile words; its changes to the process are undone."""
     monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
     monkeypatch.setattr(logging.lastResort, "formatter", None)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)

@@ -45,7 +45,7 @@ def imported_by(statement: str) -> set[str]:
     return set(done.stderr.split())
 
 
-def test_version_is_that_of_the_distribution() -> None:
+def test_version_matches_the_distribution() -> None:
     assert nunatak("--version").stdout == f"nunatak {version('nunatak')}\n"
 
 
@@ -72,7 +72,7 @@ def test_groups_explain_themselves_with_an_example() -> None:
 
 @pytest.mark.parametrize("command", ["train-all", "sweep", "multitask", "serve", "predict"])
 def test_help_imports_nothing_heavy(command: str) -> None:
-    # The help of `train` alone does: it lists all settings, which it reads off the recipe.
+    # Only the help of `train` imports the package, because it lists all settings of the recipe.
     statement = (
         f"from nunatak_cli.main import app\ntry: app(['{command}', '--help'])\n"
         "except SystemExit: pass"
@@ -83,7 +83,7 @@ def test_help_imports_nothing_heavy(command: str) -> None:
 
 def test_help_of_train_without_its_extra_says_how_to_see_all_settings() -> None:
     code = (
-        "import sys\nsys.modules['torch'] = None\n"  # as where it is not installed
+        "import sys\nsys.modules['torch'] = None\n"  # as without the installed package
         "from nunatak_cli.main import app\napp(['train', '--help'])"
     )
 

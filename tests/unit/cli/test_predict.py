@@ -54,7 +54,7 @@ def tone_of(texts: list[JsonValue]) -> JsonValue:
 
 @dataclass
 class CannedServer:
-    """Answers each POST with `answer` and remembers what was asked."""
+    """Answers each POST with `answer` and remembers the requests."""
 
     url: str = ""
     answer: JsonValue = None

@@ -137,7 +137,7 @@ def test_gc_removes_what_no_version_needs(place: tuple[str, str], registry: Regi
     assert registry.verify() == []
 
 
-def test_grace_of_the_command_is_that_of_the_registry() -> None:
+def test_grace_of_the_command_matches_the_registry() -> None:
     parameters = inspect.signature(collect).parameters
 
     assert parameters["grace"].default == DEFAULT_GRACE_S

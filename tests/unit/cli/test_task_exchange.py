@@ -87,7 +87,7 @@ def test_import_says_what_one_logit_is_for(place: tuple[str, ...], tmp_path: Pat
         assert registry.resolve("t2/2").head.problem_type is ProblemType.REGRESSION
 
 
-def test_import_takes_an_adapter_of_another_base_only_if_told(
+def test_import_takes_an_adapter_of_another_base_only_on_request(
     place: tuple[str, ...], stored: tuple[str, ...], tmp_path: Path
 ) -> None:
     folder = tmp_path / "adapter"
@@ -196,7 +196,7 @@ def test_export_to_peft_is_loaded_by_it(
     assert PEFT.from_pretrained(model, target).peft_config["default"].peft_type == "LORA"
 
 
-def test_an_adapter_folder_is_told_from_a_checkpoint(
+def test_an_adapter_folder_is_distinguished_from_a_checkpoint(
     base: Path, stored: tuple[str, ...], place: tuple[str, ...], tmp_path: Path
 ) -> None:
     target = str(tmp_path / "out")

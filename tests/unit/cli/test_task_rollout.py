@@ -47,7 +47,7 @@ def test_a_candidate_is_set_and_ended(
     assert registry.task("intent").candidates == ()
 
 
-def test_a_shadow_runs_on_all_requests_unless_told_otherwise(
+def test_a_shadow_runs_on_all_requests_by_default(
     registry: Registry, place: tuple[str, str]
 ) -> None:
     nunatak("task", "shadow", "intent", "--version", "1", "--unprobed", *place)
@@ -55,7 +55,7 @@ def test_a_shadow_runs_on_all_requests_unless_told_otherwise(
     assert registry.task("intent").candidates[0].share == 1.0
 
 
-def test_the_history_shows_what_ran_beside_the_alias(
+def test_the_history_shows_what_ran_next_to_the_alias(
     registry: Registry, place: tuple[str, str]
 ) -> None:
     nunatak("task", "canary", "intent", *OPTIONS, *place)

@@ -60,7 +60,7 @@ def test_help_lists_every_setting_with_what_it_may_be() -> None:
     assert all(kind in shown for kind in TaskKind)
     assert "adamw | adam | sgd" in rows["optimizer"]
     assert "8" in rows["rank"]
-    assert "tokens read of a text" in rows["max_length"]
+    assert "most tokens that are read of a text" in rows["max_length"]
 
 
 @pytest.mark.parametrize("missing", ["--task", "--data"])

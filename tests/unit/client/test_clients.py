@@ -191,7 +191,7 @@ INFO: dict[str, JsonValue] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Route:
-    """What a method must ask, and an answer it must be able to read."""
+    """The request of a method, and an answer that the method must read."""
 
     use: Callable[[Client | AsyncClient], Answer[object]]
     asks: str

@@ -1,4 +1,4 @@
-"""Laws of typed results: each kind of task has its own, and none is taken for another."""
+"""Laws of typed results: each kind of task has its own class of result."""
 
 import json
 
@@ -111,7 +111,7 @@ def test_a_fan_out_holds_several_kinds() -> None:
 
 
 @pytest.mark.parametrize(("num_inputs", "told"), [(None, (9, True)), (2, ([9, 3], [True, False]))])
-def test_what_was_read_of_each_input_is_told_per_input(
+def test_what_was_read_of_each_input_is_reported_per_input(
     num_inputs: int | None, told: tuple[object, object]
 ) -> None:
     labels = [{"label": "calm", "score": 1.0}]

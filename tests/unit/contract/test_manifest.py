@@ -100,7 +100,7 @@ def test_malformed_confusion_matrix_is_refused(cells: list[tuple[str, str, int]]
 
 
 @pytest.mark.parametrize("other", [make_draft(task="other"), make_draft(seed=1)])
-def test_content_digest_tells_different_content_apart(
+def test_content_digest_distinguishes_different_content(
     other: tuple[TaskDraft, dict[str, bytes]],
 ) -> None:
     draft, _ = make_draft()

@@ -1,4 +1,4 @@
-"""A method says all that it is, comes back from its JSON, and old JSON is still read."""
+"""The JSON of a method is complete and readable, and old JSON is still readable."""
 
 from itertools import product
 

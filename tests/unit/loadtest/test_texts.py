@@ -40,7 +40,7 @@ def test_drawn_texts_are_all_different() -> None:
     assert len(set(texts)) == 2000
 
 
-def test_repeated_share_is_that_of_texts_sent_before() -> None:
+def test_repeated_share_matches_texts_sent_before() -> None:
     texts = drawn(NormalLengths(), 2000, repeated_share=0.5)
 
     assert 0.45 < len(set(texts)) / 2000 < 0.55

@@ -22,7 +22,7 @@ def test_updates_of_near_ranks_and_all_scales_share_a_form() -> None:
     assert maths_of(Lora(rank=9, alpha=16.0, targets=QUERY_AND_VALUE)).padded(8) not in forms
 
 
-def test_what_else_tells_methods_apart_tells_forms_apart() -> None:
+def test_methods_with_other_differences_have_different_forms() -> None:
     methods: list[Method] = [
         Lora(rank=8, alpha=16.0, targets=QUERY_AND_VALUE),
         Lora(rank=8, first_layer=1, alpha=16.0, targets=QUERY_AND_VALUE),
@@ -39,7 +39,7 @@ def test_methods_of_the_backbones_own_shapes_are_their_form(method: Method) -> N
     assert maths_of(method).padded(8) == method
 
 
-def test_heads_of_one_pooling_share_a_form_whatever_their_kind_and_labels() -> None:
+def test_heads_of_one_pooling_share_a_form_with_any_kind_and_labels() -> None:
     pooled = [
         HeadSpec(kind=HeadKind.SEQUENCE_CLASSIFICATION, num_labels=5, pooling=Pooling.FIRST),
         HeadSpec(kind=HeadKind.RANKING, num_labels=1, pooling=Pooling.FIRST),

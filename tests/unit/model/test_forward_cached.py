@@ -51,7 +51,7 @@ AMPLE = 2**20
 
 
 class RecordingStates:
-    """Holds what it is given by hand, and remembers what it is asked and offered."""
+    """Holds given states, and remembers reads and offers."""
 
     def __init__(self) -> None:
         self.held: dict[tuple[TrunkSource, int], Tensor] = {}
@@ -98,7 +98,7 @@ def assert_same(answers: list[Tensor], expected: list[Tensor]) -> None:
 
 @pytest.mark.parametrize("max_bytes", [0, 5_000, AMPLE])
 @pytest.mark.parametrize("seed", range(3))
-def test_no_cache_changes_an_answer_whatever_was_asked_before(seed: int, max_bytes: int) -> None:
+def test_no_cache_changes_an_answer_after_any_requests(seed: int, max_bytes: int) -> None:
     chance = random.Random(seed)
     branches = some_branches()
     cache = TrunkCache(max_bytes=max_bytes)

@@ -1,4 +1,4 @@
-"""A mixed batch by the kernels of a GPU, against the same batch with each task by itself."""
+"""A mixed batch on the kernels of a GPU, against the same batch with each task alone."""
 
 import random
 
@@ -94,7 +94,7 @@ def answers(
 @pytest.mark.parametrize("page_bytes", [1, 20_000, 2**28], ids=["lone", "some", "all"])
 @pytest.mark.parametrize("family", ["bert", "roberta", "modernbert"])
 def test_grouped_tasks_answer_as_each_by_itself(family: Family, page_bytes: int) -> None:
-    """Pages of one slot, of some, of all: whatever is grouped, the answers are the same."""
+    """Pages of one slot, of some, of all: the answers are the same for every grouping."""
     plain = tiny_backbone(family=family)
     served = with_gpu_kernels(plain, page_bytes=page_bytes)
     methods = METHODS if family == "modernbert" else [*METHODS, FROZEN_NORMS]

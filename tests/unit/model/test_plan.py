@@ -59,14 +59,14 @@ def questions(draw: st.DrawFn) -> Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """How a row of the last layout came about."""
+    """The history of a row of the last layout."""
 
     ran: list[tuple[int, int]]
-    """Who ran each layer: (layer, branch or TRUNK); layer -1 is the embeddings."""
+    """The runs of the row: (layer, branch or TRUNK); layer -1 is the embeddings."""
     inputs: set[int]
-    """The inputs it read on the way."""
+    """The inputs that the row read."""
     entered: int
-    """Depth of the held state it started from."""
+    """Depth of the held state at the start of the row."""
 
 
 def way_to(plan: ForwardPlan, row: int) -> Way:

@@ -1,4 +1,4 @@
-"""The registry against a plain dictionary that knows its laws."""
+"""The registry against a plain model."""
 
 import tempfile
 from dataclasses import dataclass, field
@@ -65,7 +65,7 @@ class RegistryMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: bool(self.living()))
     @rule(data=st.data(), alias=ALIASES, is_stale=st.booleans())
-    def promote(self, data: st.DataObject, alias: str, is_stale: bool) -> None:  # noqa: FBT001 - hypothesis passes by name
+    def promote(self, data: st.DataObject, alias: str, is_stale: bool) -> None:  # noqa: FBT001 - hypothesis passes arguments by name
         task = data.draw(st.sampled_from(sorted(self.living())))
         model = self.models[task]
         version = data.draw(st.sampled_from(sorted(model.versions)))

@@ -1,4 +1,4 @@
-"""How the parts of a server are put together."""
+"""The assembly of a server's parts."""
 
 import asyncio
 from collections.abc import Callable, Generator
@@ -98,7 +98,9 @@ async def test_a_server_that_follows_the_registry_no_more_is_not_ready_and_has_s
         await asyncio.wait_for(serve(runtime), 20)
 
 
-async def test_a_backbone_that_computes_nothing_finite_is_told_at_the_start(tmp_path: Path) -> None:
+async def test_a_backbone_that_computes_nothing_finite_is_reported_at_the_start(
+    tmp_path: Path,
+) -> None:
     async def serve(runtime: Runtime) -> None:
         with raises("backbone_unhealthy", match=r"^the backbone gives outputs that are"):
             await runtime.start()

@@ -1,4 +1,4 @@
-"""What a server refuses to start with, and the moment at which it takes requests."""
+"""The settings that a server refuses at its start, and the moment of its first request."""
 
 import gc
 from pathlib import Path
@@ -14,7 +14,7 @@ from nunatak_server.serving import begin, serve
 from nunatak_server.settings import ServerSettings
 
 
-def test_what_is_loaded_is_out_of_the_collector_before_the_address_is_told(
+def test_loaded_objects_leave_the_collector_before_the_address_is_announced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     done = list[str]()

@@ -138,7 +138,7 @@ async def test_what_is_short_for_one_reading_may_be_long_for_several() -> None:
 
 
 class HeldUpEncoder(SpyEncoder):
-    """Encodes when it may, and remembers the first character of every text."""
+    """Encodes when allowed, and remembers the first character of every text."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The label that means that nothing was found: named, or of two the more frequent."""
+"""The label that means that nothing was found: a named label, or the more frequent of two."""
 
 import pytest
 

@@ -46,7 +46,7 @@ def make_backbone() -> Backbone:
 
 
 def quick_recipe(method: Method, **changes: JsonValue) -> Recipe:
-    # Width 32 wants larger steps than the widths that the defaults are made for.
+    # Width 32 needs larger steps than the default rates, which are for larger widths.
     quick: dict[str, JsonValue] = {
         "epochs": 12,
         "min_steps": 0,
@@ -66,7 +66,7 @@ def trained(method: Method, backbone: Backbone, **changes: JsonValue) -> Trained
 def test_every_method_learns_a_separable_task(method: Method, backbone: Backbone) -> None:
     result = trained(method, backbone)
 
-    # Half is chance; what a frozen random encoder shows of a text allows for no more than this.
+    # One half is chance, and a frozen random encoder allows no higher score than this.
     assert result.scores[Metric.ACCURACY] >= 0.85
     assert result.history[-1].train_loss < result.history[0].train_loss
 
@@ -115,7 +115,7 @@ def test_recipe_metric_comes_first_and_accuracy_is_there_too(backbone: Backbone)
     assert list(result.scores) == [Metric.F1, Metric.ACCURACY]
 
 
-def test_scores_are_those_of_the_returned_parameters(backbone: Backbone) -> None:
+def test_scores_match_the_returned_parameters(backbone: Backbone) -> None:
     result = trained(TopK(num_layers=1), backbone)
     inputs = [example.model_input for example in result.data.dev.examples]
     encodings = backbone.tokenizer.encode(inputs, max_length=result.recipe.max_length)

@@ -44,7 +44,7 @@ def make_tasks() -> dict[str, TaskData]:
 
 
 def _values() -> TaskData:
-    """How many of the letters are an a: a task of another kind."""
+    """A task of another kind: the number of letters a in a text."""
     texts = [" ".join("a" * (number % 5) + "b" * (4 - number % 5)) for number in range(25)]
     examples = [Example(text=text, label=float(text.count("a"))) for text in texts]
     train = ExampleSet(examples=tuple(examples[: NUM_TRAIN["value"]]))

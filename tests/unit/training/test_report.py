@@ -53,5 +53,6 @@ def test_a_bar_of_a_hostile_name_commands_no_terminal(
 
     printed = capsys.readouterr().err
     assert "evil[b]" in printed
-    # The bar itself goes back to the start of its line, and up where there are several.
+    # The bar's own commands move the cursor to the start of the line, and up if there are several
+    # bars.
     assert obeyed(printed.replace("\r", "").replace("\x1b[A", "")) == set()

@@ -1,4 +1,4 @@
-"""Laws of settings by name: options, task files and sweep files say them alike."""
+"""Laws of settings by name, equal in options, task files and sweep files."""
 
 import pytest
 from pydantic import JsonValue
@@ -111,8 +111,8 @@ def test_layers_that_are_to_be_found_have_a_share_to_keep(
         ({"epochs": "many"}, "epochs: "),
         ({"epochs.first": 1}, "no setting 'epochs.first'"),
         ({"backbone": "minilm"}, "no setting 'backbone'"),
-        ({"method": "head", "tapt.epochs": 2}, "tapt moves layers or adapters"),
-        ({"dropout": 0.5, "regularizer.name": "mixout"}, "takes the place of dropout"),
+        ({"method": "head", "tapt.epochs": 2}, "tapt trains layers or adapters"),
+        ({"dropout": 0.5, "regularizer.name": "mixout"}, "replaces dropout"),
     ],
 )
 def test_what_does_not_fit_is_named(named: dict[str, JsonValue], problem: str) -> None:

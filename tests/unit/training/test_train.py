@@ -35,7 +35,7 @@ def layers_of(recipe: Recipe) -> int | None:
 
 
 def scripted(score_of: Callable[[int], float], *, full: float = 0.8) -> Callable[..., TrainedTask]:
-    """A run whose score is known; a full one scores `full`."""
+    """A run with a known score; the full run scores `full`."""
 
     def run(recipe: Recipe) -> TrainedTask:
         layers = layers_of(recipe)
@@ -68,9 +68,9 @@ def test_few_runs_find_them_and_all_are_recorded(needed: int) -> None:
 
     found = chosen(counted)
 
-    assert asked[0] is None  # the full one, of which the others are a share
+    assert asked[0] is None  # the full run, for comparison
     assert [each.layers for each in found.choice.runs] == asked[1:]
-    assert len(found.choice.runs) <= 3  # of seven numbers of layers
+    assert len(found.choice.runs) <= 3  # out of seven numbers of layers
     assert found.trained.recipe.layer_choice == found.choice
 
 

@@ -1,4 +1,4 @@
-"""Labelled examples: their kinds, their sources, and the dev split."""
+"""Labelled examples: kinds, sources, and the dev split."""
 
 from nunatak_training.data.examples import (
     Answers,

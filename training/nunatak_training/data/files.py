@@ -24,7 +24,7 @@ from nunatak_training.data.rows import FileRow
 
 
 class FileFormat(StrEnum):
-    """Readable formats by file suffix, in the order a folder is searched."""
+    """Readable formats by file suffix, in the order of the search in a folder."""
 
     JSONL = ".jsonl"
     JSONL_GZ = ".jsonl.gz"
@@ -63,7 +63,7 @@ def file_format(path: Path) -> FileFormat:
     """Return the format that the file's suffix names.
 
     Raises:
-        NunatakError: `unreadable_file`, the suffix names none.
+        NunatakError: `unreadable_file`, the suffix names no known format.
     """
     for candidate in FileFormat:
         if path.name.endswith(candidate.value):
@@ -101,7 +101,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     try:
         with opener(path, "rb") as file:
             for number, line in enumerate(file, start=1):
-                # Editors on some systems open a file with a byte order mark.
+                # Some editors write a byte order mark at the start of a file.
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
         raise NunatakError(
@@ -139,7 +139,7 @@ def _read_delimited(path: Path, delimiter: str) -> Iterator[FileRow]:
     try:
         for fields in reader:
             where = f"{path.name}:{first_line}"
-            # A quoted field may span lines: a row is named by its first one.
+            # A quoted field may span lines. Messages name the first line of a row.
             first_line = reader.line_num + 1
             if header is None:
                 header = _checked_header(fields, where)
@@ -159,7 +159,7 @@ def _read_delimited(path: Path, delimiter: str) -> Iterator[FileRow]:
 def _checked_header(fields: list[str], where: str) -> list[str]:
     if len(set(fields)) != len(fields):
         raise NunatakError(
-            "unreadable_file", where=where, problem="a column name stands twice in the header"
+            "unreadable_file", where=where, problem="a column name occurs twice in the header"
         )
     return fields
 

@@ -1,4 +1,4 @@
-"""The rules of one row: which values make the examples of each kind of task."""
+"""The rules of one row: its values, and the examples of each kind of task."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ def read_text(value: object, column: str, where: str) -> str:
     """Return a text that is not blank.
 
     Raises:
-        NunatakError: `invalid_row`, it is no string, blank, or no Unicode text.
+        NunatakError: `invalid_row`, the value is no string, is blank, or is no Unicode text.
     """
     if not isinstance(value, str):
         raise NunatakError(
@@ -46,8 +46,8 @@ def read_label(value: object, column: str, where: str) -> str:
     """Return the name of a label.
 
     Raises:
-        NunatakError: `invalid_row`, it is neither a string, an integer nor a boolean, or too long
-            or empty.
+        NunatakError: `invalid_row`, the value is no string, integer or boolean, or is too long or
+            empty.
     """
     match value:
         case bool():
@@ -73,7 +73,7 @@ def read_label(value: object, column: str, where: str) -> str:
 
 
 def read_number(value: object, column: str, where: str) -> float:
-    """Return a finite number, also where a file without types spells it as text.
+    """Return a finite number; files without types spell numbers as text.
 
     Raises:
         NunatakError: `invalid_row`, it is none.
@@ -110,12 +110,12 @@ def read_list(value: object, column: str, where: str) -> Sequence[object]:
 
 
 def kind_of(value: object) -> str:
-    """Name the type of a value, for a message."""
+    """Return the name of a value's type, for a message."""
     return "nothing" if value is None else type(value).__name__
 
 
 def _unicode(value: str, column: str, where: str) -> str:
-    # JSON can spell half a surrogate pair; no tokenizer and no UTF-8 file can hold one.
+    # JSON can spell a lone surrogate, which no tokenizer and no UTF-8 file can hold.
     if any("\ud800" <= character <= "\udfff" for character in value):
         raise NunatakError(
             "invalid_row",
@@ -127,11 +127,11 @@ def _unicode(value: str, column: str, where: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileRow:
-    """One row as a file has it, and the places to name in messages."""
+    """One row of a file, and the places to name in messages."""
 
     where: str
     columns_at: str
-    """The place that names its columns: a header, or the row itself."""
+    """The place that names the columns: a header, or the row itself."""
     values: Mapping[str, object]
 
 
@@ -188,11 +188,11 @@ class RowFormat:
 
 
 def parse_row(row: FileRow, kind: TaskKind) -> list[ReadExample]:
-    """Read one row; columns that the kind does not know are ignored.
+    """Read one row; other columns than the kind's are ignored.
 
     Raises:
         NunatakError: `missing_column`, a column of the kind is missing.
-        NunatakError: `invalid_row`, a value is of a wrong type, empty or not Unicode text.
+        NunatakError: `invalid_row`, a value has a wrong type, is empty or is no Unicode text.
     """
     for column in kind.columns:
         if column not in row.values:
@@ -284,7 +284,7 @@ def _question(values: Mapping[str, object], where: str) -> Example:
 
 
 def _answer_rows(value: object, where: str) -> list[object]:
-    """The answers one by one; `datasets` holds them as one list for each field."""
+    """The answers one by one; `datasets` stores them as one list for each field."""
     if isinstance(value, Mapping):
         fields = cast("Mapping[str, object]", value)
         texts = read_list(fields.get("text"), "answers.text", where)
@@ -319,8 +319,7 @@ def _answer(value: object, context: str, where: str) -> AnswerSpan:
             "invalid_row",
             where=where,
             problem=f"the context has {context[max(0, start) : max(0, start) + len(text)]!r} at "
-            "character "
-            f"{start}, and not the answer {text!r}",
+            f"character {start}, not the answer {text!r}",
         )
     return AnswerSpan(text=text, begin=start)
 

@@ -1,4 +1,4 @@
-"""Sources of examples: the values of `--data`, and the checks that hold for a whole task.
+"""Sources of examples: the values of `--data`, and the checks of a whole task.
 
 A source is a file, a folder with `train.*` and `dev.*` (or `validation.*`), maybe `test.*`, or a
 data set of the `datasets` library. If the source has no dev examples, a tenth of the train examples
@@ -31,7 +31,7 @@ DEV_NAMES = ("dev", "validation")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubReference:
-    """A data set of the hub and, where it has several, one of its configurations."""
+    """A data set of the hub, with one of its configurations if it has several."""
 
     name: str
     config: str | None = None
@@ -60,7 +60,7 @@ class DatasetLoader(Protocol):
 
 def load_from_hub(reference: HubReference) -> "Mapping[str, Dataset]":
     """Load a data set with the `datasets` library, from its cache or the network."""
-    # The library takes a second to import and most runs read a file.
+    # The import takes a second, and most runs read a file.
     from datasets import load_dataset  # noqa: PLC0415
 
     try:
@@ -69,14 +69,14 @@ def load_from_hub(reference: HubReference) -> "Mapping[str, Dataset]":
         raise NunatakError(
             "data_not_found",
             where=str(reference),
-            problem="neither a file or folder here nor a data set that `datasets` can load: "
+            problem="not a file or folder here, and not a data set that `datasets` can load: "
             f"{error}",
         ) from error
     return cast("Mapping[str, Dataset]", loaded)
 
 
 def read_split(dataset: "Dataset", where: str) -> Iterator[FileRow]:
-    """Read the rows of one split; class numbers become the class names the data set gives."""
+    """Read the rows of one split; class numbers become the data set's class names."""
     names_of = {
         column: names
         for column, feature in dataset.features.items()
@@ -91,7 +91,7 @@ def read_split(dataset: "Dataset", where: str) -> Iterator[FileRow]:
 
 
 def _class_names(feature: object) -> list[str] | None:
-    """The names of a class feature, or of a list of such."""
+    """The names of a class feature, or of a list of class features."""
     inner = getattr(feature, "feature", feature)
     return cast("list[str] | None", getattr(inner, "names", None))
 
@@ -118,7 +118,7 @@ class _Source:
 
 
 def load_examples(path: str | Path, *, kind: TaskKind | None = None) -> list[Example]:
-    """Read the examples of one file; without a kind, its first row tells it (`kind_of_row`).
+    """Read the examples of one file; without a kind, the first row decides (`kind_of_row`).
 
     Raises:
         NunatakError: the file is missing, unreadable or holds a broken row.
@@ -139,16 +139,16 @@ def load_task_data(
     """Load train and dev examples and check that a task can be trained on them.
 
     Args:
-        source: a file, a folder, or the name of a data set (`datasets:NAME[:CONFIG]`, or just
-            the name where no such path exists).
-        kind: the kind of the task; if None, the first train row tells it (`kind_of_row`).
+        source: a file, a folder, or the name of a data set (`datasets:NAME[:CONFIG]`, or just the
+            name if no such path exists).
+        kind: the kind of the task; if None, the first train row decides (`kind_of_row`).
         dev: a file of dev examples, in place of the dev examples of `source`.
         seed: seeds the dev split, which is drawn if there are no dev examples.
         spelt: how files spell a row, if they differ from the usual way.
         load_dataset: loads a data set that is no path.
 
     Raises:
-        NunatakError: with file and line where there is one.
+        NunatakError: the examples cannot be used; the message names file and line.
     """
     spelt = spelt or RowFormat()
     found = _open_source(source, spelt.delimiter, load_dataset)
@@ -178,11 +178,11 @@ def load_task_data(
 
 
 def load_test_set(path: str | Path, data: TaskData) -> ExampleSet:
-    """Read a file of examples that a task trained on `data` can be scored on.
+    """Read a file of examples to score a task that was trained on `data`.
 
     Raises:
-        NunatakError: the file is missing, broken or empty, or holds nothing that can be found.
-        NunatakError: `unknown_label`, it has a label that the task was not trained on.
+        NunatakError: the file is missing, broken or empty, or no ranking has a right document.
+        NunatakError: `unknown_label`, a label does not occur in the train examples.
     """
     return _set_of(load_test_rows(path, kind=data.kind, labels=data.labels))
 
@@ -205,7 +205,7 @@ def load_test_rows(
 def _with_kind(
     rows: Iterator[FileRow], kind: TaskKind | None
 ) -> tuple[TaskKind, Iterator[FileRow]]:
-    """Tell the kind from the first row, unless it is given, and return all rows again."""
+    """Return the kind, from the first row if not given, and all rows."""
     first = list(islice(rows, 1))
     told = kind_of_row(first[0].values) if first else TaskKind.SINGLE_LABEL
     return kind or told, chain(first, rows)
@@ -218,7 +218,7 @@ def _open_source(source: str | Path, delimiter: str | None, load_dataset: Datase
 
 
 def _is_path(source: str) -> bool:
-    """Whether a text names a path; a typo in a file name must not become a search of the hub."""
+    """Whether a text names a path. A typo in a file name must not become a search of the hub."""
     if source.startswith(HUB_PREFIX):
         return False
     suffixes = tuple(suffix.value for suffix in FileFormat)
@@ -235,7 +235,7 @@ def _open_path(path: Path, delimiter: str | None) -> _Source:
     if train is None:
         suffixes = ", ".join(f"train{suffix.value}" for suffix in FileFormat)
         raise NunatakError(
-            "data_not_found", where=name, problem=f"the folder holds none of {suffixes}"
+            "data_not_found", where=name, problem=f"the folder has no file of {suffixes}"
         )
     dev, test = _find_file(path, DEV_NAMES), _find_file(path, ("test",))
     return _Source(
@@ -257,7 +257,7 @@ def _open_hub(reference: HubReference, load_dataset: DatasetLoader) -> _Source:
         raise NunatakError(
             "data_not_found",
             where=str(reference),
-            problem=f"the data set has no split 'train', but {sorted(splits)}",
+            problem=f"the data set must have a split 'train', it has {sorted(splits)}",
         )
     dev_name = next((name for name in ("validation", "dev") if name in splits), None)
     return _Source(

@@ -1,4 +1,4 @@
-"""The checks that hold for a whole task, the names of its logits, and how a dev part is drawn."""
+"""The checks of a whole task, the names of its logits, and the drawing of a dev part."""
 
 import random
 from collections import Counter, defaultdict
@@ -40,7 +40,7 @@ VALUE_NAME = "value"
 def split_off_share(
     examples: list[ReadExample], *, stratum_of: PartOf, seed: int
 ) -> tuple[list[ReadExample], list[ReadExample]]:
-    """Split into train and dev, both in the given order, `DEV_SHARE` of every stratum in dev.
+    """Split into train and dev, in the given order, with `DEV_SHARE` of every stratum in dev.
 
     Equal texts are on one side, so that dev holds no text that training sees. A text of several
     strata stays in train, and so does a stratum of one distinct text; dev is empty where every
@@ -72,7 +72,7 @@ def _positions_by_text(examples: list[ReadExample]) -> list[list[int]]:
 def split_off_named(
     examples: list[ReadExample], *, names_of: Callable[[ReadExample], Collection[str]], seed: int
 ) -> tuple[list[ReadExample], list[ReadExample]]:
-    """Split into train and dev, both in the given order, `DEV_SHARE` in dev, if so many can go.
+    """Split into train and dev, in the given order, with up to `DEV_SHARE` in dev.
 
     Equal texts are on one side, so that dev holds no text that training sees. Every name of dev is
     one of train too; dev is empty where no text can be spared. The same examples and seed give the
@@ -103,7 +103,7 @@ def split_off_named(
 def split_off_groups(
     examples: list[ReadExample], *, group_of: PartOf, seed: int
 ) -> tuple[list[ReadExample], list[ReadExample]]:
-    """Split into train and dev, both in the given order, `DEV_SHARE` of the groups whole in dev.
+    """Split into train and dev, in the given order, with `DEV_SHARE` of the whole groups in dev.
 
     There must be two groups. The same examples and seed give the same split.
     """
@@ -124,7 +124,7 @@ def _parts(
 
 
 def names_in(label: Label) -> tuple[str, ...]:
-    """Return the names that a label uses: of a class, of labels or of tags."""
+    """Return the names in a label: of a class, of labels or of tags."""
     match label:
         case str():
             return (label,)
@@ -137,10 +137,10 @@ def names_in(label: Label) -> tuple[str, ...]:
 
 
 def check_train(train: list[ReadExample], kind: TaskKind, name: str) -> None:
-    """Return if something can be learnt from train examples.
+    """Return if train examples can teach a task.
 
     Raises:
-        NunatakError: `too_few_examples`, all say the same, or a class has a single example.
+        NunatakError: `too_few_examples`, all labels are equal, or a class has a single example.
     """
     if not train:
         raise NunatakError("too_few_examples", where=name, problem="there are no train examples")
@@ -151,7 +151,7 @@ def check_train(train: list[ReadExample], kind: TaskKind, name: str) -> None:
 
 
 def sameness(train: Iterable[Label], kind: TaskKind) -> str | None:
-    """Return why train labels teach nothing, if they are all the same."""
+    """Return the problem of train labels that are all equal; None if they differ."""
     labels = set(train)
     names = {name for label in labels for name in names_in(label)}
     match kind:
@@ -180,8 +180,8 @@ def check_scored(
     """Return if a task with these labels can be scored on the examples of a split.
 
     Raises:
-        NunatakError: `too_few_examples`, there are none, or nothing to find among them.
-        NunatakError: `unknown_label`, one has a label that no train example has.
+        NunatakError: `too_few_examples`, there are no examples, or no ranking has a right document.
+        NunatakError: `unknown_label`, an example has a label that no train example has.
     """
     if not examples:
         raise NunatakError("too_few_examples", where=name, problem=f"there are no {split} examples")
@@ -196,26 +196,26 @@ def check_scored(
         raise NunatakError(
             "too_few_examples",
             where=name,
-            problem=f"no {split} document has a grade above 0, so none can be found",
+            problem=f"no {split} document has a grade above 0, so no ranking can be right",
         )
 
 
 def draw_dev(
     examples: list[ReadExample], kind: TaskKind, *, seed: int, name: str
 ) -> tuple[list[ReadExample], list[ReadExample]]:
-    """Split train examples into train and dev: of every class a part, of ranking whole groups.
+    """Split train examples into train and dev: a part of every class, or whole groups of a ranking.
 
-    What teaches something as a whole also does so after the split, or is refused.
+    The remaining train examples must still teach the task.
 
     Raises:
-        NunatakError: `too_few_examples`, there are too few to split.
+        NunatakError: `too_few_examples`, there are too few examples to split.
     """
     train, dev = _drawn(examples, kind, seed=seed, name=name)
     if (problem := sameness(map(_label, train), kind)) is not None:
         raise NunatakError(
             "too_few_examples",
             where=name,
-            problem=f"once dev examples were drawn, {problem}; name a dev file or give more train "
+            problem=f"without the dev examples, {problem}; name a dev file or give more train "
             "examples",
         )
     return train, dev

@@ -1,13 +1,13 @@
 """Checkpoints: the file from which a killed run continues, and the loop state in it.
 
 Each run has one file, and its pretraining has another. The name of the file is a digest over
-everything that determines the result, so only the same command finds it. The file is replaced in
-one step: a process may be killed at any time and still leaves the newest whole checkpoint.
+everything that determines the result, so only the same command finds the file. The file is replaced
+in one step, so a killed process always leaves a whole checkpoint.
 
 The state is everything that the next step depends on: the parameters, the optimizer's moments, the
 position in the epoch and the order of its examples, three random states, and the best epoch so far.
-The state leaves out whatever follows from the recipe. Rates follow from the number of steps, and
-masks that last for an epoch follow from the regularizer's seed.
+Values that follow from the recipe are not stored. Rates follow from the number of steps, and masks
+of an epoch follow from the regularizer's seed.
 """
 
 # torch types some of its functions partly.
@@ -44,16 +44,16 @@ FACTS = "facts"
 THREADS = "threads"
 """In the metadata of the file: how many threads the run computes with."""
 INTERVAL_SECONDS = 15.0
-"""Time that a kill may cost, if the loop asks often enough."""
+"""Time between two checkpoints, the most that a kill can cost."""
 MAX_SHARE = 0.05
-"""Share of a run's time that goes into writing checkpoints."""
+"""Largest share of a run's time for writing checkpoints."""
 PARAMETERS, BEST, MOMENTS, RANDOM = "parameters", "best", "moments", "random"
 ORDER = "order"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedState:
-    """All that a loop needs to go on as if it had never stopped."""
+    """Everything that a loop needs to continue as if it had never stopped."""
 
     tensors: Mapping[str, Tensor]
     facts: str
@@ -61,7 +61,7 @@ class SavedState:
 
 
 class Checkpoint:
-    """The file of a run; `held_checkpoint` sees to it that one process uses it."""
+    """The file of a run. `held_checkpoint` makes sure that only one process uses the file."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Checkpoint:
         return self._clock() >= self._due_at
 
     def load(self) -> SavedState | None:
-        """Return the newest snapshot; None if there is none, or none that can be read."""
+        """Return the newest snapshot; None if there is no readable snapshot."""
         try:
             tensors = tensors_from_bytes(self._path.read_bytes())
             facts = bytes(cast("list[int]", tensors.pop(FACTS).tolist())).decode()
@@ -102,10 +102,10 @@ class Checkpoint:
         return None
 
     def save(self, snapshot: SavedState) -> None:
-        """Put a snapshot in the place of the one before.
+        """Replace the previous snapshot.
 
         Raises:
-            NunatakError: `cache_unusable`, it cannot be written.
+            NunatakError: `cache_unusable`, the snapshot cannot be written.
         """
         begun = self._clock()
         tensors = {name: it.detach().cpu().contiguous() for name, it in snapshot.tensors.items()}
@@ -121,7 +121,7 @@ class Checkpoint:
         self._due_at = now + max(self._interval, (now - begun) / MAX_SHARE)
 
     def part(self, part: str) -> "Checkpoint":
-        """Return the checkpoint of a part of the run; it stays when the next part begins."""
+        """Return the checkpoint of a part of the run, which stays when the next part begins."""
         path = self._path.with_name(f"{self._path.stem}.{part}{SUFFIX}")
         return Checkpoint(path, interval=self._interval, clock=self._clock)
 
@@ -134,13 +134,13 @@ class Checkpoint:
 
 @contextmanager
 def held_checkpoint(key: str, folder: Path | None = None) -> Generator[Checkpoint]:
-    """Give the checkpoint of a run to this process alone.
+    """Yield the checkpoint of a run, for this process alone.
 
     Within the block torch computes with as many threads as the run began with: another number may
     give other bits.
 
     Raises:
-        NunatakError: `already_training`, another process has it.
+        NunatakError: `already_training`, another process has the checkpoint.
         NunatakError: `cache_unusable`, the folder cannot be written.
     """
     root = (folder or default_cache_folder()) / CHECKPOINTS_FOLDER
@@ -181,11 +181,12 @@ class Place:
 
     epoch: int = 1
     order: list[int] = field(default_factory=list[int])
-    """Order of this epoch's examples; empty before its first step, and where the seed gives it."""
+    """Order of this epoch's examples; empty before the first step, and if the seed gives the
+    order."""
     num_done: int = 0
-    """Batches of this epoch that were trained on."""
+    """Number of batches of this epoch that are done."""
     total_loss: float = 0.0
-    """Weighted sum of the losses of those batches."""
+    """Weighted sum of the losses of the done batches."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -195,7 +196,7 @@ class LoopState:
     parameters: Mapping[str, Tensor]
     stepper: Stepper
     randomness: torch.Generator
-    """The regularizer's own."""
+    """The random state of the regularizer."""
     best: Best
     place: Place
     history: list[EpochResult]
@@ -217,7 +218,7 @@ class _Facts(BaseModel):
 
 
 def snapshot(state: LoopState) -> SavedState:
-    """Return the state that the loop depends on from here; its tensors are not copies."""
+    """Return the present state of the loop. The tensors are not copies."""
     place, best = state.place, state.best
     facts = _Facts(
         num_steps=state.stepper.num_steps,
@@ -240,7 +241,7 @@ def snapshot(state: LoopState) -> SavedState:
 
 
 def restore(state: LoopState, held: SavedState) -> None:
-    """Bring a loop that has not begun to where a snapshot of the same run was taken."""
+    """Move a new loop to the position of a snapshot of the same run."""
     facts = _Facts.model_validate_json(held.facts)
     with torch.no_grad():
         for name, value in _part(PARAMETERS, held.tensors).items():
@@ -262,7 +263,7 @@ def restore(state: LoopState, held: SavedState) -> None:
 
 
 def resume(state: LoopState, checkpoint: Checkpoint | None, report: Report) -> None:
-    """Go on from the checkpoint, if there is one that holds something."""
+    """Continue from the checkpoint, if there is one with a snapshot."""
     held = None if checkpoint is None else checkpoint.load()
     if held is not None:
         restore(state, held)

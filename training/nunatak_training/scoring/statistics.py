@@ -1,9 +1,9 @@
-"""Statistics: scores as functions of how often each unit counts.
+"""Statistics: scores as functions of the weights of units.
 
-A unit is drawn as a whole: a text, a sentence, a question, or a query with its documents. The score
-of the data itself counts each unit once. A bootstrap resample counts some units twice and others
-not at all, and needs no new prediction. A thousand resamples must take no longer than an epoch, so
-scikit-learn is too slow here; its functions are the oracle of the tests.
+A unit is a text, a sentence, a question, or a query with its documents. A resample draws whole
+units. The score of the data itself counts each unit once. A bootstrap resample counts some units
+twice and others not at all, and needs no new prediction. A thousand resamples must take no longer
+than an epoch, so scikit-learn is too slow here; its functions are the oracle of the tests.
 
 Axes: units.
 """
@@ -30,20 +30,20 @@ class Statistic(Protocol):
     """A score of weighted units."""
 
     def __call__(self, weights: Weights) -> float:
-        """Return the score when each unit counts as often as its weight says."""
+        """Return the score with a weight for each unit; weight 2 counts a unit twice."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
-    """The statistics by which a set of predictions can be scored."""
+    """The statistics of a set of predictions."""
 
     num_units: int
     by_metric: Mapping[Metric, Statistic]
     proportions: frozenset[Metric] = frozenset()
     """The metrics that are a share of the units: each unit is right or wrong."""
     confusion: Mapping[tuple[str, str], int] | None = None
-    """How often each pair of true and predicted label occurred, where a unit has one label."""
+    """The number of units of each pair of true and predicted label, if a unit has one label."""
 
     def value(self, metric: Metric) -> float:
         """Return the score of the data itself."""
@@ -51,7 +51,7 @@ class Statistics:
 
 
 def weights_of_all(num_units: int) -> Weights:
-    """Every unit once."""
+    """The weights of the data itself: every unit once."""
     return np.ones(num_units)
 
 

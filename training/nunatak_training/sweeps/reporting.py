@@ -1,4 +1,4 @@
-"""The report of a sweep: tables and plots from its results alone."""
+"""The report of a sweep: tables and plots from the results alone."""
 
 # matplotlib leaves the keyword arguments of its methods untyped.
 # pyright: reportUnknownMemberType=false
@@ -54,7 +54,7 @@ def write_report(records: Sequence[RunRecord], folder: Path) -> tuple[Path, ...]
 
 
 def in_order(records: Sequence[RunRecord]) -> list[RunRecord]:
-    """Order records as people read them: by task, examples, method, regularizer, rate and seed."""
+    """The key of records in a report: task, examples, method, regularizer, rate and seed."""
     return sorted(records, key=_order)
 
 

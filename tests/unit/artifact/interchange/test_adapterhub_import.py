@@ -1,4 +1,4 @@
-"""AdapterHub folders: what is not exactly ours to compute is refused by its name."""
+"""AdapterHub folders: features without an exact equivalent here are refused by name."""
 
 from pathlib import Path
 

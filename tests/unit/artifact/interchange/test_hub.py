@@ -53,7 +53,7 @@ def test_what_is_no_path_is_a_folder_only_if_it_is_there(
 def test_what_is_pushed_to_the_hub_is_fetched_from_it(
     version: tuple[TaskManifest, dict[str, bytes]],
     there: FakeHub,
-    private: bool,  # noqa: FBT001 - as the option has it
+    private: bool,  # noqa: FBT001 - the spelling of the option
 ) -> None:
     hub = HuggingFaceHub(endpoint=there.address)
 

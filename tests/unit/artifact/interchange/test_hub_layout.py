@@ -1,4 +1,4 @@
-"""Versions in the hub's layout: what is written, and what is refused when it is read."""
+"""Versions in the hub's layout: the written files, and the refusals of the reader."""
 
 import json
 from collections.abc import Callable
@@ -247,9 +247,7 @@ def test_a_version_without_parameters_is_refused(pushed: Path, backbone: Backbon
         draft_pulled(read_hub_folder(pushed), backbone, task=None, origin="x")
 
 
-def test_the_time_of_creation_stays_that_of_its_training(
-    tmp_path: Path, backbone: Backbone
-) -> None:
+def test_the_time_of_creation_stays_as_in_its_training(tmp_path: Path, backbone: Backbone) -> None:
     then = datetime(2020, 5, 4, tzinfo=UTC)
     folder = written(tmp_path / "out", backbone, created_at=then)
 

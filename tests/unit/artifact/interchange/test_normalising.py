@@ -1,4 +1,4 @@
-"""Adapters of unlike ranks, scales, sizes and layers as one method: the same maths."""
+"""Adapters with different ranks, scales, sizes and layers as one method: the same results."""
 
 import pytest
 import torch

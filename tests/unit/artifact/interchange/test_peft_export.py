@@ -1,4 +1,4 @@
-"""Writing peft folders: whole, readable, and only of what peft can hold."""
+"""Writing peft folders: whole, readable, and only tasks that peft can hold."""
 
 import json
 from pathlib import Path
@@ -52,7 +52,7 @@ def test_a_folder_with_something_in_it_is_left_alone(backbone: Backbone, tmp_pat
     assert [path.name for path in tmp_path.iterdir()] == ["precious"]
 
 
-def test_labels_stand_beside_the_adapter_in_order(backbone: Backbone, tmp_path: Path) -> None:
+def test_labels_stand_next_to_the_adapter_in_order(backbone: Backbone, tmp_path: Path) -> None:
     folder = peft_folder(tmp_path / "out", backbone)
 
     meaning = json.loads((folder / "config.json").read_text())

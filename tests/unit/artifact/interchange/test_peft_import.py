@@ -1,4 +1,4 @@
-"""peft folders: what is not exactly ours to compute is refused by its name."""
+"""peft folders: features without an exact equivalent here are refused by name."""
 
 import os
 import re
@@ -115,7 +115,7 @@ def test_a_backbone_without_the_pooler_that_the_head_reads_is_refused(
         import_peft(folder, replace(backbone, pooler=None))
 
 
-def test_the_class_of_the_model_tells_the_task_where_no_type_does(
+def test_the_class_of_the_model_decides_the_task_without_a_type(
     folder: Path, backbone: Backbone
 ) -> None:
     mapping = {"base_model_class": "BertForSequenceClassification"}

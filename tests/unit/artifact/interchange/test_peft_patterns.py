@@ -1,4 +1,4 @@
-"""Patterns out of a stranger's file: matched as `re` does, and never for long."""
+"""Patterns from a foreign file: matched like `re`, within a time limit."""
 
 import re
 import time

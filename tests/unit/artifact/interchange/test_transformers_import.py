@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import (
-    load_file,  # pyright: ignore[reportUnknownVariableType] - its paths are typed partly
-    save_file,  # pyright: ignore[reportUnknownVariableType] - its paths are typed partly
+    load_file,  # pyright: ignore[reportUnknownVariableType] - its paths have partial types
+    save_file,  # pyright: ignore[reportUnknownVariableType] - its paths have partial types
 )
 from torch import Tensor
 
@@ -124,7 +124,7 @@ def test_the_problem_type_is_read_as_transformers_reads_it(
     assert imported.labels == tuple(f"label {index}" for index in range(num_labels))
 
 
-def test_labels_may_be_given_anew(bert: TwinFactory, tmp_path: Path) -> None:
+def test_labels_may_be_replaced(bert: TwinFactory, tmp_path: Path) -> None:
     save_checkpoint(bert, tmp_path)
 
     imported = import_transformers(tmp_path, bert.backbone, ImportChoices(labels=("a", "b", "c")))
@@ -151,7 +151,7 @@ def test_the_one_output_of_a_cross_encoder_is_a_ranking(bert: TwinFactory, tmp_p
     assert (imported.labels, imported.problem_type) == ((), None)
 
 
-def test_the_longest_input_is_that_of_the_tokenizer(bert: TwinFactory, tmp_path: Path) -> None:
+def test_the_longest_input_matches_the_tokenizer(bert: TwinFactory, tmp_path: Path) -> None:
     save_checkpoint(bert, tmp_path)
     assert import_transformers(tmp_path, bert.backbone).max_length == 40
 

@@ -25,7 +25,7 @@ def make_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(name="runs", scope="module")
 def make_runs(folder: Path) -> tuple[Run, ...]:
-    """Full, then bottleneck; of each 8 examples and 16; of each seed 0 and 1."""
+    """Runs with full, then bottleneck; each with 8 and 16 examples; each with seeds 0 and 1."""
     methods: list[JsonValue] = [{"kind": "full"}, {"kind": "bottleneck", "size": 8}]
     return tuple(
         run
@@ -38,7 +38,7 @@ def make_runs(folder: Path) -> tuple[Run, ...]:
 SCORES = (0.4, 0.6, 0.7, 0.9, 0.6, 0.8, 0.8, 0.8)
 
 
-def test_gain_is_the_mean_above_that_of_full_fine_tuning_on_as_many_examples(
+def test_gain_is_the_mean_above_full_fine_tuning_on_as_many_examples(
     runs: tuple[Run, ...],
 ) -> None:
     found = gains(cells_of([record_of(*it) for it in zip(runs, SCORES, strict=True)]))

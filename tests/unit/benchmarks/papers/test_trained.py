@@ -62,7 +62,7 @@ def test_transfer_scores_every_set_in_the_metric_of_the_task(
 
 
 class IdleContext(RunContext):
-    """Knows the data of runs, and trains none."""
+    """Loads the data of runs, and trains nothing."""
 
     def fit(self, run: Run) -> TrainedTask:
         raise AssertionError(f"trained {run.description.task}")

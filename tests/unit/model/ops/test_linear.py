@@ -1,4 +1,4 @@
-"""Packed weights hold the same numbers in as many bytes, and multiply alike."""
+"""Packed weights have the same numbers, bytes and products as plain weights."""
 
 import random
 
@@ -46,7 +46,7 @@ METHODS: list[Method] = [
     Full(),
 ]
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1}
-"""On logits of about 1 in size: of rounding in another order, and of eight-bit mantissas."""
+"""Tolerances for values near 1, in float32 and in bfloat16."""
 
 DTYPES = [
     dtype for dtype in (torch.float32, torch.bfloat16) if can_pack(dtype, torch.device("cpu"))

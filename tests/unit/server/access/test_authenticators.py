@@ -22,7 +22,7 @@ NOW = datetime(2026, 6, 1, tzinfo=UTC)
 
 
 def door_of(path: Path, steps: list[Callable[[], None]]) -> KeyAuthenticator:
-    """A authenticator that takes one of the steps each time that it pauses."""
+    """An authenticator that does one of the steps at each pause."""
     remaining = iter(steps)
 
     async def pause(seconds: float) -> None:
@@ -60,7 +60,7 @@ def test_a_door_with_no_keys_takes_nobody(tmp_path: Path) -> None:
     assert authenticator.identify(b"") is None
 
 
-def test_a_file_of_keys_that_is_missing_at_the_start_is_told(tmp_path: Path) -> None:
+def test_a_file_of_keys_that_is_missing_at_the_start_is_reported(tmp_path: Path) -> None:
     with pytest.raises(KeyFileError):
         authenticator_for(tmp_path / "keys.json")
 

@@ -1,4 +1,4 @@
-"""What becomes of failures that no route answers."""
+"""The answers to failures outside of routes."""
 
 import logging
 from collections.abc import AsyncGenerator
@@ -28,7 +28,7 @@ async def test_a_failure_after_an_answer_has_begun_is_logged_by_its_id_and_raise
     app.add_middleware(RequestIdMiddleware)
 
     @app.get("/")
-    async def begin() -> Response:  # pyright: ignore[reportUnusedFunction] - by its route
+    async def begin() -> Response:  # pyright: ignore[reportUnusedFunction] - found by its route
         return StreamingResponse(one_line_of(error))
 
     async def receive() -> Message:

@@ -1,4 +1,4 @@
-"""What a list of tasks says, and how often it looks at what is in memory."""
+"""The list of tasks, and its reads of the versions in memory."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -75,7 +75,7 @@ async def test_rows_of_one_text_form_one_group_with_one_trunk(
     assert (first.trunk_tokens, first.branch_tokens) == (3, 3)
 
 
-async def test_timings_are_those_of_the_slowest_row(backbone: Backbone, branch: Branch) -> None:
+async def test_timings_match_the_slowest_row(backbone: Backbone, branch: Branch) -> None:
     bench = make_bench(backbone, branch)
     bench.store.add("one")
 
@@ -185,7 +185,7 @@ async def test_cold_tasks_that_fit_are_asked_together_once_all_are_loaded(
     assert bench.engine.submissions == [{"hot"}, {"first", "second", "third"}]
 
 
-async def test_a_cold_task_that_fails_to_load_spares_those_loaded_beside_it(
+async def test_a_cold_task_that_fails_to_load_spares_those_loaded_next_to_it(
     backbone: Backbone, branch: Branch
 ) -> None:
     bench = make_bench(backbone, branch)

@@ -1,4 +1,4 @@
-"""A registry that was restored gives out a number again, for another content."""
+"""A restored registry reuses a number for other content."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ TONE = TaskReference(task="tone", version=1)
 
 
 def restore(store: FakeStore) -> None:
-    """Let the number of the version stand for another content."""
+    """Give the number of the version other content."""
     store.add("tone", seed=99)
 
 

@@ -100,7 +100,7 @@ def test_more_versions_than_fit_are_served_one_after_the_other(store: FakeStore)
     run(scenario())
 
 
-def test_all_that_goes_for_one_load_is_told_by_its_tasks(store: FakeStore) -> None:
+def test_all_versions_evicted_for_one_load_are_reported_by_task(store: FakeStore) -> None:
     async def scenario() -> None:
         observer = RecordingObserver()
         residency = make_residency(store, room_for=3, observer=observer)
@@ -179,7 +179,7 @@ def test_a_pinned_version_stays_until_it_is_unpinned(store: FakeStore) -> None:
     run(scenario())
 
 
-def test_what_does_not_fit_beside_pinned_versions_is_refused(store: FakeStore) -> None:
+def test_what_does_not_fit_next_to_pinned_versions_is_refused(store: FakeStore) -> None:
     async def scenario() -> None:
         residency = make_residency(store, room_for=1)
         cold = store.add("cold")

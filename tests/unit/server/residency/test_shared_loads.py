@@ -48,7 +48,7 @@ def test_a_version_that_came_meanwhile_is_not_loaded_again_under_those_who_use_i
     run(scenario())
 
 
-def test_whoever_waits_for_a_load_is_counted_until_it_is_over(store: FakeStore) -> None:
+def test_waiters_for_a_load_are_counted_until_its_end(store: FakeStore) -> None:
     async def scenario() -> None:
         residency = make_residency(store)
         store.may_load.clear()
@@ -257,7 +257,7 @@ def test_an_unforeseen_failure_of_a_load_is_the_failure_of_that_task(store: Fake
     ],
     ids=["device", "library"],
 )
-def test_a_device_lost_during_a_load_is_told_before_those_who_wait_and_is_no_task_s_fault(
+def test_a_device_lost_during_a_load_is_reported_before_the_waiters_and_blames_no_task(
     store: FakeStore, error: Exception
 ) -> None:
     async def scenario() -> None:

@@ -1,4 +1,4 @@
-"""What counts as agreement between a version and its shadow, by kind of head."""
+"""Agreement between a version and its shadow, by kind of head."""
 
 import pytest
 

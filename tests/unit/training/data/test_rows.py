@@ -1,4 +1,4 @@
-"""Rows of every kind: how the kind is told, what an example becomes, what is refused."""
+"""Rows of every kind: the detection of the kind, the examples, and the refusals."""
 
 from pathlib import Path
 
@@ -111,7 +111,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("kind", "row", "examples"), CASES)
-def test_row_tells_its_kind_and_becomes_examples(
+def test_row_decides_its_kind_and_becomes_examples(
     tmp_path: Path, kind: TaskKind, row: dict[str, JsonValue], examples: list[Example]
 ) -> None:
     assert kind_of_row(row) is kind
@@ -131,7 +131,9 @@ def test_row_tells_its_kind_and_becomes_examples(
         pytest.param({"sentence": "x"}, TaskKind.SINGLE_LABEL, id="nothing-known"),
     ],
 )
-def test_label_tells_names_from_values(row: dict[str, JsonValue], kind: TaskKind) -> None:
+def test_label_type_distinguishes_names_from_values(
+    row: dict[str, JsonValue], kind: TaskKind
+) -> None:
     assert kind_of_row(row) is kind
 
 

@@ -19,7 +19,7 @@ SETTINGS = {"epochs": 4, "min_steps": 0, "batch_size": 8, "learning_rate": 0.1}
 
 
 class CountingClassifier:
-    """Logits linear in the counts of a text's tokens, scaled to show when `scale` is not 1."""
+    """Logits that are linear in the counts of a text's tokens, multiplied by `scale`."""
 
     def __init__(self, *, scale: float = 1.0) -> None:
         self.parameters = {

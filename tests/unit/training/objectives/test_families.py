@@ -1,4 +1,4 @@
-"""Words and answers have tokens, whatever the family of the tokenizer."""
+"""Words and answers have tokens in every family of tokenizers."""
 
 import pytest
 

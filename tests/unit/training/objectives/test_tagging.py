@@ -1,4 +1,4 @@
-"""Which tokens stand for which words."""
+"""The tokens that stand for words."""
 
 # torch types some of its methods partly.
 # pyright: reportUnknownMemberType=false

@@ -1,4 +1,4 @@
-"""Objectives with one encoding a text: targets, losses, scores."""
+"""Objectives with one encoding per text: targets, losses, scores."""
 
 import math
 

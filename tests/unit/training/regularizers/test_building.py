@@ -100,7 +100,7 @@ def test_regularizer_does_not_disturb_the_random_state_of_the_loop() -> None:
 )
 def test_gradient_dropout_and_mixout_take_the_place_of_dropout(name: RegularizerName) -> None:
     assert recipe_of(name, TopK(num_layers=2)).dropout == 0.0
-    with pytest.raises(InvalidRecipeError, match="takes the place of dropout"):
+    with pytest.raises(InvalidRecipeError, match="replaces dropout"):
         recipe_of(name, TopK(num_layers=2), dropout=0.1)
 
 

@@ -75,7 +75,7 @@ def test_equal_runs_by_different_names_are_one(folder: Path) -> None:
         {"tasks": [{"name": "toy", "recipe": {"metric": "f1_macro"}}]},
     ],
 )
-def test_whatever_changes_the_result_changes_the_digest(
+def test_every_change_of_the_result_changes_the_digest(
     folder: Path, changes: dict[str, JsonValue]
 ) -> None:
     assert not set(digests(toy_runs(folder))) & set(digests(toy_runs(folder, **changes)))
@@ -114,7 +114,7 @@ def test_innermost_setting_wins(folder: Path) -> None:
     assert (recipe.warmup_share, recipe.dropout) == (0.3, 0.2)
 
 
-def test_seed_and_regularizer_are_those_of_the_recipe_where_no_axis_names_them(
+def test_seed_and_regularizer_match_the_recipe_where_no_axis_names_them(
     folder: Path,
 ) -> None:
     (run,) = toy_runs(
@@ -167,7 +167,7 @@ def test_a_list_of_values_stands_for_one_method_each_and_a_list_of_lists_for_lis
     ]  # fmt: skip
 
 
-def test_a_setting_of_an_outer_regularizer_is_not_that_of_an_inner_one(folder: Path) -> None:
+def test_a_setting_of_an_outer_regularizer_is_not_for_an_inner_one(folder: Path) -> None:
     runs = toy_runs(
         folder,
         recipe={"regularizer": {"name": "mixout", "rate": 0.5}},
@@ -201,7 +201,7 @@ def test_recipes_that_contradict_themselves_are_refused_before_any_run(folder: P
         ({"kind": "full"}, Full()),
     ],
 )
-def test_methods_are_those_of_the_recipes(
+def test_methods_match_the_recipes(
     folder: Path, method: dict[str, JsonValue], expected: TopK | HeadOnly | Lora | Full
 ) -> None:
     (run,) = toy_runs(folder, methods=[method])
@@ -246,7 +246,7 @@ def test_dev_from_train_is_disjoint_from_train_and_leaves_dev_for_the_test() -> 
     assert cut.test == DATA.dev
 
 
-def test_labels_stay_those_of_the_whole_data() -> None:
+def test_labels_stay_as_in_the_whole_data() -> None:
     assert cut_data(DATA, Cut(train=1)).data.labels == DATA.labels
 
 

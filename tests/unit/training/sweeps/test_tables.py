@@ -41,7 +41,7 @@ def test_runs_that_differ_in_a_setting_without_a_column_are_not_averaged(tmp_pat
     assert [cell.scores for cell in cells] == [(0.5,), (0.5,)]
 
 
-def test_runs_on_other_examples_are_not_averaged_and_a_column_tells_them_apart(
+def test_runs_on_other_examples_are_not_averaged_and_a_column_distinguishes_them(
     tmp_path: Path,
 ) -> None:
     folder = toy_folder(tmp_path)

@@ -1,4 +1,4 @@
-"""Laws of the files on disk: whole or absent, within the budget, whoever else is there."""
+"""Laws of the files on disk: whole or absent, within the budget, also with other processes."""
 
 import os
 import subprocess
@@ -53,7 +53,7 @@ def test_the_least_recently_used_go_when_the_budget_is_full(tmp_path: Path) -> N
         store.states(number)
         newest = stored_states(tmp_path / "trunk")[-1].path
         os.utime(newest, (1000.0 + age, 1000.0 + age))
-    store.states(0)  # read again, and so younger than 1
+    store.states(0)  # read again, and so more recent than 1
 
     store.states(2)
 
@@ -112,7 +112,7 @@ def test_a_damaged_file_is_made_again(tmp_path: Path, damage: str) -> None:
             content[20:30] = b"x" * 10
         case _:
             del content[: -SET_BYTES or None]
-    # A new file, for the old one is mapped.
+    # A new file, because the old file is mapped.
     path.unlink()
     path.write_bytes(content)
 
