@@ -83,7 +83,7 @@ def test_a_target_that_all_layers_miss_is_an_error_that_tells_what_was_tried() -
 
 
 def test_full_fine_tuning_that_learns_nothing_has_no_share_to_keep() -> None:
-    with raises("target_missed", match="no share of"):
+    with raises("target_missed", match="no basis for a share"):
         chosen(scripted(lambda _: 0.9, full=0.0))
 
 

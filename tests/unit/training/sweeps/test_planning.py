@@ -251,7 +251,7 @@ def test_labels_stay_as_in_the_whole_data() -> None:
 
 
 def test_cut_that_leaves_nothing_to_choose_by_is_refused() -> None:
-    with raises("too_few_examples", match="40 train examples leave none to choose by"):
+    with raises("too_few_examples", match="40 train examples leave no dev examples"):
         cut_data(DATA, Cut(train=40, dev=5, dev_from_train=True))
 
 
@@ -273,7 +273,7 @@ def test_cap_below_the_documents_of_a_query_is_refused(cut: Cut) -> None:
     examples = ExampleSet(examples=RANKED)
     ranked = replace(DATA, kind=TaskKind.RANKING, train=examples, dev=examples)
 
-    with raises("too_few_examples", match="at most 4 examples holds none"):
+    with raises("too_few_examples", match="at most 4 examples is empty"):
         cut_data(ranked, cut)
 
 
