@@ -17,7 +17,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """A query, and the documents to order by how well they answer it."""
+    """A query, and the documents to rank for the query."""
 
     query: str
     documents: Sequence[str]

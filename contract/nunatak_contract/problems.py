@@ -109,7 +109,7 @@ ARTIFACT: Mapping[str, Reason] = {
         "{reference} cannot be served: {reason}; publish it again", _UNAVAILABLE
     ),
     "no_effect": Reason(
-        "{reference} must change what the backbone computes, but its {method} parameters change no "
+        "{reference} must change the backbone's results, but its {method} parameters change no "
         "layer; check that the trained weights were exported, or publish it as method 'head'",
         _UNAVAILABLE,
     ),
@@ -132,8 +132,8 @@ ARTIFACT: Mapping[str, Reason] = {
     ),
     "unsupported_import": Reason("cannot import {folder!r}: {found}; {advice}"),
     "pickled_weights": Reason(
-        "cannot import {folder!r}: {file} is a pickle, and reading a pickle runs whatever is in "
-        "it; {advice}"
+        "cannot import {folder!r}: {file} is a pickle, and a pickle can run any code when it is "
+        "read; {advice}"
     ),
     "foreign_backbone": Reason(
         "cannot import {folder!r} on backbone {backbone!r}: {difference}; name the backbone it was "
@@ -144,8 +144,8 @@ ARTIFACT: Mapping[str, Reason] = {
         "{folder!r} must be new or an empty folder; choose another or empty it"
     ),
     "hub_unavailable": Reason(
-        "cannot {action} {repository!r}: {reason}; check its name, your network and, for what is "
-        "private, your token (HF_TOKEN)"
+        "cannot {action} {repository!r}: {reason}; check its name, your network and, for a "
+        "private repository, your token (HF_TOKEN)"
     ),
 }
 
@@ -174,37 +174,41 @@ TRAINING: Mapping[str, Reason] = {
         "training"
     ),
     "already_training": Reason(
-        "another process trains the same task on the same data by the same recipe (its checkpoint "
+        "another process trains the same task on the same data with the same recipe (its "
+        "checkpoint "
         "in {folder} is in use); wait for it, or train anyway with --no-resume"
     ),
     "cache_unusable": Reason(
-        "the cache folder {folder} cannot be used: {problem}; make room there or let it be "
-        "written, name another one in NUNATAK_CACHE, or go without (--no-cache, --no-resume)"
+        "the cache folder {folder} cannot be used: {problem}; free space or allow writing there, "
+        "name another folder in NUNATAK_CACHE, or use no cache (--no-cache, --no-resume)"
     ),
     "invalid_sweep": Reason("{where}: {problem}"),
     "sweep_running": Reason(
         "another sweep writes to {folder}; wait for it, or name another folder (--results)"
     ),
-    "corrupt_result": Reason("{file} is no result of a sweep ({problem}); move it away to go on"),
+    "corrupt_result": Reason(
+        "{file} is no result of a sweep ({problem}); move it away and start again"
+    ),
 }
 
 REQUESTS: Mapping[str, Reason] = {
     "unauthenticated": Reason(
-        "this needs a valid API key; send it as 'Authorization: Bearer KEY' (the client and the "
+        "the request needs a valid API key; send it as 'Authorization: Bearer KEY' (the client "
+        "and the "
         "command read NUNATAK_API_KEY)",
         HTTPStatus.UNAUTHORIZED,
     ),
     "insufficient_scope": Reason(
-        "this needs a key with the scope '{scope}'{extent}; ask the operator of the server",
+        "the request needs a key with the scope '{scope}'{extent}; ask the operator of the server",
         _FORBIDDEN,
     ),
     "cross_site": Reason(
-        "a page of another site may not change or ask anything here; send the request from a "
+        "pages of other sites have no access to this server; send the request from a "
         "program, or from a page of this server",
         _FORBIDDEN,
     ),
     "invalid_http": Reason(
-        "this cannot be read as an HTTP/1.1 request with a head of at most {max_headers} headers "
+        "the bytes are no HTTP/1.1 request with a head of at most {max_headers} headers "
         "and {max_head_bytes} bytes; the connection is closed",
         _BAD_REQUEST,
     ),
@@ -239,8 +243,8 @@ REQUESTS: Mapping[str, Reason] = {
         _INVALID,
     ),
     "text_too_long": Reason(
-        "input {position} has {num_chars} characters, at most {limit_chars} are read; send the "
-        "part that matters",
+        "input {position} has {num_chars} characters, at most {limit_chars} are read; send a "
+        "part of it",
         _INVALID,
     ),
     "too_many_tokens": Reason(
@@ -274,7 +278,7 @@ SERVER: Mapping[str, Reason] = {
     ),
     "deadline_exceeded": Reason("{problem}", _LATE),
     "deadline_too_short": Reason(
-        "what is queued before it takes about {wait_ms:.0f} ms, the deadline is "
+        "the queued work before it takes about {wait_ms:.0f} ms, the deadline is "
         "{deadline_ms:.0f} ms; allow more time or retry later",
         _LATE,
     ),
@@ -284,7 +288,8 @@ SERVER: Mapping[str, Reason] = {
     ),
     "engine_failed": Reason("the server has failed ({reason}); restart it", _UNAVAILABLE),
     "out_of_memory": Reason(
-        "the server had no memory left for this; retry later, or lower NUNATAK_MAX_BATCH_TOKENS or "
+        "the server had no memory left for the request; retry later, or lower "
+        "NUNATAK_MAX_BATCH_TOKENS or "
         "NUNATAK_TASK_MEMORY_BYTES",
         _UNAVAILABLE,
     ),
@@ -326,8 +331,8 @@ CLIENT: Mapping[str, Reason] = {
     "connection_failed": Reason("{problem}"),
     "invalid_response": Reason("{problem}"),
     "wrong_head": Reason(
-        "only a {wanted} task answers with this, got the answer of a {head} task; read the "
-        "property of its kind, or `outputs`"
+        "only a {wanted} task gives this part, got the answer of a {head} task; read the property "
+        "of its kind, or `outputs`"
     ),
 }
 

@@ -342,7 +342,7 @@ def method_on(settings: RunSettings, config: BackboneConfig) -> Method:
 
 
 def _above(num_frozen: int, config: BackboneConfig) -> TopK | HeadOnly:
-    """The method that tunes all layers above the lowest `num_frozen`; a head if none is left."""
+    """The method that tunes all layers above the lowest `num_frozen`; a head if there are none."""
     if num_frozen > config.num_layers:
         raise NunatakError(
             "invalid_method",

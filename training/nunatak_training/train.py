@@ -64,7 +64,7 @@ def choose_layers(
     recipes = _candidates(backbone, changes)
     full = _score(run(whole))
     if full <= 0:
-        found = "which no share of can be kept; train longer, or at another learning rate"
+        found = "which is no basis for a share; train longer, or at another learning rate"
         raise NunatakError("target_missed", full_score=full, found=found)
     runs = dict[int, float]()
     best: TrainedTask | None = None

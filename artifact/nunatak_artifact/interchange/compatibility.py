@@ -119,7 +119,7 @@ def check_shape(folder: Path, backbone: Backbone) -> None:
             tokens.
         NunatakError: `invalid_folder`, there is no sound `config.json`.
         NunatakError: `foreign_backbone`, another shape.
-        UnsupportedBackboneError: a variant of the family whose layers are computed differently.
+        UnsupportedBackboneError: a variant of the family with different computations.
     """
     theirs, ours = read_config(folder), backbone.config
     if replace(theirs, vocab_size=ours.vocab_size) == ours != theirs:

@@ -33,7 +33,7 @@ MAX_NOTE_CHARS = 4096
 
 
 class HubUnavailableError(NunatakError):
-    """The hub gave or took nothing."""
+    """The hub refused a request, or could not be reached."""
 
     def __init__(self, repository: str, action: str, reason: str) -> None:
         self.action = action

@@ -86,7 +86,9 @@ def predict(  # noqa: PLR0913 - one parameter per option is how typer works
     ] = None,
     aggregation: Annotated[
         AggregationStrategy | None,
-        typer.Option(help="How tokens with labels become entities. Absent: one item per token."),
+        typer.Option(
+            help="The rule that joins tokens with labels to entities. Absent: one item per token."
+        ),
     ] = None,
     on_long: Annotated[
         OnLong | None,
