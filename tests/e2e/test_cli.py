@@ -155,7 +155,7 @@ def test_client_reads_every_route_of_a_real_server(server: str) -> None:
         assert ("early", 2) in resident
         assert client.evict("early/2").versions == (2,)
 
-        prediction = client.predict("late", ["a b", ("y z", "z")], top_k=1, deadline_s=20)
+        prediction = client.predict("late", ["a b", "y z z"], top_k=1, deadline_s=20)
         assert [len(output) for output in prediction.outputs] == [1, 1]
         assert prediction.timings.compute_ms is not None
         assert prediction.timings.batch_size is not None
