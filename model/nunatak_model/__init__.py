@@ -27,7 +27,7 @@ from nunatak_model.errors import CorruptBackboneError, InvalidTensorsError, Unsu
 from nunatak_model.forward import BetweenLayers, Row, forward, hidden_states, run_trunk
 from nunatak_model.heads import HeadSpec, default_head
 from nunatak_model.methods import maths_of
-from nunatak_model.ops.device import BesideCompute, chosen_threads, compute_without_helpers
+from nunatak_model.ops.device import BesideCompute, compute_with, compute_without_helpers, has_cuda
 from nunatak_model.savings import (
     ModelSize,
     dedicated_parameters,
@@ -74,7 +74,7 @@ __all__ = [
     "TrunkStates",
     "UnsupportedBackboneError",
     "build_branch",
-    "chosen_threads",
+    "compute_with",
     "compute_without_helpers",
     "convert_branch",
     "dedicated_parameters",
@@ -82,6 +82,7 @@ __all__ = [
     "embedding_branch",
     "encoder_parameters",
     "forward",
+    "has_cuda",
     "hidden_states",
     "initial_parameters",
     "keep_lowest_layers",

@@ -172,11 +172,9 @@ def run(  # noqa: PLR0913 - one parameter per option is how typer works
         "train_caps": _numbers(train_caps),
     }
     with needs_extra("training"):
-        import torch
-
-        from nunatak_model import chosen_threads
+        from nunatak_model import compute_with
         from nunatak_training.sweeps import Failed
-    torch.set_num_threads(threads or chosen_threads())
+    compute_with(threads)
     records = _sweep_through(
         SweepRequest(
             file=file,

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
 from pydantic import JsonValue
 from rich.filesize import decimal
 from rich.table import Table
@@ -14,7 +13,7 @@ from nunatak_cli.options import DeviceName
 from nunatak_cli.output import error_console
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import check_alias_name, check_task_name
-from nunatak_model import DEFAULT_BACKBONE, Backbone, chosen_threads, load_backbone
+from nunatak_model import DEFAULT_BACKBONE, Backbone, compute_with, has_cuda, load_backbone
 from nunatak_registry import Registry
 from nunatak_registry.cards import (
     long_examples_text,
@@ -143,14 +142,13 @@ def prepare_device(device: DeviceName, threads: int | None) -> None:
     Raises:
         NunatakError: `invalid_option`, there is no CUDA device.
     """
-    if device is DeviceName.CUDA and not torch.cuda.is_available():
+    if device is DeviceName.CUDA and not has_cuda():
         raise NunatakError(
             "invalid_option",
             problem="--device cuda: torch finds no CUDA device here; expected a GPU with its "
-            "driver and a "
-            "torch built for CUDA. Train with --device cpu",
+            "driver and a torch built for CUDA. Train with --device cpu",
         )
-    torch.set_num_threads(threads or chosen_threads())
+    compute_with(threads)
 
 
 def check_names(request: TrainRequest) -> None:

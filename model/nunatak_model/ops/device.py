@@ -158,3 +158,13 @@ def chosen_threads() -> int:
     """
     wanted = torch.get_num_threads()
     return wanted if "OMP_NUM_THREADS" in os.environ else cpu_share().free_threads(wanted)
+
+
+def compute_with(num_threads: int | None) -> None:
+    """Set the number of threads that compute; None: the number that `chosen_threads` returns."""
+    torch.set_num_threads(num_threads or chosen_threads())
+
+
+def has_cuda() -> bool:
+    """Tell whether torch finds a CUDA device."""
+    return torch.cuda.is_available()

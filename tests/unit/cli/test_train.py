@@ -34,7 +34,10 @@ from nunatak_training.run_settings import all_settings
         (("--layers", "1", "--frozen", "1"), "give one of them"),
         (("--method", "magic"), "method must be one of topk, head"),
         (("--kind", "poem"), "--kind must be one of single-label, multi-label"),
-        (("--set", "regularizer.rate=0.1"), "regularizer.rate needs regularizer.name"),
+        (
+            ("--set", "regularizer.rate=0.1"),
+            "regularizer.rate belongs to a regularizer",
+        ),
         (("--patience", "0"), "patience: Input should be greater than or equal to 1"),
         (("--patience", "2", "--set", "patience=2"), "--patience and --set patience"),
     ],
