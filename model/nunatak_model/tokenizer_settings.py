@@ -128,7 +128,7 @@ def definition_of(
     more += [ADDED_TOKENS_FILE] if _json_in(read, ADDED_TOKENS_FILE) else []
     if more:
         raise UnsupportedBackboneError(
-            f"the folder has {VOCABULARY} without {TOKENIZER}, and tokens beside those of "
+            f"the folder has {VOCABULARY} without {TOKENIZER}, and it adds tokens to "
             f"{VOCABULARY} ({', '.join(more)}); {SAVE_ADVICE}"
         )
     return json.dumps(_bert_tokenizer(ids, settings), ensure_ascii=False).encode()

@@ -144,7 +144,7 @@ def check_candidate(candidate: Candidate, *, base: TaskManifest, manifest: TaskM
 
     Raises:
         NunatakError: `invalid_candidate`, the candidate is `base` itself, has another kind of
-            output, or has no share.
+            output, reads fewer forms of input, or has no share.
     """
     if not (math.isfinite(candidate.share) and 0 < candidate.share <= 1):
         reason = f"its share must be above 0 and at most 1, got {candidate.share}"

@@ -183,7 +183,7 @@ def check_answers(client: httpx.Client, allowed: dict[str, str]) -> None:
 
 
 def check_sites(client: httpx.Client, allowed: dict[str, str]) -> None:
-    """Pages of the server itself may ask, since the server is told by which name it was asked."""
+    """The server knows its public name from the proxy, so the server's own page may ask."""
     for origin, status in ((HOST, 200), ("elsewhere.example", 403)):
         headers = {**allowed, "origin": f"https://{origin}"}
         answer = client.post(PREDICT, json={"inputs": "hi"}, headers=headers)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from nunatak_training.data import Example, TaggedWords
     from nunatak_training.data.examples import ReadExample
     from nunatak_training.kinds import TaskKind
-    from nunatak_training.scoring.evaluation import Evaluation, LabelReport, Said
+    from nunatak_training.scoring.evaluation import Evaluation, ExampleAnswer, LabelReport
     from nunatak_training.scoring.statistics import Interval
 
 SHOWN_LABELS = 12
@@ -50,7 +50,7 @@ class Scored:
 
     manifest: "TaskManifest"
     read: "Sequence[ReadExample]"
-    said: "Sequence[Said]"
+    said: "Sequence[ExampleAnswer]"
     num_truncated: int
     """Inputs of which the task did not read a part."""
     evaluation: "Evaluation"
@@ -132,13 +132,13 @@ def _kind_of(manifest: "TaskManifest") -> "TaskKind":
 
 def _ask(
     read: "Sequence[ReadExample]", asker: Asker, manifest: "TaskManifest"
-) -> "tuple[list[Said], int]":
+) -> "tuple[list[ExampleAnswer], int]":
     """Ask about all examples; return what is said of each, and how many inputs were cut."""
     asked = list(_inputs(read, manifest))
     answers = asker.ask(
         (source for source, _ in asked), [manifest.reference], _parameters(read, manifest)
     )
-    said = list["Said"]()
+    said = list["ExampleAnswer"]()
     num_truncated = 0
     with counting("asked") as advance:
         for (_, members), (answer,) in zip(asked, answers, strict=True):
@@ -196,23 +196,25 @@ def _parameters(read: "Sequence[ReadExample]", manifest: "TaskManifest") -> "Par
 
 def _said(
     answer: ShownAnswer, members: "Sequence[ReadExample]", manifest: "TaskManifest"
-) -> "list[Said]":
+) -> "list[ExampleAnswer]":
     """Return what an answer says about each of the examples that it is about."""
     from nunatak_contract.enums import HeadKind
-    from nunatak_training.scoring.evaluation import Said
+    from nunatak_training.scoring.evaluation import ExampleAnswer
 
     match manifest.head.kind:
         case HeadKind.SEQUENCE_CLASSIFICATION if answer.predicted is not None:
             scores = {str(it["label"]): cast("float", it["score"]) for it in answer.items}
-            return [Said(value=answer.predicted, scores=scores)]
+            return [ExampleAnswer(value=answer.predicted, scores=scores)]
         case HeadKind.TOKEN_CLASSIFICATION:
             words = cast("TaggedWords", members[0].example.label)
-            return [Said(value=_tags(answer, words, manifest.head.labels))]
+            return [ExampleAnswer(value=_tags(answer, words, manifest.head.labels))]
         case HeadKind.QUESTION_ANSWERING:
-            return [Said(value=str(answer.items[0]["answer"]) if answer.items else "")]
+            return [ExampleAnswer(value=str(answer.items[0]["answer"]) if answer.items else "")]
         case HeadKind.RANKING:
             by_place = {cast("int", it["index"]): it["score"] for it in answer.items}
-            return [Said(value=cast("float", by_place[place])) for place in range(len(members))]
+            return [
+                ExampleAnswer(value=cast("float", by_place[place])) for place in range(len(members))
+            ]
         case _:
             raise NunatakError(
                 "invalid_input_file",
@@ -236,7 +238,7 @@ def _tags(answer: ShownAnswer, words: "TaggedWords", labels: Sequence[str]) -> t
     return tuple(tags)
 
 
-def _wrong(scored: Scored) -> "list[tuple[float, ReadExample, Said]]":
+def _wrong(scored: Scored) -> "list[tuple[float, ReadExample, ExampleAnswer]]":
     """Return the examples with a wrong answer in their order; values by their error."""
     from nunatak_contract.enums import ProblemType
 
@@ -263,7 +265,7 @@ def _write_wrong(scored: Scored, path: Path) -> None:
         ) from error
 
 
-def _wrong_row(miss: float, read: "ReadExample", said: "Said") -> dict[str, JsonValue]:
+def _wrong_row(miss: float, read: "ReadExample", said: "ExampleAnswer") -> dict[str, JsonValue]:
     example = read.example
     value = list(said.value) if isinstance(said.value, tuple) else said.value
     return {

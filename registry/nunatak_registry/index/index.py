@@ -77,11 +77,11 @@ def find_traffic(snapshot: Snapshot, wanted: TaskReference) -> Traffic:
     if wanted.version is not None:
         return Traffic(manifest=manifest)
     alias = wanted.alias or DEFAULT_ALIAS
-    beside = {it.role: it for it in snapshot.candidates(wanted.task) if it.alias == alias}
+    by_role = {it.role: it for it in snapshot.candidates(wanted.task) if it.alias == alias}
     return Traffic(
         manifest=manifest,
-        canary=_shared(snapshot, beside.get(CandidateRole.CANARY)),
-        shadow=_shared(snapshot, beside.get(CandidateRole.SHADOW)),
+        canary=_shared(snapshot, by_role.get(CandidateRole.CANARY)),
+        shadow=_shared(snapshot, by_role.get(CandidateRole.SHADOW)),
     )
 
 

@@ -221,7 +221,7 @@ class Preprocessor:
         self, text: str, traffic: Traffic, request: PredictionRequest, permit: Permit
     ) -> Chosen | TaskFailure:
         """Return which version answers, or why none can answer these inputs."""
-        # What runs beside the version of an alias reads all that this version reads.
+        # A canary and a shadow read every form of input that the alias's version reads.
         manifest = traffic.manifest
         problem = find_misfit(request.inputs, manifest.head.kind, manifest.reads)
         problem = problem or _find_lateness(request, manifest.task, permit)

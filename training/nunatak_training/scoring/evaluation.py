@@ -44,7 +44,7 @@ NUM_BINS = 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class ExampleAnswer:
     """What a task says about one example."""
 
     value: str | float | tuple[str, ...]
@@ -89,7 +89,7 @@ class Evaluation:
 
 
 def evaluation_of(
-    kind: TaskKind, labels: Sequence[str], examples: ExampleSet, said: Sequence[Said]
+    kind: TaskKind, labels: Sequence[str], examples: ExampleSet, said: Sequence[ExampleAnswer]
 ) -> Evaluation:
     """Score what a task with these labels says about examples, one entry for each example.
 
@@ -126,7 +126,7 @@ def calibration_error(
 
 
 def _single_label(
-    labels: Sequence[str], expected: Sequence[str], said: Sequence[Said]
+    labels: Sequence[str], expected: Sequence[str], said: Sequence[ExampleAnswer]
 ) -> Evaluation:
     predicted = [cast("str", it.value) for it in said]
     counts = _pairs(labels, [[it] for it in expected], [[it] for it in predicted])
@@ -149,7 +149,7 @@ def _single_label(
 
 
 def _multi_label(
-    labels: Sequence[str], expected: Sequence[LabelSet], said: Sequence[Said]
+    labels: Sequence[str], expected: Sequence[LabelSet], said: Sequence[ExampleAnswer]
 ) -> Evaluation:
     number_of = {label: number for number, label in enumerate(labels)}
     right = [frozenset((number_of[name],) for name in it.names) for it in expected]
@@ -182,7 +182,7 @@ def _multi_label(
     )
 
 
-def _regression(expected: Sequence[float], said: Sequence[Said]) -> Evaluation:
+def _regression(expected: Sequence[float], said: Sequence[ExampleAnswer]) -> Evaluation:
     right = np.array(expected, dtype=float)
     found = np.array([cast("float", it.value) for it in said], dtype=float)
     errors = np.abs(right - found)
@@ -205,7 +205,7 @@ def _regression(expected: Sequence[float], said: Sequence[Said]) -> Evaluation:
 
 
 def _tags(
-    labels: Sequence[str], expected: Sequence[TaggedWords], said: Sequence[Said]
+    labels: Sequence[str], expected: Sequence[TaggedWords], said: Sequence[ExampleAnswer]
 ) -> Evaluation:
     right = [[word.tag for word in it.words] for it in expected]
     found = [list(cast("tuple[str, ...]", it.value)) for it in said]
@@ -231,7 +231,7 @@ def _tags(
     )
 
 
-def _answers(expected: Sequence[Answers], said: Sequence[Said]) -> Evaluation:
+def _answers(expected: Sequence[Answers], said: Sequence[ExampleAnswer]) -> Evaluation:
     pairs = [
         (cast("str", it.value), [span.text for span in own.spans])
         for it, own in zip(said, expected, strict=True)
@@ -252,7 +252,7 @@ def _answers(expected: Sequence[Answers], said: Sequence[Said]) -> Evaluation:
     )
 
 
-def _ranking(expected: Sequence[Relevance], said: Sequence[Said]) -> Evaluation:
+def _ranking(expected: Sequence[Relevance], said: Sequence[ExampleAnswer]) -> Evaluation:
     """Score the order of each group; groups without a grade above 0 do not count."""
     scores = np.array([cast("float", it.value) for it in said], dtype=float)
     gains = np.maximum([it.grade for it in expected], 0.0)

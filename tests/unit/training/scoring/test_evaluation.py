@@ -30,7 +30,12 @@ from nunatak_training.data import (
     Word,
 )
 from nunatak_training.kinds import Metric, TaskKind
-from nunatak_training.scoring.evaluation import Evaluation, Said, calibration_error, evaluation_of
+from nunatak_training.scoring.evaluation import (
+    Evaluation,
+    ExampleAnswer,
+    calibration_error,
+    evaluation_of,
+)
 
 LABELS = ("a", "b", "c", "never")
 NUM = 80
@@ -46,7 +51,7 @@ def single_label() -> tuple[list[str], list[str], Evaluation]:
     predicted = [LABELS[number] for number in scores.argmax(axis=1)]
     expected = [str(source.choice(LABELS[:3])) if source.random() < 0.4 else it for it in predicted]
     said = [
-        Said(value=label, scores=dict(zip(LABELS, [*map(float, row), 0.0], strict=True)))
+        ExampleAnswer(value=label, scores=dict(zip(LABELS, [*map(float, row), 0.0], strict=True)))
         for label, row in zip(predicted, scores, strict=True)
     ]
     found = evaluation_of(TaskKind.SINGLE_LABEL, LABELS, examples_of(expected), said)
@@ -119,7 +124,7 @@ def test_several_labels_are_right_if_all_of_them_are() -> None:
     right = source.random((NUM, 3)) < scores
     names = [tuple(np.array(LABELS[:3])[row].tolist()) for row in right]
     said = [
-        Said(
+        ExampleAnswer(
             value=tuple(label for label, score in zip(LABELS, row, strict=False) if score >= 0.5),
             scores=dict(zip(LABELS, map(float, row), strict=False)),
         )
@@ -152,7 +157,7 @@ def test_a_value_misses_by_its_error() -> None:
         TaskKind.REGRESSION,
         ("stars",),
         examples_of(list(map(float, right))),
-        [Said(value=float(it)) for it in given],
+        [ExampleAnswer(value=float(it)) for it in given],
     )
 
     assert found.errors == pytest.approx(
@@ -173,7 +178,10 @@ def test_tags_of_entities_are_scored_by_entity() -> None:
     ]
 
     found = evaluation_of(
-        TaskKind.TOKEN_CLASSIFICATION, tags, examples_of(expected), [Said(value=it) for it in given]
+        TaskKind.TOKEN_CLASSIFICATION,
+        tags,
+        examples_of(expected),
+        [ExampleAnswer(value=it) for it in given],
     )
 
     assert [(it.label, it.precision, it.recall) for it in found.labels] == [
@@ -191,7 +199,7 @@ def test_an_answer_misses_unless_it_is_one_of_the_right_ones() -> None:
         Answers(spans=()),
         Answers(spans=()),
     ]
-    said = [Said(value="in Oslo"), Said(value=""), Said(value="Oslo")]
+    said = [ExampleAnswer(value="in Oslo"), ExampleAnswer(value=""), ExampleAnswer(value="Oslo")]
 
     found = evaluation_of(TaskKind.QUESTION_ANSWERING, (), examples_of(expected), said)
 
@@ -202,7 +210,7 @@ def test_an_answer_misses_unless_it_is_one_of_the_right_ones() -> None:
 def test_a_ranking_misses_at_a_first_document_without_a_grade() -> None:
     grades = [("q", 1.0), ("q", 0.0), ("r", 0.0), ("r", 2.0), ("none", 0.0)]
     expected = [Relevance(grade=grade, group=group) for group, grade in grades]
-    said = [Said(value=score) for score in (0.9, 0.1, 0.8, 0.3, 0.5)]
+    said = [ExampleAnswer(value=score) for score in (0.9, 0.1, 0.8, 0.3, 0.5)]
 
     found = evaluation_of(TaskKind.RANKING, (), examples_of(expected), said)
 
